@@ -1,0 +1,70 @@
+"""Regard: attention in vision, every mechanism in every model, compared fairly.
+
+Names are imported when they are first used, so that `import regard` and the command line's help do not load torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from regard import ops as ops
+    from regard import testing as testing
+    from regard.core import Card as Card
+    from regard.core import ConfigError as ConfigError
+    from regard.core import Cost as Cost
+    from regard.core import Grid as Grid
+    from regard.core import Mask as Mask
+    from regard.core import Mixer as Mixer
+    from regard.core import MixerConfig as MixerConfig
+    from regard.core import Operator as Operator
+    from regard.core import RegardError as RegardError
+    from regard.core import Site as Site
+    from regard.mixers import MIXERS as MIXERS
+    from regard.mixers.heads import HeadMixerConfig as HeadMixerConfig
+    from regard.mixers.softmax import Softmax as Softmax
+    from regard.mixers.spell import parse as parse
+    from regard.mixers.spell import spell as spell
+    from regard.projections import PROJECTIONS as PROJECTIONS
+    from regard.projections.linear import LinearQKV as LinearQKV
+
+# name -> the module that has it
+_HOMES: dict[str, str] = {
+    **dict.fromkeys(
+        ("Card", "ConfigError", "Cost", "Grid", "Mask", "Mixer", "MixerConfig", "Operator", "RegardError", "Site"),
+        "regard.core",
+    ),
+    "MIXERS": "regard.mixers",
+    "HeadMixerConfig": "regard.mixers.heads",
+    "parse": "regard.mixers.spell",
+    "spell": "regard.mixers.spell",
+    "PROJECTIONS": "regard.projections",
+}
+# Packages whose public names are also names of the root: adding a mechanism does not touch this file.
+_PACKAGES = ("regard.mixers", "regard.projections")
+_MODULES = ("ops", "testing")
+
+__all__ = ["__version__", *_HOMES, *_MODULES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"regard.{name}")
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name.startswith("_"):
+        raise AttributeError(name)
+    else:
+        for package in _PACKAGES:
+            value = getattr(import_module(package), name, None)
+            if isinstance(value, type):
+                break
+        else:
+            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

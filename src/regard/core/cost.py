@@ -1,0 +1,33 @@
+"""Cost: parameters and multiply-accumulates by formula, without building anything."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cost:
+    """params: number of parameters. macs: multiply-accumulates of one sample's forward pass.
+
+    Papers that say "4.6G FLOPs" for DeiT-S mean multiply-accumulates; `flops` is twice `macs`. Softmax, normalisation
+    and pointwise products are not counted, as in torch's FLOP counter.
+    """
+
+    params: int = 0
+    macs: int = 0
+
+    @property
+    def flops(self) -> int:
+        """2 * macs."""
+        return 2 * self.macs
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.params + other.params, self.macs + other.macs)
+
+
+def linear(tokens: int, inputs: int, outputs: int, bias: bool = True) -> Cost:
+    """A linear map from `inputs` to `outputs` channels, applied to `tokens` tokens."""
+    return Cost(outputs * (inputs + bias), tokens * inputs * outputs)
+
+
+def attend(queries: int, keys: int, inner: int) -> Cost:
+    """q k^T and A v of all heads together; inner = heads * width."""
+    return Cost(0, 2 * queries * keys * inner)

@@ -1,0 +1,55 @@
+"""The errors that a user can meet: each says what came, what was expected and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class RegardError(Exception):
+    """Base of every error that Regard raises on purpose; the command line prints it without a traceback."""
+
+
+class ConfigError(RegardError, ValueError):
+    """A configuration has an impossible value, an unknown field or an unknown name."""
+
+
+class ShapeError(RegardError, ValueError):
+    """Tensors that do not fit together."""
+
+
+class GridError(ShapeError):
+    """Tokens that do not fit the grid."""
+
+
+class UnsupportedError(RegardError, NotImplementedError):
+    """A combination that the mechanism cannot do, such as a causal mask for a mechanism of channels."""
+
+
+class SwapError(RegardError, ValueError):
+    """A swap that found nothing to change, or did not take effect."""
+
+
+class MissingExtra(RegardError, ImportError):
+    """An optional dependency that is not installed; the message has the command that installs it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; pip install 'regard[{extra}]'")
+
+
+class DataError(RegardError, ValueError):
+    """A data set that is missing, empty, corrupt or of the wrong kind."""
+
+
+class StoreError(RegardError, OSError):
+    """Results or checkpoints that cannot be read or written."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the closest known names, or all of them when few."""
+    options = sorted(known)
+    close = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+    if not close:
+        lower = {option.lower(): option for option in options}
+        close = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)]
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"known: {', '.join(options)}" if len(options) <= 40 else f"there are {len(options)} names"

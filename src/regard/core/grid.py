@@ -1,0 +1,98 @@
+"""Grid: where the tokens of a sequence lie on the image."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .errors import GridError
+
+
+@dataclass(frozen=True)
+class Grid:
+    """height x width cells, rows first, with `prefix` extra tokens before and `suffix` after them.
+
+    Extra tokens are class, distillation and register tokens: they have no place on the image.
+    Raises: GridError if a side is below 1 or a number of extra tokens is negative.
+    """
+
+    height: int
+    width: int
+    prefix: int = 0
+    suffix: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.height, self.width) < 1 or min(self.prefix, self.suffix) < 0:
+            raise GridError(f"a grid has at least 1x1 cells and no negative extra tokens, not {self}")
+
+    @classmethod
+    def sequence(cls, length: int, prefix: int = 0) -> "Grid":
+        """A one-dimensional sequence: one row of `length` cells."""
+        return cls(1, length, prefix)
+
+    @property
+    def cells(self) -> int:
+        """Tokens that lie on the image: height * width."""
+        return self.height * self.width
+
+    @property
+    def extra(self) -> int:
+        """Tokens without a place on the image: prefix + suffix."""
+        return self.prefix + self.suffix
+
+    @property
+    def tokens(self) -> int:
+        """All tokens: prefix + height * width + suffix."""
+        return self.prefix + self.cells + self.suffix
+
+    @property
+    def span(self) -> slice:
+        """Where the cells are among the tokens."""
+        return slice(self.prefix, self.prefix + self.cells)
+
+    def __str__(self) -> str:
+        return f"{self.height}x{self.width} cells with {self.prefix} + {self.suffix} extra tokens"
+
+    def check(self, x: Tensor) -> None:
+        """Raises GridError unless the second last axis of x (..., N, C) has as many entries as the grid has tokens."""
+        if x.shape[-2] != self.tokens:
+            raise GridError(f"{x.shape[-2]} tokens do not fit {self} (= {self.tokens}); pass the grid of this input")
+
+    def to_map(self, x: Float[Tensor, "*B N C"]) -> tuple[Float[Tensor, "*B E C"], Float[Tensor, "*B C h w"]]:
+        """Split tokens into the extra tokens (prefix, then suffix) and the map of the cells (a view where it can be)."""
+        self.check(x)
+        cells = x[..., self.span, :].mT.unflatten(-1, (self.height, self.width))
+        if not self.extra:
+            return x[..., :0, :], cells
+        return torch.cat([x[..., : self.prefix, :], x[..., self.prefix + self.cells :, :]], -2), cells
+
+    def from_map(self, extra: Float[Tensor, "*B E C"], cells: Float[Tensor, "*B C h w"]) -> Float[Tensor, "*B N C"]:
+        """The inverse of `to_map`."""
+        if cells.shape[-2:] != (self.height, self.width) or extra.shape[-2] != self.extra:
+            came = f"a map of {'x'.join(map(str, cells.shape[-2:]))} and {extra.shape[-2]} extra tokens"
+            raise GridError(f"{came} do not fit {self}")
+        tokens = cells.flatten(-2).mT
+        if not self.extra:
+            return tokens
+        return torch.cat([extra[..., : self.prefix, :], tokens, extra[..., self.prefix :, :]], -2)
+
+    def factor(self, m: int) -> tuple[int, int]:
+        """m windows as (rows, columns): the factorisation nearest to the grid's aspect ratio; ties take more rows.
+
+        Raises: GridError if no factorisation fits into the cells (m < 1, or m prime and larger than both sides).
+        """
+        options = [(r, m // r) for r in range(1, m + 1) if m % r == 0 and r <= self.height and m // r <= self.width]
+        if not options:
+            fits = [n for n in range(1, self.cells + 1) if _fits(n, self.height, self.width)]
+            close = sorted(fits, key=lambda n: (abs(n - m), n))[:4]
+            raise GridError(
+                f"{m} windows cannot be laid on {self}; nearest possible: {', '.join(map(str, sorted(close)))}"
+            )
+        aspect = math.log(self.height / self.width)
+        return min(options, key=lambda rc: (round(abs(math.log(rc[0] / rc[1]) - aspect), 9), -rc[0]))
+
+
+def _fits(m: int, height: int, width: int) -> bool:
+    return any(m % r == 0 and m // r <= width for r in range(1, min(m, height) + 1))

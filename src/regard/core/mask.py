@@ -1,0 +1,68 @@
+"""Mask: which keys a query may attend to, and what is added to the logits."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from .errors import ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """causal: query i sees keys up to i. keep (B, M): True where a key may be attended. bias (..., N, M): added to logits.
+
+    A query that may attend to nothing gets an output of zeros. A bias with one row is a key bias.
+    """
+
+    causal: bool = False
+    keep: Bool[Tensor, "B M"] | None = None
+    bias: Float[Tensor, "... N M"] | None = None
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds in use, of {"causal", "padding", "bias"}."""
+        named = (("causal", self.causal), ("padding", self.keep is not None), ("bias", self.bias is not None))
+        return frozenset(name for name, used in named if used)
+
+    def allowed(self, rows: int, columns: int, device: torch.device) -> Bool[Tensor, "..."] | None:
+        """True where attention is allowed, broadcastable to (B, H, rows, columns); None if everything is."""
+        keep = None
+        if self.causal:
+            if rows != columns:
+                raise ShapeError(f"a causal mask needs as many keys as queries, not {columns} keys for {rows} queries")
+            keep = torch.ones(rows, columns, dtype=torch.bool, device=device).tril()
+        if self.keep is not None:
+            if self.keep.shape[-1] != columns:
+                raise ShapeError(f"Mask.keep has {self.keep.shape[-1]} keys, the operator has {columns}")
+            padding = self.keep[:, None, None, :]
+            keep = padding if keep is None else keep & padding
+        return keep
+
+    def added(self, logits: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
+        """The plain form, for references: the bias added, the forbidden at -inf."""
+        if self.bias is not None:
+            logits = logits + self.bias
+        keep = self.allowed(logits.shape[-2], logits.shape[-1], logits.device)
+        return logits if keep is None else logits.masked_fill(~keep, -torch.inf)
+
+    def dense(self, q: Tensor, columns: int) -> Tensor | None:
+        """The same as one tensor for `scaled_dot_product_attention`: boolean, or additive in q's dtype; None if nothing.
+
+        q (B, H, N, d) gives the number of rows, dtype and device; columns is the number of keys.
+        """
+        keep = self.allowed(q.shape[-2], columns, q.device)
+        if self.bias is None:
+            return keep
+        bias = self.bias.to(q.dtype)
+        return bias if keep is None else torch.where(keep, bias, -torch.inf)
+
+
+NOTHING = Mask()
+
+
+def softmax_rows(logits: Float[Tensor, "*B M"]) -> Float[Tensor, "*B M"]:
+    """Softmax over the last axis where a row that is -inf throughout gives zeros, in value and gradient."""
+    empty = (logits == -torch.inf).all(-1, keepdim=True)
+    return logits.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)

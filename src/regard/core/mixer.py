@@ -1,0 +1,134 @@
+"""The contracts of mechanisms: Mixer (a layer), Operator (the mathematics on heads), MixerConfig (the description)."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .card import Card
+from .cost import Cost
+from .errors import ShapeError, UnsupportedError
+from .grid import Grid
+from .mask import Mask
+from .site import Site
+
+
+class Operator(nn.Module):
+    """The mathematics of a mechanism on heads, with its parameters. q (B,H,N,d), k (B,H,M,d), v (B,H,M,e) -> (B,H,N,e).
+
+    A role that the mechanism does not use is None. memory is the grid of keys and values where it differs from `grid`.
+    """
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        """The fast form."""
+        raise NotImplementedError
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        """The plain form, which reads like the paper's equation."""
+        raise NotImplementedError
+
+    def weights(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Float[Tensor, "B H M e"],
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "B H N M"]:
+        """The attention matrix: the operator applied to the identity in the place of v. O(N M) memory per head."""
+        eye = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
+        return self.reference(q, k, eye, grid=grid, memory=memory, mask=mask)
+
+
+class Mixer(nn.Module):
+    """A layer that mixes tokens: x (B, N, C) -> (B, N, C). Built by a MixerConfig, which it keeps as `config`."""
+
+    config: "MixerConfig"
+    site: Site
+
+    def __init__(self, config: "MixerConfig", site: Site) -> None:
+        super().__init__()
+        self.config, self.site = config, site
+
+    def forward(
+        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
+    ) -> Float[Tensor, "B N C"]:
+        """rope: the host's rotary tensor (N_cells, 2 d), sines then cosines, or None."""
+        raise NotImplementedError
+
+    def reference(
+        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
+    ) -> Float[Tensor, "B N C"]:
+        """The same layer in its plain form."""
+        raise NotImplementedError
+
+    def check(self, x: Tensor, grid: Grid, mask: Mask | None) -> None:
+        """The door of a layer. Raises: ShapeError, GridError, UnsupportedError."""
+        if x.ndim != 3 or x.shape[-1] != self.site.dim:
+            raise ShapeError(f"x has shape {tuple(x.shape)}; expected (batch, tokens, {self.site.dim})")
+        grid.check(x)
+        refuse_masks(self.config, mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerConfig(ABC):
+    """Describes a mechanism. Frozen, keyword-only, and all that is needed to build it at a Site.
+
+    card: what is known about it. masks: the kinds of mask that it can apply. cross: whether queries may come from
+    another input than keys and values.
+    """
+
+    card: ClassVar[Card]
+    masks: ClassVar[frozenset[str]] = frozenset()
+    cross: ClassVar[bool] = False
+
+    @property
+    def uses(self) -> str:
+        """The roles that are projected from the input: a subset of "qkv"."""
+        return "qkv"
+
+    @abstractmethod
+    def build(self, site: Site, shared: nn.Module | None = None) -> Mixer:
+        """The layer at a site. shared: what `shared()` returned, when a model's layers have parameters in common."""
+
+    @abstractmethod
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """Parameters and MACs of the built layer on site.grid for one sample, by formula.
+
+        accounting: "executed" counts what runs; "paper" counts as the mechanism's paper does, where that differs.
+        """
+
+    def shared(self) -> nn.Module | None:
+        """A module with the parameters that all layers of a model have in common; None if there are none."""
+        return None
+
+
+def refuse_masks(config: MixerConfig, mask: Mask | None) -> None:
+    """Raises UnsupportedError that names the kinds of mask which the mechanism cannot apply."""
+    missing = sorted((mask.kinds if mask is not None else frozenset()) - config.masks)
+    if missing:
+        can = ", ".join(sorted(config.masks)) or "none"
+        raise UnsupportedError(f"{type(config).__name__} cannot apply a {' or '.join(missing)} mask (it can: {can})")

@@ -1,0 +1,48 @@
+"""The contract of projections: from tokens to the queries, keys and values that a mechanism uses."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .cost import Cost
+from .site import Site
+
+
+def heads(x: Float[Tensor, "B N HD"], number: int) -> Float[Tensor, "B H N d"]:
+    """Split channels into heads."""
+    return x.unflatten(-1, (number, -1)).transpose(1, 2)
+
+
+def merge(x: Float[Tensor, "B H N e"]) -> Float[Tensor, "B N HE"]:
+    """The inverse of `heads`."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class Projection(nn.Module):
+    """Makes q, k and v; built for some roles, it can be asked for any subset of them."""
+
+    def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        """roles: a subset of those it was built with, such as "qv"; the result has one tensor for each, in that order.
+
+        Cross-attention asks for "q" of one input and "kv" of another.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionConfig(ABC):
+    """Describes a projection; any projection can be used with any mechanism on heads."""
+
+    @abstractmethod
+    def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> Projection:
+        """The module. shared: what `shared` returned, when the layers of a model have parameters in common."""
+
+    @abstractmethod
+    def cost(self, site: Site, roles: str) -> Cost:
+        """Parameters and MACs of one sample on site.grid, without the parameters that layers share."""
+
+    def shared(self, roles: str) -> nn.Module | None:
+        """A module with the parameters that all layers have in common; None if there are none."""
+        return None

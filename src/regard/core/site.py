@@ -1,0 +1,47 @@
+"""Site: the place in a network that a mixer is built for."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import ConfigError
+from .grid import Grid
+
+
+@dataclass(frozen=True)
+class Site:
+    """Everything that building a mixer may depend on, and nothing else.
+
+    dim: channels C. width: head width d, by default dim // heads. grid: the grid at build time; a forward pass may bring
+    another. qkv_bias, out_bias: whether the projections have biases. qk_norm: normalisation of q and k per head.
+    rotary: the host passes rotary tensors. drop: dropout after the output projection. layer: index in the host.
+    memory: grid of the keys for cross-attention. name: the module's name in the host, for messages.
+    Raises: ConfigError if dim is not a multiple of heads and no width is given, or a number is below 1.
+    """
+
+    dim: int
+    heads: int
+    grid: Grid
+    width: int = 0
+    qkv_bias: bool = True
+    out_bias: bool = True
+    qk_norm: Literal["", "layer", "rms"] = ""
+    rotary: bool = False
+    drop: float = 0.0
+    layer: int = 0
+    memory: Grid | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or self.heads < 1 or self.width < 0:
+            raise ConfigError(
+                f"dim and heads are at least 1, not dim={self.dim}, heads={self.heads}, width={self.width}"
+            )
+        if not self.width:
+            if self.dim % self.heads:
+                raise ConfigError(f"dim {self.dim} is not a multiple of {self.heads} heads; give Site(width=)")
+            object.__setattr__(self, "width", self.dim // self.heads)
+
+    @property
+    def inner(self) -> int:
+        """heads * width: the channels between the projections."""
+        return self.heads * self.width

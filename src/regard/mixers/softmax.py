@@ -1,0 +1,105 @@
+"""Softmax attention: softmax(q k^T / sqrt(d)) v (Vaswani et al. 2017), the mechanism that the others are compared with.
+
+Extra tokens are queries and keys like any other.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core import NOTHING, Card, Cost, Grid, Mask, Operator, Site, attend, softmax_rows
+
+from .heads import HeadMixerConfig, check_qkv
+
+
+def softmax_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    *,
+    scale: float | None = None,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """softmax(scale q k^T + bias) v; scale None = d^-0.5."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return softmax_rows((mask or NOTHING).added(q @ k.mT * scale)) @ v
+
+
+def softmax(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    *,
+    scale: float | None = None,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """The same through `scaled_dot_product_attention`. Raises: ShapeError if q, k and v do not fit together."""
+    check_qkv("softmax", q, k, v)
+    mask = mask or NOTHING
+    if mask.kinds == {"causal"} and q.shape[-2] == k.shape[-2]:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense(q, k.shape[-2]), scale=scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax(HeadMixerConfig):
+    """scale: factor of the logits, None = d^-0.5."""
+
+    scale: float | None = None
+
+    card: ClassVar[Card] = Card(
+        title="Softmax attention",
+        source="Vaswani et al. 2017",
+        formula="softmax(q k^T / sqrt(d)) v",
+        complexity="O(N^2 C)",
+        query_content=True,
+        key_content=True,
+        dynamic="one-step",
+        expert_type="all keys",
+        expert_count="1",
+        construction="shared",
+        topology="dense",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
+    cross: ClassVar[bool] = True
+
+    def operator(self, site: Site) -> "SoftmaxOperator":
+        return SoftmaxOperator(self)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return attend(site.grid.tokens, (site.memory or site.grid).tokens, site.inner)
+
+
+class SoftmaxOperator(Operator):
+    """No parameters."""
+
+    def __init__(self, config: Softmax) -> None:
+        super().__init__()
+        self.scale = config.scale
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return softmax(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), scale=self.scale, mask=mask)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return softmax_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), scale=self.scale, mask=mask)

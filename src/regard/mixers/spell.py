@@ -1,0 +1,89 @@
+"""One spelling for Python, the command line and files: `MiTA(m=25, k=25, projection=FSNE(code=8))`."""
+
+import ast
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from regard.core import ConfigError, MixerConfig, nearest
+from regard.projections import PROJECTIONS
+
+from . import MIXERS
+
+
+def spell(value: Any) -> str:
+    """A configuration as the shortest Python expression that makes it; fields at their defaults are left out."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        if isinstance(value, (tuple, list)):
+            inner = ", ".join(spell(item) for item in value)
+            return f"({inner},)" if len(value) == 1 else f"({inner})"
+        return repr(value)
+    parts = []
+    for field in dataclasses.fields(value):
+        present = getattr(value, field.name)
+        if present != _default(field):
+            parts.append(f"{field.name}={spell(present)}")
+    return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def parse(text: str, extra: Iterable[type] = ()) -> Any:
+    """Read what `spell` writes; nothing is evaluated. A bare name such as `Softmax` means `Softmax()`.
+
+    extra: further dataclasses that may be named, such as a user's own mechanism.
+    Raises: ConfigError for an unknown name or field (with the nearest ones), a wrong value, or anything but literals.
+    """
+    classes = {cls.__name__: cls for cls in (*MIXERS, *PROJECTIONS, *extra)}
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"cannot read {text!r}: expected a spelling such as MiTA(m=25, k=25)") from error
+    return _value(ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree, classes, text)
+
+
+def parse_mixer(text: str, extra: Iterable[type] = ()) -> MixerConfig | None:
+    """`parse`, where the result must be a mechanism; "None" is no mixer at all. Raises: ConfigError."""
+    value = parse(text, extra) if text.strip() != "None" else None
+    if value is not None and not isinstance(value, MixerConfig):
+        raise ConfigError(f"{text!r} is not a mechanism; known: {', '.join(cls.__name__ for cls in MIXERS)}")
+    return value
+
+
+def _value(node: ast.AST, classes: dict[str, type], text: str) -> Any:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return _build(node.func.id, node, classes, text)
+    if isinstance(node, ast.Name) and node.id in classes:
+        return _build(node.id, ast.Call(node, [], []), classes, text)
+    if isinstance(node, ast.Tuple | ast.List):
+        return tuple(_value(item, classes, text) for item in node.elts)
+    if isinstance(node, ast.Dict):
+        keys = [_value(key, classes, text) for key in node.keys if key is not None]
+        return dict(zip(keys, (_value(item, classes, text) for item in node.values), strict=True))
+    try:
+        return ast.literal_eval(node)  # type: ignore[arg-type]
+    except (ValueError, TypeError) as error:
+        if isinstance(node, ast.Name):
+            raise ConfigError(f"unknown name {node.id!r} in {text!r}; {nearest(node.id, classes)}") from error
+        raise ConfigError(
+            f"cannot read {ast.unparse(node)!r} in {text!r}: only names and literals may stand there"
+        ) from error
+
+
+def _build(name: str, node: ast.Call, classes: dict[str, type], text: str) -> Any:
+    if name not in classes:
+        raise ConfigError(f"unknown name {name!r} in {text!r}; {nearest(name, classes)}")
+    cls = classes[name]
+    fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    for keyword in node.keywords:
+        if keyword.arg not in fields:
+            raise ConfigError(f"{name} has no {keyword.arg!r}; it has {', '.join(fields)}")
+    values = {str(keyword.arg): _value(keyword.value, classes, text) for keyword in node.keywords}
+    try:
+        return cls(*(_value(item, classes, text) for item in node.args), **values)
+    except TypeError as error:
+        raise ConfigError(f"cannot build {ast.unparse(node)}: {error}") from error
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

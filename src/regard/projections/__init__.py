@@ -1,0 +1,5 @@
+"""Projections: how queries, keys and values are made from tokens."""
+
+from .linear import LinearQKV
+
+PROJECTIONS = (LinearQKV,)

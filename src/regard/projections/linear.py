@@ -1,0 +1,43 @@
+"""Linear queries, keys and values: one fused matrix, as in every ViT."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Cost, Projection, ProjectionConfig, Site, heads, linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearQKV(ProjectionConfig):
+    """q, k, v = W x + b, one fused matrix with the rows of the roles in order."""
+
+    def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> "LinearProjection":
+        return LinearProjection(site, roles)
+
+    def cost(self, site: Site, roles: str) -> Cost:
+        return linear(site.grid.tokens, site.dim, len(roles) * site.inner, site.qkv_bias)
+
+
+class LinearProjection(Projection):
+    """weight (R * inner, C) and bias (R * inner,) under the names of a fused `nn.Linear`; R = number of roles."""
+
+    def __init__(self, site: Site, roles: str) -> None:
+        super().__init__()
+        self.roles, self.heads = roles, site.heads
+        self.weight = nn.Parameter(torch.empty(len(roles) * site.inner, site.dim))
+        self.bias = nn.Parameter(torch.zeros(len(roles) * site.inner)) if site.qkv_bias else None
+        nn.init.uniform_(self.weight, -1 / math.sqrt(site.dim), 1 / math.sqrt(site.dim))
+
+    def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if roles != self.roles:
+            rows = [self.roles.index(role) for role in roles]
+            blocks = weight.unflatten(0, (len(self.roles), -1))
+            weight = torch.cat([blocks[row] for row in rows])
+            bias = None if bias is None else torch.cat([bias.unflatten(0, (len(self.roles), -1))[row] for row in rows])
+        return tuple(heads(y, self.heads) for y in F.linear(x, weight, bias).chunk(len(roles), -1)) if roles else ()
