@@ -21,13 +21,28 @@ if TYPE_CHECKING:
     from regard.core import Operator as Operator
     from regard.core import RegardError as RegardError
     from regard.core import Site as Site
+    from regard.hosts import list_models as list_models
+    from regard.hosts.maps import capture as capture
+    from regard.hosts.saving import load as load
+    from regard.hosts.saving import save as save
+    from regard.hosts.swap import create_model as create_model
+    from regard.hosts.swap import plan_swap as plan_swap
+    from regard.hosts.swap import remove as remove
+    from regard.hosts.swap import restore as restore
+    from regard.hosts.swap import retune as retune
+    from regard.hosts.swap import swap as swap
     from regard.mixers import MIXERS as MIXERS
     from regard.mixers.heads import HeadMixerConfig as HeadMixerConfig
+    from regard.mixers.ska import SKA as SKA
     from regard.mixers.softmax import Softmax as Softmax
     from regard.mixers.spell import parse as parse
     from regard.mixers.spell import spell as spell
+    from regard.mixers.xca import XCA as XCA
     from regard.projections import PROJECTIONS as PROJECTIONS
     from regard.projections.linear import LinearQKV as LinearQKV
+    from regard.projections.sne import FSNE as FSNE
+    from regard.projections.sne import PSNE as PSNE
+    from regard.projections.sne import SNE as SNE
 
 # name -> the module that has it
 _HOMES: dict[str, str] = {
@@ -35,6 +50,10 @@ _HOMES: dict[str, str] = {
         ("Card", "ConfigError", "Cost", "Grid", "Mask", "Mixer", "MixerConfig", "Operator", "RegardError", "Site"),
         "regard.core",
     ),
+    **dict.fromkeys(("create_model", "plan_swap", "remove", "restore", "retune", "swap"), "regard.hosts.swap"),
+    **dict.fromkeys(("load", "save"), "regard.hosts.saving"),
+    "capture": "regard.hosts.maps",
+    "list_models": "regard.hosts",
     "MIXERS": "regard.mixers",
     "HeadMixerConfig": "regard.mixers.heads",
     "parse": "regard.mixers.spell",

@@ -1,4 +1,10 @@
-"""Words that every layer of Regard speaks; imports torch and jaxtyping only."""
+"""Words that every layer of Regard speaks; imports torch and jaxtyping only, and these when a name first needs them.
+
+Errors, cards and costs are plain Python: the command line and the reports use them without loading torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from .card import Card
 from .cost import Cost, attend, linear
@@ -14,11 +20,22 @@ from .errors import (
     UnsupportedError,
     nearest,
 )
-from .grid import Grid
-from .mask import NOTHING, Mask, softmax_rows
-from .mixer import Mixer, MixerConfig, Operator, refuse_masks
-from .projection import Projection, ProjectionConfig, heads, merge
-from .site import Site
+
+if TYPE_CHECKING:
+    from .grid import Grid
+    from .mask import NOTHING, Mask, softmax_rows
+    from .mixer import Mixer, MixerConfig, Operator, refuse_masks
+    from .projection import Projection, ProjectionConfig, heads, merge
+    from .site import Site
+
+# name -> the module that has it, for names that need torch
+_HOMES = {
+    "Grid": "grid",
+    **dict.fromkeys(("NOTHING", "Mask", "softmax_rows"), "mask"),
+    **dict.fromkeys(("Mixer", "MixerConfig", "Operator", "refuse_masks"), "mixer"),
+    **dict.fromkeys(("Projection", "ProjectionConfig", "heads", "merge"), "projection"),
+    "Site": "site",
+}
 
 __all__ = [
     "NOTHING",
@@ -49,3 +66,11 @@ __all__ = [
     "refuse_masks",
     "softmax_rows",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regard.core' has no attribute {name!r}")
+    value = getattr(import_module(f"regard.core.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -61,7 +61,7 @@ class Grid:
             raise GridError(f"{x.shape[-2]} tokens do not fit {self} (= {self.tokens}); pass the grid of this input")
 
     def to_map(self, x: Float[Tensor, "*B N C"]) -> tuple[Float[Tensor, "*B E C"], Float[Tensor, "*B C h w"]]:
-        """Split tokens into the extra tokens (prefix, then suffix) and the map of the cells (a view where it can be)."""
+        """Split tokens into the extra tokens (prefix, then suffix) and the map of the cells (a view if it can be)."""
         self.check(x)
         cells = x[..., self.span, :].mT.unflatten(-1, (self.height, self.width))
         if not self.extra:

@@ -11,7 +11,7 @@ from .errors import ShapeError
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """causal: query i sees keys up to i. keep (B, M): True where a key may be attended. bias (..., N, M): added to logits.
+    """causal: query i sees keys up to i. keep (B, M): True where a key may be attended. bias (..., N, M): added logits.
 
     A query that may attend to nothing gets an output of zeros. A bias with one row is a key bias.
     """
@@ -48,7 +48,7 @@ class Mask:
         return logits if keep is None else logits.masked_fill(~keep, -torch.inf)
 
     def dense(self, q: Tensor, columns: int) -> Tensor | None:
-        """The same as one tensor for `scaled_dot_product_attention`: boolean, or additive in q's dtype; None if nothing.
+        """The same as one tensor for `scaled_dot_product_attention`: boolean, additive in q's dtype; None if empty.
 
         q (B, H, N, d) gives the number of rows, dtype and device; columns is the number of keys.
         """

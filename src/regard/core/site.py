@@ -11,8 +11,8 @@ from .grid import Grid
 class Site:
     """Everything that building a mixer may depend on, and nothing else.
 
-    dim: channels C. width: head width d, by default dim // heads. grid: the grid at build time; a forward pass may bring
-    another. qkv_bias, out_bias: whether the projections have biases. qk_norm: normalisation of q and k per head.
+    dim: channels C. width: head width d, by default dim // heads. grid: the grid at build time; a forward pass may
+    bring another. qkv_bias, out_bias: whether the projections have biases. qk_norm: normalisation of q and k per head.
     rotary: the host passes rotary tensors. drop: dropout after the output projection. layer: index in the host.
     memory: grid of the keys for cross-attention. name: the module's name in the host, for messages.
     Raises: ConfigError if dim is not a multiple of heads and no width is given, or a number is below 1.

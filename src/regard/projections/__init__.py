@@ -1,5 +1,11 @@
 """Projections: how queries, keys and values are made from tokens."""
 
 from .linear import LinearQKV
+from .sne import FSNE, PSNE, SNE
 
-PROJECTIONS = (LinearQKV,)
+PROJECTIONS = (
+    LinearQKV,
+    SNE,
+    PSNE,
+    FSNE,
+)

@@ -29,8 +29,15 @@ class LinearProjection(Projection):
         super().__init__()
         self.roles, self.heads = roles, site.heads
         self.weight = nn.Parameter(torch.empty(len(roles) * site.inner, site.dim))
-        self.bias = nn.Parameter(torch.zeros(len(roles) * site.inner)) if site.qkv_bias else None
-        nn.init.uniform_(self.weight, -1 / math.sqrt(site.dim), 1 / math.sqrt(site.dim))
+        self.bias = nn.Parameter(torch.empty(len(roles) * site.inner)) if site.qkv_bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(C), as `nn.Linear` does; biases zero."""
+        bound = 1 / math.sqrt(self.weight.shape[1])
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
         weight: Tensor = self.weight

@@ -1,0 +1,70 @@
+# Two commands: `make quickstart` (a first study and its report) and `make test`. Both make .venv when it is missing.
+#
+#   make UV=1 ...                                     install with uv instead of pip
+#   make CONSTRAINTS=requirements/constraints.txt ... install exactly the versions that CI uses
+#   make PYTHON=/path/to/python3.12 VENV=env ...      another interpreter, another place
+
+SHELL := /bin/bash
+VENV ?= .venv
+UV ?=
+CONSTRAINTS ?=
+WORKERS ?= 2
+RESULTS ?= results
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	if command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	then echo $$p; break; fi; done)
+
+BIN := $(VENV)/bin
+INSTALL := -e . --group dev $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+# One thread a process: small tensors are slower on several, and results then do not depend on the machine.
+ONE_THREAD := OMP_NUM_THREADS=1
+
+.PHONY: quickstart test typed untyped slow lint format clean
+.DEFAULT_GOAL := quickstart
+
+$(VENV)/.ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 was found; install one (apt install python3.11 python3.11-venv," \
+		"brew install python@3.12) or say where it is: make PYTHON=/path/to/python3" >&2; exit 1; }
+ifeq ($(UV),)
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) could not make $(VENV); on Debian and" \
+		"Ubuntu the venv module is a package of its own: apt install python3-venv; or use uv: make UV=1" >&2; exit 1; }
+	@{ $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" && $(BIN)/python -m pip install $(INSTALL); } || \
+		{ echo "the packages could not be installed (about 6 GB with torch). Without a network, point pip at a" \
+		"mirror or a folder of wheels (PIP_INDEX_URL, PIP_FIND_LINKS) and repeat the command" >&2; exit 1; }
+else
+	@command -v uv >/dev/null || { echo "uv is not installed: pip install uv, or leave UV=1 out" >&2; exit 1; }
+	@test -x $(BIN)/python || uv venv --python $(PYTHON) $(VENV)
+	@uv pip install --python $(BIN)/python $(INSTALL) || { echo "the packages could not be installed; without a" \
+		"network, point uv at a mirror or a folder of wheels (UV_INDEX_URL, UV_FIND_LINKS)" >&2; exit 1; }
+endif
+	@touch $@
+
+quickstart: $(VENV)/.ready  ## a few minutes: train on real data, compare, draw the report
+	$(BIN)/regard study run quickstart --scale smoke --results $(RESULTS)
+	$(BIN)/regard report quickstart --results $(RESULTS) --out $(RESULTS)/report
+	@echo "open $(RESULTS)/report/quickstart-smoke.html"
+
+test: typed untyped
+
+typed: $(VENV)/.ready  ## with annotation checks
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS)
+
+untyped: $(VENV)/.ready  ## torch.compile and wrong use, which annotation checks would answer first
+	$(ONE_THREAD) JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'untyped and not slow'
+
+slow: $(VENV)/.ready  ## everything that takes more than five seconds a test
+	$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not untyped' --durations=10
+	$(ONE_THREAD) JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m 'slow and untyped' --durations=10 || test $$? -eq 5
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

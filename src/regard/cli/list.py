@@ -1,0 +1,80 @@
+"""`regard list`: what the package has."""
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
+from typing import Annotated, Any
+
+import typer
+
+from regard.core import ConfigError, nearest
+
+from .show import AsJson, show
+
+
+def _mixers() -> list[dict[str, Any]]:
+    from regard.mixers import MIXERS
+
+    return [
+        {"name": type(config).__name__, "title": config.card.title, "formula": config.card.formula}
+        | {"cost": config.card.complexity, "masks": config.masks, "cross": config.cross, "source": config.card.source}
+        for config in (cls() for cls in MIXERS)
+    ]
+
+
+def _projections() -> list[dict[str, Any]]:
+    from regard.mixers.spell import spell
+    from regard.projections import PROJECTIONS
+
+    return [
+        {"name": cls.__name__, "default": spell(cls()), "what": (cls.__doc__ or "").strip().split("\n")[0]}
+        for cls in PROJECTIONS
+    ]
+
+
+def _hosts() -> list[dict[str, Any]]:
+    from regard.hosts import list_models
+
+    return [{"name": name} for name in list_models()]
+
+
+def _studies() -> list[dict[str, Any]]:
+    from regard.studies import STUDIES
+
+    return [{"name": name, "title": title, "source": source} for name, (_, title, source) in STUDIES.items()]
+
+
+def _data() -> list[dict[str, Any]]:
+    from regard.tasks.data.catalog import PARQUET, TORCHVISION
+
+    own = [{"name": "digits"}, {"name": "digits-canvas"}]
+    rows: list[dict[str, Any]] = [
+        row | {"from": "scikit-learn, always there", "classes": 10, "training images": None} for row in own
+    ]
+    for name, known in PARQUET.items():
+        where = f"REGARD_DATA/{name}"
+        rows.append({"name": name, "from": where, "classes": known.classes, "training images": known.used})
+    rows += [{"name": name, "from": "torchvision", "classes": None, "training images": None} for name in TORCHVISION]
+    return rows
+
+
+WHAT: Mapping[str, Callable[[], list[dict[str, Any]]]] = {
+    "mixers": _mixers,
+    "projections": _projections,
+    "hosts": _hosts,
+    "studies": _studies,
+    "data": _data,
+}
+
+
+def list_names(
+    what: Annotated[str, typer.Argument(help="mixers, projections, hosts, studies or data")] = "mixers",
+    match: Annotated[str, typer.Option(help="Only names like this, such as 'deit*'.")] = "*",
+    as_json: AsJson = False,
+) -> None:
+    """List mechanisms, projections, host models, studies or data sets."""
+    if what not in WHAT:
+        raise ConfigError(f"there is no list of {what!r}; {nearest(what, WHAT)}")
+    rows = [row for row in WHAT[what]() if fnmatch(row["name"], match)]
+    if not rows:
+        raise ConfigError(f"no name among the {what} is like {match!r}")
+    show(rows, as_json)

@@ -1,0 +1,102 @@
+"""`regard maps`: where a model looks, drawn over a picture."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def maps(
+    model: Annotated[str, typer.Argument(help="A timm model, a spelled host, or a folder that `save` wrote.")],
+    image: Annotated[str, typer.Argument(help='A picture file, or a sample: "china", "flower", "digit".')] = "flower",
+    mixer: Annotated[str, typer.Option(help="Replace attention by this mechanism, such as 'MiTA(m=25, k=25)'.")] = "",
+    layer: Annotated[str, typer.Option(help='Layers by name, such as "blocks.1?.attn", or "last".')] = "last",
+    head: Annotated[str, typer.Option(help='A number from 0, "mean" or "all".')] = "all",
+    query: Annotated[str, typer.Option(help="Row,column of the cell that looks; the middle one if left out.")] = "",
+    pretrained: Annotated[bool, typer.Option(help="Load timm's published weights.")] = False,
+    out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("maps.png"),
+) -> None:
+    """Draw attention maps over a picture. Maps of untrained weights carry a warning."""
+    from regard.lab.files import write_atomically
+    from regard.measure import pictures
+
+    cell = _cell(query)
+    network, trained = _network(model, mixer, pretrained)
+    tensor, shown = _input(network, image)
+    found = pictures.attention_of(network, tensor, cell, picture=shown, layers="*" if layer == "last" else layer)
+    if layer == "last":
+        found["layers"] = found["layers"][-1:]
+    title = f"{model}{', ' + mixer if mixer else ''}: attention from cell {found['query'][0]},{found['query'][1]}"
+    write_atomically(out, pictures.draw(found, title, trained=trained, head=head))
+    typer.echo(f"{out}: {len(found['layers'])} layers" if len(found["layers"]) != 1 else f"{out}: 1 layer")
+    if not trained:
+        typer.echo(f"note: {pictures.WARNING}", err=True)
+
+
+def _cell(text: str) -> tuple[int, int] | None:
+    """Read "y,x"."""
+    from regard.core import ConfigError
+
+    if not text:
+        return None
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+        raise ConfigError(f"--query is row,column of a cell, such as 6,7, not {text!r}")
+    return int(parts[0]), int(parts[1])
+
+
+def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyped-def]
+    """The model in evaluation mode, and whether its weights are trained. A new mechanism with parameters of its own
+    counts as untrained."""
+    from regard.core import ConfigError
+    from regard.hosts.swap import build_host, plan_swap
+    from regard.mixers.spell import parse_mixer
+
+    if Path(model).is_dir():
+        from regard.hosts.saving import load
+
+        if mixer:
+            raise ConfigError("a saved model has its mechanisms; leave --mixer out, or name its host")
+        return load(Path(model)).eval(), True
+    config = parse_mixer(mixer) if mixer else None
+    network = build_host(model, None, **({"pretrained": True} if pretrained else {}))
+    if config is None:
+        return network.eval(), pretrained
+    plan = plan_swap(network, config)
+    kept_all = not any(site.new for site in plan.sites)
+    return plan.apply().eval(), pretrained and kept_all
+
+
+def _input(network, image: str):  # type: ignore[no-untyped-def]
+    """The picture as the network expects it (C, H, W), and as it is shown (H, W, C)."""
+    import numpy as np
+    import torch
+    from PIL import Image, UnidentifiedImageError
+    from timm.data import resolve_model_data_config
+
+    from regard.core import DataError
+    from regard.measure import pictures
+
+    settings = resolve_model_data_config(network)
+    channels = int(network.patch_embed.proj.in_channels) if hasattr(network, "patch_embed") else 3
+    own = getattr(getattr(network, "patch_embed", None), "img_size", None)
+    height, width = own or settings["input_size"][1:]
+    if image in (*pictures.SAMPLES, "digit") and not Path(image).exists():
+        shown = pictures.sample_image((height, width), grey=image == "digit", name=image)
+    else:
+        try:
+            with Image.open(image) as opened:
+                shown = pictures.fit(opened, (height, width))
+        except FileNotFoundError as error:
+            samples = ", ".join((*pictures.SAMPLES, "digit"))
+            raise DataError(f"no picture {image}; give a file, or one of the samples {samples}") from error
+        except (UnidentifiedImageError, OSError) as error:
+            raise DataError(f"{image} cannot be read as a picture: {error}") from error
+    if shown.shape[-1] != channels:
+        one = shown.mean(-1, keepdims=True).round().astype(np.uint8)
+        shown = one if channels == 1 else one.repeat(channels, -1)
+    values = torch.from_numpy(np.ascontiguousarray(shown)).permute(2, 0, 1).float() / 255
+    if channels == 3:
+        mean, deviation = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
+        values = (values - mean) / deviation
+    return values, shown

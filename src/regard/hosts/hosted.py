@@ -1,0 +1,313 @@
+"""Hosted: a mixer in the place of a library's attention, under the library's parameter names."""
+
+import copy
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Grid, Mask, Mixer, MixerConfig, Site, SwapError
+from regard.projections.linear import LinearProjection
+
+CHILD = "regard"
+
+
+class GridSource:
+    """The grid of the present forward pass, written by a forward hook on the module that makes the tokens.
+
+    The hook is the bound method `record`: a deep copy of a model gets its own source. One resolution a step: activation
+    checkpointing replays a layer with the grid that was seen last.
+    """
+
+    def __init__(self) -> None:
+        self.height, self.width = 0, 0
+
+    def record(self, module: nn.Module, args: tuple, output: Tensor) -> None:
+        """The forward hook: output (B, C, h, w)."""
+        self.height, self.width = output.shape[-2], output.shape[-1]
+
+    def grid(self, prefix: int) -> Grid:
+        """The grid that was seen last, with `prefix` extra tokens before it."""
+        return Grid(self.height, self.width, prefix)
+
+
+class Hosted(nn.Module):
+    """A port: a subclass has the library module's exact forward signature and says how to read it.
+
+    The mixer is the child `regard`. `state_dict` shows what the host had (same name, same shape) under the host's names
+    and all else below `regard.`; loading does the reverse, so a plain checkpoint fits. Unknown attributes are looked up
+    in the mixer, so that a key of the state dict is also a path through the modules.
+
+    library: exact types that it replaces. watch: path of the module whose (B, C, h, w) output gives the grid, looked
+    for from the layer upwards; "" if the port knows the grid. sends: kinds of mask that the host always passes.
+    names: the host's name -> the mixer's, where they differ. stays: parameters that the port itself keeps and uses.
+    """
+
+    library: ClassVar[tuple[type, ...]] = ()
+    watch: ClassVar[str] = ""
+    sends: ClassVar[frozenset[str]] = frozenset()
+    names: ClassVar[dict[str, str]] = {}
+    stays: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, host: nn.Module, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
+        super().__init__()
+        self.source = GridSource()
+        self.prefix = site.grid.prefix
+        self._host = (host,)  # a tuple hides it from registration
+        self.host_shapes = {key: value.shape for key, value in host.state_dict().items()}
+        for name in self.stays if config.uses else ():
+            self.register_parameter(name, copy.deepcopy(getattr(host, name)))
+        self.register_module(CHILD, self.make(config, site, shared))
+        self.train(host.training)
+
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
+        """Exact type: a subclass may compute something else."""
+        return type(module) in cls.library
+
+    @classmethod
+    def refuses(cls, module: nn.Module) -> str:
+        """Why this module cannot be replaced; "" if it can."""
+        return ""
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        """The place that the library's module leaves."""
+        raise NotImplementedError
+
+    @classmethod
+    def grid_of(cls, module: Any) -> Grid | None:
+        """The grid of a port without `watch`."""
+        return None
+
+    @property
+    def mixer(self) -> Mixer:
+        """The mixer in place; the same as `.regard`."""
+        return self._modules[CHILD]  # type: ignore[return-value]
+
+    @property
+    def host(self) -> nn.Module:
+        """The library's module. Parameters that the mixer has in full lie on the meta device."""
+        return self._host[0]
+
+    def grid(self) -> Grid:
+        """The grid of the present forward pass."""
+        return self.source.grid(self.prefix)
+
+    def make(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        """A mixer with the host's device, dtype and q/k normalisation."""
+        mixer = config.build(site, shared)
+        present = self._modules.get(CHILD) or self.host
+        for name in ("q_norm", "k_norm"):
+            norm = getattr(present, name, None) or getattr(self.host, name, None)
+            if isinstance(norm, nn.Module) and isinstance(getattr(mixer, name, None), nn.Module) and site.qk_norm:
+                setattr(mixer, name, copy.deepcopy(norm))
+        example = next(present.parameters(), None)
+        return mixer if example is None else mixer.to(example.device, example.dtype)
+
+    # names and rows
+
+    def own_name(self, key: str) -> str:
+        """The host's key as the mixer calls it."""
+        for theirs, ours in self.names.items():
+            if key == theirs or key.startswith(theirs + "."):
+                return ours + key[len(theirs) :]
+        return key
+
+    def _same(self, ours: str) -> bool:
+        """Whether a key of the mixer means what the host's key of that name means."""
+        return not ours.startswith("qkv.") or isinstance(getattr(self.mixer, "qkv", None), LinearProjection)
+
+    def rows(self, ours: str) -> str:
+        """The roles whose rows the mixer has in this key, where they are fewer than the host's; else ""."""
+        projection = getattr(self.mixer, "qkv", None)
+        partial = ours in ("qkv.weight", "qkv.bias") and isinstance(projection, LinearProjection)
+        return projection.roles if partial and projection.roles != "qkv" else ""  # type: ignore[union-attr]
+
+    def inward(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The host's tensors by the mixer's names, as far as they have a place; of fused ones the rows that are used.
+
+        A tensor of another shape than the host's is passed on, so that loading reports it.
+        """
+        own = self.mixer.state_dict()
+        found = {}
+        for key, value in state.items():
+            ours = self.own_name(key)
+            if ours not in own or not self._same(ours):
+                continue
+            foreign = value.shape != self.host_shapes[key]
+            if (roles := self.rows(ours)) and not foreign:
+                blocks = value.unflatten(0, (3, -1))
+                value = torch.cat([blocks["qkv".index(role)] for role in roles])
+            if foreign or value.shape == own[ours].shape:
+                found[ours] = value
+        return found
+
+    def kept(self) -> set[str]:
+        """Keys of the host that the swapped layer has in full."""
+        own = self.mixer.state_dict()
+        return {
+            key
+            for key, shape in self.host_shapes.items()
+            if key in self._parameters
+            or ((ours := self.own_name(key)) in own and self._same(ours) and own[ours].shape == shape)
+        }
+
+    def account(self) -> tuple[list[str], list[str], list[str]]:
+        """What is kept, new and dropped; `qkv.weight[qv]` are the rows of these roles."""
+        own, kept, dropped = set(self.mixer.state_dict()), [], []
+        full = self.kept()
+        for key in self.host_shapes:
+            ours = self.own_name(key)
+            if key in full:
+                kept.append(key)
+            elif ours in own and (roles := self.rows(ours)):
+                kept.append(f"{key}[{roles}]")
+                dropped.append(f"{key}[{''.join(role for role in 'qkv' if role not in roles)}]")
+            else:
+                dropped.append(key)
+                continue
+            own.discard(ours)
+        return kept, sorted(f"{CHILD}.{key}" for key in own), dropped
+
+    def host_state(self) -> dict[str, Tensor]:
+        """The host's whole state: the mixer's present tensors where they fit, what was dropped as it was."""
+        own, state = self.mixer.state_dict(), dict(self.host.state_dict())
+        for key, old in state.items():
+            ours = self.own_name(key)
+            if key in self._parameters:
+                state[key] = getattr(self, key).detach()
+            elif ours in own and self._same(ours) and own[ours].shape == old.shape:
+                state[key] = own[ours]
+            elif ours in own and (roles := self.rows(ours)):
+                blocks = old.to(own[ours], copy=True).unflatten(0, (3, -1))
+                for role, value in zip(roles, own[ours].unflatten(0, (len(roles), -1)), strict=True):
+                    blocks["qkv".index(role)] = value
+                state[key] = blocks.flatten(0, 1)
+        return state
+
+    @torch.no_grad()
+    def adopt(self, state: dict[str, Tensor]) -> set[str]:
+        """Take the host's tensors into the mixer; returns the mixer's keys that were filled."""
+        found = self.inward(state)
+        own = self.mixer.state_dict()
+        for ours, value in found.items():
+            own[ours].copy_(value)
+        for key in self.stays:
+            if key in self._parameters:
+                getattr(self, key).copy_(state[key])
+        return set(found)
+
+    def slim(self, state: dict[str, Tensor]) -> None:
+        """Give the hidden host the tensors of `state`, those that the mixer has in full without memory."""
+        kept = self.kept()
+        held = {
+            key: torch.empty_like(value, device="meta") if key in kept else value.detach().clone()
+            for key, value in state.items()
+        }
+        self.host.load_state_dict(held, assign=True)
+
+    def release(self) -> nn.Module:
+        """The library's module, with this layer's present weights where they fit."""
+        example = next(iter(self.parameters()), None)
+        state = self.host_state()
+        if example is not None:
+            state = {
+                k: v.to(example.device, example.dtype if v.is_floating_point() else v.dtype) for k, v in state.items()
+            }
+        host = copy.deepcopy(self.host)
+        host.load_state_dict({key: value.detach().clone() for key, value in state.items()}, assign=True)
+        for module in host.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and example is not None:
+                    module._buffers[name] = buffer.to(example.device)
+        return host.train(self.training)
+
+    # what nn.Module asks
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """As `nn.Module.state_dict`, with the host's names for what the host had, in the host's order."""
+        made = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        kept = self.kept()
+        start = f"{prefix}{CHILD}."
+        own = {key[len(start) :]: made.pop(key) for key in list(made) if key.startswith(start)}
+        for key in self.host_shapes:
+            if key in self._parameters:
+                made[prefix + key] = made.pop(prefix + key)
+            elif key in kept:
+                made[prefix + key] = own.pop(self.own_name(key))
+        made.update({start + key: value for key, value in own.items()})
+        return made
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Tensor],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        held = {key for key in self.host_shapes if key not in self._parameters and prefix + key in state_dict}
+        present = {key: state_dict.pop(prefix + key) for key in self.host_shapes if key in held}
+        for ours, value in self.inward(present).items():
+            state_dict.setdefault(f"{prefix}{CHILD}.{ours}", value)
+        for key in self.stays:
+            if key not in self._parameters:
+                state_dict.pop(prefix + key, None)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            children = self.__dict__.get("_modules", {})
+            if name.startswith("__") or CHILD not in children:
+                raise
+        value: Any = children[CHILD]
+        try:
+            for part in self.names.get(name, name).split("."):
+                value = getattr(value, part)
+        except AttributeError:
+            value = getattr(self.__dict__["_host"][0], name)  # num_heads, scale, ...: what tools ask of the host
+            if isinstance(value, Tensor | nn.Module):
+                raise
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.names and isinstance(value, Tensor):  # functional_call by the host's name
+            *path, leaf = self.names[name].split(".")
+            owner: nn.Module = self.mixer
+            for part in path:
+                owner = getattr(owner, part)
+            owner._parameters[leaf] = value  # type: ignore[assignment]
+            return
+        super().__setattr__(name, value)
+
+
+def additive(mask: Tensor | None, causal: bool, like: Tensor) -> Mask | None:
+    """A library's attn_mask (boolean: True = attend, or additive) and is_causal as a Mask; None if neither is there."""
+    if mask is None and not causal:
+        return None
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, -torch.inf)
+    return Mask(causal=causal, bias=mask)
+
+
+def find_watched(model: nn.Module, layer: str, watch: str) -> nn.Module:
+    """The module at path `watch` below the nearest ancestor of `layer` that has it.
+
+    Raises: SwapError if there is none.
+    """
+    parts = layer.split(".")
+    for end in range(len(parts) - 1, -1, -1):
+        try:
+            return model.get_submodule(".".join([*parts[:end], watch]))
+        except AttributeError:
+            continue
+    raise SwapError(
+        f"{layer} has no {watch!r} above it that would tell the grid of its tokens; this host has no port yet"
+    )

@@ -1,0 +1,45 @@
+"""Nothing: the control "w/o", a mixer whose output is zero."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from regard.core import Card, Cost, Grid, Mask, Mixer, MixerConfig, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(MixerConfig):
+    """Used by `remove`; studies call it "w/o". It is no mechanism, so `parse` does not know it."""
+
+    card: ClassVar[Card] = Card(
+        title="No mixer",
+        source="control",
+        formula="0",
+        complexity="O(1)",
+        query_content=False,
+        key_content=False,
+        dynamic="none",
+        row_maps=False,
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
+
+    @property
+    def uses(self) -> str:
+        return ""
+
+    def build(self, site: Site, shared: nn.Module | None = None) -> "NothingMixer":
+        return NothingMixer(self, site)
+
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return Cost()
+
+
+class NothingMixer(Mixer):
+    """Zeros that keep the graph, so that the norm before them still gets a gradient (of zero)."""
+
+    def forward(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
+        return x * 0.0
+
+    def reference(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
+        return x * 0.0

@@ -1,0 +1,138 @@
+"""A model in a folder: model.safetensors and model.json, which has the spelled host and mixers. Never pickle."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from regard.core import ConfigError, Grid, MixerConfig, RegardError, StoreError
+from regard.mixers.spell import parse_mixer, spell
+
+from .hosted import Hosted
+from .nothing import Nothing
+from .owners import shared_of
+from .swap import create_model, parse_host, plan_layers, spell_host
+
+FORMAT, VERSION = "regard-model", 1
+
+
+def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Write a model that came from `create_model` (swapped or not, retuned or not); returns the folder.
+
+    Raises: ConfigError if the model did not come from `create_model`, StoreError if the folder cannot be written.
+    """
+    record = model.__dict__.get("regard_host")
+    if record is None:
+        raise ConfigError("save needs a model from create_model(name, ...): its name and options are the recipe")
+    name, options = record
+    options = {key: value for key, value in options.items() if key != "pretrained"}
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
+    data = save_tensors(tensors)
+    about = {
+        "format": FORMAT,
+        "version": VERSION,
+        "host": spell_host(name, options),
+        "swaps": _groups(model),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        _write(target / "model.safetensors", data)
+        _write(target / "model.json", json.dumps(about, indent=1).encode())
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {target}: {error.strerror or error}; check permissions and free space"
+        ) from error
+    return target
+
+
+def load(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Module:
+    """The model that `save` wrote, in evaluation mode, on the CPU. extra: a user's own mechanisms that it names.
+
+    Raises: StoreError if the folder is not one of ours, incomplete or damaged.
+    """
+    target = Path(folder)
+    about = _about(target)
+    try:
+        data = (target / "model.safetensors").read_bytes()
+    except OSError as error:
+        raise StoreError(f"{target} has model.json but no readable model.safetensors; save the model again") from error
+    if hashlib.sha256(data).hexdigest() != about["sha256"]:
+        raise StoreError(
+            f"{target}/model.safetensors is damaged or belongs to another model.json; save the model again"
+        )
+    try:
+        tensors = load_tensors(data)
+        model = _rebuild(about, tuple(extra))
+        cast = {value.dtype for value in tensors.values() if value.is_floating_point()}
+        if len(cast) == 1:
+            model.to(cast.pop())
+        model.load_state_dict(tensors)
+    except SafetensorError as error:
+        raise StoreError(f"{target}/model.safetensors cannot be read: {error}") from error
+    except (KeyError, TypeError, RuntimeError, RegardError) as error:
+        raise StoreError(f"{target} does not hold the model that its model.json describes: {error}") from error
+    return model.eval()
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Layers that one swap made: the same mechanism and the same shared module, in the model's order."""
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, Hosted):
+            config, grid = layer.mixer.config, layer.mixer.site.grid
+            spelled = "removed" if isinstance(config, Nothing) else spell(config)
+            group = groups.setdefault((spelled, id(shared_of(layer))), {"mixer": spelled, "layers": {}})
+            group["layers"][name] = [grid.height, grid.width, grid.prefix, grid.suffix]
+    return list(groups.values())
+
+
+def _rebuild(about: dict[str, Any], extra: tuple[type, ...]) -> nn.Module:
+    name, options = parse_host(about["host"])
+    model = create_model(name, None, **options)
+    for group in about["swaps"]:
+        grids = {layer: Grid(*numbers) for layer, numbers in group["layers"].items()}
+        removed = group["mixer"] == "removed"
+        mixer: MixerConfig | None = Nothing() if removed else parse_mixer(group["mixer"], extra)
+        if mixer is None:
+            raise ConfigError("a swap without a mixer")
+        plan_layers(model, mixer, list(grids), grids=grids).apply()
+    return model
+
+
+def _about(target: Path) -> dict[str, Any]:
+    try:
+        about = json.loads((target / "model.json").read_text())
+    except FileNotFoundError as error:
+        raise StoreError(f"{target} has no model.json; expected a folder that regard.save wrote") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {target}/model.json: {error.strerror or error}") from error
+    except ValueError as error:
+        raise StoreError(f"{target}/model.json is damaged: {error}") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise StoreError(f"{target}/model.json was not written by regard.save")
+    if about.get("version") != VERSION:
+        raise StoreError(f"{target} has version {about.get('version')}, this Regard reads {VERSION}; update Regard")
+    needed = {"host": str, "swaps": list, "sha256": str}
+    for key, kind in needed.items():
+        if not isinstance(about.get(key), kind):
+            raise StoreError(f"{target}/model.json is damaged: {key!r} is missing or of the wrong kind")
+    return about
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Beside the target, synced, renamed: a reader sees the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(beside, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)

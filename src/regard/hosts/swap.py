@@ -1,0 +1,422 @@
+"""Swapping: any mechanism into any known host, with the host's weights and names kept."""
+
+import ast
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedError, nearest
+from regard.mixers.spell import spell
+
+from .hosted import CHILD, GridSource, Hosted, find_watched
+from .nothing import Nothing
+from .owners import is_source, shared_of, swapped, tidy
+from .ports import PORTS
+
+
+@dataclass
+class PlannedSite:
+    """One layer of a plan: where it is, what port reads it, and what becomes of the host's parameters."""
+
+    name: str
+    layer: Hosted
+    before: nn.Module
+    kept: list[str]
+    new: list[str]
+    dropped: list[str]
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lists = (("kept", self.kept), ("new", self.new), ("dropped", self.dropped), ("note", self.notes))
+        said = "; ".join(f"{label} {', '.join(items)}" for label, items in lists if items)
+        return f"{self.name} ({type(self.layer).__name__}, {self.layer.mixer.site.grid}): {said}"
+
+
+@dataclass
+class SwapPlan:
+    """What a swap would do. The model is not touched before `apply`."""
+
+    model: nn.Module
+    mixer: MixerConfig
+    sites: list[PlannedSite]
+    example: Tensor
+
+    def __str__(self) -> str:
+        head = f"{spell(self.mixer)} into {len(self.sites)} layers of {type(self.model).__name__}"
+        return "\n".join([head, *(f"  {site}" for site in self.sites)])
+
+    def apply(self, faithful: bool = True) -> nn.Module:
+        """Install the layers, with the weights that the host has now; returns the model.
+
+        faithful: a new convolution (`dwc=`) starts at zero, so that it changes nothing at first; False starts it as
+        PyTorch does, for training from scratch. A probe forward proves that every layer ran; if it fails, the model is
+        left as it was.
+        Raises: SwapError if a layer did not run, or was changed since the plan was made.
+        """
+        for site in self.sites:
+            if self.model.get_submodule(site.name) is not site.before:
+                raise SwapError(f"{site.name} changed since the plan was made; make a new plan")
+        for site in self.sites:
+            _transfer(site, faithful)
+            self.model.set_submodule(site.name, site.layer)
+        tidy(self.model)
+        try:
+            seen = _inputs(self.model, {site.name: site.layer for site in self.sites}, self.example)
+            silent = [site.name for site in self.sites if site.name not in seen]
+            if silent:
+                raise SwapError(f"the forward pass did not enter {', '.join(silent)}")
+        except Exception:
+            for site in self.sites:
+                self.model.set_submodule(site.name, site.before)
+            tidy(self.model)
+            raise
+        for site in self.sites:
+            host = site.layer.host
+            site.layer.slim(site.before.host_state() if isinstance(site.before, Hosted) else host.state_dict())
+        return self.model
+
+
+def plan_swap(model: nn.Module, mixer: MixerConfig, where: str = "*", example: Tensor | None = None) -> SwapPlan:
+    """Look at a model with one forward pass and say what `swap` would do.
+
+    where: a glob on layer names, such as "blocks.[0-3].*"; "*" is every self-attention. example: an input, where the
+    model does not tell its image size.
+    Raises: SwapError if nothing matches or a layer cannot be read, UnsupportedError if the host passes masks that the
+    mechanism cannot apply, ConfigError if mixer is no configuration.
+    """
+    if not isinstance(mixer, MixerConfig):
+        raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
+    return plan_layers(model, mixer, _matching(model, where), example)
+
+
+def plan_layers(
+    model: nn.Module,
+    mixer: MixerConfig,
+    names: list[str],
+    example: Tensor | None = None,
+    grids: Mapping[str, Grid] | None = None,
+) -> SwapPlan:
+    """`plan_swap` for layers by their exact names; grids: build grids that replace those of the forward pass."""
+    example = _example(model) if example is None else example
+    order = {name: index for index, name in enumerate(_sites(model))}
+    seen = _grids(model, names, example)
+    shared = mixer.shared()
+    if shared is not None:
+        parameter = next(model.parameters())
+        shared = shared.to(parameter.device, parameter.dtype)
+    planned = []
+    for name in names:
+        module = model.get_submodule(name)
+        port, host = (type(module), module.host) if isinstance(module, Hosted) else (_port(module), module)
+        reason = port.refuses(host)
+        missing = sorted(port.sends - mixer.masks) if mixer.uses else []
+        if reason:
+            raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
+        if missing:
+            raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
+        grid, source = seen[name]
+        site = port.site(host, (grids or {}).get(name, grid), name, order[name])
+        host = module.release() if isinstance(module, Hosted) else copy.deepcopy(module)  # the plan changes nothing
+        layer = port(host, mixer, site, shared)
+        layer.source = source
+        kept, new, dropped = layer.account()
+        planned.append(PlannedSite(name, layer, module, kept, new, dropped, _notes(host, mixer, site.qkv_bias)))
+    return SwapPlan(model, mixer, planned, example)
+
+
+def swap(model: nn.Module, mixer: MixerConfig, where: str = "*", example: Tensor | None = None) -> nn.Module:
+    """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`."""
+    return plan_swap(model, mixer, where, example).apply()
+
+
+def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) -> nn.Module:
+    """Replace each matching attention by zeros: only the residual branch remains. `restore` brings it back."""
+    return swap(model, Nothing(), where, example)
+
+
+def restore(model: nn.Module, where: str = "*") -> nn.Module:
+    """The host's own attention back, in place, with the present weights where they fit; returns the model.
+
+    Raises: SwapError if no swapped layer matches.
+    """
+    for name in swapped(model, where):
+        model.set_submodule(name, model.get_submodule(name).release())  # type: ignore[operator]
+    tidy(model)
+    return model
+
+
+def retune(model: nn.Module, where: str = "*", **numbers: Any) -> nn.Module:
+    """Change fields of the mechanisms of a trained model, in place, such as retune(model, m=49, k=49).
+
+    Every parameter stays the same object. Raises: SwapError if no swapped layer matches, ConfigError for an unknown
+    field or for one that would change the parameters.
+    """
+    made = []
+    for name in swapped(model, where):
+        layer: Any = model.get_submodule(name)
+        old, config = layer.mixer, layer.mixer.config
+        known = [item.name for item in fields(config)]
+        for key in numbers:
+            if key not in known:
+                raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, known)}")
+        new = layer.make(replace(config, **numbers), old.site, shared_of(layer))
+        try:
+            new.load_state_dict(old.state_dict(keep_vars=True), assign=True)
+        except RuntimeError as error:
+            said = ", ".join(f"{key}={value}" for key, value in numbers.items())
+            raise ConfigError(f"retune({said}) would change the parameters of {name}; use swap for that") from error
+        made.append((layer, new.train(old.training)))
+    for layer, new in made:
+        layer.register_module(CHILD, new)
+    return model
+
+
+# creating models
+
+
+def create_model(name: str, mixer: MixerConfig | None, **timm_options: Any) -> nn.Module:
+    """A host with a mechanism; mixer=None keeps the host's own attention.
+
+    name: of timm or one of Regard's (see `list_models`), or a spelling with options, "vit_desk(dim=48, depth=2)".
+    timm_options go to `timm.create_model` untouched: num_classes, in_chans, img_size, pretrained, features_only, ...
+    Raises: ConfigError for an unknown name or option.
+    """
+    plain, options = parse_host(name)
+    options |= timm_options
+    model = _make(plain, options)
+    model.regard_host = (plain, options)  # type: ignore[assignment]
+    if mixer is None:
+        return model
+    return plan_swap(model, mixer).apply(faithful=bool(options.get("pretrained", False)))
+
+
+def build_host(text: str, mixer: MixerConfig | None, **overrides: Any) -> nn.Module:
+    """`create_model` from a spelling such as "vit_tiny_patch16_224(patch_size=4, qkv_bias=False)"."""
+    return create_model(text, mixer, **overrides)
+
+
+def parse_host(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of a spelled host; nothing is evaluated. Raises: ConfigError if it cannot be read."""
+    if "(" not in text:
+        return text.strip(), {}
+    name, _, rest = text.strip().partition("(")
+    try:
+        call = ast.parse(f"host({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+            raise ValueError
+        return name.strip(), {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read the host {text!r}: expected name(option=value, ...) with plain values"
+        ) from error
+
+
+def spell_host(name: str, options: Mapping[str, Any]) -> str:
+    """The inverse of `parse_host`. Raises: ConfigError if an option has no spelling, such as a class."""
+    parts = []
+    for key, value in options.items():
+        said = spell(value)
+        try:
+            ast.literal_eval(said)
+        except (ValueError, SyntaxError) as error:
+            raise ConfigError(f"option {key}={value!r} of {name} cannot be spelled; use plain values") from error
+        parts.append(f"{key}={said}")
+    return f"{name}({', '.join(parts)})" if parts else name
+
+
+def _make(name: str, options: dict[str, Any]) -> nn.Module:
+    import timm
+
+    from . import HOSTS, list_models
+
+    if name in HOSTS:
+        make: Callable[..., nn.Module] = HOSTS[name]
+    elif ":" in name or timm.is_model(name.partition(".")[0]):
+        make = lambda **given: timm.create_model(name, **given)  # noqa: E731
+    else:
+        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())}")
+    try:
+        return make(**options)
+    except (TypeError, AttributeError) as error:
+        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise ConfigError(f"{name} cannot be made with {said or 'its defaults'}: {error}") from error
+
+
+# looking at models
+
+
+def _port(module: nn.Module) -> type[Hosted]:
+    return next(port for port in PORTS if port.matches(module))
+
+
+def _sites(model: nn.Module) -> list[str]:
+    """Names of all layers that are or can be swapped, in the model's order."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if name and (isinstance(module, Hosted) or any(port.matches(module) for port in PORTS))
+    ]
+
+
+def _matching(model: nn.Module, where: str) -> list[str]:
+    there = _sites(model)
+    names = [name for name in there if fnmatchcase(name, where)]
+    if not names:
+        ports = ", ".join(port.__name__ for port in PORTS)
+        have = f"it has {', '.join(there)}; " if there else ""
+        raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {have}ports: {ports}")
+    return names
+
+
+def _example(model: nn.Module) -> Tensor:
+    """Noise of the size that the model says it expects."""
+    modules = list(model.modules())
+    found = (getattr(module, "in_channels", None) for module in modules)
+    channels = next((number for number in found if isinstance(number, int)), 3)
+    sizes = [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
+    for module in modules:
+        config = getattr(module, "pretrained_cfg", None)
+        listed = config.get("input_size") if isinstance(config, Mapping) else getattr(config, "input_size", None)
+        sizes.append(tuple(listed[-2:]) if listed else None)
+    for size in filter(None, sizes):
+        height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
+        return torch.randn(1, channels, height, width, generator=torch.Generator().manual_seed(0))
+    raise SwapError(f"{type(model).__name__} does not tell its image size; pass example=, one input")
+
+
+@contextmanager
+def _resting(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _inputs(model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> dict[str, torch.Size]:
+    """One forward pass; the shapes that the layers got. Layers that were not entered are left out."""
+    seen: dict[str, torch.Size] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def record(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            seen.setdefault(name, (*args, *kwargs.values())[0].shape)
+
+        return record
+
+    handles = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
+    parameter = next(model.parameters())
+    try:
+        with _resting(model):
+            model(example.to(parameter.device, parameter.dtype if example.is_floating_point() else example.dtype))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _grids(model: nn.Module, names: list[str], example: Tensor) -> dict[str, tuple[Grid, GridSource]]:
+    """The grid of each layer in a forward pass, and the source that will tell it later; one source a watched module."""
+    sources: dict[nn.Module, GridSource] = {}
+    watched: dict[str, GridSource] = {}
+    handles = []
+    for name in names:
+        module = model.get_submodule(name)
+        if isinstance(module, Hosted):
+            watched[name] = module.source
+            continue
+        port = _port(module)
+        if not port.watch:
+            watched[name] = GridSource()
+            continue
+        place = find_watched(model, name, port.watch)
+        if place not in sources:
+            known = [h.__self__ for h in place._forward_hooks.values() if is_source(h)]  # type: ignore[attr-defined]
+            sources[place] = known[0] if known else GridSource()
+            if not known:
+                handles.append(place.register_forward_hook(sources[place].record))
+        watched[name] = sources[place]
+    layers = {name: model.get_submodule(name) for name in names}
+    try:
+        seen = _inputs(model, layers, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    found = {}
+    for name, module in layers.items():
+        if name not in seen:
+            raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
+        port, host = (type(module), module.host) if isinstance(module, Hosted) else (_port(module), module)
+        own = port.grid_of(host)
+        if own is None:
+            cells = watched[name].grid(0)
+            prefix = seen[name][1] - cells.cells
+            if prefix < 0:
+                raise SwapError(f"{name} gets {seen[name][1]} tokens, fewer than the {cells.cells} cells of its grid")
+            own = watched[name].grid(prefix)
+        found[name] = (own, watched[name])
+    return found
+
+
+def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:
+    notes = []
+    drop = getattr(host, "attn_drop", None)
+    rate = drop.p if isinstance(drop, nn.Dropout) else getattr(host, "dropout", 0.0)
+    if isinstance(rate, float) and rate > 0:
+        notes.append(f"dropout {rate} of attention weights is left out")
+    if bias and "q" in mixer.uses:
+        notes.append("q, k, v keep the host's bias (a hidden content term)")
+    return notes
+
+
+def _transfer(site: PlannedSite, faithful: bool) -> None:
+    """Weights into the new layer: the host's, and those of a swapped-in mixer whose meaning is the same."""
+    layer, before = site.layer, site.before
+    state = before.host_state() if isinstance(before, Hosted) else dict(before.state_dict())
+    parameter = next(before.parameters(), None)
+    if parameter is not None:
+        layer.to(parameter.device, parameter.dtype)
+    filled = layer.adopt(state)
+    if isinstance(before, Hosted):
+        filled |= _carry(before, layer)
+    dwc = getattr(layer.mixer, "dwc", None)
+    if faithful and isinstance(dwc, nn.Conv2d) and "dwc.weight" not in filled:
+        for value in dwc.parameters():
+            nn.init.zeros_(value)
+    frozen = {name for name, value in before.named_parameters() if not value.requires_grad}
+    for name, value in layer.mixer.named_parameters():
+        if frozen & {name, f"{CHILD}.{name}"}:
+            value.requires_grad_(False)
+
+
+@torch.no_grad()
+def _carry(before: Hosted, layer: Hosted) -> set[str]:
+    """Copy parameters of the old mixer that mean the same in the new one; returns their names."""
+    old, new = before.mixer, layer.mixer
+    a, b = old.config, new.config
+    same_roles = getattr(a, "roles", a.uses) == getattr(b, "roles", b.uses)
+    same = {
+        "qkv": same_roles and getattr(a, "projection", None) == getattr(b, "projection", None),
+        "operator": type(a) is type(b),
+    }
+    source, target = old.state_dict(), new.state_dict()
+    keys = {
+        key
+        for key, value in target.items()
+        if key in source and source[key].shape == value.shape and same.get(key.split(".")[0], True)
+    }
+    for key in keys:
+        target[key].copy_(source[key])
+    shared, into = shared_of(before), shared_of(layer)
+    if same["qkv"] and shared is not None and into is not None:
+        into.load_state_dict(shared.state_dict())
+    return keys

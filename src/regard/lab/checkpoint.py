@@ -1,0 +1,85 @@
+"""Checkpoints that survive a kill at any moment, and the table of epochs that goes with them."""
+
+import csv
+import io
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .files import explained, sync_folder, write_atomically
+
+log = logging.getLogger("regard.lab")
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+VERSION = 1
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    """Write last.ckpt; the one before becomes previous.ckpt. Raises: StoreError; then the old ones are still there."""
+    buffer = io.BytesIO()
+    torch.save({"version": VERSION, **state}, buffer)
+    fresh = folder / "next.ckpt"
+    write_atomically(fresh, buffer.getvalue())
+    with explained(folder / LAST):
+        if (folder / LAST).exists():
+            os.replace(folder / LAST, folder / PREVIOUS)
+        os.replace(fresh, folder / LAST)
+    sync_folder(folder)
+
+
+def load(folder: Path) -> dict[str, Any] | None:
+    """The newest checkpoint that can be read (tensors and plain values only); None if there is none.
+
+    One that cannot be read is skipped with a warning.
+    """
+    for name in ("next.ckpt", LAST, PREVIOUS):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            if state["version"] == VERSION:
+                return state
+            reason = f"it has version {state['version']}, not {VERSION}"
+        except Exception as error:  # torch raises many kinds for a damaged file
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        log.warning("checkpoint %s cannot be read (%s); going back to the one before", path, reason)
+    return None
+
+
+class Metrics:
+    """metrics.csv: one line an epoch, appended; columns epoch, step, train_loss, lr, the task's metrics, seconds."""
+
+    def __init__(self, path: Path, names: tuple[str, ...]) -> None:
+        self.path = path
+        self.columns = ("epoch", "step", "train_loss", "lr", *names, "seconds")
+
+    def cut(self, step: int) -> None:
+        """Drop the lines after `step`, and one that was cut short. Raises: StoreError."""
+        kept = [row for row in self.read() if int(row["step"]) <= step]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept)
+        write_atomically(self.path, text.getvalue())
+
+    def read(self) -> list[dict[str, str]]:
+        """The whole lines of the file, as text by column."""
+        if not self.path.exists():
+            return []
+        with explained(self.path, "read"):
+            text = self.path.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        return [row for row in csv.DictReader(io.StringIO(whole)) if (row.get("step") or "").isdigit()]
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a line and sync it. Raises: StoreError."""
+        text = io.StringIO()
+        csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerow(row)
+        with explained(self.path), self.path.open("a") as file:
+            file.write(text.getvalue())
+            file.flush()
+            os.fsync(file.fileno())

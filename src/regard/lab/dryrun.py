@@ -1,0 +1,101 @@
+"""The dry run of a setting: every row is built and takes one step on random images, and its counts are compared."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from regard.core import ConfigError, RegardError
+
+from .environment import count_macs
+
+if TYPE_CHECKING:
+    from .study import Row, Setting, Study
+
+
+@dataclass(frozen=True)
+class DryRow:
+    """What a row is on this machine. loss: of the one step. params_verdict: equal or differs, against the exact integer
+    of the reference files; "near" or "differs" (more than 2 %) against the rounded published number; "" without either.
+    error: why the row could not be built.
+    """
+
+    label: str
+    params: int | None
+    params_paper: float | None
+    params_exact: int | None
+    params_verdict: str
+    macs: int | None
+    macs_paper: float | None
+    macs_exact: int | None
+    macs_verdict: str
+    loss: float | None
+    error: str = ""
+
+
+def dry_run(study: "Study", scale: str, rows: str = "*", classes: int = 0) -> list[DryRow]:
+    """Build every row of a scale and train one step on two random images of the right size.
+
+    classes: outputs of the host; 0 = what the task says, or 1000 where it would take them from the data.
+    Raises: ConfigError for an unknown scale or row.
+    """
+    setting = study.setting(scale)
+    return [_dry_row(row, setting, classes) for row in study.rows(scale, rows)]
+
+
+def compare(ours: int | None, exact: int | None, paper: float | None) -> str:
+    """The verdict on a count."""
+    if ours is None:
+        return ""
+    if exact is not None:
+        return "equal" if ours == exact else f"differs by {ours - exact:+,}"
+    if paper:
+        off = ours / paper - 1
+        return "near" if abs(off) <= 0.02 else f"differs by {off:+.1%}"
+    return ""
+
+
+def _dry_row(row: "Row", setting: "Setting", classes: int) -> DryRow:
+    params, macs, loss, error = None, None, None, ""
+    try:
+        params, macs, loss = _step(row, setting, classes)
+    except (RegardError, RuntimeError) as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    return DryRow(
+        label=row.label, params=params, params_paper=row.paper.get("params"), params_exact=row.exact.get("params"),
+        params_verdict=compare(params, row.exact.get("params"), row.paper.get("params")), macs=macs,
+        macs_paper=row.paper.get("macs"), macs_exact=row.exact.get("macs"),
+        macs_verdict=compare(macs, row.exact.get("macs"), row.paper.get("macs")), loss=loss, error=error,
+    )  # fmt: skip
+
+
+def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float]:
+    """(parameters, MACs of one image, loss) of a row; no data are read."""
+    from regard.hosts.swap import build_host, remove
+
+    task = replace(setting.task, host=row.host) if row.host else setting.task
+    outputs = classes or int(getattr(task, "classes", 0)) or 1000
+    options = {"num_classes": outputs} if "num_classes" not in task.host else {}
+    torch.manual_seed(0)
+    model = build_host(task.host, row.mixer, **options)
+    if row.removed:
+        remove(model)
+    channels = int(getattr(model, "in_chans", 0) or _channels(model))
+    images = torch.randn(2, channels, *task.size)
+    params = sum(parameter.numel() for parameter in model.parameters())
+    macs = count_macs(model, images[:1])
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loss = F.cross_entropy(model(images), torch.randint(0, outputs, (2,)))
+    loss.backward()
+    optimizer.step()
+    if not torch.isfinite(loss):
+        raise ConfigError(f"the first step of {row.label} gives a loss of {loss.item()}")
+    return params, macs, float(loss.detach())
+
+
+def _channels(model: torch.nn.Module) -> int:
+    """Input channels, from the first convolution."""
+    first = next((module for module in model.modules() if isinstance(module, torch.nn.Conv2d)), None)
+    return first.in_channels if first is not None else 3

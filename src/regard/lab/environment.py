@@ -1,0 +1,82 @@
+"""What a result depends on besides the run: machine, versions, device, code."""
+
+import platform
+import resource
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regard
+
+
+def environment(device: torch.device, precision: str) -> dict[str, Any]:
+    """machine, python, torch, threads, device, precision and versions, for the outcome."""
+    import lightning
+    import timm
+    import torchvision
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return {
+        "machine": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "timm": timm.__version__,
+        "lightning": lightning.__version__,
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+        "processor": name,
+        "precision": precision,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+@lru_cache(maxsize=1)
+def code_version() -> str:
+    """The commit of the source tree ("+" if it has changes), or the installed version."""
+    root = Path(regard.__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return regard.__version__
+    try:
+        commit = _git(root, "rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git(root, "status", "--porcelain", "--", "src") else "")
+    except (OSError, subprocess.SubprocessError):
+        return regard.__version__
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of a GPU the most that torch had allocated; on the CPU the largest size of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def count_macs(model: torch.nn.Module, example: torch.Tensor) -> int:
+    """Multiply-accumulates of one forward pass, counted by torch under the plain attention kernel."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    model.eval()
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        model(example)
+    return counter.get_total_flops() // 2

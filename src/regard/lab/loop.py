@@ -1,0 +1,322 @@
+"""The training loop. A run that is stopped anywhere goes on from its last checkpoint with the same bits.
+
+Order, augmentation, mixing and dropout are pure functions of (seed, step), so a checkpoint needs weights, the optimiser
+and the step, and no state of any generator.
+"""
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import RegardError
+from regard.tasks.base import Score, Task
+from regard.tasks.data.streams import seed_all
+
+from . import checkpoint
+from .recipe import Recipe
+
+log = logging.getLogger("regard.lab")
+
+EVALUATIONS = 10
+"""The test split is evaluated at most so often in a run, at equal distances and at the end."""
+FLUSH = 50
+"""Losses are looked at every so many steps, so that a GPU need not wait for each."""
+
+_NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_position_bias_table", "temperature")
+
+
+class Diverged(RegardError):
+    """The loss became NaN or infinite; `step` counts from 0."""
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(f"the loss is {loss} at step {step}; try a smaller lr, more warmup or clip=1.0")
+        self.step = step
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop and has written a checkpoint; the same command goes on from there."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. left: seconds to the end, as the last steps suggest; metrics: those evaluated last."""
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    loss: float
+    lr: float
+    seconds: float
+    left: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What a user sees of a run and how it is kept; nothing here changes the result.
+
+    report: called about once a second and at each epoch's end. workers: loader processes, 0 = none. save_seconds and
+    save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning.
+    """
+
+    report: Callable[[Progress], None] | None = None
+    workers: int = 0
+    save_seconds: float = 20.0
+    save_steps: int = 0
+    loggers: tuple[Any, ...] = ()
+
+
+def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters with and without weight decay: none on vectors, biases, positions and what modules leave out."""
+    spared = set()
+    for name, module in model.named_modules():
+        names = getattr(module, "no_weight_decay", None)
+        if callable(names):
+            spared |= {f"{name}.{own}" if name else own for own in names()}
+    parts: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            last = name.rsplit(".", 1)[-1]
+            plain = name in spared or parameter.ndim <= 1 or last == "bias" or last in _NO_DECAY
+            parts[not plain].append(parameter)
+    kept = {True: weight_decay, False: 0.0}
+    return [{"params": found, "weight_decay": kept[decay]} for decay, found in parts.items() if found]
+
+
+class Loop:
+    """One run in a folder: `train` goes on where the folder's checkpoint stands."""
+
+    def __init__(
+        self, task: Task, recipe: Recipe, seed: int, model: nn.Module, fabric: Any, folder: Path, watch: Watch
+    ):
+        self.task, self.recipe, self.seed, self.fabric = task, recipe, seed, fabric
+        self.folder, self.watch, self.device = folder, watch, fabric.device
+        self.per_epoch = max(task.batches_per_epoch(recipe) // recipe.accumulate, 1)
+        self.steps = self.per_epoch * recipe.epochs
+        self.step, self.seconds, self.losses = 0, 0.0, list[float]()
+        self.score: Score | None = None
+        self.model = model
+        self.model.to(self.device)
+        self.ema = _average(self.model, recipe.ema) if recipe.ema else None
+        self.optimizer: Any = _optimizer(self.model, recipe)
+        self.wrapped, self.wrapped_optimizer = fabric.setup(self.model, self.optimizer)
+        self.metrics = checkpoint.Metrics(
+            folder / "metrics.csv", ("top1", "loss") if task.metric == "top1" else (task.metric,)
+        )
+        self._pending: list[Tensor] = []
+        self._stop = False
+
+    @property
+    def trained(self) -> nn.Module:
+        """The network that is evaluated and kept: the average where there is one."""
+        return self.ema.module if self.ema is not None else self.model
+
+    def resume(self) -> None:
+        """Take up the newest readable checkpoint, and cut the metrics to it."""
+        state = checkpoint.load(self.folder)
+        if state is not None:
+            self.step, self.seconds, self.losses = state["step"], state["seconds"], list(state["losses"])
+            self.model.load_state_dict(state["model"])
+            if self.ema is not None:
+                self.ema.module.load_state_dict(state["ema"])
+            if state["optimizer"] is not None:
+                self.optimizer.load_state_dict(state["optimizer"])
+        self.metrics.cut(self.step)
+
+    def save(self, final: bool = False) -> None:
+        """Write a checkpoint; the final one has no optimiser. Raises: StoreError, Diverged."""
+        self._flush()
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "losses": self.losses,
+            "model": self.model.state_dict(),
+            "ema": self.ema.module.state_dict() if self.ema is not None else None,
+            "optimizer": None if final else self.optimizer.state_dict(),
+        }
+        checkpoint.save(self.folder, state)
+
+    def train(self) -> Score:
+        """Train to the end and evaluate. Raises: Diverged, Interrupted, StoreError, DataError."""
+        with self._stoppable():
+            if self.step < self.steps:
+                self._train()
+                self.save(final=True)
+            self.score = self.evaluate()
+        return self.score
+
+    def _train(self) -> None:
+        accumulate = self.recipe.accumulate
+        first, last = self.step * accumulate, self.steps * accumulate
+        batches = self._numbered(first, last)
+        begun = saved = told = time.monotonic()
+        before, from_step = self.seconds, self.step
+        while self.step < self.steps:
+            self._one_step(batches)
+            self.step += 1
+            now = time.monotonic()
+            self.seconds = before + now - begun
+            if self.step % self.per_epoch == 0:
+                self._end_epoch()
+            every = self.watch.save_steps
+            due = now - saved >= self.watch.save_seconds or (every and self.step % every == 0)
+            if self._stop or (due and self.step < self.steps):
+                self.save()
+                saved = time.monotonic()
+            if self._stop:
+                raise Interrupted(f"stopped at step {self.step} of {self.steps}")
+            if now - told >= 1.0 or self.step % self.per_epoch == 0:
+                told = now
+                self._tell((now - begun) / (self.step - from_step))
+
+    def _numbered(self, first: int, last: int) -> Iterator[Any]:
+        """Batches by number; with accumulation an epoch's left-over batches are not used."""
+        per_epoch = self.per_epoch * self.recipe.accumulate
+        whole = self.task.batches_per_epoch(self.recipe)
+        if whole <= per_epoch:
+            yield from self.task.batches(self.recipe, self.seed, first, last, self.watch.workers)
+            return
+        for epoch in range(first // per_epoch, last // per_epoch):
+            start = first % per_epoch if epoch == first // per_epoch else 0
+            span = (epoch * whole + start, epoch * whole + per_epoch)
+            yield from self.task.batches(self.recipe, self.seed, *span, self.watch.workers)
+
+    def _one_step(self, batches: Iterator[Any]) -> None:
+        lr = self.recipe.lr_at(self.step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.wrapped.train()
+        total = torch.zeros((), device=self.device)
+        for part in range(self.recipe.accumulate):
+            batch = next(batches)
+            seed_all("step", self.seed, self.step, part)
+            loss = self.task.loss(self.wrapped, batch, self.recipe, self.device) / self.recipe.accumulate
+            self.fabric.backward(loss)
+            total += loss.detach()
+        if self.recipe.clip:
+            self.fabric.clip_gradients(
+                self.wrapped, self.wrapped_optimizer, max_norm=self.recipe.clip, error_if_nonfinite=False
+            )
+        self.wrapped_optimizer.step()
+        self.wrapped_optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update(self.model, self.step)
+        self._pending.append(total)
+        if len(self._pending) >= FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        values = torch.stack(self._pending).tolist()
+        first = len(self.losses)
+        self._pending = []
+        for place, value in enumerate(values):
+            if not math.isfinite(value):
+                raise Diverged(((self.step - 1) // self.per_epoch) * self.per_epoch + first + place, value)
+        self.losses.extend(values)
+
+    def _end_epoch(self) -> None:
+        self._flush()
+        epoch, epochs = self.step // self.per_epoch, self.recipe.epochs
+        row = {
+            "epoch": epoch,
+            "step": self.step,
+            "train_loss": repr(math.fsum(self.losses) / len(self.losses)),
+            "lr": repr(self.recipe.lr_at(self.step - 1, self.steps)),
+            "seconds": round(self.seconds, 3),
+        }
+        if epoch * EVALUATIONS // epochs > (epoch - 1) * EVALUATIONS // epochs:
+            self.score = self.evaluate()
+            row |= {name: repr(value) for name, value in self.score.metrics.items()}
+        self.metrics.append(row)
+        values = {"train/loss": float(row["train_loss"]), "lr": float(row["lr"])}
+        if "top1" in row or self.task.metric in row:
+            values |= {f"val/{name}": value for name, value in self.score.metrics.items()} if self.score else {}
+        self.fabric.log_dict(values, step=self.step)
+        self.losses = []
+
+    def evaluate(self) -> Score:
+        """The trained network on the test split, in the run's precision."""
+        training = self.trained.training
+        with self.fabric.autocast():
+            score = self.task.score(self.trained, self.device)
+        self.trained.train(training)
+        return score
+
+    def _tell(self, per_step: float) -> None:
+        if self.watch.report is None:
+            return
+        self._flush()
+        self.watch.report(
+            Progress(
+                step=self.step,
+                steps=self.steps,
+                epoch=(self.step - 1) // self.per_epoch + 1,
+                epochs=self.recipe.epochs,
+                loss=self.losses[-1] if self.losses else float(self.metrics.read()[-1]["train_loss"]),
+                lr=self.recipe.lr_at(self.step - 1, self.steps),
+                seconds=self.seconds,
+                left=per_step * (self.steps - self.step),
+                metrics=dict(self.score.metrics) if self.score else {},
+            )
+        )
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop after the step that is under way; the second one stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: Any) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _average(model: nn.Module, decay: float) -> Any:
+    from timm.utils import ModelEmaV3
+
+    return ModelEmaV3(model, decay=decay)
+
+
+def _optimizer(model: nn.Module, recipe: Recipe) -> Any:
+    from timm.optim import create_optimizer_v2, get_optimizer_info
+
+    from regard.core import ConfigError, nearest
+
+    try:
+        info = get_optimizer_info(recipe.optimizer)
+    except ValueError as error:
+        from timm.optim import list_optimizers
+
+        raise ConfigError(
+            f"unknown optimizer {recipe.optimizer!r}; {nearest(recipe.optimizer, list_optimizers())}"
+        ) from error
+    options: dict[str, Any] = {"betas": recipe.betas} if info.has_betas else {"momentum": recipe.betas[0]}
+    return create_optimizer_v2(
+        groups(model, recipe.weight_decay),
+        opt=recipe.optimizer,
+        lr=recipe.lr,
+        weight_decay=recipe.weight_decay,
+        **options,
+    )

@@ -1,0 +1,65 @@
+"""Recipe: how a network is trained. Everything here changes the result and is part of a run's key."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from regard.core import ConfigError
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Defaults are those of the desk protocols.
+
+    batch: images of one forward pass; accumulate: forward passes of a step. optimizer: a name that timm knows.
+    betas: the optimiser's two, where it has them. warmup: share of the steps in which lr rises; then it falls along
+    a cosine to floor * lr. weight_decay: on matrices only. clip: largest norm of the gradient, 0 = none. smoothing: of
+    the labels. mixup, cutmix: timm's alphas, 0 = off. augment: see `regard.tasks.data.augment`. ema: decay of an
+    average of the weights, which is evaluated in their place; 0 = none. precision: as Lightning Fabric calls it.
+    Raises: ConfigError.
+    """
+
+    version: ClassVar[int] = 1
+
+    epochs: int = 20
+    batch: int = 64
+    accumulate: int = 1
+    optimizer: str = "adamw"
+    lr: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.05
+    warmup: float = 0.1
+    floor: float = 0.0
+    clip: float = 1.0
+    smoothing: float = 0.1
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    augment: str = "crop"
+    ema: float = 0.0
+    precision: str = "32-true"
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.batch, self.accumulate) < 1:
+            raise ConfigError(
+                f"epochs, batch and accumulate are at least 1, not {self.epochs}, {self.batch}, {self.accumulate}"
+            )
+        if not self.lr > 0 or not math.isfinite(self.lr):
+            raise ConfigError(f"lr is a positive number, not {self.lr}")
+        for name in ("warmup", "floor", "smoothing", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is a share, at least 0 and below 1, not {getattr(self, name)}")
+        for name in ("weight_decay", "clip", "mixup", "cutmix"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is 0 or more, not {getattr(self, name)}")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"precision is one of {', '.join(PRECISIONS)}, not {self.precision!r}")
+
+    def lr_at(self, step: int, steps: int) -> float:
+        """The learning rate of step 0 .. steps-1: a linear rise, then a cosine; a pure function, nothing to save."""
+        rise = round(self.warmup * steps)
+        if step < rise:
+            return self.lr * (step + 1) / rise
+        share = (step - rise) / max(steps - rise, 1)
+        return self.lr * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * share)))

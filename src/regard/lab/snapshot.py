@@ -1,0 +1,95 @@
+"""The snapshot of a study: what reports and tables need to know of it, written beside its results."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from regard.mixers.spell import spell
+
+from .files import read_json, write_json
+from .results import Results
+from .table import snapshot_path
+
+if TYPE_CHECKING:
+    from .study import Row, Setting, Study
+
+
+def write_snapshot(study: "Study", scale: str, store: Results, seeds: int | None = None) -> dict[str, Any]:
+    """Write and return the snapshot of one scale. Runs of an earlier one with the same rows, such as further seeds,
+    stay listed; so do counts that a dry run has filled in.
+
+    Raises: ConfigError, StoreError.
+    """
+    setting = study.setting(scale)
+    runs = [] if setting.recipe is None else study.runs(scale, seeds=seeds)
+    value = {
+        "version": 1,
+        "study": study.name,
+        "title": study.title,
+        "source": study.source,
+        "scale": scale,
+        "question": study.question,
+        "metric": study.metric,
+        "baseline": study.baseline,
+        "pooled": study.pooled,
+        "notes": list(study.notes),
+        "task": spell(setting.task.identity()),
+        "data": data_record(setting),
+        "recipe": spell(setting.recipe) if setting.recipe is not None else "",
+        "rows": [describe(row, setting) for row in setting.rows],
+        "claims": [asdict(claim) for claim in study.claims],
+        "runs": [{"key": run.key, "row": row.label, "seed": run.seed} for row, run in runs],
+    }
+    path = snapshot_path(store.root, study.name, scale)
+    if path.exists():
+        _keep(value, read_json(path))
+    write_json(path, value)
+    return value
+
+
+def data_record(setting: "Setting") -> dict[str, Any]:
+    """Name, checksum and sizes of the data. Raises: DataError if the data are not there."""
+    return dict(setting.task.record())
+
+
+def describe(row: "Row", setting: "Setting") -> dict[str, Any]:
+    """One row as plain data."""
+    spelling = spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
+    return {
+        "label": row.label,
+        "spelling": spelling,
+        "host": row.host or setting.task.host,
+        "control": row.control,
+        "card": _card(row),
+        "paper": dict(row.paper),
+        "exact": dict(row.exact),
+        "notes": list(row.notes),
+        "parameters": None,
+        "macs": None,
+    }
+
+
+def _card(row: "Row") -> dict[str, Any] | None:
+    if row.mixer is None:
+        return None
+    plain = asdict(row.mixer.card)
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in plain.items()}
+
+
+def _keep(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
+    """What an earlier snapshot of the same task knows more: further runs of rows that did not change, and counts."""
+    before = {row["label"]: row for row in earlier.get("rows") or ()}
+    same = {
+        row["label"]
+        for row in value["rows"]
+        if row["label"] in before and all(before[row["label"]].get(n) == row[n] for n in ("spelling", "host"))
+    }
+    for row in value["rows"]:
+        if row["label"] in same:
+            for name in ("parameters", "macs"):
+                row[name] = before[row["label"]].get(name)
+    if any(earlier.get(name) != value[name] for name in ("task", "recipe")):
+        return
+    known = {(run["row"], run["seed"]) for run in value["runs"]}
+    further = [run for run in earlier.get("runs") or () if (run["row"], run["seed"]) not in known]
+    value["runs"] += [run for run in further if run["row"] in same]

@@ -1,0 +1,247 @@
+"""Many runs on one machine: worker processes that each import torch once, and a parent that survives their deaths."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .progress import Progress
+from .results import Busy, Results
+
+TICK_SECONDS = 1.0
+ATTEMPTS = 2
+
+
+class Carried(Protocol):
+    """What a run has to offer to be carried out here; `regard.lab.run.Run` does."""
+
+    @property
+    def key(self) -> str: ...
+
+    def execute(self, store: Results) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run and where it belongs. epochs: of its recipe, for the display. probes: measurements on the trained model."""
+
+    run: Any
+    study: str
+    scale: str
+    row: str
+    seed: int
+    epochs: int = 0
+    probes: bool = False
+
+
+class Worker:
+    """One process that carries out one run at a time. If it dies, its own run alone is affected."""
+
+    def __init__(self, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare)
+        with surroundings(threads):  # the child reads these when it starts
+            self.pid = self.pool.submit(os.getpid).result()
+
+    def submit(self, job: Job, store: Results) -> "Future[tuple[str, dict[str, Any] | None, str]]":
+        """Start a run; the result is (state, outcome, text)."""
+        return self.pool.submit(carry, job, str(store.root))
+
+    def stop(self, patience: float = 10.0) -> None:
+        """Interrupt what it does, and end it; after `patience` seconds without being heard."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+        ending = threading.Thread(target=self.pool.shutdown, kwargs={"wait": True, "cancel_futures": True}, daemon=True)
+        ending.start()
+        ending.join(patience)
+        if ending.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            ending.join(patience)
+
+    def close(self) -> None:
+        """End it when it has nothing to do."""
+        self.pool.shutdown(wait=True)
+
+
+def run_all(jobs: Sequence[Job], store: Results, workers: int | None, progress: Progress) -> dict[str, int]:
+    """Carry out the jobs and return the counts of `progress` by state.
+
+    workers: processes, the cores shared out between them; None = one a core, but not more than jobs; 0 = this process.
+    A run whose worker was killed is tried once more, and then left as it is: it goes on at the next start.
+    Raises: KeyboardInterrupt after the workers have ended.
+    """
+    cores = usable_cores()
+    number = min(cores if workers is None else workers, len(jobs))
+    progress.plan((job.row for job in jobs), max(number, 1))
+    if number <= 0:
+        for job in jobs:
+            progress.start(job.row, job.seed, job.run.key, job.epochs)
+            progress.end(*_ended(job, carry(job, str(store.root))))
+    else:
+        _share_out(list(jobs), store, number, max(1, cores // number), progress)
+    return {state: progress.counts[state] for state in ("done", "failed", "died", "busy")}
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def carry(job: Job, root: str) -> tuple[str, dict[str, Any] | None, str]:
+    """Carry out one job: (state, outcome, text). An error of the run becomes a failed outcome; nothing is raised."""
+    store = Results(root)
+    try:
+        outcome = job.run.execute(store)
+    except Busy as error:
+        return "busy", None, str(error)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        outcome = store_failure(job, store, text)
+    with suppress(Busy):
+        outcome = _belongs(job, store, outcome)
+    state = "done" if outcome.get("status") == "done" else "failed"
+    return state, _small(outcome), str(outcome.get("error") or "")
+
+
+def store_failure(job: Job, store: Results, text: str) -> dict[str, Any]:
+    """Record an error that the run itself did not record."""
+    outcome = store.outcome(job.run.key)
+    if outcome is None:
+        outcome = {"version": 1, "key": job.run.key, "status": "failed", "error": text, "metrics": {}}
+        with suppress(OSError):
+            store.finish(job.run.key, outcome)
+    return outcome
+
+
+def _belongs(job: Job, store: Results, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Write into the outcome which study and row it was made for, and what the probes found."""
+    whole: dict[str, Any] = dict(store.outcome(job.run.key) or outcome)
+    named = {"study": job.study, "scale": job.scale, "row": job.row, "seed": job.seed}
+    changed = whole if whole.get("study") else {**whole, **named}
+    if job.probes and whole.get("status") == "done" and "maps" not in (whole.get("probes") or {}):
+        from .probe import probe_maps
+
+        changed = {**changed, "probes": {**(whole.get("probes") or {}), "maps": probe_maps(job.run, store)}}
+    if changed != whole:
+        with store.lock(job.run.key):
+            store.finish(job.run.key, changed)
+    return changed
+
+
+def _small(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """What the parent shows."""
+    return {name: outcome.get(name) for name in ("status", "metrics", "seconds", "error")}
+
+
+def _ended(job: Job, result: tuple[str, dict[str, Any] | None, str]) -> tuple[str, str, int, Any, str]:
+    return result[0], job.row, job.seed, result[1], result[2]
+
+
+def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progress: Progress) -> None:
+    """Give each free worker the next job; replace workers that die."""
+    free: list[Worker] = []
+    busy: dict[Future[Any], tuple[Worker, Job]] = {}
+    attempts: dict[str, int] = {}
+    queue = list(jobs)
+    try:
+        while queue or busy:
+            while queue and len(busy) < number:
+                worker = free.pop() if free else Worker(threads)
+                job = queue.pop(0)
+                attempts[job.run.key] = attempts.get(job.run.key, 0) + 1
+                busy[worker.submit(job, store)] = (worker, job)
+                progress.start(job.row, job.seed, job.run.key, job.epochs)
+            over, _ = wait(busy, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
+            for future in over:
+                worker, job = busy.pop(future)
+                if _died(future):
+                    _bury(worker, job, attempts, queue, progress)
+                else:
+                    free.append(worker)
+                    progress.end(*_ended(job, future.result()))
+            progress.tick(store)
+        for worker in free:
+            worker.close()
+    except BaseException:
+        with _uninterrupted():
+            for worker in (*free, *(worker for worker, _ in busy.values())):
+                worker.stop()
+        raise
+
+
+def _died(future: "Future[Any]") -> bool:
+    error = future.exception()
+    if isinstance(error, BrokenProcessPool | KeyboardInterrupt):
+        return True
+    if error is not None:
+        raise error
+    return False
+
+
+def _bury(worker: Worker, job: Job, attempts: Mapping[str, int], queue: list[Job], progress: Progress) -> None:
+    worker.stop()
+    if attempts[job.run.key] < ATTEMPTS:
+        progress.again(job.row, job.seed)
+        queue.append(job)
+    else:
+        progress.end("died", job.row, job.seed, None, "its worker was killed (memory?); it goes on at the next start")
+
+
+def _prepare() -> None:
+    """In the child: Ctrl-C is the parent's business, SIGTERM interrupts the run, and the parent's death ends us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _follow(sentinel: int) -> None:
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
+
+
+@contextmanager
+def surroundings(threads: int) -> Iterator[None]:
+    """Environment of a worker: threads of every numerical library, and an allocator that keeps its pages."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    wanted = dict.fromkeys(names, str(threads))
+    wanted |= {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not stop us from ending the workers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,255 @@
+"""What a handful of seeds says: t-intervals, paired differences, verdicts in words with numbers. Needs no torch.
+
+Accuracies are in points (percent), so that differences are points too. Fewer than three seeds give no interval and
+judge nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEVEL = 0.95
+FEWEST = 3
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean of n values with its 95 % t-interval; low and high are None below three values. sd: of the values."""
+
+    n: int
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    sd: float | None = None
+
+    @property
+    def half(self) -> float | None:
+        """Half the width of the interval."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The residual of a table of rows and seeds: sd with its degrees of freedom, and the half-width of a difference of
+    two rows. reason: why there is none; then the numbers are None."""
+
+    sd: float | None
+    degrees: int
+    half: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """word: supported, contradicted, undecided or not judged. sentence: with numbers. p: two-sided, None if not judged.
+
+    needed: seeds that would decide an undecided claim with 80 % probability. task: whether it holds with the error of
+    the test sample added. holm: whether it survives Holm's correction over the judged claims of the study.
+    """
+
+    word: str
+    sentence: str
+    interval: Interval
+    p: float | None = None
+    needed: int | None = None
+    sampling: float | None = None
+    task: bool | None = None
+    holm: bool | None = None
+
+
+def quantile(probability: float, degrees: float) -> float:
+    """Of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, probability))
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean and 95 % t-interval."""
+    n = len(values)
+    if n == 0:
+        return Interval(0, None)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Interval(1, mean)
+    sd = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    if n < FEWEST:
+        return Interval(n, mean, sd=sd)
+    half = quantile((1 + LEVEL) / 2, n - 1) * sd / math.sqrt(n)
+    return Interval(n, mean, mean - half, mean + half, sd)
+
+
+def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Interval:
+    """a - b over the seeds that both have."""
+    return interval([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
+
+
+def pooled(table: Mapping[str, Mapping[int, float]]) -> Pooled:
+    """The residual variance of rows x seeds with (rows - 1)(seeds - 1) degrees of freedom, half-width t s sqrt(2 / n).
+
+    Only for rows whose standard deviations differ by less than a factor of 3, over the seeds that all rows have; leave
+    control rows and rows with failed runs out of the table.
+    """
+    rows = [row for row in table.values() if row]
+    if len(rows) < 2:
+        return Pooled(None, 0, None, "fewer than two rows")
+    seeds = sorted(set.intersection(*(set(row) for row in rows)))
+    if len(seeds) < FEWEST:
+        return Pooled(None, 0, None, f"fewer than {FEWEST} seeds that all rows have")
+    x = np.array([[row[seed] for seed in seeds] for row in rows], dtype=np.float64)
+    spread = x.std(axis=1, ddof=1)
+    if spread.max() >= 3 * spread.min():
+        return Pooled(
+            None, 0, None, f"the standard deviations of the rows differ: {spread.min():.2f} to {spread.max():.2f}"
+        )
+    residual = x - x.mean(0, keepdims=True) - x.mean(1, keepdims=True) + x.mean()
+    degrees = (len(rows) - 1) * (len(seeds) - 1)
+    sd = math.sqrt(float((residual**2).sum()) / degrees)
+    return Pooled(sd, degrees, quantile((1 + LEVEL) / 2, degrees) * sd * math.sqrt(2 / len(seeds)))
+
+
+def sampling_error(a: Sequence[NDArray[np.bool_]], b: Sequence[NDArray[np.bool_]]) -> float | None:
+    """Standard error, in points, of a mean difference because the test images are a sample; None without the bits.
+
+    a, b: for each seed the images that were right, all of one length. It is the standard deviation over images of
+    (share of seeds right in a - share right in b) / sqrt(images); more seeds do not remove it.
+    """
+    if not a or not b or len({len(bits) for bits in (*a, *b)}) != 1 or len(a[0]) < 2:
+        return None
+    difference = np.mean(np.stack(a), 0, dtype=np.float64) - np.mean(np.stack(b), 0, dtype=np.float64)
+    return float(100 * difference.std(ddof=1) / math.sqrt(difference.size))
+
+
+def p_value(difference: Interval, at: float = 0.0) -> float | None:
+    """Two-sided, that the true difference is `at`; None below three seeds."""
+    if difference.n < FEWEST or difference.mean is None or difference.sd is None:
+        return None
+    return min(1.0, 2 * _tail(difference, at))
+
+
+def holm(values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:
+    """For each p-value whether it is significant after Holm's correction."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    kept = [False] * len(values)
+    for rank, i in enumerate(order):
+        if values[i] > level / (len(values) - rank):
+            break
+        kept[i] = True
+    return kept
+
+
+def power(seeds: int, difference: float, sd: float, degrees: int | None = None) -> float:
+    """Probability that the interval of `seeds` pairs excludes zero when the true difference is `difference`.
+
+    sd: of the paired difference. degrees: of the variance, by default seeds - 1 (one pair of rows alone).
+    """
+    from scipy.special import nctdtr
+
+    free = seeds - 1 if degrees is None else degrees
+    return 1.0 - float(nctdtr(free, abs(difference) * math.sqrt(seeds) / sd, quantile((1 + LEVEL) / 2, free)))
+
+
+def seeds_needed(sd: float, difference: float, rows: int = 2, chance: float = 0.8, most: int = 200) -> int | None:
+    """Seeds that decide a difference with probability `chance`, never fewer than three; None if more than `most`.
+
+    sd: of the paired difference. rows: of the table whose residual is pooled; 2 means one pair alone.
+    """
+    if sd <= 0:
+        return FEWEST
+    if difference == 0:
+        return None
+    for n in range(FEWEST, most + 1):
+        if power(n, difference, sd, (rows - 1) * (n - 1)) >= chance:
+            return n
+    return None
+
+
+def judge(
+    difference: Interval,
+    *,
+    within: float | None = None,
+    by: float | None = None,
+    scale: str = "desk",
+    refusal: str = "",
+    sampling: float | None = None,
+    half: float | None = None,
+) -> Verdict:
+    """The verdict on a claim from the interval of the paired difference a - b.
+
+    within: the claim is that the difference lies inside +-within. by: that it is at least `by` (paper scale alone).
+    refusal: why nothing is judged (a gate that was not passed, say). sampling: what `sampling_error` says. half: the
+    half-width pooled over rows, for a study that declared pooling.
+    """
+    if half is not None and difference.mean is not None and difference.n >= FEWEST:
+        mean = difference.mean
+        difference = Interval(difference.n, mean, mean - half, mean + half, difference.sd)
+    if scale == "smoke":
+        refusal = "smoke scale proves the road, not a claim"
+    elif difference.n < FEWEST:
+        refusal = f"{difference.n} paired seeds, at least {FEWEST} are needed"
+    if refusal or difference.low is None or difference.high is None or difference.mean is None:
+        return Verdict("not judged", f"not judged: {refusal}", difference, sampling=sampling)
+    word = _word(difference.low, difference.high, within, by if scale == "paper" else None)
+    numbers = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
+    needed, task = None, None
+    if word == "undecided":
+        needed, price = _price(difference, within)
+        sentence = f"undecided: {numbers}, {difference.n} seeds; {price}"
+    else:
+        sentence = f"{word}: {numbers}, {difference.n} seeds"
+        if sampling is not None:
+            task = word == _widened(difference, sampling, within, by if scale == "paper" else None)
+            scope = "for the task" if task else "on this test set only"
+            sentence += f"; holds {scope} (test-sampling error {sampling:.2f})"
+    return Verdict(word, sentence, difference, _claim_p(difference, within), needed, sampling, task)
+
+
+def _word(low: float, high: float, within: float | None, by: float | None) -> str:
+    if within is not None:
+        if -within < low and high < within:
+            return "supported"
+        return "contradicted" if low > within or high < -within else "undecided"
+    edge = by or 0.0
+    if low > edge or (by is not None and low >= edge):
+        return "supported"
+    return "contradicted" if high < edge else "undecided"
+
+
+def _widened(difference: Interval, sampling: float, within: float | None, by: float | None) -> str:
+    """The verdict with the error of the test sample added to that of the seeds."""
+    mean, half = difference.mean or 0.0, math.hypot(difference.half or 0.0, 1.96 * sampling)
+    return _word(mean - half, mean + half, within, by)
+
+
+def _price(difference: Interval, within: float | None) -> tuple[int | None, str]:
+    """How many seeds would decide a difference: the observed one, or half a point where that is smaller than 0.1."""
+    sd, mean = difference.sd or 0.0, abs(difference.mean or 0.0)
+    aim = mean if mean >= 0.1 else 0.5
+    if within is not None:
+        aim = abs(within - mean) or within
+    needed = seeds_needed(sd, aim)
+    number = f"about {needed} seeds" if needed is not None else "more than 200 seeds"
+    what = f"bring the interval inside +-{within:g}" if within is not None else f"decide a difference of {aim:.1f}"
+    return needed, f"{number} would {what}"
+
+
+def _claim_p(difference: Interval, within: float | None) -> float | None:
+    """Of the claim's null hypothesis: no difference; for equivalence, one outside +-within (the worse side)."""
+    if within is None:
+        return p_value(difference)
+    mean = difference.mean or 0.0
+    inside = max(_tail(difference, within), _tail(difference, -within))
+    return inside if abs(mean) < within else 1.0
+
+
+def _tail(difference: Interval, at: float) -> float:
+    """One-sided probability of a mean at least so far from `at`."""
+    from scipy.special import stdtr
+
+    mean, sd = difference.mean or 0.0, difference.sd or 0.0
+    if sd == 0:
+        return 0.5 if mean == at else 0.0
+    return float(stdtr(difference.n - 1, -abs(mean - at) / (sd / math.sqrt(difference.n))))

@@ -1,0 +1,361 @@
+"""Table: what the store says about one study at one scale, with its gate and its claims judged. Needs no torch.
+
+It is made from the study's snapshot and the outcomes of its runs, and can be made again at any time.
+"""
+
+import base64
+import binascii
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.core import ConfigError, StoreError, nearest
+
+from .files import read_json
+from .results import Results
+from .statistics import Interval, Pooled, Verdict, holm, interval, judge, paired, pooled, sampling_error
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row: n finished runs, their mean and interval, and the difference to the baseline (None for the baseline).
+
+    failed: runs that ended without a result; diverged: of these, and of the finished ones that stayed at chance.
+    """
+
+    label: str
+    n: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    sd: float | None
+    difference: Interval | None
+    control: bool
+    failed: int
+    diverged: int
+    runs: int
+    paper: Mapping[str, float]
+    parameters: int | None
+    macs: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim in words, with its verdict."""
+
+    a: str
+    b: str
+    metric: str
+    text: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Whether the baseline beats every control: True, False, or None where that cannot be told."""
+
+    passed: bool | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, claims and gate of a study. warnings: what a reader must know first. runs: one entry a finished run."""
+
+    study: str
+    title: str
+    source: str
+    scale: str
+    metric: str
+    baseline: str
+    caption: str
+    gate: Gate
+    rows: tuple[Line, ...]
+    claims: tuple[Judged, ...]
+    pooled: Pooled
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    runs: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def load(cls, root: Path | str, name: str, scale: str) -> "Table":
+        """Raises: ConfigError if the store has nothing of this study and scale; StoreError if a file is damaged."""
+        snapshot = load_snapshot(root, name, scale)
+        return make_table(snapshot, _outcomes(Results(root), snapshot))
+
+    def line(self, label: str) -> Line:
+        """Raises: ConfigError for an unknown row."""
+        for row in self.rows:
+            if row.label == label:
+                return row
+        raise ConfigError(f"no row {label!r}; {nearest(label, (row.label for row in self.rows))}")
+
+    @property
+    def expected_wrong(self) -> float:
+        """How many of the judged claims would come out wrong by chance: 5 % of each."""
+        return 0.05 * sum(claim.verdict.p is not None for claim in self.claims)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; numbers in full."""
+        plain = asdict(self)
+        del plain["runs"]
+        for row in plain["rows"]:
+            if row["difference"] is None:
+                del row["difference"]
+        plain["expected_wrong"] = self.expected_wrong
+        return plain
+
+
+def snapshot_path(root: Path | str, name: str, scale: str) -> Path:
+    """Where a study's snapshot lies."""
+    return Path(root) / "studies" / f"{name}-{scale}.json"
+
+
+def snapshots(root: Path | str) -> list[tuple[str, str]]:
+    """(study, scale) of every snapshot in a store."""
+    found = sorted((Path(root) / "studies").glob("*-*.json"))
+    return [(path.stem.rpartition("-")[0], path.stem.rpartition("-")[2]) for path in found]
+
+
+def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
+    """Raises: ConfigError if there is none (with what there is); StoreError if it is damaged."""
+    path = snapshot_path(root, name, scale)
+    if not path.exists():
+        known = [f"{study} at {size} scale" for study, size in snapshots(root)]
+        has = f"it has {', '.join(known)}" if known else "it has no study yet"
+        raise ConfigError(f"no results of {name} at {scale} scale in {root}; {has}; run or import them first")
+    value = read_json(path)
+    if not isinstance(value, dict) or not {"rows", "runs", "metric", "baseline"} <= value.keys():
+        raise StoreError(f"{path} is not a study's snapshot; delete it and run the study again")
+    return value
+
+
+def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The table from a snapshot and the outcomes by key."""
+    warnings: list[str] = []
+    runs = [{**run, "outcome": outcomes[run["key"]]} for run in snapshot["runs"] if run["key"] in outcomes]
+    runs = _one_device(runs, warnings)
+    metric, baseline = snapshot["metric"], snapshot["baseline"]
+    values = {row["label"]: _values(runs, row["label"], metric) for row in snapshot["rows"]}
+    lines = tuple(_line(row, runs, values, baseline, snapshot) for row in snapshot["rows"])
+    gate = _gate(lines, values, baseline, metric)
+    residual = pooled({line.label: values[line.label] for line in lines if not line.control and not line.failed})
+    claims = _judge_all(snapshot, runs, lines, gate, residual)
+    warnings += _mixtures(runs) + _losses(lines, len(snapshot["runs"]), len(runs))
+    return Table(
+        study=snapshot.get("study", ""), title=snapshot.get("title", ""), source=snapshot.get("source", ""),
+        scale=snapshot.get("scale", ""), metric=metric, baseline=baseline, caption=_caption(snapshot), gate=gate,
+        rows=lines, claims=claims, pooled=residual, warnings=tuple(warnings), notes=_notes(snapshot),
+        runs=tuple(run for run in runs if run["outcome"].get("status") == "done"),
+    )  # fmt: skip
+
+
+def right_bits(outcome: Mapping[str, Any]) -> NDArray[np.bool_] | None:
+    """Which test images a run had right, as it recorded them; None if it did not."""
+    text, number = outcome.get("bits"), (outcome.get("data") or {}).get("test")
+    if not text or not isinstance(number, int):
+        return None
+    try:
+        packed = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
+    except (binascii.Error, ValueError) as error:
+        raise StoreError(f"the bits of run {outcome.get('key')} are damaged ({error}); run it again") from error
+    if len(packed) * 8 < number:
+        return None
+    return np.unpackbits(packed, count=number).astype(bool)
+
+
+def _outcomes(store: Results, snapshot: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    found = {run["key"]: store.outcome(run["key"]) for run in snapshot["runs"]}
+    return {key: outcome for key, outcome in found.items() if outcome is not None}
+
+
+def _one_device(runs: list[dict[str, Any]], warnings: list[str]) -> list[dict[str, Any]]:
+    """Seeds of the CPU and of a GPU never stand in one interval: the kind of device with most runs is kept."""
+    kinds = Counter(_device(run["outcome"]) for run in runs if run["outcome"].get("status") == "done")
+    if len(kinds) < 2:
+        return runs
+    kept = kinds.most_common(1)[0][0]
+    left = ", ".join(f"{number} on {kind}" for kind, number in sorted(kinds.items()) if kind != kept)
+    warnings.append(f"only runs on {kept} are in the table; left out: {left} (devices are never mixed in an interval)")
+    return [run for run in runs if _device(run["outcome"]) == kept]
+
+
+def _device(outcome: Mapping[str, Any]) -> str:
+    text = str((outcome.get("environment") or {}).get("device") or "cpu").lower()
+    return "cpu" if text.startswith("cpu") else "a GPU"
+
+
+def _values(runs: Sequence[Mapping[str, Any]], label: str, metric: str) -> dict[int, float]:
+    """Metric by seed of a row's finished runs."""
+    found = {}
+    for run in runs:
+        value = (run["outcome"].get("metrics") or {}).get(metric)
+        if run["row"] == label and run["outcome"].get("status") == "done" and isinstance(value, int | float):
+            found[int(run["seed"])] = float(value)
+    return found
+
+
+def _line(
+    row: Mapping[str, Any],
+    runs: Sequence[Mapping[str, Any]],
+    values: Mapping[str, Mapping[int, float]],
+    baseline: str,
+    snapshot: Mapping[str, Any],
+) -> Line:
+    label = row["label"]
+    own = [run["outcome"] for run in runs if run["row"] == label]
+    done = [outcome for outcome in own if outcome.get("status") == "done"]
+    whole = interval(list(values[label].values()))
+    seconds = [outcome["seconds"] for outcome in done if isinstance(outcome.get("seconds"), int | float)]
+    return Line(
+        label=label, n=whole.n, mean=whole.mean, low=whole.low, high=whole.high, sd=whole.sd,
+        difference=None if label == baseline else paired(values[label], values.get(baseline, {})),
+        control=bool(row.get("control")), failed=len(own) - len(done),
+        diverged=sum(_diverged(outcome) for outcome in own),
+        runs=sum(run["row"] == label for run in snapshot["runs"]), paper=dict(row.get("paper") or {}),
+        parameters=_known(row, done, "parameters"), macs=_known(row, done, "macs"),
+        seconds=sum(seconds) / len(seconds) if seconds else None,
+    )  # fmt: skip
+
+
+def _known(row: Mapping[str, Any], done: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    value = next((outcome[name] for outcome in done if outcome.get(name) is not None), row.get(name))
+    return int(value) if value is not None else None
+
+
+def _diverged(outcome: Mapping[str, Any]) -> bool:
+    """A run that says so, whose loss was not a number, or that stayed at chance."""
+    error = str(outcome.get("error") or "").lower()
+    return bool(outcome.get("diverged")) or "nan" in error or "not finite" in error or "not a number" in error
+
+
+def _gate(lines: Sequence[Line], values: Mapping[str, Mapping[int, float]], baseline: str, metric: str) -> Gate:
+    """The baseline has to beat every control, with the whole interval of the difference above zero."""
+    controls = [line.label for line in lines if line.control]
+    if not controls:
+        return Gate(None, "The study has no controls: nothing shows that mixing tokens helps here.")
+    parts: list[str] = []
+    states: list[bool | None] = []
+    for label in controls:
+        ahead = paired(values.get(baseline, {}), values[label])
+        if ahead.low is None or ahead.high is None:
+            states.append(None)
+            parts.append(f"{label}: {ahead.n} paired seeds, too few")
+        else:
+            states.append(ahead.low > 0)
+            parts.append(f"{label}: {ahead.mean:+.1f} [{ahead.low:+.1f}, {ahead.high:+.1f}]")
+    passed = False if False in states else None if None in states else True
+    word = {True: "passed", False: "not passed", None: "open"}[passed]
+    return Gate(passed, f"Gate {word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.")
+
+
+def _judge_all(
+    snapshot: Mapping[str, Any],
+    runs: Sequence[Mapping[str, Any]],
+    lines: Sequence[Line],
+    gate: Gate,
+    residual: Pooled,
+) -> tuple[Judged, ...]:
+    scale = snapshot.get("scale", "")
+    controls = any(line.control for line in lines)
+    refusal = ""
+    if controls and gate.passed is not True:
+        refusal = "the baseline does not beat both controls" if gate.passed is False else "the gate is still open"
+    labels = {line.label for line in lines}
+    judged = []
+    for claim in snapshot.get("claims") or ():
+        a, b, metric = claim["a"], claim["b"], claim["metric"]
+        if not {a, b} <= labels:
+            continue
+        half = residual.half if snapshot.get("pooled") and metric == snapshot["metric"] else None
+        verdict = judge(
+            paired(_values(runs, a, metric), _values(runs, b, metric)), within=claim.get("within"),
+            by=claim.get("by"), scale=scale, refusal=refusal, half=half,
+            sampling=_sampling(runs, a, b) if metric == "top1" else None,
+        )  # fmt: skip
+        lost = sum(line.diverged for line in lines if line.label in (a, b))
+        if lost:
+            verdict = replace(verdict, sentence=f"{verdict.sentence}; without {lost} diverged runs")
+        judged.append(Judged(a, b, metric, _claim_text(claim), verdict))
+    return _corrected(judged)
+
+
+def _corrected(judged: Sequence[Judged]) -> tuple[Judged, ...]:
+    """Mark the claims that survive Holm's correction over all that were judged."""
+    places = [i for i, claim in enumerate(judged) if claim.verdict.p is not None]
+    kept = dict(zip(places, holm([judged[i].verdict.p or 0.0 for i in places]), strict=True))
+    marked = []
+    for i, claim in enumerate(judged):
+        verdict = claim.verdict
+        if i in kept:
+            decided = verdict.word in ("supported", "contradicted") and len(places) > 1
+            said = f"; {'survives' if kept[i] else 'does not survive'} Holm's correction" if decided else ""
+            verdict = replace(verdict, holm=kept[i], sentence=verdict.sentence + said)
+        marked.append(replace(claim, verdict=verdict))
+    return tuple(marked)
+
+
+def _claim_text(claim: Mapping[str, Any]) -> str:
+    a, b, metric = claim["a"], claim["b"], claim["metric"]
+    if claim.get("within") is not None:
+        return f"{a} is as good as {b} in {metric}, within {claim['within']:g}"
+    by = f" by at least {claim['by']:g} (paper scale)" if claim.get("by") is not None else ""
+    return f"{a} is above {b} in {metric}{by}"
+
+
+def _sampling(runs: Sequence[Mapping[str, Any]], a: str, b: str) -> float | None:
+    """The error of the test sample, from the bits of the seeds that both rows have."""
+    bits: dict[str, dict[int, NDArray[np.bool_]]] = {a: {}, b: {}}
+    for run in runs:
+        if run["row"] in bits and run["outcome"].get("status") == "done":
+            found = right_bits(run["outcome"])
+            if found is not None:
+                bits[run["row"]][int(run["seed"])] = found
+    seeds = sorted(bits[a].keys() & bits[b].keys())
+    return sampling_error([bits[a][seed] for seed in seeds], [bits[b][seed] for seed in seeds])
+
+
+def _mixtures(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which machines, code versions, data and precisions stand in one table."""
+    done = [run["outcome"] for run in runs if run["outcome"].get("status") == "done"]
+
+    def several(what: str, found: Sequence[Any]) -> list[str]:
+        kinds = Counter(str(value) for value in found if value is not None)
+        if len(kinds) < 2:
+            return []
+        return [f"the table mixes {what}: " + ", ".join(f"{kind} ({number} runs)" for kind, number in kinds.items())]
+
+    surroundings = [outcome.get("environment") or {} for outcome in done]
+    warnings = several("code versions", [outcome.get("code") for outcome in done])
+    warnings += several("machines", [one.get("machine") for one in surroundings])
+    warnings += several("precisions", [one.get("precision") for one in surroundings])
+    warnings += several("torch versions", [one.get("torch") for one in surroundings])
+    return warnings + several("data checksums", [(outcome.get("data") or {}).get("checksum") for outcome in done])
+
+
+def _losses(lines: Sequence[Line], planned: int, there: int) -> list[str]:
+    said = [f"{line.label}: diverged {line.diverged}/{line.runs}" for line in lines if line.diverged]
+    other = [line for line in lines if line.failed > line.diverged]
+    said += [f"{line.label}: failed {line.failed - line.diverged}/{line.runs}" for line in other]
+    return [*said, f"{planned - there} of {planned} runs are still missing"] if there < planned else said
+
+
+def _caption(snapshot: Mapping[str, Any]) -> str:
+    data, parts = snapshot.get("data") or {}, [f"{snapshot.get('scale')} scale"]
+    if data.get("name"):
+        sizes = f", {data['train']} training and {data['test']} test images" if data.get("train") else ""
+        parts.append(f"{data['name']}{sizes}")
+    if snapshot.get("recipe"):
+        parts.append(str(snapshot["recipe"]))
+    return "; ".join(parts)
+
+
+def _notes(snapshot: Mapping[str, Any]) -> tuple[str, ...]:
+    own = [f"{row['label']}: {note}" for row in snapshot["rows"] for note in row.get("notes") or ()]
+    return (*(snapshot.get("notes") or ()), *own)

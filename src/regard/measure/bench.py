@@ -1,0 +1,178 @@
+"""Speed of mechanisms beside each other: interleaved, medians, ratios to the first, CPU seconds of one thread.
+
+Wall clock on a shared machine jumps; the CPU time of one thread repeats to a few per cent. Times are comparable within
+one call only, so every row carries its ratio to the first mechanism of its grid. On CUDA, events are used instead.
+"""
+
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from regard.core import ConfigError, Grid, MixerConfig, Site, nearest
+from regard.mixers.heads import HeadMixer
+from regard.mixers.spell import spell
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+PARTS = ("operator", "layer")
+# glibc returns large blocks to the kernel at every free; page faults then take as long as the work
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One mechanism at one grid: median and quartiles of seconds a pass, and the ratio of medians to the first.
+
+    faults: page faults a pass; system: share of the time spent in the kernel (above 0.05 the allocator is at work).
+    """
+
+    mixer: str
+    grid: str
+    tokens: int
+    seconds: float
+    low: float
+    high: float
+    ratio: float
+    rounds: int
+    faults: float
+    system: float
+
+
+def bench(
+    configs: Sequence[MixerConfig],
+    grids: Sequence[Grid],
+    *,
+    dim: int = 128,
+    heads: int = 2,
+    batch: int = 4,
+    dtype: str = "fp32",
+    backward: bool = False,
+    part: str = "operator",
+    device: str = "cpu",
+    seconds: float = 2.0,
+    report: Callable[[str], None] | None = None,
+) -> list[Timing]:
+    """Time every mechanism on every grid. part: "operator" is the mechanism on heads, "layer" adds its projections.
+
+    seconds: how long each mechanism is repeated on each grid (at least 5 rounds). report: told what is being timed.
+    Raises: ConfigError for an unknown dtype or part, or an operator asked of a mechanism that is not on heads.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
+    if part not in PARTS:
+        raise ConfigError(f"unknown part {part!r}; {nearest(part, PARTS)}")
+    timings = []
+    with one_thread():
+        for grid in grids:
+            if report is not None:
+                report(f"timing {len(configs)} mechanisms on {grid}")
+            runs = [
+                _prepare(config, Site(dim, heads, grid), batch, DTYPES[dtype], backward, part, torch.device(device))
+                for config in configs
+            ]
+            samples = _interleave(runs, seconds, torch.device(device))
+            first = statistics.median(sample[0] for sample in samples[0])
+            for config, found in zip(configs, samples, strict=True):
+                timings.append(_summary(config, grid, found, first))
+    return timings
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for the time of a block."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def allocator_is_fixed() -> bool:
+    """Whether this process was started with the allocator settings under which times are comparable."""
+    return all(name in os.environ for name in ALLOCATOR)
+
+
+def _prepare(
+    config: MixerConfig, site: Site, batch: int, dtype: torch.dtype, backward: bool, part: str, device: torch.device
+) -> Callable[[], object]:
+    """One pass as a function without arguments."""
+    torch.manual_seed(0)
+    layer = config.build(site).to(device, dtype)
+    x = torch.randn(batch, site.grid.tokens, site.dim, device=device, dtype=dtype, requires_grad=backward)
+    run: Callable[[], Tensor] = lambda: layer(x, site.grid)  # noqa: E731
+    leaves = [x, *layer.parameters()]
+    if part == "operator":
+        if not isinstance(layer, HeadMixer):
+            raise ConfigError(f"{spell(config)} has no operator on heads; time the whole layer: --part layer")
+        with torch.no_grad():
+            made = layer.roles(x, site.grid)
+        roles = {role: None if y is None else y.contiguous().requires_grad_(backward) for role, y in made.items()}
+        operator = layer.operator
+        run = lambda: operator(roles["q"], roles["k"], roles["v"], grid=site.grid)  # noqa: E731
+        leaves = [y for y in roles.values() if y is not None] + list(operator.parameters())
+    if not backward:
+        return torch.no_grad()(run)
+
+    ahead = torch.ones_like(run().detach())
+
+    def both() -> None:
+        torch.autograd.grad(run(), leaves, ahead, allow_unused=True)
+
+    return both
+
+
+def _interleave(
+    runs: list[Callable[[], object]], seconds: float, device: torch.device
+) -> list[list[tuple[float, float, float]]]:
+    """A B C A B C ...: (seconds, system seconds, page faults) of every pass, after one round to warm up."""
+    samples: list[list[tuple[float, float, float]]] = [[] for _ in runs]
+    for run in runs:
+        run()
+    spent = 0.0
+    while len(samples[0]) < 5 or spent < seconds * len(runs):
+        for run, found in zip(runs, samples, strict=True):
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            taken = _once(run, device)
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            found.append((taken, after.ru_stime - before.ru_stime, float(after.ru_minflt - before.ru_minflt)))
+            spent += taken
+        if len(samples[0]) >= 2000:
+            break
+    return samples
+
+
+def _once(run: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize(device)
+    return cast(float, begin.elapsed_time(end)) / 1000
+
+
+def _summary(config: MixerConfig, grid: Grid, samples: list[tuple[float, float, float]], first: float) -> Timing:
+    low, median, high = statistics.quantiles([sample[0] for sample in samples], n=4)
+    return Timing(
+        mixer=spell(config),
+        grid=f"{grid.height}x{grid.width}",
+        tokens=grid.tokens,
+        seconds=median,
+        low=low,
+        high=high,
+        ratio=median / first if first else float("nan"),
+        rounds=len(samples),
+        faults=statistics.mean(sample[2] for sample in samples),
+        system=sum(sample[1] for sample in samples) / max(sum(sample[0] for sample in samples), 1e-9),
+    )

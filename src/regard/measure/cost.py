@@ -1,0 +1,53 @@
+"""Parameters and multiply-accumulates of a whole model, without memory for weights and without running it.
+
+What the mechanisms cost comes from their formulas; the rest of the host is counted once on the meta device.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.core import Cost, MixerConfig
+from regard.hosts.nothing import Nothing
+from regard.hosts.swap import create_model, plan_swap, remove
+
+
+def model_cost(
+    host: str, mixer: MixerConfig | None, size: tuple[int, int] | None = None, accounting: str = "executed"
+) -> Cost:
+    """Cost of a host with a mechanism (None: its own attention), for one image of size (height, width).
+
+    size: None is the host's own. accounting: as in `MixerConfig.cost`.
+    Raises: ConfigError for an unknown host or a size that it refuses, SwapError if it has no attention to replace.
+    """
+    with torch.device("meta"):
+        model = create_model(host, None, **({} if size is None else {"img_size": size})).eval()
+        if mixer is None:
+            image = plan_swap(model, Nothing()).example if size is None else _image(model, size)
+            return Cost(_parameters(model), counted_macs(model, image))
+        plan = plan_swap(model, mixer, example=None if size is None else _image(model, size))
+        macs = sum(mixer.cost(site.layer.mixer.site, accounting).macs for site in plan.sites)
+        image = plan.example
+        plan.apply()
+        params = _parameters(model)
+        rest = counted_macs(remove(model, example=image), image)
+    return Cost(params, rest + macs)
+
+
+def counted_macs(model: nn.Module, image: Tensor) -> int:
+    """Multiply-accumulates of one forward pass as torch's counter sees them: matrix products and convolutions."""
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(image)
+    return counter.get_total_flops() // 2
+
+
+def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:
+    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
+    return torch.zeros(1, channels, *size, device="meta")
+
+
+def _parameters(model: nn.Module) -> int:
+    """Parameters that are the host's or a mixer's; a swapped layer's hidden original is not registered."""
+    return sum(p.numel() for p in model.parameters())

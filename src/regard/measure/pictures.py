@@ -1,0 +1,217 @@
+"""Attention maps of a real picture: as data for a study's page, and drawn over the picture.
+
+The pictures are scikit-learn's sample photographs (china.jpg by 白士 李, flower.jpg by dany13, both CC BY 2.0) and its
+handwritten digits (UCI, CC BY 4.0).
+"""
+
+import base64
+import copy
+import io
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Grid, GridError, UnsupportedError, nearest
+from regard.hosts.hosted import Hosted
+from regard.hosts.maps import capture
+from regard.hosts.swap import swap, swapped
+from regard.mixers.softmax import Softmax
+
+SAMPLES = ("china", "flower")
+WARNING = "untrained weights: these maps show the initialisation, not what a model has learned"
+
+
+def sample_image(
+    size: int | tuple[int, int], grey: bool = False, name: str = "flower"
+) -> UInt8[np.ndarray, "height width channels"]:
+    """A real picture of a size (height, width): a photograph with 3 channels, or with grey=True a digit with 1.
+
+    The photograph is cut to the aspect ratio around its centre. The digit fills two thirds of the shorter side.
+    Raises: ConfigError for an unknown photograph.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    if grey:
+        from sklearn.datasets import load_digits
+
+        side = max(1, round(min(height, width) * 2 / 3))
+        digit = Image.fromarray((load_digits().images[2] * 255 / 16).astype(np.uint8))
+        canvas = Image.new("L", (width, height))
+        canvas.paste(digit.resize((side, side), Image.Resampling.BILINEAR), ((width - side) // 2, (height - side) // 2))
+        return np.asarray(canvas)[..., None]
+    if name not in SAMPLES:
+        raise ConfigError(f"no sample photograph {name!r}; {nearest(name, SAMPLES)}")
+    from sklearn.datasets import load_sample_image
+
+    return fit(Image.fromarray(load_sample_image(f"{name}.jpg")), (height, width))
+
+
+def fit(picture: Image.Image, size: tuple[int, int]) -> UInt8[np.ndarray, "height width 3"]:
+    """A picture cut to the aspect ratio of size (height, width) around its centre, then resized."""
+    height, width = size
+    scale = min(picture.width / width, picture.height / height)
+    wide, high = width * scale, height * scale
+    left, top = (picture.width - wide) / 2, (picture.height - high) / 2
+    box = (left, top, left + wide, top + high)
+    return np.asarray(picture.convert("RGB").resize((width, height), Image.Resampling.BICUBIC, box=box))
+
+
+def attention_of(
+    model: nn.Module,
+    image: Float[Tensor, "C H W"],
+    query: tuple[int, int] | None = None,
+    grid: Grid | None = None,
+    *,
+    picture: UInt8[np.ndarray, "height width channels"] | None = None,
+    layers: str = "*",
+) -> dict[str, Any]:
+    """Where every layer and head of a model looks from one cell of an image, as plain data (probes/maps.json).
+
+    image: as the model expects it. query: (row, column) of the cell; the middle one if left out. grid: of the tokens; by
+    default that of the model's patch embedding. picture: what is shown, by default the image stretched to 0..255.
+    Returns image (base64 PNG), grid, query, layers; each layer has its name, its heads and their mean as lists of
+    height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
+    weights on extra tokens are left out too, so that a map may sum to less than 1.
+    Raises: GridError if the query lies outside the grid.
+    """
+    grid = grid or grid_of(model)
+    y, x = query if query is not None else (grid.height // 2, grid.width // 2)
+    if not (0 <= y < grid.height and 0 <= x < grid.width):
+        raise GridError(f"query {y},{x} lies outside {grid}; rows are 0 to {grid.height - 1}, columns 0 to {grid.width - 1}")
+    found = _forward(model, image, layers)
+    token = grid.prefix + y * grid.width + x
+    entries = []
+    for name, weights in found.items():
+        if weights.shape[0] != 1 or tuple(weights.shape[-2:]) != (grid.tokens, grid.tokens):
+            continue
+        heads = weights[0, :, token, grid.span]  # (H, h*w)
+        entries.append({"layer": name, "heads": _rounded(heads), "mean": _rounded(heads.mean(0))})
+    shown = picture if picture is not None else _stretched(image)
+    size = [grid.height, grid.width]
+    return {"image": base64.b64encode(png(shown)).decode(), "grid": size, "query": [y, x], "layers": entries}
+
+
+def grid_of(model: nn.Module) -> Grid:
+    """The grid of a model's tokens, from its patch embedding and its number of prefix tokens (timm's names).
+
+    Raises: UnsupportedError if the model has no single grid that could be read.
+    """
+    embedding: Any = getattr(model, "patch_embed", None)
+    size = getattr(embedding, "grid_size", None)
+    if size is None:
+        raise UnsupportedError(f"{type(model).__name__} has no patch_embed.grid_size; pass the grid of its tokens")
+    return Grid(int(size[0]), int(size[1]), int(getattr(model, "num_prefix_tokens", 0) or 0))
+
+
+def _forward(model: nn.Module, image: Tensor, layers: str) -> dict[str, Tensor]:
+    """The maps of one image in evaluation mode, for the layers that have any; the model is left as it was.
+
+    A model in which nothing was swapped is read through a copy with our softmax, which computes the same.
+    """
+    own = not any(isinstance(module, Hosted) for module in model.modules())
+    reader = swap(copy.deepcopy(model), Softmax()) if own else model
+    example = next(reader.parameters())
+    training = reader.training
+    found: list[dict[str, Tensor]] = []
+    reader.eval()
+    try:
+        with torch.no_grad(), ExitStack() as stack:
+            for name in swapped(reader, layers):
+                with suppress(UnsupportedError):
+                    found.append(stack.enter_context(capture(reader, name)))
+            if found:
+                reader(image[None].to(example.device, example.dtype))
+    except UnsupportedError:  # an operator that finds out during the pass
+        return {}
+    finally:
+        reader.train(training)
+    return {name: weights for maps in found for name, weights in maps.items()}
+
+
+def _rounded(weights: Tensor) -> list[Any]:
+    """Five decimals are more than a picture shows."""
+    return np.round(weights.double().cpu().numpy(), 5).tolist()
+
+
+def _stretched(image: Tensor) -> UInt8[np.ndarray, "height width channels"]:
+    values = image.detach().float().cpu().permute(1, 2, 0)
+    low, high = values.min(), values.max()
+    return ((values - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8).numpy()
+
+
+def png(picture: UInt8[np.ndarray, "height width channels"]) -> bytes:
+    """A picture with 1 or 3 channels as a PNG file."""
+    out = io.BytesIO()
+    Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def draw(maps: Mapping[str, Any], title: str, *, trained: bool, head: str = "all") -> bytes:
+    """The maps of `attention_of` over their picture, a row of panels for each layer, as a PNG file.
+
+    head: "all", "mean" or a number. Each panel is scaled to its own largest weight. Without trained weights the picture
+    says so. Raises: UnsupportedError if there is no map; ConfigError for a head that does not exist.
+    """
+    if not maps["layers"]:
+        raise UnsupportedError("no layer of this model has weights between all tokens of the picture")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [_panels(layer, head) for layer in maps["layers"]]
+    across = 1 + max(map(len, rows))
+    height, width = maps["grid"]
+    figure = Figure(figsize=(1.9 * across, 0.75 + (1.9 * height / width + 0.32) * len(rows)), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    if not trained:
+        figure.supxlabel(WARNING, x=0.01, ha="left", fontsize=10, color="#b3261e", weight="bold")
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(maps["image"]))).convert("RGB"))
+    panels = figure.subplots(len(rows), across, squeeze=False)
+    for line, layer, row in zip(rows, maps["layers"], panels, strict=True):
+        for axes in row:
+            axes.set_axis_off()
+        row[0].imshow(picture)
+        row[0].set_title(layer["layer"], fontsize=9, loc="left")
+        for axes, (name, weights) in zip(row[1:], line, strict=False):
+            _overlay(axes, picture, np.reshape(weights, (height, width)), maps["query"])
+            axes.set_title(name, fontsize=9, loc="left")
+    FigureCanvasAgg(figure)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110, metadata={"Software": None})
+    return out.getvalue()
+
+
+def _panels(layer: Mapping[str, Any], head: str) -> list[tuple[str, list[float]]]:
+    """(title, weights) of the panels that are asked for."""
+    heads = [(f"head {i}", weights) for i, weights in enumerate(layer["heads"])]
+    if head == "mean":
+        return [("mean", layer["mean"])]
+    if head == "all":
+        return [*heads, ("mean", layer["mean"])]
+    if not head.isdecimal() or int(head) >= len(heads):
+        raise ConfigError(f"no head {head!r} in {layer['layer']}: give all, mean or a number from 0 to {len(heads) - 1}")
+    return [heads[int(head)]]
+
+
+def _overlay(axes: Any, picture: np.ndarray, weights: np.ndarray, query: Sequence[int]) -> None:
+    """The picture in dark grey, the weights in amber (opacity = share of the largest), the query cell framed."""
+    height, width = picture.shape[:2]
+    grey = picture.mean(-1, keepdims=True).repeat(3, -1) * 0.62
+    top = float(weights.max())
+    share = weights / top if top > 0 and math.isfinite(top) else np.zeros_like(weights)
+    amber = np.empty((*weights.shape, 4))
+    amber[..., :3], amber[..., 3] = (1.0, 0.69, 0.0), 0.88 * np.clip(share, 0, 1)
+    extent = (0, width, height, 0)
+    axes.imshow(grey.astype(np.uint8), extent=extent)
+    axes.imshow(amber, extent=extent, interpolation="nearest")
+    step_y, step_x = height / weights.shape[0], width / weights.shape[1]
+    left, top_edge = query[1] * step_x, query[0] * step_y
+    xs = [left, left + step_x, left + step_x, left, left]
+    ys = [top_edge, top_edge, top_edge + step_y, top_edge + step_y, top_edge]
+    axes.plot(xs, ys, color="black", linewidth=2.4, solid_joinstyle="miter")
+    axes.plot(xs, ys, color="white", linewidth=1.2, solid_joinstyle="miter")

@@ -1,0 +1,322 @@
+"""Exact fast forms of the four factors: extra features, a product over the axes, per-axis logits. See `factors`."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.core import Grid, Mask, softmax_rows
+
+Tables = tuple[Tensor, Tensor | None]
+# the factorised form with E2 holds N * height vectors a head; above this many numbers "auto" takes the compressed form
+FACTORISED_LIMIT = 2**28
+# and up to this many queries the compressed form is the faster one (measured: benchmarks/factors.py)
+COMPRESSED_CELLS = 400
+# base of the wavelengths, sign of delta, factor of the projected encodings
+PRESETS = {"esa": (1000.0, 1, 1.0), "mmcv": (1000.0, -1, 2**-0.5), "transformer_xl": (10000.0, -1, 1.0)}
+
+
+class Case(NamedTuple):
+    """What the forms need, the scale already inside. content (B,H,N,d): q + u where E1 is on. saliency (B,H,M): E3
+    where E1 is off. place (B or 1, H, h or 1, w or 1, d): what meets r: q, t or their sum, on cells. x, y: the tables.
+    own: whether E2 is on, so that places differ by more than the cell.
+    """
+
+    content: Tensor | None
+    saliency: Tensor | None
+    place: Tensor | None
+    k: Tensor | None
+    v: Tensor
+    x: Tensor | None
+    y: Tensor | None
+    grid: Grid
+    keys: Grid
+    window: int
+    stride: int
+    mask: Mask
+    basis: tuple[Tensor | None, Tensor | None]
+    own: bool
+
+
+def full_precision(device: torch.device) -> AbstractContextManager:
+    """No autocast: positions stay in float32, and the forms choose their dtypes themselves."""
+    return torch.autocast(device.type, enabled=False) if device.type in ("cpu", "cuda") else nullcontext()
+
+
+def choose(case: Case) -> str:
+    """The backend of "auto". Its one look at shapes, device and compiler, never at numbers."""
+    if case.content is not None or case.mask.kinds:
+        return "compressed"
+    if not case.own:
+        return "factorised"
+    batch, heads, _, e = case.v.shape
+    small = batch * heads * case.grid.cells * case.keys.height * (e + 1) <= FACTORISED_LIMIT
+    worth = small and case.grid.cells > COMPRESSED_CELLS
+    return "factorised" if worth and _guarded(case.v) else "compressed"
+
+
+def inside_window(grid: Grid, keys: Grid, window: int, stride: int, device: torch.device) -> Bool[Tensor, "N M"] | None:
+    """True where |stride * key - query| <= (window - 1) / 2 on both axes or a token is extra; None for no window."""
+    if not window or window >= 2 * max(grid.height, grid.width) - 1:
+        return None
+    near_y = _near(grid.height, keys.height, window, stride, device)
+    near_x = _near(grid.width, keys.width, window, stride, device)
+    near = (near_y[:, None, :, None] & near_x[None, :, None, :]).flatten(2).flatten(0, 1)
+    return F.pad(near, (keys.prefix, keys.suffix, grid.prefix, grid.suffix), value=True)
+
+
+def compressed(case: Case) -> Tensor:
+    """One attention call: per axis, position logits are dot products of r features, r the rank along the keys."""
+    queries, keys = _features(case)
+    v, e = case.v, case.v.shape[-1]
+    width = feature_width(queries.shape[-1], e)
+    queries, keys = (F.pad(x, (0, width - x.shape[-1])) for x in (queries, keys))
+    # the fused kernels of the CPU need values as wide as queries
+    padded = F.pad(v, (0, width - e)) if v.device.type == "cpu" else v
+    out = F.scaled_dot_product_attention(queries, keys, padded, attn_mask=_dense_mask(case, queries), scale=1.0)
+    return out[..., :e]
+
+
+def feature_width(features: int, e: int) -> int:
+    """Heads are padded to a multiple of 8 that also holds the values."""
+    return -(-max(features, e) // 8) * 8
+
+
+def separable(case: Case) -> Tensor:
+    """Dense logits, from (N, W) and (N, H) position logits."""
+    bias = _dense_bias(case)
+    rows, columns = case.grid.tokens, case.keys.tokens
+    work = bias if bias is not None else case.v.new_zeros(1, 1, 1, 1)
+    shape = (*case.v.shape[:2], rows, columns)
+    if case.saliency is not None:
+        work = work + case.saliency[:, :, None]
+    work = case.mask.added(work.expand(shape))
+    inside = inside_window(case.grid, case.keys, case.window, case.stride, case.v.device)
+    if inside is not None:
+        work = work.masked_fill(~inside, -torch.inf)
+    if case.content is None:
+        return softmax_rows(work).to(case.v.dtype) @ case.v
+    return F.scaled_dot_product_attention(
+        case.content, cast(Tensor, case.k), case.v, attn_mask=work.to(case.v.dtype), scale=1.0
+    )
+
+
+def factorised(case: Case) -> Tensor:
+    """exp(e_x + e_y + e_3) is a product, and the keys of a query are a rectangle."""
+    work = torch.promote_types(case.v.dtype, torch.float32)
+    if case.place is None and not case.window:
+        return _one_row(case, case.v.to(work)).to(case.v.dtype).expand(-1, -1, case.grid.tokens, -1)
+    cells = (_product if case.own else _kronecker)(case, case.v.to(work))
+    if cells is None:
+        return compressed(case)
+    cells = cells.flatten(2, 3).to(case.v.dtype)
+    if not case.grid.extra:
+        return cells
+    row = _one_row(case, case.v.to(work)).to(case.v.dtype)
+    before, after = (row.expand(-1, -1, count, -1) for count in (case.grid.prefix, case.grid.suffix))
+    return torch.cat([before, cells, after], -2)
+
+
+@lru_cache(maxsize=256)
+def sinusoid_basis(keys: int, width: int, base: float, magnitude: float = 1.0, stride: int = 1) -> Tensor:
+    """Orthonormal columns (keys_kept, r), float64, that span sin and cos of `width` / 2 wavelengths along the keys.
+
+    keys: cells along the axis, of which every stride-th is kept. Singular values below 1e-7 of the largest are left
+    out. The identity where less than a tenth would be saved. Source: angle addition makes r(key - query) a
+    combination of sines and cosines of the key alone; they are band-limited, so about keys / pi of them matter.
+    """
+    kept = -(-keys // stride)
+    if width == 0 or kept == 1:
+        return torch.eye(kept, dtype=torch.float64, device="cpu")
+    half = width // 2
+    frequency = magnitude * base ** (-torch.arange(half, dtype=torch.float64, device="cpu") / half)
+    places = stride * torch.arange(kept, dtype=torch.float64, device="cpu")
+    angles = (places - places.mean())[:, None] * frequency
+    left, values, _ = torch.linalg.svd(torch.cat([angles.sin(), angles.cos()], -1), full_matrices=False)
+    rank = int((values > 1e-7 * values[0]).sum())
+    return left[:, :rank].contiguous() if rank <= 0.9 * kept else torch.eye(kept, dtype=torch.float64, device="cpu")
+
+
+def _guarded(v: Tensor) -> bool:
+    """Where a form may look at its denominators: eager, on the CPU."""
+    return v.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _near(queries: int, keys: int, window: int, stride: int, device: torch.device) -> Tensor:
+    step = stride * torch.arange(keys, device=device)[None, :] - torch.arange(queries, device=device)[:, None]
+    return step.abs() <= window // 2
+
+
+def _toeplitz(table: Float[Tensor, "H L d"], queries: int, keys: int, stride: int) -> Float[Tensor, "H Q K d"]:
+    """table at stride * key - query + its middle."""
+    step = stride * torch.arange(keys, device=table.device) - torch.arange(queries, device=table.device)[:, None]
+    index = (step + table.shape[1] // 2).flatten()
+    return table.index_select(1, index).unflatten(1, (queries, keys))
+
+
+def _along_x(place: Tensor, table: Float[Tensor, "H w K d"]) -> Tensor:
+    """(b, H, h, w, d) with (H, w, K, d) -> (b, H, h, w, K): one matrix product per head and column of queries."""
+    b, heads, h, w, d = place.shape
+    if b == h == w == 1:  # the same vector everywhere (E4 alone)
+        return (table @ place.view(heads, 1, d, 1))[None, :, None, :, :, 0]
+    rows = place.permute(1, 3, 0, 2, 4).reshape(heads, w, b * h, d)
+    return (rows @ table.mT).unflatten(2, (b, h)).permute(2, 0, 3, 1, 4)
+
+
+def _along_y(place: Tensor, table: Float[Tensor, "H h K d"]) -> Tensor:
+    """(b, H, h, w, d) with (H, h, K, d) -> (b, H, h, w, K)."""
+    return _along_x(place.transpose(2, 3), table).transpose(2, 3)
+
+
+def _axes(case: Case, transform: Callable[[Tensor, Tensor | None], Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+    """For x, then y: logits (b,H,h,w,r) against the keys of the axis, r of them after `transform` of the table."""
+    place, grid, keys = cast(Tensor, case.place), case.grid, case.keys
+    x = transform(_toeplitz(cast(Tensor, case.x), grid.width, keys.width, case.stride), case.basis[0])
+    axes = [(_along_x(place, x), case.basis[0])]
+    if case.y is not None:
+        y = transform(_toeplitz(case.y, grid.height, keys.height, case.stride), case.basis[1])
+        axes.append((_along_y(place, y), case.basis[1]))
+    return axes
+
+
+def _project(table: Tensor, basis: Tensor | None) -> Tensor:
+    return table if _trivial(basis) else cast(Tensor, basis).to(table.dtype).mT @ table
+
+
+def _trivial(basis: Tensor | None) -> bool:
+    """A square basis changes nothing: the keys themselves serve as well."""
+    return basis is None or basis.shape[0] == basis.shape[1]
+
+
+def _features(case: Case) -> tuple[Tensor, Tensor]:
+    """Query and key features (B, H, N, D), (B, H, M, D) whose dot products are the logits."""
+    v, grid, keys = case.v, case.grid, case.keys
+    lead = v.shape[:2]
+    queries, columns = [], []
+    if case.content is not None:
+        queries.append(case.content)
+        columns.append(cast(Tensor, case.k))
+    if case.saliency is not None:
+        queries.append(v.new_ones(*lead, grid.tokens, 1))
+        columns.append(case.saliency[..., None].to(v.dtype))
+    if case.place is not None:
+        sides = (keys.width, keys.height)
+        for axis, (logits, basis) in enumerate(_axes(case, _project)):
+            r = logits.shape[-1]
+            cells = logits.to(v.dtype).expand(*lead, grid.height, grid.width, r).flatten(2, 3)
+            queries.append(F.pad(cells, (0, 0, grid.prefix, grid.suffix)))
+            along = torch.eye(r, dtype=v.dtype, device=v.device) if _trivial(basis) else cast(Tensor, basis).to(v)
+            along = along[:, None] if axis else along[None]
+            key = along.expand(keys.height, sides[0], r).flatten(0, 1)
+            columns.append(F.pad(key, (0, 0, keys.prefix, keys.suffix)).expand(*lead, -1, -1))
+    if not queries:
+        return v.new_zeros(*lead, grid.tokens, 0), v.new_zeros(*lead, keys.tokens, 0)
+    return torch.cat(queries, -1), torch.cat(columns, -1)
+
+
+def _dense_mask(case: Case, queries: Tensor) -> Tensor | None:
+    mask = case.mask.dense(queries, case.keys.tokens)
+    inside = inside_window(case.grid, case.keys, case.window, case.stride, queries.device)
+    if inside is None or mask is None:
+        return inside if mask is None else mask
+    return mask & inside if mask.dtype == torch.bool else mask.masked_fill(~inside, -torch.inf)
+
+
+def _dense_bias(case: Case) -> Tensor | None:
+    """E2 + E4 as (b, H, N, M), zero at extra tokens."""
+    if case.place is None:
+        return None
+    logits = [part for part, _ in _axes(case, lambda table, _: table)]
+    cells = logits[0][..., None, :] + (logits[1][..., :, None] if len(logits) == 2 else 0)
+    grid, keys = case.grid, case.keys
+    cells = cells.expand(-1, -1, grid.height, grid.width, keys.height, keys.width).flatten(4, 5).flatten(2, 3)
+    return F.pad(cells, (keys.prefix, keys.suffix, grid.prefix, grid.suffix))
+
+
+def _one_row(case: Case, v: Tensor) -> Tensor:
+    """(B, H, 1, e): what a query without a place gets, E3 alone or the mean."""
+    return v.mean(-2, keepdim=True) if case.saliency is None else case.saliency.softmax(-1)[..., None, :] @ v
+
+
+def _split(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """(B, H, M, e) -> the extra tokens (B, H, E, e) and the cells (B, H, h, w, e)."""
+    cells = x[..., grid.span, :].unflatten(-2, (grid.height, grid.width))
+    if not grid.extra:
+        return x[..., :0, :], cells
+    return torch.cat([x[..., : grid.prefix, :], x[..., grid.prefix + grid.cells :, :]], -2), cells
+
+
+def _axis_logits(case: Case) -> tuple[Tensor, Tensor]:
+    """e_x (b, H, h or 1, w, W) and e_y (b, H, h, w or 1, H), -inf outside the window."""
+    grid, keys, device = case.grid, case.keys, case.v.device
+    work = torch.promote_types(case.v.dtype, torch.float32)
+    none = torch.zeros((), dtype=work, device=device)
+    found = [part for part, _ in _axes(case, lambda table, _: table)] if case.place is not None else []
+    x = found[0] if found else none.expand(1, 1, 1, grid.width, keys.width)
+    y = found[1] if len(found) == 2 else none.expand(1, 1, grid.height, 1, keys.height)
+    if case.window:
+        x = x.masked_fill(~_near(grid.width, keys.width, case.window, case.stride, device), -torch.inf)
+        near = _near(grid.height, keys.height, case.window, case.stride, device)
+        y = y.masked_fill(~near[:, None], -torch.inf)
+    return x, y
+
+
+def _kronecker(case: Case, v: Tensor) -> Tensor:
+    """Without E2: first a softmax along each row of keys, then one over the rows and the extra keys; never underflows.
+
+    Every weight is exp(e_x + e_y + e_3); the first sum's logarithm enters the second as the row's logit. O(N (H+W) C).
+    """
+    x, y = _axis_logits(case)
+    extra, cells = _split(v, case.keys)
+    x, y = x[:, :, 0][:, :, None], y[:, :, :, 0][:, :, None]  # (1, H, 1, w, W), (1, H, 1, h, H)
+    salient = v.new_zeros(1, 1, case.keys.tokens) if case.saliency is None else case.saliency
+    salient_extra, salient_cells = _split(salient[..., None], case.keys)
+    first = x + salient_cells.squeeze(-1)[..., None, :]  # (B, H, H_keys, w, W_keys)
+    total = first.logsumexp(-1)
+    rows = (first - total[..., None]).exp() @ cells  # (B, H, H_keys, w, e)
+    second = y + total.transpose(2, 3)[..., None, :]  # (B, H, w, h, H_keys)
+    values = rows.transpose(2, 3)
+    if case.keys.extra:
+        more = salient_extra.mT[..., None, :]  # (B, H, 1, 1, E)
+        lead = (*second.shape[:2], *second.shape[2:4])
+        second = torch.cat([second, more.expand(*lead, -1)], -1)
+        values = torch.cat([values, extra[:, :, None].expand(-1, -1, case.grid.width, -1, -1)], -2)
+    out = second.softmax(-1) @ values  # (B, H, w, h, e)
+    return out.transpose(2, 3)
+
+
+def _product(case: Case, v: Tensor) -> Tensor | None:
+    """With E2: sum_y a_y(q, y) sum_x a_x(q, x) s(y, x) v, divided by the same sum of s; None if that may underflow."""
+    x, y = _axis_logits(case)
+    y = y.expand(x.shape[:4] + y.shape[-1:])
+    extra, cells = _split(v, case.keys)
+    batch, heads, height, width, e = cells.shape
+    salient_extra = v.new_zeros(batch, heads, case.keys.extra, 1)
+    top = v.new_zeros(batch, heads, 1, 1)
+    if case.saliency is not None:
+        salient_extra, salient = _split(case.saliency[..., None], case.keys)
+        top = salient.detach().amax((2, 3))[..., None]  # (B, H, 1, 1)
+        s = (salient - top[..., None]).exp()
+        cells = torch.cat([cells * s, s], -1)
+    stacked = cells.transpose(2, 3).flatten(3)  # (B, H, W, H * (e + 1))
+    sums = x.softmax(-1).flatten(2, 3) @ stacked
+    out = (y.softmax(-1).flatten(2, 3)[..., None, :] @ sums.unflatten(-1, (height, -1))).squeeze(-2)
+    weight = out.new_ones(())
+    if case.saliency is not None:
+        out, weight = out[..., :e], out[..., e:]
+        number = torch.finfo(out.dtype)
+        if _guarded(v) and bool((weight < 1e3 * number.tiny / number.eps).any()):
+            return None
+        out = out / weight
+    if case.keys.extra:
+        total = x.logsumexp(-1) + y.logsumexp(-1)
+        grid_logit = total.flatten(2)[..., None] + top + weight.log()
+        more = salient_extra.mT.expand(-1, -1, case.grid.cells, -1)
+        share = torch.cat([grid_logit, more], -1).softmax(-1)
+        out = share[..., :1] * out + share[..., 1:] @ extra
+    return out.unflatten(2, (case.grid.height, case.grid.width))

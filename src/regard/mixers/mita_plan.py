@@ -1,0 +1,198 @@
+"""What MiTA selects, as data: the keys of every expert, the experts of every query, and their layout in blocks.
+
+Selections are integers without gradient. They can be drawn, frozen for comparisons, and passed back to `mita`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.core import Mask, ShapeError, UnsupportedError
+
+from .heads import check_heads
+
+
+class MitaPlan(NamedTuple):
+    """keys (B, H, m, top): the keys of expert i. experts (B, H, N, s): the experts of each query, in any order."""
+
+    keys: Int[Tensor, "B H m top"]
+    experts: Int[Tensor, "B H N s"]
+
+
+def mita_plan(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    landmarks: Float[Tensor, "B H m d"],
+    top: int,
+    *,
+    experts: int = 1,
+    mask: Mask | None = None,
+    landmark_keep: Bool[Tensor, "B m"] | None = None,
+) -> MitaPlan:
+    """Each landmark takes its `top` best keys; each query takes its `experts` best landmarks.
+
+    Scores are computed in float32 for half precision. Equal scores are broken arbitrarily. mask: keys that it forbids
+    come last (and have weight 0 in `mita`). landmark_keep: landmarks that are False are chosen last.
+    Raises: ShapeError for tensors that do not fit, top > M or experts > m; UnsupportedError for other masks.
+    """
+    check_heads("mita_plan", q=q, k=k, landmarks=landmarks)
+    check_counts("mita_plan", k.shape[-2], landmarks.shape[-2], top, experts)
+    with torch.no_grad(), exact_products(q.device):
+        probe = wide(landmarks) @ wide(k).mT
+        bias = key_bias("mita_plan", mask, probe)
+        if bias is not None:
+            probe = probe * q.shape[-1] ** -0.5 + bias
+        return choose(probe, without(wide(q) @ wide(landmarks).mT, landmark_keep), top, experts)
+
+
+def choose(probe: Tensor, route: Tensor, top: int, experts: int) -> MitaPlan:
+    """The plan of scores: probe (B, H, m, M) of landmarks with keys, route (B, H, N, m) of queries with landmarks."""
+    keys = probe.detach().topk(top, sorted=False).indices
+    route = route.detach()
+    best = route.max(-1, keepdim=True).indices if experts == 1 else route.topk(experts, sorted=False).indices
+    return MitaPlan(keys, best)
+
+
+def check_counts(name: str, keys: int, landmarks: int, top: int, experts: int) -> None:
+    """Raises ShapeError unless 1 <= top <= keys and 1 <= experts <= landmarks."""
+    if not 1 <= top <= keys:
+        raise ShapeError(f"{name}: each expert takes {top} keys and there are {keys}; choose between 1 and {keys}")
+    if not 1 <= experts <= landmarks:
+        raise ShapeError(
+            f"{name}: {experts} experts per query and there are {landmarks} landmarks; choose between 1 and {landmarks}"
+        )
+
+
+def check_plan(plan: MitaPlan, q: Tensor, landmarks: Tensor, top: int, experts: int) -> None:
+    """Raises ShapeError unless the plan has the shapes of these tensors and numbers."""
+    for label, came, expected in (
+        ("keys", plan.keys, (*landmarks.shape[:3], top)),
+        ("experts", plan.experts, (*q.shape[:3], experts)),
+    ):
+        if came.shape != expected:
+            raise ShapeError(f"mita: plan.{label} has shape {tuple(came.shape)}; expected {expected}")
+
+
+def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
+    """What is added to the logits of each key, (B | 1, H | 1, 1, M) in the dtype of `like` (..., M); None if nothing.
+
+    Raises: UnsupportedError for a causal mask or a bias with a row per query; ShapeError for another number of keys.
+    """
+    if mask is None or not mask.kinds:
+        return None
+    if mask.causal:
+        raise UnsupportedError(f"{name} cannot apply a causal mask: landmarks are averages that see later tokens")
+    bias = None
+    if mask.bias is not None:
+        if mask.bias.shape[-2] != 1:
+            raise UnsupportedError(
+                f"{name} cannot apply a bias with {mask.bias.shape[-2]} rows: keys are chosen once for all queries; "
+                "give a key bias, which has one row"
+            )
+        if mask.bias.shape[-1] != like.shape[-1]:
+            raise ShapeError(f"{name}: Mask.bias has {mask.bias.shape[-1]} keys, the operator has {like.shape[-1]}")
+        bias = mask.bias.to(like.dtype)
+        bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
+    allowed = mask.allowed(1, like.shape[-1], like.device)
+    if allowed is None:
+        return bias
+    zero = like.new_zeros(()) if bias is None else bias
+    return torch.where(allowed, zero, -torch.inf)
+
+
+def without(route: Tensor, landmark_keep: Tensor | None) -> Tensor:
+    """Logits of queries with landmarks (B, H, N, m), at -inf for landmarks that are not to be used."""
+    return route if landmark_keep is None else route.masked_fill(~landmark_keep[:, None, None, :], -torch.inf)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def exact_products(device: torch.device) -> torch.autocast:
+    """A context without autocast: scores that select must not be rounded to half precision."""
+    kind = device.type if torch.amp.is_autocast_available(device.type) else "cpu"
+    return torch.autocast(kind, enabled=False)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """P = B*H*N*s pairs (query, choice), sorted by expert and padded to blocks of `size` rows; X blocks.
+
+    source (X * size,): the pair of each row; rows without one point at pair 0. slot (P,): the row of each pair.
+    expert (X,): the expert of each block, among B*H*m. real (X * size, 1): 1 for rows with a pair, else 0.
+    """
+
+    size: int
+    source: Tensor
+    slot: Tensor
+    expert: Tensor
+    real: Tensor
+
+
+def block_size(queries: int, experts: int) -> int:
+    """Rows of a block, near the mean number of queries of an expert: a power of two from 8 to 64."""
+    mean = max(queries / experts, 1.0)
+    return max(8, min(64, 1 << round(math.log2(mean))))
+
+
+def lay_out(plan: MitaPlan, size: int, bounded: bool) -> Blocks:
+    """Group the pairs of a plan by expert.
+
+    bounded: use the largest possible number of blocks instead of reading the actual one from the device.
+    """
+    groups = plan.keys.shape[0] * plan.keys.shape[1]
+    total = groups * plan.keys.shape[2]
+    device = plan.experts.device
+    own = plan.experts.reshape(groups, -1) + plan.keys.shape[2] * torch.arange(groups, device=device)[:, None]
+    own = own.flatten()  # (P,)
+    ranked, order = own.sort(stable=True)
+    counts = torch.zeros(total, dtype=torch.long, device=device).scatter_add_(0, own, torch.ones_like(own))
+    blocks = (counts + (size - 1)) // size
+    ends = blocks.cumsum(0)
+    offset = (ends - blocks) * size - (counts.cumsum(0) - counts)  # (total,): from sorted place to row
+    rows = torch.arange(own.numel(), device=device) + offset.index_select(0, ranked)
+    number = own.numel() // size + min(total, own.numel()) if bounded else int(ends[-1])
+    slot = torch.empty_like(rows).scatter_(0, order, rows)
+    source = torch.zeros(number * size, dtype=torch.long, device=device).scatter_(0, rows, order)
+    real = torch.zeros(number * size, 1, dtype=torch.bool, device=device).index_fill_(0, rows, 1)
+    expert = torch.searchsorted(ends, torch.arange(number, device=device), right=True).clamp_(max=total - 1)
+    return Blocks(size, source, slot, expert, real)
+
+
+class ToBlocks(torch.autograd.Function):
+    """Rows of queries (R, c) to rows of blocks (X * size, c); the backward is a gather, not a scatter.
+
+    Rows without a pair are copies of row 0 and must have a zero gradient, as `FromBlocks` gives them.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, source: Tensor, slot: Tensor, choices: int) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(slot)
+        ctx.choices = choices
+        return x.index_select(0, source if choices == 1 else source // choices)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def]
+        (slot,) = ctx.saved_tensors
+        rows = grad.index_select(0, slot)
+        return (rows if ctx.choices == 1 else rows.unflatten(0, (-1, ctx.choices)).sum(1)), None, None, None
+
+
+class FromBlocks(torch.autograd.Function):
+    """Rows of blocks (X * size, c) to pairs (P, c); the backward gives zero to rows without a pair."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, source: Tensor, slot: Tensor, real: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(source, real)
+        return y.index_select(0, slot)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[no-untyped-def]
+        source, real = ctx.saved_tensors
+        return grad.index_select(0, source) * real, None, None, None

@@ -1,0 +1,140 @@
+"""Cross-covariance attention: channels of a head attend to each other (XCiT, El-Nouby et al. 2021, Eq. 3).
+
+q and k are l2-normalised along the tokens, so the (d, d) map costs O(N C d) and has no tokens to mask or to draw.
+Extra tokens are samples of the covariance like any other.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Card, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError
+
+from .heads import HeadMixerConfig, check_heads
+
+
+def xca_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H N d"],
+    v: Float[Tensor, "B H N d"],
+    temperature: Float[Tensor, "H 1 1"],
+) -> Float[Tensor, "B H N d"]:
+    """(softmax(temperature * unit(q)^T unit(k)) v^T)^T; unit: each channel has length 1 along the tokens."""
+    q, k = F.normalize(q.mT, dim=-1), F.normalize(k.mT, dim=-1)
+    return ((q @ k.mT * temperature).softmax(-1) @ v.mT).mT
+
+
+def xca(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H N d"],
+    v: Float[Tensor, "B H N d"],
+    temperature: Float[Tensor, "H 1 1"],
+) -> Float[Tensor, "B H N d"]:
+    """The same, normalised after the product: the lengths divide the rows and columns of the (d, d) map.
+
+    temperature multiplies the logits (the paper's Eq. 3 divides by its inverse).
+    Raises: ShapeError if q, k and v have not one shape or temperature is not (H, 1, 1).
+    """
+    check_heads("xca", q=q, k=k, v=v)
+    if q.shape != k.shape or q.shape != v.shape:
+        shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        raise ShapeError(f"xca: q, k and v have shapes {shapes}; they must be equal")
+    if tuple(temperature.shape) != (q.shape[1], 1, 1):
+        raise ShapeError(f"xca: temperature has shape {tuple(temperature.shape)}; expected ({q.shape[1]}, 1, 1)")
+    if q.dtype == torch.float16:  # an unnormalised product could overflow
+        q, k = (F.normalize(x.float(), dim=-2).half() for x in (q, k))
+        logits = (q.mT @ k).float()
+    else:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        rows, columns = (x.to(wide).square().sum(-2).clamp_min(1e-24).rsqrt() for x in (q, k))
+        logits = (q.mT @ k).to(wide) * rows[..., :, None] * columns[..., None, :]
+    return v @ (logits * temperature).softmax(-1).to(v.dtype).mT
+
+
+@dataclass(frozen=True, kw_only=True)
+class XCA(HeadMixerConfig):
+    """decay_temperature: whether weight decay also acts on the temperature, as in XCiT's own training runs."""
+
+    decay_temperature: bool = False
+
+    card: ClassVar[Card] = Card(
+        title="Cross-covariance attention",
+        source="El-Nouby et al. 2021 (XCiT), Eq. 3",
+        formula="v softmax(T unit(q)^T unit(k))^T",
+        complexity="O(N C d)",
+        query_content=True,
+        key_content=True,
+        dynamic="one-step",
+        scaling=frozenset({"compression"}),
+        expert_type="channels",
+        expert_count="1",
+        construction="shared",
+        topology="dense over channels",
+        prefix="samples of the covariance like any other token",
+        row_maps=False,
+    )
+
+    def operator(self, site: Site) -> "XCAOperator":
+        return XCAOperator(self, site)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return Cost(site.heads, 2 * site.grid.tokens * site.inner * site.width)
+
+
+class XCAOperator(Operator):
+    """temperature (H, 1, 1), starts at 1; it is not clamped."""
+
+    def __init__(self, config: XCA, site: Site) -> None:
+        super().__init__()
+        self.config = config
+        self.temperature = nn.Parameter(torch.empty(site.heads, 1, 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All temperatures to 1."""
+        nn.init.ones_(self.temperature)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters to keep out of weight decay."""
+        return set() if self.config.decay_temperature else {"temperature"}
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return xca(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.temperature)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return xca_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.temperature)
+
+    def weights(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        """Raises: UnsupportedError always; the map is between channels."""
+        raise UnsupportedError("XCA mixes channels and has no map of tokens; choose layers of another mechanism")

@@ -1,0 +1,314 @@
+"""Non-linear queries, keys and values: two layers with a ReLU between them in the place of one matrix.
+
+SNE has two layers for each role, P-SNE shares the second between the roles, F-SNE shares both and tells the roles apart
+by a learned code beside the input ("Rethinking Query, Key and Value Embedding in Vision Transformer under Tiny Model
+Constraints", Eqs. 4-6). [x, c] W = x W_x + c W_c: the product with x is made once for all roles, and a code only moves
+the bias of the hidden layer.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Cost, Projection, ProjectionConfig, Site, heads, linear, nearest
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "none": lambda x: x}
+_INITS = ("trunc_normal", "kaiming")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Embedding(ProjectionConfig):
+    """What the three have in common.
+
+    width: hidden width h; None is the paper's, "matched" the largest whose weights are no more than those of a linear
+    projection of the same roles. activation: between the layers, "relu" (paper), "gelu" or "none".
+    init: "trunc_normal" is XCiT's rule (standard deviation 0.02), which makes small logits at first; "kaiming" keeps
+    the variance of the input. hidden_bias: whether hidden layers have a bias; all biases need the host's too.
+    """
+
+    width: int | Literal["matched"] | None = None
+    activation: Literal["relu", "gelu", "none"] = "relu"
+    init: Literal["trunc_normal", "kaiming"] = "trunc_normal"
+    hidden_bias: bool = True
+
+    def __post_init__(self) -> None:
+        name, width = type(self).__name__, self.width
+        whole = isinstance(width, int) and not isinstance(width, bool) and width >= 1
+        if not (whole or width is None or width == "matched"):
+            raise ConfigError(f"{name}: width is a whole number of at least 1, None or 'matched', not {width!r}")
+        for field, options in (("activation", tuple(_ACTIVATIONS)), ("init", _INITS)):
+            value = getattr(self, field)
+            if value not in options:
+                raise ConfigError(f"{name} has no {field}={value!r}; {nearest(str(value), options)}")
+
+    def hidden(self, site: Site, roles: str) -> int:
+        """The hidden width at a site."""
+        if isinstance(self.width, int):
+            return self.width
+        width = self._paper_width(site, roles) if self.width is None else self._matched_width(site, roles)
+        if width < 1:
+            raise ConfigError(f"{type(self).__name__}: {site.dim} channels give no hidden width; pass width=")
+        return width
+
+    def _paper_width(self, site: Site, roles: str) -> int:
+        raise NotImplementedError
+
+    def _matched_width(self, site: Site, roles: str) -> int:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SNE(_Embedding):
+    """r = ReLU(x W1_r + b1_r) W2_r + b2_r for each role r.
+
+    width: hidden width h, None = C/2 (at more than two layers: "matched", as the paper gives none). layers: number of
+    layers, 1 is linear (Fig. 3). The other fields are those of every embedding:
+    activation, init, hidden_bias.
+    """
+
+    layers: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers < 1:
+            raise ConfigError(f"SNE has at least one layer, not layers={self.layers}")
+
+    def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> "SNEProjection":
+        return SNEProjection(self, site, roles)
+
+    def cost(self, site: Site, roles: str) -> Cost:
+        sizes, n = self.sizes(site, roles), site.grid.tokens
+        total = Cost()
+        for layer in range(1, self.layers + 1):
+            bias = site.qkv_bias and (self.hidden_bias or layer == self.layers)
+            total += linear(n, sizes[layer - 1], len(roles) * sizes[layer], bias)
+        return total
+
+    def sizes(self, site: Site, roles: str) -> list[int]:
+        """Widths of input, hidden layers and output."""
+        return [site.dim, *(self.hidden(site, roles) for _ in range(self.layers - 1)), site.inner]
+
+    def _paper_width(self, site: Site, roles: str) -> int:
+        return site.dim // 2 if self.layers == 2 else self._matched_width(site, roles)
+
+    def _matched_width(self, site: Site, roles: str) -> int:
+        ends, target, square = site.dim + site.inner, site.dim * site.inner, self.layers - 2
+        if square < 1:
+            return target // ends
+        # square h^2 + ends h <= target
+        return (math.isqrt(ends * ends + 4 * square * target) - ends) // (2 * square)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PSNE(_Embedding):
+    """r = ReLU(x W1_r + b1_r) W2 + b2: the second layer is the same for all roles.
+
+    width: hidden width h, None = 3C/4. The other fields: activation, init, hidden_bias, as everywhere.
+    """
+
+    def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> "PSNEProjection":
+        return PSNEProjection(self, site, roles)
+
+    def cost(self, site: Site, roles: str) -> Cost:
+        n, h, number = site.grid.tokens, self.hidden(site, roles), len(roles)
+        first = linear(n, site.dim, number * h, site.qkv_bias and self.hidden_bias)
+        second = linear(n, h, site.inner, site.qkv_bias)
+        return first + Cost(second.params, number * second.macs)
+
+    def _paper_width(self, site: Site, roles: str) -> int:
+        return 3 * site.dim // 4
+
+    def _matched_width(self, site: Site, roles: str) -> int:
+        return len(roles) * site.dim * site.inner // (len(roles) * site.dim + site.inner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSNE(_Embedding):
+    """r = ReLU([x, code_r] W1 + b1) W2 + b2: both layers are the same for all roles.
+
+    width: hidden width h, None = C. code: numbers in a code. tied: whether all layers of a model have the codes in
+    common, as in the paper, or each its own (SNE Table 5). The other fields: activation, init, hidden_bias.
+    """
+
+    code: int = 8
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.code < 1:
+            raise ConfigError(f"FSNE: a code has at least one number, not code={self.code}")
+
+    def shared(self, roles: str) -> "Codes | None":
+        return Codes(roles, self.code) if self.tied else None
+
+    def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> "FSNEProjection":
+        return FSNEProjection(self, site, roles, shared if self.tied else None)
+
+    def cost(self, site: Site, roles: str) -> Cost:
+        n, h, number = site.grid.tokens, self.hidden(site, roles), len(roles)
+        inputs = Cost(site.dim * h, n * site.dim * h)
+        codes = linear(number, self.code, h, site.qkv_bias and self.hidden_bias)
+        second = linear(n, h, site.inner, site.qkv_bias)
+        own = 0 if self.tied else number * self.code
+        return inputs + codes + Cost(second.params + own, number * second.macs)
+
+    def _paper_width(self, site: Site, roles: str) -> int:
+        return site.dim
+
+    def _matched_width(self, site: Site, roles: str) -> int:
+        return len(roles) * site.dim * site.inner // (site.dim + self.code + site.inner)
+
+
+class Codes(nn.Module):
+    """weight (roles, code): what tells the roles of F-SNE apart; drawn from N(0, 1), as equal codes make q = k = v.
+
+    A model whose layers share codes registers one such module and hands it to every layer.
+    """
+
+    def __init__(self, roles: str, code: int) -> None:
+        super().__init__()
+        self.roles = roles
+        self.weight = nn.Parameter(torch.empty(len(roles), code))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the codes from N(0, 1)."""
+        nn.init.normal_(self.weight)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters to keep out of weight decay (the paper's Eq. 7 keeps the codes out)."""
+        return {"weight"}
+
+    def rows(self, roles: str) -> Float[Tensor, "R code"]:
+        """The codes of some roles, in their order."""
+        return self.weight if roles == self.roles else torch.stack([self.weight[self.roles.index(r)] for r in roles])
+
+
+class _EmbeddingProjection(Projection):
+    """Holds weight1, bias1, weight2, bias2, ...: matrices (outputs, inputs), the rows of the roles in order."""
+
+    def __init__(self, config: _Embedding, site: Site, roles: str) -> None:
+        super().__init__()
+        self.config, self.roles, self.heads = config, roles, site.heads
+
+    def add(self, layer: int, outputs: int, inputs: int, bias: bool) -> None:
+        """Register the parameters of a layer."""
+        self.register_parameter(f"weight{layer}", nn.Parameter(torch.empty(outputs, inputs)))
+        self.register_parameter(f"bias{layer}", nn.Parameter(torch.empty(outputs)) if bias else None)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights as `config.init` says; biases to 0."""
+        matrices = [weight for name, weight in self.named_parameters(recurse=False) if name.startswith("weight")]
+        for weight in matrices:
+            if self.config.init == "trunc_normal":
+                nn.init.trunc_normal_(weight, std=0.02)
+            else:
+                doubled = weight is not matrices[-1] and self.config.activation != "none"
+                nn.init.normal_(weight, std=math.sqrt((2 if doubled else 1) / weight.shape[1]))
+        for name, bias in self.named_parameters(recurse=False):
+            if name.startswith("bias"):
+                nn.init.zeros_(bias)
+
+    def act(self, x: Tensor) -> Tensor:
+        """The activation between two layers."""
+        return _ACTIVATIONS[self.config.activation](x)
+
+    def layer(self, number: int, role: str | None, x: Tensor) -> Tensor:
+        """One layer; role None where all roles have it in common."""
+        weight, bias = getattr(self, f"weight{number}"), getattr(self, f"bias{number}")
+        if role is not None:
+            row = self.roles.index(role)
+            weight = weight.chunk(len(self.roles))[row]
+            bias = None if bias is None else bias.chunk(len(self.roles))[row]
+        return F.linear(x, weight, bias)
+
+
+class SNEProjection(_EmbeddingProjection):
+    """weight1 (R h, C), weight2 (R inner, h), more in between for more layers; R = number of roles."""
+
+    config: SNE
+
+    def __init__(self, config: SNE, site: Site, roles: str) -> None:
+        super().__init__(config, site, roles)
+        sizes = config.sizes(site, roles)
+        for layer in range(1, config.layers + 1):
+            bias = site.qkv_bias and (config.hidden_bias or layer == config.layers)
+            self.add(layer, len(roles) * sizes[layer], sizes[layer - 1], bias)
+        self.reset_parameters()
+
+    def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        return tuple(heads(self._one(x, role), self.heads) for role in roles)
+
+    def _one(self, x: Tensor, role: str) -> Tensor:
+        for layer in range(1, self.config.layers):
+            x = self.act(self.layer(layer, role, x))
+        return self.layer(self.config.layers, role, x)
+
+
+class PSNEProjection(_EmbeddingProjection):
+    """weight1 (R h, C), weight2 (inner, h)."""
+
+    def __init__(self, config: PSNE, site: Site, roles: str) -> None:
+        super().__init__(config, site, roles)
+        hidden = config.hidden(site, roles)
+        self.add(1, len(roles) * hidden, site.dim, site.qkv_bias and config.hidden_bias)
+        self.add(2, site.inner, hidden, site.qkv_bias)
+        self.reset_parameters()
+
+    def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        return tuple(heads(self.layer(2, None, self.act(self.layer(1, role, x))), self.heads) for role in roles)
+
+
+class FSNEProjection(_EmbeddingProjection):
+    """weight1 (h, C + code), weight2 (inner, h); codes is a child where the layer has its own, else None.
+
+    Shared codes stay out of the children, so that the model that registers them has them once; the layer keeps the
+    module, not its parameter, and copies of the model keep the tie.
+    """
+
+    config: FSNE
+    weight1: Tensor
+    bias1: Tensor | None
+
+    def __init__(self, config: FSNE, site: Site, roles: str, shared: nn.Module | None = None) -> None:
+        super().__init__(config, site, roles)
+        if shared is not None:
+            _check_codes(shared, roles, config.code)
+        self.codes = Codes(roles, config.code) if shared is None else None
+        self._shared = () if shared is None else (shared,)  # a tuple is not registered
+        self.channels = site.dim
+        hidden = config.hidden(site, roles)
+        self.add(1, hidden, site.dim + config.code, site.qkv_bias and config.hidden_bias)
+        self.add(2, site.inner, hidden, site.qkv_bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights as `config.init` says and codes of its own from N(0, 1); shared codes stay."""
+        super().reset_parameters()
+        if self.codes is not None:
+            self.codes.reset_parameters()
+
+    @property
+    def codebook(self) -> Codes:
+        """The codes that this layer uses."""
+        return self._shared[0] if self._shared else self.codes  # type: ignore[return-value]
+
+    def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        if not roles:
+            return ()
+        of_x, of_code = self.weight1.split([self.channels, self.config.code], 1)
+        moved = F.linear(self.codebook.rows(roles), of_code, self.bias1)  # (R, h)
+        hidden = self.act(F.linear(x, of_x) + moved[:, None, None, :])  # (R, B, N, h)
+        return tuple(heads(y, self.heads) for y in self.layer(2, None, hidden))
+
+
+def _check_codes(shared: nn.Module, roles: Sequence[str], code: int) -> None:
+    if not isinstance(shared, Codes) or shared.weight.shape[1] != code or set(roles) - set(shared.roles):
+        came = f"{shared.roles!r} of {shared.weight.shape[1]}" if isinstance(shared, Codes) else type(shared).__name__
+        raise ConfigError(f"FSNE(code={code}) needs codes of the roles {roles!r}, not {came}; use config.shared(roles)")

@@ -1,0 +1,458 @@
+"""The page of a study: one HTML file that works offline, on paper, on a phone, and without JavaScript as far as it can.
+
+Everything on it comes from the store; the template escapes whatever is text.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+import regard
+from regard.core import ConfigError, StoreError, nearest
+from regard.lab.files import write_atomically
+from regard.lab.table import Table, snapshots
+
+from . import plots, words
+from .gather import AXES, Maps, Material, attention, columns, environment, gather, learning
+
+_SHADES: Mapping[str, Mapping[str, str]] = {
+    "light": {
+        **{"page": "#ffffff", "raised": "#f6f7f8", "ink": "#16191d", "muted": "#5a626c", "line": "#dfe3e7"},
+        **{"rule": "#e4e7ea", "control": "#626b76", "link": "#0a5fb0", "good": "#00704f", "bad": "#b3261e"},
+        **{f"c{index}": color for index, color in enumerate(plots.LIGHT)},
+    },
+    "dark": {
+        **{"page": "#14171a", "raised": "#1f2428", "ink": "#e9ecef", "muted": "#a4adb7", "line": "#343b42"},
+        **{"rule": "#2a3036", "control": "#98a2ad", "link": "#7cbcff", "good": "#4fd1a1", "bad": "#ff8a80"},
+        **{f"c{index}": color for index, color in enumerate(plots.DARK)},
+    },
+}
+_CARD = (
+    ("source", "source"),
+    ("formula", "formula"),
+    ("complexity", "complexity"),
+    ("dynamic", "dynamic weights"),
+    ("scaling", "scaling"),
+    ("expert_type", "expert type"),
+    ("expert_count", "number of experts"),
+    ("construction", "construction"),
+    ("topology", "topology"),
+    ("prefix", "class and register tokens"),
+)
+_FACTORS = {"query_content": "query content", "key_content": "key content", "relative_position": "relative position"}
+
+
+def write_report(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:
+    """Write `out/NAME-SCALE.html` for every study in the store, or for all scales of one; returns the files.
+
+    Raises: ConfigError if no study of that name has run; StoreError if the store is empty or cannot be read, or the
+    page cannot be written.
+    """
+    found = snapshots(results)
+    if not found:
+        raise StoreError(f"no study in {results} (expected {results}/studies/NAME-SCALE.json); regard study run NAME")
+    chosen = [(study, scale) for study, scale in found if name in (None, study, f"{study}-{scale}")]
+    if not chosen:
+        raise ConfigError(f"no results of {name!r} in {results}; {nearest(str(name), {study for study, _ in found})}")
+    pages = []
+    for study, scale in chosen:
+        path = Path(out) / f"{study}-{scale}.html"
+        write_atomically(path, render(results, study, scale))
+        pages.append(path)
+    return pages
+
+
+def render(results: Path | str, name: str, scale: str) -> str:
+    """The page of one study at one scale as HTML. The same results give the same bytes.
+
+    Raises: StoreError if the study's snapshot or an outcome cannot be read.
+    """
+    material = gather(Path(results), name, scale)
+    table = Table.load(Path(results), name, scale)
+    tabled = {run["key"] for run in table.runs}  # devices are never mixed: some runs may not be in the table
+    material = replace(material, runs=[run for run in material.runs if run.key in tabled])
+    view = _view(material, table, scale)
+    folder = jinja2.PackageLoader("regard.report", "templates")
+    engine = jinja2.Environment(loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    engine.filters["num"] = words.number
+    engine.filters["signed"] = words.signed
+    source = folder.get_source
+    texts = {"css": Markup(source(engine, "page.css")[0]), "script": Markup(source(engine, "page.js")[0])}
+    return engine.get_template("page.html").render(**view, **texts, version=regard.__version__)
+
+
+def _view(material: Material, table: Table, scale: str) -> dict[str, Any]:
+    """All that the template prints."""
+    snapshot = material.snapshot
+    kinds = [_kind(row, snapshot["baseline"]) for row in material.rows]
+    styles = plots.looks(kinds)
+    measure = words.quantity(snapshot["metric"])
+    rows = _rows(material, table, kinds, styles)
+    costs = [axis for axis in AXES if sum(material.average(row, axis) is not None for row in range(len(rows))) > 1]
+    figures, boxes = _figures(material, styles)
+    cells, headings = _cells(material, costs)
+    for row, extra in zip(rows, cells, strict=True):
+        row["cells"] = extra
+    maps = attention(material)
+    photos, pictures, overlays = _maps(maps, [row["label"] for row in rows])
+    claims = _claims(table)
+    gate = _gate(table)
+    return {
+        "study": {key: snapshot.get(key) or "" for key in ("name", "title", "source", "question", "recipe")}
+        | {"name": snapshot.get("study") or snapshot.get("name") or "", "title": snapshot.get("title") or "Study"},
+        "scale": scale,
+        "baseline": snapshot["baseline"],
+        "measure": measure,
+        "better_first": "ascending" if measure.better == "lower" else "descending",
+        "palette": _palette(),
+        "gate": gate,
+        "answer": words.answer([claim["verdict"].lower() for claim in claims], gate["state"], scale),
+        "ranking": _ranking(rows, measure),
+        "caption": _caption(material, scale),
+        "warnings": _warnings(material, table),
+        "table_note": _table_note(rows),
+        "columns": headings,
+        "rows": rows,
+        "claims": claims,
+        "claims_note": _claims_note(table),
+        "axes": [{"key": axis, "name": words.quantity(axis).name} for axis in costs],
+        "measures": [{"key": key, "name": words.quantity(key).name} for key in _measures(material)],
+        "tradeoff": Markup(_tradeoff(material, rows, styles, costs[0])) if costs else "",
+        "figures": figures,
+        "photos": photos,
+        "maps": pictures,
+        "map_layers": _layer_names(overlays),
+        "map_heads": _head_names(overlays),
+        "map_shape": f"{maps[0].grid[1]}/{maps[0].grid[0]}" if maps else "1",
+        "map_pixels": "pixelated" if maps and len(maps[0].image) < 3000 else "auto",
+        "maps_note": _maps_note(maps, material),
+        "cards": _cards(material),
+        "notes": _notes(material),
+        "environment": environment(material),
+        "runs": _runs(material),
+        "data": _data(material, rows, styles, costs, boxes, overlays),
+    }
+
+
+def _palette() -> dict[str, Markup]:
+    """The declarations of both themes, in braces."""
+    declared = {theme: ";".join(f"--{name}:{value}" for name, value in shades.items()) for theme, shades in _SHADES.items()}
+    return {theme: Markup("{" + text + "}") for theme, text in declared.items()}
+
+
+def _kind(row: Mapping[str, Any], baseline: str) -> str:
+    return "baseline" if row["label"] == baseline else "control" if row.get("control") else "row"
+
+
+def _rows(material: Material, table: Table, kinds: Sequence[str], styles: Sequence[plots.Look]) -> list[dict[str, Any]]:
+    """One entry for each row: its statistics from the table, its look, and the little picture of its interval."""
+    known = {row.label: row for row in table.rows}
+    metric, made = material.snapshot["metric"], []
+    for index, description in enumerate(material.rows):
+        label = description["label"]
+        own = known.get(label)
+        values = [(run.seed, run.metrics[metric]) for run in material.of(index) if metric in run.metrics]
+        look = styles[index]
+        made.append({
+            "label": label, "kind": kinds[index], "color": look.variable, "dashes": _dashes(look),
+            "spelling": description.get("spelling") or "", "host": description.get("host") or "",
+            "n": own.n if own else 0, "mean": own.mean if own else None,
+            "low": own.low if own else None, "high": own.high if own else None,
+            "difference": own.difference if own and own.difference and own.difference.n else None, "values": values,
+            "title": ", ".join(f"seed {seed}: {words.number(value, 2)}" for seed, value in values),
+            "failed": sum(run.row == index for run in material.failed),
+        })  # fmt: skip
+    everything = [edge for row in made for edge in (row["low"], row["high"], *(v for _, v in row["values"]))]
+    edges = [edge for edge in everything if edge is not None]
+    base = next((row["mean"] for row in made if row["kind"] == "baseline"), None)
+    for row in made:
+        row["bar"] = Markup(_bar(row, min(edges), max(edges), base)) if edges and row["mean"] is not None else ""
+    return made
+
+
+def _bar(row: Mapping[str, Any], low: float | int, high: float | int, base: float | int | None) -> str:
+    """Interval, mean and seeds of a row on the axis that all rows share; numbers alone go into the markup."""
+
+    def x(value: float | int) -> str:
+        return f"{6 + 164 * (value - low) / ((high - low) or 1):.1f}"
+
+    stroke = f'style="stroke:var({row["color"]})"'
+    parts = [f'<line class="base" x1="{x(base)}" x2="{x(base)}" y1="0" y2="19"/>'] if base is not None else []
+    if row["low"] is not None:
+        parts.append(f'<line x1="{x(row["low"])}" x2="{x(row["high"])}" y1="9.5" y2="9.5" stroke-width="2" {stroke}/>')
+    parts += [f'<line class="seed" x1="{x(v)}" x2="{x(v)}" y1="4" y2="15" {stroke}/>' for _, v in row["values"]]
+    parts.append(f'<circle cx="{x(row["mean"])}" cy="9.5" r="4" style="fill:var({row["color"]})"/>')
+    return f'<svg class="bar" viewBox="0 0 176 19" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def _dashes(look: plots.Look) -> str:
+    return "none" if look.dash == "solid" else " ".join(str(step * 1.6) for step in look.dash[1])
+
+
+def _cells(material: Material, costs: Sequence[str]) -> tuple[list[list[dict[str, Any]]], list[dict[str, str]]]:
+    """The further columns: measured costs, then the paper's own numbers, as (cells of each row, headings)."""
+    titles = {"images_per_second": ("Images/s", "training"), "macs": ("MACs", ""), "parameters": ("Parameters", ""),
+              "seconds": ("Time", "a run"), "peak_memory_bytes": ("Memory", "peak, bytes")}  # fmt: skip
+    headings = [{"title": titles[axis][0], "small": titles[axis][1],
+                 "first": "descending" if words.quantity(axis).better == "higher" else "ascending"}
+                for axis in costs]  # fmt: skip
+    published: dict[str, None] = {}
+    for description in material.rows:
+        published.update(dict.fromkeys([*(description.get("paper") or {}), *(description.get("exact") or {})]))
+    for key in published:
+        headings.append({"title": "Paper", "small": key, "first": "descending"})
+    cells = []
+    for index, description in enumerate(material.rows):
+        line = []
+        for axis in costs:
+            value = material.average(index, axis)
+            text = words.duration(value) if axis == "seconds" else words.compact(value)
+            line.append({"value": value, "text": text, "title": "" if value is None else f"{value:,.0f}"})
+        for key in published:
+            line.append(_published(description, key))
+        cells.append(line)
+    return cells, headings
+
+
+def _published(description: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """What the paper prints for a row; where the exact number is known, it is behind the pointer."""
+    printed = (description.get("paper") or {}).get(key)
+    exact = (description.get("exact") or {}).get(key)
+    value = printed if printed is not None else exact
+    if value is None:
+        return {"value": None, "text": "", "title": ""}
+    text = words.compact(value) if abs(value) >= 1000 else words.number(value, 2).rstrip("0").rstrip(".")
+    return {"value": value, "text": text, "title": f"exactly {exact:,}" if exact is not None else ""}
+
+
+def _figures(material: Material, styles: Sequence[plots.Look]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Learning curves of every measured quantity, for wide and narrow screens, and what the pointer reads from them."""
+    figures, boxes = [], {}
+    for metric in columns(material):
+        lines = learning(material, metric)
+        if not lines:
+            continue
+        known = words.quantity(metric)
+        drawn = {}
+        for size in ("wide", "narrow"):
+            svg, box = plots.curves(lines, styles, known.name, size == "wide")
+            drawn[size] = Markup(svg)
+            boxes[f"{metric}-{size}"] = {"box": box, "lines": [
+                {"row": line.row, "epochs": line.epochs, "mean": [float(f"{v:.5g}") for v in line.mean]} for line in lines
+            ]}  # fmt: skip
+        figures.append({"metric": metric, "name": known.name, "better": known.better, "table": _curve_table(lines), **drawn})
+    return figures, boxes
+
+
+def _curve_table(lines: Sequence[plots.Curve]) -> dict[str, Any]:
+    """At most eight epochs, evenly spread, the last one among them."""
+    epochs = max((line.epochs for line in lines), key=len)
+    shown = sorted({epochs[round(i * (len(epochs) - 1) / 7)] for i in range(8)})
+    entries = []
+    for line in lines:
+        at = dict(zip(line.epochs, line.mean, strict=True))
+        entries.append({"label": line.label, "values": [at.get(epoch) for epoch in shown]})
+    return {"epochs": [f"{epoch:g}" for epoch in shown], "lines": entries}
+
+
+def _measures(material: Material) -> list[str]:
+    """The metrics that runs ended with, the study's own first."""
+    names = {material.snapshot["metric"]: None}
+    for run in material.runs:
+        names.update(dict.fromkeys(run.metrics))
+    return list(names)
+
+
+def _tradeoff(material: Material, rows: Sequence[Mapping[str, Any]], styles: Sequence[plots.Look], axis: str) -> str:
+    points = [
+        {"row": index, "label": row["label"], "x": material.average(index, axis), "y": row["mean"],
+         "low": row["low"], "high": row["high"]}
+        for index, row in enumerate(rows)
+    ]  # fmt: skip
+    drawn = [point for point in points if point["x"] is not None and point["y"] is not None]
+    known, measure = words.quantity(axis), words.quantity(material.snapshot["metric"])
+    return plots.tradeoff(drawn, styles, known.name, measure.name, known.better == "higher") if drawn else ""
+
+
+def _maps(maps: Sequence[Maps], labels: Sequence[str]) -> tuple[list[str], list[dict[str, Any]], dict[int, list[Any]]]:
+    """The pictures, each once; a figure for each row that looks at the last layer; all overlays by row."""
+    photos = list(dict.fromkeys(one.image for one in maps))
+    overlays: dict[int, list[Any]] = {}
+    figures = []
+    for one in maps:
+        height, width = one.grid
+        drawn = [[plots.heat(each, height, width) for each in (layer["mean"], *layer["heads"])] for layer in one.layers]
+        if drawn:
+            overlays[one.row] = drawn
+        place = ""
+        if one.query is not None:
+            y, x = one.query
+            place = (f"left:{100 * x / width:.3f}%;top:{100 * y / height:.3f}%;"
+                     f"width:{100 / width:.3f}%;height:{100 / height:.3f}%")  # fmt: skip
+        figures.append({"row": one.row, "label": labels[one.row], "photo": photos.index(one.image), "query": place,
+                        "src": drawn[-1][0] if drawn else ""})  # fmt: skip
+    return photos, figures, overlays
+
+
+def _layer_names(overlays: Mapping[int, list[Any]]) -> list[dict[str, Any]]:
+    """Layers by their share of the depth, so that rows with another number of layers can be compared."""
+    depth = max(map(len, overlays.values()), default=1)
+    return [{"share": f"{i / max(depth - 1, 1):.4f}", "name": f"{i + 1} of {depth}"} for i in range(depth)]
+
+
+def _head_names(overlays: Mapping[int, list[Any]]) -> list[str]:
+    heads = max((len(layer) - 1 for layers in overlays.values() for layer in layers), default=0)
+    return ["mean of all", *(f"head {i + 1}" for i in range(heads))]
+
+
+def _maps_note(maps: Sequence[Maps], material: Material) -> str:
+    if not maps:
+        return ""
+    query = "the framed cell" if maps[0].query is not None else "all cells on average"
+    shown = {one.row for one in maps}
+    others = [row["label"] for index, row in enumerate(material.rows) if index not in shown and material.of(index)]
+    without = f" Without maps, for lack of weights between tokens: {words.listed(others)}." if others else ""
+    return (f"Attention from {query} over the cells of the picture: the stronger the amber, the larger the weight. "
+            "Each map is scaled to its own largest weight. First seed of each row, trained weights." + without)  # fmt: skip
+
+
+def _claims(table: Table) -> list[dict[str, str]]:
+    made = []
+    for judged in table.claims:
+        verdict = judged.verdict
+        made.append({"verdict": verdict.word.capitalize(), "css": verdict.word.replace(" ", ""),
+                     "text": judged.text, "detail": verdict.sentence.removeprefix(f"{verdict.word}: ")})  # fmt: skip
+    return made
+
+
+def _claims_note(table: Table) -> str:
+    judged = sum(claim.verdict.word in ("supported", "contradicted", "undecided") for claim in table.claims)
+    if not judged:
+        return "Verdicts are taken from the 95 % interval of the difference, paired by seed; none can be taken here."
+    return (f"Taken from the 95 % interval of the difference, paired by seed. Of {words.count(judged, 'judged claim')}, "
+            f"{table.expected_wrong:.2g} would be expected to come out wrong by chance.")  # fmt: skip
+
+
+def _gate(table: Table) -> dict[str, str]:
+    """The first line of the page: whether the baseline beats both controls, and what follows from it."""
+    state = {True: "passed", False: "not passed", None: "undecided"}[table.gate.passed]
+    sentence = re.sub(r"(?<=[ \[])-(?=\d)", "−", table.gate.sentence)
+    if table.gate.passed is False:
+        sentence = f"Mixing does not pay at this scale, and nothing is judged. {sentence}"
+    return {"state": state, "css": state.replace(" ", ""), "sentence": sentence}
+
+
+def _ranking(rows: Sequence[Mapping[str, Any]], measure: words.Quantity) -> str:
+    """Best and worst row without the controls, in one sentence."""
+    shown = [row for row in rows if row["kind"] != "control" and row["mean"] is not None]
+    if len(shown) < 2:
+        return ""
+    ordered = sorted(shown, key=lambda row: row["mean"], reverse=measure.better == "higher")
+    best, last = ordered[0], ordered[-1]
+    return (f"On average {best['label']} is best ({words.number(best['mean'])}) "
+            f"and {last['label']} last ({words.number(last['mean'])}).")  # fmt: skip
+
+
+def _caption(material: Material, scale: str) -> str:
+    """Scale, data and sizes: what every table has to say about itself."""
+    data = next((run.outcome["data"] for run in material.runs if run.outcome.get("data")), None)
+    data = data or material.snapshot.get("data") or {}
+    parts = [f"{scale.capitalize()} scale"]
+    if data.get("name"):
+        sizes = [f"{data[part]:,} {word} images" for part, word in (("train", "training"), ("test", "test"))
+                 if isinstance(data.get(part), int)]  # fmt: skip
+        parts.append(f"{data['name']}" + (f" ({', '.join(sizes)})" if sizes else ""))
+    done = len(material.runs)
+    seconds = sum(run.outcome.get("seconds") or 0 for run in material.runs)
+    parts.append(f"{words.count(done, 'finished run')}, {words.duration(seconds)} of training in all")
+    return "; ".join(parts) + "."
+
+
+def _warnings(material: Material, table: Table) -> list[str]:
+    """What a reader must know before believing the table, and why runs failed."""
+    said = [f"{warning[0].upper()}{warning[1:]}." for warning in table.warnings]
+    for run in material.failed:
+        label = material.rows[run.row]["label"]
+        said.append(f"{label}, seed {run.seed} failed: {run.outcome.get('error') or 'no reason was recorded'}.")
+    return said
+
+
+def _table_note(rows: Sequence[Mapping[str, Any]]) -> str:
+    if any(row["low"] is not None for row in rows):
+        return "Intervals are 95 % t-intervals over seeds, differences are paired by seed."
+    return "Fewer than three seeds: no intervals."
+
+
+def _cards(material: Material) -> list[dict[str, Any]]:
+    """Each mechanism once, with the rows that use it."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in material.rows:
+        card = row.get("card")
+        if card:
+            entry = found.setdefault(card["title"], {"title": card["title"], "facts": _facts(card), "rows": []})
+            entry["rows"].append(row["label"])
+    return [{**entry, "labels": ", ".join(entry["rows"])} for entry in found.values()]
+
+
+def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
+    used = [name for key, name in _FACTORS.items() if card.get(key)]
+    facts = [("weights depend on", words.listed(used) if used else "nothing: they are the same for every input")]
+    for key, name in _CARD:
+        value = card.get(key)
+        if value:
+            facts.append((name, value if isinstance(value, str) else ", ".join(sorted(value))))
+    return facts
+
+
+def _notes(material: Material) -> list[dict[str, str]]:
+    """Notes of the study, then of the rows; a note that several rows share stands once."""
+    found: dict[str, list[str]] = {note: [] for note in material.snapshot.get("notes") or []}
+    for row in material.rows:
+        for note in row.get("notes") or []:
+            found.setdefault(note, []).append(row["label"])
+    return [{"label": ", ".join(labels), "text": text} for text, labels in found.items()]
+
+
+def _runs(material: Material) -> list[dict[str, Any]]:
+    metric = material.snapshot["metric"]
+    return [
+        {"label": material.rows[run.row]["label"], "seed": run.seed, "key": run.key,
+         "status": run.outcome.get("status", ""), "value": run.metrics.get(metric),
+         "seconds": run.outcome.get("seconds"), "time": words.duration(run.outcome.get("seconds"))}
+        for run in [*material.runs, *material.failed]
+    ]  # fmt: skip
+
+
+def _data(
+    material: Material,
+    rows: Sequence[Mapping[str, Any]],
+    styles: Sequence[plots.Look],
+    costs: Sequence[str],
+    boxes: Mapping[str, Any],
+    overlays: Mapping[int, Any],
+) -> Markup:
+    """What the page's script reads, as JSON that cannot end its element."""
+    measures = _measures(material)
+    entries = []
+    for index, row in enumerate(rows):
+        quality: dict[str, Any] = {}
+        for key in measures:
+            mean = material.average(index, key)
+            quality[key] = None if mean is None else {"mean": mean}
+        if row["mean"] is not None:
+            quality[material.snapshot["metric"]] = {"mean": row["mean"], "low": row["low"], "high": row["high"]}
+        entries.append({
+            "label": row["label"], "short": row["label"] if len(row["label"]) <= 24 else row["label"][:23] + "…",
+            "color": row["color"], "marker": styles[index].marker, "y": quality,
+            "x": {axis: material.average(index, axis) for axis in costs},
+        })  # fmt: skip
+    axes = [{"key": key, "name": words.quantity(key).name, "better": words.quantity(key).better} for key in costs]
+    shown = [{"key": key, "name": words.quantity(key).name, "better": words.quantity(key).better} for key in measures]
+    value = {"rows": entries, "axes": axes, "measures": shown, "curves": boxes, "maps": overlays}
+    return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c"))

@@ -1,0 +1,58 @@
+"""Quickstart: five mechanisms and two controls on scikit-learn's digits, in minutes on two cores.
+
+Each digit lies at a random place of a 12 x 12 canvas, so a network that does not mix tokens cannot read pixels off
+fixed positions. In a pilot of this recipe Factors("0110") and SKA came out above softmax (decided with 3 seeds), MiTA could
+not be told from it, and both controls lay about 10 points below.
+"""
+
+from regard.lab.recipe import Recipe
+from regard.lab.study import Claim, Row, Setting, Study
+from regard.mixers.factors import Factors
+from regard.mixers.mita import MiTA
+from regard.mixers.ska import SKA
+from regard.mixers.softmax import Softmax
+from regard.projections.sne import PSNE
+from regard.tasks import Classification
+
+ROWS = (
+    Row("softmax", Softmax()),
+    Row("SKA", SKA()),
+    Row("MiTA", MiTA(m=9, k=9)),
+    Row("Factors 0110", Factors(terms="0110")),
+    Row("softmax, P-SNE", Softmax(projection=PSNE())),
+    Row("w/o", None, control=True, removed=True, notes=("attention is taken out; only the MLPs are left",)),
+    Row("uniform average", Factors(terms="0000"), control=True, notes=("every token gets the mean of all values",)),
+)
+
+TASK = Classification(
+    host="vit_desk(size=12, patch=2, dim=32, depth=2, heads=2, mlp_ratio=2.0)", data="digits-canvas", size=(12, 12)
+)
+
+
+def recipe(epochs: int) -> Recipe:
+    """The recipe of the pilot; 120 epochs are 3,480 steps."""
+    return Recipe(epochs=epochs, batch=32, lr=4e-3, betas=(0.9, 0.99), augment="none", precision="32-true")
+
+
+STUDY = Study(
+    name="quickstart",
+    title="Digits on a canvas",
+    source="Regard",
+    question="Do mechanisms other than softmax attention read a small image better, equally well, or worse?",
+    baseline="softmax",
+    settings={
+        "smoke": Setting(task=TASK, recipe=recipe(2), seeds=2, rows=ROWS),
+        "desk": Setting(task=TASK, recipe=recipe(120), seeds=3, rows=ROWS),
+    },
+    claims=(
+        Claim("SKA", "softmax", "top1"),
+        Claim("Factors 0110", "softmax", "top1"),
+        Claim("MiTA", "softmax", "top1"),
+        Claim("softmax, P-SNE", "softmax", "top1", within=1.0),
+    ),
+    notes=(
+        "898 training images, each placed anew in every epoch; 899 test images at two fixed places each.",
+        "Last weights after a fixed number of epochs; nothing is chosen on the test images.",
+        "With 1,798 test images differences below about 2 points say nothing about the task, whatever the seeds.",
+    ),
+)

@@ -1,0 +1,102 @@
+"""Task: what a run needs to know of a problem; the training loop knows nothing else of it."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.core import MixerConfig
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+@runtime_checkable
+class Training(Protocol):
+    """The fields of a recipe that a task reads; see `regard.lab.Recipe`."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def augment(self) -> str: ...
+    @property
+    def smoothing(self) -> float: ...
+    @property
+    def mixup(self) -> float: ...
+    @property
+    def cutmix(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Score:
+    """metrics by name, between 0 and 1 where they are shares; right: per test image whether it was right, or None."""
+
+    metrics: dict[str, float]
+    right: np.ndarray | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """A problem on a data set with a host network.
+
+    host: a name or a spelling with options, "vit_tiny_patch16_224(patch_size=4)". data: the name of a set, or a path of
+    the user's own data. size: (height, width) of images. metric: the main one; larger is better.
+    """
+
+    metric: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    host: str
+    data: str
+    size: tuple[int, int]
+
+    def on(self, data: str) -> "Self":
+        """The same task on other data."""
+        return dataclasses.replace(self, data=data)
+
+    @abstractmethod
+    def identity(self) -> "Self":
+        """The task as it stands in a run's key: without paths, and without what does not change the result."""
+
+    @abstractmethod
+    def model(self, mixer: MixerConfig | None, seed: int, removed: bool = False) -> nn.Module:
+        """The network with its first weights, a pure function of the arguments. removed: attention is taken out."""
+
+    @abstractmethod
+    def batches_per_epoch(self, recipe: Training) -> int:
+        """Training batches in an epoch."""
+
+    @abstractmethod
+    def batches(self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0) -> Iterator[Any]:
+        """Training batches start .. stop-1 of the whole run: pure functions of (seed, number of the batch)."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, recipe: Training, device: torch.device) -> Tensor:
+        """The mean loss of a batch; may draw from the global generators, which the loop has seeded for this step."""
+
+    @abstractmethod
+    def score(self, model: nn.Module, device: torch.device) -> Score:
+        """Evaluate on the test split; leaves the model in evaluation mode."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """The main metric of guessing the most frequent answer."""
+
+    @abstractmethod
+    def example(self) -> Tensor:
+        """One prepared input (1, C, h, w) on the CPU, for counting operations."""
+
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """name, checksum, train and test (numbers of images) for the outcome. Raises: DataError."""
+
+    @property
+    def images(self) -> int:
+        """Training images."""
+        return int(self.record()["train"])

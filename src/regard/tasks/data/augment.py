@@ -1,0 +1,94 @@
+"""Augmentation of a whole uint8 batch (n, height, width, channels): pure functions of the batch and a generator."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from regard.core import ConfigError, nearest
+
+BATCHWISE = ("none", "flip", "crop", "shift", "resized")
+"""none; flip: left-right; crop: padding 4 and flip; shift: padding 2 and flip; resized: random resized crop and flip.
+
+"timm" or "timm:rand-m9-mstd0.5-inc1" goes image by image through timm's transforms instead."""
+
+_PADDING = {"crop": 4, "shift": 2}
+
+
+def check_augment(name: str) -> None:
+    """Raises: ConfigError for an unknown augmentation."""
+    if name not in BATCHWISE and name.split(":")[0] != "timm":
+        raise ConfigError(
+            f"unknown augment {name!r}; {nearest(name, [*BATCHWISE, 'timm', 'timm:rand-m9-mstd0.5-inc1'])}"
+        )
+
+
+def windows(pixels: np.ndarray, top: np.ndarray, left: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Of each image the window of `size` = (height, width) whose upper left corner is (top, left); top, left (n,)."""
+    rows = top[:, None] + np.arange(size[0])
+    columns = left[:, None] + np.arange(size[1])
+    return pixels[np.arange(len(pixels))[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+def centre(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The window in the middle of each image."""
+    top, left = ((pixels.shape[axis] - size[axis - 1]) // 2 for axis in (1, 2))
+    return pixels[:, top : top + size[0], left : left + size[1]]
+
+
+def random_windows(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """A window of `size` at a random place of each image."""
+    n, height, width = pixels.shape[:3]
+    top = rng.integers(0, height - size[0] + 1, n)
+    left = rng.integers(0, width - size[1] + 1, n)
+    return windows(pixels, top, left, size)
+
+
+def padded(pixels: np.ndarray, padding: int) -> np.ndarray:
+    """Zeros all around."""
+    return np.pad(pixels, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+
+
+def flipped(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Each image mirrored left to right with probability 1/2."""
+    mirror = rng.random(len(pixels)) < 0.5
+    return np.where(mirror[:, None, None, None], pixels[:, :, ::-1], pixels)
+
+
+def placed(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Each image at a random place of an empty canvas of `size`."""
+    n, height, width, channels = pixels.shape
+    canvas = np.zeros((n, *size, channels), np.uint8)
+    rows = rng.integers(0, size[0] - height + 1, n)[:, None] + np.arange(height)
+    columns = rng.integers(0, size[1] - width + 1, n)[:, None] + np.arange(width)
+    canvas[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]] = pixels
+    return canvas
+
+
+def resized_crops(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Windows of 35-100 % of the area and sides 3:4 to 4:3, stretched to `size` (bilinear, without antialiasing)."""
+    n, height, width = pixels.shape[:3]
+    area = rng.uniform(0.35, 1.0, n)
+    ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3), n))
+    high, wide = np.minimum(np.sqrt(area / ratio), 1.0), np.minimum(np.sqrt(area * ratio), 1.0)
+    shift_y, shift_x = rng.uniform(-1, 1, n) * (1 - high), rng.uniform(-1, 1, n) * (1 - wide)
+    theta = np.zeros((n, 2, 3), np.float32)
+    theta[:, 0, 0], theta[:, 0, 2], theta[:, 1, 1], theta[:, 1, 2] = wide, shift_x, high, shift_y
+    images = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float()
+    grid = F.affine_grid(torch.from_numpy(theta), [n, images.shape[1], *size], align_corners=False)
+    out = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return out.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+
+def augmented(
+    pixels: np.ndarray, size: tuple[int, int], augment: str, canvas: bool, rng: np.random.Generator
+) -> np.ndarray:
+    """A training batch of `size`: placed on a canvas or cut out of larger images, then augmented."""
+    if canvas:
+        pixels = placed(pixels, size, rng)
+    if augment == "resized":
+        return flipped(resized_crops(pixels, size, rng), rng)
+    if pixels.shape[1:3] != size:
+        pixels = random_windows(pixels, size, rng) if augment != "none" else centre(pixels, size)
+    elif augment in _PADDING:
+        pixels = random_windows(padded(pixels, _PADDING[augment]), size, rng)
+    return pixels if augment == "none" else flipped(pixels, rng)

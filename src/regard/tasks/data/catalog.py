@@ -1,0 +1,243 @@
+"""Which sets there are by name, where they lie, and what else the word after `--data` may mean."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from regard.core import DataError, nearest
+
+from . import own
+from .images import Images, ImageSet, cached, check_labels, decode_all
+from .streams import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParquetSet:
+    """A set below the data folder: files <name>/<train>.parquet and <name>/<test>.parquet with img and label.
+
+    rows: (train, test) images, which are checked. used: training rows; the rest is held back for tuning. raw: they are
+    raw bytes of this (height, width) instead of encoded files.
+    """
+
+    classes: int
+    rows: tuple[int, int]
+    used: int
+    channels: int = 3
+    test: str = "test"
+    raw: tuple[int, int] | None = None
+
+
+PARQUET: dict[str, ParquetSet] = {
+    "cifar10": ParquetSet(classes=10, rows=(50_000, 10_000), used=45_000),
+    "cifar100_small": ParquetSet(classes=100, rows=(10_000, 5_000), used=10_000),
+    "fashion_mnist": ParquetSet(classes=10, rows=(60_000, 10_000), used=55_000, channels=1, raw=(28, 28)),
+    "imagenette_small": ParquetSet(classes=10, rows=(2_000, 500), used=2_000, test="val"),
+}
+# name -> how torchvision's class is asked for its test split; `train=` takes a bool, `split=` the name
+TORCHVISION: dict[str, tuple[str, Any, Any]] = {
+    "MNIST": ("train", True, False),
+    "KMNIST": ("train", True, False),
+    "FashionMNIST": ("train", True, False),
+    "CIFAR10": ("train", True, False),
+    "CIFAR100": ("train", True, False),
+    "SVHN": ("split", "train", "test"),
+    "STL10": ("split", "train", "test"),
+    "GTSRB": ("split", "train", "test"),
+    "Flowers102": ("split", "train", "test"),
+    "FGVCAircraft": ("split", "trainval", "test"),
+    "OxfordIIITPet": ("split", "trainval", "test"),
+    "StanfordCars": ("split", "train", "test"),
+    "Food101": ("split", "train", "test"),
+    "DTD": ("split", "train", "test"),
+    "Imagenette": ("split", "train", "val"),
+}
+NAMED: tuple[str, ...] = ("digits", "digits-canvas", *PARQUET, *TORCHVISION)
+"""Every set that `--data` knows by name; anything else is a path of the user's own."""
+
+CANVAS = 2
+"""Places at which every test image of digits-canvas is shown."""
+
+
+def data_root() -> Path:
+    """The folder with one sub-folder a set. Raises: DataError if neither --data-root nor REGARD_DATA names a folder."""
+    root = os.environ.get("REGARD_DATA", "")
+    if not root:
+        raise DataError(
+            "no data folder: pass --data-root PATH or set REGARD_DATA to a folder with one sub-folder a set"
+        )
+    path = Path(root).expanduser()
+    if not path.is_dir():
+        raise DataError(f"the data folder {path} does not exist; check --data-root or REGARD_DATA")
+    return path
+
+
+def identity(data: str) -> str:
+    """What a run's key holds: the name of a named set, and of the user's own data a digest of the index, never a path.
+
+    Raises: DataError for a name that is unknown and no path.
+    """
+    return data if data in NAMED else f"own:{own.digest(path_of(data))}"
+
+
+def path_of(data: str) -> Path:
+    """The user's own folder or table. Raises: DataError if `data` is neither a known name nor an existing path."""
+    path = Path(data).expanduser()
+    if path.exists():
+        return path
+    if "/" in data or "\\" in data or data.endswith(".parquet"):
+        raise DataError(f"{data} does not exist; expected a folder of class folders, or a parquet file or folder")
+    raise DataError(f"unknown data set {data!r} (and no such path); {nearest(data, NAMED)}")
+
+
+def load(
+    data: str,
+    size: tuple[int, int],
+    *,
+    cut: bool = False,
+    corrupt: Literal["stop", "skip"] = "stop",
+    download: bool = False,
+) -> ImageSet:
+    """A set by name or path, decoded for images of size = (height, width); the last few are remembered.
+
+    cut: images keep their own size, and windows of `size` are cut from them. corrupt: stop at a damaged image or skip.
+    download: torchvision's sets may be fetched. Raises: DataError.
+    """
+    key = data if data in NAMED else str(path_of(data).resolve())
+    root = os.environ.get("REGARD_DATA", "") if data in NAMED else own.digest(path_of(data))
+    return _load(key, size, cut, corrupt, download, root)
+
+
+@lru_cache(maxsize=2)
+def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str) -> ImageSet:
+    if data in ("digits", "digits-canvas"):
+        found = digits(size if data == "digits-canvas" else None)
+    elif data in PARQUET:
+        found = parquet_set(data, None if cut else size, corrupt)
+    elif data in TORCHVISION:
+        found = torchvision_set(data, None if cut else size, corrupt, download)
+    else:
+        found = own.load(Path(data), size, corrupt)
+    for split in (found.train, found.test):
+        if any(have < want for have, want in zip(split.pixels.shape[1:3], size, strict=True)) and not found.canvas:
+            have = "x".join(map(str, split.pixels.shape[1:3]))
+            raise DataError(f"images of {found.name} have {have} pixels, the task wants {size[0]}x{size[1]}")
+    return found
+
+
+def digits(canvas: tuple[int, int] | None = None) -> ImageSet:
+    """scikit-learn's 1,797 digits of 8 x 8 in a fixed permutation: 898 for training, 899 for the test.
+
+    canvas: (height, width) of an empty image on which training places each digit anew, and the test at two fixed ones.
+    Raises: DataError if the canvas is smaller than 8 x 8.
+    """
+    from sklearn.datasets import load_digits
+
+    if canvas is not None and min(canvas) < 8:
+        raise DataError(f"digits have 8x8 pixels and do not fit a canvas of {canvas[0]}x{canvas[1]}")
+    bunch = load_digits()
+    order = generator("digits").permutation(len(bunch.target))
+    pixels = np.round(bunch.images[order] * (255 / 16)).astype(np.uint8)[..., None]
+    labels = bunch.target[order].astype(np.int64)
+    checksum = hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()
+    train, test = Images(pixels[:898], labels[:898]), Images(pixels[898:], labels[898:])
+    if canvas is not None:
+        from .augment import placed
+
+        shown = [placed(test.pixels, canvas, generator("digits-canvas", place)) for place in range(CANVAS)]
+        test = Images(np.concatenate(shown), np.tile(test.labels, CANVAS))
+    names = tuple(str(digit) for digit in range(10))
+    return ImageSet(
+        "digits" if canvas is None else "digits-canvas", names, train, test, checksum, None, canvas is not None
+    )
+
+
+def parquet_set(name: str, size: tuple[int, int] | None, corrupt: str) -> ImageSet:
+    """A named set below the data folder. Raises: DataError for a missing, damaged or incomplete file."""
+    spec = PARQUET[name]
+    root = data_root()
+    files = [root / name / f"{split}.parquet" for split in ("train", spec.test)]
+    for file in files:
+        if not file.is_file():
+            raise DataError(
+                f"{name} needs {file}, which does not exist; point --data-root or REGARD_DATA to its folder"
+            )
+    sums = [file_sum(file) for file in files]
+    _check_sums(root, files, sums)
+    splits = [
+        _parquet_split(name, file, total, rows, size, corrupt)
+        for file, total, rows in zip(files, sums, spec.rows, strict=True)
+    ]
+    names = own.class_names(files[0]) or tuple(str(label) for label in range(spec.classes))
+    train, test = splits
+    used = spec.used if len(train) >= spec.rows[0] else len(train) * spec.used // spec.rows[0]
+    held = train.take(slice(used, None)) if used < len(train) else None
+    checksum = hashlib.sha256("".join(sums).encode()).hexdigest()
+    return ImageSet(name, names, train.take(slice(0, used)), test, checksum, held)
+
+
+def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int, int] | None, corrupt: str) -> Images:
+    spec = PARQUET[name]
+
+    def make() -> Images:
+        table = own.read_table(file)
+        if len(table) != rows:
+            raise DataError(f"{file} has {len(table)} rows, {name} has {rows}; get the file again")
+        labels = table["label"].to_numpy().astype(np.int64)
+        check_labels(str(file), labels, spec.classes)
+        sources = own.image_column(file, table["img"])
+        if spec.raw is not None:
+            sources = [np.frombuffer(cast(bytes, source), np.uint8).reshape(*spec.raw, 1) for source in sources]
+        return decode_all(sources, labels, lambda row: f"row {row} of {file}", size, spec.channels, corrupt)
+
+    side = "native" if size is None else f"{size[0]}x{size[1]}"
+    return cached(f"{name}-{file.stem}-{total[:16]}-{side}-{corrupt}", make)
+
+
+@lru_cache(maxsize=16)
+def file_sum(file: Path) -> str:
+    """sha256 of a file, 64 hex digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _check_sums(root: Path, files: list[Path], sums: list[str]) -> None:
+    listed = root / "SHA256SUMS"
+    if not listed.is_file():
+        return
+    words = [line.split(maxsplit=1) for line in listed.read_text().splitlines() if line.strip()]
+    known = {name: total for total, name in words}
+    for file, total in zip(files, sums, strict=True):
+        if known.get(str(file.relative_to(root)), total) != total:
+            raise DataError(f"{file} differs from its checksum in {listed}; it is damaged or changed: get it again")
+
+
+def torchvision_set(name: str, size: tuple[int, int] | None, corrupt: str, download: bool) -> ImageSet:
+    """A set of torchvision below <data folder>/torchvision. Raises: DataError if it is not there and not fetched."""
+    import torchvision
+
+    root = data_root() / "torchvision"
+    argument, train, test = TORCHVISION[name]
+    maker: Callable[..., Any] = getattr(torchvision.datasets, name)
+    splits, size = [], size or (32, 32)
+    for split in (train, test):
+        try:
+            found = maker(root=str(root), download=download, **{argument: split})
+        except (RuntimeError, OSError, ValueError) as error:
+            hint = "" if download else "; pass --download (download=True) to fetch it"
+            raise DataError(f"torchvision's {name} is not ready in {root}{hint} ({error})") from error
+        items = [found[i] for i in range(len(found))]
+        labels = np.array([label for _, label in items], np.int64)
+        pixels = [np.asarray(image.convert("RGB")) for image, _ in items]
+        splits.append(decode_all(pixels, labels, lambda row: f"image {row} of {name}", size, 3, corrupt))
+    count = int(splits[0].labels.max()) + 1
+    for part in splits:
+        check_labels(name, part.labels, count)
+    total = hashlib.sha256(b"".join(part.pixels.tobytes() + part.labels.tobytes() for part in splits)).hexdigest()
+    names = tuple(map(str, getattr(found, "classes", range(count))))
+    return ImageSet(name, names, splits[0], splits[1], total)

@@ -1,0 +1,82 @@
+"""Batches of a run by number: which images, in which order and how augmented depends on (seed, epoch, step) only.
+
+So a run that stopped anywhere goes on with the batch that it would have had, with any number of loader workers.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from .augment import augmented, centre
+from .images import Images
+from .streams import generator, seed_all
+
+
+@dataclass
+class Batches(Dataset):
+    """Item t is training batch t of the run: images (n, C, h, w) uint8, or float32 of a transform, and labels (n,).
+
+    size: (height, width) of a batch's images. batch: images in one. transform: image by image through Pillow, or None.
+    """
+
+    images: Images
+    size: tuple[int, int]
+    batch: int
+    augment: str
+    seed: int
+    canvas: bool = False
+    transform: Callable | None = None
+    _orders: dict[int, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches in an epoch; the last, smaller one is left out."""
+        return max(len(self.images) // self.batch, 1)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The permutation of an epoch."""
+        if epoch not in self._orders:
+            self._orders.clear()
+            self._orders[epoch] = generator("order", self.seed, epoch).permutation(len(self.images))
+        return self._orders[epoch]
+
+    def rows(self, step: int) -> np.ndarray:
+        """Indices of the images of batch `step`."""
+        epoch, place = divmod(step, self.per_epoch)
+        return self.order(epoch)[place * self.batch : (place + 1) * self.batch]
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        rows = self.rows(step)
+        labels = torch.from_numpy(self.images.labels[rows])
+        pixels = self.images.pixels[rows]
+        if self.transform is not None:
+            return torch.stack([self._one(pixels[i], step, int(row)) for i, row in enumerate(rows)]), labels
+        rng = generator("augment", self.seed, step // self.per_epoch, step)
+        return to_tensor(augmented(pixels, self.size, self.augment, self.canvas, rng)), labels
+
+    def _one(self, pixels: np.ndarray, step: int, row: int) -> Tensor:
+        from PIL import Image
+
+        seed_all("sample", self.seed, step // self.per_epoch, row)
+        return self.transform(Image.fromarray(pixels.squeeze()))  # type: ignore[misc]
+
+    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches start .. stop-1, made by `workers` processes, or by this one if 0."""
+        loader = DataLoader(self, batch_size=None, sampler=range(start, stop), num_workers=workers)
+        return ((images, labels) for images, labels in loader)
+
+
+def evaluation_batches(images: Images, size: tuple[int, int], batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    """All images in order, cut at the centre: (n, C, h, w) uint8 and labels (n,)."""
+    for start in range(0, len(images), batch):
+        pixels = centre(images.pixels[start : start + batch], size)
+        yield to_tensor(pixels), torch.from_numpy(images.labels[start : start + batch])
+
+
+def to_tensor(pixels: np.ndarray) -> Tensor:
+    """(n, h, w, C) uint8 as a tensor (n, C, h, w)."""
+    return torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,172 @@
+"""Images of a classification set: decoded once into uint8 arrays, kept in memory or mapped from a cache on disk."""
+
+import io
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from regard.core import DataError
+
+log = logging.getLogger("regard.data")
+
+Source = bytes | Path | np.ndarray
+"""An encoded image, the file that has one, or pixels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """One split: pixels (n, height, width, channels) uint8 and labels (n,) int64."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: slice) -> "Images":
+        """A part, as views."""
+        return Images(self.pixels[rows], self.labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """A classification set that is ready for training.
+
+    train, test and held (rows kept back from training, for tuning; None if there are none). canvas: a training image is
+    placed anywhere on an empty image of the task's size. checksum: 64 hex digits of what was read. mean and std: per
+    channel, of pixels between 0 and 1.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Images
+    test: Images
+    checksum: str
+    held: Images | None = None
+    canvas: bool = False
+
+    @property
+    def channels(self) -> int:
+        """1 (grey) or 3 (red, green, blue)."""
+        return self.train.pixels.shape[-1]
+
+    @cached_property
+    def statistics(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation per channel of at most 5,000 training images, evenly chosen."""
+        pixels = self.train.pixels
+        some = np.asarray(pixels[:: -(-len(pixels) // 5000)], dtype=np.float32) / 255
+        mean, std = some.mean((0, 1, 2), dtype=np.float64), some.std((0, 1, 2), dtype=np.float64)
+        return [float(m) for m in mean], [max(float(s), 1e-3) for s in std]
+
+
+def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    """One image as (height, width, channels) uint8; size: resize the shorter side and cut the centre; None keeps it.
+
+    Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image.
+    """
+    from PIL import Image
+
+    opened = Image.fromarray(source.squeeze()) if isinstance(source, np.ndarray) else None
+    if opened is None:
+        opened = Image.open(io.BytesIO(source) if isinstance(source, bytes) else cast(Path, source))
+    image = opened.convert("L" if channels == 1 else "RGB")
+    if size is not None and image.size != (size[1], size[0]):
+        image = fit(image, size)
+    return np.asarray(image, dtype=np.uint8).reshape(image.size[1], image.size[0], channels)
+
+
+def fit(image, size: tuple[int, int]):
+    """A Pillow image resized (bicubic, both ratios kept) until it covers size = (height, width), then cut."""
+    from PIL import Image, ImageOps
+
+    return ImageOps.fit(image, (size[1], size[0]), method=Image.Resampling.BICUBIC)
+
+
+def decode_all(
+    sources: Sequence[Source],
+    labels: np.ndarray,
+    name_of: Callable[[int], str],
+    size: tuple[int, int] | None,
+    channels: int,
+    corrupt: str = "stop",
+) -> Images:
+    """Decode a split. corrupt: "stop" at the first image that cannot be read, or "skip" it with a warning.
+
+    Raises: DataError that names the image; or if images differ in size and no size is given; or if nothing is left.
+    """
+    shape: tuple[int, ...] | None = None
+    pixels, kept, row = np.empty(0, np.uint8), [], 0
+    for i, source in enumerate(sources):
+        try:
+            image = decode(source, size, channels)
+        except Exception as error:  # Pillow raises many kinds for a damaged file
+            if corrupt != "skip":
+                hint = 'repair or remove it, or pass corrupt="skip"'
+                raise DataError(f"{name_of(i)} cannot be read as an image ({error}); {hint}") from error
+            log.warning("skipped %s: %s", name_of(i), error)
+            continue
+        if shape is None:
+            shape = image.shape
+            pixels = np.empty((len(sources), *shape), np.uint8)
+        if image.shape != shape:
+            raise DataError(
+                f"{name_of(i)} has shape {image.shape}, the others {shape}; images of one size are needed here"
+            )
+        pixels[row] = image
+        kept.append(i)
+        row += 1
+    if not kept:
+        raise DataError("no image could be read")
+    return Images(pixels[:row], labels[kept])
+
+
+def check_labels(name: str, labels: np.ndarray, classes: int) -> None:
+    """Raises: DataError for no images, one class only, or a label outside 0 .. classes-1."""
+    if not len(labels):
+        raise DataError(f"{name} has no images")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        row = int(np.flatnonzero((labels < 0) | (labels >= classes))[0])
+        raise DataError(
+            f"{name}: label {int(labels[row])} of row {row} is outside 0..{classes - 1} ({classes} classes)"
+        )
+    if low == high:
+        raise DataError(f"{name} has one class only (label {low}); classification needs at least two")
+
+
+def cache_folder() -> Path:
+    """Where decoded arrays are kept: `regard` below XDG_CACHE_HOME, or below ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
+
+
+def cached(key: str, make: Callable[[], Images]) -> Images:
+    """What `make` returns, kept as .npy files below `cache_folder()` and mapped into memory from the second time on.
+
+    A cache that cannot be written or read costs a warning and time, nothing else.
+    """
+    folder = cache_folder() / "images"
+    pixels, labels = folder / f"{key}.pixels.npy", folder / f"{key}.labels.npy"
+    try:
+        found = Images(np.load(pixels, mmap_mode="r"), np.load(labels))
+        if found.pixels.ndim == 4 and len(found.pixels) == len(found.labels):
+            return found
+    except (OSError, ValueError, EOFError):
+        pass
+    made = make()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, array in ((pixels, made.pixels), (labels, made.labels)):
+            with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as file:
+                np.save(file, array)
+            os.replace(file.name, path)
+    except OSError as error:
+        log.warning("decoded images are not cached: %s", error)
+        return made
+    return Images(np.load(pixels, mmap_mode="r"), np.load(labels))

@@ -1,0 +1,206 @@
+"""The user's own data: a folder of class folders, or parquet with an image column and a label column."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from regard.core import DataError
+
+from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all
+from .streams import generator
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+IN_MEMORY = 4 * 2**30
+"""Bytes of decoded pixels up to which a split is decoded once; larger ones are decoded batch by batch."""
+
+_TESTS = ("test", "val", "valid", "validation")
+_IMAGES, _LABELS = ("img", "image", "picture"), ("label", "class", "target", "fine_label")
+
+
+class Lazy:
+    """Looks like an array of pixels (n, height, width, 3) uint8; every access decodes the images that it asks for.
+
+    Raises: DataError that names a damaged image when it is met.
+    """
+
+    def __init__(self, sources: Sequence[Source], names: Sequence[str], size: tuple[int, int]) -> None:
+        self.sources, self.names, self.size = sources, names, size
+        self.shape = (len(sources), *size, 3)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        chosen = np.arange(len(self))[rows]
+        if chosen.ndim == 0:
+            return self._image(int(chosen))
+        return (
+            np.stack([self._image(int(row)) for row in chosen])
+            if len(chosen)
+            else np.empty((0, *self.shape[1:]), np.uint8)
+        )
+
+    def _image(self, row: int) -> np.ndarray:
+        try:
+            return decode(self.sources[row], self.size, 3)
+        except Exception as error:  # Pillow raises many kinds for a damaged file
+            raise DataError(f"{self.names[row]} cannot be read as an image ({error}); repair or remove it") from error
+
+
+@lru_cache(maxsize=16)
+def digest(path: Path) -> str:
+    """12 hex digits that say which data these are: of a folder the relative paths, sizes and first 4 KiB of its images,
+    of parquet the whole files. Where the data lie does not matter. Raises: DataError if there are none."""
+    total = hashlib.sha256()
+    tables = _tables(path)
+    if tables:
+        for split, file in sorted(tables.items()):
+            with file.open("rb") as stream:
+                total.update(split.encode() + hashlib.file_digest(stream, "sha256").digest())
+        return total.hexdigest()[:12]
+    for file in _image_files(path):
+        with file.open("rb") as stream:
+            head = hashlib.sha256(stream.read(4096)).hexdigest()
+        total.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0{head}\n".encode())
+    return total.hexdigest()[:12]
+
+
+def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
+    """A folder or parquet of the user, as RGB of 8/7 of `size`, from which training and test cut windows of `size`.
+
+    Without a test split every fifth image of a fixed permutation is the test. Raises: DataError.
+    """
+    tables = _tables(path)
+    classes, splits = _from_tables(tables) if tables else _from_folders(path)
+    if len(splits) == 1:
+        splits = _divide(*splits["train"])
+    larger = (size[0] * 8 // 7, size[1] * 8 // 7)
+    total = digest(path)
+    made = {}
+    for split, (sources, names, labels) in splits.items():
+        check_labels(f"the {split} split of {path}", labels, len(classes))
+        key = f"own-{total}-{split}-{larger[0]}x{larger[1]}-{corrupt}"
+        made[split] = _images(sources, names, labels, larger, corrupt, key)
+    return ImageSet(f"own:{total}", classes, made["train"], made["test"], total)
+
+
+_Split = tuple[list[Source], list[str], np.ndarray]
+
+
+def _images(
+    sources: list[Source], names: list[str], labels: np.ndarray, size: tuple[int, int], corrupt: str, key: str
+) -> Images:
+    if len(sources) * size[0] * size[1] * 3 > IN_MEMORY:
+        return Images(Lazy(sources, names, size), labels)  # type: ignore[arg-type]
+    return cached(key, lambda: decode_all(sources, labels, lambda row: names[row], size, 3, corrupt))
+
+
+def _divide(sources: list[Source], names: list[str], labels: np.ndarray) -> dict[str, _Split]:
+    order = generator("own", "split").permutation(len(sources))
+    test, train = np.sort(order[::5]), np.sort(np.delete(order, np.s_[::5]))
+    return {
+        name: ([sources[row] for row in rows], [names[row] for row in rows], labels[rows])
+        for name, rows in (("train", train), ("test", test))
+    }
+
+
+def _image_files(path: Path) -> list[Path]:
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    if not files:
+        raise DataError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}); expected one folder a class")
+    return files
+
+
+def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
+    if not path.is_dir():
+        raise DataError(f"{path} is neither a folder of class folders nor a .parquet file")
+    _image_files(path)
+    roots = {"train": path}
+    if (path / "train").is_dir():
+        roots["train"] = path / "train"
+        tests = [path / name for name in _TESTS if (path / name).is_dir()]
+        roots |= {"test": tests[0]} if tests else {}
+    classes = tuple(sorted(folder.name for folder in roots["train"].iterdir() if folder.is_dir()))
+    if len(classes) < 2:
+        found = f"one class folder only ({classes[0]})" if classes else "no class folders"
+        raise DataError(f"{roots['train']} has {found}; classification needs at least two, each with its images")
+    splits: dict[str, _Split] = {}
+    for split, root in roots.items():
+        unknown = sorted(folder.name for folder in root.iterdir() if folder.is_dir() and folder.name not in classes)
+        if unknown:
+            raise DataError(f"{root} has classes that training has not: {', '.join(unknown[:5])}")
+        files = [
+            (file, label)
+            for label, name in enumerate(classes)
+            if (root / name).is_dir()
+            for file in _image_files(root / name)
+        ]
+        splits[split] = ([f for f, _ in files], [str(f) for f, _ in files], np.array([y for _, y in files], np.int64))
+    return classes, splits
+
+
+def _tables(path: Path) -> dict[str, Path]:
+    if path.suffix == ".parquet" and path.is_file():
+        return {"train": path}
+    found = {"train": path / "train.parquet"} if (path / "train.parquet").is_file() else {}
+    tests = [path / f"{name}.parquet" for name in _TESTS if (path / f"{name}.parquet").is_file()]
+    return found | ({"test": tests[0]} if found and tests else {})
+
+
+def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, _Split]]:
+    splits: dict[str, _Split] = {}
+    names: tuple[str, ...] = ()
+    for split, file in tables.items():
+        table = read_table(file)
+        image, label = (_column(file, table, known) for known in (_IMAGES, _LABELS))
+        labels = table[label].to_numpy()
+        if labels.dtype.kind not in "iu":
+            raise DataError(f"{file}: column {label!r} holds {labels.dtype}, expected whole numbers from 0")
+        sources = image_column(file, table[image])
+        names = names or class_names(file)
+        splits[split] = (sources, [f"row {row} of {file}" for row in range(len(sources))], labels.astype(np.int64))
+    if not len(splits["train"][2]):
+        raise DataError(f"{tables['train']} has no rows")
+    count = int(splits["train"][2].max()) + 1
+    return names or tuple(str(label) for label in range(count)), splits
+
+
+def read_table(file: Path) -> Any:
+    """A parquet file as a pyarrow table. Raises: DataError if it is damaged."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file} cannot be read as parquet ({error}); get it again") from error
+
+
+def image_column(file: Path, column: Any) -> list[Source]:
+    """Encoded images of a column of bytes, or of structs with `bytes`, as Hugging Face writes. Raises: DataError."""
+    values = column.to_pylist()
+    sources = [value.get("bytes") if isinstance(value, dict) else value for value in values]
+    for row, source in enumerate(sources):
+        if not isinstance(source, bytes):
+            raise DataError(f"row {row} of {file} has no image bytes but {type(source).__name__}")
+    return cast(list[Source], sources)
+
+
+def class_names(file: Path) -> tuple[str, ...]:
+    """The names in the schema's metadata (`class_names`, JSON), or an empty tuple."""
+    import pyarrow.parquet
+
+    metadata = pyarrow.parquet.read_schema(file).metadata or {}
+    return tuple(json.loads(metadata.get(b"class_names", b"[]")))
+
+
+def _column(file: Path, table: Any, known: tuple[str, ...]) -> str:
+    for name in known:
+        if name in table.column_names:
+            return name
+    raise DataError(f"{file} has columns {', '.join(table.column_names)}; expected one of {', '.join(known)}")

@@ -1,0 +1,98 @@
+"""First weights: every parameter from its own stream (seed, name), so that rows share what they can."""
+
+import math
+import re
+from typing import Literal
+
+import torch
+from torch import nn
+
+from regard.core import ConfigError, Mixer, Operator, Projection
+
+from .data.streams import number
+
+Init = Literal["zero", "fan_in", "host"]
+
+_OUTPUT = re.compile(r"(^|\.)((self_|global_|window_)?attn|attention|token_mixer)(\.regard)?\.(proj|out_proj)$")
+_SECOND = re.compile(r"(^|\.)(mlp|ffn)\d?\.fc2$")
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def redraw(model: nn.Module, seed: int, init: Init) -> None:
+    """Give a model its first weights, in place.
+
+    "fan_in": matrices and convolutions are normal with std fan_in^-0.5, their biases 0; norms, embeddings and the parts
+    of mechanisms as their `reset_parameters` says. "zero": the same, and the output layers of both branches (the
+    attention's projection and the second layer of the MLP) are 0, so that every block starts as the identity. "host":
+    nothing changes. Parameters that have no layer, such as positions, keep what the host gave them. Each module's draws
+    come from the stream (seed, name); the name of a swapped layer is that of the layer it replaced.
+    Raises: ConfigError if init is unknown, or "zero" and the host's output layers are not known.
+    """
+    if init not in ("zero", "fan_in", "host"):
+        raise ConfigError(f'init is "zero", "fan_in" or "host", not {init!r}')
+    if init == "host":
+        return
+    done: list[str] = []
+    for name, module in model.named_modules():
+        if not any(name.startswith(f"{parent}.") for parent in done) and _redraw_one(module, name, seed):
+            done.append(name)
+    if init == "zero":
+        _zero(model)
+
+
+def _redraw_one(module: nn.Module, name: str, seed: int) -> bool:
+    """True if the module has drawn for its children too."""
+    own = dict(module.named_parameters(recurse=False))
+    reset = getattr(module, "reset_parameters", None)
+    inside = isinstance(module, Operator | Projection)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        if isinstance(module, _LAYERS) or (
+            isinstance(module, Projection) and type(module).__name__ == "LinearProjection"
+        ):
+            for label, parameter in own.items():
+                draw(parameter, seed, f"{name}.{label}")
+        elif reset is not None and (inside or own and type(module).__module__.startswith("torch.nn")):
+            torch.manual_seed(number("init", seed, plain(name)))
+            reset()
+            return inside
+    return False
+
+
+def draw(parameter: torch.Tensor, seed: int, name: str) -> None:
+    """Normal with std fan_in^-0.5 for two and more axes, 0 for a bias; on the CPU, whatever the device."""
+    if parameter.ndim < 2:
+        parameter.zero_()
+        return
+    stream = torch.Generator().manual_seed(number("init", seed, plain(name)))
+    values = torch.randn(parameter.shape, generator=stream) * math.prod(parameter.shape[1:]) ** -0.5
+    parameter.copy_(values)
+
+
+def plain(name: str) -> str:
+    """The name that a parameter would have in the host without a swap."""
+    return re.sub(r"(^|\.)regard\.", r"\1", name)
+
+
+def outputs(model: nn.Module) -> list[nn.Module]:
+    """The output layers of the branches: of mechanisms, of the host's own attention, and of its MLPs."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, _LAYERS)}
+    mixers = [name for name, module in model.named_modules() if isinstance(module, Mixer)]
+    inner = {f"{name}.proj" for name in mixers}
+    return [
+        module
+        for name, module in found.items()
+        if name in inner
+        or ((_OUTPUT.search(name) or _SECOND.search(name)) and not any(name.startswith(f"{m}.") for m in mixers))
+    ]
+
+
+def _zero(model: nn.Module) -> None:
+    layers = outputs(model)
+    if not layers:
+        raise ConfigError(
+            f'init="zero" knows no output layers in {type(model).__name__}; pass init="fan_in" or init="host"'
+        )
+    with torch.no_grad():
+        for layer in layers:
+            for parameter in layer.parameters(recurse=False):
+                parameter.zero_()

@@ -1,0 +1,163 @@
+"""The command line: tables, JSON, exit codes and messages; run in this process."""
+
+import json
+
+import pytest
+
+from regard import MIXERS, Grid, Site, parse
+from regard.cli import app as module
+from regard.cli.app import run
+from regard.cli.sizes import read_size
+from regard.core import ConfigError, RegardError, StoreError
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
+    """The rows of a verb with --json."""
+    assert run([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_list_has_every_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["name"] for row in rows(capsys, "list")] == [cls.__name__ for cls in MIXERS]
+    assert [row["mechanism"] for row in rows(capsys, "taxonomy")] == [cls.__name__ for cls in MIXERS]
+
+
+@pytest.mark.parametrize("what", ["projections", "data", "hosts"])
+def test_lists(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = {"projections": "LinearQKV", "data": "digits", "hosts": "deit_tiny_patch16_224"}[what]
+    assert expected in [row["name"] for row in rows(capsys, "list", what)]
+
+
+def test_tables_show_what_json_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list"]) == 0
+    table = capsys.readouterr().out
+    assert all(cls.__name__ in table for cls in MIXERS)
+    assert run(["card", "Softmax(dwc=3)"]) == 0
+    out = capsys.readouterr().out
+    assert "softmax(q k^T / sqrt(d)) v" in out
+    assert "factor of the logits" in out
+
+
+@pytest.mark.parametrize("name", [cls.__name__ for cls in MIXERS])
+def test_every_mechanism_has_a_card(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (known,) = rows(capsys, "card", name)
+    assert known["formula"]
+    assert known["options"]
+
+
+def test_cost_of_a_layer_is_the_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = rows(capsys, "cost", "Softmax(dwc=3)", "--grid", "6x4", "--prefix", "2", "--dim", "12", "--heads", "2")
+    expected = parse("Softmax(dwc=3)").cost(Site(12, 2, Grid(6, 4, 2)))
+    assert (row["params"], row["MACs"]) == (expected.params, expected.macs)
+
+
+def test_cost_of_deit_tiny_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
+    own, same, static = rows(capsys, "cost", "None", "Softmax", "SKA", "--host", "deit_tiny_patch16_224")
+    assert own["params"] == same["params"] == 5_717_416
+    assert own["MACs"] == same["MACs"] == 1_253_683_200  # DeiT: 1.3 G
+    assert static["params"] == 5_726_632
+
+
+def test_bench_compares_with_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "Softmax", "SKA", "--grid", "3x4,2x2", "--dim", "8", "--seconds", "0.01", "--backward"]
+    found = rows(capsys, *command)
+    assert [(row["mixer"], row["tokens"]) for row in found] == [
+        ("Softmax()", 12),
+        ("SKA()", 12),
+        ("Softmax()", 4),
+        ("SKA()", 4),
+    ]
+    assert found[0]["ratio"] == found[2]["ratio"] == 1
+    assert all(row["rounds"] >= 5 and row["low"] <= row["seconds"] <= row["high"] for row in found)
+    assert found[1]["ratio"] == pytest.approx(found[1]["seconds"] / found[0]["seconds"])
+
+
+def test_swap_check_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    host = "vit_desk(size=16, patch=4, dim=16, depth=2, heads=2)"
+    first, second = rows(capsys, "swap-check", host, "SKA()")
+    assert first["grid"].startswith("4x4 cells")
+    assert "keys" in second["new"]
+    assert first["change"] > 1e-6
+    (only,) = rows(capsys, "swap-check", host, "Softmax()", "--where", "*0*")
+    assert only["change"] < 1e-6
+    assert only["parameters"] == only["parameters before"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lst"], "list"),
+        (["cost", "Softmax", "--gird", "4x4"], "--grid"),
+        (["card"], "Missing argument"),
+        (["card", "Sofmax"], "did you mean Softmax"),
+        (["card", "None"], "no mixer"),
+        (["list", "mixer"], "did you mean mixers"),
+        (["list", "--match", "zzz"], "no name among the mixers is like 'zzz'"),
+        (["cost", "Softmax", "--grid", "4by4"], "expected height x width"),
+        (["cost", "Softmax", "--size", "32x32"], "give --host"),
+        (["cost", "None"], "needs --host"),
+        (["cost", "Softmax", "--accounting", "mine"], "executed or paper"),
+        (["cost", "Softmax", "--dim", "10", "--heads", "3"], "not a multiple of 3 heads"),
+        (["bench", "Softmax", "--dtype", "fp31"], "did you mean fp"),
+        (["swap-check", "deit_tinny_patch16_224", "SKA"], "did you mean"),
+        (["swap-check", "resnet18", "SKA"], "no attention module"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_use_is_2_with_a_message(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert "Traceback" not in said.err
+    assert not said.out
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(StoreError("the disk is full"), 1), (ConfigError("not so"), 2), (RegardError("it failed"), 1)],
+    ids=["store", "config", "other"],
+)
+def test_errors_become_exit_codes(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_raising(error) == code
+    assert str(error) in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_raising(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def run_raising(error: BaseException) -> int:
+    """`run` with one more verb, which raises."""
+    before = list(module.app.registered_commands)
+
+    def fail() -> None:
+        raise error
+
+    module.app.command("fail")(fail)
+    try:
+        return run(["fail"])
+    finally:
+        module.app.registered_commands = before
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(verb in out for verb in ("list", "card", "cost", "taxonomy", "bench", "swap-check"))
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("regard 0.")
+
+
+@pytest.mark.parametrize("verb", [command.name for command in module.app.registered_commands])
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_sizes_are_height_first() -> None:
+    assert read_size("224x160") == (224, 160)
+    assert read_size("32") == (32, 32)
+    for wrong in ("0x3", "3x", "axb", "-3x4", ""):
+        with pytest.raises(ConfigError, match="is not a size"):
+            read_size(wrong)

@@ -1,0 +1,115 @@
+"""Folders: what was saved comes back in a new process, and nothing else is taken for it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hosts.small_hosts import VIT, spread, swin
+from regard.core import ConfigError, StoreError
+from regard.hosts.saving import load, save
+from regard.hosts.swap import create_model, remove, retune, swap
+from regard.mixers.mita import MiTA
+from regard.mixers.softmax import Softmax
+from regard.projections.sne import FSNE
+
+DESK = "vit_desk(size=(16, 24), dim=16, depth=3, heads=2)"
+
+
+@pytest.fixture
+def mixed():
+    """Three layers: retuned MiTA, softmax on shared codes, nothing."""
+    torch.manual_seed(0)
+    model = create_model(DESK, MiTA(m=6, k=4))
+    swap(model, Softmax(projection=FSNE(code=4)), "blocks.[12].*")
+    remove(model, "blocks.2.*")
+    retune(model, "blocks.0.*", m=4)
+    spread(model.eval())
+    return model
+
+
+def test_a_new_process_gives_the_same_logits(mixed, tmp_path):
+    x = torch.randn(2, 3, 16, 24)
+    save(mixed, tmp_path / "model")
+    torch.save(x, tmp_path / "x.pt")
+    code = (
+        "import sys, torch; from regard.hosts.saving import load; folder = sys.argv[1];"
+        "model = load(folder + '/model'); torch.save(model(torch.load(folder + '/x.pt')), folder + '/y.pt')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+    assert torch.equal(torch.load(tmp_path / "y.pt"), mixed(x))
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.json", "model.safetensors"}
+
+
+def test_the_folder_tells_what_it_holds(mixed, tmp_path):
+    about = json.loads((save(mixed, tmp_path) / "model.json").read_text())
+    assert about["host"] == DESK
+    assert [group["mixer"] for group in about["swaps"]] == [
+        "MiTA(m=4, k=4)",
+        "Softmax(projection=FSNE(code=4))",
+        "removed",
+    ]
+    assert about["swaps"][0]["layers"] == {"blocks.0.attn": [4, 6, 0, 0]}
+
+
+def test_saved_twice_is_the_second(mixed, tmp_path):
+    save(mixed, tmp_path)
+    spread(mixed)
+    save(mixed, tmp_path)
+    x = torch.randn(1, 3, 16, 24)
+    assert torch.equal(load(tmp_path)(x), mixed(x))
+
+
+def test_dtype_and_build_grid_come_back(tmp_path):
+    model = create_model(VIT, None, img_size=(32, 48), dynamic_img_size=True).double().eval()
+    swap(model, Softmax(), example=torch.randn(1, 3, 16, 64))
+    save(model, tmp_path)
+    back = load(tmp_path)
+    assert next(back.parameters()).dtype == torch.float64
+    assert back.blocks[0].attn.regard.site.grid == model.blocks[0].attn.regard.site.grid
+
+
+def test_a_model_without_a_recipe_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="create_model"):
+        save(swin()[0], tmp_path)
+    model = create_model("vit_desk", None)
+    model.regard_host = ("vit_desk", {"norm_layer": torch.nn.LayerNorm})
+    with pytest.raises(ConfigError, match="cannot be spelled"):
+        save(model, tmp_path)
+
+
+def test_foreign_and_damaged_folders_are_named(mixed, tmp_path):
+    with pytest.raises(StoreError, match=r"has no model\.json"):
+        load(tmp_path)
+    about = json.loads((save(mixed, tmp_path) / "model.json").read_text())
+
+    def attempt(match, **changes):
+        (tmp_path / "model.json").write_text(json.dumps({**about, **changes}))
+        with pytest.raises(StoreError, match=match):
+            load(tmp_path)
+
+    attempt("not written by regard", format="other")
+    attempt("version 9", version=9)
+    attempt("'swaps' is missing", swaps=None)
+    attempt("does not hold the model", host="vit_desk(dim=32)")
+    attempt("does not hold the model", host="no_such_host")
+    attempt("does not hold the model", swaps=[{"mixer": "NoSuch()", "layers": {"blocks.0.attn": [4, 6, 0, 0]}}])
+    (tmp_path / "model.json").write_text("{")
+    with pytest.raises(StoreError, match=r"model\.json is damaged"):
+        load(tmp_path)
+    (tmp_path / "model.json").write_text(json.dumps(about))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    with pytest.raises(StoreError, match="damaged or belongs to another"):
+        load(tmp_path)
+    weights.unlink()
+    with pytest.raises(StoreError, match=r"no readable model\.safetensors"):
+        load(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_an_error(mixed, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write"):
+        save(mixed, tmp_path / "file" / "model")

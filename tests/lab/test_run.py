@@ -1,0 +1,213 @@
+"""Runs: keys, the loop, resuming, and what happens when something goes wrong."""
+
+import base64
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from regard import Softmax
+from regard.core import ConfigError, StoreError
+from regard.lab import checkpoint
+from regard.lab.loop import groups
+from regard.lab.results import Results
+from regard.lab.run import Interrupted, Recipe, Run, Watch, copy_weights, read_run, trained
+from regard.mixers.spell import parse, spell
+from regard.tasks import TASKS, Classification
+from tiny_task import Tiny
+
+SHORT = Recipe(epochs=3, batch=32, augment="none")
+
+
+def weights(store: Results, run: Run) -> dict[str, torch.Tensor]:
+    state = checkpoint.load(store.folder(run.key))
+    assert state is not None
+    return state["model"]
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def stop_at(step: int) -> Watch:
+    def report(progress) -> None:
+        if progress.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return Watch(report=report)
+
+
+def test_an_outcome_has_what_reports_need(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert outcome["status"] == "done"
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(outcome["bits"]), np.uint8))[:128]
+    assert bits.mean() == outcome["metrics"]["top1"]
+    assert outcome["data"] == {**run.task.record(), "train": 128, "test": 128}
+    assert outcome["parameters"] == sum(p.numel() for p in run.task.model(None, 0).parameters())
+    assert min(outcome["seconds"], outcome["macs"], outcome["peak_memory_bytes"], outcome["images_per_second"]) > 0
+    assert {"machine", "python", "torch", "threads", "device", "precision"} <= set(outcome["environment"])
+    assert len((tmp_path / run.key / "metrics.csv").read_text().splitlines()) == 4
+
+
+def test_a_finished_run_returns_at_once(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    first = run.execute(Results(tmp_path), device="cpu")
+    assert run.execute(Results(tmp_path), device="cpu") == first
+
+
+def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
+    one, two, again = (Results(tmp_path / name) for name in ("one", "two", "again"))
+    runs = [Run(task=Tiny(), recipe=SHORT, seed=seed) for seed in (0, 1, 0)]
+    for store, run in zip((one, two, again), runs, strict=True):
+        run.execute(store, device="cpu")
+    assert same(weights(one, runs[0]), weights(again, runs[2]))
+    assert not same(weights(one, runs[0]), weights(two, runs[1]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_ctrl_c_keeps_a_checkpoint_from_which_the_bits_are_equal(tmp_path: Path, accumulate: int) -> None:
+    recipe = dataclasses.replace(SHORT, batch=24, accumulate=accumulate)
+    run = Run(task=Tiny(), recipe=recipe)
+    whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
+    run.execute(whole, device="cpu")
+    with pytest.raises(Interrupted):
+        run.execute(cut, device="cpu", watch=stop_at(5 // accumulate))
+    assert cut.status(run.key) == "begun"
+    run.execute(cut, device="cpu")
+    assert same(weights(whole, run), weights(cut, run))
+
+
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
+    run.execute(whole, device="cpu")
+    watch = dataclasses.replace(stop_at(8), save_steps=3)
+    with pytest.raises(Interrupted):
+        run.execute(cut, device="cpu", watch=watch)
+    assert (cut.folder(run.key) / checkpoint.PREVIOUS).exists()
+    last = cut.folder(run.key) / checkpoint.LAST
+    last.write_bytes(last.read_bytes()[:1000])
+    run.execute(cut, device="cpu")
+    assert "cannot be read" in caplog.text
+    assert same(weights(whole, run), weights(cut, run))
+
+
+def test_a_nan_loss_is_a_failed_outcome_with_its_step(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e30, clip=0.0, warmup=0.0))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert outcome["status"] == "failed"
+    assert outcome["step"] >= 1
+    assert f"at step {outcome['step']}" in outcome["error"]
+
+
+def test_accuracy_at_chance_is_called_diverged(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e-9))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert outcome["diverged"]
+    assert "chance" in outcome["notes"][0]
+
+
+def test_a_disk_that_refuses_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, {"step": 1})
+    (tmp_path / "next.ckpt").mkdir()
+    with pytest.raises(StoreError):
+        checkpoint.save(tmp_path, {"step": 2})
+    state = checkpoint.load(tmp_path)
+    assert state is not None
+    assert state["step"] == 1
+
+
+def test_metrics_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
+    table = checkpoint.Metrics(tmp_path / "metrics.csv", ("top1",))
+    table.cut(0)
+    for epoch in (1, 2, 3):
+        table.append({"epoch": epoch, "step": epoch * 4})
+    with table.path.open("a") as file:
+        file.write("4,1")
+    table.cut(9)
+    assert [row["step"] for row in table.read()] == ["4", "8"]
+
+
+def test_threads_of_the_first_start_are_used_again(tmp_path: Path) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    try:
+        torch.set_num_threads(2)
+        with pytest.raises(Interrupted):
+            run.execute(store, device="cpu", watch=stop_at(4))
+        torch.set_num_threads(1)
+        assert run.execute(store, device="cpu")["environment"]["threads"] == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_start_gives_its_weights(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    first = Run(task=Tiny(), recipe=SHORT)
+    second = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e-12, weight_decay=0.0), seed=1, start=first)
+    second.execute(store, device="cpu")
+    assert store.status(first.key) == "done"
+    before, after = trained(first, store).state_dict(), trained(second, store).state_dict()
+    assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
+
+
+def test_weights_that_fit_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no weight"):
+        copy_weights(torch.nn.Linear(2, 3), torch.nn.Linear(5, 4))
+
+
+def test_keys_depend_on_what_matters_alone(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    assert len(run.key) == 12
+    assert int(run.key, 16) >= 0
+    changed = [
+        dataclasses.replace(run, seed=1),
+        dataclasses.replace(run, mixer=Softmax()),
+        dataclasses.replace(run, removed=True),
+        dataclasses.replace(run, start=Run(task=Tiny())),
+        dataclasses.replace(run, recipe=dataclasses.replace(SHORT, lr=1e-3)),
+    ]
+    assert len({run.key, *(other.key for other in changed)}) == 6
+    assert dataclasses.replace(run, task=Tiny(download=True)).key == run.key
+
+
+def test_a_key_is_pinned() -> None:
+    """Old results must keep their keys: this one changes only if a default or the canonical form does."""
+    task = Classification(host="vit_desk(size=12, patch=2)", data="digits-canvas", size=(12, 12))
+    assert Run(task=task, mixer=Softmax(), recipe=Recipe(epochs=120), seed=2).key == "1e9ae843bedd"
+
+
+def test_a_run_is_read_back_from_its_spelling(tmp_path: Path) -> None:
+    task = Classification(host="vit_desk(size=12, patch=2)", data="digits-canvas", size=(12, 12))
+    run = Run(task=task, mixer=Softmax(dwc=3), recipe=Recipe(betas=(0.9, 0.99)), start=Run(task=task, removed=True))
+    assert parse(spell(run), extra=(*TASKS, Recipe, Run)) == run
+    with pytest.raises(StoreError, match="has no run"):
+        read_run(Results(tmp_path), "0" * 12)
+
+
+def test_vectors_and_positions_have_no_weight_decay() -> None:
+    model = Tiny().model(None, 0)
+    decayed, spared = groups(model, 0.05)
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.05, 0.0)
+    assert all(parameter.ndim > 1 for parameter in decayed["params"])
+    assert any(parameter is model.pos_embed for parameter in spared["params"])
+
+
+def test_lr_rises_and_falls() -> None:
+    recipe = Recipe(lr=1.0, warmup=0.1, floor=0.2)
+    lrs = [recipe.lr_at(step, 100) for step in range(101)]
+    assert lrs[0] == 0.1
+    assert max(lrs) == lrs[9] == lrs[10] == 1.0
+    assert lrs[100] == pytest.approx(0.2)
+    assert lrs[55] == pytest.approx(0.6)
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("field", [{"lr": 0.0}, {"epochs": 0}, {"precision": "bf16"}, {"warmup": 1.0}, {"clip": -1.0}])
+def test_impossible_recipes_are_refused(field: dict) -> None:
+    with pytest.raises(ConfigError):
+        Recipe(**field)

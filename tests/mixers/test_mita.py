@@ -1,0 +1,559 @@
+"""MiTA: its executions against the plain form, and what its equations imply in degenerate cases."""
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard import ConfigError, Grid, Mask, MiTA, Site, parse, spell
+from regard.core import GridError, ShapeError, UnsupportedError
+from regard.mixers.landmarks import pool_matrix
+from regard.mixers.mita_plan import MitaPlan, block_size, lay_out
+from regard.ops import mita, mita_plan, mita_reference, pool_landmarks, softmax_reference
+
+GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
+FORMS = ("dense", "gather", "grouped")
+
+
+def draw(grid: Grid, seed: int = 0, width: int = 8, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(3, 2, grid.tokens, width, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def margin(scores: Tensor, top: int) -> float:
+    """The smallest distance between the last chosen and the first rejected score."""
+    ranked = scores.sort(-1, descending=True).values
+    return (ranked[..., top - 1] - ranked[..., top]).min().item() if top < scores.shape[-1] else math.inf
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("branches", ["both", "route"])
+def test_executions_equal_the_plain_form(grid: Grid, form: str, branches: str) -> None:
+    q, k, v = draw(grid)
+    v = torch.cat([v, v[..., :3] ** 2], -1)  # another width than q and k
+    for m, top, experts in product((1, 4), (1, 5, grid.tokens), (1, 2, 3)):
+        if experts > m:
+            continue
+        landmarks = pool_landmarks(q, grid, m)
+        options = {"experts": experts, "branches": branches, "landmark_scale": 0.6}
+        plain = mita_reference(q, k, v, landmarks, top, **options)
+        fast = mita(q, k, v, landmarks, top, execution=form, **options)
+        assert gap(fast, plain) < 1e-12
+        ahead = torch.randn_like(plain)
+        wanted = torch.autograd.grad(plain, (q, k, v), ahead, retain_graph=True)
+        for one, other in zip(torch.autograd.grad(fast, (q, k, v), ahead, retain_graph=True), wanted, strict=True):
+            assert gap(one, other) < 1e-11
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_expert_may_have_no_queries_or_all(form: str) -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    landmarks = pool_landmarks(q, grid, 4).detach()
+    plan = mita_plan(q, k, landmarks, 5)
+    plan = MitaPlan(plan.keys, torch.full_like(plan.experts, 2))
+    out = mita(q, k, v, landmarks, 5, plan=plan, execution=form)
+    assert gap(out, mita_reference(q, k, v, landmarks, 5, plan=plan)) < 1e-12
+    (grad,) = torch.autograd.grad(out.sum(), k)
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_blocks_hold_every_pair_once_with_its_expert(bounded: bool) -> None:
+    torch.manual_seed(1)
+    plan = MitaPlan(torch.zeros(2, 3, 5, 4, dtype=torch.long), torch.randint(0, 4, (2, 3, 37, 2)))  # expert 4: none
+    blocks = lay_out(plan, 8, bounded)
+    own = (plan.experts.flatten(0, 1) + 5 * torch.arange(6)[:, None, None]).flatten()
+    assert blocks.source[blocks.slot].tolist() == list(range(own.numel()))
+    assert torch.equal(blocks.expert[blocks.slot // 8], own)
+    assert int(blocks.real.sum()) == own.numel()
+    assert blocks.source.numel() == 8 * blocks.expert.numel()
+    if not bounded:
+        assert blocks.expert.numel() == sum(-(-int(n) // 8) for n in own.bincount())
+
+
+def test_block_size_is_near_the_mean_load() -> None:
+    assert [block_size(196, 25), block_size(1024, 64), block_size(4096, 128), block_size(16384, 128)] == [8, 16, 32, 64]
+
+
+# Degenerate cases: known mathematics
+
+
+@pytest.mark.parametrize("m", [1, 6, 24])
+@pytest.mark.parametrize("form", FORMS)
+def test_route_only_with_all_keys_is_softmax(m: int, form: str) -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    landmarks = pool_landmarks(q, grid, m)
+    for experts in {1, min(m, 6)}:  # every key as often: the same weights
+        out = mita(q, k, v, landmarks, 24, experts=experts, branches="route", execution=form)
+        assert gap(out, softmax_reference(q, k, v)) < 1e-12
+
+
+def test_route_only_with_all_keys_is_softmax_across_inputs() -> None:
+    q, _, _ = draw(Grid(4, 6))
+    _, k, v = draw(Grid(3, 5), seed=1)
+    out = mita(q, k, v, pool_landmarks(q, Grid(4, 6), 6), 15, branches="route")
+    assert gap(out, softmax_reference(q, k, v)) < 1e-12
+
+
+@pytest.mark.parametrize("m", [1, 12, 24])
+@pytest.mark.parametrize("factor", [1.0, 8**-0.5], ids=["paper", "official"])
+def test_all_keys_give_softmax_and_agent_mixed_by_their_sums(m: int, factor: float) -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    landmarks = pool_landmarks(q, grid, m)
+    scale = 8**-0.5
+    values = softmax_reference(landmarks, k, v)
+    agent = softmax_reference(q, factor * landmarks, values)
+    routed, shared = (q @ k.mT * scale).logsumexp(-1), (q @ landmarks.mT * scale * factor).logsumexp(-1)
+    w = (routed - shared).sigmoid()[..., None]
+    expected = w * softmax_reference(q, k, v) + (1 - w) * agent
+    assert gap(mita(q, k, v, landmarks, 24, landmark_scale=factor), expected) < 1e-12
+
+
+def test_more_landmarks_do_not_lead_to_softmax_even_with_all_keys() -> None:
+    grid = Grid(6, 8)
+    q, k, v = draw(grid)
+    exact = softmax_reference(q, k, v)
+    gaps = [(mita(q, k, v, pool_landmarks(q, grid, m), 48) - exact).abs().mean().item() for m in (1, 12, 48)]
+    assert gaps[0] < gaps[1] < gaps[2]
+    assert gaps[2] > 0.02
+
+
+def test_branches_merge_by_their_log_sums() -> None:
+    grid = Grid(7, 8)
+    q, k, v = draw(grid)
+    landmarks = pool_landmarks(q, grid, 6)
+    plan = mita_plan(q, k, landmarks, 9, experts=2)
+    scale = 8**-0.5
+    parts = [(q @ landmarks.mT * scale, softmax_reference(landmarks, k, v)[:, :, None].expand(-1, -1, 56, -1, -1))]
+    for choice in range(2):
+        ids = plan.keys.gather(2, plan.experts[..., choice, None].expand(-1, -1, -1, 9))  # (B, H, N, top)
+        own = [
+            x[:, :, None].expand(-1, -1, 56, -1, -1).gather(3, ids[..., None].expand(-1, -1, -1, -1, 8)) for x in (k, v)
+        ]
+        parts.append(((q[..., None, :] * own[0]).sum(-1) * scale, own[1]))
+    out, total = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)
+    for logits, values in parts:
+        lse = logits.logsumexp(-1)
+        new = torch.logaddexp(total, lse)
+        one = (logits.softmax(-1)[..., None, :] @ values)[..., 0, :]
+        out = (total - new).exp()[..., None] * out + (lse - new).exp()[..., None] * one
+        total = new
+    assert gap(mita(q, k, v, landmarks, 9, experts=2), out) < 1e-12
+
+
+def test_two_equal_landmarks() -> None:
+    q, k, v = draw(Grid(4, 6))
+    one = pool_landmarks(q, Grid(4, 6), 1)
+    two = one.expand(-1, -1, 2, -1).contiguous()
+    plan = MitaPlan(
+        mita_plan(q, k, one, 5).keys.expand(-1, -1, 2, -1).contiguous(), torch.tensor([0, 1]).expand(3, 2, 24, 2)
+    )
+    single = MitaPlan(plan.keys, plan.experts[..., :1])
+    union = mita(q, k, v, two, 5, experts=2, duplicates="union", plan=plan)
+    assert gap(union, mita(q, k, v, two, 5, plan=single)) < 1e-12
+    route = mita(q, k, v, two, 5, experts=2, branches="route", plan=plan)
+    assert gap(route, mita(q, k, v, one, 5, branches="route")) < 1e-12
+    assert gap(mita(q, k, v, two, 5, experts=2, plan=plan), union) > 1e-3  # counted twice, they weigh more
+
+
+def test_union_with_all_keys_does_not_depend_on_the_number_of_experts() -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    outs = [mita(q, k, v, landmarks, 24, experts=s, duplicates="union") for s in (1, 2, 4)]
+    assert max(gap(outs[0], out) for out in outs[1:]) < 1e-12
+    joint = F.scaled_dot_product_attention(
+        q, torch.cat([landmarks, k], -2), torch.cat([softmax_reference(landmarks, k, v), v], -2)
+    )
+    assert gap(outs[0], joint) < 1e-12
+
+
+def test_union_equals_the_concatenation_without_repetitions() -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    plan = mita_plan(q, k, landmarks, 9, experts=3)
+    out = mita(q, k, v, landmarks, 9, experts=3, duplicates="union", branches="route")
+    for b, h, n in product(range(3), range(2), (0, 11, 23)):
+        ids = plan.keys[b, h, plan.experts[b, h, n]].flatten().unique()
+        assert ids.numel() < 27  # some are shared, else this tests nothing
+        assert gap(out[b, h, n], ((k[b, h, ids] @ q[b, h, n]) * 8**-0.5).softmax(-1) @ v[b, h, ids]) < 1e-12
+
+
+def test_compress_only_is_two_softmax_attentions() -> None:
+    q, k, v = draw(Grid(4, 6, 1))
+    landmarks = pool_landmarks(q, Grid(4, 6, 1), 6)
+    agent = softmax_reference(q, landmarks, softmax_reference(landmarks, k, v))
+    assert gap(mita(q, k, v, landmarks, 1, branches="compress"), agent) < 1e-12
+    assert gap(mita_reference(q, k, v, landmarks, 1, branches="compress"), agent) < 1e-12
+
+
+def test_one_landmark_compressed_gives_all_queries_the_mean_querys_output() -> None:
+    q, k, v = draw(Grid(4, 6))
+    out = mita(q, k, v, pool_landmarks(q, Grid(4, 6), 1), 1, branches="compress")
+    assert gap(out, softmax_reference(q.mean(-2, keepdim=True), k, v).expand_as(out)) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_constant_values_stay_and_orders_do_not_matter(form: str) -> None:
+    q, k, v = draw(Grid(4, 6, 1))
+    landmarks = pool_landmarks(q, Grid(4, 6, 1), 6)
+    ones = mita(q, k, torch.ones_like(v), landmarks, 5, experts=2, execution=form)
+    assert gap(ones, torch.ones_like(ones)) < 1e-12
+    out = mita(q, k, v, landmarks, 5, experts=2, execution=form)
+    order = torch.randperm(25)
+    assert gap(mita(q, k[:, :, order], v[:, :, order], landmarks, 5, experts=2, execution=form), out) < 1e-12
+    assert gap(mita(q[:, :, order], k, v, landmarks, 5, experts=2, execution=form), out[:, :, order]) < 1e-12
+
+
+def test_one_key_each_is_a_look_up() -> None:
+    q, k, v = draw(Grid(4, 6))
+    out = mita(q, k, v, q, 1, branches="route")  # every query is a landmark
+    best = mita_plan(q, k, q, 1)
+    to_itself = best.experts[..., 0] == torch.arange(24)
+    expected = v.gather(2, (q @ k.mT).argmax(-1)[..., None].expand_as(v))
+    assert to_itself.any()
+    assert gap(out[to_itself], expected[to_itself]) < 1e-12
+
+
+# Landmarks
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_pooling_equals_adaptive_pooling_of_the_cells(grid: Grid) -> None:
+    x = draw(grid)[0]
+    for m in {(1, 1), (min(3, grid.height), 4), (grid.height, grid.width)}:
+        cells = grid.to_map(x.flatten(0, 1))[1]
+        expected = F.adaptive_avg_pool2d(cells, m).flatten(-2).mT.unflatten(0, (3, 2))
+        assert gap(pool_landmarks(x, grid, m), expected) < 1e-12
+        matrix = pool_matrix(grid, m, dtype=torch.float64)
+        assert gap(matrix @ x, expected) < 1e-12
+        assert gap(matrix.sum(-1), torch.ones(m[0] * m[1], dtype=torch.float64)) < 1e-12
+        outside = torch.ones(grid.tokens, dtype=torch.bool)
+        outside[grid.span] = False
+        assert not matrix[:, outside].any()
+
+
+def test_windows_of_14_over_5_overlap() -> None:
+    rows = pool_matrix(Grid(1, 14), (1, 5))
+    assert (rows > 0).sum(-1).tolist() == [3, 4, 4, 4, 3]
+    assert (rows > 0).int().argmax(-1).tolist() == [0, 2, 5, 8, 11]
+
+
+def test_a_bright_cell_is_found_in_its_window() -> None:
+    grid = Grid(4, 6, 1)
+    x = torch.zeros(1, 1, 25, 1)
+    x[0, 0, 1 + 3 * 6 + 1] = 1.0  # row 3, column 1
+    pooled = pool_landmarks(x, grid, (2, 3)).view(2, 3)
+    assert pooled.nonzero().tolist() == [[1, 0]]
+    assert pooled[1, 0] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("grid", "m", "expected"),
+    [
+        (Grid(14, 14), 25, (5, 5)),
+        (Grid(14, 14), 24, (6, 4)),
+        (Grid(32, 64), 32, (4, 8)),
+        (Grid(7, 9), 12, (3, 4)),
+        (Grid(16, 12), 25, (5, 5)),
+        (Grid(14, 14), 7, (7, 1)),
+    ],
+)
+def test_a_number_of_landmarks_is_laid_nearest_to_square(grid: Grid, m: int, expected: tuple[int, int]) -> None:
+    x = draw(grid)[0]
+    assert gap(pool_landmarks(x, grid, m), pool_landmarks(x, grid, expected)) == 0.0
+
+
+def test_the_official_preset_pools_from_the_first_token() -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    operator = MiTA(m=6, k=5, preset="official").operator(Site(16, 2, grid))
+    shifted = pool_landmarks(q[:, :, :-1], Grid(4, 6), 6)
+    assert gap(operator(q, k, v, grid=grid), mita(q, k, v, shifted, 5, landmark_scale=8**-0.5)) < 1e-12
+
+
+def test_landmarks_of_stretches_ignore_rows() -> None:
+    grid = Grid(4, 6, 1)
+    q = draw(grid)[0]
+    pooled, _ = MiTA(m=5, k=3, landmarks="avg1d").operator(Site(16, 2, grid)).pooled(q, grid)
+    assert gap(pooled, F.adaptive_avg_pool1d(q[:, :, 1:].mT.flatten(0, 1), 5).mT.unflatten(0, (3, 2))) < 1e-12
+
+
+# Masks
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("top", [4, 20])  # 20: more than there are keys left
+def test_padded_keys_change_nothing(form: str, top: int) -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 6)
+    more = [torch.cat([x, 9 * torch.randn(3, 2, 7, 8, dtype=x.dtype)], -2) for x in (k[:, :, :13], v[:, :, :13])]
+    keep = torch.arange(20).expand(3, -1) < 13
+    out = mita(q, *more, landmarks, top, mask=Mask(keep=keep), execution=form)
+    assert gap(out, mita(q, k[:, :, :13], v[:, :, :13], landmarks, min(top, 13))) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_key_bias_is_added_to_every_logit_of_the_key(form: str) -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 6)
+    bias = torch.randn(2, 1, 24, dtype=torch.float64)
+    for experts in (1, 2):
+        options = {"experts": experts, "mask": Mask(bias=bias)}
+        out = mita(q, k, v, landmarks, 5, execution=form, **options)
+        assert gap(out, mita_reference(q, k, v, landmarks, 5, **options)) < 1e-12
+        assert gap(out, mita(q, k, v, landmarks, 5, experts=experts)) > 1e-2
+    all_keys = mita(q, k, v, landmarks, 24, branches="route", mask=Mask(bias=bias), execution=form)
+    assert gap(all_keys, softmax_reference(q, k, v, mask=Mask(bias=bias))) < 1e-12
+    assert torch.equal(mita_plan(q, k, landmarks, 5, mask=Mask(bias=bias)).keys.sort(-1).values,
+                       ((landmarks @ k.mT) * 8**-0.5 + bias).topk(5).indices.sort(-1).values)  # fmt: skip
+
+
+def test_padding_leaves_windows_and_queries_out() -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    operator = MiTA(m=(2, 3), k=5).operator(Site(16, 2, grid))
+    keep = torch.ones(3, 25, dtype=torch.bool)
+    keep[:, [1, 2, 7, 8]] = False  # the first window
+    pooled, used = operator.pooled(q, grid, keep)
+    assert used is not None
+    assert used.tolist() == [[False, True, True, True, True, True]] * 3
+    assert gap(pooled[:, :, 1:], pool_landmarks(q, grid, (2, 3))[:, :, 1:]) < 1e-12
+    out = operator(q, k, v, grid=grid, mask=Mask(keep=keep))
+    fewer = mita(q, k[:, :, keep[0]], v[:, :, keep[0]], pooled[:, :, 1:], 5)
+    assert gap(out, fewer) < 1e-12
+
+
+def test_with_everything_hidden_the_output_and_gradients_are_zero() -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    operator = MiTA(m=6, k=5).operator(Site(16, 2, grid))
+    out = operator(q, k, v, grid=grid, mask=Mask(keep=torch.zeros(3, 24, dtype=torch.bool)))
+    assert not out.any()
+    assert all(not grad.any() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+# Gradients, precision, compilation, cost
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck(form: str) -> None:
+    grid = Grid(3, 4, 1)
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 1, 13, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mita(q, k, v, pool_landmarks(q, grid, 4), 3, experts=2, execution=form)
+
+    landmarks = pool_landmarks(q, grid, 4)
+    assert margin(landmarks @ k.mT, 3) > 1e-3
+    assert margin(q @ landmarks.mT, 2) > 1e-3
+    assert torch.autograd.gradcheck(run, (q, k, v))
+
+
+def test_which_keys_have_a_gradient() -> None:
+    q, k, v = draw(Grid(7, 8))
+    landmarks = pool_landmarks(q, Grid(7, 8), 4)
+    plan = mita_plan(q, k, landmarks, 5)
+    used = torch.zeros(3, 2, 56, dtype=torch.bool)
+    for b, h in product(range(3), range(2)):
+        used[b, h, plan.keys[b, h, plan.experts[b, h, :, 0]].unique()] = True
+    (route,) = torch.autograd.grad(mita(q, k, v, landmarks, 5, branches="route").pow(2).sum(), k, retain_graph=True)
+    assert torch.equal(route.any(-1), used)
+    (both,) = torch.autograd.grad(mita(q, k, v, landmarks, 5).pow(2).sum(), k)
+    assert both.any(-1).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)], ids=["bf16", "fp16"])
+def test_half_precision_with_the_same_plan(form: str, dtype: torch.dtype, allowed: float) -> None:
+    grid = Grid(7, 8, 1)
+    half = [x.detach().to(dtype) for x in draw(grid, width=16)]
+    q, k, v = (x.double() for x in half)
+    landmarks = pool_landmarks(half[0], grid, 6)
+    plan = mita_plan(half[0], half[1], landmarks, 9, experts=2)
+    exact = mita_reference(q, k, v, landmarks.double(), 9, experts=2, plan=plan)
+    out = mita(*half, landmarks, 9, experts=2, plan=plan, execution=form)
+    assert out.dtype == dtype
+    assert gap(out.double(), exact) <= allowed * exact.abs().max().item()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_is_as_exact_as_the_plain_form(form: str) -> None:
+    grid = Grid(7, 8, 1)
+    q, k, v = (x.detach() for x in draw(grid, width=16))
+    landmarks = pool_landmarks(q, grid, 6)
+    plan = mita_plan(q, k, landmarks, 9)
+    exact = mita_reference(q, k, v, landmarks, 9, plan=plan)
+    single = [x.float() for x in (q, k, v, landmarks)]
+    own = gap(mita_reference(*single, 9, plan=plan).double(), exact)
+    assert gap(mita(*single, 9, plan=plan, execution=form).double(), exact) <= 4 * own + 1e-7
+
+
+def test_selection_is_not_rounded_under_autocast() -> None:
+    grid = Grid(7, 8)
+    q, k, v = (x.detach().bfloat16() for x in draw(grid, width=16))
+    landmarks = pool_landmarks(q, grid, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        plan = mita_plan(q, k, landmarks, 9)
+        out = mita(q, k, v, landmarks, 9)
+    scores = landmarks.float() @ k.float().mT
+    assert torch.equal(plan.keys.sort(-1).values, scores.topk(9).indices.sort(-1).values)
+    assert gap(out, mita(q, k, v, landmarks, 9, plan=plan)) == 0.0
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("form", ["auto", *FORMS])
+def test_compiles_in_one_graph(form: str) -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mita(q, k, v, pool_landmarks(q, grid, (3, 4)), 5, experts=2, execution=form)
+
+    torch.compiler.reset()
+    out = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
+    plain = run(q, k, v)
+    assert gap(out, plain) < 1e-12
+    ahead = torch.randn_like(out)
+    for one, other in zip(*(torch.autograd.grad(x, (q, k, v), ahead) for x in (out, plain)), strict=True):
+        assert gap(one, other) < 1e-11
+
+
+COUNTED = (
+    "MiTA(m=6, k=5)",
+    "MiTA(m=6, k=5, experts=3)",
+    'MiTA(m=6, k=11, branches="route")',
+    'MiTA(m=6, branches="compress")',
+    'MiTA(m=4, k=5, preset="official", dwc=3, gate=True)',
+)
+
+
+@pytest.mark.parametrize("text", COUNTED)
+def test_cost_is_what_the_counter_sees(text: str) -> None:
+    config = parse(text)
+    for grid in (Grid(7, 8, 1), Grid(8, 5)):
+        layer = config.build(Site(16, 2, grid))
+        layer.operator.execution = "gather"  # grouped pads blocks, dense makes N x N products
+        counter = FlopCounterMode(display=False)
+        with counter, torch.no_grad():
+            layer(torch.randn(1, grid.tokens, 16), grid)
+        assert counter.get_total_flops() == config.cost(layer.site).flops
+        assert sum(p.numel() for p in layer.parameters()) == config.cost(layer.site).params
+
+
+def test_model_totals_of_the_paper() -> None:
+    for heads, dim, head, macs, gate in (
+        (3, 192, 192, 1.143e9, False),
+        (6, 384, 384, 4.377e9, False),
+        (6, 384, 384, 4.73e9, True),
+    ):
+        site = Site(dim, heads, Grid(14, 14, prefix=1))
+        layer = MiTA(m=25, k=25, gate=gate).cost(site).macs
+        total = 196 * 768 * dim + 12 * (layer + 8 * 197 * dim * dim) + head * 1000
+        assert abs(total - macs) < 0.006e9
+
+
+# Layers and doors
+
+
+def test_weights_are_the_operator_on_the_identity() -> None:
+    for grid in GRIDS:
+        q, k, v = draw(grid)
+        for text in (
+            "MiTA(m=4, k=5)",
+            'MiTA(m=4, k=5, experts=2, preset="official")',
+            'MiTA(m=4, branches="compress")',
+        ):
+            operator = parse(text.replace("m=4,", "m=4, k=5,") if "k=5" not in text else text).operator(
+                Site(16, 2, grid)
+            )
+            a = operator.weights(q, k, v, grid=grid)
+            assert gap(a.sum(-1), torch.ones_like(a[..., 0])) < 1e-12
+            assert gap(a @ v, operator(q, k, v, grid=grid)) < 1e-12
+
+
+def test_numbers_can_be_replaced_and_other_grids_brought() -> None:
+    config = MiTA(m=4, k=5)
+    layer = config.build(Site(16, 2, Grid(4, 6, 1))).double()
+    other = replace(config, m=6, k=9)
+    layer.operator = other.operator(layer.site)
+    for grid in (Grid(4, 6, 1), Grid(8, 6, 1)):
+        x = torch.randn(3, grid.tokens, 16, dtype=torch.float64)
+        assert gap(layer(x, grid), layer.reference(x, grid)) < 1e-12
+    assert not list(layer.operator.parameters())
+    assert parse(spell(other)) == other
+    assert parse("MiTA(m=(4, 6), k=9)").number == 24
+
+
+def test_queries_of_another_input() -> None:
+    config, grid, memory = MiTA(m=6, k=7), Grid(4, 6), Grid(3, 5, 1)
+    site = Site(16, 2, grid, memory=memory)
+    layer = config.build_cross(site).double()
+    x, y = torch.randn(3, 24, 16, dtype=torch.float64), torch.randn(3, 16, 16, dtype=torch.float64)
+    keep = torch.arange(16).expand(3, -1) < 12
+    out = layer(x, grid, Mask(keep=keep), memory=y, memory_grid=memory)
+    changed = torch.where(keep[..., None], y, y + 1)
+    assert gap(out, layer(x, grid, Mask(keep=keep), memory=changed, memory_grid=memory)) < 1e-12
+    assert config.operator_cost(site).macs == 2 * 6 * 16 * (16 + 24) + 2 * 24 * 7 * 16
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "run"),
+    [
+        (GridError, "nearest possible: 14, 15, 16, 18", lambda: MiTA(m=17, k=5).build(Site(16, 2, Grid(14, 14)))),
+        (GridError, "nearest possible: 4x6", lambda: MiTA(m=(5, 9), k=5).build(Site(16, 2, Grid(4, 6)))),
+        (ConfigError, "choose k between 1 and 24", lambda: MiTA(m=4, k=25).build(Site(16, 2, Grid(4, 6)))),
+        (ConfigError, "at least 1", lambda: MiTA(m=0)),
+        (ConfigError, "at least 1", lambda: MiTA(m=(2, -1))),
+        (ConfigError, "experts is at most m", lambda: MiTA(m=2, experts=3)),
+    ],
+    ids=["17 on 14x14", "5x9 on 4x6", "k", "m", "pair", "experts"],
+)
+def test_impossible_numbers_are_refused_when_built(error: type, words: str, run: object) -> None:
+    with pytest.raises(error, match=words):
+        run()  # type: ignore[operator]
+
+
+def test_operators_refuse_what_does_not_fit() -> None:
+    q, k, v = (x.detach() for x in draw(Grid(4, 6)))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    with pytest.raises(ShapeError, match="choose between 1 and 24"):
+        mita(q, k, v, landmarks, 25)
+    with pytest.raises(ShapeError, match="5 experts per query and there are 4"):
+        mita(q, k, v, landmarks, 5, experts=5)
+    with pytest.raises(UnsupportedError, match="causal"):
+        mita(q, k, v, landmarks, 5, mask=Mask(causal=True))
+    with pytest.raises(UnsupportedError, match="key bias, which has one row"):
+        mita(q, k, v, landmarks, 5, mask=Mask(bias=torch.zeros(24, 24)))
+    with pytest.raises(ConfigError, match="branches is one of both, route, compress"):
+        mita(q, k, v, landmarks, 5, branches="routes")
+    with pytest.raises(UnsupportedError, match="dense"):
+        mita(q, k, v, landmarks, 5, experts=2, duplicates="union", execution="grouped")
+    plan = mita_plan(q, k, landmarks, 5)
+    with pytest.raises(ShapeError, match="plan.keys has shape"):
+        mita(q, k, v, landmarks, 6, plan=plan)
+    layer = MiTA(m=4, k=5).build(Site(16, 2, Grid(4, 6)))
+    with pytest.raises(UnsupportedError, match="causal"):
+        layer(torch.randn(2, 24, 16), Grid(4, 6), Mask(causal=True))
+    with pytest.raises(GridError, match="do not fit"):
+        layer(torch.randn(2, 25, 16), Grid(4, 6))
+
+
+@pytest.mark.untyped
+def test_landmarks_of_another_width_are_refused() -> None:
+    q, k, v = (x.detach() for x in draw(Grid(4, 6)))
+    with pytest.raises(ShapeError, match="landmarks have width 7"):
+        mita(q, k, v, pool_landmarks(q, Grid(4, 6), 4)[..., :7], 5)

@@ -1,0 +1,391 @@
+"""Static key attention: facts S1 to S10 of the mathematics, against softmax attention and against hand-made cases."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.core import NOTHING, ConfigError, Grid, GridError, Mask, ShapeError, Site
+from regard.mixers.ska import ACTIVATIONS, SKA, SKAOperator, resample, ska, ska_reference
+from regard.mixers.softmax import Softmax, softmax
+from regard.mixers.spell import parse, spell
+
+GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12))
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def tensors(n=17, m=17, heads=2, batch=3, d=8, e=8):
+    make = lambda *shape: torch.randn(*shape, dtype=F64)  # noqa: E731
+    return make(batch, heads, n, d), make(heads, m, d), make(batch, heads, m, e)
+
+
+def mixer(config, grid=GRIDS[0], heads=2, dim=16, **options):
+    return config.build(Site(dim=dim, heads=heads, grid=grid, **options)).double()
+
+
+def masks(n, m, batch=3):
+    keep = torch.rand(batch, m) > 0.3
+    keep[:, 0] = True
+    bias = torch.randn(2, n, m, dtype=F64)
+    made = {"none": None, "padding": Mask(keep=keep), "bias": Mask(bias=bias), "key bias": Mask(bias=bias[:, :1])}
+    if n == m:
+        made |= {"causal": Mask(causal=True), "all": Mask(causal=True, keep=keep, bias=bias)}
+    return made
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("n", "m", "e"), [(17, 17, 8), (5, 9, 3)])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_fast_equals_reference(activation, n, m, e, scale):
+    q, keys, v = tensors(n, m, e=e)
+    for name, mask in masks(n, m).items():
+        own = ska_reference(q, keys, v, scale=scale, mask=mask, activation=activation)
+        assert torch.allclose(ska(q, keys, v, scale=scale, mask=mask, activation=activation), own, atol=1e-12), name
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_float32_error_is_that_of_the_reference(activation):
+    q, keys, v = tensors()
+    exact = ska_reference(q, keys, v, activation=activation)
+    single = (q.float(), keys.float(), v.float())
+    own = (ska_reference(*single, activation=activation) - exact).abs().max()
+    assert (ska(*single, activation=activation) - exact).abs().max() <= 4 * own + 1e-7
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_weights_by_hand(activation):
+    """One query, two keys, scale 1: logits 1 and -2 and values 1 and 10."""
+    q, keys, v = torch.ones(1, 1, 1, 1), torch.tensor([[[1.0], [-2.0]]]), torch.tensor([[[[1.0], [10.0]]]])
+    a, b = torch.tensor(1.0), torch.tensor(-2.0)
+    expected = {
+        "softmax": (a.exp() * 1 + b.exp() * 10) / (a.exp() + b.exp()),
+        "relu": torch.tensor(1.0),
+        "gelu": F.gelu(a) + 10 * F.gelu(b),
+        "starrelu": torch.tensor((0.8944 - 0.4472) - 4.472),
+        "none": torch.tensor(-19.0),
+    }[activation]
+    assert torch.allclose(ska(q, keys, v, scale=1.0, activation=activation).squeeze(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_forbidden_key_does_not_matter(activation):
+    q, keys, v = tensors()
+    other = v.clone()
+    other[:, :, 5] = 100.0
+    keep = torch.ones(3, 17, dtype=torch.bool)
+    keep[:, 5] = False
+    for mask, rows in ((Mask(keep=keep), slice(None)), (Mask(causal=True), slice(0, 5))):
+        first = ska(q, keys, v, mask=mask, activation=activation)[:, :, rows]
+        assert torch.equal(first, ska(q, keys, other, mask=mask, activation=activation)[:, :, rows])
+    nothing = Mask(keep=torch.zeros(3, 17, dtype=torch.bool))
+    assert torch.equal(ska(q, keys, v, mask=nothing, activation=activation), torch.zeros_like(v))
+
+
+def test_s1_keys_taken_from_one_input_give_softmax_attention():
+    q, keys, v = tensors(batch=1)
+    assert torch.allclose(ska(q, keys, v), softmax(q, keys[None], v), atol=1e-12)
+
+
+@pytest.mark.parametrize("keys", ["zero", "equal"])
+def test_s2_equal_keys_average_the_values(keys):
+    q, made, v = tensors()
+    made = torch.zeros_like(made) if keys == "zero" else made[:, :1].expand_as(made)
+    assert torch.allclose(ska(q, made, v), v.mean(-2, keepdim=True).expand_as(v), atol=1e-12)
+
+
+def test_s3_softmax_ignores_a_common_vector_in_the_keys():
+    q, keys, v = tensors()
+    keys.requires_grad_()
+    out = ska(q, keys, v)
+    assert torch.allclose(out, ska(q, keys + torch.randn(2, 1, 8, dtype=F64), v), atol=1e-12)
+    (gradient,) = torch.autograd.grad(out.square().sum(), keys)
+    assert gradient.abs().max() > 1e-3
+    assert gradient.sum(1).abs().max() < 1e-12
+    (gradient,) = torch.autograd.grad(ska(q, keys, v, activation="relu").square().sum(), keys)
+    assert gradient.sum(1).abs().max() > 1e-3
+
+
+def test_s4_query_and_keys_fold_into_one_matrix():
+    x, keys, v = torch.randn(3, 17, 16, dtype=F64), *tensors()[1:]
+    weight = torch.randn(2, 8, 16, dtype=F64)  # of the query, per head
+    q = torch.einsum("bnc,hdc->bhnd", x, weight)
+    folded = torch.einsum("bnc,hmc->bhnm", x, keys @ weight) * 8**-0.5
+    assert torch.allclose(ska(q, keys, v), folded.softmax(-1) @ v, atol=1e-12)
+
+
+def test_s5_tokens_and_keys_permute_together():
+    q, keys, v = tensors()
+    p = torch.randperm(17)
+    out = ska(q, keys, v)[:, :, p]
+    assert torch.allclose(ska(q[:, :, p], keys[:, p], v[:, :, p]), out, atol=1e-12)
+    assert not torch.allclose(ska(q[:, :, p], keys, v[:, :, p]), out, atol=1e-3)
+
+
+def test_s6_scale_folds_into_the_keys():
+    q, keys, v = tensors()
+    assert torch.allclose(ska(q, keys * 8**0.5, v), ska(q, keys, v, scale=1.0), atol=1e-12)
+
+
+def test_s7_one_token_gives_its_value_and_a_constant_query_a_static_pooling():
+    q, keys, v = tensors(n=1, m=1)
+    assert torch.allclose(ska(q, keys, v), v, atol=1e-12)
+    layer = mixer(SKA(init="paper"))
+    with torch.no_grad():
+        layer.qkv.weight[:16] = 0.0
+        layer.qkv.bias.normal_()
+    x = torch.randn(3, 15, 16, dtype=F64)
+    made = layer.roles(x, GRIDS[0])
+    a = layer.operator.weights(**made, grid=GRIDS[0])
+    assert torch.allclose(a, a[:1, :, :1].expand_as(a), atol=1e-12)
+    assert (a[0, 0, 0] - 1 / 15).abs().max() > 1e-3
+
+
+def test_s8_one_hot_queries_read_their_own_token():
+    v = torch.randn(3, 2, 6, 4, dtype=F64)
+    eye = torch.eye(6, dtype=F64)
+    out = ska(50 * eye.expand(3, 2, 6, 6), eye.expand(2, 6, 6), v, scale=1.0)
+    assert torch.allclose(out, v, atol=1e-6)
+
+
+def test_s9_windows_are_a_block_mask_with_tiled_keys():
+    q, keys, v = tensors(n=12, m=4)
+    v = torch.randn(3, 2, 12, 8, dtype=F64)
+    windows = ska(
+        q.unflatten(2, (3, 4)).transpose(1, 2).flatten(0, 1), keys, v.unflatten(2, (3, 4)).transpose(1, 2).flatten(0, 1)
+    )
+    windows = windows.unflatten(0, (3, 3)).transpose(1, 2).flatten(2, 3)
+    block = torch.block_diag(*[torch.ones(4, 4)] * 3).bool()
+    bias = torch.zeros(12, 12, dtype=F64).masked_fill(~block, -torch.inf)
+    assert torch.allclose(ska(q, keys.repeat(1, 3, 1), v, mask=Mask(bias=bias)), windows, atol=1e-12)
+
+
+def test_s10_resampling_keeps_the_same_grid_and_constants():
+    keys = torch.randn(2, 15, 8)
+    assert resample(keys, Grid(3, 5), Grid(3, 5)) is keys
+    constant = keys[:, :1].expand(2, 15, 8)
+    assert (resample(constant, Grid(3, 5), Grid(7, 4)) - constant[:, :1]).abs().max() < 1e-6
+
+
+def test_resampling_keeps_rows_and_columns_apart():
+    """Keys that depend on the row alone still do so on another grid, and follow its order."""
+    rows = torch.arange(4.0)[:, None].expand(4, 6).reshape(1, 24, 1)
+    out = resample(rows, Grid(4, 6), Grid(8, 3)).reshape(8, 3)
+    assert torch.allclose(out, out[:, :1].expand(8, 3), atol=1e-5)
+    assert (out[:, 0].diff() > 0).all()
+
+
+@pytest.mark.parametrize("new", [Grid(7, 4), Grid(2, 9), Grid(2, 2)], ids=str)
+def test_resampling_is_that_of_timm(new):
+    timm_layers = pytest.importorskip("timm.layers")
+    keys = torch.randn(2, 15, 8)
+    for head, image in zip(resample(keys, Grid(3, 5), new), keys, strict=True):
+        theirs = timm_layers.resample_abs_pos_embed(
+            image[None], [new.height, new.width], [3, 5], num_prefix_tokens=0, interpolation="bicubic", antialias=True
+        )
+        assert torch.allclose(head, theirs[0], atol=1e-5)
+
+
+def test_resampling_is_antialiased_and_float32():
+    keys = torch.randn(1, 256, 3)
+    small = resample(keys, Grid(16, 16), Grid(4, 4))
+    assert small.std() < 0.6 * keys.std()  # without the filter the deviation stays
+    half = resample(keys.bfloat16(), Grid(16, 16), Grid(4, 4))
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, resample(keys.bfloat16().float(), Grid(16, 16), Grid(4, 4)).bfloat16())
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_keys_stand_in_token_order(grid):
+    """A key that every query likes most is found at its place among prefix, cells and suffix."""
+    layer = mixer(SKA(), grid)
+    operator = layer.operator
+    assert operator.keys.shape == (2, grid.cells, 8)
+    assert (operator.extra_keys is None) == (grid.extra == 0)
+    with torch.no_grad():
+        operator.keys.zero_()
+        operator.keys[:, 3, 0] = 50.0
+        for i in range(grid.extra):
+            operator.extra_keys[:, i] = i + 1
+    keys = operator.keys_on(grid)
+    assert keys[0, :, 0].argmax() == grid.prefix + 3
+    assert [keys[0, i, 1].item() for i in range(grid.prefix)] == [i + 1 for i in range(grid.prefix)]
+    last = [keys[0, grid.tokens - grid.suffix + i, 1].item() for i in range(grid.suffix)]
+    assert last == [grid.prefix + i + 1 for i in range(grid.suffix)]
+    q = torch.ones(1, 2, grid.tokens, 8, dtype=F64)
+    v = torch.randn(1, 2, grid.tokens, 8, dtype=F64)
+    with torch.no_grad():
+        if grid.extra:
+            operator.extra_keys.zero_()
+    out = operator(q, None, v, grid=grid)
+    assert torch.allclose(out, v[:, :, grid.prefix + 3, None].expand_as(out), atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_another_grid_resamples_the_cells_alone(grid):
+    layer = mixer(SKA(init="paper"), grid)
+    new = Grid(5, 7, grid.prefix, grid.suffix)
+    keys, old = layer.operator.keys_on(new), layer.operator.keys_on(grid)
+    assert torch.equal(keys[:, : grid.prefix], old[:, : grid.prefix])
+    assert torch.equal(keys[:, new.tokens - new.suffix :], old[:, grid.tokens - grid.suffix :])
+    assert torch.equal(keys[:, new.span], resample(layer.operator.keys, grid, new))
+    x = torch.randn(2, new.tokens, 16, dtype=F64, requires_grad=True)
+    layer(x, new).sum().backward()
+    assert layer.operator.keys.grad.abs().sum() > 0
+    assert torch.allclose(layer(x, new), layer.reference(x, new), atol=1e-12)
+
+
+def test_other_extra_tokens_are_refused():
+    layer = mixer(SKA(), Grid(3, 5, 1))
+    for grid in (Grid(3, 5), Grid(3, 5, 2), Grid(3, 5, 0, 1)):
+        with pytest.raises(GridError, match="extra tokens must be the same"):
+            layer(torch.randn(1, grid.tokens, 16, dtype=F64), grid)
+
+
+def test_resize_error_names_both_grids():
+    layer = mixer(SKA(resize="error"))
+    layer(torch.randn(1, 15, 16, dtype=F64), Grid(3, 5))
+    with pytest.raises(GridError, match="3x5.*5x3"):
+        layer(torch.randn(1, 15, 16, dtype=F64), Grid(5, 3))
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("config", [SKA(), SKA(scale=1.0, init="paper", activation="none", dwc=3)], ids=spell)
+def test_layer_equals_its_reference(config, grid):
+    layer = mixer(config, grid)
+    x = torch.randn(3, grid.tokens, 16, dtype=F64)
+    assert torch.allclose(layer(x, grid), layer.reference(x, grid), atol=1e-12)
+
+
+def test_cross_attention_has_a_key_for_every_token_of_the_memory():
+    site = Site(dim=16, heads=2, grid=Grid.sequence(5), memory=Grid(2, 4, 1))
+    layer = SKA(init="paper").build_cross(site).double()
+    x, memory = torch.randn(3, 5, 16, dtype=F64), torch.randn(3, 9, 16, dtype=F64)
+    out = layer(x, Grid.sequence(5), memory=memory, memory_grid=Grid(2, 4, 1))
+    (q,), (v,) = layer.qkv(x, "q"), layer.qkv(memory, "v")
+    expected = ska_reference(q, layer.operator.keys_on(Grid(2, 4, 1)), v)
+    assert torch.allclose(out, layer.proj(expected.transpose(1, 2).flatten(2)), atol=1e-12)
+
+
+@pytest.mark.parametrize(("init", "low", "high"), [("trunc_normal", 0.015, 0.025), ("paper", 0.9, 1.1)])
+def test_initial_deviation(init, low, high):
+    operator = SKAOperator(SKA(init=init), Site(dim=64, heads=2, grid=Grid(10, 9, 4)))
+    assert low < operator.keys.std() < high
+    assert low * 0.8 < operator.extra_keys.std() < high * 1.2
+    first = operator.keys.detach().clone()
+    operator.reset_parameters()
+    assert not torch.equal(first, operator.keys)
+
+
+def test_keys_are_kept_out_of_weight_decay():
+    assert mixer(SKA(), Grid(3, 5, 1)).operator.no_weight_decay() == {"keys", "extra_keys"}
+    assert mixer(SKA()).operator.no_weight_decay() == {"keys"}
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("config", [SKA(), SKA(activation="none"), SKA(dwc=3, gate=True)], ids=spell)
+def test_cost_counts_what_is_built_and_run(config, grid):
+    site = Site(dim=18, heads=2, width=8, grid=grid)
+    layer = config.build(site)
+    assert config.cost(site).params == sum(p.numel() for p in layer.parameters())
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        layer(torch.randn(1, grid.tokens, 18), grid)
+    assert config.cost(site).flops == counter.get_total_flops()
+
+
+def test_deit_tiny_grows_from_5717416_to_5726632():
+    site = Site(dim=192, heads=3, grid=Grid(14, 14, 1))
+    assert 5717416 + 12 * (SKA().cost(site).params - Softmax().cost(site).params) == 5726632
+
+
+def test_deit_small_shrinks_from_22050664_to_21184360():
+    site = Site(dim=384, heads=6, grid=Grid(14, 14, 1))
+    assert 22050664 + 12 * (SKA().cost(site).params - Softmax().cost(site).params) == 21184360
+
+
+def test_plain_vit_s_of_table_1():
+    """9,523,722 with softmax attention, 8,150,538 with static keys; six layers, no bias in q, k, v."""
+    site = Site(dim=512, heads=8, grid=Grid(8, 8, 1), qkv_bias=False)
+    assert 9523722 + 6 * (SKA().cost(site).params - Softmax().cost(site).params) == 8150538
+
+
+def test_model_b_of_table_1_has_ten_heads_of_the_same_width():
+    """9,478,896 with the code's 6 temperatures, which SKA has not."""
+    site = Site(dim=512, heads=8, grid=Grid(8, 8, 1), qkv_bias=False)
+    config = SKA(heads=10)
+    more = config.cost(site).params - SKA().cost(site).params
+    assert 8249322 + 6 * more == 9478896 - 6
+    layer = config.build(site)
+    assert layer.operator.keys.shape == (10, 64, 64)
+    assert sum(p.numel() for p in layer.parameters()) == config.cost(site).params
+    assert layer(torch.randn(1, 65, 512), site.grid).shape == (1, 65, 512)
+
+
+def test_swap_keeps_only_queries_and_values():
+    assert SKA().uses == "qv"
+    assert mixer(SKA()).qkv.weight.shape == (32, 16)
+
+
+def test_gradients_are_those_of_finite_differences():
+    q, keys, v = (x.requires_grad_() for x in tensors(4, 5, batch=1, d=3, e=2))
+    for activation in ("softmax", "gelu", "none"):
+        assert torch.autograd.gradcheck(lambda *a, act=activation: ska(*a, activation=act), (q, keys, v))
+
+
+def test_half_precision_and_empty_batches():
+    q, keys, v = (x.bfloat16() for x in tensors())
+    exact = ska_reference(q.double(), keys.double(), v.double())
+    assert (ska(q, keys, v).double() - exact).abs().max() < 0.05
+    assert ska(q[:0], keys, v[:0]).shape == (0, 2, 17, 8)
+    layer = SKA().build(Site(dim=16, heads=2, grid=Grid(3, 5)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(torch.randn(2, 15, 16), Grid(3, 5)).isfinite().all()
+
+
+def test_state_and_spelling_round_trip():
+    config = SKA(scale=1.0, init="paper", activation="relu")
+    assert parse(spell(config)) == config
+    layer, other = mixer(config, Grid(3, 5, 1)), mixer(config, Grid(3, 5, 1))
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 16, 16, dtype=F64)
+    assert torch.equal(layer(x, Grid(3, 5, 1)), other(x, Grid(3, 5, 1)))
+    assert torch.equal(copy.deepcopy(layer)(x, Grid(3, 5, 1)), layer(x, Grid(3, 5, 1)))
+
+
+def test_nothing_is_masked_by_default():
+    q, keys, v = tensors()
+    assert torch.equal(ska(q, keys, v), ska(q, keys, v, mask=NOTHING))
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("field", ["init", "resize", "activation"])
+def test_unknown_values_are_refused_with_the_known_ones(field):
+    with pytest.raises(ConfigError, match=f"no {field}="):
+        SKA(**{field: "nonsense"})
+
+
+@pytest.mark.untyped
+def test_wrong_shapes_say_what_was_expected():
+    q, keys, v = tensors()
+    with pytest.raises(ShapeError, match=r"\(2, 16, 8\); expected .* = \(2, 17, 8\)"):
+        ska(q, keys[:, 1:], v)
+    with pytest.raises(ShapeError, match="one dtype"):
+        ska(q, keys.float(), v)
+    with pytest.raises(ConfigError, match="relu"):
+        ska(q, keys, v, activation="rellu")
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("grid", [Grid(3, 5, 1), Grid(4, 6, 1)], ids=str)
+def test_compiles_as_one_graph(grid):
+    layer = mixer(SKA(), Grid(3, 5, 1))
+    x = torch.randn(2, grid.tokens, 16, dtype=F64)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x, grid), layer(x, grid), atol=1e-12)

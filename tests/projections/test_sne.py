@@ -1,0 +1,509 @@
+"""Non-linear embeddings: facts E1 to E8 of the mathematics, the tie of the codes, the counts of the paper's tables."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.core import ConfigError, Grid, Site
+from regard.mixers.ska import SKA
+from regard.mixers.softmax import Softmax
+from regard.mixers.spell import parse, spell
+from regard.mixers.xca import XCA
+from regard.projections.linear import LinearQKV
+from regard.projections.sne import FSNE, PSNE, SNE, Codes
+
+F64 = torch.float64
+GRID = Grid(3, 5, 1)
+SITE = Site(dim=12, heads=3, grid=GRID)
+CONFIGS = (SNE(), SNE(layers=1), SNE(layers=4, width=5), PSNE(), FSNE(code=5), FSNE(code=5, width=7, tied=False))
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def built(config, roles="qkv", site=SITE, shared=None):
+    """The projection in float64 with all its parameters drawn, biases too."""
+    made = config.build(site, roles, shared).double()
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return made
+
+
+def tokens(batch=3, site=SITE):
+    return torch.randn(batch, site.grid.tokens, site.dim, dtype=F64)
+
+
+def channels(made, x, roles="qkv"):
+    return [y.transpose(1, 2).flatten(2) for y in made(x, roles)]
+
+
+def literal(made, x, role):
+    """F-SNE as the paper writes it: the code beside every token."""
+    code = made.codebook.weight[made.codebook.roles.index(role)].expand(*x.shape[:2], -1)
+    hidden = F.relu(F.linear(torch.cat([x, code], -1), made.weight1, made.bias1))
+    return F.linear(hidden, made.weight2, made.bias2)
+
+
+def test_sne_is_two_layers_for_each_role():
+    made, x = built(SNE(width=7)), tokens()
+    for i, y in enumerate(channels(made, x)):
+        one, two = slice(7 * i, 7 * i + 7), slice(12 * i, 12 * i + 12)
+        hidden = (x @ made.weight1[one].T + made.bias1[one]).clamp_min(0)
+        assert torch.allclose(y, hidden @ made.weight2[two].T + made.bias2[two], atol=1e-12)
+
+
+def test_psne_shares_the_second_layer():
+    made, x = built(PSNE()), tokens()
+    assert made.weight2.shape == (12, 9)
+    for i, y in enumerate(channels(made, x)):
+        one = slice(9 * i, 9 * i + 9)
+        hidden = (x @ made.weight1[one].T + made.bias1[one]).clamp_min(0)
+        assert torch.allclose(y, hidden @ made.weight2.T + made.bias2, atol=1e-12)
+
+
+@pytest.mark.parametrize("qkv_bias", [True, False])
+def test_fused_fsne_equals_the_literal_form(qkv_bias):
+    site = Site(dim=12, heads=3, grid=GRID, qkv_bias=qkv_bias)
+    made, x = built(FSNE(code=5, width=7), site=site), tokens()
+    for role, y in zip("qkv", channels(made, x), strict=True):
+        assert torch.allclose(y, literal(made, x, role), atol=1e-12)
+
+
+def test_e1_without_activation_it_is_a_linear_map_of_low_rank():
+    made, x = built(SNE(activation="none"), site=Site(dim=12, heads=3, grid=GRID, qkv_bias=False)), tokens()
+    for i, y in enumerate(channels(made, x)):
+        weight = made.weight2[12 * i : 12 * i + 12] @ made.weight1[6 * i : 6 * i + 6]
+        assert torch.allclose(y, x @ weight.T, atol=1e-12)
+        assert torch.linalg.matrix_rank(weight) == 6
+
+
+def test_e2_psne_is_sne_with_equal_second_layers_and_fsne_is_psne_with_moved_biases():
+    x, shared = tokens(), built(PSNE(width=7))
+    sne = built(SNE(width=7))
+    with torch.no_grad():
+        sne.weight1.copy_(shared.weight1)
+        sne.bias1.copy_(shared.bias1)
+        sne.weight2.copy_(shared.weight2.repeat(3, 1))
+        sne.bias2.copy_(shared.bias2.repeat(3))
+    for a, b in zip(channels(sne, x), channels(shared, x), strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+    fsne, psne = built(FSNE(code=5, width=7)), built(PSNE(width=7))
+    with torch.no_grad():
+        psne.weight1.copy_(fsne.weight1[:, :12].repeat(3, 1))
+        psne.bias1.copy_((fsne.bias1 + fsne.codebook.weight @ fsne.weight1[:, 12:].T).flatten())
+        psne.weight2.copy_(fsne.weight2)
+        psne.bias2.copy_(fsne.bias2)
+    for a, b in zip(channels(fsne, x), channels(psne, x), strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_e3_one_hot_codes_read_the_last_rows_of_the_first_layer():
+    made, x = built(FSNE(code=3, width=7)), tokens()
+    with torch.no_grad():
+        made.codebook.weight.copy_(torch.eye(3))
+    for i, y in enumerate(channels(made, x)):
+        hidden = F.relu(x @ made.weight1[:, :12].T + made.bias1 + made.weight1[:, 12 + i])
+        assert torch.allclose(y, F.linear(hidden, made.weight2, made.bias2), atol=1e-12)
+
+
+def test_e4_equal_codes_make_equal_roles_but_different_gradients():
+    made, x = built(FSNE(code=5, width=7)), tokens()
+    with torch.no_grad():
+        made.codebook.weight.zero_()
+    q, k, v = made(x, "qkv")
+    assert torch.equal(q, k)
+    assert torch.equal(q, v)
+    logits = q @ k.mT
+    assert torch.allclose(logits, logits.mT, atol=1e-12)
+    (logits.softmax(-1) @ v).square().sum().backward()
+    lengths = made.codebook.weight.grad.norm(dim=1)
+    assert lengths.min() > 1e-3
+    assert (lengths.max() - lengths.min()) > 1e-2
+
+
+def test_e5_shared_codes_of_rank_three_can_say_what_own_codes_say():
+    x, common = tokens(), Codes("qkv", 5).double()
+    own = built(FSNE(code=5, width=7, tied=False))
+    tied = built(FSNE(code=5, width=7), shared=common)
+    with torch.no_grad():
+        tied.weight1.copy_(own.weight1)
+        moved = torch.linalg.pinv(common.weight) @ own.codebook.weight @ own.weight1[:, 12:].T
+        tied.weight1[:, 12:] = moved.T
+        for name in ("bias1", "weight2", "bias2"):
+            getattr(tied, name).copy_(getattr(own, name))
+    for a, b in zip(channels(tied, x), channels(own, x), strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_e6_twice_the_width_holds_a_linear_projection_exactly():
+    linear, made, x = built(LinearQKV()), built(SNE(width=24)), tokens()
+    eye = torch.eye(12, dtype=F64)
+    with torch.no_grad():
+        nn.init.normal_(linear.bias)
+        for i, (weight, bias) in enumerate(zip(linear.weight.chunk(3), linear.bias.chunk(3), strict=True)):
+            made.weight1[24 * i : 24 * i + 24] = torch.cat([weight, -weight])
+            made.bias1[24 * i : 24 * i + 24] = torch.cat([bias, -bias])
+            made.weight2[12 * i : 12 * i + 12] = torch.cat([eye, -eye], 1)
+        made.bias2.zero_()
+    for a, b in zip(made(x, "qkv"), linear(x, "qkv"), strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+
+
+def test_e7_a_lifted_width_of_c_holds_it_while_nothing_is_cut():
+    linear, made, x = built(LinearQKV()), built(SNE(width=12)), tokens()
+    lift = (x @ linear.weight.T).abs().max() + 1
+    with torch.no_grad():
+        made.weight1.copy_(linear.weight)
+        made.bias1.fill_(lift)
+        made.weight2.copy_(torch.eye(12).repeat(3, 1))
+        made.bias2.copy_(linear.bias - lift)
+    for a, b in zip(made(x, "qkv"), linear(x, "qkv"), strict=True):
+        assert torch.allclose(a, b, atol=1e-11)
+    assert not torch.allclose(made(3 * x, "q")[0], linear(3 * x, "q")[0], atol=1e-3)
+
+
+def test_e8_sharing_the_first_layer_too_needs_codes():
+    """P-SNE with one first layer for all roles cannot tell them apart; F-SNE with other codes can."""
+    made, x = built(PSNE()), tokens()
+    with torch.no_grad():
+        made.weight1.copy_(made.weight1[:9].repeat(3, 1))
+        made.bias1.copy_(made.bias1[:9].repeat(3))
+    q, k, v = made(x, "qkv")
+    assert torch.equal(q, k)
+    assert torch.equal(q, v)
+    q, k, v = built(FSNE())(x, "qkv")
+    assert min((q - k).abs().max(), (q - v).abs().max(), (k - v).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=spell)
+def test_subsets_of_roles_are_the_same_tensors(config):
+    made, x = built(config), tokens()
+    whole = dict(zip("qkv", made(x, "qkv"), strict=True))
+    for roles in ("q", "kv", "qv", "v", "kq", ""):
+        part = made(x, roles)
+        assert len(part) == len(roles)
+        for role, y in zip(roles, part, strict=True):
+            assert y.shape == (3, 3, 16, 4)
+            assert torch.allclose(y, whole[role], atol=1e-12)
+
+
+@pytest.mark.parametrize("roles", ["qkv", "qv", "v"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("config", [*CONFIGS, SNE(hidden_bias=False), FSNE(hidden_bias=False)], ids=spell)
+def test_cost_counts_what_is_built_and_run(config, bias, roles):
+    site = Site(dim=12, heads=2, width=5, grid=GRID, qkv_bias=bias)
+    shared = config.shared(roles)
+    made = config.build(site, roles, shared)
+    cost = config.cost(site, roles)
+    assert cost.params == sum(p.numel() for p in made.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        made(torch.randn(1, 16, 12), roles)
+    assert cost.flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=spell)
+@pytest.mark.parametrize("mixer", [Softmax, SKA, XCA])
+def test_feeds_any_mechanism(config, mixer):
+    layer = mixer(projection=config).build(SITE).double()
+    x = tokens()
+    assert layer(x, GRID).shape == x.shape
+    layer(x, GRID).square().sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_cross_attention_asks_for_queries_of_one_input_and_the_rest_of_another():
+    site = Site(dim=12, heads=3, grid=Grid.sequence(4), memory=GRID)
+    layer = Softmax(projection=FSNE(code=5)).build_cross(site).double()
+    x, memory = torch.randn(2, 4, 12, dtype=F64), tokens(2)
+    out = layer(x, Grid.sequence(4), memory=memory, memory_grid=GRID)
+    q, k, v = (
+        y.unflatten(-1, (3, 4)).transpose(1, 2)
+        for y in (literal(layer.qkv, x, "q"), literal(layer.qkv, memory, "k"), literal(layer.qkv, memory, "v"))
+    )
+    expected = (q @ k.mT / 2).softmax(-1) @ v
+    assert torch.allclose(out, layer.proj(expected.transpose(1, 2).flatten(2)), atol=1e-12)
+
+
+def test_initial_values_follow_xcit_and_codes_are_never_zero():
+    site = Site(dim=64, heads=4, grid=GRID)
+    for config in (SNE(), PSNE(), FSNE()):
+        made = config.build(site, "qkv")
+        for name, p in made.named_parameters():
+            if name.startswith("weight"):
+                assert 0.018 < p.std() < 0.022, name
+            elif name.startswith("bias"):
+                assert not p.any(), name
+    norms = torch.cat([Codes("qkv", 8).weight for _ in range(50)]).norm(dim=1)
+    assert 2.5 < norms.mean() < 3.0  # about sqrt(8)
+
+
+def test_kaiming_keeps_the_variance():
+    site = Site(dim=64, heads=4, grid=GRID)
+    x = torch.randn(64, 16, 64)
+    for config in (SNE(init="kaiming"), PSNE(init="kaiming"), FSNE(init="kaiming", code=64)):
+        for y in config.build(site, "qkv")(x, "qkv"):
+            assert 0.6 < y.square().mean() < 1.8, spell(config)
+
+
+def test_reset_draws_the_weights_anew_and_leaves_shared_codes():
+    codes = Codes("qkv", 8)
+    before = codes.weight.detach().clone()
+    made = FSNE().build(SITE, "qkv", codes)
+    first = made.weight1.detach().clone()
+    made.reset_parameters()
+    assert not torch.equal(first, made.weight1)
+    assert torch.equal(before, codes.weight)
+    alone = FSNE().build(SITE, "qkv")
+    before = alone.codes.weight.detach().clone()
+    alone.reset_parameters()
+    assert not torch.equal(before, alone.codes.weight)
+
+
+class Owner(nn.Module):
+    """A model of two layers that have their codes in common."""
+
+    def __init__(self):
+        super().__init__()
+        config = Softmax(projection=FSNE(code=5))
+        self.regard_shared = config.shared()
+        self.layers = nn.ModuleList(config.build(SITE, self.regard_shared) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x, GRID)
+        return x
+
+
+def tied(model):
+    return all(layer.qkv.codebook is model.regard_shared for layer in model.layers)
+
+
+def test_codes_are_saved_once():
+    model = Owner()
+    assert [name for name in model.state_dict() if "code" in name or "shared" in name] == ["regard_shared.weight"]
+    assert sum(p.numel() for p in model.parameters()) == 15 + sum(
+        Softmax(projection=FSNE(code=5)).cost(SITE).params for _ in range(2)
+    )
+    assert len(list(model.parameters())) == len({id(p) for p in model.parameters()})
+
+
+def test_copies_keep_the_tie_and_have_their_own_codes():
+    model = Owner()
+    other = copy.deepcopy(model)
+    assert tied(model)
+    assert tied(other)
+    assert other.regard_shared is not model.regard_shared
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    assert tied(torch.load(buffer, weights_only=False))
+    assert tied(model.double())
+
+
+def test_state_round_trip_reaches_every_layer():
+    model, other = Owner().double(), Owner().double()
+    x = tokens()
+    assert not torch.allclose(model(x), other(x))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), other(x))
+
+
+def test_functional_call_replaces_the_codes_of_every_layer():
+    model = Owner().double()
+    x = tokens()
+    state = {name: value + 0.1 for name, value in model.state_dict().items()}
+    moved = copy.deepcopy(model)
+    moved.load_state_dict(state)
+    assert torch.allclose(torch.func.functional_call(model, state, x), moved(x), atol=1e-12)
+
+
+def test_one_training_step_moves_the_codes_that_all_layers_see():
+    model = Owner().double()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.5)
+    before = model.regard_shared.weight.detach().clone()
+    x = tokens()
+    model(x).square().mean().backward()
+    whole = model.regard_shared.weight.grad.clone()
+    # the gradient is the sum over layers: each layer with codes of its own
+    parts = []
+    for i in range(2):
+        other = copy.deepcopy(model)
+        own = Codes("qkv", 5).double()
+        own.load_state_dict(model.regard_shared.state_dict())
+        other.layers[i].qkv._shared = (own,)
+        other(x).square().mean().backward()
+        parts.append(own.weight.grad)
+    assert torch.allclose(whole, sum(parts), atol=1e-12)
+    assert min(part.norm() for part in parts) > 1e-6
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    assert not torch.equal(before, model.regard_shared.weight)
+    assert tied(model)
+
+
+def test_own_codes_are_registered_where_nothing_is_shared():
+    alone = FSNE(code=5).build(SITE, "qkv")
+    assert "codes.weight" in alone.state_dict()
+    assert alone.codes.no_weight_decay() == {"weight"}
+    untied = FSNE(code=5, tied=False)
+    assert untied.shared("qkv") is None
+    assert "codes.weight" in untied.build(SITE, "qkv").state_dict()
+    assert untied.cost(SITE, "qkv").params == FSNE(code=5).cost(SITE, "qkv").params + 15
+
+
+def test_biases_are_vectors():
+    """An optimiser that decays matrices only must not decay biases."""
+    for config in CONFIGS:
+        for name, p in config.build(SITE, "qkv").named_parameters():
+            assert p.ndim == (1 if name.startswith("bias") else 2), name
+
+
+@pytest.mark.parametrize(
+    ("config", "nano", "tiny"),
+    [
+        (SNE(), 64, 96),
+        (PSNE(), 96, 144),
+        (FSNE(code=8), 128, 192),
+        (SNE(width="matched"), 64, 96),
+        (PSNE(width="matched"), 96, 144),
+        (FSNE(code=8, width="matched"), 186, 282),
+        (FSNE(code=16, width="matched"), 180, 276),
+        (SNE(layers=3), 53, None),
+        (SNE(layers=4), 46, None),
+    ],
+    ids=lambda value: spell(value) if not isinstance(value, int | None) else str(value),
+)
+def test_hidden_widths_of_the_paper(config, nano, tiny):
+    for dim, width in ((128, nano), (192, tiny)):
+        if width is not None:
+            assert config.hidden(Site(dim=dim, heads=4, grid=GRID), "qkv") == width
+
+
+@pytest.mark.parametrize("config", [SNE(), SNE(layers=4), PSNE(), FSNE(code=3)], ids=spell)
+@pytest.mark.parametrize("roles", ["qkv", "qv"])
+def test_matched_is_the_widest_that_is_no_larger_than_linear(config, roles):
+    site = Site(dim=20, heads=3, width=8, grid=GRID, qkv_bias=False)
+    fields = {field: getattr(config, field) for field in ("layers", "code") if hasattr(config, field)}
+    h = type(config)(width="matched", **fields).hidden(site, roles)
+    counts = [type(config)(width=w, **fields).cost(site, roles).params for w in (h, h + 1)]
+    linear = LinearQKV().cost(site, roles).params
+    assert counts[0] <= linear < counts[1]
+
+
+# Table 2, XCiT-N12 and XCiT-T12 with 1000 classes: parameters with biases in (both, second, no) layers
+XCIT = {"nano": (128, 3053224, 1.1019), "tiny": (192, 6716272, 2.4603)}
+TABLE = [
+    ("nano", SNE(width=64), (3055528, 3053224, 3048616), 1.1019),
+    ("nano", PSNE(width=96), (3053608, 3050152, 3048616), 1.2175),
+    ("nano", FSNE(code=8), (2867392, 2865856, 2864320), 1.1790),
+    ("nano", FSNE(code=8, width=186), (3051832, 3049600, 3048064), 1.3188),
+    ("nano", FSNE(code=16), (2879704, 2878168, 2876632), 1.1791),
+    ("nano", FSNE(code=16, width=182), (3056608, 3054424, 3052888), 1.3092),
+    ("nano", FSNE(code=32), (2904328, 2902792, 2901256), 1.1793),
+    ("nano", FSNE(code=64), (2953576, 2952040, 2950504), 1.1796),
+    ("tiny", SNE(width=96), (6719728, 6716272, 6709360), 2.4603),
+    ("tiny", PSNE(width=144), (6716848, 6711664, 6709360), 2.7204),
+    ("tiny", FSNE(code=8), (6290056, 6287752, 6285448), 2.6338),
+    ("tiny", FSNE(code=8, width=282), (6714496, 6711112, 6708808), 2.9590),
+    ("tiny", FSNE(code=16), (6308512, 6306208, 6303904), 2.6339),
+    ("tiny", FSNE(code=16, width=276), (6712720, 6709408, 6707104), 2.9375),
+    ("tiny", FSNE(code=32), (6345424, 6343120, 6340816), 2.6341),
+    ("tiny", FSNE(code=64), (6419248, 6416944, 6414640), 2.6346),
+]
+
+
+@pytest.mark.parametrize(("size", "config", "counts", "gflops"), TABLE)
+def test_xcit_counts_of_table_2(size, config, counts, gflops):
+    dim, base, base_gflops = XCIT[size]
+    fields = {f: getattr(config, f) for f in ("width", "code") if hasattr(config, f)}
+    shared = 3 * config.code if isinstance(config, FSNE) else 0
+    for (hidden, bias), count in zip(((True, True), (False, True), (True, False)), counts, strict=True):
+        site = Site(dim=dim, heads=4, grid=Grid(14, 14), qkv_bias=bias)
+        plain = XCA().cost(Site(dim=dim, heads=4, grid=Grid(14, 14))).params
+        row = XCA(projection=type(config)(hidden_bias=hidden, **fields)).cost(site)
+        assert base + 12 * (row.params - plain) + shared == count
+    site = Site(dim=dim, heads=4, grid=Grid(14, 14))
+    more = XCA(projection=config).cost(site).flops - XCA().cost(site).flops
+    assert base_gflops + 12 * more / 1e9 == pytest.approx(gflops, abs=1.1e-4)
+
+
+@pytest.mark.parametrize(
+    ("projection", "count"),
+    [
+        (SNE(width=96), 5720872),
+        (PSNE(width=144), 5717992),
+        (FSNE(code=8), 5291200),
+        (FSNE(code=8, width=282), 5715640),
+    ],
+    ids=spell,
+)
+def test_deit_tiny_counts(projection, count):
+    site = Site(dim=192, heads=3, grid=Grid(14, 14, 1))
+    more = Softmax(projection=projection).cost(site).params - Softmax().cost(site).params
+    shared = 3 * projection.code if isinstance(projection, FSNE) else 0
+    assert 5717416 + 12 * more + shared == count
+
+
+def test_timm_xcit_nano_has_the_base_count():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("xcit_nano_12_p16_224")
+    assert sum(p.numel() for p in model.parameters()) == XCIT["nano"][1]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=spell)
+def test_spelling_round_trip(config):
+    assert parse(spell(config)) == config
+    assert parse(spell(XCA(projection=config))) == XCA(projection=config)
+
+
+@pytest.mark.parametrize("config", [SNE(), PSNE(), FSNE(code=3)], ids=spell)
+def test_gradients_are_those_of_finite_differences(config):
+    made = built(config, site=Site(dim=4, heads=2, grid=Grid(1, 3)))
+    x = torch.randn(1, 3, 4, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y: made(y, "qkv"), x)
+
+
+def test_autocast_gives_half_precision_roles():
+    made = FSNE().build(SITE, "qkv")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert {y.dtype for y in made(torch.randn(2, 16, 12), "qkv")} == {torch.bfloat16}
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SNE(width=0), "at least 1"),
+        (lambda: PSNE(width="half"), "matched"),
+        (lambda: FSNE(width=2.5), "whole number"),
+        (lambda: FSNE(code=0), "code=0"),
+        (lambda: SNE(layers=0), "layers=0"),
+        (lambda: SNE(init="zeros"), "trunc_normal"),
+        (lambda: SNE(activation="tanh"), "relu"),
+        (lambda: SNE().build(Site(dim=1, heads=1, grid=GRID), "qkv"), "pass width="),
+        (lambda: FSNE(code=8).build(SITE, "qkv", Codes("qkv", 4)), "needs codes of the roles 'qkv'"),
+        (lambda: FSNE(code=8).build(SITE, "qkv", Codes("qv", 8)), "not 'qv' of 8"),
+        (lambda: FSNE(code=8).build(SITE, "qkv", nn.Linear(2, 2)), "not Linear"),
+    ],
+)
+def test_wrong_use_says_what_was_expected(make, words):
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+@pytest.mark.untyped
+def test_compiles_as_one_graph():
+    model = Owner().double()
+    x = tokens()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x), model(x), atol=1e-12)
+    with torch.no_grad():
+        model.regard_shared.weight.add_(1.0)
+    assert torch.allclose(compiled(x), model(x), atol=1e-12)

@@ -1,0 +1,130 @@
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from regard.core import ConfigError, StoreError
+from regard.report import render, write_report
+
+
+def test_the_page_is_one_small_file_that_names_no_other(study):
+    page = render(study(), "demo", "desk")
+    assert len(page.encode()) < 3_000_000
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*""", page)
+    assert not re.findall(r"url\((?!data:|#)[^)]*\)", page)
+    assert "@import" not in page
+
+
+def test_the_same_results_give_the_same_bytes(study):
+    root = study()
+    assert render(root, "demo", "desk") == render(root, "demo", "desk")
+
+
+def test_text_from_the_store_is_escaped(study):
+    page = render(study(), "demo", "desk")
+    assert "A demonstration &lt;/script&gt;&lt;b&gt;" in page
+    assert "</script><b>" not in page
+    assert "MiTA <9/9>" not in page
+    assert "MiTA &lt;9/9&gt;" in page
+    assert "Test &amp; Co" in page
+
+
+def first_line(page: str) -> str:
+    return re.search(r'<p class="gate[^>]*>(.*?)</p>', page, re.DOTALL)[1]
+
+
+def test_the_first_line_says_that_the_gate_was_passed(study):
+    line = first_line(render(study(), "demo", "desk"))
+    assert "passed" in line
+    assert "not passed" not in line
+
+
+def test_without_a_passed_gate_nothing_is_judged(study):
+    scores = {"softmax": (60.0, 60.5, 60.2), "SKA": (70.0, 70.4, 70.1), "MiTA <9/9>": (59.0, 59.2, 59.5),
+              "average": (56.0, 56.3, 56.1), "w/o": (62.0, 62.4, 62.2)}  # fmt: skip
+    page = render(study(scores=scores), "demo", "desk")
+    assert first_line(page).startswith("Mixing does not pay at this scale, and nothing is judged.")
+    assert "cannot be judged at this scale" in page
+    assert 'class="supported"' not in page
+    assert page.count('class="notjudged"') == 2
+
+
+def test_claims_have_their_verdicts(study):
+    page = render(study(), "demo", "desk")
+    assert page.count('<li class="supported">') == 1
+    assert page.count('<li class="undecided">') == 1
+    assert "Of 2 claims, 1 is supported and 1 is undecided." in page
+
+
+def test_the_table_has_intervals_and_the_papers_numbers(study):
+    page = render(study(), "demo", "desk")
+    row = re.search(r"<tr class=\"baseline\">.*?</tr>", page, re.DOTALL)[0]
+    assert "88.6" in row
+    assert "86.8 to 90.5" in row  # 88.633 +- 4.303 * 0.737 / sqrt(3)
+    assert ">72.2<" in row
+    assert "exactly 5,717,416" in row
+    assert "seed 1: 89.20" in row
+
+
+def test_two_seeds_have_no_interval(study):
+    scores = {label: (80.0 + i, 81.0 + i) for i, label in enumerate(("softmax", "SKA", "MiTA <9/9>", "average", "w/o"))}
+    page = render(study(scores=scores), "demo", "desk")
+    assert "Fewer than three seeds: no intervals." in page
+    assert " to 8" not in re.search(r"<tr class=\"baseline\">.*?</tr>", page, re.DOTALL)[0]
+
+
+def test_mixed_code_versions_are_said(study):
+    assert "The table mixes code versions: 8284c10 (5 runs), fffffff (10 runs)" in render(study(code="fffffff"), "demo", "desk")
+
+def test_failed_and_missing_runs_are_said(study):
+    root = study()
+    path = root / f"{3:012x}" / "outcome.json"
+    outcome = json.loads(path.read_text())
+    path.write_text(json.dumps({**outcome, "status": "failed", "error": "loss is NaN at step 7", "metrics": {}}))
+    (root / f"{4:012x}" / "outcome.json").unlink()
+    page = render(root, "demo", "desk")
+    assert "SKA, seed 0 failed: loss is NaN at step 7." in page
+    assert "1 of 15 runs are still missing" in page
+    assert "(1 failed)" in page
+
+
+def test_a_study_without_any_finished_run_still_has_a_page(study):
+    root = study()
+    for path in root.glob("*/outcome.json"):
+        path.unlink()
+    assert "15 of 15 runs are still missing" in render(root, "demo", "desk")
+
+
+def test_rows_without_token_weights_say_so(study):
+    page = render(study(), "demo", "desk")
+    assert page.count("has no weights between tokens") == 1
+    assert page.count("alt=\"attention of") == 4
+
+
+def test_the_data_of_the_script_is_json(study):
+    page = render(study(), "demo", "desk")
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert [row["label"] for row in data["rows"]] == ["softmax", "SKA", "MiTA <9/9>", "average", "w/o"]
+    assert data["rows"][0]["x"]["images_per_second"] == 4000.0
+    assert data["rows"][0]["y"]["top1"]["mean"] == pytest.approx(88.633, abs=1e-3)
+    assert len(data["curves"]["top1-wide"]["lines"][0]["mean"]) == 12
+
+
+def test_a_page_is_called_by_study_and_scale(study, tmp_path):
+    root = study()
+    pages = write_report(root, tmp_path / "pages", "demo")
+    assert [page.name for page in pages] == ["demo-desk.html"]
+
+
+def test_wrong_names_and_empty_stores_are_explained(study, tmp_path):
+    with pytest.raises(ConfigError, match="did you mean demo"):
+        write_report(study(), tmp_path / "pages", "dmeo")
+    with pytest.raises(StoreError, match="regard study run"):
+        write_report(tmp_path / "empty", tmp_path / "pages")
+
+
+def test_reporting_does_not_import_torch(study, tmp_path):
+    code = "import sys; from regard.report import write_report; write_report(*sys.argv[1:3]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(study()), str(tmp_path / "pages")], check=True)

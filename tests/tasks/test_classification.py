@@ -1,0 +1,203 @@
+"""Classification: data sets by name and of the user's own, first weights, and wrong data."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from regard import Softmax
+from regard.core import ConfigError, DataError
+from regard.lab.run import Recipe, Run
+from regard.tasks import Classification
+from regard.tasks.data.augment import augmented, placed, random_windows
+from regard.tasks.data.catalog import digits, identity, load
+from regard.tasks.data.streams import generator
+from regard.tasks.weights import outputs
+
+PLAIN = Recipe(batch=32, augment="none")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def canvas(host: str = "vit_desk(size=12, patch=2, dim=16, depth=1)", **fields) -> Classification:
+    return Classification(host=host, data="digits-canvas", size=(12, 12), **fields)
+
+
+def folder(root: Path, classes: int = 2, images: int = 10, shade: int = 0) -> Path:
+    for label in range(classes):
+        (root / f"class{label}").mkdir(parents=True)
+        for i in range(images):
+            pixels = np.full((20, 24, 3), shade + 20 * label + i, np.uint8)
+            Image.fromarray(pixels).save(root / f"class{label}" / f"{i}.png")
+    return root
+
+
+def test_digits_canvas_has_the_sizes_of_the_protocol() -> None:
+    found = digits((12, 12))
+    assert (len(found.train), len(found.test)) == (898, 1798)
+    assert canvas().batches_per_epoch(PLAIN) == 28
+    both = found.test.pixels.reshape(2, 899, -1)
+    assert (both.sum(-1)[0] == both.sum(-1)[1]).all()
+    assert not (both[0] == both[1]).all(-1).all()
+
+
+def test_a_digit_is_placed_whole_and_anew() -> None:
+    pixels = digits().train.pixels[:50]
+    first, second = (placed(pixels, (12, 14), generator("test", i)) for i in (0, 1))
+    assert first.shape == (50, 12, 14, 1)
+    assert (first.sum((1, 2, 3), dtype=int) == pixels.sum((1, 2, 3), dtype=int)).all()
+    assert not np.array_equal(first, second)
+
+
+def test_crops_are_windows_of_the_image() -> None:
+    pixels = np.arange(3 * 6 * 8, dtype=np.uint8).reshape(3, 6, 8, 1)
+    for image, cut in zip(pixels, random_windows(pixels, (4, 5), generator("test")), strict=True):
+        places = [(y, x) for y in range(3) for x in range(4) if np.array_equal(image[y : y + 4, x : x + 5], cut)]
+        assert len(places) == 1
+
+
+@pytest.mark.parametrize("augment", ["none", "flip", "crop", "shift", "resized"])
+def test_augmentation_keeps_shape_and_depends_on_the_stream_alone(augment: str) -> None:
+    pixels = generator("pixels").integers(0, 256, (6, 9, 7, 3), dtype=np.uint8)
+    made = [augmented(pixels, (9, 7), augment, False, generator("a", i)) for i in (0, 0, 1)]
+    assert made[0].shape == pixels.shape
+    assert made[0].dtype == np.uint8
+    assert np.array_equal(made[0], made[1])
+    assert np.array_equal(made[0], made[2]) == (augment == "none")
+
+
+def test_batches_by_number_are_the_same_with_workers_and_from_the_middle() -> None:
+    task = canvas()
+    whole = list(task.batches(PLAIN, 0, 0, 31))
+    middle = list(task.batches(PLAIN, 0, 26, 31, workers=2))
+    for (x, y), (u, v) in zip(whole[26:], middle, strict=True):
+        assert torch.equal(x, u)
+        assert torch.equal(y, v)
+    labels = torch.cat([y for _, y in whole[:28]])
+    have = np.bincount(task.train_images().labels)
+    assert (have - np.bincount(labels.numpy()) >= 0).all()  # an epoch shows no image twice
+    assert len(labels) == 896
+
+
+def test_rows_of_a_seed_share_their_first_weights() -> None:
+    task = canvas(init="fan_in")
+    own, swapped = task.model(None, 3).state_dict(), task.model(Softmax(dwc=3), 3).state_dict()
+    shared = own.keys() & swapped.keys()
+    assert {"blocks.0.mlp.fc1.weight", "patch_embed.proj.weight", "head.weight"} <= shared
+    assert all(torch.equal(own[name], swapped[name]) for name in shared)
+    assert not torch.equal(own["head.weight"], task.model(None, 4).state_dict()["head.weight"])
+
+
+def test_matrices_have_std_fan_in() -> None:
+    model = canvas("vit_desk(size=12, patch=2, dim=64, depth=1)", init="fan_in").model(Softmax(), 0)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and name != "pos_embed":
+            assert float(parameter.detach().std()) * parameter[0].numel() ** 0.5 == pytest.approx(1.0, abs=0.15), name
+
+
+@pytest.mark.parametrize("mixer", [None, Softmax()], ids=["host", "swapped"])
+def test_zero_outputs_make_every_block_the_identity(mixer) -> None:
+    model = canvas().model(mixer, 0)
+    assert len(outputs(model)) == 2
+    x = torch.randn(2, 36, 16)
+    assert torch.equal(model.blocks(x), x)
+    assert canvas(init="fan_in").model(mixer, 0).blocks(x).sub(x).abs().max() > 0.1
+
+
+def test_no_mixer_has_no_attention_parameters() -> None:
+    model = canvas().model(None, 0, removed=True)
+    assert not [name for name, _ in model.named_parameters() if "attn" in name]
+
+
+def test_init_zero_of_an_unknown_host_says_so() -> None:
+    with pytest.raises(ConfigError, match="knows no output layers"):
+        Classification(host="resnet10t", data="digits", size=(8, 8)).model(None, 0)
+
+
+def test_own_data_have_a_digest_that_no_path_changes(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "one"), folder(tmp_path / "two")
+    other = folder(tmp_path / "other", shade=1)
+    keys = [Run(task=canvas(init="host").on(str(path))).key for path in (one, two, other)]
+    assert keys[0] == keys[1] != keys[2]
+    assert identity(str(one)).startswith("own:")
+
+
+def test_a_folder_is_read_and_divided(tmp_path: Path) -> None:
+    found = load(str(folder(tmp_path / "data", classes=3)), (14, 14))
+    assert (len(found.train), len(found.test), found.channels) == (24, 6, 3)
+    assert found.train.pixels.shape[1:3] == (16, 16)
+    assert found.classes == ("class0", "class1", "class2")
+    bright = found.train.pixels.mean((1, 2, 3)) // 20
+    assert np.array_equal(bright, found.train.labels)
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    files = sorted(folder(tmp_path / "data").rglob("*.png"))
+    table = {"image": [file.read_bytes() for file in files], "label": [int(file.parent.name[-1]) for file in files]}
+    path = tmp_path / "own.parquet"
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    assert len(load(str(path), (7, 7)).train) == 16
+    pyarrow.parquet.write_table(pyarrow.table({**table, "label": [0, -1] * 10}), path.with_name("bad.parquet"))
+    with pytest.raises(DataError, match=r"label -1 of row .* is outside 0..0"):
+        load(str(path.with_name("bad.parquet")), (7, 7))
+    pyarrow.parquet.write_table(pyarrow.table({"x": [1]}), path.with_name("none.parquet"))
+    with pytest.raises(DataError, match="expected one of img"):
+        load(str(path.with_name("none.parquet")), (7, 7))
+
+
+def test_wrong_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="did you mean cifar10"):
+        load("cifar", (32, 32))
+    monkeypatch.delenv("REGARD_DATA", raising=False)
+    with pytest.raises(DataError, match="--data-root"):
+        load("cifar10", (32, 32))
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"cifar10 needs .*train.parquet"):
+        load("cifar10", (32, 32))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="has no images"):
+        load(str(tmp_path / "empty"), (8, 8))
+    with pytest.raises(DataError, match="one class folder only"):
+        load(str(folder(tmp_path / "single", classes=1)), (8, 8))
+    with pytest.raises(DataError, match="does not exist"):
+        load(str(tmp_path / "nowhere"), (8, 8))
+    with pytest.raises(DataError, match="the task wants 16x16"):
+        load("digits", (16, 16))
+
+
+def test_a_damaged_image_stops_or_is_skipped(tmp_path: Path) -> None:
+    root = folder(tmp_path / "data")
+    bad = root / "class1" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    with pytest.raises(DataError, match=r"class1/3.png cannot be read"):
+        load(str(root), (8, 8))
+    found = load(str(root), (8, 8), corrupt="skip")
+    assert len(found.train) + len(found.test) == 19
+
+
+@pytest.mark.slow
+def test_cifar10_is_whole(data_root: Path) -> None:
+    if not (data_root / "cifar10").is_dir():
+        pytest.skip("needs cifar10 below REGARD_DATA")
+    found = load("cifar10", (24, 24), cut=True)
+    assert (len(found.train), len(found.held or ()), len(found.test)) == (45_000, 5_000, 10_000)
+    assert found.statistics[0] == pytest.approx((0.4914, 0.4822, 0.4465), abs=0.004)
+    task = Classification(host="vit_desk(size=24)", data="cifar10", size=(24, 24), cut=True, limit=128)
+    images, _ = next(task.batches(Recipe(augment="crop"), 0, 0, 1))
+    assert images.shape == (64, 3, 24, 24)
+
+
+def test_timm_transforms_are_functions_of_the_sample(tmp_path: Path) -> None:
+    task = canvas(init="host").on(str(folder(tmp_path / "data")))
+    recipe = Recipe(batch=4, augment="timm:rand-m9-mstd0.5-inc1")
+    (x, _), (y, _) = (next(task.batches(recipe, 0, 5, 6, workers=workers)) for workers in (0, 1))
+    assert x.shape == (4, 3, 12, 12)
+    assert torch.equal(x, y)

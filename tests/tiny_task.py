@@ -1,0 +1,34 @@
+"""A small classification task in a plain timm network, for tests of the loop."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from regard.core import MixerConfig
+from regard.tasks import Classification
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny(Classification):
+    """digits in a ViT of width 16 and depth 1, with dropout."""
+
+    host: str = "tiny"
+    data: str = "digits"
+    size: tuple[int, int] = (8, 8)
+    limit: int = 128
+
+    def network(self, mixer: MixerConfig | None, removed: bool) -> nn.Module:
+        from timm.models.vision_transformer import VisionTransformer
+
+        return VisionTransformer(
+            img_size=8,
+            patch_size=2,
+            in_chans=1,
+            num_classes=self.outputs,
+            embed_dim=16,
+            depth=1,
+            num_heads=2,
+            proj_drop_rate=0.1,
+            class_token=False,
+            global_pool="avg",
+        )
