@@ -135,9 +135,9 @@ def check(
 
     grids: by default five small ones, square and not, with prefix and suffix; where the mechanism refuses some of them
     (25 landmarks do not fit into 4x4 cells), larger ones are added. macs: the execution that `cost` describes, "" where
-    the counter cannot see it. counted: attributes of
-    the operator that choose that execution, where it has several, such as {"execution": "gather"}. positions: False if the order of
-    tokens must not matter. reach: the number of cells that a local mechanism sees in each direction. skip: item -> reason, for items that cannot hold.
+    the counter cannot see it. counted: attributes of the operator that choose that execution, where it has several,
+    such as {"execution": "gather"}. positions: False if the order of tokens must not matter. reach: the number of
+    cells that a local mechanism sees in each direction. skip: item -> reason, for items that cannot hold.
     Raises: ContractError for the first item that fails; ConfigError for a name in skip that is no item.
     """
     skip = dict(skip or {})

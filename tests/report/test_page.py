@@ -76,7 +76,10 @@ def test_two_seeds_have_no_interval(study):
 
 
 def test_mixed_code_versions_are_said(study):
-    assert "The table mixes code versions: 8284c10 (5 runs), fffffff (10 runs)" in render(study(code="fffffff"), "demo", "desk")
+    assert "The table mixes code versions: 8284c10 (5 runs), fffffff (10 runs)" in render(
+        study(code="fffffff"), "demo", "desk"
+    )
+
 
 def test_failed_and_missing_runs_are_said(study):
     root = study()
@@ -100,7 +103,7 @@ def test_a_study_without_any_finished_run_still_has_a_page(study):
 def test_rows_without_token_weights_say_so(study):
     page = render(study(), "demo", "desk")
     assert page.count("has no weights between tokens") == 1
-    assert page.count("alt=\"attention of") == 4
+    assert page.count('alt="attention of') == 4
 
 
 def test_the_data_of_the_script_is_json(study):
@@ -126,5 +129,8 @@ def test_wrong_names_and_empty_stores_are_explained(study, tmp_path):
 
 
 def test_reporting_does_not_import_torch(study, tmp_path):
-    code = "import sys; from regard.report import write_report; write_report(*sys.argv[1:3]); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from regard.report import write_report; "
+        "write_report(*sys.argv[1:3]); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code, str(study()), str(tmp_path / "pages")], check=True)

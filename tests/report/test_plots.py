@@ -40,7 +40,7 @@ def test_the_pointer_finds_the_axes_where_they_are_drawn():
     assert 0 < box["left"] < box["right"] < width
     assert 0 < box["top"] < box["bottom"] < height
     first = svg.split('data-row="0"')
-    start = next(part for part in first if " d=\"M " in part and "stroke-linecap" in part)
+    start = next(part for part in first if ' d="M ' in part and "stroke-linecap" in part)
     x = float(start.split(' d="M ')[1].split()[0])
     at = box["left"] + (1.0 - box["x"][0]) / (box["x"][1] - box["x"][0]) * (box["right"] - box["left"])
     assert x == pytest.approx(at, abs=0.1)  # epoch 1 of the drawn line
@@ -84,7 +84,9 @@ def test_text_and_lines_stand_out_from_the_page(theme):
 def test_a_heat_map_keeps_rows_and_columns():
     weights = np.zeros((2, 3))
     weights[1, 0], weights[0, 2] = 0.5, 0.25
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(plots.heat(weights.ravel().tolist(), 2, 3).split(",")[1]))))
+    pixels = np.asarray(
+        Image.open(io.BytesIO(base64.b64decode(plots.heat(weights.ravel().tolist(), 2, 3).split(",")[1])))
+    )
     assert pixels.shape == (2, 3, 4)
     assert pixels[1, 0, 3] == 225
     assert pixels[0, 2, 3] == pytest.approx(112.5, abs=1)

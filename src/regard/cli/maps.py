@@ -95,7 +95,7 @@ def _input(network, image: str):  # type: ignore[no-untyped-def]
     if shown.shape[-1] != channels:
         one = shown.mean(-1, keepdims=True).round().astype(np.uint8)
         shown = one if channels == 1 else one.repeat(channels, -1)
-    values = torch.from_numpy(np.ascontiguousarray(shown)).permute(2, 0, 1).float() / 255
+    values = torch.from_numpy(np.array(shown)).permute(2, 0, 1).float() / 255
     if channels == 3:
         mean, deviation = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
         values = (values - mean) / deviation

@@ -114,6 +114,9 @@ class Run:
         if self.start is not None:
             self._first(self.start, store, device, watch)
         with store.lock(key) as folder:
+            finished = store.outcome(key)  # another process may have finished it since we looked
+            if finished is not None:
+                return finished
             outcome = self._in_folder(folder, store, device, watch)
             store.finish(key, {"key": key, **outcome})
             for name in (checkpoint.PREVIOUS, "next.ckpt"):

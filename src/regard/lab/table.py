@@ -279,9 +279,10 @@ def _judge_all(
             by=claim.get("by"), scale=scale, refusal=refusal, half=half,
             sampling=_sampling(runs, a, b) if metric == "top1" else None,
         )  # fmt: skip
-        lost = sum(line.diverged for line in lines if line.label in (a, b))
+        lost = sum(line.failed for line in lines if line.label in (a, b))
         if lost:
-            verdict = replace(verdict, sentence=f"{verdict.sentence}; without {lost} diverged runs")
+            runs_lost = f"{lost} run{'s' * (lost > 1)} that failed"
+            verdict = replace(verdict, sentence=f"{verdict.sentence}; without {runs_lost}")
         judged.append(Judged(a, b, metric, _claim_text(claim), verdict))
     return _corrected(judged)
 

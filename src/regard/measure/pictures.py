@@ -83,7 +83,9 @@ def attention_of(
     grid = grid or grid_of(model)
     y, x = query if query is not None else (grid.height // 2, grid.width // 2)
     if not (0 <= y < grid.height and 0 <= x < grid.width):
-        raise GridError(f"query {y},{x} lies outside {grid}; rows are 0 to {grid.height - 1}, columns 0 to {grid.width - 1}")
+        raise GridError(
+            f"query {y},{x} lies outside {grid}; rows are 0 to {grid.height - 1}, columns 0 to {grid.width - 1}"
+        )
     found = _forward(model, image, layers)
     token = grid.prefix + y * grid.width + x
     entries = []
@@ -194,7 +196,9 @@ def _panels(layer: Mapping[str, Any], head: str) -> list[tuple[str, list[float]]
     if head == "all":
         return [*heads, ("mean", layer["mean"])]
     if not head.isdecimal() or int(head) >= len(heads):
-        raise ConfigError(f"no head {head!r} in {layer['layer']}: give all, mean or a number from 0 to {len(heads) - 1}")
+        raise ConfigError(
+            f"no head {head!r} in {layer['layer']}: give all, mean or a number from 0 to {len(heads) - 1}"
+        )
     return [heads[int(head)]]
 
 

@@ -44,7 +44,7 @@ class Parts:
     def weights(self, to_keys: Tensor) -> tuple[Tensor | None, Tensor]:
         """One softmax over shared and routed logits; the two parts, in v's dtype. A query without any key has zeros."""
         logits = to_keys if self.shared is None else torch.cat([self.shared, to_keys], -1)
-        a = (logits.softmax(-1) if self.bias is None else logits.softmax(-1)).to(self.v.dtype)
+        a = (logits.softmax(-1) if self.bias is None else softmax_rows(logits)).to(self.v.dtype)
         if self.shared is None:
             return None, a
         m = self.shared.shape[-1]

@@ -81,7 +81,9 @@ def gather(results: Path, name: str, scale: str) -> Material:
     snapshot = load_snapshot(results, name, scale)
     store = Results(results)
     place = {row["label"]: index for index, row in enumerate(snapshot["rows"])}
-    done, failed, missing = [], [], 0
+    done: list[Finished] = []
+    failed: list[Finished] = []
+    missing = 0
     for entry in snapshot["runs"]:
         outcome = store.outcome(entry["key"])
         if outcome is None or entry["row"] not in place:

@@ -142,7 +142,9 @@ def _view(material: Material, table: Table, scale: str) -> dict[str, Any]:
 
 def _palette() -> dict[str, Markup]:
     """The declarations of both themes, in braces."""
-    declared = {theme: ";".join(f"--{name}:{value}" for name, value in shades.items()) for theme, shades in _SHADES.items()}
+    declared = {
+        theme: ";".join(f"--{name}:{value}" for name, value in shades.items()) for theme, shades in _SHADES.items()
+    }
     return {theme: Markup("{" + text + "}") for theme, text in declared.items()}
 
 
@@ -246,7 +248,9 @@ def _figures(material: Material, styles: Sequence[plots.Look]) -> tuple[list[dic
             boxes[f"{metric}-{size}"] = {"box": box, "lines": [
                 {"row": line.row, "epochs": line.epochs, "mean": [float(f"{v:.5g}") for v in line.mean]} for line in lines
             ]}  # fmt: skip
-        figures.append({"metric": metric, "name": known.name, "better": known.better, "table": _curve_table(lines), **drawn})
+        figures.append(
+            {"metric": metric, "name": known.name, "better": known.better, "table": _curve_table(lines), **drawn}
+        )
     return figures, boxes
 
 

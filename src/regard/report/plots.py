@@ -27,7 +27,7 @@ DARK = ("#5cb8f5", "#ff9a5c", "#3fd0a4", "#ee8fcb", "#e2c044", "#aaa2ff")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "regard",
     "font.size": 11,
@@ -49,7 +49,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a row is drawn everywhere: the CSS variable of its colour, dash and marker; controls and baseline stand out."""
+    """How a row is drawn everywhere: the CSS variable of its colour, dash, marker; controls and baseline stand out."""
 
     color: str
     variable: str
@@ -87,7 +87,7 @@ class Curve:
 
 
 def curves(lines: Sequence[Curve], styles: Sequence[Look], ylabel: str, wide: bool) -> tuple[str, dict[str, Any]]:
-    """Learning curves with bands from the lowest to the highest seed; also where the axes lie, for the page's pointer."""
+    """Learning curves with bands from the lowest to the highest seed; also where the axes lie, for the pointer."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(14.4, 5.6) if wide else (4.7, 4.2))
         axes = figure.add_axes((0.042, 0.09, 0.95, 0.885) if wide else (0.135, 0.12, 0.84, 0.85))

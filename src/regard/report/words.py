@@ -77,7 +77,7 @@ def duration(seconds: float | int | None) -> str:
 
 
 def listed(items: Sequence[str]) -> str:
-    """"a", "a and b", "a, b and c"."""
+    """ "a", "a and b", "a, b and c"."""
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else list(items))
 
 

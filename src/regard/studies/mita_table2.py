@@ -111,7 +111,9 @@ STUDY = Study(
             rows=_small(16),
         ),
         "paper": Setting(
-            task=Classification(host="deit_tiny_patch16_224", data="ImageNet", size=(224, 224), init="host"),
+            task=Classification(
+                host="deit_tiny_patch16_224", data="imagenet", size=(224, 224), classes=1000, init="host"
+            ),
             recipe=Recipe(
                 epochs=300,
                 batch=1024,

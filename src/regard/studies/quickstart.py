@@ -1,8 +1,8 @@
 """Quickstart: five mechanisms and two controls on scikit-learn's digits, in minutes on two cores.
 
 Each digit lies at a random place of a 12 x 12 canvas, so a network that does not mix tokens cannot read pixels off
-fixed positions. In a pilot of this recipe Factors("0110") and SKA came out above softmax (decided with 3 seeds), MiTA could
-not be told from it, and both controls lay about 10 points below.
+fixed positions. In a pilot Factors("0110") and SKA came out above softmax (decided with 3 seeds), MiTA could not be
+told from it, and both controls lay about 10 points below.
 """
 
 from regard.lab.recipe import Recipe

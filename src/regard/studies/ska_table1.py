@@ -96,8 +96,8 @@ STUDY = Study(
         "Pilots of 20 epochs and of 4 disagree about the sign of the difference: read it with recipe and start of the "
         "keys beside it.",
         "The paper states no recipe; the paper scale follows the authors' scripts. They keep the best test accuracy "
-        "over the epochs, this study reports the last. Their transforms are torchvision's RandAugment and padded crops; "
-        "timm's policy of the same strength with timm's crops stands in their place.",
+        "over the epochs, this study reports the last. Their transforms are torchvision's RandAugment and padded "
+        "crops; timm's policy of the same strength with timm's crops stands in their place.",
         "Only the ViT column of the table is here; CaiT, CvT and Swin need hosts of their own.",
     ),
 )

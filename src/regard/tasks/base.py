@@ -34,7 +34,7 @@ class Training(Protocol):
 
 @dataclass(frozen=True)
 class Score:
-    """metrics by name, between 0 and 1 where they are shares; right: per test image whether it was right, or None."""
+    """metrics by name, in percent where they are shares; right: per test image whether it was right, or None."""
 
     metrics: dict[str, float]
     right: np.ndarray | None = None

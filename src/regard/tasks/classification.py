@@ -183,7 +183,7 @@ class Classification(Task):
     @property
     def chance(self) -> float:
         counts = np.bincount(self.test_images().labels)
-        return float(counts.max() / counts.sum())
+        return 100 * float(counts.max() / counts.sum())
 
     def example(self) -> Tensor:
         images, _ = next(evaluation_batches(self.test_images().take(slice(0, 1)), self.size))

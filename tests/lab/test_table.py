@@ -1,0 +1,166 @@
+"""Tables from stores with known outcomes, their exports, and what they refuse to mix."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard.core import ConfigError, StoreError
+from regard.lab.exchange import csv_text, evidence, import_runs, json_text, latex, markdown
+from regard.lab.files import read_json, write_json
+from regard.lab.results import Results
+from regard.lab.table import Table, right_bits
+
+from .made import PILOT, key_of, make_store
+
+
+def load(root: Path, scale: str = "desk") -> Table:
+    return Table.load(root, "pilot", scale)
+
+
+def test_rows_differences_gate_and_claim(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    table = load(tmp_path)
+    ska = table.line("SKA")
+    assert (ska.n, ska.mean) == (3, pytest.approx(92.4))
+    assert ska.difference is not None
+    assert ska.difference.low == pytest.approx(2.42, abs=0.01)
+    assert table.line("softmax").difference is None
+    assert table.gate.passed is True
+    assert table.claims[0].verdict.word == "supported"
+    assert table.claims[0].verdict.sampling is not None
+
+
+def test_a_baseline_below_a_control_judges_nothing(tmp_path: Path) -> None:
+    make_store(tmp_path, {**PILOT, "w/o": [95.0, 95.1, 95.2]})
+    table = load(tmp_path)
+    assert table.gate.passed is False
+    assert table.claims[0].verdict.word == "not judged"
+
+
+def test_a_gate_without_its_runs_is_open(tmp_path: Path) -> None:
+    make_store(tmp_path, {**PILOT, "w/o": [76.0, 77.0]})
+    assert load(tmp_path).gate.passed is None
+    assert load(tmp_path).claims[0].verdict.word == "not judged"
+
+
+def test_smoke_scale_prints_intervals_and_judges_nothing(tmp_path: Path) -> None:
+    make_store(tmp_path, scale="smoke")
+    table = load(tmp_path, "smoke")
+    assert table.line("SKA").low is not None
+    assert table.claims[0].verdict.word == "not judged"
+
+
+def test_a_failed_run_is_said_and_left_out(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    store.finish(key_of(1, 2), {"status": "failed", "error": "loss is nan at step 7", "metrics": {"top1": None}})
+    table = load(tmp_path)
+    line = table.line("SKA")
+    assert (line.n, line.failed, line.diverged) == (2, 1, 1)
+    assert "SKA: diverged 1/3" in table.warnings
+    assert table.claims[0].verdict.word == "not judged"
+
+
+def test_missing_runs_are_counted(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    store.reopen(key_of(0, 0))
+    assert "1 of 15 runs are still missing" in load(tmp_path).warnings
+
+
+def test_mixed_code_versions_are_said(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    store.finish(key_of(1, 0), {**(store.outcome(key_of(1, 0)) or {}), "code": "def"})
+    assert any("code versions" in warning and "def" in warning for warning in load(tmp_path).warnings)
+
+
+def test_devices_are_never_mixed_in_an_interval(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    changed = {**(store.outcome(key_of(1, 0)) or {}), "environment": {"device": "cuda"}, "metrics": {"top1": 10.0}}
+    store.finish(key_of(1, 0), changed)
+    table = load(tmp_path)
+    assert table.line("SKA").n == 2
+    assert "left out: 1 on a GPU" in table.warnings[0]
+
+
+def test_csv_has_a_line_a_run(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    lines = list(csv.DictReader(io.StringIO(csv_text(load(tmp_path)))))
+    assert list(lines[0]) == ["row", "seed", "top1", "loss"]
+    assert [(line["row"], line["seed"], float(line["top1"])) for line in lines[:2]] == [("softmax", "0", 88.9), ("softmax", "1", 89.2)]
+    assert len(lines) == 15
+
+
+def test_json_has_differences_but_for_the_baseline(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    rows = {row["label"]: row for row in json.loads(json_text(load(tmp_path)))["rows"]}
+    assert {"label", "n", "mean", "low", "high"} <= rows["softmax"].keys()
+    assert "difference" not in rows["softmax"]
+    assert {"mean", "low", "high"} <= rows["SKA"]["difference"].keys()
+
+
+def test_signs_are_escaped(tmp_path: Path) -> None:
+    make_store(tmp_path, {"a_b|c": [1.0, 2.0, 3.0], "50%": [1.0, 2.0, 3.0]}, claims=())
+    assert r"a\_b|c" in latex(load(tmp_path))
+    assert r"50\%" in latex(load(tmp_path))
+    assert r"| a_b\|c |" in markdown(load(tmp_path))
+
+
+@pytest.mark.parametrize("form", ["store", "evidence", "outcome"])
+def test_import_takes_runs_in(tmp_path: Path, form: str) -> None:
+    make_store(tmp_path / "there")
+    here = Results(tmp_path / "here")
+    if form == "store":
+        counts = import_runs(tmp_path / "there", here)
+    elif form == "evidence":
+        write_json(tmp_path / "evidence.json", evidence(tmp_path / "there", "pilot", "desk"))
+        counts = import_runs(tmp_path / "evidence.json", here)
+    else:
+        make_store(tmp_path / "here")
+        here.reopen(key_of(0, 0))
+        counts = import_runs(tmp_path / "there" / key_of(0, 0) / "outcome.json", here)
+    assert counts["new"] == (1 if form == "outcome" else 15)
+    assert json_text(load(tmp_path / "here")) == json_text(load(tmp_path / "there"))
+    assert import_runs(tmp_path / "there", here)["known"] == 15
+
+
+def test_import_adds_seeds_to_a_snapshot(tmp_path: Path) -> None:
+    make_store(tmp_path / "here", {"softmax": [1.0, 2.0], "SKA": [1.0, 2.0]})
+    make_store(tmp_path / "there", {"softmax": [1.0, 2.0, 3.0], "SKA": [1.0, 2.0, 4.0]})
+    import_runs(tmp_path / "there", Results(tmp_path / "here"))
+    assert load(tmp_path / "here").line("SKA").n == 3
+
+
+def test_import_of_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no outcome.json"):
+        import_runs(tmp_path, Results(tmp_path / "here"))
+
+
+def test_import_refuses_keys_that_are_paths(tmp_path: Path) -> None:
+    write_json(tmp_path / "outcome.json", {"status": "done", "key": "../../etc/x"})
+    with pytest.raises(StoreError, match="12 hex digits"):
+        import_runs(tmp_path / "outcome.json", Results(tmp_path / "here"))
+
+
+def test_an_unknown_study_says_what_there_is(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    with pytest.raises(ConfigError, match="it has pilot at desk scale"):
+        Table.load(tmp_path, "pilto", "desk")
+
+
+def test_bits_are_read_as_they_were_written(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    bits = right_bits(store.outcome(key_of(0, 0)) or {})
+    assert bits is not None
+    assert (len(bits), bits.sum()) == (1000, 889)
+
+
+def test_tables_need_no_torch(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    code = f"import sys; from regard.lab.table import Table; Table.load({str(tmp_path)!r}, 'pilot', 'desk'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    assert read_json(tmp_path / "studies" / "pilot-desk.json")["study"] == "pilot"
