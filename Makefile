@@ -40,9 +40,9 @@ endif
 	@touch $@
 
 quickstart: $(VENV)/.ready  ## a few minutes: train on real data, compare, draw the report
-	$(BIN)/regard study run quickstart --scale smoke --results $(RESULTS)
+	$(BIN)/regard study run quickstart --scale desk --workers $(WORKERS) --results $(RESULTS)
 	$(BIN)/regard report quickstart --results $(RESULTS) --out $(RESULTS)/report
-	@echo "open $(RESULTS)/report/quickstart-smoke.html"
+	@echo "open $(RESULTS)/report/quickstart-desk.html"
 
 test: typed untyped
 

@@ -35,7 +35,11 @@ def make_store(
     """A study "pilot" whose baseline is the first row; rows "w/o" and "uniform" are controls."""
     store = Results(root)
     labels = list(rows)
-    runs = [{"key": key_of(i, s), "row": label, "seed": s} for i, label in enumerate(labels) for s in range(len(rows[label]))]
+    runs = [
+        {"key": key_of(i, s), "row": label, "seed": s}
+        for i, label in enumerate(labels)
+        for s in range(len(rows[label]))
+    ]
     snapshot = {
         "version": 1, "study": "pilot", "title": "A pilot", "source": "here", "scale": scale, "question": "?",
         "metric": "top1", "baseline": labels[0], "notes": [], "data": {"name": "digits", "train": 8, "test": 9},

@@ -53,7 +53,15 @@ def test_pooling_is_refused_where_rows_scatter_differently() -> None:
 
 
 # sd, difference, seeds alone, seeds pooled over 8 rows
-TABLE = [(0.3, 0.5, 6, 4), (0.4, 0.5, 8, 6), (0.6, 0.5, 14, 12), (0.6, 1, 6, 4), (0.8, 2, 4, 3), (1.0, 0.5, 34, 32), (1.0, 1, 10, 9)]
+TABLE = [
+    (0.3, 0.5, 6, 4),
+    (0.4, 0.5, 8, 6),
+    (0.6, 0.5, 14, 12),
+    (0.6, 1, 6, 4),
+    (0.8, 2, 4, 3),
+    (1.0, 0.5, 34, 32),
+    (1.0, 1, 10, 9),
+]
 
 
 @pytest.mark.parametrize(("sd", "difference", "alone", "together"), TABLE)
@@ -66,7 +74,9 @@ def test_verdicts_of_the_pilot() -> None:
     assert judge(paired(SKA, SOFTMAX)).sentence.startswith("supported: +3.8 [+2.4, +5.1], 3 seeds")
     assert judge(paired(SOFTMAX, SKA)).word == "contradicted"
     undecided = judge(paired(MITA, SOFTMAX))
-    assert undecided.sentence == "undecided: -1.4 [-6.3, +3.5], 3 seeds; about 18 seeds would decide a difference of 1.4"
+    assert (
+        undecided.sentence == "undecided: -1.4 [-6.3, +3.5], 3 seeds; about 18 seeds would decide a difference of 1.4"
+    )
 
 
 def test_smoke_scale_and_a_closed_gate_judge_nothing() -> None:

@@ -35,3 +35,7 @@ def test_the_answer_counts_every_verdict():
 def test_nothing_is_answered_without_a_passed_gate():
     assert "cannot be judged" in words.answer(["not judged"], "not passed", "desk")
     assert "cannot be judged" in words.answer(["not judged"], "undecided", "smoke")
+
+
+def test_minus_signs_are_typeset_and_hyphens_kept():
+    assert words.typeset("-1.4 [-1.8, -1.1] of ViT-5") == "−1.4 [−1.8, −1.1] of ViT-5"

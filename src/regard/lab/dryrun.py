@@ -23,11 +23,11 @@ class DryRow:
 
     label: str
     params: int | None
-    params_paper: float | None
+    params_paper: int | float | None
     params_exact: int | None
     params_verdict: str
     macs: int | None
-    macs_paper: float | None
+    macs_paper: int | float | None
     macs_exact: int | None
     macs_verdict: str
     loss: float | None
@@ -44,7 +44,7 @@ def dry_run(study: "Study", scale: str, rows: str = "*", classes: int = 0) -> li
     return [_dry_row(row, setting, classes) for row in study.rows(scale, rows)]
 
 
-def compare(ours: int | None, exact: int | None, paper: float | None) -> str:
+def compare(ours: int | None, exact: int | None, paper: int | float | None) -> str:
     """The verdict on a count."""
     if ours is None:
         return ""

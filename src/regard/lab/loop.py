@@ -241,7 +241,7 @@ class Loop:
             self.score = self.evaluate()
             row |= {name: repr(value) for name, value in self.score.metrics.items()}
         self.metrics.append(row)
-        values = {"train/loss": float(row["train_loss"]), "lr": float(row["lr"])}
+        values = {"train/loss": float(str(row["train_loss"])), "lr": float(str(row["lr"]))}
         if "top1" in row or self.task.metric in row:
             values |= {f"val/{name}": value for name, value in self.score.metrics.items()} if self.score else {}
         self.fabric.log_dict(values, step=self.step)
@@ -310,7 +310,7 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> Any:
         from timm.optim import list_optimizers
 
         raise ConfigError(
-            f"unknown optimizer {recipe.optimizer!r}; {nearest(recipe.optimizer, list_optimizers())}"
+            f"unknown optimizer {recipe.optimizer!r}; {nearest(recipe.optimizer, map(str, list_optimizers()))}"
         ) from error
     options: dict[str, Any] = {"betas": recipe.betas} if info.has_betas else {"momentum": recipe.betas[0]}
     return create_optimizer_v2(

@@ -199,13 +199,17 @@ def _alive(lock: Path) -> bool:
 
 
 def _exists(pid: int) -> bool:
+    """Whether a process of this machine lives; one that has ended and was not collected (a zombie) does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return True
 
 
 def _beat(lock: Path, mine: dict[str, Any], stop: threading.Event) -> None:

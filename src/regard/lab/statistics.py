@@ -60,7 +60,7 @@ class Verdict:
     holm: bool | None = None
 
 
-def quantile(probability: float, degrees: float) -> float:
+def quantile(probability: float, degrees: int | float) -> float:
     """Of Student's t."""
     from scipy.special import stdtrit
 
@@ -123,7 +123,7 @@ def sampling_error(a: Sequence[NDArray[np.bool_]], b: Sequence[NDArray[np.bool_]
     return float(100 * difference.std(ddof=1) / math.sqrt(difference.size))
 
 
-def p_value(difference: Interval, at: float = 0.0) -> float | None:
+def p_value(difference: Interval, at: int | float = 0.0) -> float | None:
     """Two-sided, that the true difference is `at`; None below three seeds."""
     if difference.n < FEWEST or difference.mean is None or difference.sd is None:
         return None
@@ -141,7 +141,7 @@ def holm(values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:
     return kept
 
 
-def power(seeds: int, difference: float, sd: float, degrees: int | None = None) -> float:
+def power(seeds: int, difference: int | float, sd: float, degrees: int | None = None) -> float:
     """Probability that the interval of `seeds` pairs excludes zero when the true difference is `difference`.
 
     sd: of the paired difference. degrees: of the variance, by default seeds - 1 (one pair of rows alone).
@@ -152,7 +152,7 @@ def power(seeds: int, difference: float, sd: float, degrees: int | None = None) 
     return 1.0 - float(nctdtr(free, abs(difference) * math.sqrt(seeds) / sd, quantile((1 + LEVEL) / 2, free)))
 
 
-def seeds_needed(sd: float, difference: float, rows: int = 2, chance: float = 0.8, most: int = 200) -> int | None:
+def seeds_needed(sd: int | float, difference: int | float, rows: int = 2, chance: float = 0.8, most: int = 200) -> int | None:
     """Seeds that decide a difference with probability `chance`, never fewer than three; None if more than `most`.
 
     sd: of the paired difference. rows: of the table whose residual is pooled; 2 means one pair alone.
@@ -170,8 +170,8 @@ def seeds_needed(sd: float, difference: float, rows: int = 2, chance: float = 0.
 def judge(
     difference: Interval,
     *,
-    within: float | None = None,
-    by: float | None = None,
+    within: int | float | None = None,
+    by: int | float | None = None,
     scale: str = "desk",
     refusal: str = "",
     sampling: float | None = None,
@@ -207,7 +207,7 @@ def judge(
     return Verdict(word, sentence, difference, _claim_p(difference, within), needed, sampling, task)
 
 
-def _word(low: float, high: float, within: float | None, by: float | None) -> str:
+def _word(low: float, high: float, within: int | float | None, by: int | float | None) -> str:
     if within is not None:
         if -within < low and high < within:
             return "supported"
@@ -218,13 +218,13 @@ def _word(low: float, high: float, within: float | None, by: float | None) -> st
     return "contradicted" if high < edge else "undecided"
 
 
-def _widened(difference: Interval, sampling: float, within: float | None, by: float | None) -> str:
+def _widened(difference: Interval, sampling: float, within: int | float | None, by: int | float | None) -> str:
     """The verdict with the error of the test sample added to that of the seeds."""
     mean, half = difference.mean or 0.0, math.hypot(difference.half or 0.0, 1.96 * sampling)
     return _word(mean - half, mean + half, within, by)
 
 
-def _price(difference: Interval, within: float | None) -> tuple[int | None, str]:
+def _price(difference: Interval, within: int | float | None) -> tuple[int | None, str]:
     """How many seeds would decide a difference: the observed one, or half a point where that is smaller than 0.1."""
     sd, mean = difference.sd or 0.0, abs(difference.mean or 0.0)
     aim = mean if mean >= 0.1 else 0.5
@@ -236,7 +236,7 @@ def _price(difference: Interval, within: float | None) -> tuple[int | None, str]
     return needed, f"{number} would {what}"
 
 
-def _claim_p(difference: Interval, within: float | None) -> float | None:
+def _claim_p(difference: Interval, within: int | float | None) -> float | None:
     """Of the claim's null hypothesis: no difference; for equivalence, one outside +-within (the worse side)."""
     if within is None:
         return p_value(difference)
@@ -245,7 +245,7 @@ def _claim_p(difference: Interval, within: float | None) -> float | None:
     return inside if abs(mean) < within else 1.0
 
 
-def _tail(difference: Interval, at: float) -> float:
+def _tail(difference: Interval, at: int | float) -> float:
     """One-sided probability of a mean at least so far from `at`."""
     from scipy.special import stdtr
 

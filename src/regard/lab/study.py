@@ -35,7 +35,7 @@ class Row:
     host: str = ""
     control: bool = False
     removed: bool = False
-    paper: Mapping[str, float] = field(default_factory=dict)
+    paper: Mapping[str, int | float] = field(default_factory=dict)
     exact: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class Claim:
     a: str
     b: str
     metric: str
-    within: float | None = None
-    by: float | None = None
+    within: int | float | None = None
+    by: int | float | None = None
 
     def __post_init__(self) -> None:
         if self.within is not None and (self.by is not None or self.within <= 0):

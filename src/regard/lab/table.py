@@ -39,10 +39,10 @@ class Line:
     failed: int
     diverged: int
     runs: int
-    paper: Mapping[str, float]
+    paper: Mapping[str, int | float]
     parameters: int | None
     macs: int | None
-    seconds: float | None
+    seconds: int | float | None
 
 
 @dataclass(frozen=True)

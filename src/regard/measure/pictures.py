@@ -73,7 +73,7 @@ def attention_of(
 ) -> dict[str, Any]:
     """Where every layer and head of a model looks from one cell of an image, as plain data (probes/maps.json).
 
-    image: as the model expects it. query: (row, column) of the cell; the middle one if left out. grid: of the tokens; by
+    image: as the model expects it. query: (row, column) of the cell; by default the middle one. grid: of the tokens; by
     default that of the model's patch embedding. picture: what is shown, by default the image stretched to 0..255.
     Returns image (base64 PNG), grid, query, layers; each layer has its name, its heads and their mean as lists of
     height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;

@@ -4,7 +4,6 @@ Everything on it comes from the store; the template escapes whatever is text.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -246,7 +245,7 @@ def _figures(material: Material, styles: Sequence[plots.Look]) -> tuple[list[dic
             svg, box = plots.curves(lines, styles, known.name, size == "wide")
             drawn[size] = Markup(svg)
             boxes[f"{metric}-{size}"] = {"box": box, "lines": [
-                {"row": line.row, "epochs": line.epochs, "mean": [float(f"{v:.5g}") for v in line.mean]} for line in lines
+                {"row": one.row, "epochs": one.epochs, "mean": [float(f"{v:.5g}") for v in one.mean]} for one in lines
             ]}  # fmt: skip
         figures.append(
             {"metric": metric, "name": known.name, "better": known.better, "table": _curve_table(lines), **drawn}
@@ -323,15 +322,17 @@ def _maps_note(maps: Sequence[Maps], material: Material) -> str:
     others = [row["label"] for index, row in enumerate(material.rows) if index not in shown and material.of(index)]
     without = f" Without maps, for lack of weights between tokens: {words.listed(others)}." if others else ""
     return (f"Attention from {query} over the cells of the picture: the stronger the amber, the larger the weight. "
-            "Each map is scaled to its own largest weight. First seed of each row, trained weights." + without)  # fmt: skip
+            "Each map is scaled to its own largest weight. First seed of each row, trained weights."
+            + without)  # fmt: skip
 
 
 def _claims(table: Table) -> list[dict[str, str]]:
     made = []
     for judged in table.claims:
         verdict = judged.verdict
+        numbers = words.typeset(verdict.sentence.removeprefix(f"{verdict.word}: "))
         made.append({"verdict": verdict.word.capitalize(), "css": verdict.word.replace(" ", ""),
-                     "text": judged.text, "detail": verdict.sentence.removeprefix(f"{verdict.word}: ")})  # fmt: skip
+                     "text": judged.text, "detail": numbers})  # fmt: skip
     return made
 
 
@@ -339,14 +340,15 @@ def _claims_note(table: Table) -> str:
     judged = sum(claim.verdict.word in ("supported", "contradicted", "undecided") for claim in table.claims)
     if not judged:
         return "Verdicts are taken from the 95 % interval of the difference, paired by seed; none can be taken here."
-    return (f"Taken from the 95 % interval of the difference, paired by seed. Of {words.count(judged, 'judged claim')}, "
+    return (f"Taken from the 95 % interval of the difference, paired by seed. "
+            f"Of {words.count(judged, 'judged claim')}, "
             f"{table.expected_wrong:.2g} would be expected to come out wrong by chance.")  # fmt: skip
 
 
 def _gate(table: Table) -> dict[str, str]:
     """The first line of the page: whether the baseline beats both controls, and what follows from it."""
     state = {True: "passed", False: "not passed", None: "undecided"}[table.gate.passed]
-    sentence = re.sub(r"(?<=[ \[])-(?=\d)", "−", table.gate.sentence)
+    sentence = words.typeset(table.gate.sentence)
     if table.gate.passed is False:
         sentence = f"Mixing does not pay at this scale, and nothing is judged. {sentence}"
     return {"state": state, "css": state.replace(" ", ""), "sentence": sentence}

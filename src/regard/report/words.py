@@ -1,6 +1,7 @@
 """Numbers and verdicts in words: the sentences that a report prints."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,11 @@ def signed(value: float | int | None, digits: int = 1) -> str:
     text = number(value, digits)
     rises = value is not None and value > 0 and text[0].isdigit() and float(text) != 0
     return f"+{text}" if rises else text
+
+
+def typeset(sentence: str) -> str:
+    """A sentence with true minus signs before its numbers; hyphens inside names stay."""
+    return re.sub(r"(?<![^\s\[])-(?=\d)", "−", sentence)
 
 
 def compact(value: float | int | None) -> str:

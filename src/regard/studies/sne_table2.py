@@ -102,7 +102,7 @@ STUDY = Study(
             rows=_SMALL,
         ),
         "paper": Setting(
-            task=Classification(host=_NANO, data="imagenet", size=(224, 224), classes=1000, init="host"),
+            task=Classification(host=_NANO, data="ImageNet", size=(224, 224), classes=1000, init="host"),
             recipe=Recipe(
                 epochs=400,
                 batch=512,

@@ -1,0 +1,84 @@
+"""`regard study`: exit codes, messages, and what is loaded."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def regard(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "regard.cli.app", "study", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    sys.path.insert(0, str(ROOT))
+    try:
+        from lab.made import make_store
+    finally:
+        sys.path.remove(str(ROOT))
+    make_store(tmp_path)
+    return tmp_path
+
+
+def test_list_is_json_and_loads_no_torch() -> None:
+    done = regard("list", "--json")
+    assert "quickstart" in [line["name"] for line in json.loads(done.stdout)]
+    code = "import sys; from regard.cli.app import run; run(['study', 'list']); print('torch' in sys.modules)"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert listed.stdout.split()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "quikstart"), "did you mean quickstart?"),
+        (("run", "quickstart", "--scale", "smoke", "--rows", "SKB"), "did you mean SKA"),
+        (("run", "quickstart", "--scale", "paper"), "no scale 'paper'"),
+        (("run", "quickstart", "--workers", "-1"), "--workers is 0 or more"),
+        (("run", "quickstart", "--size", "12"), "HEIGHTxWIDTH"),
+        (("export", "quickstart", "--format", "xml"), "no format 'xml'"),
+        (("export", "quickstart", "--results", "/nowhere"), "no results of quickstart"),
+    ],
+)
+def test_wrong_use_is_exit_2(arguments: tuple[str, ...], said: str) -> None:
+    done = regard(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_import_of_nothing_is_exit_1(tmp_path: Path) -> None:
+    done = regard("import", str(tmp_path / "nothing"), "--results", str(tmp_path))
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+
+
+def test_export_and_status_of_a_store(store: Path) -> None:
+    assert regard("export", "pilot", "--results", str(store)).stdout.startswith(
+        "row,seed,top1,loss\nsoftmax,0,88.9,1.0\n"
+    )
+    table = json.loads(regard("export", "pilot", "--results", str(store), "--format", "json").stdout)
+    assert table["claims"][0]["verdict"]["word"] == "supported"
+    states = json.loads(regard("status", "--results", str(store), "--json").stdout)
+    assert states[0]["runs"] == states[0]["done"] == 15
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_and_shows(tmp_path: Path) -> None:
+    folder = ("--scale", "smoke", "--results", str(tmp_path))
+    done = regard("run", "quickstart", *folder, "--rows", "s*", "--seeds", "1")
+    assert done.returncode == 0, done.stderr
+    assert "judges nothing" not in done.stdout
+    assert "not judged: smoke scale" in done.stdout
+    lines = regard("export", "quickstart", *folder).stdout.splitlines()
+    assert lines[0].startswith("row,seed,top1")
+    assert len(lines) == 4
+    shown = json.loads(regard("show", "quickstart", *folder, "--json").stdout)
+    assert [line["done"] for line in shown if line["row"] == "SKA"] == [1]

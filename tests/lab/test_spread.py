@@ -1,0 +1,125 @@
+"""The pool: work is done once, deaths stay small, and Ctrl-C leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from regard.lab.progress import Event, Progress
+from regard.lab.results import Results
+from regard.lab.spread import Job, run_all
+
+from .carried import Small
+
+HERE = Path(__file__).parents[1]
+
+DRIVE = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from lab.carried import Small
+from lab.test_spread import jobs_of
+from regard.lab.progress import Progress
+from regard.lab.results import Results
+from regard.lab.spread import run_all
+if __name__ == "__main__":
+    action, number = sys.argv[3], int(sys.argv[4])
+    print(run_all(jobs_of([action] * number), Results(sys.argv[1]), 2, Progress(lambda event: None)))
+"""
+
+
+def jobs_of(actions: Sequence[str]) -> list[Job]:
+    return [Job(Small(i, action), "s", "smoke", f"row {i}", 0) for i, action in enumerate(actions)]
+
+
+def drive(tmp_path: Path, action: str, number: int) -> subprocess.Popen[str]:
+    script = tmp_path / "drive.py"
+    script.write_text(DRIVE)
+    arguments = [sys.executable, str(script), str(tmp_path / "store"), str(HERE), action, str(number)]
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for_runs(store: Path, number: int) -> list[int]:
+    """Process ids of the runs that have begun."""
+    until = time.time() + 60
+    while len(found := list(store.glob("*/run.json"))) < number or not all(path.read_text() for path in found):
+        assert time.time() < until
+        time.sleep(0.05)
+    return [int(path.read_text().split()[0]) for path in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_states_and_events(tmp_path: Path, workers: int) -> None:
+    events: list[Event] = []
+    store = Results(tmp_path)
+    counts = run_all(jobs_of(["work", "fail", "work"]), store, workers, Progress(events.append))
+    assert counts == {"done": 2, "failed": 1, "died": 0, "busy": 0}
+    assert store.outcome(Small(1).key)["error"] == "DataError: images are missing"  # type: ignore[index]
+    assert store.outcome(Small(0).key)["row"] == "row 0"  # type: ignore[index]
+    assert [event.kind for event in events if event.kind != "tick"].count("start") == 3
+    assert events[-1].counts["waiting"] == 0
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    counts = run_all(jobs_of(["die", "work", "die once", "work"]), store, 2, Progress(lambda event: None))
+    assert counts == {"done": 3, "failed": 0, "died": 1, "busy": 0}
+    assert store.status(Small(0).key) == "begun"  # resumable: no outcome, no living lock
+    assert len((store.folder(Small(2).key) / "run.json").read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_workers_share_the_cores(tmp_path: Path) -> None:
+    before = os.environ.get("OMP_NUM_THREADS")
+    run_all(jobs_of(["work"] * 2), Results(tmp_path), 2, Progress(lambda event: None))
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    texts = [path.read_text().split() for path in tmp_path.glob("*/run.json")]
+    assert [text[1] for text in texts] == [str(threads)] * 2
+    assert os.environ.get("OMP_NUM_THREADS") == before
+
+
+@pytest.mark.slow
+def test_a_run_held_elsewhere_is_busy(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    with store.lock(Small(0).key):
+        counts = run_all(jobs_of(["work", "work"]), store, 0, Progress(lambda event: None))
+    assert counts == {"done": 1, "failed": 0, "died": 0, "busy": 1}
+
+
+@pytest.mark.slow
+def test_two_studies_at_once_do_every_run_once(tmp_path: Path) -> None:
+    both = [drive(tmp_path, "work", 12) for _ in range(2)]
+    for process in both:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    texts = [path.read_text().splitlines() for path in (tmp_path / "store").glob("*/run.json")]
+    assert [len(text) for text in texts] == [1] * 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+def test_no_worker_outlives_its_study(tmp_path: Path, sign: signal.Signals) -> None:
+    process = drive(tmp_path, "wait", 2)
+    pids = wait_for_runs(tmp_path / "store", 2)
+    process.send_signal(sign)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    until = time.time() + 20
+    while any(map(alive, pids)):
+        assert time.time() < until
+        time.sleep(0.05)
+    assert [Results(tmp_path / "store").status(Small(i).key) for i in range(2)] == ["begun", "begun"]

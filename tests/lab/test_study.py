@@ -1,0 +1,125 @@
+"""Studies as data, and a whole small study carried out for real."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard.core import ConfigError
+from regard.lab.dryrun import compare, dry_run
+from regard.lab.recipe import Recipe
+from regard.lab.results import Results
+from regard.lab.study import Claim, Row, Setting, Study, run_study
+from regard.lab.table import Table, load_snapshot
+from regard.mixers.softmax import Softmax
+from regard.studies import STUDIES, load_study
+from regard.tasks import Classification
+
+TASK = Classification(
+    host="vit_desk(size=12, patch=4, dim=16, depth=1, heads=2)", data="digits-canvas", size=(12, 12), limit=64
+)
+ROWS = (Row("softmax", Softmax()), Row("w/o", None, control=True, removed=True))
+STUDY = Study(
+    name="tiny", title="Tiny", source="tests", question="?", baseline="softmax",
+    settings={"smoke": Setting(task=TASK, recipe=Recipe(epochs=1, batch=32, augment="none"), rows=ROWS, seeds=2)},
+)  # fmt: skip
+
+
+def test_runs_go_seed_by_seed_over_all_rows() -> None:
+    assert [(row.label, run.seed) for row, run in STUDY.runs("smoke")] == [
+        ("softmax", 0), ("w/o", 0), ("softmax", 1), ("w/o", 1)]  # fmt: skip
+    assert [run.seed for _, run in STUDY.runs("smoke", "softmax", 3)] == [0, 1, 2]
+    assert len({run.key for _, run in STUDY.runs("smoke")}) == 4
+
+
+@pytest.mark.untyped
+def test_wrong_use_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean softmax"):
+        STUDY.rows("smoke", "sofmax")
+    with pytest.raises(ConfigError, match="did you mean smoke"):
+        STUDY.setting("smok")
+    with pytest.raises(ConfigError, match="at least 1, not 0"):
+        STUDY.runs("smoke", seeds=0)
+    with pytest.raises(ConfigError, match="no row 'SKA'"):
+        replace(STUDY, claims=(Claim("SKA", "softmax", "top1"),))
+    with pytest.raises(ConfigError, match="used twice: softmax"):
+        Setting(task=TASK, recipe=None, rows=(ROWS[0], ROWS[0]))
+    with pytest.raises(ConfigError, match="did you mean quickstart"):
+        load_study("quikstart")
+    with pytest.raises(ConfigError, match="within"):
+        Claim("a", "b", "top1", within=-1.0)
+
+
+def test_labels_with_commas_and_globs() -> None:
+    study = load_study("quickstart")
+    assert [row.label for row in study.rows("smoke", "softmax, P-SNE")] == ["softmax, P-SNE"]
+    assert [row.label for row in study.rows("smoke", "mita,SKA")] == ["SKA", "MiTA"]
+    assert len(study.rows("smoke", "softmax*")) == 2
+
+
+def test_another_host_brings_its_size() -> None:
+    moved = STUDY.elsewhere("smoke", "cifar10", "vit_desk(size=24, patch=4)")
+    task = moved.setting("smoke").task
+    assert (task.data, task.size) == ("cifar10", (24, 24))
+    assert STUDY.elsewhere("smoke", host="vit_tiny_patch16_224").setting("smoke").task.size == (224, 224)
+    sized = STUDY.elsewhere("smoke", host="vit_desk", size=(16, 24)).setting("smoke").task
+    assert (sized.host, sized.size) == ("vit_desk(img_size=(16, 24))", (16, 24))
+
+
+def test_studies_have_what_the_rules_ask_for() -> None:
+    for name in STUDIES:
+        study = load_study(name)
+        assert study.name == name
+        for scale, setting in study.settings.items():
+            if setting.recipe is not None and scale != "paper":
+                assert sum(row.control for row in setting.rows) >= 2, (name, scale)
+            assert scale != "desk" or len(setting.numbers) >= 3, name
+
+
+def test_counts_are_compared() -> None:
+    assert compare(5717416, 5717416, 5.7e6) == "equal"
+    assert compare(5717417, 5717416, 5.7e6) == "differs by +1"
+    assert compare(5717416, None, 5.7e6) == "near"
+    assert compare(6000000, None, 5.7e6) == "differs by +5.3%"
+    assert compare(None, 1, 1.0) == ""
+
+
+def test_a_dry_run_builds_every_row() -> None:
+    rows = (replace(ROWS[0], exact={"params": 1}), ROWS[1])
+    study = replace(STUDY, settings={"smoke": replace(STUDY.setting("smoke"), rows=rows)})
+    found = dry_run(study, "smoke", classes=10)
+    assert [line.error for line in found] == ["", ""]
+    assert found[0].params_verdict.startswith("differs by +")
+    assert (found[0].params or 0) - (found[1].params or 0) == 3 * 16 * 16 + 16 * 16 + 16  # q, k, v; output and its bias
+    assert (found[0].macs or 0) > (found[1].macs or 0)
+
+
+@pytest.mark.slow
+def test_a_study_is_carried_out_once_and_again_only_when_asked(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    assert run_study(STUDY, "smoke", store, workers=0)["done"] == 4
+    table = Table.load(tmp_path, "tiny", "smoke")
+    assert [row.n for row in table.rows] == [2, 2]
+    assert 0 <= (table.rows[0].mean or -1) <= 100
+    assert table.gate.passed is None
+    key = STUDY.runs("smoke")[0][1].key
+    assert (store.folder(key) / "probes" / "maps.json").exists()
+    before = store.outcome(key)
+    run_study(STUDY, "smoke", store, workers=0)
+    assert store.outcome(key) == before
+    run_study(STUDY, "smoke", store, workers=0, fresh=True, rows="softmax", seeds=1)
+    after = store.outcome(key)
+    assert after is not None
+    assert before is not None
+    assert after["metrics"] == before["metrics"]
+    assert after["seconds"] != before["seconds"]
+    assert len(load_snapshot(tmp_path, "tiny", "smoke")["runs"]) == 4
+
+
+@pytest.mark.slow
+def test_failed_runs_are_repeated_only_with_retry(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    key = STUDY.runs("smoke")[0][1].key
+    store.finish(key, {"status": "failed", "error": "out of memory", "metrics": {}})
+    assert run_study(STUDY, "smoke", store, workers=0, rows="softmax", seeds=1)["failed"] == 1
+    assert run_study(STUDY, "smoke", store, workers=0, rows="softmax", seeds=1, retry=True)["done"] == 1
