@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from .study import Row, Setting, Study
 
 
+# (classes, channels) of named sets: a dry run reads no data
+_SETS = {
+    "digits": (10, 1), "digits-canvas": (10, 1), "fashion_mnist": (10, 1), "cifar10": (10, 3),
+    "cifar100": (100, 3), "fashionmnist": (10, 1), "mnist": (10, 1), "cifar100_small": (100, 3),
+    "imagenette_small": (10, 3),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class DryRow:
     """What a row is on this machine. loss: of the one step. params_verdict: equal or differs, against the exact integer
@@ -37,7 +45,7 @@ class DryRow:
 def dry_run(study: "Study", scale: str, rows: str = "*", classes: int = 0) -> list[DryRow]:
     """Build every row of a scale and train one step on two random images of the right size.
 
-    classes: outputs of the host; 0 = what the task says, or 1000 where it would take them from the data.
+    classes: outputs of the host; 0 = what the task says, else those of the named set, else 1000.
     Raises: ConfigError for an unknown scale or row.
     """
     setting = study.setting(scale)
@@ -75,14 +83,16 @@ def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float
     from regard.hosts.swap import build_host, remove
 
     task = replace(setting.task, host=row.host) if row.host else setting.task
-    outputs = classes or int(getattr(task, "classes", 0)) or 1000
-    options = {"num_classes": outputs} if "num_classes" not in task.host else {}
+    known, channels = _SETS.get(task.data.lower(), (1000, 3))
+    outputs = classes or int(getattr(task, "classes", 0)) or known
+    options = {
+        name: value for name, value in {"num_classes": outputs, "in_chans": channels}.items() if name not in task.host
+    }
     torch.manual_seed(0)
     model = build_host(task.host, row.mixer, **options)
     if row.removed:
         remove(model)
-    channels = int(getattr(model, "in_chans", 0) or _channels(model))
-    images = torch.randn(2, channels, *task.size)
+    images = torch.randn(2, _channels(model), *task.size)
     params = sum(parameter.numel() for parameter in model.parameters())
     macs = count_macs(model, images[:1])
     model.train()

@@ -152,7 +152,9 @@ def power(seeds: int, difference: int | float, sd: float, degrees: int | None = 
     return 1.0 - float(nctdtr(free, abs(difference) * math.sqrt(seeds) / sd, quantile((1 + LEVEL) / 2, free)))
 
 
-def seeds_needed(sd: int | float, difference: int | float, rows: int = 2, chance: float = 0.8, most: int = 200) -> int | None:
+def seeds_needed(
+    sd: int | float, difference: int | float, rows: int = 2, chance: float = 0.8, most: int = 200
+) -> int | None:
     """Seeds that decide a difference with probability `chance`, never fewer than three; None if more than `most`.
 
     sd: of the paired difference. rows: of the table whose residual is pooled; 2 means one pair alone.
