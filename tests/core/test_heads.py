@@ -140,11 +140,3 @@ def test_a_mechanism_without_cross_attention_says_so() -> None:
 
     with pytest.raises(UnsupportedError, match="Alone has no cross-attention"):
         Alone().build_cross(SITE)
-
-
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_norms_keep_the_dtype_of_autocast(norm: str) -> None:
-    grid = Grid(3, 4, prefix=1)
-    layer = Softmax().build(Site(dim=8, heads=2, grid=grid, qk_norm=norm))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(torch.randn(3, grid.tokens, 8), grid).dtype == torch.bfloat16

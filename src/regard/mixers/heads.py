@@ -106,7 +106,7 @@ class HeadLayer(Mixer):
     def normalised(self, role: str, x: Tensor, grid: Grid, rope: Tensor | None) -> Tensor:
         """q or k after its normalisation and rotation; v as it is."""
         norm = None if role == "v" else getattr(self, f"{role}_norm")
-        x = x if norm is None else norm(x).to(x.dtype)  # under autocast a LayerNorm returns float32
+        x = x if norm is None else norm(x).to(x.dtype)  # on CUDA, autocast runs LayerNorm in float32
         return x if rope is None or role == "v" else rotate(x, rope, grid)
 
     def finish(self, x: Tensor, out: Tensor) -> Tensor:
