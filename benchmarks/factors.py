@@ -12,8 +12,9 @@ import statistics
 import sys
 import time
 
+from regard.measure.allocator import ALLOCATOR
+
 # glibc gives large blocks back at every free, and page faults then double the times
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
 MATERIALISED_LIMIT = 2**29  # numbers in the tensor over pairs: 2 GB of float32
 
 

@@ -15,7 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000", "OMP_NUM_THREADS": "1"}
+from regard.measure.allocator import ALLOCATOR
+
+SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
 CASES = ("196,25,25", "1024,25,25", "1024,64,64", "4096,128,128", "16384,128,128")
 
 
@@ -100,6 +102,6 @@ def _median(values: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
+    if any(os.environ.get(name) != value for name, value in SETTINGS.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | SETTINGS)
     sys.exit(main())

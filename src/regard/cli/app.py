@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from regard.core import RegardError
+from regard.measure.allocator import ALLOCATOR
 
 from .bench import bench
 from .card import card
@@ -97,12 +98,11 @@ def main() -> None:
 
 
 def _fix_allocator(arguments: list[str]) -> None:
-    """Start again with the allocator settings of `regard.measure.bench`, which are read when a process starts."""
-    settings = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
-    if sys.platform != "linux" or all(name in os.environ for name in settings):
+    """Start again with `ALLOCATOR`, which is read when a process starts."""
+    if sys.platform != "linux" or all(name in os.environ for name in ALLOCATOR):
         return
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "regard.cli.app", *arguments], os.environ | settings)
+    os.execve(sys.executable, [sys.executable, "-m", "regard.cli.app", *arguments], os.environ | ALLOCATOR)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from regard.measure.allocator import ALLOCATOR
+
 from .progress import Progress
 from .results import Busy, Results
 
@@ -221,7 +223,7 @@ def surroundings(threads: int) -> Iterator[None]:
     """Environment of a worker: threads of every numerical library, and an allocator that keeps its pages."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     wanted = dict.fromkeys(names, str(threads))
-    wanted |= {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
+    wanted |= ALLOCATOR
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -20,10 +20,10 @@ from regard.core import ConfigError, Grid, MixerConfig, Site, nearest
 from regard.mixers.heads import HeadMixer
 from regard.mixers.spell import spell
 
+from .allocator import ALLOCATOR
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 PARTS = ("operator", "layer")
-# glibc returns large blocks to the kernel at every free; page faults then take as long as the work
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
 
 
 @dataclass(frozen=True, kw_only=True)
