@@ -12,6 +12,8 @@ from torch import Tensor
 
 from regard.core import Grid, Mask, softmax_rows
 
+from .sdpa import sdpa
+
 Tables = tuple[Tensor, Tensor | None]
 # the factorised form with E2 holds N * height vectors a head; above this many numbers "auto" takes the compressed form
 FACTORISED_LIMIT = 2**28
@@ -78,7 +80,7 @@ def compressed(case: Case) -> Tensor:
     queries, keys = (F.pad(x, (0, width - x.shape[-1])) for x in (queries, keys))
     # the fused kernels of the CPU need values as wide as queries
     padded = F.pad(v, (0, width - e)) if v.device.type == "cpu" else v
-    out = F.scaled_dot_product_attention(queries, keys, padded, attn_mask=_dense_mask(case, queries), scale=1.0)
+    out = sdpa(queries, keys, padded, attn_mask=_dense_mask(case, queries), scale=1.0)
     return out[..., :e]
 
 
@@ -101,7 +103,7 @@ def separable(case: Case) -> Tensor:
         work = work.masked_fill(~inside, -torch.inf)
     if case.content is None:
         return softmax_rows(work).to(case.v.dtype) @ case.v
-    return F.scaled_dot_product_attention(
+    return sdpa(
         case.content, cast(Tensor, case.k), case.v, attn_mask=work.to(case.v.dtype), scale=1.0
     )
 

@@ -30,6 +30,7 @@ from regard.core import (
 )
 
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig, check_heads
+from .sdpa import sdpa
 
 
 def _star_relu(x: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ def ska(
     mask: Mask | None = None,
     activation: str = "softmax",
 ) -> Float[Tensor, "B H N e"]:
-    """The same through `scaled_dot_product_attention` on the expanded keys, without a copy.
+    """The same through fused attention on the expanded keys.
 
     activation "none" runs in linear time as q (keys^T v) unless there is a causal mask or a bias.
     Raises: ShapeError if q, keys and v do not fit together; ConfigError for an unknown activation.
@@ -86,11 +87,10 @@ def ska(
             mask.allowed(q.shape[-2], keys.shape[-2], q.device)  # the door of the mask
             v = v * mask.keep[:, None, :, None]
         return q @ (keys.mT @ v) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    # bfloat16 on a CPU: two products are about twice as fast as its fused kernel
-    if activation != "softmax" or (q.dtype == torch.bfloat16 and q.device.type == "cpu"):
+    if activation != "softmax":
         return ska_reference(q, keys, v, scale=scale, mask=mask, activation=activation)
     dense = mask.dense(q, keys.shape[-2])
-    return F.scaled_dot_product_attention(q, keys.expand(len(q), -1, -1, -1), v, attn_mask=dense, scale=scale)
+    return sdpa(q, keys.expand(len(q), -1, -1, -1), v, attn_mask=dense, scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)

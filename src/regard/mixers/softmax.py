@@ -6,13 +6,13 @@ Extra tokens are queries and keys like any other.
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import NOTHING, Card, Cost, Grid, Mask, Operator, Site, attend, softmax_rows
 
 from .heads import HeadMixerConfig, check_qkv
+from .sdpa import sdpa
 
 
 def softmax_reference(
@@ -40,8 +40,8 @@ def softmax(
     check_qkv("softmax", q, k, v)
     mask = mask or NOTHING
     if mask.kinds == {"causal"} and q.shape[-2] == k.shape[-2]:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense(q, k.shape[-2]), scale=scale)
+        return sdpa(q, k, v, is_causal=True, scale=scale)
+    return sdpa(q, k, v, attn_mask=mask.dense(q, k.shape[-2]), scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)
