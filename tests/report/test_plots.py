@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from regard.report import plots
-from regard.report.page import _SHADES
+from regard.report.look import SHADES
 
 
 def line(row: int = 0) -> plots.Curve:
@@ -73,7 +73,7 @@ def luminance(color: str) -> float:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_and_lines_stand_out_from_the_page(theme):
-    shades = _SHADES[theme]
+    shades = SHADES[theme]
     text = [name for name in shades if name not in ("page", "raised", "line", "rule")]
     for ground in ("page", "raised"):
         for name in text:

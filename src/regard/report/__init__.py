@@ -1,5 +1,23 @@
-"""One offline HTML page a study: `write_report`. Needs no torch."""
+"""One offline HTML page for each study and analysis: `write_pages`. Needs no torch."""
+
+from pathlib import Path
+
+from regard.lab.table import snapshots
 
 from .page import render, write_report
+from .sheets import render_analysis, write_analyses
 
-__all__ = ["render", "write_report"]
+
+def write_pages(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:
+    """Write a page for everything in the store, or for one study (all its scales) or analysis; returns the files.
+
+    Raises: ConfigError if nothing of that name has run; StoreError if the store is empty or damaged, or a page cannot
+    be written.
+    """
+    pages = write_analyses(results, out, name)
+    if pages and (name is not None or not snapshots(results)):
+        return pages
+    return pages + write_report(results, out, name)
+
+
+__all__ = ["render", "render_analysis", "write_analyses", "write_pages", "write_report"]

@@ -19,19 +19,8 @@ from regard.lab.table import Table, snapshots
 
 from . import plots, words
 from .gather import AXES, Maps, Material, attention, columns, environment, gather, learning
+from .look import palette
 
-_SHADES: Mapping[str, Mapping[str, str]] = {
-    "light": {
-        **{"page": "#ffffff", "raised": "#f6f7f8", "ink": "#16191d", "muted": "#5a626c", "line": "#dfe3e7"},
-        **{"rule": "#e4e7ea", "control": "#626b76", "link": "#0a5fb0", "good": "#00704f", "bad": "#b3261e"},
-        **{f"c{index}": color for index, color in enumerate(plots.LIGHT)},
-    },
-    "dark": {
-        **{"page": "#14171a", "raised": "#1f2428", "ink": "#e9ecef", "muted": "#a4adb7", "line": "#343b42"},
-        **{"rule": "#2a3036", "control": "#98a2ad", "link": "#7cbcff", "good": "#4fd1a1", "bad": "#ff8a80"},
-        **{f"c{index}": color for index, color in enumerate(plots.DARK)},
-    },
-}
 _CARD = (
     ("source", "source"),
     ("formula", "formula"),
@@ -82,7 +71,10 @@ def render(results: Path | str, name: str, scale: str) -> str:
     engine.filters["num"] = words.number
     engine.filters["signed"] = words.signed
     source = folder.get_source
-    texts = {"css": Markup(source(engine, "page.css")[0]), "script": Markup(source(engine, "page.js")[0])}
+    texts = {
+        "css": Markup(source(engine, "page.css")[0]),
+        "script": Markup(source(engine, "common.js")[0] + source(engine, "page.js")[0]),
+    }
     return engine.get_template("page.html").render(**view, **texts, version=regard.__version__)
 
 
@@ -109,7 +101,7 @@ def _view(material: Material, table: Table, scale: str) -> dict[str, Any]:
         "baseline": snapshot["baseline"],
         "measure": measure,
         "better_first": "ascending" if measure.better == "lower" else "descending",
-        "palette": _palette(),
+        "palette": palette(),
         "gate": gate,
         "answer": words.answer([claim["verdict"].lower() for claim in claims], gate["state"], scale),
         "ranking": _ranking(rows, measure),
@@ -137,14 +129,6 @@ def _view(material: Material, table: Table, scale: str) -> dict[str, Any]:
         "runs": _runs(material),
         "data": _data(material, rows, styles, costs, boxes, overlays),
     }
-
-
-def _palette() -> dict[str, Markup]:
-    """The declarations of both themes, in braces."""
-    declared = {
-        theme: ";".join(f"--{name}:{value}" for name, value in shades.items()) for theme, shades in _SHADES.items()
-    }
-    return {theme: Markup("{" + text + "}") for theme, text in declared.items()}
 
 
 def _kind(row: Mapping[str, Any], baseline: str) -> str:

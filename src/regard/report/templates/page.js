@@ -1,41 +1,10 @@
-"use strict";
 const page = JSON.parse(document.getElementById("data").textContent);
-const $ = (selector, root = document) => root.querySelector(selector);
-const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const make = (tag, attributes = {}, text = "") => {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   node.textContent = text;
   return node;
 };
-document.documentElement.classList.add("js");
-
-// Theme: the system's, until the reader chooses the other one.
-const dark = () => document.documentElement.dataset.theme
-  ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-const nameTheme = () => { $("#theme").textContent = dark() ? "Light" : "Dark"; };
-$("#theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = dark() ? "light" : "dark";
-  nameTheme();
-});
-nameTheme();
-
-// Tables: a click on a heading sorts, a second one reverses; cells without a value stay last.
-for (const button of all("th button")) button.addEventListener("click", () => {
-  const head = button.closest("th"), table = head.closest("table"), body = table.tBodies[0];
-  const first = head.dataset.first || "ascending", other = first === "ascending" ? "descending" : "ascending";
-  const order = head.getAttribute("aria-sort") === first ? other : first;
-  for (const th of all("th", table)) th.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", order);
-  const value = (row) => row.cells[head.cellIndex].dataset.value ?? row.cells[head.cellIndex].textContent.trim();
-  const compare = (a, b) => isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b;
-  const sign = order === "ascending" ? 1 : -1;
-  [...body.rows].sort((p, q) => {
-    const a = value(p), b = value(q);
-    return a === "" || b === "" ? (a === "") - (b === "") : sign * compare(a, b);
-  }).forEach((row) => body.append(row));
-});
-
 // One label that follows the pointer.
 const tip = $("#tip");
 function say(event, lines) {

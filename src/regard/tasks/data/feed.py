@@ -79,4 +79,4 @@ def evaluation_batches(images: Images, size: tuple[int, int], batch: int = 256) 
 
 def to_tensor(pixels: np.ndarray) -> Tensor:
     """(n, h, w, C) uint8 as a tensor (n, C, h, w)."""
-    return torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).contiguous()
+    return torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,117 @@
+"""Charts of an analysis: lines, points with a regression, bars and heat maps, as themed SVG."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import matplotlib.patches
+import matplotlib.ticker
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.figure import Figure
+
+from . import plots
+
+_HEAT = LinearSegmentedColormap.from_list("regard", ("#0b2545", "#13678a", "#45c4b0", "#f2e96b"))
+
+
+def chart(sheet: Mapping[str, Any]) -> str:
+    """The drawing of a sheet as SVG, or "" if it has no chart or no numbers to draw."""
+    plan = sheet.get("chart")
+    if not plan:
+        return ""
+    rows = [dict(zip(sheet["columns"], row, strict=True)) for row in sheet["rows"]]
+    wanted = [plan["y"], plan["value"]] if plan["kind"] == "heat" else [plan["y"]]
+    rows = [row for row in rows if all(isinstance(row[name], int | float) for name in wanted if name)]
+    if not rows:
+        return ""
+    with matplotlib.rc_context(plots._STYLE):
+        figure = Figure(figsize=(7.6, 4.4), layout="constrained")
+        axes = figure.add_subplot()
+        {"line": _lines, "points": _points, "bars": _bars, "heat": _heat}[plan["kind"]](figure, axes, plan, rows)
+        axes.tick_params(length=0)
+        return plots.themed(figure, sheet["title"])
+
+
+def _lines(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    for (label, own), look in _series(plan, rows):
+        own = sorted(own, key=lambda row: row[plan["x"]])
+        xs, ys = [row[plan["x"]] for row in own], [row[plan["y"]] for row in own]
+        axes.plot(xs, ys, color=look.color, linestyle=look.dash, marker=look.marker, markersize=5, label=label)
+    _finish(axes, plan)
+
+
+def _points(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    for (label, own), look in _series(plan, rows):
+        xs = np.asarray([row[plan["x"]] for row in own], float)
+        ys = np.asarray([row[plan["y"]] for row in own], float)
+        text = label
+        if len(xs) > 2 and xs.std() > 0 and ys.std() > 0:
+            slope, height = np.polyfit(xs, ys, 1)
+            ends = np.array([xs.min(), xs.max()])
+            axes.plot(ends, slope * ends + height, color=look.color, linestyle=look.dash, linewidth=1)
+            text = f"{label} r = {np.corrcoef(xs, ys)[0, 1]:.2f}, slope {slope:.3g}".strip()
+        axes.plot(xs, ys, look.marker, color=look.color, label=text or None)
+    _finish(axes, plan)
+
+
+def _bars(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    groups = _series(plan, rows)
+    ticks = list(dict.fromkeys(str(row[plan["x"]]) for row in rows))
+    width = 0.8 / len(groups)
+    for index, ((label, own), look) in enumerate(groups):
+        places = [ticks.index(str(row[plan["x"]])) + (index - (len(groups) - 1) / 2) * width for row in own]
+        axes.bar(places, [row[plan["y"]] for row in own], width, color=look.color, label=label or None)
+    turned = max(map(len, ticks)) * len(ticks) > 60
+    axes.set_xticks(range(len(ticks)), ticks, rotation=40 if turned else 0, ha="right" if turned else "center")
+    _finish(axes, plan)
+
+
+def _heat(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    xs = list(dict.fromkeys(row[plan["x"]] for row in rows))
+    ys = list(dict.fromkeys(row[plan["y"]] for row in rows))
+    values = np.full((len(ys), len(xs)), np.nan)
+    for row in rows:
+        values[ys.index(row[plan["y"]]), xs.index(row[plan["x"]])] = row[plan["value"]]
+    norm = Normalize(np.nanmin(values), np.nanmax(values))
+    axes.pcolormesh(values, cmap=_HEAT, norm=norm, edgecolors=plots.RULE, linewidth=0.5)
+    for (y, x), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            dark = sum(_HEAT(norm(value))[:3]) < 1.5
+            axes.text(x + 0.5, y + 0.5, f"{value:.3g}", ha="center", va="center", fontsize=9,
+                      color="#ffffff" if dark else "#101010")  # fmt: skip
+    if plan.get("mark"):
+        x, y = plan["mark"]
+        if x in xs and y in ys:
+            place = (xs.index(x), ys.index(y))
+            axes.add_patch(matplotlib.patches.Rectangle(place, 1, 1, fill=False, edgecolor="#ffffff", linewidth=2.5))
+    axes.set_xticks(np.arange(len(xs)) + 0.5, [str(x) for x in xs])
+    axes.set_yticks(np.arange(len(ys)) + 0.5, [str(y) for y in ys])
+    axes.grid(False)
+    axes.set_xlabel(plan["x"])
+    axes.set_title(f"{plan['value']} by {plan['y']} (rows)", loc="left", fontsize=11, color=plots.MUTED)
+
+
+def _series(
+    plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[tuple[tuple[str, list[Mapping[str, Any]]], plots.Look]]:
+    """((label, its rows), how it is drawn), in the order of appearance."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(str(row[plan["series"]]) if plan["series"] else "", []).append(row)
+    return list(zip(groups.items(), plots.looks(["row"] * len(groups)), strict=True))
+
+
+def _finish(axes: Axes, plan: Mapping[str, Any]) -> None:
+    if "x" in plan["logs"]:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    if "y" in plan["logs"]:
+        axes.set_yscale("log")
+    axes.set_xlabel(plan["x"] if plan["kind"] != "bars" else "")
+    axes.set_title(plan["y"], loc="left", fontsize=11, color=plots.MUTED)
+    if plan["series"] or plan["kind"] == "points":
+        handles, labels = axes.get_legend_handles_labels()
+        if any(labels):
+            axes.legend(handles, labels, frameon=False, fontsize=9, ncols=2 if len(labels) > 6 else 1)

@@ -1,0 +1,86 @@
+import pytest
+
+from regard import ConfigError
+from regard.core import StoreError
+from regard.lab.analysis import Analysis, Chart, Picture, Sheet, Source, analysis_path, carry_out, load_analysis
+from regard.lab.results import Results
+from regard.report import write_pages
+
+SHEET = Sheet(
+    title="Squares",
+    columns=("name", "n", "square"),
+    rows=(("a", 1, 1), ("a", 2, 4), ("b", 1, None), ("b", 3, 9.5)),
+    chart=Chart(x="n", y="square", series="name"),
+    published=("square",),
+)
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def made(*parts, **fields):
+    text = dict(name="demo", title="A <demo>", source="nowhere", question="How?")
+    return Analysis(**text, compute=lambda source: parts, **fields)
+
+
+def test_what_is_computed_is_kept_and_read_again(tmp_path):
+    value = carry_out(made(SHEET, Picture(title="Dot", image=DOT)), Results(tmp_path))
+    kept = load_analysis(analysis_path(tmp_path, "demo"))
+    assert kept["sheets"][0]["rows"] == [["a", 1, 1], ["a", 2, 4], ["b", 1, None], ["b", 3, 9.5]]
+    assert kept["pictures"][0]["title"] == "Dot"
+    assert value["code"]
+    assert kept["environment"]["torch"]
+
+
+@pytest.mark.parametrize("kind", ["line", "points", "bars"])
+def test_the_page_draws_the_numbers_and_escapes_text(tmp_path, kind):
+    sheet = Sheet(
+        title="<b>", columns=SHEET.columns, rows=SHEET.rows, chart=Chart(x="n", y="square", series="name", kind=kind)
+    )
+    carry_out(made(sheet), Results(tmp_path))
+    (page,) = write_pages(tmp_path, tmp_path / "out", "demo")
+    text = page.read_text()
+    assert "A &lt;demo&gt;" in text
+    assert "<b>" not in text
+    assert text.count("<svg") == 1
+    assert ">9.5<" in text
+
+
+def test_a_heat_map_marks_its_point(tmp_path):
+    rows = tuple((x, y, float(x * y)) for x in (1, 2, 3) for y in (1, 2))
+    chart = Chart(kind="heat", x="m", y="k", value="top1", mark=(2, 1))
+    sheet = Sheet(title="grid", columns=("m", "k", "top1"), rows=rows, chart=chart)
+    carry_out(made(sheet), Results(tmp_path))
+    marked = write_pages(tmp_path, tmp_path / "out")[0].read_text()
+    away = Chart(kind="heat", x="m", y="k", value="top1", mark=(9, 9))
+    carry_out(made(Sheet(title="grid", columns=("m", "k", "top1"), rows=rows, chart=away)), Results(tmp_path))
+    assert marked.count("#ffffff") == write_pages(tmp_path, tmp_path / "out")[0].read_text().count("#ffffff") + 1
+
+
+def test_wrong_sheets_are_refused():
+    with pytest.raises(ConfigError, match="2 cells under 3 columns"):
+        Sheet(title="t", columns=("a", "b", "c"), rows=((1, 2),))
+    with pytest.raises(ConfigError, match="no column 'z'"):
+        Sheet(title="t", columns=("a", "b"), rows=(), chart=Chart(x="a", y="z"))
+
+
+def test_another_version_and_an_empty_store_say_what_to_do(tmp_path):
+    path = analysis_path(tmp_path, "demo")
+    path.parent.mkdir()
+    path.write_text('{"version": 7}')
+    with pytest.raises(StoreError, match="version 7"):
+        load_analysis(path)
+    with pytest.raises(StoreError, match="regard study run"):
+        write_pages(tmp_path / "empty", tmp_path / "out")
+
+
+def test_the_scale_of_the_study_that_is_read_is_in_the_name(tmp_path):
+    seen = []
+
+    def compute(source: Source):
+        seen.append(source.scale)
+        return [SHEET]
+
+    analysis = Analysis(name="demo", title="t", source="s", question="q", compute=compute, of="quickstart")
+    carry_out(analysis, Results(tmp_path), "smoke")
+    assert seen == ["smoke"]
+    assert analysis_path(tmp_path, "demo", "smoke").name == "demo-smoke.json"
+    assert analysis_path(tmp_path, "demo", "smoke").exists()
