@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from regard.measure.allocator import ALLOCATOR
 
 SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
+EXECUTIONS = ("auto", "lean-dense", "lean-grouped", "dense", "gather", "grouped")
 CASES = ("196,25,25", "1024,25,25", "1024,64,64", "4096,128,128", "16384,128,128")
 
 
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=9, help="measured rounds after one warm-up")
     parser.add_argument("--cases", nargs="+", default=list(CASES), help="tokens,m,k; tokens fill h x w with h <= w")
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
-    parser.add_argument("--executions", nargs="+", default=["auto"], choices=["auto", "dense", "gather", "grouped"])
+    parser.add_argument("--executions", nargs="+", default=["auto"], choices=EXECUTIONS)
     parser.add_argument("--heads", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--width", type=int, default=64)
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, 1 thread, allocator fixed")
     print(f"batch {options.batch}, {options.heads} heads of {options.width}, {options.rounds} rounds, CPU-time medians")
-    print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'execution':<9} {'forward':>9} {'for+back':>9} {'faults':>9}")
+    print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'execution':<12} {'forward':>9} {'for+back':>9} {'faults':>9}")
     for dtype in options.dtype:
         for case in options.cases:
             tokens, m, top = (int(part) for part in case.split(","))
@@ -87,7 +88,7 @@ def measure(tokens: int, m: int, top: int, dtype: object, options: argparse.Name
             f" (loss: {' and '.join(part for part in ratio if ratio[part] > 1)})" if max(ratio.values()) > 1 else ""
         )
         numbers = f"{ratio['f']:>9.3f} {ratio['fb']:>9.3f} {faults[name] / options.rounds / 2:>9.0f}"
-        rows.append(f"{tokens:>6} {m:>4} {top:>4}  {kind:<9} {name:<9} {numbers}{losses}")
+        rows.append(f"{tokens:>6} {m:>4} {top:>4}  {kind:<9} {name:<12} {numbers}{losses}")
     return rows
 
 

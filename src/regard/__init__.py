@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from regard.core import Site as Site
     from regard.hosts import list_models as list_models
     from regard.hosts.maps import capture as capture
-    from regard.hosts.saving import load as load
     from regard.hosts.saving import save as save
     from regard.hosts.swap import create_model as create_model
     from regard.hosts.swap import plan_swap as plan_swap
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from regard.hosts.swap import restore as restore
     from regard.hosts.swap import retune as retune
     from regard.hosts.swap import swap as swap
+    from regard.lab.loading import load as load
     from regard.mixers import MIXERS as MIXERS
     from regard.mixers.heads import HeadMixerConfig as HeadMixerConfig
     from regard.mixers.ska import SKA as SKA
@@ -51,7 +51,8 @@ _HOMES: dict[str, str] = {
         "regard.core",
     ),
     **dict.fromkeys(("create_model", "plan_swap", "remove", "restore", "retune", "swap"), "regard.hosts.swap"),
-    **dict.fromkeys(("load", "save"), "regard.hosts.saving"),
+    "load": "regard.lab.loading",
+    "save": "regard.hosts.saving",
     "capture": "regard.hosts.maps",
     "list_models": "regard.hosts",
     "MIXERS": "regard.mixers",

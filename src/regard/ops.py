@@ -1,17 +1,43 @@
 """The operator functions of all mechanisms and their plain references."""
 
+from regard.mixers.agent import agent, agent_reference
+from regard.mixers.bra import bra, bra_plan, bra_reference
+from regard.mixers.cska import cska, cska_reference
+from regard.mixers.dat import sample_points, sample_points_reference
+from regard.mixers.deform import deformable_conv, deformable_conv_reference
+from regard.mixers.dynamic import dynamic_conv, dynamic_conv_reference
 from regard.mixers.factors import factor_logits, factors, factors_reference
+from regard.mixers.flatten import flatten, flatten_reference
+from regard.mixers.inline import inline, inline_reference
 from regard.mixers.landmarks import pool_landmarks
+from regard.mixers.linear import linear, linear_reference
+from regard.mixers.linformer import linformer, linformer_reference
+from regard.mixers.mhla import mhla, mhla_reference
 from regard.mixers.mita import mita, mita_reference
 from regard.mixers.mita_plan import mita_plan
+from regard.mixers.moba import moba, moba_plan, moba_reference
+from regard.mixers.nsa import nsa, nsa_reference
+from regard.mixers.nystrom import nystrom, nystrom_reference
+from regard.mixers.performer import performer, performer_reference
+from regard.mixers.polaformer import polaformer, polaformer_reference
+from regard.mixers.reformer import lsh_plan, reformer, reformer_reference
 from regard.mixers.ska import ska, ska_reference
 from regard.mixers.softmax import softmax, softmax_reference
+from regard.mixers.topk import topk, topk_plan, topk_reference
+from regard.mixers.vit3 import ttt, ttt_conv, ttt_conv_reference, ttt_reference
+from regard.mixers.window import window, window_reference
 from regard.mixers.xca import xca, xca_reference
 
 __all__ = [
+    "cska",
+    "cska_reference",
     "factor_logits",
     "factors",
     "factors_reference",
+    "deformable_conv",
+    "deformable_conv_reference",
+    "dynamic_conv",
+    "dynamic_conv_reference",
     "mita",
     "mita_plan",
     "mita_reference",
@@ -22,4 +48,44 @@ __all__ = [
     "ska_reference",
     "xca",
     "xca_reference",
+    "linear",
+    "linear_reference",
+    "flatten",
+    "flatten_reference",
+    "polaformer",
+    "polaformer_reference",
+    "mhla",
+    "mhla_reference",
+    "agent",
+    "agent_reference",
+    "topk",
+    "topk_plan",
+    "topk_reference",
+    "bra",
+    "bra_plan",
+    "bra_reference",
+    "inline",
+    "inline_reference",
+    "linformer",
+    "linformer_reference",
+    "performer",
+    "performer_reference",
+    "nystrom",
+    "nystrom_reference",
+    "window",
+    "window_reference",
+    "sample_points",
+    "sample_points_reference",
+    "moba",
+    "moba_plan",
+    "moba_reference",
+    "nsa",
+    "nsa_reference",
+    "reformer",
+    "reformer_reference",
+    "lsh_plan",
+    "ttt",
+    "ttt_reference",
+    "ttt_conv",
+    "ttt_conv_reference",
 ]

@@ -1,54 +1,231 @@
-"""Parameter integers of hosts and swaps, from the reference's derivations."""
+"""Parameter integers of hosts and swaps: hard numbers, derived by hand from the papers and their code."""
 
 import pytest
 import torch
+from torch import nn
 
-from regard.hosts.swap import create_model, parse_host, spell_host
+from regard.hosts.published import build, printed_rows, published_counts, verdict
+from regard.hosts.swap import create_model, parse_host, spell_host, swap
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
+from regard.mixers.spell import parse_mixer
 from regard.mixers.xca import XCA
 from regard.projections.sne import FSNE, PSNE, SNE
+
+
+def count(model):
+    return sum(value.numel() for value in model.parameters())
+
 
 COUNTS = [
     ("vit_s_32", None, 9_523_722),
     ("vit_s_32", Softmax(), 9_523_722),
     ("vit_s_32", SKA(), 8_150_538),
-    ("vit_s_32_spt", None, 9_622_512),
     ("vit_s_32_spt(num_classes=100)", None, 9_668_682),
     ("vit_s_32_spt", SKA(), 8_249_322),
+    ("cait_s_32(num_classes=100)", None, 12_731_492),
+    ("swin_t_32(num_classes=100)", None, 26_667_856),
+    ("cvt_13(num_classes=100)", None, 19_650_980),
+    ("cvt_13(num_classes=1000)", None, 19_997_480),
+    ("cvt_13_32", None, 19_555_146),
     ("deit_tiny_patch16_224", None, 5_717_416),
     ("deit_tiny_patch16_224", SKA(), 5_726_632),
+    ("xcit_nano_12_p16_224(num_classes=10)", None, 2_925_514),
+    ("xcit_nano_12_p16_224(num_classes=100)", None, 2_937_124),
+    ("xcit_nano_12_p16_224(num_classes=196)", None, 2_949_508),
+]
+SLOW = [
+    ("cait_s_32(keep_talking=False)", SKA(), 11_308_298),
+    ("swin_t_32", SKA(), 24_512_758),
+    ("cvt_13(kv_stride=1)", SKA(), 18_041_930),
+    ("cvt_13_32(kv_stride=1)", SKA(), 18_028_362),
     ("deit_tiny_patch16_224", Softmax(projection=SNE(width=96)), 5_720_872),
     ("deit_tiny_patch16_224", Softmax(projection=PSNE(width=144)), 5_717_992),
     ("deit_tiny_patch16_224", Softmax(projection=FSNE(code=8, width=192)), 5_291_200),
-    ("xcit_nano_12_p16_224", XCA(), 3_053_224),
-    ("xcit_nano_12_p16_224", XCA(projection=SNE(width=64)), 3_055_528),
-    ("xcit_nano_12_p16_224", XCA(projection=PSNE(width=96)), 3_053_608),
-    ("xcit_nano_12_p16_224", XCA(projection=FSNE(code=8, width=128)), 2_867_392),
-    ("xcit_nano_12_p16_224(num_classes=100)", None, 2_937_124),
+    ("deit_tiny_patch16_224", Softmax(projection=FSNE(code=8, width=282)), 5_715_640),
+    ("deit_small_patch16_224", None, 22_050_664),
+    ("deit_small_patch16_224", SKA(), 21_184_360),
+    ("swin_tiny_patch4_window7_224", Softmax(), 28_288_354),
+    ("swin_tiny_patch4_window7_224", SKA(), 26_343_778),
+    ("xcit_nano_12_p16_224", XCA(projection=FSNE(code=8, width=186, tied=False)), 3_052_096),
+    ("xcit_tiny_12_p16_224(num_classes=10)", None, 6_525_202),
+    ("xcit_tiny_12_p16_224(num_classes=100)", None, 6_542_572),
+    ("xcit_tiny_12_p16_224(num_classes=196)", None, 6_561_100),
+    # convolutional static keys
+    ("vit_s_32", "CSKA(cols='conv')", 9_950_778),
+    ("vit_s_32", "CSKA()", 9_926_154),
+    ("vit_s_32", "CSKA(rows='centre', cols='conv')", 9_751_098),
+    ("vit_s_32", "CSKA(rows='centre')", 9_726_474),
+    ("vit_s_32_spt", "CSKA(cols='conv')", 10_049_562),
+    ("cait_s_32(keep_talking=False)", "CSKA()", 12_884_234),
+    ("swin_t_32", "CSKA()", 25_080_214),
+    ("cvt_13", "CSKA()", 18_081_710),
+    ("cvt_13_32(kv_stride=1)", "CSKA()", 18_233_562),
+    ("deit_tiny_patch16_224", "CSKA()", 9_800_248),
+    ("deit_tiny_patch16_224", "CSKA(rows='centre')", 9_346_360),
 ]
 
 
-@pytest.mark.parametrize(("host", "mixer", "count"), COUNTS, ids=lambda value: str(value)[:60])
-def test_parameters(host, mixer, count):
-    assert sum(value.numel() for value in create_model(host, mixer).parameters()) == count
+def known(mixer):
+    """A configuration from its spelling; the test is skipped where the mechanism is not there."""
+    if not isinstance(mixer, str) or not mixer:
+        return mixer
+    from regard.mixers import MIXERS
+
+    if mixer.partition("(")[0] not in {kind.__name__ for kind in MIXERS}:
+        pytest.skip(f"{mixer} is not among the mechanisms")
+    return parse_mixer(mixer)
+
+
+@pytest.mark.parametrize(("host", "mixer", "wanted"), COUNTS, ids=lambda value: str(value)[:60])
+def test_parameters(host, mixer, wanted):
+    assert count(create_model(host, mixer)) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("host", "mixer", "wanted"), SLOW, ids=lambda value: str(value)[:60])
+def test_parameters_of_larger_hosts(host, mixer, wanted):
+    mixer = known(mixer)
+    with torch.device("meta"):
+        assert count(create_model(host, mixer)) == wanted
+
+
+# every row of the papers: our integer, and how it stands to the printed number
+ROWS = {
+    "ViT-S": (9_622_512, "R,T"),
+    "SKA-ViT-S a": (8_249_328, "no"),
+    "SKA-ViT-S b": (9_478_896, "R"),
+    "CSKA-ViT-S": (10_049_568, "R,T"),
+    "CaiT-S": (12_685_322, "R"),
+    "SKA-CaiT-S a": (11_309_066, "R,T"),
+    "SKA-CaiT-S b": (12_788_810, "T"),
+    "CSKA-CaiT-S": (12_885_002, "T"),
+    "Swin-T": (26_598_646, "R"),
+    "SKA-Swin-T a": (24_577_270, "R"),
+    "SKA-Swin-T b": (26_778_870, "T"),
+    "CSKA-Swin-T": (25_080_214, "no"),
+    "CvT-13": (19_616_330, "R,T"),
+    "SKA-CvT-13 a": (18_022_730, "R,T"),
+    "SKA-CvT-13 b": (19_694_000, "T"),
+    "CSKA-CvT-13": (18_081_710, "T"),
+    "CAFormer-S18": (26_341_656, "R,T"),
+    "CAFormer-B36": (98_753_614, "R"),
+    "SKAFormer-S18, stage 2": (26_555_922, "T"),
+    "SKAFormer-S18, stage 3": (25_984_536, "R"),
+    "SKAFormer-S18, stage 4": (25_630_488, "R"),
+    "SKAFormer-S18, stages 3, 4": (25_273_368, "no"),
+    "SKAFormer-S18, stages 2, 3": (26_198_802, "R,T"),
+    "CSKAFormer-S18, stage 2": (28_973_778, "T"),
+    "CSKAFormer-S18, stage 3": (30_518_016, "no"),
+    "CSKAFormer-S18, stage 4": (26_234_952, "no"),
+    "CSKAFormer-S18, stages 3, 4": (30_411_312, "no"),
+    "SKAFormer-B36, stage 2": (100_074_550, "no"),
+    "SKAFormer-B36, stage 3": (95_841_358, "no"),
+    "SKAFormer-B36, stage 4": (97_097_038, "R,T"),
+    "SKAFormer-B36, stages 2, 3": (97_162_294, "R,T"),
+    "SKAFormer-B36, stages 3, 4": (94_184_782, "no"),
+    "CSKAFormer-B36, stage 2": (119_417_398, "R,T"),
+    "CSKAFormer-B36, stage 3": (110_348_494, "no"),
+    "CSKAFormer-B36, stage 4": (98_003_734, "no"),
+    "CSKAFormer-B36, stages 3, 4": (109_598_614, "no"),
+    "XCiT-Nano baseline": (3_053_224, "R"),
+    "XCiT-Nano SNE": (3_055_528, "R"),
+    "XCiT-Nano P-SNE": (3_053_608, "R"),
+    "XCiT-Nano F-SNE 8": (2_867_392, "R"),
+    "XCiT-Nano F-SNE 8*": (3_051_832, "R"),
+    "XCiT-Nano F-SNE 16": (2_879_704, "R"),
+    "XCiT-Nano F-SNE 16*": (3_056_608, "R"),
+    "XCiT-Nano F-SNE 32": (2_904_328, "R,T"),
+    "XCiT-Nano F-SNE 64": (2_953_576, "T"),
+    "XCiT-Tiny baseline": (6_716_272, "R,T"),
+    "XCiT-Tiny SNE": (6_719_728, "R,T"),
+    "XCiT-Tiny P-SNE": (6_716_848, "R,T"),
+    "XCiT-Tiny F-SNE 8": (6_290_056, "R"),
+    "XCiT-Tiny F-SNE 8*": (6_714_496, "R,T"),
+    "XCiT-Tiny F-SNE 16": (6_308_512, "R,T"),
+    "XCiT-Tiny F-SNE 16*": (6_712_720, "R,T"),
+    "XCiT-Tiny F-SNE 32": (6_345_424, "R,T"),
+    "XCiT-Tiny F-SNE 64": (6_419_248, "R,T"),
+}
+# the code of the paper computes something else there
+DIFFERENT = {"CSKA-CvT-13": 18_074_030, "CSKA-Swin-T": 26_883_574}
+QUICK = ("ViT-S", "SKA-ViT-S b", "SKA-CaiT-S b", "SKA-Swin-T a", "SKA-CvT-13 a", "XCiT-Nano F-SNE 8*")
+
+
+def check_row(row):
+    known(row.mixer)
+    if "cska" in row.host:
+        known("CSKA()")
+    wanted, sign = ROWS[row.label]
+    with torch.device("meta"):
+        assert count(build(row)) == wanted
+    assert verdict(wanted, row.params) == sign
+    assert row.official in (None, DIFFERENT.get(row.label, wanted))
+
+
+@pytest.mark.parametrize("row", [row for row in printed_rows() if row.label in QUICK], ids=lambda row: row.label)
+def test_published_rows_of_each_host(row):
+    check_row(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in printed_rows() if row.label not in QUICK], ids=lambda row: row.label)
+def test_published_rows(row):
+    check_row(row)
+
+
+def test_every_printed_row_has_its_integer():
+    assert [row.label for row in printed_rows()] == list(ROWS)
+    assert len(ROWS) == 16 + 20 + 18
+
+
+@pytest.mark.slow
+def test_published_counts_gives_rows_with_flops():
+    first = next(iter(published_counts("SKA Table 1", flops=True)))
+    assert (first.row.label, first.params, first.verdict) == ("ViT-S", 9_622_512, "R,T")
+    assert first.gflops == pytest.approx(1.2945, abs=5e-5)
+
+
+def test_static_keys_in_stage_3_save_exactly_one_projection():
+    """2 * 9 layers * 196 tokens * 320^2."""
+    rows = {row.label: row for row in printed_rows()}
+    flops = {}
+    for label in ("CAFormer-S18", "SKAFormer-S18, stage 3"):
+        from regard.hosts.published import _gflops
+
+        with torch.device("meta"):
+            flops[label] = round(_gflops(build(rows[label])) * 1e9)
+    assert flops["CAFormer-S18"] - flops["SKAFormer-S18, stage 3"] == 361_267_200
+    assert flops["CAFormer-S18"] / 1e9 == pytest.approx(8.214, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("params", "printed", "sign"),
+    [(8_250_000, "8.3M", "R"), (8_250_000, "8.2M", "T"), (9_949_999, "9.9M", "R,T"), (26_555_922, "26M", "T")],
+)
+def test_verdicts(params, printed, sign):
+    assert verdict(params, printed) == sign
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("host", "mixer", "count"),
+    ("projection", "bare", "biased"),
     [
-        ("deit_small_patch16_224", None, 22_050_664),
-        ("deit_small_patch16_224", SKA(), 21_184_360),
-        ("swin_tiny_patch4_window7_224", Softmax(), 28_288_354),
-        ("swin_tiny_patch4_window7_224", SKA(), 26_343_778),
-        ("caformer_s18", Softmax(), 26_341_656),
-        ("xcit_tiny_12_p16_224", XCA(projection=FSNE(code=8, width=192)), 6_290_056),
+        (SNE(width=64, hidden_bias=False), 3_048_616, 3_053_224),
+        (PSNE(width=96, hidden_bias=False), 3_048_616, 3_050_152),
+        (FSNE(code=8, width=128, hidden_bias=False), 2_864_320, 2_865_856),
+        (FSNE(code=16, width=182, hidden_bias=False), 3_052_888, 3_054_424),
     ],
-    ids=lambda value: str(value)[:60],
+    ids=lambda value: str(value)[:20],
 )
-def test_parameters_of_larger_hosts(host, mixer, count):
-    assert sum(value.numel() for value in create_model(host, mixer).parameters()) == count
+def test_bias_flags_of_xcit(projection, bare, biased):
+    """The columns (F, F) and (F, T): no bias at all, or only of the last layer."""
+    with torch.device("meta"):
+        assert count(create_model("xcit_nano_12_p16_224", XCA(projection=projection))) == biased
+        model = create_model("xcit_nano_12_p16_224", None)
+        for block in model.blocks:
+            block.attn.qkv = nn.Linear(128, 384, bias=False)
+        assert count(swap(model, XCA(projection=projection))) == bare
 
 
 def test_vit_desk_is_what_its_spelling_says():
@@ -61,29 +238,6 @@ def test_vit_desk_is_what_its_spelling_says():
     assert torch.allclose(table[1, 0, 0], 0.5 * torch.tensor(1.0).sin())  # rows first
     assert torch.equal(table[0, :, :8], table[0, :1, :8].expand(3, -1))
     assert create_model("vit_desk(size=32)", None, img_size=16).pos_embed.shape == (1, 16, 64)
-
-
-def test_shifted_patches_hold_the_image_and_its_shifts():
-    model = create_model("vit_s_32_spt", None)
-    shifted = model.patch_embed.proj
-    x = torch.zeros(1, 3, 32, 32)
-    x[0, 0, 3, 8] = 1.0  # the lowest row of patch (0, 2): the downward shift moves it into patch (1, 2)
-    changed = (shifted(x) - shifted(torch.zeros_like(x))).abs().amax(1)[0] > 1e-6
-    assert {tuple(cell) for cell in changed.nonzero().tolist()} == {(0, 2), (1, 2), (0, 1)}
-
-
-def test_locality_attention_does_not_look_at_itself():
-    attention = create_model("vit_s_32_spt", None).eval().blocks[0].attn
-    x = torch.randn(1, 5, 512)
-    y = x.clone()
-    y[0, 2] += 1.0
-    logits_free = attention.qkv.weight.detach().clone()
-    with torch.no_grad():
-        attention.qkv.weight[:1024] = 0.0  # uniform over the others
-    a, b = attention(x), attention(y)
-    assert torch.allclose(a[0, 2], b[0, 2], atol=1e-6)
-    assert not torch.allclose(a[0, 1], b[0, 1], atol=1e-6)
-    assert logits_free.shape == (1536, 512)
 
 
 @pytest.mark.parametrize("text", ["vit_desk", "vit_desk(size=(8, 12), dim=32)", "vit_tiny_patch16_224(qkv_bias=False)"])

@@ -155,6 +155,40 @@ def test_a_start_gives_its_weights(tmp_path: Path) -> None:
     assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
 
 
+def test_the_best_evaluation_is_kept_beside_the_last(tmp_path: Path) -> None:
+    """The learning rate is absurd at the end of the rise, so that an early evaluation is the best."""
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    lines = checkpoint.Metrics(tmp_path / run.key / "metrics.csv", ("top1", "loss")).read()
+    scores = [(float(line["top1"]), int(line["step"])) for line in lines]
+    top = max(score for score, _ in scores)
+    assert top > scores[-1][0], "the last evaluation is the best: this proves nothing"
+    first = next(step for score, step in scores if score == top)
+    assert outcome["best"] == {"step": first, "top1": top}
+    best = trained(run, Results(tmp_path), best=True)
+    assert run.task.score(best, torch.device("cpu")).metrics["top1"] == top
+    last = trained(run, Results(tmp_path))
+    assert run.task.score(last, torch.device("cpu")).metrics["top1"] == outcome["metrics"]["top1"] == scores[-1][0]
+
+
+def test_an_interrupted_run_keeps_the_same_best(tmp_path: Path) -> None:
+    """Stopped after a better evaluation that no checkpoint covers: the same best is there in the end."""
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
+    whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
+    expected = run.execute(whole, device="cpu")["best"]
+    with pytest.raises(Interrupted):
+        run.execute(cut, device="cpu", watch=stop_at(expected["step"] + 4))  # the end of the next epoch
+    last = cut.folder(run.key) / checkpoint.LAST
+    assert (cut.folder(run.key) / checkpoint.BEST).exists()
+    last.unlink()  # as if it had been killed before any checkpoint
+    (cut.folder(run.key) / checkpoint.PREVIOUS).unlink(missing_ok=True)
+    assert run.execute(cut, device="cpu")["best"] == expected
+    first, second = (checkpoint.load_best(store.folder(run.key)) for store in (whole, cut))
+    assert first is not None
+    assert second is not None
+    assert same(first["model"], second["model"])
+
+
 def test_weights_that_fit_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match="no weight"):
         copy_weights(torch.nn.Linear(2, 3), torch.nn.Linear(5, 4))

@@ -8,10 +8,12 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core import NOTHING, ConfigError, Grid, GridError, Mask, ShapeError, Site
-from regard.mixers.ska import ACTIVATIONS, SKA, SKAOperator, resample, ska, ska_reference
+from regard.core import NOTHING, ConfigError, Grid, GridError, Mask, ShapeError, Site, SwapError, UnsupportedError
+from regard.hosts.swap import create_model, swap
+from regard.mixers.ska import ACTIVATIONS, SKA, SKAOperator, ska, ska_reference
 from regard.mixers.softmax import Softmax, softmax
 from regard.mixers.spell import parse, spell
+from regard.mixers.static import calibrate, freeze_keys, resample
 
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12))
 F64 = torch.float64
@@ -362,6 +364,179 @@ def test_state_and_spelling_round_trip():
 def test_nothing_is_masked_by_default():
     q, keys, v = tensors()
     assert torch.equal(ska(q, keys, v), ska(q, keys, v, mask=NOTHING))
+
+
+# windows of the trained grid, and hosts that bring windows
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("grid", [Grid(7, 9, 1, 2), Grid(6, 10, 1, 2), Grid(2, 3, 1, 2)], ids=str)
+def test_s9_windows_equal_tiled_keys_and_a_block_mask(activation, grid):
+    """Also where windows stand out of the grid, with padding; the reference masks the full matrix."""
+    layer = mixer(SKA(resize="window", init="paper", activation=activation), Grid(3, 5, 1, 2))
+    x = torch.randn(3, grid.tokens, 16, dtype=F64)
+    keep = torch.rand(3, grid.tokens) > 0.3
+    for mask in (None, Mask(keep=keep)):
+        assert torch.allclose(layer(x, grid, mask), layer.reference(x, grid, mask), atol=1e-12)
+    for mask in (Mask(causal=True), Mask(bias=torch.zeros(1, grid.tokens, dtype=F64))):
+        with pytest.raises(UnsupportedError, match="windows of static keys cannot apply"):
+            layer(x, grid, mask)
+
+
+def test_windows_see_nothing_of_their_neighbours():
+    layer, grid = mixer(SKA(resize="window"), Grid(3, 5)), Grid(7, 12)
+    x = torch.randn(1, 84, 16, dtype=F64)
+    other = x.clone()
+    other[:, 4 * 12 + 6] += 1.0  # row 4, column 6: the window of rows 3-5 and columns 5-9
+    changed = (layer(x, grid) != layer(other, grid)).any(-1).view(7, 12)
+    assert changed[3:6, 5:10].all()
+    assert changed.sum() == 15
+
+
+def test_windows_that_do_not_divide_alike_are_refused():
+    site = Site(dim=16, heads=2, grid=Grid(4, 6), memory=Grid(2, 3))
+    layer = SKA(resize="window").build_cross(site).double()
+    x = torch.randn(1, 96, 16, dtype=F64)
+    run = lambda grid: layer(x, Grid(8, 12), memory=torch.randn(1, grid.tokens, 16, dtype=F64), memory_grid=grid)  # noqa: E731
+    assert run(Grid(4, 6)).shape == (1, 96, 16)
+    with pytest.raises(GridError, match="windows do not divide alike: 4x6 on 8x12.*2x3 on 4x9"):
+        run(Grid(4, 9))
+
+
+def test_swin_shares_one_key_among_windows_and_keeps_its_position_bias():
+    """26,343,778 parameters for Swin-T; and one window alone gives what it gives among others."""
+    site = Site(dim=96, heads=3, grid=Grid(7, 7))
+    less = 0
+    for dim, depth in ((96, 2), (192, 2), (384, 6), (768, 2)):
+        site = Site(dim=dim, heads=dim // 32, grid=Grid(7, 7))
+        less += depth * (Softmax().cost(site).params - SKA().cost(site).params)
+    assert 28288354 - less == 26343778
+    layer = mixer(SKA(init="paper"), Grid(2, 3))
+    x, bias = torch.randn(8, 6, 16, dtype=F64), torch.randn(8, 2, 6, 6, dtype=F64)
+    out = layer(x, Grid(2, 3), Mask(bias=bias))
+    assert torch.allclose(out[3:4], layer(x[3:4], Grid(2, 3), Mask(bias=bias[3:4])), atol=1e-12)
+
+
+def test_the_papers_swin_has_a_key_for_each_window():
+    """windows=4: sample i of the batch meets key i mod 4; other batches are refused."""
+    layer = mixer(SKA(init="paper", windows=4), Grid(2, 3))
+    assert layer.operator.keys.shape == (8, 6, 8)
+    x, bias = torch.randn(12, 6, 16, dtype=F64), torch.randn(2, 6, 6, dtype=F64)
+    for mask in (None, Mask(bias=bias), Mask(bias=torch.randn(12, 1, 6, 6, dtype=F64))):
+        assert torch.allclose(layer(x, Grid(2, 3), mask), layer.reference(x, Grid(2, 3), mask), atol=1e-12)
+    out = layer(x, Grid(2, 3), Mask(bias=bias))
+    single = mixer(SKA(), Grid(2, 3))
+    state = layer.state_dict() | {"operator.keys": layer.operator.keys[4:6]}
+    single.load_state_dict(state)
+    assert torch.allclose(out[[2, 6, 10]], single(x[[2, 6, 10]], Grid(2, 3), Mask(bias=bias)), atol=1e-12)
+    with pytest.raises(ShapeError, match="10 windows does not divide into images of 4"):
+        layer(x[:10], Grid(2, 3))
+    with pytest.raises(UnsupportedError, match="padding"):
+        layer(x, Grid(2, 3), Mask(keep=torch.ones(12, 6, dtype=torch.bool)))
+    total = sum(p.numel() for p in layer.parameters())
+    assert SKA(windows=4).cost(Site(dim=16, heads=2, grid=Grid(2, 3))).params == total
+
+
+def test_strided_keys_lie_on_the_grid_of_the_values():
+    """14x14 queries, keys of every second cell: 49 keys, and another size of both resamples them."""
+    site = Site(dim=16, heads=2, grid=Grid(4, 6), memory=Grid(2, 3))
+    layer = SKA(init="paper").build_cross(site).double()
+    assert layer.operator.keys.shape == (2, 6, 8)
+    x, memory = torch.randn(2, 80, 16, dtype=F64), torch.randn(2, 20, 16, dtype=F64)
+    out = layer(x, Grid(8, 10), memory=memory, memory_grid=Grid(4, 5))
+    (q,), (v,) = layer.qkv(x, "q"), layer.qkv(memory, "v")
+    expected = ska(q, resample(layer.operator.keys, Grid(2, 3), Grid(4, 5)), v)
+    assert torch.allclose(out, layer.proj(expected.transpose(1, 2).flatten(2)), atol=1e-12)
+
+
+# export and keys from a teacher
+
+
+@pytest.mark.parametrize("resize", ["interpolate", "window"])
+def test_frozen_keys_are_constants_for_one_grid(resize):
+    layer = mixer(SKA(init="paper", resize=resize), Grid(3, 5, 1))
+    new, x = Grid(5, 6, 1), torch.randn(2, 31, 16, dtype=F64)
+    out = layer(x, new)
+    layer.operator.freeze(new)
+    assert torch.allclose(layer(x, new), out, atol=1e-13)
+    assert "operator.frozen_keys" in dict(layer.named_buffers())
+    assert not any("frozen" in name for name in layer.state_dict())
+    layer(x, new).sum().backward()
+    assert layer.operator.keys.grad is None
+    with pytest.raises(GridError, match="frozen for 5x6.*not for 3x5"):
+        layer(torch.randn(2, 16, 16, dtype=F64), Grid(3, 5, 1))
+    layer.load_state_dict(mixer(SKA(init="paper"), Grid(3, 5, 1)).state_dict())
+    assert layer.operator.frozen is None
+    assert not torch.allclose(layer(x, new), out, atol=1e-3)
+
+
+def vit(mixer):
+    torch.manual_seed(1)
+    return create_model("vit_desk(size=12, patch=3, dim=16, depth=2, heads=2)", mixer).double().eval()
+
+
+def test_s1_keys_calibrated_on_one_image_give_the_teachers_output():
+    host = vit(None)
+    teacher, student = swap(copy.deepcopy(host), Softmax()), swap(copy.deepcopy(host), SKA(init="calibrate"))
+    image = torch.randn(1, *first_shape(host), dtype=F64)
+    assert not torch.allclose(student(image), teacher(image), atol=1e-6)
+    assert len(calibrate(student, teacher, [image])) == 2
+    assert torch.allclose(student(image), teacher(image), atol=1e-12)
+    assert torch.allclose(student(image), host(image), atol=1e-10)
+
+
+def test_calibration_is_a_running_mean_over_batches():
+    host = vit(None)
+    teacher = swap(copy.deepcopy(host), Softmax())
+    images = torch.randn(5, *first_shape(host), dtype=F64)
+    made = []
+    for batches in ([images], [images[:1], images[1:3], images[3:]]):
+        student = swap(copy.deepcopy(host), SKA(init="calibrate"))
+        names = calibrate(student, teacher, batches)
+        made.append(student.get_submodule(names[0]).keys.detach())
+    assert torch.allclose(*made, atol=1e-12)
+    assert made[0].abs().max() > 1e-3
+
+
+def first_shape(model):
+    return next(p.shape[1] for p in model.parameters() if p.ndim == 4), 12, 12
+
+
+def test_keys_from_positions_are_the_projected_position_embedding():
+    host = vit(None)
+    teacher, student = swap(copy.deepcopy(host), Softmax()), swap(copy.deepcopy(host), SKA(init="positions"))
+    names = calibrate(student, teacher)
+    block = host.blocks[0]
+    weight, bias = block.attn.qkv.weight[16:32], block.attn.qkv.bias
+    k = F.linear(block.norm1(host.pos_embed), weight, None if bias is None else bias[16:32])
+    keys = k[0].unflatten(-1, (2, 8)).transpose(0, 1)
+    operator = student.get_submodule(names[0])
+    assert torch.allclose(operator.keys_on(operator.grid)[:, operator.grid.span], keys[:, -operator.grid.cells :])
+
+
+def test_calibration_says_what_is_missing():
+    host = vit(None)
+    teacher = swap(copy.deepcopy(host), Softmax())
+    with pytest.raises(ConfigError, match="no layer has static keys"):
+        calibrate(swap(copy.deepcopy(host), SKA()), teacher, [])
+    student = swap(copy.deepcopy(host), SKA(init="calibrate"))
+    with pytest.raises(ConfigError, match="at least one batch"):
+        calibrate(student, teacher, [])
+    with pytest.raises(SwapError, match="swap Softmax"):
+        calibrate(student, host, [])
+    with pytest.raises(ConfigError, match="no static keys to freeze"):
+        freeze_keys(teacher, torch.zeros(1))
+    image = torch.randn(1, *first_shape(host), dtype=F64)
+    out = student(image)
+    assert len(freeze_keys(student, image)) == 2
+    assert torch.equal(student(image), out)
+
+
+def test_a_checkpoint_of_another_grid_or_prefix_says_what_to_do():
+    layer = mixer(SKA(), Grid(3, 5, 1))
+    for grid in (Grid(4, 6, 1), Grid(3, 5, 2)):
+        with pytest.raises(RuntimeError, match="trained on another grid or other extra tokens; build the model"):
+            layer.load_state_dict(mixer(SKA(), grid).state_dict())
 
 
 @pytest.mark.untyped

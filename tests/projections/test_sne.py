@@ -15,7 +15,7 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.spell import parse, spell
 from regard.mixers.xca import XCA
 from regard.projections.linear import LinearQKV
-from regard.projections.sne import FSNE, PSNE, SNE, Codes
+from regard.projections.sne import FSNE, PSNE, SNE, Codes, fsne_reference
 
 F64 = torch.float64
 GRID = Grid(3, 5, 1)
@@ -46,9 +46,8 @@ def channels(made, x, roles="qkv"):
 
 def literal(made, x, role):
     """F-SNE as the paper writes it: the code beside every token."""
-    code = made.codebook.weight[made.codebook.roles.index(role)].expand(*x.shape[:2], -1)
-    hidden = F.relu(F.linear(torch.cat([x, code], -1), made.weight1, made.bias1))
-    return F.linear(hidden, made.weight2, made.bias2)
+    codes = made.codebook.rows(role)
+    return fsne_reference(x, codes, made.weight1, made.bias1, made.weight2, made.bias2)[0]
 
 
 def test_sne_is_two_layers_for_each_role():
@@ -74,6 +73,25 @@ def test_fused_fsne_equals_the_literal_form(qkv_bias):
     made, x = built(FSNE(code=5, width=7), site=site), tokens()
     for role, y in zip("qkv", channels(made, x), strict=True):
         assert torch.allclose(y, literal(made, x, role), atol=1e-12)
+
+
+def test_the_literal_form_is_the_equation_by_hand():
+    """Two tokens of one channel, codes of one number: ReLU(x w + c u + b) w2 + b2."""
+    x, codes = torch.tensor([[[1.0], [-3.0]]]), torch.tensor([[2.0], [-5.0]])
+    weight1, bias1 = torch.tensor([[2.0, 3.0]]), torch.tensor([1.0])
+    first, second = fsne_reference(x, codes, weight1, bias1, torch.tensor([[10.0]]), torch.tensor([0.5]))
+    assert first.flatten().tolist() == [90.5, 10.5]  # 2 + 6 + 1, -6 + 6 + 1
+    assert second.flatten().tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_fsne_loses_no_precision(dtype):
+    exact, x = built(FSNE(code=5, width=7)), tokens()
+    made = copy.deepcopy(exact).to(dtype)
+    for role in "qkv":
+        want = literal(exact, x, role)
+        slack = 4 * (literal(made, x.to(dtype), role) - want).abs().max() + 1e-7
+        assert (channels(made, x.to(dtype), role)[0] - want).abs().max() <= slack
 
 
 def test_e1_without_activation_it_is_a_linear_map_of_low_rank():

@@ -12,9 +12,11 @@ import typer
 from regard.core import RegardError
 from regard.measure.allocator import ALLOCATOR
 
+from .advise import advise
 from .bench import bench
 from .card import card
 from .cost import cost
+from .finetune import finetune
 from .list import list_names
 from .maps import maps
 from .report import report
@@ -57,8 +59,10 @@ app.command("taxonomy")(taxonomy)
 app.command("cost")(cost)
 app.command("bench")(bench)
 app.command("swap-check")(swap_check)
+app.command("advise")(advise)
 app.command("train")(train)
 app.command("eval")(evaluate)
+app.command("finetune")(finetune)
 app.command("maps")(maps)
 app.add_typer(study_app, name="study")
 app.command("report")(report)
@@ -92,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """The entry point of the `regard` command."""
     arguments = sys.argv[1:]
-    if arguments[:1] == ["bench"]:
+    if arguments[:1] in (["bench"], ["advise"]):
         _fix_allocator(arguments)
     sys.exit(run(arguments))
 

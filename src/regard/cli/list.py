@@ -53,6 +53,9 @@ def _data() -> list[dict[str, Any]]:
     for name, known in PARQUET.items():
         where = f"REGARD_DATA/{name}"
         rows.append({"name": name, "from": where, "classes": known.classes, "training images": known.used})
+    rows.append(
+        {"name": "imagenet", "from": "REGARD_DATA/imagenet/{train,val}", "classes": 1000, "training images": 1_281_167}
+    )
     rows += [{"name": name, "from": "torchvision", "classes": None, "training images": None} for name in TORCHVISION]
     return rows
 

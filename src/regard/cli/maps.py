@@ -7,7 +7,7 @@ import typer
 
 
 def maps(
-    model: Annotated[str, typer.Argument(help="A timm model, a spelled host, or a folder that `save` wrote.")],
+    model: Annotated[str, typer.Argument(help="A timm model, a spelled host, a run's folder, or one of `save`.")],
     image: Annotated[str, typer.Argument(help='A picture file, or a sample: "china", "flower", "digit".')] = "flower",
     mixer: Annotated[str, typer.Option(help="Replace attention by this mechanism, such as 'MiTA(m=25, k=25)'.")] = "",
     layer: Annotated[str, typer.Option(help='Layers by name, such as "blocks.1?.attn", or "last".')] = "last",
@@ -22,8 +22,9 @@ def maps(
 
     cell = _cell(query)
     network, trained = _network(model, mixer, pretrained)
-    tensor, shown = _input(network, image)
-    found = pictures.attention_of(network, tensor, cell, picture=shown, layers="*" if layer == "last" else layer)
+    tensor, shown, credit = _input(network, image, model)
+    names = "*" if layer == "last" else layer
+    found = pictures.attention_of(network, tensor, cell, picture=shown, layers=names, credit=credit)
     if layer == "last":
         found["layers"] = found["layers"][-1:]
     title = f"{model}{', ' + mixer if mixer else ''}: attention from cell {found['query'][0]},{found['query'][1]}"
@@ -53,7 +54,7 @@ def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyp
     from regard.mixers.spell import parse_mixer
 
     if Path(model).is_dir():
-        from regard.hosts.saving import load
+        from regard.lab.loading import load
 
         if mixer:
             raise ConfigError("a saved model has its mechanisms; leave --mixer out, or name its host")
@@ -67,8 +68,8 @@ def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyp
     return plan.apply().eval(), pretrained and kept_all
 
 
-def _input(network, image: str):  # type: ignore[no-untyped-def]
-    """The picture as the network expects it (C, H, W), and as it is shown (H, W, C)."""
+def _input(network, image: str, model: str):  # type: ignore[no-untyped-def]
+    """The picture as the network expects it (C, H, W), as it is shown (H, W, C), and where a sample comes from."""
     import numpy as np
     import torch
     from PIL import Image, UnidentifiedImageError
@@ -81,7 +82,8 @@ def _input(network, image: str):  # type: ignore[no-untyped-def]
     channels = int(network.patch_embed.proj.in_channels) if hasattr(network, "patch_embed") else 3
     own = getattr(getattr(network, "patch_embed", None), "img_size", None)
     height, width = own or settings["input_size"][1:]
-    if image in (*pictures.SAMPLES, "digit") and not Path(image).exists():
+    credit = "" if Path(image).exists() else pictures.CREDITS.get(image, "")
+    if credit:
         shown = pictures.sample_image((height, width), grey=image == "digit", name=image)
     else:
         try:
@@ -95,8 +97,15 @@ def _input(network, image: str):  # type: ignore[no-untyped-def]
     if shown.shape[-1] != channels:
         one = shown.mean(-1, keepdims=True).round().astype(np.uint8)
         shown = one if channels == 1 else one.repeat(channels, -1)
-    values = torch.from_numpy(np.array(shown)).permute(2, 0, 1).float() / 255
+    pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1)
+    if (Path(model) / "run.json").exists():
+        from regard.lab.results import Results
+        from regard.lab.run import read_run
+
+        task = read_run(Results(Path(model).resolve().parent), Path(model).resolve().name).task
+        return task.prepared(pixels[None], torch.device("cpu"))[0], shown, credit
+    values = pixels.float() / 255
     if channels == 3:
         mean, deviation = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
         values = (values - mean) / deviation
-    return values, shown
+    return values, shown, credit

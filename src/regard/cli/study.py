@@ -11,12 +11,13 @@ import typer
 
 from regard.core import ConfigError, nearest
 from regard.lab.results import Results
-from regard.studies import STUDIES, load_study
+from regard.studies import ANALYSES, STUDIES, load_study
 
+from .analysis import analysis_text, run_analysis, show_analysis
 from .show import AsJson, show
+from .study_display import Display, print_table
 
 if TYPE_CHECKING:
-    from regard.lab.progress import Event
     from regard.lab.study import Study
 
 study_app = typer.Typer(help="Tables and figures of papers as runs with statistics.", no_args_is_help=True)
@@ -34,8 +35,13 @@ Root = Annotated[Path | None, typer.Option(help="Folder of the data sets; else R
 
 @study_app.command("list")
 def list_studies(as_json: AsJson = False) -> None:
-    """All studies."""
-    show([{"name": name, "title": title, "source": source} for name, (_, title, source) in STUDIES.items()], as_json)
+    """All studies, and the analyses, which train nothing."""
+    lines = [
+        {"name": name, "title": title, "source": source, "trains": "yes" if group is STUDIES else ""}
+        for group in (STUDIES, ANALYSES)
+        for name, (_, title, source) in group.items()
+    ]
+    show(lines, as_json)
 
 
 @study_app.command("show")
@@ -47,34 +53,79 @@ def show_study(
     host: Host = None,
     size: Size = None,
     data_root: Root = None,
+    workers: Annotated[int | None, typer.Option(help="Runs side by side; one a core by default.")] = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate/--no-estimate", help="Time a few steps of each row, to tell the hours.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Rows, seeds, what is done, and the hours to go on this machine."""
+    """Rows, seeds, what is done, and the hours on this machine (smoke and desk scale; kept in estimates.json)."""
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers is 1 or more, not {workers}")
+    if name in ANALYSES:
+        show_analysis(name, scale, results, as_json)
+        return None
+    if "+" in scale:
+        return _show_place(name, scale, results, as_json)
+    from regard.lab.places import places
     from regard.lab.spread import usable_cores
 
     study = _study(name, scale, data, host, size, data_root)
-    store = Results(results)
-    lines: list[dict[str, Any]] = []
-    seconds: list[float] = []
-    for row in study.setting(scale).rows:
-        runs = [run for found, run in study.runs(scale, row.label)] if study.setting(scale).recipe else []
-        states = [store.status(run.key) for run in runs]
-        times = [(store.outcome(run.key) or {}).get("seconds") for run in runs]
-        known = [value for value in times if isinstance(value, int | float)]
-        seconds += known
-        lines.append({
-            "row": row.label, "mechanism": _spelled(row), "control": row.control, "seeds": len(runs),
-            "done": states.count("done"), "failed": states.count("failed"), "running": states.count("running"),
-            "seconds a run": round(sum(known) / len(known), 1) if known else None,
-        })  # fmt: skip
-    left = sum(line["seeds"] - line["done"] - line["failed"] for line in lines)
+    store, place = Results(results), study.place(scale)
+    runs = study.runs(scale) if study.setting(scale).recipe else ()
+    number = min(workers or usable_cores(), max(len(runs), 1))
+    guess: dict[str, float] = {}
+    if runs and estimate and scale != "paper":
+        from regard.lab.estimate import estimate as time_rows
+
+        guess = time_rows(study, scale, store, number, lambda label: print(f"timing {label}", file=sys.stderr))
+    lines = [_line(row, [run for found, run in runs if found == row], store, guess) for row in study.rows(scale)]
     notes = [study.question, *(f"claim: {claim.a} / {claim.b}, {claim.metric}" for claim in study.claims)]
-    if left and seconds:
-        hours = left * sum(seconds) / len(seconds) / usable_cores() / 3600
-        notes.append(f"{left} runs to go: about {hours:.2f} hours on the {usable_cores()} cores of this machine")
-    elif left:
-        notes.append(f"{left} runs to go; the time is known after the first finished run")
-    show(lines, as_json, f"{study.title} ({study.source}), {scale} scale", notes)
+    if runs:
+        notes.append(_hours(study, scale, store, guess, number))
+    others = [other for other in places(results, study.name) if other != place and other.startswith(scale)]
+    if others:
+        notes.append(f"other results at this scale: {', '.join(f'--scale {other}' for other in others)}")
+    return show(lines, as_json, f"{study.title} ({study.source}), {place} scale", notes)
+
+
+def _line(row: Any, runs: list[Any], store: Results, guess: dict[str, float]) -> dict[str, Any]:
+    """One row: its mechanism, its runs by state, and the seconds of one."""
+    states = [store.status(run.key) for run in runs]
+    times = [(store.outcome(run.key) or {}).get("seconds") for run in runs]
+    known = [value for value in times if isinstance(value, int | float)]
+    return {
+        "row": row.label, "mechanism": _spelled(row), "control": row.control, "seeds": len(runs),
+        "done": states.count("done"), "failed": states.count("failed"), "running": states.count("running"),
+        "seconds a run": round(sum(known) / len(known), 1) if known else None,
+        "estimate": None if row.label not in guess else round(guess[row.label], 1),
+    }  # fmt: skip
+
+
+def _hours(study: "Study", scale: str, store: Results, guess: dict[str, float], workers: int) -> str:
+    """How long the study takes, in a sentence."""
+    from regard.lab.estimate import hours
+
+    whole, left = hours(study, scale, store, guess, workers)
+    if not whole:
+        return "how long it takes is known after the first finished run"
+    source = "finished runs where there are any, else a few timed steps"
+    return f"about {whole:.2f} hours with {workers} workers here, {left:.2f} of them to go ({source})"
+
+
+def _show_place(name: str, place: str, results: Path, as_json: bool) -> None:
+    """The rows of results with changes, from their snapshot."""
+    from regard.lab.table import load_snapshot
+
+    snapshot, store = load_snapshot(results, name, place), Results(results)
+    lines = []
+    for row in snapshot["rows"]:
+        states = [store.status(run["key"]) for run in snapshot["runs"] if run["row"] == row["label"]]
+        lines.append({
+            "row": row["label"], "mechanism": row["spelling"], "host": row["host"], "seeds": len(states),
+            "done": states.count("done"), "failed": states.count("failed"), "running": states.count("running"),
+        })  # fmt: skip
+    show(lines, as_json, f"{snapshot['title']} ({snapshot['source']}), {place}", [str(snapshot.get("task"))])
 
 
 @study_app.command("run")
@@ -101,6 +152,9 @@ def run(
     """Carry out what is missing of a study, and print its table."""
     if workers is not None and workers < 0:
         raise ConfigError(f"--workers is 0 or more, not {workers}")
+    if name in ANALYSES:
+        run_analysis(name, scale, results, as_json)
+        return
     study = _study(name, scale, data, host, size, data_root)
     study.rows(scale, rows)
     if dry_run:
@@ -108,14 +162,14 @@ def run(
     from regard.lab.study import run_study
 
     command = _again(name, scale, sys.argv[1:])
-    with _Display(sys.stderr.isatty()) as display:
+    with Display(sys.stderr.isatty()) as display:
         try:
             counts = run_study(study, scale, Results(results), rows=rows, seeds=seeds, workers=workers, retry=retry,
                                fresh=fresh, watch=display.see)  # fmt: skip
         except KeyboardInterrupt:
             display.say(f"stopped; what was done is kept. Go on with: {command}")
             raise
-    _print_table(results, name, scale, as_json)
+    print_table(results, name, study.place(scale), as_json)
     missing = [f"{number} {state}" for state, number in counts.items() if state != "done" and number]
     if missing:
         print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
@@ -130,9 +184,14 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """What the store has: runs by state, for every study with results."""
+    from regard.lab.places import scale_of
     from regard.lab.table import load_snapshot, snapshots
 
-    found = [one for one in snapshots(results) if name in (None, one[0]) and scale in (None, one[1])]
+    found = [
+        one
+        for one in snapshots(results)
+        if name in (None, one[0]) and (scale is None or scale in (one[1], scale_of(one[1])))
+    ]
     if name is not None and not found:
         known = {study for study, _ in snapshots(results)} | set(STUDIES)
         if name not in known:
@@ -159,22 +218,23 @@ def export(
 ) -> None:
     """The finished runs or the table of a study."""
     from regard.lab.exchange import FORMATS, evidence
-    from regard.lab.files import write_atomically
+    from regard.lab.places import find_place
     from regard.lab.table import Table
 
     format = "json" if as_json else format
+    if name in ANALYSES:
+        _out(analysis_text(name, scale, results, format), out)
+        return
     if format not in (*FORMATS, "evidence"):
         raise ConfigError(f"no format {format!r}; {nearest(format, (*FORMATS, 'evidence'))}")
+    scale = find_place(results, name, scale)
     if name not in STUDIES and not (results / "studies" / f"{name}-{scale}.json").exists():
-        raise ConfigError(f"no study {name!r}; {nearest(name, STUDIES)}")
+        raise ConfigError(f"no study {name!r}; {nearest(name, [*STUDIES, *ANALYSES])}")
     if format == "evidence":
         text = json.dumps(evidence(results, name, scale), indent=1, ensure_ascii=False) + "\n"
     else:
         text = FORMATS[format](Table.load(results, name, scale))
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        write_atomically(out, text)
+    _out(text, out)
 
 
 @study_app.command("import")
@@ -199,6 +259,15 @@ def _study(name: str, scale: str, data: str | None, host: str | None, size: str 
     study = load_study(name)
     study.setting(scale)
     return study.elsewhere(scale, data, host, _pixels(size) if size else None)
+
+
+def _out(text: str, path: Path | None) -> None:
+    from regard.lab.files import write_atomically
+
+    if path is None:
+        sys.stdout.write(text)
+    else:
+        write_atomically(path, text)
 
 
 def _pixels(text: str) -> tuple[int, int]:
@@ -227,35 +296,6 @@ def _dry_run(study: "Study", scale: str, rows: str, as_json: bool) -> int:
     return 1 if errors else 0
 
 
-def _print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
-    from regard.lab.exchange import json_text
-    from regard.lab.table import Table
-
-    table = Table.load(results, name, scale)
-    if as_json:
-        sys.stdout.write(json_text(table))
-        return
-    lines = []
-    for line in table.rows:
-        gap = line.difference
-        lines.append({
-            "row": line.label, "n": line.n, table.metric: _short(line.mean), "interval": _span(line.low, line.high),
-            f"minus {table.baseline}": "" if gap is None else _short(gap.mean, "+"),
-            "paired interval": "" if gap is None else _span(gap.low, gap.high, "+"),
-            "seconds": None if line.seconds is None else round(line.seconds, 1), "parameters": line.parameters,
-        })  # fmt: skip
-    claims = [f"{claim.text}: {claim.verdict.sentence}" for claim in table.claims]
-    show(lines, False, f"{table.title} ({table.caption})", [table.gate.sentence, *claims, *table.warnings])
-
-
-def _short(value: float | None, sign: str = "") -> str:
-    return "" if value is None else f"{value:{sign}.1f}"
-
-
-def _span(low: float | None, high: float | None, sign: str = "") -> str:
-    return "" if low is None or high is None else f"[{low:{sign}.1f}, {high:{sign}.1f}]"
-
-
 def _again(name: str, scale: str, arguments: Sequence[str]) -> str:
     import shlex
 
@@ -270,60 +310,3 @@ def _advice(counts: dict[str, int]) -> str:
     if counts["failed"]:
         return "Failed runs are repeated with --retry; outcome.json in the run's folder says why they failed."
     return "The others are carried out by another process."
-
-
-class _Display:
-    """Progress on standard error: a bar on a terminal, a line a run elsewhere."""
-
-    def __init__(self, live: bool) -> None:
-        self.live = live
-        self.bar: Any = None
-        self.task: Any = None
-
-    def __enter__(self) -> "_Display":
-        if self.live:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-            self.bar = Progress(*columns, console=Console(stderr=True))
-            self.bar.start()
-            self.task = self.bar.add_task("starting", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def say(self, text: str) -> None:
-        """A line above the bar."""
-        if self.bar is not None:
-            self.bar.console.print(text, markup=False, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    def see(self, event: "Event") -> None:
-        """Show what happened."""
-        counts = event.counts
-        over = counts["done"] + counts["failed"] + counts["died"] + counts["busy"]
-        total = over + counts["running"] + counts["waiting"]
-        left = "" if event.left is None else f", about {_duration(event.left)} left"
-        if event.kind in ("done", "failed", "died", "busy"):
-            metrics = (event.outcome or {}).get("metrics") or {}
-            result = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if value is not None)
-            text = "; ".join(part for part in (result, event.text) if part)
-            self.say(f"[{over}/{total}] {event.row} seed {event.seed}: {event.kind} {text}{left}")
-        if self.bar is not None:
-            states = f"{counts['done']} done, {counts['running']} running, {counts['waiting']} to come{left}"
-            text = f"{states}; {event.text}" if event.kind == "tick" and event.text else states
-            self.bar.update(self.task, total=max(total, 1), completed=over, description=text)
-
-
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{seconds / 60:.0f} min"
-        if seconds < 5400
-        else f"{seconds / 3600:.1f} h"
-    )

@@ -89,6 +89,8 @@ class Mixer(nn.Module):
         """The door of a layer. Raises: ShapeError, GridError, UnsupportedError."""
         if x.ndim != 3 or x.shape[-1] != self.site.dim:
             raise ShapeError(f"x has shape {tuple(x.shape)}; expected (batch, tokens, {self.site.dim})")
+        if not x.is_floating_point():
+            raise ShapeError(f"x is {x.dtype}; a layer takes floating-point numbers: pass x.float()")
         grid.check(x)
         refuse_masks(self.config, mask)
 

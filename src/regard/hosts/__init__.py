@@ -1,10 +1,17 @@
-"""Hosts: models of timm, torchvision and our own, and how a mixer gets into them."""
+"""Hosts: models of timm, torchvision, Hugging Face and our own, and how a mixer gets into them."""
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
+from .cait import cait_s_32
+from .cvt import cvt_13, cvt_13_32
+from .metaformer import cskaformer_b36, cskaformer_s18, skaformer_b36, skaformer_s18
+from .register import register as register
+from .register import takes
+from .swin import swin_t_32
 from .vit_desk import vit_desk
 from .vit_spt import vit_s_32, vit_s_32_spt
 
@@ -13,11 +20,34 @@ HOSTS: dict[str, Callable[..., nn.Module]] = {
     "vit_desk": vit_desk,
     "vit_s_32": vit_s_32,
     "vit_s_32_spt": vit_s_32_spt,
+    "cait_s_32": cait_s_32,
+    "swin_t_32": swin_t_32,
+    "cvt_13": cvt_13,
+    "cvt_13_32": cvt_13_32,
+    "skaformer_s18": skaformer_s18,
+    "skaformer_b36": skaformer_b36,
+    "cskaformer_s18": cskaformer_s18,
+    "cskaformer_b36": cskaformer_b36,
 }
+
+
+def make_own(name: str, **options: Any) -> nn.Module:
+    """One of Regard's hosts. features_only, out_indices: as in `timm.create_model`, a list of maps, not logits.
+
+    Raises: TypeError for an option that the host does not have.
+    """
+    make = HOSTS[name]
+    if takes(make, "features_only") or not options.pop("features_only", False):
+        return make(**options)
+    from .features import as_features
+
+    indices = options.pop("out_indices", None)
+    return as_features(make(**options), indices)
 
 
 def list_models(pattern: str = "*") -> list[str]:
     """Names that `create_model` takes and that match a glob: Regard's own first, then timm's."""
     import timm
 
-    return [name for name in HOSTS if fnmatchcase(name, pattern)] + timm.list_models(pattern)
+    own = [name for name in HOSTS if fnmatchcase(name, pattern) or fnmatchcase(f"regard_{name}", pattern)]
+    return own + [name for name in timm.list_models(pattern) if not name.startswith("regard_")]

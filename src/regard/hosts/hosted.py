@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, MixerConfig, Site, SwapError
+from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError
 from regard.projections.linear import LinearProjection
+
+from .separate import SeparateProjection
 
 CHILD = "regard"
 
@@ -66,6 +68,11 @@ class Hosted(nn.Module):
         return type(module) in cls.library
 
     @classmethod
+    def belongs(cls, model: nn.Module, name: str) -> bool:
+        """Whether the layer `name` of a model is one that this port is for; a type alone may say too little."""
+        return True
+
+    @classmethod
     def refuses(cls, module: nn.Module) -> str:
         """Why this module cannot be replaced; "" if it can."""
         return ""
@@ -94,9 +101,13 @@ class Hosted(nn.Module):
         """The grid of the present forward pass."""
         return self.source.grid(self.prefix)
 
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        """The mixer on the CPU; a port that needs another layer than the ordinary one overrides this."""
+        return config.build(site, shared)
+
     def make(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         """A mixer with the host's device, dtype and q/k normalisation."""
-        mixer = config.build(site, shared)
+        mixer = self.built(config, site, shared)
         present = self._modules.get(CHILD) or self.host
         for name in ("q_norm", "k_norm"):
             norm = getattr(present, name, None) or getattr(self.host, name, None)
@@ -116,7 +127,8 @@ class Hosted(nn.Module):
 
     def _same(self, ours: str) -> bool:
         """Whether a key of the mixer means what the host's key of that name means."""
-        return not ours.startswith("qkv.") or isinstance(getattr(self.mixer, "qkv", None), LinearProjection)
+        linear = (LinearProjection, SeparateProjection)
+        return not ours.startswith("qkv.") or isinstance(getattr(self.mixer, "qkv", None), linear)
 
     def rows(self, ours: str) -> str:
         """The roles whose rows the mixer has in this key, where they are fewer than the host's; else ""."""
@@ -196,7 +208,23 @@ class Hosted(nn.Module):
         for key in self.stays:
             if key in self._parameters:
                 getattr(self, key).copy_(state[key])
+        self._start(state)
         return set(found)
+
+    def _start(self, state: dict[str, Tensor]) -> None:
+        """Offer the host's fused q, k, v to a projection of another kind: SNE(init="svd") starts from them."""
+        projection = getattr(self.mixer, "qkv", None)
+        theirs = {self.own_name(key): value for key, value in state.items()}
+        if not isinstance(projection, Projection) or self._same("qkv.weight") or "qkv.weight" not in theirs:
+            return
+        config: Any = self.mixer.config
+        roles = ["qkv".index(role) for role in config.roles]
+
+        def rows(fused: Tensor) -> Tensor:
+            return fused.unflatten(0, (3, -1))[roles].flatten(0, 1)
+
+        bias = theirs.get("qkv.bias")
+        projection.adopt_linear(rows(theirs["qkv.weight"]), None if bias is None else rows(bias))
 
     def slim(self, state: dict[str, Tensor]) -> None:
         """Give the hidden host the tensors of `state`, those that the mixer has in full without memory."""
@@ -297,17 +325,22 @@ def additive(mask: Tensor | None, causal: bool, like: Tensor) -> Mask | None:
     return Mask(causal=causal, bias=mask)
 
 
-def find_watched(model: nn.Module, layer: str, watch: str) -> nn.Module:
-    """The module at path `watch` below the nearest ancestor of `layer` that has it.
-
-    Raises: SwapError if there is none.
-    """
+def watched_module(model: nn.Module, layer: str, watch: str) -> nn.Module | None:
+    """The module at path `watch` below the nearest ancestor of `layer` that has it; None if there is none."""
     parts = layer.split(".")
     for end in range(len(parts) - 1, -1, -1):
         try:
             return model.get_submodule(".".join([*parts[:end], watch]))
         except AttributeError:
             continue
-    raise SwapError(
-        f"{layer} has no {watch!r} above it that would tell the grid of its tokens; this host has no port yet"
-    )
+    return None
+
+
+def find_watched(model: nn.Module, layer: str, watch: str) -> nn.Module:
+    """`watched_module`. Raises: SwapError if there is none."""
+    found = watched_module(model, layer, watch)
+    if found is None:
+        raise SwapError(
+            f"{layer} has no {watch!r} above it that would tell the grid of its tokens; this host has no port yet"
+        )
+    return found

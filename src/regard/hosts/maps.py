@@ -11,6 +11,7 @@ from regard.core import Grid, Mask, UnsupportedError
 from regard.mixers.heads import HeadMixer
 
 from .owners import swapped
+from .small_ports import ConvMixer
 
 
 @contextmanager
@@ -50,4 +51,5 @@ def _weights(mixer: HeadMixer, x: Tensor, grid: Grid, mask: Mask | None = None, 
     values = made["v"]
     if values is None:
         raise UnsupportedError(f"{type(mixer.config).__name__} has no values, so no weights between tokens")
-    return mixer.operator.weights(made["q"], made["k"], values, grid=grid, mask=mask)
+    memory = mixer.memory_grid(grid) if isinstance(mixer, ConvMixer) else None
+    return mixer.operator.weights(made["q"], made["k"], values, grid=grid, memory=memory, mask=mask)

@@ -9,6 +9,7 @@ from torch import nn
 from regard.core import SwapError
 
 from .hosted import CHILD, GridSource, Hosted, find_watched
+from .hugging import mark
 
 
 def swapped(model: nn.Module, where: str = "*") -> list[str]:
@@ -51,6 +52,7 @@ def tidy(model: nn.Module) -> None:
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Hosted)}
     _own_shared(model, layers)
     _hook_sources(model, layers)
+    mark(model)
     model.__dict__.pop("no_weight_decay", None)
     if layers:
         own = getattr(model, "no_weight_decay", None)

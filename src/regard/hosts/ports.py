@@ -1,61 +1,21 @@
 """The ports: how each library's attention is read and replaced. A new attention class is one more class here."""
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from timm.layers.attention import Attention, AttentionRope
 from timm.models.eva import EvaAttention
 from timm.models.metaformer import Attention as MetaFormerAttention
-from timm.models.swin_transformer import WindowAttention
 from timm.models.xcit import XCA as XCiTAttention
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Mask, Site
 
-from .hosted import Hosted, additive
-from .vit_spt import LocalityAttention
-
-
-def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:
-    """The site of an attention with children `qkv` and `proj`, as all of timm's have."""
-    return Site(
-        dim=module.qkv.in_features,
-        heads=module.num_heads,
-        grid=grid,
-        width=module.qkv.out_features // (3 * module.num_heads),
-        qkv_bias=module.qkv.bias is not None,
-        out_bias=module.proj.bias is not None,
-        qk_norm=normalisation(module, name),
-        drop=module.proj_drop.p,
-        layer=layer,
-        name=name,
-    )
-
-
-def normalisation(module: nn.Module, name: str) -> Literal["", "layer", "rms"]:
-    """The kind of q/k normalisation. Raises: ConfigError for a kind that Regard's layer does not have."""
-    norm = getattr(module, "q_norm", None)
-    if norm is None or isinstance(norm, nn.Identity):
-        return ""
-    kind = type(norm).__name__.lower()
-    if "rms" in kind:
-        return "rms"
-    if "layernorm" in kind:
-        return "layer"
-    raise ConfigError(f"{name} normalises q and k by {type(norm).__name__}; Regard's layer knows LayerNorm and RMSNorm")
-
-
-def fused_refuses(module: Any) -> str:
-    """What timm's attention may have that Regard's layer has not."""
-    if getattr(module, "gate", None) is not None:
-        return "it gates its output by a sigmoid"
-    if not isinstance(getattr(module, "norm", nn.Identity()), nn.Identity):
-        return "it normalises its output before the projection"
-    if module.qkv is None:
-        return "it has separate q, k and v"
-    if module.proj.out_features != module.qkv.in_features:
-        return "it changes the number of channels"
-    return ""
+from .hosted import Hosted, additive, watched_module
+from .hugging import CLIPPort, HuggingViT
+from .reading import fused_refuses, fused_site
+from .small_ports import CvTPort, KeptLocality, LocalityViT, LooseTalking, Talking
+from .window_ports import TimmSwin, WindowKeySwin
 
 
 class TimmViT(Hosted):
@@ -133,61 +93,17 @@ class TimmMetaFormer(Hosted):
         return self.mixer(x, self.grid())
 
 
-class TimmSwin(Hosted):
-    """Swin's attention in windows: the relative position bias and the mask of shifted windows arrive as Mask.bias."""
-
-    library: ClassVar[tuple[type, ...]] = (WindowAttention,)
-    sends: ClassVar[frozenset[str]] = frozenset({"bias"})
-    stays: ClassVar[tuple[str, ...]] = ("relative_position_bias_table",)
-
-    def __init__(self, host: Any, *args: Any) -> None:
-        super().__init__(host, *args)
-        self.windows = Grid(*host.window_size)
-        index = host.relative_position_index.clone()
-        self.register_buffer("relative_position_index", index, persistent=False)
-
-    @classmethod
-    def grid_of(cls, module: Any) -> Grid:
-        return Grid(*module.window_size)
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return fused_site(module, grid, name, layer)
-
-    def grid(self) -> Grid:
-        return self.windows
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self._parameters.get("relative_position_bias_table") is None:  # removed: nothing to add a bias to
-            return self.mixer(x, self.windows)
-        n = self.windows.cells
-        bias = self.relative_position_bias_table[self.relative_position_index.flatten()]
-        bias = bias.unflatten(0, (n, n)).permute(2, 0, 1)[None]
-        if mask is not None:
-            bias = bias + mask.repeat(len(x) // len(mask), 1, 1)[:, None]
-        return self.mixer(x, self.windows, Mask(bias=bias))
-
-
-class LocalityViT(Hosted):
-    """The locality self-attention of vit_s_32_spt; its temperature and diagonal mask go with it."""
-
-    library: ClassVar[tuple[type, ...]] = (LocalityAttention,)
-    watch: ClassVar[str] = "patch_embed.proj"
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return fused_site(module, grid, name, layer)
-
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        return self.mixer(x, self.grid(), additive(attn_mask, is_causal, x))
-
-
 class TorchvisionViT(Hosted):
     """nn.MultiheadAttention in torchvision's VisionTransformer."""
 
     library: ClassVar[tuple[type, ...]] = (nn.MultiheadAttention,)
     watch: ClassVar[str] = "conv_proj"
     names: ClassVar[dict[str, str]] = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj": "proj"}
+
+    @classmethod
+    def belongs(cls, model: nn.Module, name: str) -> bool:
+        """nn.MultiheadAttention is also in decoders and pooling heads, whose tokens have no grid."""
+        return watched_module(model, name, cls.watch) is not None
 
     @classmethod
     def refuses(cls, module: Any) -> str:  # type: ignore[override]
@@ -234,6 +150,13 @@ PORTS: tuple[type[Hosted], ...] = (
     TimmXCiT,
     TimmMetaFormer,
     TimmSwin,
+    Talking,
+    LooseTalking,
     LocalityViT,
+    KeptLocality,
+    WindowKeySwin,
+    CvTPort,
     TorchvisionViT,
+    HuggingViT,
+    CLIPPort,
 )

@@ -28,18 +28,13 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
 
     Raises: ConfigError if the model did not come from `create_model`, StoreError if the folder cannot be written.
     """
-    record = model.__dict__.get("regard_host")
-    if record is None:
-        raise ConfigError("save needs a model from create_model(name, ...): its name and options are the recipe")
-    name, options = record
-    options = {key: value for key, value in options.items() if key != "pretrained"}
+    recipe = describe(model)
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
     data = save_tensors(tensors)
     about = {
         "format": FORMAT,
         "version": VERSION,
-        "host": spell_host(name, options),
-        "swaps": _groups(model),
+        **recipe,
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     target = Path(folder)
@@ -52,6 +47,19 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
             f"cannot write {target}: {error.strerror or error}; check permissions and free space"
         ) from error
     return target
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """What it takes to build a model again without its weights: host (spelled) and swaps (mixer, layers, grids).
+
+    Raises: ConfigError if the model did not come from `create_model`.
+    """
+    record = model.__dict__.get("regard_host")
+    if record is None:
+        raise ConfigError("save needs a model from create_model(name, ...): its name and options are the recipe")
+    name, options = record
+    options = {key: value for key, value in options.items() if key != "pretrained"}
+    return {"host": spell_host(name, options), "swaps": _groups(model)}
 
 
 def load(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Module:
@@ -71,7 +79,7 @@ def load(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Modul
         )
     try:
         tensors = load_tensors(data)
-        model = _rebuild(about, tuple(extra))
+        model = rebuild(about, tuple(extra))
         cast = {value.dtype for value in tensors.values() if value.is_floating_point()}
         if len(cast) == 1:
             model.to(cast.pop())
@@ -95,7 +103,11 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def _rebuild(about: dict[str, Any], extra: tuple[type, ...]) -> nn.Module:
+def rebuild(about: dict[str, Any], extra: tuple[type, ...] = ()) -> nn.Module:
+    """The model of `describe`, with first weights.
+
+    extra: a user's own mechanisms that it names. Raises: RegardError.
+    """
     name, options = parse_host(about["host"])
     model = create_model(name, None, **options)
     for group in about["swaps"]:
@@ -106,6 +118,11 @@ def _rebuild(about: dict[str, Any], extra: tuple[type, ...]) -> nn.Module:
             raise ConfigError("a swap without a mixer")
         plan_layers(model, mixer, list(grids), grids=grids).apply()
     return model
+
+
+def read_about(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """model.json of a saved folder: host, swaps and the sha256 of the weights. Raises: StoreError."""
+    return _about(Path(folder))
 
 
 def _about(target: Path) -> dict[str, Any]:

@@ -2,22 +2,22 @@
 
 import ast
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatchcase
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedError, nearest
-from regard.mixers.spell import spell
+from regard.mixers.spell import parse_mixer, spell
 
-from .hosted import CHILD, GridSource, Hosted, find_watched
+from .hosted import CHILD, Hosted
+from .looking import all_sites, example_of, grids_of, inputs_of, matching, port_of
 from .nothing import Nothing
-from .owners import is_source, shared_of, swapped, tidy
-from .ports import PORTS
+from .owners import shared_of, swapped, tidy
 
 
 @dataclass
@@ -67,7 +67,7 @@ class SwapPlan:
             self.model.set_submodule(site.name, site.layer)
         tidy(self.model)
         try:
-            seen = _inputs(self.model, {site.name: site.layer for site in self.sites}, self.example)
+            seen = inputs_of(self.model, {site.name: site.layer for site in self.sites}, self.example)
             silent = [site.name for site in self.sites if site.name not in seen]
             if silent:
                 raise SwapError(f"the forward pass did not enter {', '.join(silent)}")
@@ -82,17 +82,18 @@ class SwapPlan:
         return self.model
 
 
-def plan_swap(model: nn.Module, mixer: MixerConfig, where: str = "*", example: Tensor | None = None) -> SwapPlan:
+def plan_swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", example: Tensor | None = None) -> SwapPlan:
     """Look at a model with one forward pass and say what `swap` would do.
 
-    where: a glob on layer names, such as "blocks.[0-3].*"; "*" is every self-attention. example: an input, where the
-    model does not tell its image size.
+    mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
+    every self-attention. example: an input, where the model does not tell its image size.
     Raises: SwapError if nothing matches or a layer cannot be read, UnsupportedError if the host passes masks that the
     mechanism cannot apply, ConfigError if mixer is no configuration.
     """
-    if not isinstance(mixer, MixerConfig):
+    known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
+    if not isinstance(known, MixerConfig):
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
-    return plan_layers(model, mixer, _matching(model, where), example)
+    return plan_layers(model, known, matching(model, where), example)
 
 
 def plan_layers(
@@ -103,9 +104,11 @@ def plan_layers(
     grids: Mapping[str, Grid] | None = None,
 ) -> SwapPlan:
     """`plan_swap` for layers by their exact names; grids: build grids that replace those of the forward pass."""
-    example = _example(model) if example is None else example
-    order = {name: index for index, name in enumerate(_sites(model))}
-    seen = _grids(model, names, example)
+    example = example_of(model) if example is None else example
+    order = {name: index for index, name in enumerate(all_sites(model))}
+    for name in names:
+        _refuse(model.get_submodule(name), name, mixer)
+    seen = grids_of(model, names, example)
     shared = mixer.shared()
     if shared is not None:
         parameter = next(model.parameters())
@@ -113,13 +116,7 @@ def plan_layers(
     planned = []
     for name in names:
         module = model.get_submodule(name)
-        port, host = (type(module), module.host) if isinstance(module, Hosted) else (_port(module), module)
-        reason = port.refuses(host)
-        missing = sorted(port.sends - mixer.masks) if mixer.uses else []
-        if reason:
-            raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
-        if missing:
-            raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
+        port, host = (type(module), module.host) if isinstance(module, Hosted) else (port_of(module), module)
         grid, source = seen[name]
         site = port.site(host, (grids or {}).get(name, grid), name, order[name])
         host = module.release() if isinstance(module, Hosted) else copy.deepcopy(module)  # the plan changes nothing
@@ -130,7 +127,7 @@ def plan_layers(
     return SwapPlan(model, mixer, planned, example)
 
 
-def swap(model: nn.Module, mixer: MixerConfig, where: str = "*", example: Tensor | None = None) -> nn.Module:
+def swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", example: Tensor | None = None) -> nn.Module:
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`."""
     return plan_swap(model, mixer, where, example).apply()
 
@@ -233,10 +230,11 @@ def spell_host(name: str, options: Mapping[str, Any]) -> str:
 def _make(name: str, options: dict[str, Any]) -> nn.Module:
     import timm
 
-    from . import HOSTS, list_models
+    from . import HOSTS, list_models, make_own
 
-    if name in HOSTS:
-        make: Callable[..., nn.Module] = HOSTS[name]
+    plain = name.removeprefix("regard_")  # the name that `register` gives our hosts in timm
+    if plain in HOSTS:
+        make: Callable[..., nn.Module] = partial(make_own, plain)
     elif ":" in name or timm.is_model(name.partition(".")[0]):
         make = lambda **given: timm.create_model(name, **given)  # noqa: E731
     else:
@@ -245,126 +243,19 @@ def _make(name: str, options: dict[str, Any]) -> nn.Module:
         return make(**options)
     except (TypeError, AttributeError) as error:
         said = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        raise ConfigError(f"{name} cannot be made with {said or 'its defaults'}: {error}") from error
+        known = list(inspect.signature(HOSTS[plain]).parameters) if plain in HOSTS else []
+        wrong = [key for key in options if known and key not in known]
+        hint = "".join(f"; it has no {key!r}: {nearest(key, known)}" for key in wrong)
+        raise ConfigError(f"{name} cannot be made with {said or 'its defaults'}: {error}{hint}") from error
 
 
-# looking at models
-
-
-def _port(module: nn.Module) -> type[Hosted]:
-    return next(port for port in PORTS if port.matches(module))
-
-
-def _sites(model: nn.Module) -> list[str]:
-    """Names of all layers that are or can be swapped, in the model's order."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if name and (isinstance(module, Hosted) or any(port.matches(module) for port in PORTS))
-    ]
-
-
-def _matching(model: nn.Module, where: str) -> list[str]:
-    there = _sites(model)
-    names = [name for name in there if fnmatchcase(name, where)]
-    if not names:
-        ports = ", ".join(port.__name__ for port in PORTS)
-        have = f"it has {', '.join(there)}; " if there else ""
-        raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {have}ports: {ports}")
-    return names
-
-
-def _example(model: nn.Module) -> Tensor:
-    """Noise of the size that the model says it expects."""
-    modules = list(model.modules())
-    found = (getattr(module, "in_channels", None) for module in modules)
-    channels = next((number for number in found if isinstance(number, int)), 3)
-    sizes = [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
-    for module in modules:
-        config = getattr(module, "pretrained_cfg", None)
-        listed = config.get("input_size") if isinstance(config, Mapping) else getattr(config, "input_size", None)
-        sizes.append(tuple(listed[-2:]) if listed else None)
-    for size in filter(None, sizes):
-        height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
-        return torch.randn(1, channels, height, width, generator=torch.Generator().manual_seed(0))
-    raise SwapError(f"{type(model).__name__} does not tell its image size; pass example=, one input")
-
-
-@contextmanager
-def _resting(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is in its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def _inputs(model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> dict[str, torch.Size]:
-    """One forward pass; the shapes that the layers got. Layers that were not entered are left out."""
-    seen: dict[str, torch.Size] = {}
-
-    def note(name: str) -> Callable[..., None]:
-        def record(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            seen.setdefault(name, (*args, *kwargs.values())[0].shape)
-
-        return record
-
-    handles = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
-    parameter = next(model.parameters())
-    try:
-        with _resting(model):
-            model(example.to(parameter.device, parameter.dtype if example.is_floating_point() else example.dtype))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
-
-
-def _grids(model: nn.Module, names: list[str], example: Tensor) -> dict[str, tuple[Grid, GridSource]]:
-    """The grid of each layer in a forward pass, and the source that will tell it later; one source a watched module."""
-    sources: dict[nn.Module, GridSource] = {}
-    watched: dict[str, GridSource] = {}
-    handles = []
-    for name in names:
-        module = model.get_submodule(name)
-        if isinstance(module, Hosted):
-            watched[name] = module.source
-            continue
-        port = _port(module)
-        if not port.watch:
-            watched[name] = GridSource()
-            continue
-        place = find_watched(model, name, port.watch)
-        if place not in sources:
-            known = [h.__self__ for h in place._forward_hooks.values() if is_source(h)]  # type: ignore[attr-defined]
-            sources[place] = known[0] if known else GridSource()
-            if not known:
-                handles.append(place.register_forward_hook(sources[place].record))
-        watched[name] = sources[place]
-    layers = {name: model.get_submodule(name) for name in names}
-    try:
-        seen = _inputs(model, layers, example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    found = {}
-    for name, module in layers.items():
-        if name not in seen:
-            raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
-        port, host = (type(module), module.host) if isinstance(module, Hosted) else (_port(module), module)
-        own = port.grid_of(host)
-        if own is None:
-            cells = watched[name].grid(0)
-            prefix = seen[name][1] - cells.cells
-            if prefix < 0:
-                raise SwapError(f"{name} gets {seen[name][1]} tokens, fewer than the {cells.cells} cells of its grid")
-            own = watched[name].grid(prefix)
-        found[name] = (own, watched[name])
-    return found
+def _refuse(module: nn.Module, name: str, mixer: MixerConfig) -> None:
+    port, host = (type(module), module.host) if isinstance(module, Hosted) else (port_of(module), module)
+    missing = sorted(port.sends - mixer.masks) if mixer.uses else []
+    if reason := port.refuses(host):
+        raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
+    if missing:
+        raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
 
 
 def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:

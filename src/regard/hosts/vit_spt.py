@@ -23,13 +23,23 @@ def vit_s_32(
 
 
 def vit_s_32_spt(
-    *, img_size: int | tuple[int, int] = 32, in_chans: int = 3, num_classes: int = 10, drop: float = 0.1
+    *,
+    img_size: int | tuple[int, int] = 32,
+    in_chans: int = 3,
+    num_classes: int = 10,
+    drop: float = 0.1,
+    keep_lsa: bool = False,
 ) -> VisionTransformer:
-    """The paper's ViT-S: 9,622,512 parameters with 10 classes."""
+    """The paper's ViT-S: 9,622,512 parameters with 10 classes.
+
+    keep_lsa: whether a mechanism that is swapped in keeps the temperature and the mask of the diagonal, as in the
+    SKA paper's code.
+    """
+    attention = KeptLocalityAttention if keep_lsa else LocalityAttention
     model = _vit(img_size, in_chans, num_classes, drop)
     model.patch_embed.proj = ShiftedPatches(in_chans, 4, 512)
     for block in model.blocks:
-        block.attn = LocalityAttention(512, 8, proj_drop=drop)
+        block.attn = attention(512, 8, proj_drop=drop)
     return model
 
 
@@ -89,3 +99,7 @@ class LocalityAttention(nn.Module):
         itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
         logits = (q @ k.mT * self.temperature.exp()).masked_fill(itself, -torch.inf)
         return self.proj_drop(self.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2)))
+
+
+class KeptLocalityAttention(LocalityAttention):
+    """The same; a swap keeps the temperature and the mask of the diagonal."""

@@ -4,16 +4,20 @@ import csv
 import io
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from regard.core import StoreError
+
 from .files import explained, sync_folder, write_atomically
 
 log = logging.getLogger("regard.lab")
 
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 VERSION = 1
 
 
@@ -48,6 +52,41 @@ def load(folder: Path) -> dict[str, Any] | None:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         log.warning("checkpoint %s cannot be read (%s); going back to the one before", path, reason)
     return None
+
+
+def save_best(folder: Path, weights: dict[str, Any], step: int, value: float) -> None:
+    """Write best.ckpt: weights of the evaluated network, the step and the value of the main metric.
+
+    Raises: StoreError.
+    """
+    buffer = io.BytesIO()
+    torch.save({"version": VERSION, "step": step, "value": value, "model": weights}, buffer)
+    write_atomically(folder / BEST, buffer.getvalue())
+
+
+def load_best(folder: Path) -> dict[str, Any] | None:
+    """best.ckpt (step, value, model); None if there is none that can be read."""
+    if not (folder / BEST).exists():
+        return None
+    try:
+        state = torch.load(folder / BEST, map_location="cpu", weights_only=True)
+        return state if state["version"] == VERSION else None
+    except Exception as error:  # torch raises many kinds for a damaged file
+        log.warning("%s cannot be read (%s); the next evaluation writes it anew", folder / BEST, error)
+        return None
+
+
+@contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """Turn what loading a foreign state raises into a StoreError that names the folder and what to do."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise StoreError(
+            f"the checkpoint in {folder} does not fit this run ({reason[:200]}); it is of another program or version: "
+            "delete the folder to begin anew, or use another one with --results"
+        ) from error
 
 
 class Metrics:

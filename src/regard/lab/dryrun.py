@@ -11,6 +11,8 @@ from regard.core import ConfigError, RegardError
 from .environment import count_macs
 
 if TYPE_CHECKING:
+    from regard.tasks.base import Task
+
     from .study import Row, Setting, Study
 
 
@@ -82,9 +84,9 @@ def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float
     """(parameters, MACs of one image, loss) of a row; no data are read."""
     from regard.hosts.swap import build_host, remove
 
-    task = replace(setting.task, host=row.host) if row.host else setting.task
-    known, channels = _SETS.get(task.data.lower(), (1000, 3))
-    outputs = classes or int(getattr(task, "classes", 0)) or known
+    task = setting.task_of(row)
+    known, channels = outputs_and_channels(task)
+    outputs = classes or known
     options = {
         name: value for name, value in {"num_classes": outputs, "in_chans": channels}.items() if name not in task.host
     }
@@ -103,6 +105,12 @@ def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float
     if not torch.isfinite(loss):
         raise ConfigError(f"the first step of {row.label} gives a loss of {loss.item()}")
     return params, macs, float(loss.detach())
+
+
+def outputs_and_channels(task: "Task") -> tuple[int, int]:
+    """Classes and channels of a task without reading its data: what the task says, else those of the named set."""
+    known, channels = _SETS.get(task.data.lower(), (1000, 3))
+    return int(getattr(task, "classes", 0)) or known, channels
 
 
 def _channels(model: torch.nn.Module) -> int:

@@ -19,7 +19,7 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
     import timm
     import torchvision
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "machine": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -34,7 +34,8 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -10,6 +10,7 @@ from typing import Any
 from regard.core import StoreError
 
 from .files import explained, read_json, write_json
+from .places import place_of
 from .results import Results
 from .table import Table, load_snapshot, snapshot_path
 
@@ -154,7 +155,7 @@ def _take_outcome(value: Mapping[str, Any], store: Results, replace: bool, count
 
 def _take_snapshot(value: dict[str, Any], store: Results, counts: dict[str, int]) -> None:
     """A snapshot that is not here is taken over; into one that is here, runs of its rows are added."""
-    name, scale = str(value.get("study")), str(value.get("scale"))
+    name, scale = str(value.get("study")), place_of(value)
     if not set(name + scale) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+"):
         raise StoreError(f"a snapshot is of the study {name!r} at scale {scale!r}; that is not a name")
     path = snapshot_path(store.root, name, scale)

@@ -77,7 +77,7 @@ def explained(path: Path, verb: str = "write") -> Iterator[None]:
 
 
 def _advice(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "free some space and repeat the command: what is finished is kept"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a folder that you may write to with --results, or change its permissions"

@@ -98,7 +98,15 @@ class Loop:
     """One run in a folder: `train` goes on where the folder's checkpoint stands."""
 
     def __init__(
-        self, task: Task, recipe: Recipe, seed: int, model: nn.Module, fabric: Any, folder: Path, watch: Watch
+        self,
+        task: Task,
+        recipe: Recipe,
+        seed: int,
+        model: nn.Module,
+        fabric: Any,
+        folder: Path,
+        watch: Watch,
+        teacher: nn.Module | None = None,
     ):
         self.task, self.recipe, self.seed, self.fabric = task, recipe, seed, fabric
         self.folder, self.watch, self.device = folder, watch, fabric.device
@@ -108,12 +116,14 @@ class Loop:
         self.score: Score | None = None
         self.model = model
         self.model.to(self.device)
+        self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
         self.ema = _average(self.model, recipe.ema) if recipe.ema else None
-        self.optimizer: Any = _optimizer(self.model, recipe)
+        self.optimizer: Any = make_optimizer(self.model, recipe)
         self.wrapped, self.wrapped_optimizer = fabric.setup(self.model, self.optimizer)
         self.metrics = checkpoint.Metrics(
             folder / "metrics.csv", ("top1", "loss") if task.metric == "top1" else (task.metric,)
         )
+        self.best: tuple[int, float] | None = None
         self._pending: list[Tensor] = []
         self._stop = False
 
@@ -126,13 +136,17 @@ class Loop:
         """Take up the newest readable checkpoint, and cut the metrics to it."""
         state = checkpoint.load(self.folder)
         if state is not None:
-            self.step, self.seconds, self.losses = state["step"], state["seconds"], list(state["losses"])
-            self.model.load_state_dict(state["model"])
-            if self.ema is not None:
-                self.ema.module.load_state_dict(state["ema"])
-            if state["optimizer"] is not None:
-                self.optimizer.load_state_dict(state["optimizer"])
+            with checkpoint.fitting(self.folder):
+                self.step, self.seconds, self.losses = state["step"], state["seconds"], list(state["losses"])
+                self.model.load_state_dict(state["model"])
+                if self.ema is not None:
+                    self.ema.module.load_state_dict(state["ema"])
+                if state["optimizer"] is not None:
+                    self.optimizer.load_state_dict(state["optimizer"])
         self.metrics.cut(self.step)
+        best = checkpoint.load_best(self.folder)
+        # one of a later step was written after the checkpoint: the same bits come again, and change nothing
+        self.best = (int(best["step"]), float(best["value"])) if best is not None else None
 
     def save(self, final: bool = False) -> None:
         """Write a checkpoint; the final one has no optimiser. Raises: StoreError, Diverged."""
@@ -202,7 +216,7 @@ class Loop:
         for part in range(self.recipe.accumulate):
             batch = next(batches)
             seed_all("step", self.seed, self.step, part)
-            loss = self.task.loss(self.wrapped, batch, self.recipe, self.device) / self.recipe.accumulate
+            loss = self.task.loss(self.wrapped, batch, self.recipe, self.device, self.teacher) / self.recipe.accumulate
             self.fabric.backward(loss)
             total += loss.detach()
         if self.recipe.clip:
@@ -241,12 +255,19 @@ class Loop:
         if epoch * EVALUATIONS // epochs > (epoch - 1) * EVALUATIONS // epochs:
             self.score = self.evaluate()
             row |= {name: repr(value) for name, value in self.score.metrics.items()}
+            self._keep_best(self.score.metrics[self.task.metric])
         self.metrics.append(row)
         values = {"train/loss": float(str(row["train_loss"])), "lr": float(str(row["lr"]))}
         if "top1" in row or self.task.metric in row:
             values |= {f"val/{name}": value for name, value in self.score.metrics.items()} if self.score else {}
         self.fabric.log_dict(values, step=self.step)
         self.losses = []
+
+    def _keep_best(self, value: float) -> None:
+        """A copy of the evaluated weights where the main metric is higher than at every evaluation before."""
+        if self.best is None or value > self.best[1]:
+            self.best = (self.step, value)
+            checkpoint.save_best(self.folder, self.trained.state_dict(), self.step, value)
 
     def evaluate(self) -> Score:
         """The trained network on the test split, in the run's precision."""
@@ -300,7 +321,8 @@ def _average(model: nn.Module, decay: float) -> Any:
     return ModelEmaV3(model, decay=decay)
 
 
-def _optimizer(model: nn.Module, recipe: Recipe) -> Any:
+def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
+    """timm's optimiser of a recipe's name, with our groups. Raises: ConfigError for an unknown name."""
     from timm.optim import create_optimizer_v2, get_optimizer_info
 
     from regard.core import ConfigError, nearest

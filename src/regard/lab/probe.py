@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.core import RegardError
+from regard.core import RegardError, StoreError
 
 from .files import write_json
 from .results import Results
@@ -10,15 +10,21 @@ from .results import Results
 if TYPE_CHECKING:
     from .run import Run
 
+PICTURE = "flower"
+"""The photograph of every study's maps; images of research sets may not be shown in pages that are passed on."""
+
 
 def probe_maps(run: "Run", store: Results) -> str:
-    """Attention maps of a finished run on the first test image, into probes/maps.json.
+    """Attention maps of a finished run on a sample picture, into probes/maps.json.
 
-    Returns "done", or why there are none: a network without attention between tokens, or without a single grid.
+    The picture is a free photograph (for grey images a digit), cut and resized to the model's input and normalised as
+    the run's task does; every run of a study with one image size gets the same. Returns "done", or why there are no
+    maps: a network without attention between tokens, or without a single grid.
     Raises: StoreError if the run has no checkpoint or the folder cannot be written.
     """
-    from regard.core import StoreError
-    from regard.measure.pictures import attention_of
+    import torch
+
+    from regard.measure.pictures import CREDITS, attention_of, sample_image
 
     from .run import trained
 
@@ -26,7 +32,12 @@ def probe_maps(run: "Run", store: Results) -> str:
         return "no attention to show"
     model = trained(run, store)
     try:
-        maps = attention_of(model, run.task.example()[0])
+        _, channels, height, width = run.task.example().shape
+        grey = channels == 1
+        shown = sample_image((height, width), grey=grey, name=PICTURE)
+        pixels = torch.from_numpy(shown.copy()).permute(2, 0, 1)[None]
+        image = run.task.prepared(pixels, torch.device("cpu"))[0]
+        maps = attention_of(model, image, picture=shown, credit=CREDITS["digit" if grey else PICTURE])
     except StoreError:
         raise
     except RegardError as error:

@@ -41,9 +41,10 @@ class Recipe:
     precision: str = "32-true"
 
     def __post_init__(self) -> None:
-        if min(self.epochs, self.batch, self.accumulate) < 1:
+        whole = (self.epochs, self.batch, self.accumulate)
+        if any(not isinstance(number, int) or number < 1 for number in whole):
             raise ConfigError(
-                f"epochs, batch and accumulate are at least 1, not {self.epochs}, {self.batch}, {self.accumulate}"
+                f"epochs, batch and accumulate are whole numbers from 1, not {', '.join(map(str, whole))}"
             )
         if not self.lr > 0 or not math.isfinite(self.lr):
             raise ConfigError(f"lr is a positive number, not {self.lr}")

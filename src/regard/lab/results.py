@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +26,8 @@ Status = Literal["new", "running", "begun", "failed", "done"]
 
 BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
+VERSION = 1
+"""Of every file in a store."""
 
 
 class Busy(StoreError):
@@ -79,7 +81,7 @@ class Results:
 
     def finish(self, key: str, outcome: dict[str, Any]) -> None:
         """Write the outcome, atomically. Raises: StoreError."""
-        write_json(self.folder(key) / "outcome.json", {"version": 1, **outcome, "key": key})
+        write_json(self.folder(key) / "outcome.json", {"version": VERSION, **outcome, "key": key})
 
     def outcome(self, key: str) -> dict[str, Any] | None:
         """The outcome of a run; None if it has none yet. Raises: StoreError if the file is damaged."""
@@ -89,6 +91,7 @@ class Results:
         value = read_json(path)
         if not isinstance(value, dict):
             raise StoreError(f"{path} does not hold an outcome; delete it and run again")
+        check_version(path, value)
         return value
 
     def outcomes(self) -> list[dict[str, Any]]:
@@ -121,6 +124,16 @@ class Results:
         return pandas.DataFrame(lines, columns=None if lines else list(names))
 
 
+def check_version(path: Path, value: Mapping[str, Any]) -> None:
+    """Raises: StoreError if a file of the store was written by another version of its format."""
+    version = value.get("version", VERSION)
+    if version != VERSION:
+        raise StoreError(
+            f"{path} has version {version}, this Regard reads {VERSION}; use the Regard that wrote it, "
+            "or another folder with --results"
+        )
+
+
 def _acquire(folder: Path, key: str) -> dict[str, Any]:
     """Create the lock file; the system guarantees that one process alone succeeds."""
     mine = {**_self(), "since": time.time(), "token": os.urandom(8).hex()}
@@ -142,6 +155,9 @@ def _create(path: Path, content: dict[str, Any]) -> bool:
             return False
         try:
             os.write(handle, json.dumps(content).encode())
+        except OSError:  # a full disk: an empty lock would keep the run busy for a minute
+            path.unlink(missing_ok=True)
+            raise
         finally:
             os.close(handle)
     return True

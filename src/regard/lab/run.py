@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError, MixerConfig, StoreError, UnsupportedError
+from regard.hosts.saving import describe
 from regard.mixers.spell import parse, spell
 from regard.tasks import TASKS
 from regard.tasks.base import Score, Task
@@ -23,11 +24,15 @@ from regard.tasks.base import Score, Task
 from . import checkpoint
 from .environment import code_version, count_macs, environment, peak_memory
 from .files import read_json, write_json
+from .loading import load, trained_weights
 from .loop import Diverged, Interrupted, Loop, Progress, Watch
 from .recipe import Recipe
-from .results import Results
+from .results import Busy, Results, check_version
+from .start import Saved, copy_weights
 
-__all__ = ["Diverged", "Interrupted", "Progress", "Recipe", "Run", "Watch", "read_run", "trained"]
+__all__ = [
+    "Diverged", "Interrupted", "Progress", "Recipe", "Run", "Saved", "Watch", "copy_weights", "read_run", "trained",
+]  # fmt: skip
 
 log = logging.getLogger("regard.lab")
 
@@ -58,7 +63,9 @@ def _default(field: dataclasses.Field, value: Any) -> bool:
 class Run:
     """mixer None: the host's own attention; with removed=True the control "w/o", attention taken out.
 
-    start: a run whose trained weights this one begins with (it is carried out first).
+    start: a run whose trained weights this one begins with (it is carried out first), or a saved model. teacher: a run
+    whose trained network labels the images too (hard distillation, carried out first), or the spelling of a pretrained
+    host such as "regnety_160(pretrained=True)".
     Raises: ConfigError.
     """
 
@@ -68,8 +75,9 @@ class Run:
     mixer: MixerConfig | None = None
     recipe: Recipe = Recipe()
     seed: int = 0
-    start: "Run | None" = None
+    start: "Run | Saved | None" = None
     removed: bool = False
+    teacher: "Run | str | None" = None
 
     def __post_init__(self) -> None:
         if self.removed and self.mixer is not None:
@@ -85,8 +93,9 @@ class Run:
         return hashlib.sha256(canonical(self._identity()).encode()).hexdigest()[:12]
 
     def _identity(self) -> "Run":
-        start = self.start._identity() if self.start is not None else None
-        return dataclasses.replace(self, task=self.task.identity(), start=start)
+        start = self.start._identity() if isinstance(self.start, Run) else self.start and self.start.identity()
+        teacher = self.teacher._identity() if isinstance(self.teacher, Run) else self.teacher
+        return dataclasses.replace(self, task=self.task.identity(), start=start, teacher=teacher)
 
     def execute(
         self,
@@ -111,8 +120,9 @@ class Run:
             return store.outcome(key) or {}
         watch = watch or Watch()
         watch = dataclasses.replace(watch, report=report) if report is not None else watch
-        if self.start is not None:
-            self._first(self.start, store, device, watch)
+        for other in (self.start, self.teacher):
+            if isinstance(other, Run):
+                self._first(other, store, device, watch)
         with store.lock(key) as folder:
             finished = store.outcome(key)  # another process may have finished it since we looked
             if finished is not None:
@@ -124,9 +134,31 @@ class Run:
         return store.outcome(key) or {}
 
     def _first(self, start: "Run", store: Results, device: str, watch: Watch) -> None:
-        outcome = start.execute(store, device=device, watch=watch)
+        """Carry out a run that this one needs, or wait for the process that does."""
+        while True:
+            try:
+                outcome = start.execute(store, device=device, watch=watch)
+                break
+            except Busy:
+                time.sleep(1.0)
         if outcome.get("status") != "done":
-            raise StoreError(f"run {start.key}, which this one starts from, failed: {outcome.get('error')}")
+            raise StoreError(f"run {start.key}, which this one needs, failed: {outcome.get('error')}")
+
+    def _teacher(self, store: Results, student: nn.Module) -> nn.Module | None:
+        """The network that labels images. Raises: ConfigError if it does not know the task's classes."""
+        if self.teacher is None:
+            return None
+        if isinstance(self.teacher, Run):
+            teacher = trained(self.teacher, store)
+        else:
+            from regard.hosts.swap import build_host
+
+            teacher = build_host(self.teacher, None).eval()
+        with torch.no_grad():
+            known, wanted = (network(self.task.example())[0].numel() for network in (teacher, student.eval()))
+        if known != wanted:
+            raise ConfigError(f"the teacher tells {known} classes apart, the task has {wanted}: train it on this task")
+        return teacher
 
     def _in_folder(self, folder: Path, store: Results, device: str, watch: Watch) -> dict[str, Any]:
         from lightning.fabric import Fabric
@@ -135,8 +167,8 @@ class Run:
         fabric = Fabric(accelerator=device, devices=1, precision=self.recipe.precision, loggers=list(watch.loggers))  # type: ignore[arg-type]
         model = self.task.model(self.mixer, self.seed, self.removed)
         if self.start is not None:
-            copy_weights(trained(self.start, store), model)
-        loop = Loop(self.task, self.recipe, self.seed, model, fabric, folder, watch)
+            copy_weights(trained(self.start, store) if isinstance(self.start, Run) else load(self.start.folder), model)
+        loop = Loop(self.task, self.recipe, self.seed, model, fabric, folder, watch, self._teacher(store, model))
         loop.resume()
         common = {
             "error": None,
@@ -149,6 +181,7 @@ class Run:
             "code": code_version(),
             "data": self.task.record(),
             "spelling": spell(self),
+            "model": describe(model) if "regard_host" in model.__dict__ else None,
             "probes": {},
         }
         try:
@@ -172,6 +205,7 @@ class Run:
         macs = count_macs(loop.trained.cpu(), self.task.example())
         return {
             "metrics": score.metrics,
+            "best": None if loop.best is None else {"step": loop.best[0], self.task.metric: loop.best[1]},
             "diverged": diverged,
             "notes": notes if diverged else [],
             "bits": bits,
@@ -183,7 +217,7 @@ class Run:
         """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
         path = folder / "run.json"
         if path.exists():
-            known = read_json(path)
+            known = _run_file(path)
             if known.get("threads") and known["threads"] != torch.get_num_threads():
                 torch.set_num_threads(known["threads"])
             if known.get("device") != device:
@@ -207,6 +241,14 @@ class Run:
         )
 
 
+def _run_file(path: Path) -> dict[str, Any]:
+    known = read_json(path)
+    if not isinstance(known, dict) or not isinstance(known.get("spelling"), str):
+        raise StoreError(f"{path} does not describe a run; delete its folder and run again")
+    check_version(path, known)
+    return known
+
+
 def _finished(loop: Loop) -> dict[str, Any]:
     images = loop.step * loop.recipe.batch * loop.recipe.accumulate
     return {
@@ -216,30 +258,16 @@ def _finished(loop: Loop) -> dict[str, Any]:
     }
 
 
-def trained(run: Run, store: Results) -> nn.Module:
+def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
     """The network of a finished run with its trained weights (the average where the recipe has one), for evaluation.
 
-    Raises: StoreError if the run has no checkpoint.
+    best: those of its best evaluation instead of the last. Raises: StoreError if the run has no such checkpoint.
     """
-    state = checkpoint.load(store.folder(run.key))
-    if state is None:
-        raise StoreError(f"run {run.key} has no checkpoint in {store.folder(run.key)}; carry it out first")
+    weights = trained_weights(store.folder(run.key), best)
     model = run.task.model(run.mixer, run.seed, run.removed)
-    model.load_state_dict(state["ema"] if state["ema"] is not None else state["model"])
+    with checkpoint.fitting(store.folder(run.key)):
+        model.load_state_dict(weights)
     return model.eval()
-
-
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Copy what has the same name and shape; the rest of the target (a new head, a mechanism's own part) stays.
-
-    Raises: ConfigError if nothing fits.
-    """
-    have, want = source.state_dict(), target.state_dict()
-    fitting = {name: value for name, value in have.items() if name in want and want[name].shape == value.shape}
-    if not fitting:
-        raise ConfigError(f"no weight of the start fits {type(target).__name__}; both runs need the same host")
-    log.info("%d of %d weights are taken from the start", len(fitting), len(want))
-    target.load_state_dict(fitting, strict=False)
 
 
 def read_run(store: Results, key: str) -> Run:
@@ -247,7 +275,7 @@ def read_run(store: Results, key: str) -> Run:
     path = store.folder(key) / "run.json"
     if not path.exists():
         raise StoreError(f"{store.root} has no run {key!r}; `regard study status` lists what is there")
-    run = parse(read_json(path)["spelling"], extra=(*TASKS, Recipe, Run))
+    run = parse(_run_file(path)["spelling"], extra=(*TASKS, Recipe, Run, Saved))
     if not isinstance(run, Run):
         raise StoreError(f"{path} does not hold a run")
     return run

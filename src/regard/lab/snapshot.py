@@ -28,6 +28,7 @@ def write_snapshot(study: "Study", scale: str, store: Results, seeds: int | None
         "title": study.title,
         "source": study.source,
         "scale": scale,
+        "variant": setting.variant,
         "question": study.question,
         "metric": study.metric,
         "baseline": study.baseline,
@@ -40,7 +41,7 @@ def write_snapshot(study: "Study", scale: str, store: Results, seeds: int | None
         "claims": [asdict(claim) for claim in study.claims],
         "runs": [{"key": run.key, "row": row.label, "seed": run.seed} for row, run in runs],
     }
-    path = snapshot_path(store.root, study.name, scale)
+    path = snapshot_path(store.root, study.name, study.place(scale))
     if path.exists():
         _keep(value, read_json(path))
     write_json(path, value)
@@ -58,7 +59,7 @@ def describe(row: "Row", setting: "Setting") -> dict[str, Any]:
     return {
         "label": row.label,
         "spelling": spelling,
-        "host": row.host or setting.task.host,
+        "host": setting.task_of(row).host,
         "control": row.control,
         "card": _card(row),
         "paper": dict(row.paper),

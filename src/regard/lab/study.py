@@ -3,10 +3,12 @@
 import fnmatch
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, nearest
 
+from .places import slug
 from .progress import Event
 from .results import Results
 
@@ -27,7 +29,9 @@ class Row:
     host: replaces the host of the setting's task. control: belongs to the gate, not to the comparison. removed: with
     mixer=None, attention is taken out ("w/o"). paper: published numbers by metric, such as {"params": 5.7e6,
     "top1": 72.2}. exact: integers that follow from the reference files, {"params": 5717416}. notes: sentences under the
-    table. recipe: fields of the setting's recipe that this row changes.
+    table. recipe, task: fields of the setting's recipe and task that this row changes. start: a row, in the table or
+    not, whose trained network (same seed) this one starts from. teacher: one that it learns from (hard distillation),
+    or the spelling of a pretrained host.
     """
 
     label: str
@@ -39,6 +43,9 @@ class Row:
     exact: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    start: "Row | None" = None
+    teacher: "Row | str | None" = None
 
     def __post_init__(self) -> None:
         if self.removed and self.mixer is not None:
@@ -63,12 +70,16 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What one scale of a study runs. seeds: their number, or the seeds themselves. recipe None: nothing is trained."""
+    """What one scale of a study runs. seeds: their number, or the seeds themselves. recipe None: nothing is trained.
+
+    variant: what `Study.elsewhere` changed, as a part of a file name; "" for the study's own setting.
+    """
 
     task: "Task"
     recipe: "Recipe | None"
     rows: tuple[Row, ...]
     seeds: int | tuple[int, ...] = 3
+    variant: str = ""
 
     def __post_init__(self) -> None:
         seeds = tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(self.seeds)
@@ -79,6 +90,11 @@ class Setting:
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ConfigError(f"row labels must differ; used twice: {', '.join(twice)}")
+
+    def task_of(self, row: Row) -> "Task":
+        """The task with what the row changes."""
+        changes = dict(row.task) | ({"host": row.host} if row.host else {})
+        return replace(self.task, **changes) if changes else self.task
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -153,16 +169,24 @@ class Study:
         setting = self.setting(scale)
         if setting.recipe is None:
             raise ConfigError(f"{self.name} trains nothing at {scale} scale; use --dry-run")
-        task = replace(setting.task, host=row.host) if row.host else setting.task
         recipe = replace(setting.recipe, **row.recipe) if row.recipe else setting.recipe
-        return Run(task=task, mixer=row.mixer, recipe=recipe, seed=seed, removed=row.removed)
+        return Run(
+            task=setting.task_of(row),
+            mixer=row.mixer,
+            recipe=recipe,
+            seed=seed,
+            start=None if row.start is None else self.run(scale, row.start, seed),
+            removed=row.removed,
+            teacher=self.run(scale, row.teacher, seed) if isinstance(row.teacher, Row) else row.teacher,
+        )
 
     def elsewhere(
         self, scale: str, data: str | None = None, host: str | None = None, size: tuple[int, int] | None = None
     ) -> "Study":
         """The same rows on other data, in another host (for all rows) or at another image size (height, width).
 
-        None leaves what the setting has; a new host brings its own size unless one is given.
+        None leaves what the setting has; a new host brings its own size unless one is given. The setting's `variant`
+        says what is new, and gives it results of its own: NAME-SCALE+CHANGES.
         Raises: ConfigError.
         """
         if data is None and host is None and size is None:
@@ -172,10 +196,17 @@ class Study:
         rows = setting.rows
         if host is not None:
             task, rows = replace(task, host=host), tuple(replace(row, host="") for row in rows)
-            size = size or _size_of(host)
+            size = size or size_of(host)
         if size is not None:
-            task = replace(task, host=_sized(task.host, size), size=size)
-        return replace(self, settings={**self.settings, scale: replace(setting, task=task, rows=rows)})
+            task = replace(task, host=sized(task.host, size), size=size)
+        variant = _variant(setting, task, rows, data, host)
+        changed = replace(setting, task=task, rows=rows, variant=variant)
+        return replace(self, settings={**self.settings, scale: changed})
+
+    def place(self, scale: str) -> str:
+        """Where the results of a scale are listed: the scale, and what `elsewhere` changed."""
+        variant = self.setting(scale).variant
+        return f"{scale}+{variant}" if variant else scale
 
 
 def run_study(
@@ -217,7 +248,9 @@ def run_study(
         if status in ("done", "failed"):
             progress.found(status, row.label, store.outcome(run.key))
         else:
-            jobs.append(Job(run, study.name, scale, row.label, run.seed, run.recipe.epochs, run.seed == pictured))
+            jobs.append(
+                Job(run, study.name, study.place(scale), row.label, run.seed, run.recipe.epochs, run.seed == pictured)
+            )
     return run_all(jobs, store, workers, progress)
 
 
@@ -231,7 +264,21 @@ def _first(number: int, seeds: tuple[int, ...]) -> tuple[int, ...]:
     return (*seeds[:number], *(next(more) for _ in range(number - len(seeds))))
 
 
-def _size_of(host: str) -> tuple[int, int]:
+def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | None, host: str | None) -> str:
+    """Data, host and size where they differ from the setting's, joined by "+"; two changes never share a name."""
+    parts = []
+    if data is not None and task.data != setting.task.data:
+        name = task.identity().data
+        own = name.partition(":")[2]  # the user's own data: the folder's name, and 4 digits of what is in it
+        parts.append(f"{slug(Path(data).expanduser().resolve().stem)}_{own[:4]}" if own else slug(name))
+    if host is not None and (host != setting.task.host or rows != setting.rows):
+        parts.append(slug(host))
+    if task.size != setting.task.size:
+        parts.append(f"{task.size[0]}x{task.size[1]}")
+    return "+".join(parts)
+
+
+def size_of(host: str) -> tuple[int, int]:
     """The image size that a host is made for: its option, or timm's configuration."""
     from regard.hosts.swap import parse_host
 
@@ -243,6 +290,10 @@ def _size_of(host: str) -> tuple[int, int]:
         return 32, 32
     import timm
 
+    from regard.hosts import HOSTS, list_models
+
+    if ":" not in name and name not in HOSTS and not timm.is_model(name.partition(".")[0]):
+        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())}")
     if not timm.is_model(name):
         raise ConfigError(f"give --size: the image size of {name} is not known")
     configuration = timm.models.get_pretrained_cfg(name)
@@ -250,11 +301,11 @@ def _size_of(host: str) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def _sized(host: str, size: tuple[int, int]) -> str:
+def sized(host: str, size: tuple[int, int]) -> str:
     """The host's spelling for an image size, where that differs from its own and it has a size to set."""
     from regard.hosts.swap import parse_host, spell_host
 
-    if _size_of(host) == size:
+    if size_of(host) == size:
         return host
     name, options = parse_host(host)
     options.pop("size", None)

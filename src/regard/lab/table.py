@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from regard.core import ConfigError, StoreError, nearest
 
 from .files import read_json
-from .results import Results
+from .results import Results, check_version
 from .statistics import Interval, Pooled, Verdict, holm, interval, judge, paired, pooled, sampling_error
 
 
@@ -113,12 +113,12 @@ class Table:
 
 
 def snapshot_path(root: Path | str, name: str, scale: str) -> Path:
-    """Where a study's snapshot lies."""
+    """Where a study's snapshot lies. scale: "desk", or with changes "desk+cifar10" (see `regard.lab.places`)."""
     return Path(root) / "studies" / f"{name}-{scale}.json"
 
 
 def snapshots(root: Path | str) -> list[tuple[str, str]]:
-    """(study, scale) of every snapshot in a store."""
+    """(study, scale with changes) of every snapshot in a store."""
     found = sorted((Path(root) / "studies").glob("*-*.json"))
     return [(path.stem.rpartition("-")[0], path.stem.rpartition("-")[2]) for path in found]
 
@@ -133,6 +133,7 @@ def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict) or not {"rows", "runs", "metric", "baseline"} <= value.keys():
         raise StoreError(f"{path} is not a study's snapshot; delete it and run the study again")
+    check_version(path, value)
     return value
 
 
@@ -348,7 +349,8 @@ def _losses(lines: Sequence[Line], planned: int, there: int) -> list[str]:
 
 
 def _caption(snapshot: Mapping[str, Any]) -> str:
-    data, parts = snapshot.get("data") or {}, [f"{snapshot.get('scale')} scale"]
+    changed = f", changed: {snapshot['variant']}" if snapshot.get("variant") else ""
+    data, parts = snapshot.get("data") or {}, [f"{snapshot.get('scale')} scale{changed}"]
     if data.get("name"):
         sizes = f", {data['train']} training and {data['test']} test images" if data.get("train") else ""
         parts.append(f"{data['name']}{sizes}")

@@ -25,6 +25,12 @@ from regard.hosts.swap import swap, swapped
 from regard.mixers.softmax import Softmax
 
 SAMPLES = ("china", "flower")
+CREDITS = {
+    "china": "photograph china.jpg by 白士 李 (Baishi Li), CC BY 2.0, from scikit-learn's sample images",
+    "flower": "photograph flower.jpg by dany13, CC BY 2.0, from scikit-learn's sample images",
+    "digit": "handwritten digit of scikit-learn's digits (UCI ML repository, CC BY 4.0)",
+}
+"""Where each sample picture comes from; printed wherever it is shown."""
 WARNING = "untrained weights: these maps show the initialisation, not what a model has learned"
 
 
@@ -33,14 +39,15 @@ def sample_image(
 ) -> UInt8[np.ndarray, "height width channels"]:
     """A real picture of a size (height, width): a photograph with 3 channels, or with grey=True a digit with 1.
 
-    The photograph is cut to the aspect ratio around its centre. The digit fills two thirds of the shorter side.
+    The photograph is cut to the aspect ratio around its centre. The digit fills two thirds of the shorter side, but has
+    at least 8 pixels where they fit.
     Raises: ConfigError for an unknown photograph.
     """
     height, width = (size, size) if isinstance(size, int) else size
     if grey:
         from sklearn.datasets import load_digits
 
-        side = max(1, round(min(height, width) * 2 / 3))
+        side = min(height, width, max(8, round(min(height, width) * 2 / 3)))
         digit = Image.fromarray((load_digits().images[2] * 255 / 16).astype(np.uint8))
         canvas = Image.new("L", (width, height))
         canvas.paste(digit.resize((side, side), Image.Resampling.BILINEAR), ((width - side) // 2, (height - side) // 2))
@@ -70,13 +77,15 @@ def attention_of(
     *,
     picture: UInt8[np.ndarray, "height width channels"] | None = None,
     layers: str = "*",
+    credit: str = "",
 ) -> dict[str, Any]:
     """Where every layer and head of a model looks from one cell of an image, as plain data (probes/maps.json).
 
     image: as the model expects it. query: (row, column) of the cell; by default the middle one. grid: of the tokens; by
     default that of the model's patch embedding. picture: what is shown, by default the image stretched to 0..255.
-    Returns image (base64 PNG), grid, query, layers; each layer has its name, its heads and their mean as lists of
-    height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
+    credit: where the picture comes from, kept with the maps.
+    Returns image (base64 PNG), credit, grid, query, layers; each layer has its name, its heads and their mean as lists
+    of height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
     weights on extra tokens are left out too, so that a map may sum to less than 1.
     Raises: GridError if the query lies outside the grid.
     """
@@ -96,7 +105,8 @@ def attention_of(
         entries.append({"layer": name, "heads": _rounded(heads), "mean": _rounded(heads.mean(0))})
     shown = picture if picture is not None else _stretched(image)
     size = [grid.height, grid.width]
-    return {"image": base64.b64encode(png(shown)).decode(), "grid": size, "query": [y, x], "layers": entries}
+    found_picture = {"image": base64.b64encode(png(shown)).decode(), "credit": credit}
+    return {**found_picture, "grid": size, "query": [y, x], "layers": entries}
 
 
 def grid_of(model: nn.Module) -> Grid:
@@ -158,7 +168,8 @@ def draw(maps: Mapping[str, Any], title: str, *, trained: bool, head: str = "all
     """The maps of `attention_of` over their picture, a row of panels for each layer, as a PNG file.
 
     head: "all", "mean" or a number. Each panel is scaled to its own largest weight. Without trained weights the picture
-    says so. Raises: UnsupportedError if there is no map; ConfigError for a head that does not exist.
+    says so; a credit stands below.
+    Raises: UnsupportedError if there is no map; ConfigError for a head that does not exist.
     """
     if not maps["layers"]:
         raise UnsupportedError("no layer of this model has weights between all tokens of the picture")
@@ -170,8 +181,12 @@ def draw(maps: Mapping[str, Any], title: str, *, trained: bool, head: str = "all
     height, width = maps["grid"]
     figure = Figure(figsize=(1.9 * across, 0.75 + (1.9 * height / width + 0.32) * len(rows)), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    credit = " ".join(word for word in str(maps.get("credit") or "").split() if word.isascii())  # the font has no other
+    foot = "\n".join(line for line in ("" if trained else WARNING, f"picture: {credit}" if credit else "") if line)
     if not trained:
-        figure.supxlabel(WARNING, x=0.01, ha="left", fontsize=10, color="#b3261e", weight="bold")
+        figure.supxlabel(foot, x=0.01, ha="left", fontsize=10, color="#b3261e", weight="bold")
+    elif foot:
+        figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color="#5f6368")
     picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(maps["image"]))).convert("RGB"))
     panels = figure.subplots(len(rows), across, squeeze=False)
     for line, layer, row in zip(rows, maps["layers"], panels, strict=True):

@@ -139,10 +139,14 @@ class HeadMixer(HeadLayer):
         made = self.roles(x, grid, rope)
         operator = self.operator.reference if plain else self.operator
         out = merge(operator(made["q"], made["k"], made["v"], grid=grid, mask=mask))
-        if self.dwc is not None:
-            extra, cells = grid.to_map(merge(cast(Tensor, made["v"])))
-            out = out + grid.from_map(torch.zeros_like(extra), self.dwc(cells))
-        return self.finish(x, out)
+        return self.finish(x, self.beside(x, out, made["v"], grid, mask))
+
+    def beside(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
+        """out (B, N, inner) of the operator plus the branches beside it: here the convolution of v (B, H, N, e)."""
+        if self.dwc is None:
+            return out
+        extra, cells = grid.to_map(merge(cast(Tensor, v)))
+        return out + grid.from_map(torch.zeros_like(extra), self.dwc(cells))
 
 
 class CrossMixer(HeadLayer):
@@ -161,7 +165,11 @@ class CrossMixer(HeadLayer):
         self.check(x, grid, None)
         refuse_masks(self.config, mask)
         memory_grid.check(memory)
-        if self.dwc is not None and grid != memory_grid:
+        if self.dwc is not None and (grid.height, grid.width, grid.extra) != (
+            memory_grid.height,
+            memory_grid.width,
+            memory_grid.extra,
+        ):  # number by number: Dynamo cannot compare whole grids
             raise ShapeError("dwc adds values at their own place: cross-attention needs dwc=0")
         roles = self.config.roles
         made: dict[str, Tensor | None] = dict.fromkeys("qkv")

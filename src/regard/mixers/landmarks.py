@@ -1,18 +1,22 @@
-"""Landmarks: a few queries that stand for all, averaged over windows of the grid.
+"""Landmarks: a few queries that stand for all, by default averages over windows of the grid.
 
-A window is where `adaptive_avg_pool2d` would put it: row i of m_h rows averages floor(i h / m_h) to
-ceil((i + 1) h / m_h) - 1, so that windows overlap where m_h does not divide h.
-Class and register tokens are never pooled.
+Adaptive windows are those of `adaptive_avg_pool2d`: row i of m_h rows averages floor(i h / m_h) to
+ceil((i + 1) h / m_h) - 1, so that windows overlap where m_h does not divide h. Windows of a partition end at
+floor((i + 1) h / m_h) - 1 and share nothing. Class and register tokens are never pooled.
 """
+
+import math
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
-from regard.core import Grid, GridError
+from regard.core import Cost, Grid, GridError, Site
 
 Windows = int | tuple[int, int]
+POLICIES = ("adaptive", "partition")
 
 
 def windows_of(grid: Grid, m: Windows) -> tuple[int, int]:
@@ -34,15 +38,19 @@ def pool_matrix(
     m: Windows,
     *,
     start: int | None = None,
+    policy: str = "adaptive",
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Float[Tensor, "m N"]:
     """The averages as a matrix over all tokens: rows sum to 1, columns of extra tokens are 0.
 
-    start: the token where the image begins, None = after the prefix. Raises: GridError as `windows_of`.
+    start: the token where the image begins, None = after the prefix. policy: "adaptive" or "partition" windows.
+    Raises: GridError as `windows_of`.
     """
     rows, columns = windows_of(grid, m)
-    vertical, horizontal = _averages(grid.height, rows, dtype, device), _averages(grid.width, columns, dtype, device)
+    vertical, horizontal = (
+        _averages(size, number, policy, dtype, device) for size, number in ((grid.height, rows), (grid.width, columns))
+    )
     start = grid.prefix if start is None else start
     return F.pad(torch.kron(vertical, horizontal), (start, grid.tokens - grid.cells - start))
 
@@ -54,38 +62,327 @@ def pool_landmarks(
     *,
     keep: Bool[Tensor, "B N"] | None = None,
     start: int | None = None,
+    policy: str = "adaptive",
 ) -> Float[Tensor, "B H m d"]:
     """Average the cells of x over m windows, an int or (rows, columns); prefix and suffix tokens are left out.
 
     keep: tokens that count; a window without any gives zeros. start: the token where the image begins, None = after
-    the prefix (0 is what MiTA's published code does: it takes the class token for the first pixel).
+    the prefix (0 is what MiTA's published code does: it takes the class token for the first pixel). policy: "adaptive"
+    windows overlap where they do not divide the grid, those of a "partition" never do.
     Raises: GridError if x does not fit the grid or the grid cannot give m windows; the message has the nearest m.
     """
     grid.check(x)
     rows, columns = windows_of(grid, m)
     if keep is not None:
-        matrix = pool_matrix(grid, m, start=start, dtype=x.dtype, device=x.device) * keep[:, None, :].to(x.dtype)
+        matrix = pool_matrix(grid, m, start=start, policy=policy, dtype=x.dtype, device=x.device) * keep[:, None, :].to(
+            x.dtype
+        )
         return (matrix / matrix.sum(-1, keepdim=True).clamp_min(1e-6))[:, None] @ x
     first = grid.prefix if start is None else start
     cells = x[..., first : first + grid.cells, :]
     if grid.height % rows == 0 and grid.width % columns == 0:
         bands = cells.unflatten(-2, (rows, grid.height // rows, grid.width)).mean(-3)  # long rows first: faster
         return bands.unflatten(-2, (columns, grid.width // columns)).mean(-2).flatten(-3, -2)
+    if policy == "partition":
+        bands = _parts(cells.unflatten(-2, (grid.height, grid.width)), -3, rows)
+        return _parts(bands, -2, columns).flatten(-3, -2)
     if torch.are_deterministic_algorithms_enabled():  # the backward of adaptive pooling is not, on CUDA
         return pool_matrix(grid, m, start=start, dtype=x.dtype, device=x.device) @ x
     image = cells.mT.unflatten(-1, (grid.height, grid.width)).flatten(0, 1)
     return F.adaptive_avg_pool2d(image, (rows, columns)).flatten(-2).mT.unflatten(0, x.shape[:2])
 
 
-def seen(grid: Grid, m: Windows, keep: Bool[Tensor, "B N"], start: int | None = None) -> Bool[Tensor, "B m"]:
+def seen(
+    grid: Grid, m: Windows, keep: Bool[Tensor, "B N"], start: int | None = None, policy: str = "adaptive"
+) -> Bool[Tensor, "B m"]:
     """True for a landmark whose window has at least one token to keep."""
-    matrix = pool_matrix(grid, m, start=start, device=keep.device)
+    matrix = pool_matrix(grid, m, start=start, policy=policy, device=keep.device)
     return keep.to(matrix.dtype) @ matrix.mT > 0
 
 
-def _averages(size: int, windows: int, dtype: torch.dtype, device: torch.device | None) -> Tensor:
-    """(windows, size): row i averages floor(i size / windows) to ceil((i + 1) size / windows) - 1."""
+def _averages(size: int, windows: int, policy: str, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    """(windows, size): row i averages floor(i size / windows) to the end of its window."""
     number = torch.arange(windows, device=device)[:, None]
     place = torch.arange(size, device=device)
-    inside = (place >= number * size // windows) & (place < -((number + 1) * size // -windows))
+    ends = (number + 1) * size // windows if policy == "partition" else -((number + 1) * size // -windows)
+    inside = (place >= number * size // windows) & (place < ends)
     return inside.to(dtype) / inside.sum(-1, keepdim=True).to(dtype)
+
+
+def _parts(x: Tensor, axis: int, windows: int) -> Tensor:
+    """Means of the parts of an axis, which do not overlap."""
+    size = x.shape[axis]
+    edges = [i * size // windows for i in range(windows + 1)]
+    lengths = [end - begin for begin, end in zip(edges, edges[1:], strict=False)]
+    return torch.stack([part.mean(axis) for part in x.split(lengths, axis)], axis)
+
+
+Chosen = tuple[Tensor, Tensor | None]
+"""Landmarks (B, H, m, d), and which of them have a token at all, (B, m), or None if there is no mask."""
+
+
+@runtime_checkable
+class LandmarkOptions(Protocol):
+    """What an extractor reads of its configuration. m: a number or windows; preset: "paper" or "official"."""
+
+    @property
+    def m(self) -> Windows: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def windows(self) -> str: ...
+    @property
+    def preset(self) -> str: ...
+
+
+class Extractor(nn.Module):
+    """Makes landmarks of queries. learned: whether it has parameters. Built for a site, called with any grid."""
+
+    learned: ClassVar[bool] = False
+
+    def __init__(self, options: LandmarkOptions, site: Site) -> None:
+        super().__init__()
+        self.options = options
+        self.check(site.grid)
+
+    def check(self, grid: Grid) -> None:
+        """Raises: GridError if the grid cannot give so many landmarks."""
+        windows_of(grid, self.options.m)
+
+    @classmethod
+    def cost(cls, options: LandmarkOptions, site: Site) -> Cost:
+        """Parameters and products; averages are sums and count nothing."""
+        return Cost()
+
+    def forward(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Chosen:
+        """The landmarks; keep: False for tokens that must not enter them."""
+        raise NotImplementedError
+
+
+class Avg2d(Extractor):
+    """Averages over windows of the image."""
+
+    def surface(self, grid: Grid) -> Grid:
+        """The grid whose windows are averaged."""
+        return grid
+
+    def check(self, grid: Grid) -> None:
+        windows_of(self.surface(grid), self.options.m)
+
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+        surface, m, policy = self.surface(grid), self.options.m, self.options.windows
+        start = 0 if self.options.preset == "official" else None
+        landmarks = pool_landmarks(q, surface, m, keep=keep, start=start, policy=policy)
+        return landmarks, None if keep is None else seen(surface, m, keep, start, policy)
+
+
+class Avg1d(Avg2d):
+    """Averages over stretches of the cells in order."""
+
+    def surface(self, grid: Grid) -> Grid:
+        return Grid(1, grid.cells, grid.prefix, grid.suffix)
+
+
+class Draw(Extractor):
+    """Queries of distinct cells: drawn for each forward pass in training, the same scattered ones in evaluation."""
+
+    def check(self, grid: Grid) -> None:
+        if self.options.number > grid.cells:
+            raise GridError(f"{self.options.number} landmarks cannot be drawn of {grid}; take at most {grid.cells}")
+
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+        grid.check(q)
+        self.check(grid)
+        noise = torch.rand(grid.cells, device=q.device) if self.training else _scattered(grid.cells, q.device)
+        noise = noise[None]
+        if keep is not None:
+            noise = torch.where(keep[:, grid.span], noise, 2.0)
+        places = noise.argsort(-1)[:, : self.options.number]  # (1 | B, m)
+        index = (places + grid.prefix).expand(len(q), -1)
+        chosen = q.gather(2, index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[-1]))
+        return chosen, None if keep is None else keep.gather(1, index)
+
+
+def _scattered(number: int, device: torch.device) -> Tensor:
+    """Fixed numbers in [0, 1) without order: a hash of the place."""
+    x = torch.arange(1, number + 1, device=device)
+    for _ in range(2):
+        x = ((x ^ (x >> 16)) * 0x45D9F3B) % (1 << 32)
+    return (x ^ (x >> 16)).double() / 2.0**32
+
+
+class Learned(Extractor):
+    """m learned queries a head, landmarks (H, m, d), the same for every image; start: truncated normal, 0.02."""
+
+    learned = True
+
+    def __init__(self, options: LandmarkOptions, site: Site) -> None:
+        super().__init__(options, site)
+        self.landmarks = nn.Parameter(torch.empty(site.heads, options.number, site.width))
+        self.reset_parameters()
+
+    def check(self, grid: Grid) -> None:
+        """Any grid has them."""
+
+    def reset_parameters(self) -> None:
+        """Draw them anew."""
+        nn.init.trunc_normal_(self.landmarks, std=0.02)
+
+    @classmethod
+    def cost(cls, options: LandmarkOptions, site: Site) -> Cost:
+        return Cost(options.number * site.inner, 0)
+
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+        return self.landmarks.to(q.dtype).repeat(len(q), 1, 1, 1), None
+
+
+class DepthwiseConv(Extractor):
+    """A convolution of the queries' map with stride floor(h / m_h) and kernel h - (m_h - 1) stride.
+
+    weight (C, 1 or C, kernel), bias (C,); it starts as the mean over its window. The grid's size is fixed by it.
+    Tokens that are masked count as zero, and the rest is weighted up.
+    """
+
+    learned = True
+
+    def __init__(self, options: LandmarkOptions, site: Site) -> None:
+        super().__init__(options, site)
+        self.rows, self.columns = site.grid.height, site.grid.width
+        self.stride, self.kernel = _strides(site.grid, options.m)
+        self.weight = nn.Parameter(torch.empty(site.inner, self.depth(site), *self.kernel))
+        self.bias = nn.Parameter(torch.empty(site.inner))
+        self.reset_parameters()
+
+    @staticmethod
+    def depth(site: Site) -> int:
+        """Channels that one filter reads."""
+        return 1
+
+    def reset_parameters(self) -> None:
+        """The mean of each channel's window; nothing is random."""
+        with torch.no_grad():
+            channels, depth = self.weight.shape[:2]
+            one = torch.eye(channels) if depth > 1 else torch.ones(channels, 1)
+            self.weight.copy_((one / math.prod(self.kernel))[:, :, None, None].expand_as(self.weight))
+            self.bias.zero_()
+
+    @classmethod
+    def cost(cls, options: LandmarkOptions, site: Site) -> Cost:
+        _, kernel = _strides(site.grid, options.m)
+        filters = site.inner * cls.depth(site) * math.prod(kernel)
+        return Cost(filters + site.inner, options.number * filters)
+
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+        grid.check(q)
+        if grid.height != self.rows or grid.width != self.columns:
+            raise GridError(
+                f"convolved landmarks were built for {self.rows}x{self.columns} cells, not for {grid}; "
+                'build the layer for this grid, or take landmarks="avg2d"'
+            )
+        b, h, _, d = q.shape
+        image = q[:, :, grid.span].mT.reshape(b, h * d, grid.height, grid.width)
+        share = None
+        if keep is not None:
+            shown = keep[:, None, grid.span].to(q.dtype).unflatten(-1, (grid.height, grid.width))
+            share = F.avg_pool2d(shown, self.kernel, self.stride)
+            image = image * shown
+        weight = self.weight.to(q.dtype)
+        made = F.conv2d(image, weight, None, self.stride, groups=h * d // weight.shape[1])
+        if share is not None:
+            made = made / share.clamp_min(1e-6)
+        made = made + self.bias.to(q.dtype)[:, None, None]
+        landmarks = made.flatten(-2).mT.unflatten(-1, (h, d)).transpose(1, 2)
+        return landmarks, None if share is None else share.flatten(1) > 0
+
+
+class Conv(DepthwiseConv):
+    """The same with filters over all channels of all heads."""
+
+    @staticmethod
+    def depth(site: Site) -> int:
+        return site.inner
+
+
+def _strides(grid: Grid, m: Windows) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Strides and kernels (rows, columns) of a convolution that gives the windows."""
+    sizes = list(zip((grid.height, grid.width), windows_of(grid, m), strict=True))
+    strides = [size // number for size, number in sizes]
+    kernels = [size - (number - 1) * stride for (size, number), stride in zip(sizes, strides, strict=True)]
+    return (strides[0], strides[1]), (kernels[0], kernels[1])
+
+
+class ToMe(Extractor):
+    """Queries merged by similarity until m are left (Bolya et al. 2023): a landmark is the mean of its members.
+
+    In a round every second token proposes its most similar other one, by the mean of its heads; the strongest merge.
+    All heads share the merges, which have no gradient.
+    """
+
+    def check(self, grid: Grid) -> None:
+        if self.options.number > grid.cells:
+            raise GridError(f"{self.options.number} tokens cannot remain of {grid}; take at most {grid.cells}")
+
+    @classmethod
+    def cost(cls, options: LandmarkOptions, site: Site) -> Cost:
+        left, products = site.grid.cells, 0
+        while left > options.number:
+            products += (left - left // 2) * (left // 2)
+            left -= min(left - options.number, left // 2)
+        return Cost(0, products * site.width)
+
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+        grid.check(q)
+        self.check(grid)
+        cells = q[:, :, grid.span]
+        shown = None if keep is None else keep[:, grid.span]
+        owner, sizes = merge_tokens(cells.mean(1), self.options.number, shown)
+        if shown is not None:
+            cells = cells * shown[:, None, :, None]
+        total = cells.new_zeros(*cells.shape[:2], self.options.number, cells.shape[-1])
+        total = total.scatter_add(2, owner[:, None, :, None].expand_as(cells), cells)
+        landmarks = total / sizes.to(q.dtype).clamp_min(1.0)[:, None, :, None]
+        return landmarks, None if keep is None else sizes > 0
+
+
+@torch.no_grad()
+def merge_tokens(
+    x: Float[Tensor, "B n d"], left: int, keep: Bool[Tensor, "B n"] | None = None
+) -> tuple[Int[Tensor, "B n"], Float[Tensor, "B left"]]:
+    """Bipartite matching down to `left` clusters: the cluster of each token, and the number of tokens in each.
+
+    keep: tokens that count; others merge first, with weight 0. Scores are in float32 at least.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    sizes = x.new_ones(x.shape[:2]) if keep is None else keep.to(x.dtype)
+    sums = x * sizes[..., None]
+    owner = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+    while (number := sums.shape[1]) > left:
+        unit = F.normalize(sums, dim=-1)
+        scores = unit[:, ::2] @ unit[:, 1::2].mT
+        scores = scores.masked_fill(sizes[:, None, 1::2] == 0, -2.0).masked_fill(sizes[:, ::2, None] == 0, 2.0)
+        best = scores.max(-1)
+        order = best.values.argsort(-1, descending=True)
+        merged = min(number - left, number // 2)
+        stay = order.shape[1] - merged
+        fresh = torch.arange(stay, device=x.device).expand(len(x), -1)
+        even = torch.cat([stay + best.indices.gather(1, order[:, :merged]), fresh], 1)
+        even = torch.empty_like(order).scatter(1, order, even)
+        odd = torch.arange(stay, stay + number // 2, device=x.device).expand(len(x), -1)
+        place = order.new_empty(len(x), number)
+        place[:, ::2], place[:, 1::2] = even, odd
+        owner = place.gather(1, owner)
+        remain = number - merged
+        sums = sums.new_zeros(len(x), remain, x.shape[-1]).scatter_add(1, place[..., None].expand_as(sums), sums)
+        sizes = sizes.new_zeros(len(x), remain).scatter_add(1, place, sizes)
+    return owner, sizes
+
+
+EXTRACTORS: dict[str, type[Extractor]] = {
+    "avg2d": Avg2d,
+    "avg1d": Avg1d,
+    "random": Draw,
+    "learned": Learned,
+    "conv": Conv,
+    "dwconv": DepthwiseConv,
+    "tome": ToMe,
+}

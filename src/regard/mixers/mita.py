@@ -23,12 +23,14 @@ from regard.core import (
     Operator,
     ShapeError,
     Site,
+    nearest,
     softmax_rows,
 )
 
 from .heads import HeadMixerConfig, check_heads, check_qkv
-from .landmarks import pool_landmarks, seen, windows_of
+from .landmarks import EXTRACTORS, POLICIES, Chosen
 from .mita_forms import Parts, choose_form
+from .mita_lean import Lean, Rule, takes
 from .mita_plan import (
     MitaPlan,
     check_counts,
@@ -104,8 +106,13 @@ def mita(
     query share counts twice ("multiset", the literal Eq. 11-12) or once ("union"). landmark_scale: factor of the
     landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
-    "auto", "dense", "gather" or "grouped", which differ in speed and memory only ("union" of several: dense).
-    Scores and the softmax are in float32 for half precision. Nothing is learned through the selection.
+    "auto", "lean-dense", "lean-grouped", "dense", "gather" or "grouped", which differ in speed and memory only ("union"
+    of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU, cannot be
+    differentiated twice.
+    Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
+    are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer others than `top`; a
+    query to which nothing is left gets zeros. An expert without queries is normal. A score that is not finite makes
+    the outputs of its head NaN and harms no other.
     Raises: ShapeError for tensors or numbers that do not fit, UnsupportedError for masks with a row per query,
     ConfigError for unknown words.
     """
@@ -117,11 +124,16 @@ def mita(
         raise ShapeError(f"mita: landmarks have width {landmarks.shape[-1]}, q has {q.shape[-1]}; they must be equal")
     if plan is not None:
         check_plan(plan, q, landmarks, top, experts)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    once = duplicates == "union" and experts > 1
+    bias = key_bias("mita", mask, wide(k)[..., 0])
+    if branches != "compress" and takes(execution, q, bias):
+        rule = Rule(top, experts, branches == "both", landmark_scale, scale, once).suited(execution, q, k)
+        drop = None if landmark_keep is None else ~landmark_keep
+        return cast(Tensor, Lean.apply(q, k, v, landmarks, bias, drop, plan, rule))  # type: ignore[no-untyped-call]
     with exact_products(q.device):
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
         probing = wide(landmarks) * scale
         probe = probing @ wide(k).mT  # (B, H, m, M)
-        bias = key_bias("mita", mask, probe)
         probe = probe if bias is None else probe + bias
         route = without(wide(q) @ probing.mT, landmark_keep)  # (B, H, N, m)
         whole = torch.softmax(probe, -1) if bias is None else softmax_rows(probe)
@@ -131,7 +143,7 @@ def mita(
             return softmax_rows(shared).to(v.dtype) @ cast(Tensor, values)
         plan = choose(probe, route, top, experts) if plan is None else plan
         parts = Parts(q * scale, k, v, None if branches == "route" else shared, values, plan, bias)
-        return choose_form(execution, parts, once=duplicates == "union" and experts > 1)(parts)
+        return choose_form(execution, parts, once)(parts)
 
 
 def _check_words(branches: str, duplicates: str) -> None:
@@ -146,18 +158,25 @@ class MiTA(HeadMixerConfig):
     """m: landmarks, a number or (rows, columns) of windows. k: keys of each expert. experts: experts of each query.
 
     The paper has m = k = 25 and one expert for 14x14 cells. branches: "both", "route" (keys only; the paper then
-    doubles k) or "compress" (landmarks only: Agent attention without bias). landmarks: "avg2d" averages windows of
-    the grid, "avg1d" stretches of its cells in order. preset: "paper" is Eq. 10; "official" is what the published
-    code computes: landmark logits scaled by d^-0.5 twice, and pooling that takes the first token for the first pixel.
-    Raises: ConfigError for numbers below 1 or unknown words. Building raises ConfigError if k or experts is too large
-    for the site, and GridError, with the nearest possible number, if its grid cannot give m windows.
+    doubles k) or "compress" (landmarks only: Agent attention without bias). duplicates: a key that two experts of a
+    query share counts twice ("multiset") or once ("union"). landmarks: "avg2d" averages windows of the grid, "avg1d"
+    stretches of its cells in order, "random" draws cells, "learned" has parameters, "conv" and "dwconv" convolve the
+    queries, "tome" merges similar ones. windows: "adaptive" overlap where they do not divide the grid, those of a
+    "partition" do not. preset: "paper" is Eq. 10; "official" is what the published code computes: landmark logits
+    scaled by d^-0.5 twice, and pooling that takes the first token for the first pixel.
+    In cross-attention landmarks are of the queries, so m is at most their number of cells.
+    Raises: ConfigError for numbers below 1, unknown words, or words that exclude each other: landmarks with parameters
+    get no gradient from branches="route". Building raises ConfigError if k or experts is too large for the site, and
+    GridError, with the nearest possible number, if its grid cannot give m landmarks.
     """
 
     m: int | tuple[int, int] = 25
     k: int = 25
     experts: int = 1
     branches: Literal["both", "route", "compress"] = "both"
-    landmarks: Literal["avg2d", "avg1d"] = "avg2d"
+    duplicates: Literal["multiset", "union"] = "multiset"
+    landmarks: Literal["avg2d", "avg1d", "random", "learned", "conv", "dwconv", "tome"] = "avg2d"
+    windows: Literal["adaptive", "partition"] = "adaptive"
     preset: Literal["paper", "official"] = "paper"
 
     card: ClassVar[Card] = Card(
@@ -188,11 +207,22 @@ class MiTA(HeadMixerConfig):
             )
         if self.experts > self.number:
             raise ConfigError(f"{self.experts} experts per query of {self.number} landmarks; experts is at most m")
-        _check_words(self.branches, "multiset")
-        if self.landmarks not in ("avg2d", "avg1d"):
-            raise ConfigError(f"landmarks is avg2d or avg1d, not {self.landmarks!r}")
-        if self.preset not in ("paper", "official"):
-            raise ConfigError(f"preset is paper or official, not {self.preset!r}")
+        _check_words(self.branches, self.duplicates)
+        for name, options in (
+            ("landmarks", tuple(EXTRACTORS)),
+            ("windows", POLICIES),
+            ("preset", ("paper", "official")),
+        ):
+            value = getattr(self, name)
+            if value not in options:
+                raise ConfigError(f"MiTA has no {name}={value!r}; {nearest(str(value), options)}")
+        if self.branches == "route" and EXTRACTORS[self.landmarks].learned:
+            raise ConfigError(
+                f'landmarks="{self.landmarks}" would never be trained with branches="route": '
+                'nothing is learned through the selection; take branches="both" or landmarks="avg2d"'
+            )
+        if self.preset == "official" and self.landmarks not in ("avg2d", "avg1d"):
+            raise ConfigError(f'preset="official" pools averages; landmarks="{self.landmarks}" needs preset="paper"')
 
     @property
     def number(self) -> int:
@@ -204,38 +234,30 @@ class MiTA(HeadMixerConfig):
         where = f" of {site.name}" if site.name else ""
         if self.branches != "compress" and self.k > keys:
             raise ConfigError(f"k={self.k}, but the site{where} has {keys} keys; choose k between 1 and {keys}")
-        operator = MiTAOperator(self)
-        windows_of(operator.surface(site.grid), self.m)
-        return operator
+        return MiTAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Products of landmarks with keys and queries are made once and used twice (Algorithm 1); pooling adds."""
+        self.operator(site)  # refuses what cannot be built
         n, keys, inner = site.grid.tokens, (site.memory or site.grid).tokens, site.inner
         compress = self.number * inner * (keys + n)  # q~ K^T and q q~^T
         if self.branches != "route":
             compress *= 2  # landmark values, and their part in the output
         routed = 0 if self.branches == "compress" else 2 * n * self.k * self.experts * inner
-        return Cost(0, compress + routed)
+        return Cost(0, compress + routed) + EXTRACTORS[self.landmarks].cost(self, site)
 
 
 class MiTAOperator(Operator):
-    """No parameters. execution: "auto", or the name of one form (see `mita`)."""
+    """extract: makes the landmarks, with its parameters if it has some. execution: see `mita`."""
 
-    def __init__(self, config: MiTA, execution: str = "auto") -> None:
+    def __init__(self, config: MiTA, site: Site, execution: str = "auto") -> None:
         super().__init__()
         self.config, self.execution = config, execution
+        self.extract = EXTRACTORS[config.landmarks](config, site)
 
-    def surface(self, grid: Grid) -> Grid:
-        """The grid on which landmarks are pooled."""
-        return grid if self.config.landmarks == "avg2d" else Grid(1, grid.cells, grid.prefix, grid.suffix)
-
-    def pooled(
-        self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None
-    ) -> tuple[Float[Tensor, "B H m d"], Bool[Tensor, "B m"] | None]:
+    def pooled(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Chosen:
         """The landmarks of q, and, where some tokens are padding, which landmarks have a token at all."""
-        surface, start = self.surface(grid), 0 if self.config.preset == "official" else None
-        landmarks = pool_landmarks(q, surface, self.config.m, keep=keep, start=start)
-        return landmarks, None if keep is None else seen(surface, self.config.m, keep, start)
+        return cast(Chosen, self.extract(q, grid, keep))
 
     def forward(
         self,
@@ -280,6 +302,7 @@ class MiTAOperator(Operator):
             "top": config.k if config.branches != "compress" else 1,
             "experts": config.experts,
             "branches": config.branches,
+            "duplicates": config.duplicates,
             "landmark_scale": q.shape[-1] ** -0.5 if config.preset == "official" else 1.0,
             "mask": mask,
             "landmark_keep": landmark_keep,

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -51,10 +52,23 @@ def mita_plan(
 
 def choose(probe: Tensor, route: Tensor, top: int, experts: int) -> MitaPlan:
     """The plan of scores: probe (B, H, m, M) of landmarks with keys, route (B, H, N, m) of queries with landmarks."""
-    keys = probe.detach().topk(top, sorted=False).indices
+    keys = largest(probe.detach(), top)
     route = route.detach()
     best = route.max(-1, keepdim=True).indices if experts == 1 else route.topk(experts, sorted=False).indices
     return MitaPlan(keys, best)
+
+
+def largest(scores: Tensor, top: int) -> Tensor:
+    """Indices (..., top) of the largest scores (..., M), in any order; NaN counts as the largest.
+
+    In eager mode on the CPU, NumPy's partition finds them two to three times faster than `topk`.
+    """
+    width = scores.shape[-1]
+    outside = torch.compiler.is_compiling() or torch.jit.is_tracing() or type(scores) is not Tensor
+    if outside or scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64) or top == width:
+        return scores.topk(top, sorted=False).indices
+    found = np.argpartition(scores.numpy(), width - top, axis=-1)[..., width - top :]
+    return torch.from_numpy(np.ascontiguousarray(found))
 
 
 def check_counts(name: str, keys: int, landmarks: int, top: int, experts: int) -> None:
@@ -149,6 +163,8 @@ def lay_out(plan: MitaPlan, size: int, bounded: bool) -> Blocks:
     groups = plan.keys.shape[0] * plan.keys.shape[1]
     total = groups * plan.keys.shape[2]
     device = plan.experts.device
+    if not bounded and device.type == "cpu":
+        return _lay_out_small(plan.experts.numpy().reshape(groups, -1), total, size)
     own = plan.experts.reshape(groups, -1) + plan.keys.shape[2] * torch.arange(groups, device=device)[:, None]
     own = own.flatten()  # (P,)
     ranked, order = own.sort(stable=True)
@@ -163,6 +179,23 @@ def lay_out(plan: MitaPlan, size: int, bounded: bool) -> Blocks:
     real = torch.zeros(number * size, 1, dtype=torch.bool, device=device).index_fill_(0, rows, 1)
     expert = torch.searchsorted(ends, torch.arange(number, device=device), right=True).clamp_(max=total - 1)
     return Blocks(size, source, slot, expert, real)
+
+
+def _lay_out_small(experts: np.ndarray, total: int, size: int) -> Blocks:
+    """The same in NumPy, whose calls on some thousand integers cost a fraction of PyTorch's."""
+    groups = len(experts)
+    kind = np.int16 if total <= np.iinfo(np.int16).max else np.int64  # 16 bits are sorted by radix
+    own = (experts + (total // groups) * np.arange(groups)[:, None]).ravel()
+    order = own.astype(kind).argsort(kind="stable")
+    counts = np.bincount(own, minlength=total)
+    blocks = (counts + (size - 1)) // size
+    number = int(blocks.sum())
+    offset = (blocks.cumsum() - blocks) * size - (counts.cumsum() - counts)
+    rows = np.arange(own.size) + offset.repeat(counts)
+    slot, source, real = np.empty_like(rows), np.zeros(number * size, np.int64), np.zeros((number * size, 1), np.bool_)
+    slot[order], source[rows], real[rows] = rows, order, True
+    made = (torch.from_numpy(x) for x in (source, slot, np.arange(total).repeat(blocks), real))
+    return Blocks(size, *made)
 
 
 class ToBlocks(torch.autograd.Function):

@@ -1,7 +1,9 @@
 """Static key attention: A = softmax(scale q K^T), K learned per head and token instead of projected (SKA, Sec. 4.1).
 
 Queries and values come from the input; a key stands for a place. So SKA is not permutation equivariant, and its keys
-belong to one grid: another grid resamples them, while the keys of extra tokens, a parameter of their own, stay.
+belong to one grid: another grid resamples them, or is covered by windows of the trained grid, while the keys of extra
+tokens, a parameter of their own, stay. In windows every cell sees the extra tokens and its own window; an extra token
+sees all keys, tiled.
 """
 
 from collections.abc import Callable
@@ -19,9 +21,7 @@ from regard.core import (
     ConfigError,
     Cost,
     Grid,
-    GridError,
     Mask,
-    Operator,
     ShapeError,
     Site,
     attend,
@@ -29,8 +29,10 @@ from regard.core import (
     softmax_rows,
 )
 
-from .heads import CrossMixer, HeadMixer, HeadMixerConfig, check_heads
+from .heads import CrossMixer, HeadMixer, check_heads
 from .sdpa import sdpa
+from .static import StaticConfig, StaticOperator, apart, in_windows, join, tiled, tokens_of, windows_on
+from .static import resample as resample
 
 
 def _star_relu(x: Tensor) -> Tensor:
@@ -94,21 +96,19 @@ def ska(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SKA(HeadMixerConfig):
-    """scale: factor of the logits, None = d^-0.5 (the paper's Algorithm 1 has 1.0, its code d^-0.5).
+class SKA(StaticConfig):
+    """scale, init, resize: see `StaticConfig`; init="paper" has the standard deviation 1.
 
-    init: "trunc_normal" starts the keys with standard deviation 0.02, near the uniform average; "paper" with 1.
-    resize: what a call on another grid does: "interpolate" resamples the keys, "error" refuses.
     activation: "softmax", or "relu", "gelu", "starrelu" (SKA Table 4) or "none" (linear time).
     heads: number of heads of the host's width, 0 = as many as the host. The paper's models "b" have more, to be as
     large as the model that they are compared with.
+    windows: in a host that brings windows in the batch (Swin), 1 is one key for all windows; the paper's Swin has a key
+    for each of its windows, of which a call's batch must be a multiple. With more than 1 the only mask is a bias.
     """
 
-    scale: float | None = None
-    init: Literal["trunc_normal", "paper"] = "trunc_normal"
-    resize: Literal["interpolate", "error"] = "interpolate"
     activation: Literal["softmax", "relu", "gelu", "starrelu", "none"] = "softmax"
     heads: int = 0
+    windows: int = 1
 
     card: ClassVar[Card] = Card(
         title="Static key attention",
@@ -124,26 +124,20 @@ class SKA(HeadMixerConfig):
         topology="dense",
         prefix="a query like any other; its key is learned apart and is not resampled",
     )
-    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
-    cross: ClassVar[bool] = True
+
+    @property
+    def masks(self) -> frozenset[str]:  # type: ignore[override]
+        """The kinds of mask."""
+        return frozenset({"causal", "padding", "bias"} if self.windows == 1 else {"bias"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, options in (
-            ("init", ("trunc_normal", "paper")),
-            ("resize", ("interpolate", "error")),
-            ("activation", ACTIVATIONS),
-        ):
-            value = getattr(self, name)
-            if value not in options:
-                raise ConfigError(f"SKA has no {name}={value!r}; {nearest(str(value), options)}")
-        if self.heads < 0:
-            raise ConfigError(f"SKA has at least one head, or 0 for the host's number, not heads={self.heads}")
-
-    @property
-    def uses(self) -> str:
-        """No key is projected."""
-        return "qv"
+        self.check_options({"activation": ACTIVATIONS})
+        if self.heads < 0 or self.windows < 1:
+            raise ConfigError(
+                "SKA has at least one head, or 0 for the host's number, and at least one window, "
+                f"not heads={self.heads}, windows={self.windows}"
+            )
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         return super().build(self._widened(site), shared)
@@ -163,51 +157,57 @@ class SKA(HeadMixerConfig):
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         n, m = site.grid.tokens, (site.memory or site.grid).tokens
         linear_time = Cost(0, (n + m) * site.inner * site.width)
-        return Cost(m * site.inner) + (linear_time if self.activation == "none" else attend(n, m, site.inner))
+        return Cost(m * site.inner * self.windows) + (
+            linear_time if self.activation == "none" else attend(n, m, site.inner)
+        )
 
 
-class SKAOperator(Operator):
-    """keys (H, cells, d) on the build grid, rows first; extra_keys (H, prefix + suffix, d) or None.
+class SKAOperator(StaticOperator):
+    """keys (windows * H, cells, d) on the build grid, rows first; extra_keys (windows * H, prefix + suffix, d) or None.
 
     The keys lie on the memory's grid in cross-attention.
     """
 
+    config: SKA
+
     def __init__(self, config: SKA, site: Site) -> None:
-        super().__init__()
-        self.config, self.grid = config, site.memory or site.grid
-        self.keys = nn.Parameter(torch.empty(site.heads, self.grid.cells, site.width))
-        extra = torch.empty(site.heads, self.grid.extra, site.width)
+        super().__init__(config, site)
+        images = config.windows * site.heads
+        self.keys = nn.Parameter(torch.empty(images, self.grid.cells, site.width))
+        extra = torch.empty(images, self.grid.extra, site.width)
         self.extra_keys = nn.Parameter(extra) if self.grid.extra else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw all keys as `config.init` says."""
+        self.freeze(None)
         for keys in self.parameters():
             if self.config.init == "paper":
                 nn.init.normal_(keys)
             else:
                 nn.init.trunc_normal_(keys, std=0.02)
 
-    def no_weight_decay(self) -> set[str]:
-        """Names of parameters to keep out of weight decay: under softmax it would only move the keys' free mean."""
-        return {name for name, _ in self.named_parameters()}
+    @torch.no_grad()
+    def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
+        """Take these keys, in token order on the build grid."""
+        extra, cells = apart(keys, self.grid)
+        self.keys.copy_(cells)
+        if self.extra_keys is not None:
+            self.extra_keys.copy_(extra)
+
+    def means(self, k: Float[Tensor, "B H M d"]) -> Float[Tensor, "H2 M d"]:
+        return self._fold(k).mean(0)
+
+    def constants(self, grid: Grid) -> dict[str, Tensor]:
+        cells = self.resampled(self.keys, grid)
+        return {"keys": cells if self.extra_keys is None else tokens_of(cells, self.extra_keys, grid)}
 
     def keys_on(self, grid: Grid) -> Float[Tensor, "H M d"]:
         """All keys in token order for a grid: bicubic, antialiased, in float32 at least where the grid is another.
 
-        Raises: GridError if the extra tokens are others than those of the build grid, or if resize is "error".
+        With resize="window" those of one window. Raises: GridError as `on`.
         """
-        if (grid.prefix, grid.suffix) != (self.grid.prefix, self.grid.suffix):
-            raise GridError(f"static keys were built for {self.grid}, not for {grid}; extra tokens must be the same")
-        cells: Tensor = self.keys
-        if grid.height != self.grid.height or grid.width != self.grid.width:  # Dynamo cannot compare whole grids
-            if self.config.resize == "error":
-                raise GridError(f"static keys lie on {self.grid}, not on {grid}; SKA(resize='interpolate') resamples")
-            cells = resample(cells, self.grid, grid)
-        if self.extra_keys is None:
-            return cells
-        first, last = self.extra_keys.split([grid.prefix, grid.suffix], dim=1)
-        return torch.cat([first, cells, last], 1)
+        return self.on(grid)["keys"]
 
     def forward(
         self,
@@ -219,9 +219,20 @@ class SKAOperator(Operator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q, v = cast(Tensor, q), cast(Tensor, v)
-        keys = self.keys_on(memory or grid).to(q.dtype)
-        return ska(q, keys, v, scale=self.config.scale, mask=mask, activation=self.config.activation)
+        q, v, mask = self._fold(cast(Tensor, q)), self._fold(cast(Tensor, v)), self._fold_mask(mask, cast(Tensor, q))
+        keys, memory = self.keys_on(memory or grid).to(q.dtype), memory or grid
+        scale, activation = self.config.scale, self.config.activation
+        if not self.windowed(memory):
+            return self._unfold(ska(q, keys, v, scale=scale, mask=mask, activation=activation))
+        extra, cells = apart(q, grid)
+        grids, windows = (grid, memory), (self.site_grid, self.grid)
+        part, values, hidden = in_windows(cells, v, grids, windows, mask)
+        made = ska(part, keys, values, scale=scale, mask=hidden, activation=activation)
+        out = join(made, grid, self.site_grid)
+        if not grid.extra:
+            return self._unfold(out)
+        first = ska(extra, self._tiled(keys, memory), v, scale=scale, mask=mask, activation=activation)
+        return self._unfold(tokens_of(out, first, grid))
 
     def reference(
         self,
@@ -233,28 +244,54 @@ class SKAOperator(Operator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q, v = cast(Tensor, q), cast(Tensor, v)
-        keys = self.keys_on(memory or grid).to(q.dtype)
-        return ska_reference(q, keys, v, scale=self.config.scale, mask=mask, activation=self.config.activation)
+        q, v, mask = self._fold(cast(Tensor, q)), self._fold(cast(Tensor, v)), self._fold_mask(mask, cast(Tensor, q))
+        keys, memory = self.keys_on(memory or grid).to(q.dtype), memory or grid
+        scale, activation = self.config.scale, self.config.activation
+        if not self.windowed(memory):
+            return self._unfold(ska_reference(q, keys, v, scale=scale, mask=mask, activation=activation))
+        # tiled keys and a block mask
+        keys = self._tiled(keys, memory)
+        block = torch.ones(grid.tokens, memory.tokens, dtype=torch.bool, device=q.device)
+        rows, columns = _window_of(grid, self.site_grid, q), _window_of(memory, self.grid, q)
+        block[grid.span, memory.span] = rows[:, None] == columns
+        if activation == "softmax":
+            bias = torch.zeros_like(block, dtype=q.dtype).masked_fill_(~block, -torch.inf)
+            hidden = Mask(keep=None if mask is None else mask.keep, bias=bias)
+            return self._unfold(ska_reference(q, keys, v, scale=scale, mask=hidden))
+        eye = torch.eye(memory.tokens, dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
+        a = ska_reference(q, keys, eye, scale=scale, mask=mask, activation=activation)
+        return self._unfold((a * block) @ v)
+
+    def _tiled(self, keys: Tensor, memory: Grid) -> Tensor:
+        extra, cells = apart(keys, self.grid)
+        return tokens_of(tiled(cells, self.grid, memory), extra, memory)
+
+    def _fold(self, x: Tensor) -> Tensor:
+        """The host's windows from the batch into the heads."""
+        if self.config.windows == 1:
+            return x
+        if len(x) % self.config.windows:
+            raise ShapeError(
+                f"a batch of {len(x)} windows does not divide into images of {self.config.windows} windows; "
+                "SKA(windows=1) shares one key"
+            )
+        return x.unflatten(0, (-1, self.config.windows)).flatten(1, 2)
+
+    def _unfold(self, x: Tensor) -> Tensor:
+        return x if self.config.windows == 1 else x.unflatten(1, (self.config.windows, -1)).flatten(0, 1)
+
+    def _fold_mask(self, mask: Mask | None, q: Tensor) -> Mask | None:
+        if mask is None or mask.bias is None or self.config.windows == 1:
+            return mask
+        bias = mask.bias.expand(len(q), q.shape[1], *mask.bias.shape[-2:])
+        return Mask(bias=self._fold(bias))
 
 
-def resample(keys: Float[Tensor, "H cells d"], old: Grid, new: Grid) -> Float[Tensor, "H cells2 d"]:
-    """Keys of the cells of `old`, bicubic and antialiased, on the cells of `new`; computed in float32 at least."""
-    if old.height == new.height and old.width == new.width:
-        return keys
-    wide = torch.promote_types(keys.dtype, torch.float32)
-    rows, columns = (_bicubic(a, b, wide, keys.device) for a, b in ((old.height, new.height), (old.width, new.width)))
-    image = keys.mT.unflatten(-1, (old.height, old.width)).to(wide)
-    return (rows @ image @ columns.mT).flatten(-2).mT.to(keys.dtype)
-
-
-@torch.no_grad()
-def _bicubic(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "new old"]:
-    # The resampling is linear and separable. As a matrix it has a gradient under torch.compile at any size; that of
-    # the interpolation itself fails there for a size that is not constant.
-    # Two equal columns: torch 2.15 on the CPU resamples an image of one column wrongly.
-    eye = torch.eye(old, dtype=dtype, device=device)[None, :, :, None].repeat(1, 1, 1, 2)
-    return F.interpolate(eye, (new, 2), mode="bicubic", antialias=True, align_corners=False)[0, :, :, 0].mT
+def _window_of(grid: Grid, window: Grid, q: Tensor) -> Tensor:
+    """The number of the window of every cell."""
+    rows = torch.arange(grid.height, device=q.device) // window.height
+    columns = torch.arange(grid.width, device=q.device) // window.width
+    return (rows[:, None] * windows_on(grid, window)[1] + columns).flatten()
 
 
 def _check(q: Tensor, keys: Tensor, v: Tensor, activation: str) -> None:

@@ -80,7 +80,15 @@ def _build(name: str, node: ast.Call, classes: dict[str, type], text: str) -> An
     try:
         return cls(*(_value(item, classes, text) for item in node.args), **values)
     except TypeError as error:
-        raise ConfigError(f"cannot build {ast.unparse(node)}: {error}") from error
+        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+        wanted = ", ".join(f"{label}: {_name_of(kinds[label])}" for label in values)
+        raise ConfigError(
+            f"cannot build {ast.unparse(node)}: {error}" + (f"; expected {wanted}" if wanted else "")
+        ) from error
+
+
+def _name_of(kind: Any) -> str:
+    return kind if isinstance(kind, str) else kind.__name__ if isinstance(kind, type) else str(kind)
 
 
 def _default(field: dataclasses.Field) -> Any:

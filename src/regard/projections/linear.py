@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,25 @@ class LinearProjection(Projection):
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if f"{prefix}weight1" in state_dict and f"{prefix}weight" not in state_dict:
+            error_msgs.append(
+                f"{prefix}weight1 is of an embedding with hidden layers, LinearQKV has weight; load it into the model "
+                "with projection=SNE(...), PSNE(...) or FSNE(...) that it came from"
+            )
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
         weight: Tensor = self.weight

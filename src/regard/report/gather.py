@@ -36,13 +36,17 @@ class Finished:
 
 @dataclass(frozen=True)
 class Maps:
-    """Attention maps of one row on the study's picture. image: base64 of a PNG; layers: name, mean and heads."""
+    """Attention maps of one row on the study's picture. image: base64 of a PNG; layers: name, mean and heads.
+
+    credit: where the picture comes from.
+    """
 
     row: int
     image: str
     grid: tuple[int, int]
     query: tuple[int, int] | None
     layers: list[dict[str, Any]]
+    credit: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,8 @@ def attention(material: Material) -> list[Maps]:
             if path.exists():
                 read = read_json(path)
                 query = tuple(read["query"]) if read.get("query") else None
-                found.append(Maps(row, read["image"], tuple(read["grid"]), query, read.get("layers") or []))
+                layers, credit = read.get("layers") or [], str(read.get("credit") or "")
+                found.append(Maps(row, read["image"], tuple(read["grid"]), query, layers, credit))
                 break
     return found
 

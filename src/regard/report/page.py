@@ -65,7 +65,7 @@ def render(results: Path | str, name: str, scale: str) -> str:
     table = Table.load(Path(results), name, scale)
     tabled = {run["key"] for run in table.runs}  # devices are never mixed: some runs may not be in the table
     material = replace(material, runs=[run for run in material.runs if run.key in tabled])
-    view = _view(material, table, scale)
+    view = _view(material, table, str(material.snapshot.get("scale") or scale))
     folder = jinja2.PackageLoader("regard.report", "templates")
     engine = jinja2.Environment(loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     engine.filters["num"] = words.number
@@ -305,9 +305,10 @@ def _maps_note(maps: Sequence[Maps], material: Material) -> str:
     shown = {one.row for one in maps}
     others = [row["label"] for index, row in enumerate(material.rows) if index not in shown and material.of(index)]
     without = f" Without maps, for lack of weights between tokens: {words.listed(others)}." if others else ""
+    credits = list(dict.fromkeys(one.credit for one in maps if one.credit))
     return (f"Attention from {query} over the cells of the picture: the stronger the amber, the larger the weight. "
             "Each map is scaled to its own largest weight. First seed of each row, trained weights."
-            + without)  # fmt: skip
+            + without + "".join(f" Picture: {credit}." for credit in credits))  # fmt: skip
 
 
 def _claims(table: Table) -> list[dict[str, str]]:
@@ -353,7 +354,8 @@ def _caption(material: Material, scale: str) -> str:
     """Scale, data and sizes: what every table has to say about itself."""
     data = next((run.outcome["data"] for run in material.runs if run.outcome.get("data")), None)
     data = data or material.snapshot.get("data") or {}
-    parts = [f"{scale.capitalize()} scale"]
+    variant = material.snapshot.get("variant")
+    parts = [f"{scale.capitalize()} scale" + (f", changed: {variant}" if variant else "")]
     if data.get("name"):
         sizes = [f"{data[part]:,} {word} images" for part, word in (("train", "training"), ("test", "test"))
                  if isinstance(data.get(part), int)]  # fmt: skip

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 STUDIES: dict[str, tuple[str, str, str]] = {
     "quickstart": ("regard.studies.quickstart", "Digits on a canvas", "Regard"),
     "mita_table2": ("regard.studies.mita_table2", "MiTA in DeiT and PVT hosts on ImageNet", "MiTA, Table 2"),
+    "esa_fig3": ("regard.studies.esa_fig3", "The 16 configurations of the four factors", "ESA, Figure 3"),
     "ska_table1": ("regard.studies.ska_table1", "Static keys on CIFAR-10 (ViT)", "SKA, Table 1"),
     "sne_table2": ("regard.studies.sne_table2", "Non-linear queries, keys and values", "SNE, Table 2"),
 }
@@ -20,6 +21,9 @@ STUDIES: dict[str, tuple[str, str, str]] = {
 
 # those that train nothing: computed from costs, or read from the runs of a study
 ANALYSES: dict[str, tuple[str, str, str]] = {
+    "ska_table6": ("regard.studies.ska_costs:TABLE6", "What static keys cost", "SKA, Table 6"),
+    "ska_table7": ("regard.studies.ska_costs:TABLE7", "Shared and dynamic weights", "SKA, Table 7"),
+    "ska_fig4": ("regard.studies.ska_costs:FIGURE4", "Work a parameter", "SKA, Figure 4"),
     "errata": ("regard.studies.errata", "What the printed numbers cannot be", "the four papers"),
 }
 

@@ -188,7 +188,7 @@ ANALYSIS = Analysis(
     question="Which printed figures do exact counts, tests or the authors' own code contradict?",
     compute=sheets,
     notes=(
-        "Counts are of built models; G is 1e9. The static-key paper counts two FLOPs a multiply-accumulate, the MiTA and "
-        "spatial-attention papers one.",
+        "Counts are of built models; G is 1e9. The static-key paper counts two FLOPs a multiply-accumulate, the MiTA "
+        "and spatial-attention papers one.",
     ),
 )

@@ -4,20 +4,16 @@ from dataclasses import replace
 
 from regard.lab.recipe import Recipe
 from regard.lab.study import Claim, Row, Setting, Study
-from regard.mixers.factors import Factors
 from regard.mixers.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.tasks.classification import Classification
 
-_CONTROLS = (
-    Row("w/o", None, control=True, removed=True, notes=("No token mixing at all: every attention is taken out.",)),
-    Row("0000", Factors(terms="0000"), control=True, notes=("Uniform average of the values.",)),
-)
+from .parts import CONTROLS, DEIT_RECIPE
 
 
 def _small(number: int) -> tuple[Row, ...]:
     mita = MiTA(m=number, k=number)
-    return (Row("Softmax", Softmax()), Row("MiTA", mita), Row("MiTA + DWC", replace(mita, dwc=3)), *_CONTROLS)
+    return (Row("Softmax", Softmax()), Row("MiTA", mita), Row("MiTA + DWC", replace(mita, dwc=3)), *CONTROLS)
 
 
 _PAPER = MiTA(m=25, k=25)
@@ -78,7 +74,7 @@ _DEIT = (
         exact={"params": 23_870_824},
         notes=_GATE,
     ),
-    *_CONTROLS,
+    *CONTROLS,
 )
 
 STUDY = Study(
@@ -114,21 +110,7 @@ STUDY = Study(
             task=Classification(
                 host="deit_tiny_patch16_224", data="imagenet", size=(224, 224), classes=1000, init="host"
             ),
-            recipe=Recipe(
-                epochs=300,
-                batch=1024,
-                lr=1e-3,
-                betas=(0.9, 0.999),
-                weight_decay=0.05,
-                warmup=5 / 300,
-                floor=0.01,
-                clip=0.0,
-                smoothing=0.1,
-                mixup=0.8,
-                cutmix=1.0,
-                augment="timm:rand-m9-mstd0.5-inc1",
-                precision="bf16-mixed",
-            ),
+            recipe=DEIT_RECIPE,
             seeds=3,
             rows=_DEIT,
         ),

@@ -1,14 +1,14 @@
 """Non-linear query, key and value embeddings under tiny model constraints, Table 2: XCiT with SNE, P-SNE and F-SNE."""
 
 from regard.core import ProjectionConfig
-from regard.lab.recipe import Recipe
 from regard.lab.study import Claim, Row, Setting, Study
-from regard.mixers.factors import Factors
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
 from regard.projections.linear import LinearQKV
 from regard.projections.sne import FSNE, PSNE, SNE
 from regard.tasks.classification import Classification
+
+from .parts import CIFAR, CIFAR_RECIPE, CONTROLS, DIGITS, DIGITS_RECIPE, XCIT_RECIPE
 
 _NANO, _TINY = "xcit_nano_12_p16_224", "xcit_tiny_12_p16_224"
 _MISPRINT_16 = ("h = 182 is not matched in parameters: the row is larger than the baseline; 180 would be matched.",)
@@ -32,10 +32,6 @@ def _rows(size: str, host: str, table: tuple[tuple[str, ProjectionConfig, float,
     )
 
 
-_CONTROLS = (
-    Row("w/o", None, control=True, removed=True, notes=("No token mixing at all: every attention is taken out.",)),
-    Row("0000", Factors(terms="0000"), control=True, notes=("Uniform average of the values.",)),
-)
 _PAPER = (
     *_rows(
         "N12",
@@ -67,7 +63,7 @@ _PAPER = (
             ("F-SNE 64", FSNE(code=64), 6.3, 77.1, 6_419_248, _MISPRINT_64),
         ),
     ),
-    *_CONTROLS,
+    *CONTROLS,
 )
 # XCiT's std 0.02 twice would leave the logits of softmax attention at nearly zero in a host this narrow.
 _SMALL = (
@@ -77,7 +73,7 @@ _SMALL = (
     Row("N12 F-SNE 8", Softmax(projection=FSNE(code=8, init="kaiming"))),
     Row("N12 F-SNE 8*", Softmax(projection=FSNE(code=8, width="matched", init="kaiming"))),
     Row("XCA", XCA(), notes=("XCiT's own attention with linear projections, for context.",)),
-    *_CONTROLS,
+    *CONTROLS,
 )
 
 STUDY = Study(
@@ -87,39 +83,11 @@ STUDY = Study(
     question="Do two layers in the place of the query, key and value matrices help a small model of the same size?",
     baseline="N12 linear",
     settings={
-        "smoke": Setting(
-            task=Classification(host="vit_desk(size=8, patch=2, dim=32, depth=2, heads=2)", data="digits", size=(8, 8)),
-            recipe=Recipe(epochs=8, batch=32, lr=4e-3, augment="none"),
-            seeds=3,
-            rows=_SMALL,
-        ),
-        "desk": Setting(
-            task=Classification(
-                host="vit_desk(size=32, patch=4, dim=64, depth=4, heads=2)", data="cifar10", size=(32, 32)
-            ),
-            recipe=Recipe(epochs=20, batch=64, lr=2e-3, precision="bf16-mixed"),
-            seeds=5,
-            rows=_SMALL,
-        ),
+        "smoke": Setting(task=DIGITS, recipe=DIGITS_RECIPE, seeds=3, rows=_SMALL),
+        "desk": Setting(task=CIFAR, recipe=CIFAR_RECIPE, seeds=5, rows=_SMALL),
         "paper": Setting(
-            task=Classification(host=_NANO, data="ImageNet", size=(224, 224), classes=1000, init="host"),
-            recipe=Recipe(
-                epochs=400,
-                batch=512,
-                accumulate=8,
-                lr=4e-3,
-                betas=(0.9, 0.999),
-                weight_decay=0.05,
-                warmup=5 / 400,
-                floor=2.5e-3,
-                clip=0.0,
-                smoothing=0.1,
-                mixup=0.8,
-                cutmix=1.0,
-                augment="timm:rand-m9-mstd0.5-inc1",
-                ema=0.99996,
-                precision="bf16-mixed",
-            ),
+            task=Classification(host=_NANO, data="imagenet", size=(224, 224), classes=1000, init="host"),
+            recipe=XCIT_RECIPE,
             seeds=3,
             rows=_PAPER,
         ),

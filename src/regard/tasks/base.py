@@ -76,8 +76,13 @@ class Task(ABC):
         """Training batches start .. stop-1 of the whole run: pure functions of (seed, number of the batch)."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Any, recipe: Training, device: torch.device) -> Tensor:
-        """The mean loss of a batch; may draw from the global generators, which the loop has seeded for this step."""
+    def loss(
+        self, model: nn.Module, batch: Any, recipe: Training, device: torch.device, teacher: nn.Module | None = None
+    ) -> Tensor:
+        """The mean loss of a batch; may draw from the global generators, which the loop has seeded for this step.
+
+        teacher: a network in evaluation mode to learn from as well, or None.
+        """
 
     @abstractmethod
     def score(self, model: nn.Module, device: torch.device) -> Score:
@@ -87,6 +92,10 @@ class Task(ABC):
     @abstractmethod
     def chance(self) -> float:
         """The main metric of guessing the most frequent answer."""
+
+    @abstractmethod
+    def prepared(self, images: Tensor, device: torch.device) -> Tensor:
+        """uint8 images (n, C, h, w) as the network expects them: float32 on the device, normalised."""
 
     @abstractmethod
     def example(self) -> Tensor:

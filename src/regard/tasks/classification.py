@@ -16,11 +16,10 @@ from .base import Score, Task, Training
 from .data.augment import check_augment
 from .data.catalog import identity, load
 from .data.feed import Batches, evaluation_batches
+from .data.imagenet import NORMAL
 from .data.images import Images, ImageSet
 from .data.streams import number
 from .weights import Init, redraw
-
-_IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +99,16 @@ class Classification(Task):
         options: dict[str, Any] = {"num_classes": self.classes or len(found.classes)}
         if "in_chans" not in self.host:
             options["in_chans"] = found.channels
-        model = self._built(mixer, options)
+        model = self.built(mixer, options)
         return remove(model) if removed else model
 
-    def _built(self, mixer: MixerConfig | None, options: dict[str, Any]) -> nn.Module:
-        """With img_size where the host takes it and its spelling does not say it."""
+    def built(self, mixer: MixerConfig | None, options: dict[str, Any]) -> nn.Module:
+        """The host with options, and with img_size where it takes that and its spelling does not say it."""
         from regard.hosts import swap
 
         given = swap.parse_host(self.host)[1]
         if "size" in given or "img_size" in given:
+            self._check_size(given)
             return swap.build_host(self.host, mixer, **options)
         try:
             return swap.build_host(self.host, mixer, img_size=self.size, **options)
@@ -116,6 +116,16 @@ class Classification(Task):
             if "img_size" not in str(error.__cause__):
                 raise
         return swap.build_host(self.host, mixer, **options)
+
+    def _check_size(self, options: dict[str, Any]) -> None:
+        """A host that is spelled for one size gets images of that size, unless it takes any."""
+        sides = options.get("img_size", options.get("size"))
+        sides = (sides, sides) if isinstance(sides, int) else tuple(sides)
+        if sides != tuple(self.size) and not options.get("dynamic_img_size") and options.get("strict_img_size", True):
+            raise ConfigError(
+                f"{self.host} takes images of {sides[0]}x{sides[1]}, the task has {self.size[0]}x{self.size[1]}; "
+                "leave the size out of the host's spelling, or make both equal"
+            )
 
     def batches_per_epoch(self, recipe: Training) -> int:
         return self._feed(recipe, 0).per_epoch
@@ -144,24 +154,42 @@ class Classification(Task):
     def prepared(self, images: Tensor, device: torch.device) -> Tensor:
         """uint8 (n, C, h, w) on the device as float32 with mean 0 and deviation 1 per channel.
 
-        A pretrained host gets ImageNet's mean and deviation, any other those of the training images.
+        ImageNet and a pretrained host get ImageNet's mean and deviation, any other those of the training images.
         """
-        mean, std = _IMAGENET if "pretrained=True" in self.host.replace(" ", "") else self.images_of().statistics
+        usual = self.data == "imagenet" or "pretrained=True" in self.host.replace(" ", "")
+        mean, std = NORMAL if usual else self.images_of().statistics
         scale = torch.tensor([mean, std], device=device)[..., None, None] * 255
         return (images.to(device, non_blocking=True).float() - scale[0]) / scale[1]
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], recipe: Training, device: torch.device) -> Tensor:
+    def loss(
+        self,
+        model: nn.Module,
+        batch: tuple[Tensor, Tensor],
+        recipe: Training,
+        device: torch.device,
+        teacher: nn.Module | None = None,
+    ) -> Tensor:
+        """Cross-entropy. With a teacher: the mean of that and of the cross-entropy to the teacher's choice for the same
+        images, mixed ones included (hard distillation, DeiT Eq. 3, on one head)."""
         images, labels = self.prepared(batch[0], device), batch[1].to(device)
-        if not (recipe.mixup or recipe.cutmix):
-            return F.cross_entropy(model(images).float(), labels, label_smoothing=recipe.smoothing)
-        from timm.data import Mixup
+        if recipe.mixup or recipe.cutmix:
+            from timm.data import Mixup
 
-        mixup = Mixup(
-            recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=self.outputs, correct_lam=True
-        )
-        with torch.device(device):
-            images, targets = mixup(images, labels)
-        return -(targets * model(images).float().log_softmax(-1)).sum(-1).mean()
+            mixup = Mixup(
+                recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=self.outputs, correct_lam=True
+            )
+            with torch.device(device):
+                images, targets = mixup(images, labels)
+            scores = model(images).float()
+            loss = -(targets * scores.log_softmax(-1)).sum(-1).mean()
+        else:
+            scores = model(images).float()
+            loss = F.cross_entropy(scores, labels, label_smoothing=recipe.smoothing)
+        if teacher is None:
+            return loss
+        with torch.no_grad():
+            chosen = teacher(images).argmax(-1)
+        return (loss + F.cross_entropy(scores, chosen)) / 2
 
     @property
     def outputs(self) -> int:

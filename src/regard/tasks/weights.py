@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError, Mixer, Operator, Projection
+from regard.projections.linear import LinearProjection
+from regard.projections.sne import Codes
 
 from .data.streams import number
 
@@ -44,11 +46,9 @@ def _redraw_one(module: nn.Module, name: str, seed: int) -> bool:
     """True if the module has drawn for its children too."""
     own = dict(module.named_parameters(recurse=False))
     reset = getattr(module, "reset_parameters", None)
-    inside = isinstance(module, Operator | Projection)
+    inside = isinstance(module, Operator | Projection | Codes)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        if isinstance(module, _LAYERS) or (
-            isinstance(module, Projection) and type(module).__name__ == "LinearProjection"
-        ):
+        if isinstance(module, (*_LAYERS, LinearProjection)):
             for label, parameter in own.items():
                 draw(parameter, seed, f"{name}.{label}")
         elif reset is not None and (inside or own and type(module).__module__.startswith("torch.nn")):

@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.core import DataError, nearest
 
-from . import own
+from . import imagenet, own
 from .images import Images, ImageSet, cached, check_labels, decode_all
 from .streams import generator
 
@@ -57,7 +57,7 @@ TORCHVISION: dict[str, tuple[str, Any, Any]] = {
     "DTD": ("split", "train", "test"),
     "Imagenette": ("split", "train", "val"),
 }
-NAMED: tuple[str, ...] = ("digits", "digits-canvas", *PARQUET, *TORCHVISION)
+NAMED: tuple[str, ...] = ("digits", "digits-canvas", *PARQUET, "imagenet", *TORCHVISION)
 """Every set that `--data` knows by name; anything else is a path of the user's own."""
 
 CANVAS = 2
@@ -119,6 +119,8 @@ def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: b
         found = digits(size if data == "digits-canvas" else None)
     elif data in PARQUET:
         found = parquet_set(data, None if cut else size, corrupt)
+    elif data == "imagenet":
+        found = imagenet.load(data_root() / "imagenet", size)
     elif data in TORCHVISION:
         found = torchvision_set(data, None if cut else size, corrupt, download)
     else:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .augment import augmented, centre
+from .imagenet import Whole
 from .images import Images
 from .streams import generator, seed_all
 
@@ -52,11 +53,16 @@ class Batches(Dataset):
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         rows = self.rows(step)
         labels = torch.from_numpy(self.images.labels[rows])
-        pixels = self.images.pixels[rows]
         if self.transform is not None:
-            return torch.stack([self._one(pixels[i], step, int(row)) for i, row in enumerate(rows)]), labels
+            return torch.stack([self._one(self._source(int(row)), step, int(row)) for row in rows]), labels
+        pixels = self.images.pixels[rows]
         rng = generator("augment", self.seed, step // self.per_epoch, step)
         return to_tensor(augmented(pixels, self.size, self.augment, self.canvas, rng)), labels
+
+    def _source(self, row: int) -> np.ndarray:
+        """What a transform begins with: the image as it is on disk where the set keeps that, else its pixels."""
+        pixels = self.images.pixels
+        return pixels.whole(row) if isinstance(pixels, Whole) else pixels[row]
 
     def _one(self, pixels: np.ndarray, step: int, row: int) -> Tensor:
         from PIL import Image

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,17 +22,21 @@ Source = bytes | Path | np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """One split: pixels (n, height, width, channels) uint8 and labels (n,) int64."""
+    """One split: pixels (n, height, width, channels) uint8 and labels (n,) int64.
 
-    pixels: np.ndarray
+    pixels: an array, or what looks like one and decodes images when asked for them (`own.Lazy`).
+    """
+
+    pixels: Any
     labels: np.ndarray
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: slice) -> "Images":
-        """A part, as views."""
-        return Images(self.pixels[rows], self.labels[rows])
+        """A part, as views; of pixels that are decoded when asked for, nothing is decoded."""
+        part = getattr(self.pixels, "part", None)
+        return Images(self.pixels[rows] if part is None else part(rows), self.labels[rows])
 
 
 @dataclass(frozen=True, eq=False)

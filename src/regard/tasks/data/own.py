@@ -35,6 +35,10 @@ class Lazy:
     def __len__(self) -> int:
         return len(self.sources)
 
+    def part(self, rows: slice) -> "Lazy":
+        """The same for a part of the images."""
+        return type(self)(self.sources[rows], self.names[rows], self.size)
+
     def __getitem__(self, rows: Any) -> np.ndarray:
         chosen = np.arange(len(self))[rows]
         if chosen.ndim == 0:
@@ -64,10 +68,18 @@ def digest(path: Path) -> str:
                 total.update(split.encode() + hashlib.file_digest(stream, "sha256").digest())
         return total.hexdigest()[:12]
     for file in _image_files(path):
-        with file.open("rb") as stream:
-            head = hashlib.sha256(stream.read(4096)).hexdigest()
-        total.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0{head}\n".encode())
+        size, head = _seen(file)
+        total.update(f"{file.relative_to(path).as_posix()}\0{size}\0{head}\n".encode())
     return total.hexdigest()[:12]
+
+
+def _seen(file: Path) -> tuple[int, str]:
+    """Size and digest of the beginning; a file that cannot be opened is named when its image is decoded."""
+    try:
+        with file.open("rb") as stream:
+            return file.stat().st_size, hashlib.sha256(stream.read(4096)).hexdigest()
+    except OSError:
+        return 0, ""
 
 
 def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
@@ -96,7 +108,7 @@ def _images(
     sources: list[Source], names: list[str], labels: np.ndarray, size: tuple[int, int], corrupt: str, key: str
 ) -> Images:
     if len(sources) * size[0] * size[1] * 3 > IN_MEMORY:
-        return Images(Lazy(sources, names, size), labels)  # type: ignore[arg-type]
+        return Images(Lazy(sources, names, size), labels)
     return cached(key, lambda: decode_all(sources, labels, lambda row: names[row], size, 3, corrupt))
 
 
@@ -110,7 +122,7 @@ def _divide(sources: list[Source], names: list[str], labels: np.ndarray) -> dict
 
 
 def _image_files(path: Path) -> list[Path]:
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and not file.is_dir())
     if not files:
         raise DataError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}); expected one folder a class")
     return files

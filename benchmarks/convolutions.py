@@ -1,0 +1,136 @@
+"""Deformable convolution against torchvision's operator, and the memory of dynamic convolution.
+
+Prints the median milliseconds (CPU time of one thread) of the 3x3 operator with factors, forward and forward+backward,
+and the ratio to torchvision, which has no bfloat16 on the CPU; candidates take turns in one process. Then the seconds
+of a whole dynamic convolution layer, and the peak of its process above what it had before the call, in fresh processes.
+`python benchmarks/convolutions.py [--cases 4x64x14x14 ...] [--rounds 5] [--memory 31] [--json]`
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+from regard.measure.allocator import ALLOCATOR
+
+CASES = ["4x64x14x14", "2x64x32x32", "1x64x64x64"]
+
+
+def measure(case: str, rounds: int) -> list[dict]:
+    """Rows of one case: batch x channels x height x width."""
+    import torch
+    from torchvision.ops import deform_conv2d
+
+    from regard import ops
+
+    batch, channels, height, width = map(int, case.split("x"))
+    torch.manual_seed(0)
+    x = torch.randn(batch, channels, height, width)
+    weight = torch.randn(channels, channels, 3, 3) / (3 * channels**0.5)
+    offsets, mask = torch.randn(batch, 18, height, width), torch.rand(batch, 9, height, width)
+    leaves = [t.requires_grad_() for t in (x, weight, offsets, mask)]
+    low = [t.detach().bfloat16().requires_grad_() for t in (x, weight)]
+
+    forms = {
+        "torchvision": (lambda: deform_conv2d(x, offsets, weight, padding=1, mask=mask), leaves),
+        "regard": (lambda: ops.deformable_conv(x, weight, offsets, mask=mask, padding=1), leaves),
+        "regard, bfloat16": (
+            lambda: ops.deformable_conv(*low, offsets, mask=mask, padding=1),
+            [*low, offsets, mask],
+        ),
+    }
+    apart = (forms["torchvision"][0]() - forms["regard"][0]()).abs().max().item()
+    assert apart < 1e-4, apart
+    taken: dict[tuple[str, str], list[float]] = {}
+    for turn in range(rounds + 1):
+        for name, (call, values) in forms.items():
+            for kind in ("forward", "forward+backward"):
+                start = time.process_time()
+                if kind == "forward":
+                    with torch.no_grad():
+                        call()
+                else:
+                    out = call()
+                    torch.autograd.grad(out, values, torch.ones_like(out))
+                if turn:
+                    taken.setdefault((name, kind), []).append(time.process_time() - start)
+    own = {key: statistics.median(values) for key, values in taken.items()}
+    return [
+        {"case": case, "form": name, "pass": kind, "ms": 1e3 * seconds, "faster": own["torchvision", kind] / seconds}
+        for (name, kind), seconds in own.items()
+    ]
+
+
+def memory(kernel: int, train: bool) -> dict:
+    """One pass of a layer with C=256, 16 groups on 50x84 cells: seconds, and the peak above the start in GB."""
+    import torch
+
+    from regard import DynamicConv, Grid, Site
+
+    torch.set_num_threads(1)
+    grid = Grid(50, 84)
+    layer = DynamicConv(kernel=kernel).build(Site(256, 8, grid))
+    x = torch.randn(1, grid.cells, 256, requires_grad=train)
+    small = Grid(3, 4)
+    layer(torch.randn(1, 12, 256), small).sum().backward()  # libraries and gradients of parameters are there
+    before, start = _resident(), time.process_time()
+    with torch.set_grad_enabled(train):
+        out = layer(x, grid)
+    if train:
+        out.sum().backward()
+    seconds = time.process_time() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"kernel": kernel, "train": train, "seconds": seconds, "peak_gb": (peak - before) / 1e9}
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", nargs="*", default=CASES)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory", type=int, nargs="*", default=[31], help="kernels of dynamic convolution")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
+    if options.one:
+        kernel, train = options.one.split(",")
+        print(json.dumps(memory(int(kernel), train == "train")))
+        return
+    import torch
+
+    torch.set_num_threads(1)
+    rows = [row for case in options.cases for row in measure(case, options.rounds)]
+    peaks = []
+    for kernel in options.memory:
+        for kind in ("forward", "train"):
+            command = [sys.executable, __file__, "--one", f"{kernel},{kind}"]
+            peaks.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, one thread"
+    if options.json:
+        print(json.dumps({"machine": machine, "deformable": rows, "dynamic": peaks}, indent=2))
+        return
+    print(machine)
+    print(f"{'case':>12}  {'form':<18} {'pass':<17} {'ms':>9} {'times faster than torchvision':>30}")
+    for row in rows:
+        print(f"{row['case']:>12}  {row['form']:<18} {row['pass']:<17} {row['ms']:9.2f} {row['faster']:30.2f}")
+    for row in peaks:
+        kind = "forward and backward" if row["train"] else "forward"
+        print(
+            f"dynamic convolution {row['kernel']}x{row['kernel']}, 50x84, C=256, {kind}: "
+            f"{row['seconds']:.1f} s, peak {row['peak_gb']:.2f} GB"
+        )
+
+
+if __name__ == "__main__":
+    main()

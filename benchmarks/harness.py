@@ -1,0 +1,299 @@
+"""What the harness costs: the training loop, the feed of images, and worker processes.
+
+`python benchmarks/harness.py loop|feed|workers [--rounds 5] [--data-root PATH] [--json]`
+
+loop: `regard.lab.loop.Loop` (logging, metrics, a checkpoint an epoch) against a bare loop over the same batches, which
+are ready as float tensors, with the same model, optimiser, schedule and clipping; up to rounding both must end with the
+same weights.
+feed: images a second that one core makes, against twice what one core trains in the smallest models of desk studies.
+workers: wall time of the same runs of the quickstart in one worker with one thread, and in two with one thread each.
+
+Candidates take turns in one process; medians. "cpu" is the process's CPU time, which means something on a busy machine
+too; "wall" does only on an idle one.
+"""
+
+import argparse
+import copy
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regard.measure.allocator import ALLOCATOR
+
+LOOP_TARGET, FEED_TARGET, WORKERS_TARGET = 1.08, 3.0, 1.6
+STEPS = 40
+"""Steps of an epoch on CIFAR-10 here; the study has 703, so a checkpoint an epoch weighs more here than there."""
+FEED_BATCHES = 200
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of the desk studies. steps: in an epoch."""
+
+    name: str
+    task: Any
+    recipe: Any
+    mixer: Any
+    removed: bool = False
+
+
+def cases(controls: bool = False) -> list[Case]:
+    """The quickstart's model and that of static keys, as their desk studies train softmax attention ("w/o" too)."""
+    from regard.studies import load_study
+
+    found = []
+    for study, limit in (("quickstart", 0), ("ska_table1", 64 * STEPS)):
+        setting = load_study(study).setting("desk")
+        task = replace(setting.task, limit=limit)
+        for row in setting.rows:
+            if row.label.lower() == "softmax" or (controls and row.label == "w/o"):
+                found.append(Case(f"{task.data}, {row.label}", task, setting.recipe, row.mixer, row.removed))
+    return found
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """(wall, CPU) seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+# the loop
+
+
+def own_loop(case: Case, recipe: Any, model: Any) -> Callable[[], Any]:
+    """Regard's loop over a few epochs, without the evaluations of the test images."""
+    from lightning.fabric import Fabric
+
+    from regard.lab.loop import Loop, Watch
+
+    folder = Path(tempfile.mkdtemp(prefix="harness-", dir=SCRATCH))
+    fabric = Fabric(accelerator="cpu", devices=1, precision=recipe.precision)
+    steps = case.task.batches_per_epoch(recipe)
+    watch = Watch(report=lambda progress: None, save_seconds=1e9, save_steps=steps)
+    loop = Loop(untested(case.task), recipe, 0, model, fabric, folder, watch)
+    loop.resume()
+    return loop.train
+
+
+def untested(task: Any) -> Any:
+    """The task with a score that costs nothing: evaluation is work, not overhead."""
+    import dataclasses
+
+    from regard.tasks import Classification
+    from regard.tasks.base import Score
+
+    class Untested(Classification):
+        def score(self, model: Any, device: Any) -> Score:
+            return Score({"top1": 0.0, "loss": 0.0})
+
+    return Untested(**{field.name: getattr(task, field.name) for field in dataclasses.fields(task)})
+
+
+def bare_loop(case: Case, recipe: Any, model: Any, batches: list) -> Callable[[], None]:
+    """What a script would do with tensors that are ready."""
+    import torch
+    import torch.nn.functional as F
+
+    from regard.lab.loop import groups
+
+    optimizer = torch.optim.AdamW(groups(model, recipe.weight_decay), lr=recipe.lr, betas=recipe.betas, fused=True)
+    low = recipe.precision == "bf16-mixed"
+
+    def train() -> None:
+        model.train()
+        for step, (images, labels) in enumerate(batches):
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.lr_at(step, len(batches))
+            with torch.autocast("cpu", torch.bfloat16, enabled=low):
+                scores = model(images)
+                loss = F.cross_entropy(scores.float(), labels, label_smoothing=recipe.smoothing)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return train
+
+
+def assert_same(start: Any, first: Any, second: Any) -> None:
+    """Both have gone the same way, up to rounding."""
+    import torch
+
+    begun, one, two = (torch.cat([value.detach().ravel() for value in m.parameters()]) for m in (start, first, second))
+    apart = ((one - two).norm() / (two - begun).norm()).item()
+    assert apart <= 0.05, f"the two loops do not train the same: {apart:.2g} of the way apart"
+
+
+def measure_loop(rounds: int, epochs: int) -> list[dict[str, Any]]:
+    import torch
+
+    rows = []
+    for case in cases():
+        recipe = replace(case.recipe, epochs=epochs)
+        steps = case.task.batches_per_epoch(recipe) * epochs
+        start = case.task.model(case.mixer, 0, case.removed)
+        cpu = torch.device("cpu")
+        batches = [(case.task.prepared(x, cpu), y) for x, y in case.task.batches(recipe, 0, 0, steps)]
+        taken: dict[str, list[tuple[float, float]]] = {"own": [], "bare": []}
+        for turn in range(rounds + 1):  # the first one warms up
+            models = {name: copy.deepcopy(start) for name in taken}
+            works = {
+                "own": own_loop(case, recipe, models["own"]),
+                "bare": bare_loop(case, recipe, models["bare"], batches),
+            }
+            for name in taken if turn % 2 else reversed(taken):
+                seconds = timed(works[name])
+                if turn:
+                    taken[name].append(seconds)
+            assert_same(start, models["own"], models["bare"])
+        row: dict[str, Any] = {"case": case.name, "precision": recipe.precision, "steps": steps}
+        for place, clock in enumerate(("wall", "cpu")):
+            own, bare = ([pair[place] for pair in taken[name]] for name in ("own", "bare"))
+            row[f"own ms ({clock})"] = 1e3 * statistics.median(own) / steps
+            row[f"bare ms ({clock})"] = 1e3 * statistics.median(bare) / steps
+            row[f"ratio ({clock})"] = statistics.median(a / b for a, b in zip(own, bare, strict=True))
+        rows.append({**row, "target": LOOP_TARGET, "met": row["ratio (cpu)"] <= LOOP_TARGET})
+    return rows
+
+
+# the feed
+
+
+def measure_feed(rounds: int, epochs: int) -> list[dict[str, Any]]:
+    import torch
+
+    rows = []
+    for case in cases(controls=True):
+        recipe = case.recipe
+        task = replace(case.task, limit=0)
+        count = min(task.batches_per_epoch(recipe), FEED_BATCHES)
+        model = task.model(case.mixer, 0, case.removed)
+        cpu = torch.device("cpu")
+        ready = [(task.prepared(x, cpu), y) for x, y in task.batches(recipe, 0, 0, min(count, STEPS))]
+        train = bare_loop(case, recipe, model, ready)
+
+        def feed(task: Any = task, recipe: Any = recipe, count: int = count) -> None:
+            for images, _ in task.batches(recipe, 0, 0, count):
+                task.prepared(images, torch.device("cpu"))
+
+        taken: dict[str, list[tuple[float, float]]] = {"feed": [], "model": []}
+        for turn in range(rounds + 1):
+            for name, work in (("feed", feed), ("model", train)):
+                seconds = timed(work)
+                if turn:
+                    taken[name].append(seconds)
+        row: dict[str, Any] = {"case": case.name, "augment": recipe.augment}
+        for place, clock in enumerate(("wall", "cpu")):
+            made, used = ([pair[place] for pair in taken[name]] for name in ("feed", "model"))
+            row[f"feed images/s ({clock})"] = recipe.batch * count / statistics.median(made)
+            row[f"two cores images/s ({clock})"] = 2 * recipe.batch * len(ready) / statistics.median(used)
+            row[f"ratio ({clock})"] = row[f"feed images/s ({clock})"] / row[f"two cores images/s ({clock})"]
+        rows.append({**row, "target": FEED_TARGET, "met": row["ratio (cpu)"] >= FEED_TARGET})
+    return rows
+
+
+# workers
+
+
+def measure_workers(rounds: int, epochs: int) -> list[dict[str, Any]]:
+    """Each measurement has a store of its own; the cores that this process may use bound workers and threads."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        sys.exit("two workers need two cores; this process may use one")
+    taken: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
+    for turn in range(rounds):
+        for workers in (1, 2) if turn % 2 == 0 else (2, 1):
+            os.sched_setaffinity(0, cores[:workers])  # one core a worker, hence one thread a worker
+            taken[workers].append(spread(workers, epochs))
+    os.sched_setaffinity(0, cores)
+    rows = []
+    for place, name in enumerate(("start-up included", "start-up excluded")):
+        one, two = (statistics.median(pair[place] for pair in taken[workers]) for workers in (1, 2))
+        rows.append({
+            "case": f"quickstart, 14 runs of {epochs} epochs, {name}", "one worker s": one, "two workers s": two,
+            "ratio (wall)": one / two, "target": WORKERS_TARGET, "met": one / two >= WORKERS_TARGET,
+        })  # fmt: skip
+    return rows
+
+
+def spread(workers: int, epochs: int) -> tuple[float, float]:
+    """Wall seconds of all runs: from the call to the return, and from the first run's start to the last one's end."""
+    from regard.lab.progress import Progress
+    from regard.lab.results import Results
+    from regard.lab.spread import Job, run_all
+    from regard.studies import load_study
+
+    plan = load_study("quickstart").runs("smoke", seeds=2)
+    plan = tuple((row, replace(run, recipe=replace(run.recipe, epochs=epochs))) for row, run in plan)
+    store = Results(tempfile.mkdtemp(prefix="harness-", dir=SCRATCH))
+    jobs = [Job(run, "quickstart", "smoke", row.label, run.seed) for row, run in plan]
+    begun = time.perf_counter()
+    counts = run_all(jobs, store, workers, Progress(lambda event: None))
+    whole = time.perf_counter() - begun
+    assert counts["done"] == len(jobs), counts
+    starts, ends = (
+        [path.stat().st_mtime for path in store.root.glob(f"*/{name}")] for name in ("run.json", "outcome.json")
+    )
+    return whole, max(ends) - min(starts)
+
+
+# the command
+
+PARTS: dict[str, Callable[[int, int], list[dict[str, Any]]]] = {
+    "loop": measure_loop,
+    "feed": measure_feed,
+    "workers": measure_workers,
+}
+SCRATCH: str | None = None
+
+
+def main() -> None:
+    global SCRATCH
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of one measurement (loop, workers)")
+    parser.add_argument("--data-root", help="folder of the data sets; else REGARD_DATA")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
+    if options.data_root:
+        os.environ["REGARD_DATA"] = options.data_root
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        SCRATCH = folder
+        rows = PARTS[options.part](options.rounds, options.epochs)
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "rounds": options.rounds,
+    }
+    if options.json:
+        print(json.dumps({"part": options.part, "machine": machine, "rows": rows}, indent=1))
+        return
+    print(", ".join(f"{name} {value}" for name, value in machine.items()))
+    for row in rows:
+        print(f"\n{row['case']}")
+        for name, value in row.items():
+            if name not in ("case", "target", "met"):
+                print(f"  {name:<28} {value if not isinstance(value, float) else format(value, ',.3f'):>12}")
+        print(f"  target {row['target']}: {'met' if row['met'] else 'missed'}")
+
+
+if __name__ == "__main__":
+    main()

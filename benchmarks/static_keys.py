@@ -1,0 +1,196 @@
+"""Static keys beside softmax attention, and the paths of convolutional static keys: times, and memory of the paths.
+
+`python benchmarks/static_keys.py --rounds 9 --part ska cska`
+SKA: its core (attention on given q and v) and its whole layer (no key is projected) against softmax attention of the
+same shapes; goals are at most 1.05 and 0.95. CSKA: its paths against the convolution; the goal of "lean" is at most 0.6
+of the convolution's memory at 28x28. Candidates take turns; a ratio is of medians of CPU time in one thread. Ratios
+above the goal are losses and are marked. The process starts itself again with an allocator that keeps freed memory.
+Memory is the growth of the peak resident size of a fresh process for each path, whose allocator gives memory back.
+"""
+
+import argparse
+import gc
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from regard.measure.allocator import ALLOCATOR
+
+SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
+GRIDS = ("14x14", "32x32")
+CASES = ("8x8,16,8,64", "14x14,2,10,32", "14x14,16,6,64", "28x28,1,4,32", "28x28,4,4,32")
+PATHS = ("conv", "patches", "lean")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; exit code 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9, help="measured rounds after one warm-up")
+    parser.add_argument("--part", nargs="+", default=["ska", "cska"], choices=["ska", "cska"])
+    parser.add_argument("--grids", nargs="+", default=list(GRIDS), help="grids of SKA")
+    parser.add_argument("--dim", type=int, default=384)
+    parser.add_argument("--heads", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), help="cases of CSKA: grid,batch,heads,width")
+    parser.add_argument("--peak", nargs=3, metavar=("CASE", "PATH", "TRAINED"), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    import torch
+
+    torch.set_num_threads(1)
+    if options.peak:
+        print(peak(*options.peak))
+        return 0
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, 1 thread, {options.rounds} rounds")
+    if "ska" in options.part:
+        print(f"SKA / softmax attention, batch {options.batch}, dim {options.dim}, {options.heads} heads, float32")
+        print(f"{'grid':<7} {'part':<6} {'forward':>8} {'for+back':>9}")
+        for grid in options.grids:
+            for row in static_keys(grid, options):
+                print(row, flush=True)
+    if "cska" in options.part:
+        print("CSKA paths / convolution, float32; MB: growth of the peak resident size")
+        print(f"{'grid':<6} {'B,H,d':<8} {'path':<8} {'forward':>8} {'for+back':>9} {'MB f':>7} {'MB fb':>7}")
+        for case in options.cases:
+            for row in paths(case, options.rounds):
+                print(row, flush=True)
+    return 0
+
+
+def static_keys(text: str, options: argparse.Namespace) -> list[str]:
+    """SKA and softmax attention, core and layer, in turns."""
+    import torch
+
+    from regard import SKA, Grid, Site, Softmax
+
+    height, width = (int(side) for side in text.split("x"))
+    torch.manual_seed(0)
+    grid = Grid(height, width)
+    site = Site(options.dim, options.heads, grid)
+    shape = (options.batch, options.heads, grid.cells, site.width)
+    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    x = torch.randn(options.batch, grid.cells, options.dim, requires_grad=True)
+    layers = {"softmax": Softmax().build(site), "ska": SKA().build(site)}
+    rows = []
+    for part, goal in (("core", 1.05), ("layer", 0.95)):
+        runs: dict[str, Callable[[], torch.Tensor]] = {}
+        for name, layer in layers.items():
+            operator: torch.nn.Module = layer.operator  # type: ignore[assignment]
+            if part == "core":
+                runs[name] = lambda operator=operator: operator(q, k, v, grid=grid)  # type: ignore[misc]
+            else:
+                runs[name] = lambda layer=layer: layer(x, grid)  # type: ignore[misc]
+        times = in_turns(runs, options.rounds)
+        ratios = [times["ska"][i] / times["softmax"][i] for i in (0, 1)]
+        rows.append(f"{text:<7} {part:<6} {ratios[0]:>8.3f} {ratios[1]:>9.3f}  {_verdict(ratios, goal)}")
+    return rows
+
+
+def paths(case: str, rounds: int) -> list[str]:
+    """Every path of CSKA in turns, and the peak memory of each alone."""
+    grid, *rest = case.split(",")
+    runs = {path: _made(case, path) for path in PATHS}
+    times = in_turns(runs, rounds)
+    rows, base = [], [0.0, 0.0]
+    for path in PATHS:
+        ratios = [times[path][i] / times["conv"][i] for i in (0, 1)]
+        memory = [_peak_alone(case, path, trained) for trained in ("", "1")]
+        base = memory if path == "conv" else base
+        shares = [used / of if of else float("nan") for used, of in zip(memory, base, strict=True)]
+        said = f"memory {shares[0]:.2f} {shares[1]:.2f} of conv"
+        numbers = f"{ratios[0]:>8.3f} {ratios[1]:>9.3f} {memory[0]:>7.1f} {memory[1]:>7.1f}"
+        milliseconds = " ".join(f"{1e3 * part:.1f}" for part in times[path])
+        rows.append(f"{grid:<6} {','.join(rest):<8} {path:<8} {numbers}  {said}; {milliseconds} ms")
+    return rows
+
+
+def _made(case: str, path: str) -> Callable[[], object]:
+    import torch
+
+    from regard import Grid
+    from regard.ops import cska
+
+    text, *rest = case.split(",")
+    batch, heads, width = (int(number) for number in rest)
+    grid = Grid(*(int(side) for side in text.split("x")))
+    torch.manual_seed(0)
+    q, v = (torch.randn(batch, heads, grid.cells, width, requires_grad=True) for _ in range(2))
+    weight = (0.02 * torch.randn(heads * grid.cells, width, 3, 3)).requires_grad_()
+    bias = torch.zeros(heads * grid.cells, requires_grad=True)
+    return lambda: cska(q, weight, bias, v, grid, path=path)
+
+
+def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, tuple[float, float]]:
+    """Median seconds of CPU time, forward without gradients and forward with backward, of each candidate."""
+    import torch
+
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    for turn in range(rounds + 1):
+        for name, run in runs.items():
+            with torch.no_grad():
+                forward = _seconds(run)
+            both = _seconds(lambda run=run: run().sum().backward())  # type: ignore[misc]
+            if turn:
+                times[name].append((forward, both))
+    return {name: (_median(taken, 0), _median(taken, 1)) for name, taken in times.items()}
+
+
+def _median(taken: list[tuple[float, float]], part: int) -> float:
+    return statistics.median(pair[part] for pair in taken)
+
+
+def _peak_alone(case: str, path: str, trained: str) -> float:
+    plain = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
+    returning = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--peak", case, path, trained]
+    made = subprocess.run(command, env=plain | returning, capture_output=True, text=True, check=True)
+    return float(made.stdout.split()[-1])
+
+
+def peak(case: str, path: str, trained: str) -> float:
+    """MB by which the peak resident size grows during one run, after one run to load what is loaded once.
+
+    Linux only: /proc/self/clear_refs sets the peak back.
+    """
+    import torch
+
+    run = _made(case, path)
+    for turn in range(2):
+        gc.collect()
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        with torch.set_grad_enabled(bool(trained)):
+            out = run()
+            if trained:
+                out.sum().backward()  # type: ignore[attr-defined]
+        after = _resident("VmHWM")
+        del out
+        if turn:
+            return (after - before) / 2**10
+    return 0.0
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def _verdict(ratios: list[float], goal: float) -> str:
+    missed = [part for part, ratio in zip(("forward", "for+back"), ratios, strict=True) if ratio > goal]
+    return f"goal {goal}" + (f" (loss: {' and '.join(missed)})" if missed else "")
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    if "--peak" not in sys.argv and any(os.environ.get(name) != value for name, value in SETTINGS.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | SETTINGS)
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What `regard study` prints: progress while it runs, and its table."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .show import show
+
+if TYPE_CHECKING:
+    from regard.lab.progress import Event
+
+
+def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
+    """The table of a study with its claims. Raises: ConfigError if there is none."""
+    from regard.lab.exchange import json_text
+    from regard.lab.table import Table
+
+    table = Table.load(results, name, scale)
+    if as_json:
+        sys.stdout.write(json_text(table))
+        return
+    lines = []
+    for line in table.rows:
+        gap = line.difference
+        lines.append({
+            "row": line.label, "n": line.n, table.metric: _short(line.mean), "interval": _span(line.low, line.high),
+            f"minus {table.baseline}": "" if gap is None else _short(gap.mean, "+"),
+            "paired interval": "" if gap is None else _span(gap.low, gap.high, "+"),
+            "seconds": None if line.seconds is None else round(line.seconds, 1), "parameters": line.parameters,
+        })  # fmt: skip
+    claims = [f"{claim.text}: {claim.verdict.sentence}" for claim in table.claims]
+    show(lines, False, f"{table.title} ({table.caption})", [table.gate.sentence, *claims, *table.warnings])
+
+
+def _short(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign}.1f}"
+
+
+def _span(low: float | None, high: float | None, sign: str = "") -> str:
+    return "" if low is None or high is None else f"[{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+class Display:
+    """Progress on standard error: a bar on a terminal, a line a run elsewhere."""
+
+    def __init__(self, live: bool) -> None:
+        self.live = live
+        self.bar: Any = None
+        self.task: Any = None
+
+    def __enter__(self) -> "Display":
+        if self.live:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (BarColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+            self.bar = Progress(*columns, console=Console(stderr=True))
+            self.bar.start()
+            self.task = self.bar.add_task("starting", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self.bar is not None:
+            self.bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def see(self, event: "Event") -> None:
+        """Show what happened."""
+        counts = event.counts
+        over = counts["done"] + counts["failed"] + counts["died"] + counts["busy"]
+        total = over + counts["running"] + counts["waiting"]
+        left = "" if event.left is None else f", about {_duration(event.left)} left"
+        if event.kind in ("done", "failed", "died", "busy"):
+            metrics = (event.outcome or {}).get("metrics") or {}
+            result = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if value is not None)
+            text = "; ".join(part for part in (result, event.text) if part)
+            self.say(f"[{over}/{total}] {event.row} seed {event.seed}: {event.kind} {text}{left}")
+        if self.bar is not None:
+            states = f"{counts['done']} done, {counts['running']} running, {counts['waiting']} to come{left}"
+            text = f"{states}; {event.text}" if event.kind == "tick" and event.text else states
+            self.bar.update(self.task, total=max(total, 1), completed=over, description=text)
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )

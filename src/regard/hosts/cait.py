@@ -1,0 +1,100 @@
+"""cait_s_32: the small CaiT of the SKA paper, on timm's Cait.
+
+Image 32, patch 4, width 512, 6 patch layers and 2 class layers, 8 heads, MLP 512, layer scale from 0.1, talking heads
+without bias in all layers (static keys paper, Table 1; CaiT: Touvron et al. 2021).
+"""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from timm.models.cait import Cait
+from torch import Tensor, nn
+
+from regard.core import heads, merge
+
+
+class TalkingAttention(nn.Module):
+    """Softmax attention whose logits, and then weights, are mixed over the heads. A swap keeps both mixes.
+
+    Children: qkv (no bias), proj_l before the softmax, proj_w after it, proj.
+    """
+
+    def __init__(self, dim: int, num_heads: int, head_dim: int, proj_drop: float = 0.0) -> None:
+        super().__init__()
+        self.num_heads, self.scale = num_heads, head_dim**-0.5
+        self.qkv = nn.Linear(dim, 3 * num_heads * head_dim, bias=False)
+        self.proj_l = nn.Linear(num_heads, num_heads, bias=False)
+        self.proj_w = nn.Linear(num_heads, num_heads, bias=False)
+        self.proj = nn.Linear(num_heads * head_dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B n C"]:
+        q, k, v = (heads(y, self.num_heads) for y in self.qkv(x).chunk(3, -1))
+        return self.mixed(q, k, v)
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """From queries (B, H, n, d), keys and values to the output (B, n, C)."""
+        a = over_heads(self.proj_l, q @ k.mT * self.scale).softmax(-1)
+        return self.proj_drop(self.proj(merge(over_heads(self.proj_w, a) @ v)))
+
+
+class LooseTalkingAttention(TalkingAttention):
+    """The same; a mechanism that is swapped in leaves the two mixes out."""
+
+
+class ClassAttention(TalkingAttention):
+    """The class token attends to itself and the patches, with talking heads. A swap leaves it as it is."""
+
+    def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B n C"]:
+        inner = self.proj.in_features
+        q = torch.nn.functional.linear(x[:, :1], self.qkv.weight[:inner])
+        k, v = torch.nn.functional.linear(x, self.qkv.weight[inner:]).chunk(2, -1)
+        return self.mixed(*(heads(y, self.num_heads) for y in (q, k, v)))
+
+
+def over_heads(mix: nn.Linear, a: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
+    """A linear map of the head axis."""
+    return mix(a.movedim(1, -1)).movedim(-1, 1)
+
+
+def cait_s_32(
+    *,
+    img_size: int = 32,
+    in_chans: int = 3,
+    num_classes: int = 10,
+    heads: int = 8,
+    width: int = 64,
+    drop: float = 0.1,
+    drop_path_rate: float = 0.05,
+    keep_talking: bool = True,
+) -> Cait:
+    """12,685,322 parameters with 10 classes. heads, width: of all layers (SKA's model "b" has 10 and 62).
+
+    drop: dropout of embeddings, projections and MLPs. keep_talking: whether a mechanism that is swapped in keeps the
+    talking heads of the patch layers; only those with a map over all keys can.
+    """
+
+    def attention(kind: type[TalkingAttention], dim: int, **given: object) -> TalkingAttention:
+        return kind(dim, heads, width, drop)
+
+    kind = TalkingAttention if keep_talking else LooseTalkingAttention
+    return Cait(
+        img_size=img_size,
+        patch_size=4,
+        in_chans=in_chans,
+        num_classes=num_classes,
+        embed_dim=512,
+        depth=6,
+        num_heads=heads,
+        mlp_ratio=1.0,
+        mlp_ratio_token_only=1.0,
+        qkv_bias=False,
+        pos_drop_rate=drop,
+        proj_drop_rate=drop,
+        drop_path_rate=drop_path_rate,
+        norm_layer=partial(nn.LayerNorm, eps=1e-5),  # type: ignore[arg-type]  # timm takes factories
+        init_values=0.1,
+        attn_block=partial(attention, kind),  # type: ignore[arg-type]
+        attn_block_token_only=partial(attention, ClassAttention),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,203 @@
+"""Hugging Face vision transformers: ViT, DeiT, DINOv2, CLIP and SigLIP of transformers >= 5.9.
+
+The mixer takes the place of the attention module, so it does not depend on the model's attention implementation.
+transformers saves neither the mechanism nor its code. A swapped model therefore says attn_implementation="regard" in
+the configuration that it saves: plain loading fails at once, or, where Regard is in use, at the first forward pass,
+instead of quietly computing softmax. `save_pretrained` and `from_pretrained` here write and read the swap as well.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Grid, MissingExtra, Mixer, MixerConfig, Site, StoreError, SwapError
+
+from .hosted import Hosted, additive
+from .separate import SeparateProjection, biased
+
+NAME, FILE = "regard", "regard.json"
+
+
+class HuggingViT(Hosted):
+    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, ViT-MAE, YOLOS, DPT."""
+
+    kinds: ClassVar[frozenset[str]] = frozenset(
+        {
+            "vit.modeling_vit.ViTAttention",
+            "deit.modeling_deit.DeiTAttention",
+            "dinov2.modeling_dinov2.Dinov2Attention",
+            "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention",
+            "vit_mae.modeling_vit_mae.ViTMAEAttention",
+        }
+    )
+    watch: ClassVar[str] = "embeddings.patch_embeddings.projection"
+    names: ClassVar[dict[str, str]] = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v", "o_proj": "proj"}
+
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
+        """By the path of the type, so that transformers is not imported for it."""
+        kind = type(module)
+        return f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.") in cls.kinds
+
+    @classmethod
+    def refuses(cls, module: Any) -> str:  # type: ignore[override]
+        used = module.config._attn_implementation
+        if used not in (None, "eager", "sdpa", NAME):
+            return f"masks for {used!r} have another form; call model.set_attn_implementation('sdpa') first"
+        return ""
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        out = getattr(module, next(theirs for theirs, ours in cls.names.items() if ours == "proj"))
+        return Site(
+            dim=module.q_proj.in_features,
+            heads=module.q_proj.out_features // module.head_dim,
+            grid=grid,
+            width=module.head_dim,
+            qkv_bias=module.q_proj.bias is not None,
+            out_bias=out.bias is not None,
+            layer=layer,
+            name=name,
+        )
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer: Any = super().built(config, site, shared)
+        if self._linear(mixer):
+            host: Any = self.host
+            biases = biased(q=host.q_proj, k=host.k_proj, v=host.v_proj)
+            mixer.qkv = SeparateProjection(mixer.site, mixer.config.roles, biases)
+        return mixer
+
+    @staticmethod
+    def _linear(mixer: Any) -> bool:
+        from regard.projections.linear import LinearProjection
+
+        return isinstance(getattr(mixer, "qkv", None), LinearProjection)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weights are always None; `regard.capture` draws them. kwargs are transformers' own."""
+        mask = additive(attention_mask, bool(kwargs.get("is_causal", False)), hidden_states)
+        return self.mixer(hidden_states, self.grid(), mask), None
+
+
+class CLIPPort(HuggingViT):
+    """The vision towers of CLIP and SigLIP. Their text towers have no grid and stay; so does SigLIP's pooling head."""
+
+    kinds: ClassVar[frozenset[str]] = frozenset(
+        {"clip.modeling_clip.CLIPAttention", "siglip.modeling_siglip.SiglipAttention"}
+    )
+    watch: ClassVar[str] = "embeddings.patch_embedding"
+    names: ClassVar[dict[str, str]] = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v", "out_proj": "proj"}
+
+    @classmethod
+    def belongs(cls, model: nn.Module, name: str) -> bool:
+        from .hosted import watched_module
+
+        return watched_module(model, name, cls.watch) is not None
+
+
+# what stands guard over a saved model
+
+
+def lost(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """The attention function "regard" of transformers: it is only called where a swap was lost. Raises: SwapError."""
+    raise SwapError(
+        f"{type(module).__name__} was saved with a mechanism of Regard in its place and loaded without it; "
+        "load the folder by regard.hosts.hugging.from_pretrained, or make the model with attn_implementation='sdpa'"
+    )
+
+
+def mark(model: nn.Module) -> None:
+    """Write into a model's transformers configurations that its attention is Regard's, or take it out again."""
+    swapped = any(isinstance(module, HuggingViT) for module in model.modules())
+    for config in {id(c): c for m in model.modules() if (c := _config(m)) is not None}.values():
+        if swapped:
+            _register()
+            config.attn_implementation = NAME
+        elif config.__dict__.get("attn_implementation") == NAME:
+            del config.attn_implementation
+
+
+def _config(module: nn.Module) -> Any:
+    config = getattr(module, "config", None)
+    return config if type(config).__module__.startswith("transformers.") else None
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, lost)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+# folders
+
+
+def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Write a swapped model of transformers: config.json, model.safetensors and regard.json; returns the folder.
+
+    Raises: ConfigError if the model is not of transformers, StoreError if the folder cannot be written.
+    """
+    from .saving import _groups
+
+    config = _config(model)
+    if config is None:
+        raise ConfigError(
+            f"{type(model).__name__} is no model of transformers; regard.save writes those of create_model"
+        )
+    about = {"version": 1, "architecture": type(model).__name__, "swaps": _groups(model)}
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        config.save_pretrained(target)
+        tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
+        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+        (target / FILE).write_text(json.dumps(about, indent=1))
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
+    return target
+
+
+def from_pretrained(folder: str | os.PathLike[str]) -> nn.Module:
+    """The model that `save_pretrained` of this file wrote, in evaluation mode.
+
+    Raises: StoreError if the folder has no regard.json or does not fit it, MissingExtra without transformers.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("transformers", "hf") from error
+    target = Path(folder)
+    try:
+        about = json.loads((target / FILE).read_text())
+        config = transformers.AutoConfig.from_pretrained(target, attn_implementation="sdpa")
+        config.__dict__.pop("attn_implementation", None)
+        model = getattr(transformers, about["architecture"])(config)
+        for group in about["swaps"]:
+            _replay(model, group["mixer"], group["layers"])
+        model.load_state_dict(load_file(target / "model.safetensors"))
+    except FileNotFoundError as error:
+        raise StoreError(f"{target} has no {Path(str(error.filename)).name}; expected a swapped model") from error
+    except (KeyError, AttributeError, RuntimeError, ValueError) as error:
+        raise StoreError(f"{target} does not hold the model that its {FILE} describes: {error}") from error
+    return model.eval()
+
+
+def _replay(model: nn.Module, spelled: str, layers: dict[str, list[int]]) -> None:
+    from regard.mixers.spell import parse_mixer
+
+    from .nothing import Nothing
+    from .swap import plan_layers
+
+    grids = {layer: Grid(*numbers) for layer, numbers in layers.items()}
+    mixer = Nothing() if spelled == "removed" else parse_mixer(spelled)
+    if mixer is None:
+        raise ValueError("a swap without a mixer")
+    plan_layers(model, mixer, list(grids), grids=grids).apply()

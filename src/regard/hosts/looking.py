@@ -1,0 +1,134 @@
+"""Looking at a model: which of its layers can be swapped, what goes into them, and on which grid."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Grid, SwapError
+
+from .hosted import GridSource, Hosted, find_watched
+from .owners import is_source
+from .ports import PORTS
+
+
+def port_of(module: nn.Module) -> type[Hosted]:
+    """The port of a library's attention."""
+    return next(port for port in PORTS if port.matches(module))
+
+
+def all_sites(model: nn.Module) -> list[str]:
+    """Names of all layers that are or can be swapped, in the model's order."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if name
+        and (isinstance(module, Hosted) or any(port.matches(module) and port.belongs(model, name) for port in PORTS))
+    ]
+
+
+def matching(model: nn.Module, where: str) -> list[str]:
+    """Names of the layers that match a glob. Raises: SwapError if there are none."""
+    there = all_sites(model)
+    names = [name for name in there if fnmatchcase(name, where)]
+    if not names:
+        ports = ", ".join(port.__name__ for port in PORTS)
+        have = f"it has {', '.join(there)}; " if there else ""
+        raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {have}ports: {ports}")
+    return names
+
+
+def example_of(model: nn.Module) -> Tensor:
+    """Noise of the size that the model says it expects."""
+    modules = list(model.modules())
+    found = (getattr(module, "in_channels", None) for module in modules)
+    channels = next((number for number in found if isinstance(number, int)), 3)
+    sizes = [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
+    for module in modules:
+        config = getattr(module, "pretrained_cfg", None)
+        listed = config.get("input_size") if isinstance(config, Mapping) else getattr(config, "input_size", None)
+        sizes.append(tuple(listed[-2:]) if listed else None)
+    for size in filter(None, sizes):
+        height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
+        return torch.randn(1, channels, height, width, generator=torch.Generator().manual_seed(0))
+    raise SwapError(f"{type(model).__name__} does not tell its image size; pass example=, one input")
+
+
+@contextmanager
+def resting(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> dict[str, torch.Size]:
+    """One forward pass; the shapes that the layers got. Layers that were not entered are left out."""
+    seen: dict[str, torch.Size] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def record(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            seen.setdefault(name, (*args, *kwargs.values())[0].shape)
+
+        return record
+
+    handles = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
+    parameter = next(model.parameters())
+    try:
+        with resting(model):
+            model(example.to(parameter.device, parameter.dtype if example.is_floating_point() else example.dtype))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def grids_of(model: nn.Module, names: list[str], example: Tensor) -> dict[str, tuple[Grid, GridSource]]:
+    """The grid of each layer in a forward pass, and the source that will tell it later; one source a watched module."""
+    sources: dict[nn.Module, GridSource] = {}
+    watched: dict[str, GridSource] = {}
+    handles = []
+    for name in names:
+        module = model.get_submodule(name)
+        if isinstance(module, Hosted):
+            watched[name] = module.source
+            continue
+        port = port_of(module)
+        if not port.watch:
+            watched[name] = GridSource()
+            continue
+        place = find_watched(model, name, port.watch)
+        if place not in sources:
+            known = [h.__self__ for h in place._forward_hooks.values() if is_source(h)]  # type: ignore[attr-defined]
+            sources[place] = known[0] if known else GridSource()
+            if not known:
+                handles.append(place.register_forward_hook(sources[place].record))
+        watched[name] = sources[place]
+    layers = {name: model.get_submodule(name) for name in names}
+    try:
+        seen = inputs_of(model, layers, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    found = {}
+    for name, module in layers.items():
+        if name not in seen:
+            raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
+        port, host = (type(module), module.host) if isinstance(module, Hosted) else (port_of(module), module)
+        own = port.grid_of(host)
+        if own is None:
+            cells = watched[name].grid(0)
+            prefix = seen[name][1] - cells.cells
+            if prefix < 0:
+                raise SwapError(f"{name} gets {seen[name][1]} tokens, fewer than the {cells.cells} cells of its grid")
+            own = watched[name].grid(prefix)
+        found[name] = (own, watched[name])
+    return found

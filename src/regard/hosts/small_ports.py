@@ -1,0 +1,285 @@
+"""Ports of Regard's own hosts and of CaiT: what stands around their attention stays around the new mechanism."""
+
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import torch
+from timm.models.cait import TalkingHeadAttn
+from torch import Tensor, nn
+
+from regard.core import (
+    ConfigError,
+    Grid,
+    Mask,
+    Mixer,
+    MixerConfig,
+    Operator,
+    Site,
+    UnsupportedError,
+    merge,
+    softmax_rows,
+)
+from regard.mixers.cska import CSKA
+from regard.mixers.heads import HeadMixer, HeadMixerConfig
+from regard.mixers.ska import SKA
+from regard.mixers.softmax import Softmax
+from regard.projections.linear import LinearProjection
+
+from .cait import LooseTalkingAttention, TalkingAttention, over_heads
+from .cvt import ConvAttention, DepthwiseProjection, coarser, convolved
+from .hosted import Hosted, additive
+from .reading import fused_site
+from .separate import SeparateProjection, biased
+from .vit_spt import KeptLocalityAttention, LocalityAttention
+
+
+class LocalityViT(Hosted):
+    """The locality self-attention of vit_s_32_spt; its temperature and diagonal mask go with it."""
+
+    library: ClassVar[tuple[type, ...]] = (LocalityAttention,)
+    watch: ClassVar[str] = "patch_embed.proj"
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return fused_site(module, grid, name, layer)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        return self.mixer(x, self.grid(), additive(attn_mask, is_causal, x))
+
+
+class KeptLocality(LocalityViT):
+    """vit_s_32_spt(keep_lsa=True): the temperature stands for d^-0.5, and a token still does not attend to itself."""
+
+    library: ClassVar[tuple[type, ...]] = (KeptLocalityAttention,)
+    sends: ClassVar[frozenset[str]] = frozenset({"bias"})
+    names: ClassVar[dict[str, str]] = {"temperature": "q_norm.temperature"}
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        if isinstance(mixer, HeadMixer) and "q" in mixer.config.roles:
+            mixer.q_norm = Temperature(site.width)
+        return mixer
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        bias = torch.zeros(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).masked_fill(itself, -torch.inf)
+        return self.mixer(x, self.grid(), Mask(bias=bias))
+
+
+class Temperature(nn.Module):
+    """q exp(t) sqrt(d): after a mechanism's factor d^-0.5, the logits are scaled by exp(t). temperature (): t."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.temperature = nn.Parameter(torch.tensor(float(width) ** -0.5).log())
+
+    def forward(self, q: Tensor) -> Tensor:
+        return q * (self.temperature.exp() * self.width**0.5)
+
+
+class Talking(Hosted):
+    """CaiT's patch layers: a mechanism with a map over all keys keeps the mixes of heads; others are refused."""
+
+    library: ClassVar[tuple[type, ...]] = (TalkingHeadAttn, TalkingAttention)
+    watch: ClassVar[str] = "patch_embed.proj"
+    names: ClassVar[dict[str, str]] = {"proj_l": "operator.proj_l", "proj_w": "operator.proj_w"}
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return fused_site(module, grid, name, layer)
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        if isinstance(mixer, HeadMixer):
+            inner = logits_of(mixer.config, mixer.site)
+            bias = "proj_l.bias" in self.host_shapes
+            mixer.operator = TalkingHeads(inner, mixer.site.heads, bias)
+        elif config.uses:
+            raise _silent(config)
+        return mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x, self.grid())
+
+
+class LooseTalking(Hosted):
+    """cait_s_32(keep_talking=False): the mixes of heads go with the softmax between them."""
+
+    library: ClassVar[tuple[type, ...]] = (LooseTalkingAttention,)
+    watch: ClassVar[str] = "patch_embed.proj"
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return fused_site(module, grid, name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x, self.grid())
+
+
+class TalkingHeads(Operator):
+    """proj_w softmax(proj_l logits) v; the maps proj_l and proj_w of the head axis are those of the host.
+
+    logits: an operator whose weights are the mechanism's logits. The map is held whole: O(N M H) memory.
+    """
+
+    def __init__(self, logits: Operator, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.logits = logits
+        self.proj_l, self.proj_w = (nn.Linear(heads, heads, bias=bias) for _ in range(2))
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        v = cast(Tensor, v)
+        logits = over_heads(self.proj_l, self.logits.weights(q, k, v, grid=grid, memory=memory))
+        a = softmax_rows(logits if mask is None else mask.added(logits))
+        return over_heads(self.proj_w, a) @ v
+
+    reference = forward
+
+
+class SoftmaxLogits(Operator):
+    """scale q k^T. No parameters."""
+
+    def __init__(self, scale: float | None) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def weights(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, k = cast(Tensor, q), cast(Tensor, k)
+        return q @ k.mT * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
+
+
+class LogWeights(Operator):
+    """Logarithms of an operator's weights: its logits but for one number a row and head.
+
+    A map of the heads turns that into one number a row, which the softmax after it takes out. Weights that underflow
+    count as the smallest number.
+    """
+
+    def __init__(self, inner: Operator) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def weights(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        eye = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
+        a = self.inner(q, k, eye, grid=grid, memory=memory)
+        return a.clamp_min(torch.finfo(a.dtype).tiny).log()
+
+
+def logits_of(config: HeadMixerConfig, site: Site) -> Operator:
+    """The part of a mechanism before its softmax. Raises: UnsupportedError if it has no map over all keys."""
+    if isinstance(config, Softmax):
+        return SoftmaxLogits(config.scale)
+    if isinstance(config, SKA):
+        return replace(config, activation="none").operator(site)
+    if isinstance(config, CSKA):
+        return LogWeights(config.operator(site))
+    raise _silent(config)
+
+
+def _silent(config: MixerConfig) -> UnsupportedError:
+    return UnsupportedError(
+        f"CaiT mixes its heads before and after the softmax over all keys, which {type(config).__name__} has not; "
+        "Softmax, SKA and CSKA keep that, and cait_s_32(keep_talking=False) leaves it out"
+    )
+
+
+class CvTPort(Hosted):
+    """CvT's attention: its convolutions and the grid of its keys stay; scale=None is the host's scale."""
+
+    library: ClassVar[tuple[type, ...]] = (ConvAttention,)
+    watch: ClassVar[str] = "embed.proj"
+    names: ClassVar[dict[str, str]] = {"proj_q": "qkv.q", "proj_k": "qkv.k", "proj_v": "qkv.v"}
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return Site(
+            dim=module.proj.out_features,
+            heads=module.num_heads,
+            grid=grid,
+            qkv_bias=module.proj_q.bias is not None,
+            layer=layer,
+            memory=coarser(grid, module.kv_stride) if module.kv_stride > 1 else None,
+            name=name,
+        )
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        if not isinstance(config, HeadMixerConfig):
+            return super().built(config, site, shared)
+        if site.memory is not None and not config.cross:
+            raise UnsupportedError(
+                f"{type(config).__name__} needs keys on the grid of the queries; make the host with kv_stride=1"
+            )
+        if site.memory is not None and config.dwc:
+            raise ConfigError("dwc adds values at their own place: it needs a host with kv_stride=1")
+        widened = super().built(config, site, shared).site  # a mechanism may have heads of its own
+        return ConvMixer(config, widened, shared, self.host)
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        return self.mixer(x, Grid(height, width, self.prefix))
+
+
+class ConvMixer(HeadMixer):
+    """The layer around an operator in CvT: depth-wise convolutions before the projection, keys on a coarser grid."""
+
+    def __init__(self, config: HeadMixerConfig, site: Site, shared: nn.Module | None, host: Any) -> None:
+        super().__init__(config, site, shared)
+        roles = config.roles
+        if isinstance(self.qkv, LinearProjection):
+            biases = biased(q=host.proj_q, k=host.proj_k, v=host.proj_v)
+            self.qkv = SeparateProjection(site, roles, biases)
+        self.stride = host.kv_stride
+        self.factor = host.scale * site.width**0.5
+        for name, _ in host.named_children():
+            if name.startswith("conv_") and set(name[5:]) & set(roles):
+                self.add_module(name, DepthwiseProjection(site.dim, 1 if name == "conv_q" else host.kv_stride))
+
+    def memory_grid(self, grid: Grid) -> Grid | None:
+        """The grid of keys and values, None if it is that of the queries."""
+        return coarser(grid, self.stride) if self.stride > 1 else None
+
+    def roles(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
+        made: dict[str, Tensor | None] = dict.fromkeys("qkv")
+        for role in self.config.roles:
+            made[role] = self.normalised(role, self.qkv(convolved(self, role, x, grid), role)[0], grid, rope)
+        if made["q"] is not None:
+            made["q"] = made["q"] * self.factor
+        return made
+
+    def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
+        self.check(x, grid, mask)
+        made = self.roles(x, grid, rope)
+        operator = self.operator.reference if plain else self.operator
+        memory = self.memory_grid(grid)
+        out = merge(operator(made["q"], made["k"], made["v"], grid=grid, memory=memory, mask=mask))
+        if self.dwc is not None and made["v"] is not None:
+            extra, cells = grid.to_map(merge(made["v"]))
+            out = out + grid.from_map(torch.zeros_like(extra), self.dwc(cells))
+        return self.finish(x, out)

@@ -1,0 +1,118 @@
+"""Ports of attention in windows: timm's Swin and swin_t_32."""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from timm.models.swin_transformer import WindowAttention
+from torch import Tensor, nn
+
+from regard.core import Grid, GridError, Mask, Mixer, MixerConfig, Operator, Site
+from regard.mixers.heads import HeadMixer, HeadMixerConfig
+
+from .hosted import Hosted
+from .reading import fused_site
+from .swin import SharedBiasAttention, WindowKeyAttention
+
+
+class TimmSwin(Hosted):
+    """Swin's attention in windows: the relative position bias and the mask of shifted windows arrive as Mask.bias."""
+
+    library: ClassVar[tuple[type, ...]] = (WindowAttention, SharedBiasAttention)
+    sends: ClassVar[frozenset[str]] = frozenset({"bias"})
+    stays: ClassVar[tuple[str, ...]] = ("relative_position_bias_table",)
+
+    def __init__(self, host: Any, *args: Any) -> None:
+        super().__init__(host, *args)
+        self.windows = Grid(*host.window_size)
+        index = host.relative_position_index.clone()
+        self.register_buffer("relative_position_index", index, persistent=False)
+
+    @classmethod
+    def grid_of(cls, module: Any) -> Grid:
+        return Grid(*module.window_size)
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return fused_site(module, grid, name, layer)
+
+    def grid(self) -> Grid:
+        return self.windows
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self._parameters.get("relative_position_bias_table") is None:  # removed: nothing to add a bias to
+            return self.mixer(x, self.windows)
+        n = self.windows.cells
+        bias = self.relative_position_bias_table[self.relative_position_index.flatten()]
+        bias = bias.unflatten(0, (n, n)).permute(2, 0, 1)[None]
+        if mask is not None:
+            bias = bias + mask.repeat(len(x) // len(mask), 1, 1)[:, None]
+        return self.mixer(x, self.windows, Mask(bias=bias))
+
+
+class WindowKeySwin(TimmSwin):
+    """swin_t_32(keys="window"): what a mechanism learns for a head, it learns for a head in each window."""
+
+    library: ClassVar[tuple[type, ...]] = (WindowKeyAttention,)
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        if isinstance(mixer, HeadMixer) and isinstance(config, HeadMixerConfig):
+            windows: int = self.host.windows  # type: ignore[assignment]
+            every = replace(mixer.site, heads=mixer.site.heads * windows)
+            mixer.operator = PerWindow(config.operator(every), windows)
+        return mixer
+
+
+class PerWindow(Operator):
+    """An operator whose heads are the heads of every window of an image.
+
+    Raises: GridError if the windows are not those of whole images: another size of image has no keys of its own.
+    """
+
+    def __init__(self, inner: Operator, windows: int) -> None:
+        super().__init__()
+        self.inner, self.windows = inner, windows
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return self._by_window(self.inner, q, k, v, grid, memory, mask)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return self._by_window(self.inner.reference, q, k, v, grid, memory, mask)
+
+    def _by_window(
+        self, inner: Any, q: Any, k: Any, v: Any, grid: Grid, memory: Grid | None, mask: Mask | None
+    ) -> Tensor:
+        roles = [None if x is None else self._together(x) for x in (q, k, v)]
+        if mask is not None and mask.bias is not None:
+            number = max(x.shape[0] for x in (q, k, v) if x is not None)
+            heads = next(x.shape[1] for x in (q, k, v) if x is not None)
+            bias = mask.bias.expand(number, heads, *mask.bias.shape[-2:])
+            mask = replace(mask, bias=self._together(bias))
+        out = inner(*roles, grid=grid, memory=memory, mask=mask)
+        return out.unflatten(1, (self.windows, -1)).flatten(0, 1)
+
+    def _together(self, x: Tensor) -> Tensor:
+        """(B windows, H, N, d) -> (B, windows H, N, d)."""
+        if x.shape[0] % self.windows:
+            raise GridError(
+                f"{x.shape[0]} windows are not images of {self.windows}, each of which has parameters of its own"
+            )
+        return x.unflatten(0, (-1, self.windows)).flatten(1, 2)

@@ -1,0 +1,241 @@
+"""Deformable attention: keys and values are sampled where the queries' offsets point (DAT, Xia et al. 2022, Eq. 7-11).
+
+A small network of the queries moves a coarse grid of points; x is sampled there, bilinearly, then k and v are made.
+All queries share the points, in each of `groups` groups of channels. A table by relative position is sampled too.
+Points start at the centres of their patches in half-pixel coordinates, so that without offsets stride 1 gives every
+cell back (softmax attention) and stride 2 the mean of 2x2 cells; the published code starts half a cell beside them,
+the last one outside the map.
+Extra tokens are queries, and keys as they are behind the sampled ones, without a position bias.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, attend, merge
+
+from .heads import HeadMixerConfig
+from .mita_plan import exact_products, wide
+from .pvt import MemoryMixer, memory_cost, refuse_memory
+from .sdpa import sdpa
+from .softmax import softmax_reference
+
+
+class DATPlan(NamedTuple):
+    """points (B, G, s, 2): where each group samples, (y, x) in cells: 0 is the centre of the first one."""
+
+    points: Float[Tensor, "B G s 2"]
+
+
+def sample_points_reference(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -> Float[Tensor, "B c s"]:
+    """sum over cells of x, each with the weight max(0, 1 - |y - i|) max(0, 1 - |x - j|); beyond the map its border."""
+    ways = []
+    for axis, side in enumerate(x.shape[-2:]):
+        place = points[..., axis].clamp(0, side - 1)
+        ways.append(F.relu(1 - (place[..., None] - torch.arange(side, device=x.device)).abs()))  # (B, s, side)
+    return torch.einsum("bchw,bsh,bsw->bcs", x, *ways)
+
+
+def sample_points(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -> Float[Tensor, "B c s"]:
+    """Bilinear values of maps at points (y, x) in cells; beyond the map its border. In float32 for half precision."""
+    sides = torch.tensor(x.shape[-2:], dtype=points.dtype, device=points.device)
+    place = ((2 * points + 1) / sides - 1).flip(-1)[:, :, None]  # (B, s, 1, 2) as (x, y), half-pixel centres
+    with exact_products(x.device):
+        out = F.grid_sample(wide(x), place.to(wide(x).dtype), padding_mode="border", align_corners=False)
+    return out[..., 0].to(x.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAT(HeadMixerConfig):
+    """stride: cells between points. groups: groups of channels and heads with points of their own.
+
+    kernel: of the offset network's depth-wise convolution (odd). reach: bound of an offset, in points, by tanh; 0 = no
+    bound but the map, as in all published models. table: the bias by relative position. init: "paper" draws the
+    network and the table; "zero" starts without offsets and bias. dwc must be 0: values do not lie on the grid.
+    Raises: ConfigError for impossible numbers; building, if groups do not divide heads and channels; UnsupportedError
+    for a host with rotary positions.
+    """
+
+    stride: int = 1
+    groups: int = 1
+    kernel: int = 5
+    reach: float = 0.0
+    table: bool = True
+    init: Literal["paper", "zero"] = "paper"
+
+    card: ClassVar[Card] = Card(
+        title="Deformable attention",
+        source="Xia et al. 2022 (DAT), Eq. 7-11",
+        formula="softmax(q k~^T / sqrt(d) + B) v~,  k~, v~ of x sampled at p + offset(q)",
+        complexity="O(N N_s C)",
+        query_content=True,
+        key_content=True,
+        relative_position=True,
+        dynamic="two-step",
+        scaling=frozenset({"routing"}),
+        expert_type="MLP of width N_s",
+        expert_count="1",
+        construction="offset prediction",
+        topology="N-to-one",
+        prefix="queries, and keys behind the sampled ones",
+        row_maps=False,  # its columns are not the tokens
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.stride, self.groups, self.kernel) < 1 or self.kernel % 2 == 0 or self.reach < 0:
+            raise ConfigError(
+                "stride, groups and the odd kernel are at least 1, reach at least 0, "
+                f"not stride={self.stride}, groups={self.groups}, kernel={self.kernel}, reach={self.reach}"
+            )
+        if self.init not in ("paper", "zero"):
+            raise ConfigError(f"init is paper or zero, not {self.init!r}")
+        if self.dwc:
+            raise ConfigError(f"DAT's values do not lie on the grid of its queries: dwc must be 0, not {self.dwc}")
+
+    def build(self, site: Site, shared: nn.Module | None = None) -> MemoryMixer:
+        refuse_memory(self, site)
+        return MemoryMixer(self, site, shared)
+
+    def operator(self, site: Site) -> "DATOperator":
+        if site.heads % self.groups or site.dim % self.groups:
+            raise ConfigError(f"groups={self.groups} does not divide {site.heads} heads and {site.dim} channels")
+        return DATOperator(self, site)
+
+    def points(self, grid: Grid) -> tuple[int, int]:
+        """Rows and columns of points."""
+        return -(-grid.height // self.stride), -(-grid.width // self.stride)
+
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        rows, columns = self.points(site.grid)
+        return memory_cost(self, site, super().cost(site, accounting), rows * columns + site.grid.extra)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """The offset network and the attention; sampling has no products of matrices."""
+        rows, columns = self.points(site.grid)
+        number, each = rows * columns, site.inner // self.groups
+        table = site.heads * (2 * site.grid.height - 1) * (2 * site.grid.width - 1) if self.table else 0
+        network = Cost(each * (self.kernel**2 + 5), number * site.inner * (self.kernel**2 + 2))
+        return network + Cost(table, 0) + attend(site.grid.tokens, number + site.grid.extra, site.inner)
+
+
+class DATOperator(Operator):
+    """conv, norm, offset: the network of one group, the same for all; table (H, 2h - 1, 2w - 1) or None."""
+
+    def __init__(self, config: DAT, site: Site) -> None:
+        super().__init__()
+        self.config = config
+        each, kernel = site.inner // config.groups, config.kernel
+        self.conv = nn.Conv2d(each, each, kernel, stride=config.stride, padding=kernel // 2, groups=each)
+        self.norm = nn.LayerNorm(each)
+        self.offset = Offset(each, config.init == "zero")
+        shape = (site.heads, 2 * site.grid.height - 1, 2 * site.grid.width - 1)
+        self.table = nn.Parameter(torch.empty(shape)) if config.table else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The table to a normal draw with standard deviation 0.01, or to zero."""
+        if self.table is not None and self.config.init == "zero":
+            nn.init.zeros_(self.table)
+        elif self.table is not None:
+            nn.init.trunc_normal_(self.table, std=0.01)
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters to keep out of weight decay: the table."""
+        return {"table"} if self.table is not None else set()
+
+    def plan(self, q: Float[Tensor, "B H N d"], grid: Grid) -> DATPlan:
+        """The points of every group; they have gradients."""
+        _, cells = grid.to_map(merge(q))
+        groups = cells.unflatten(1, (self.config.groups, -1)).flatten(0, 1)  # (B*G, c, h, w)
+        hidden = self.conv(groups).permute(0, 2, 3, 1)
+        moved = wide(self.offset(F.gelu(self.norm(hidden).to(q.dtype))))  # (B*G, rows, columns, 2)
+        rows, columns = moved.shape[1:3]
+        counts, sides = moved.new_tensor([rows, columns]), moved.new_tensor([grid.height, grid.width])
+        start = torch.stack(
+            torch.meshgrid(torch.arange(rows, device=q.device), torch.arange(columns, device=q.device), indexing="ij"),
+            -1,
+        )
+        start = (2 * start + 1) / counts - 1  # centres of the patches, the map from -1 to 1
+        moved = moved.tanh() * self.config.reach / counts if self.config.reach else moved
+        place = (start + moved).clamp(-1, 1)
+        return DATPlan((((place + 1) * sides - 1) / 2).flatten(1, 2).unflatten(0, (len(q), -1)))
+
+    def memory(
+        self,
+        x: Float[Tensor, "B N C"],
+        q: Float[Tensor, "B H N d"],
+        grid: Grid,
+        plain: bool,
+        plan: DATPlan | None = None,
+    ) -> tuple[Float[Tensor, "B M C"], Float[Tensor, "B H N M"] | None]:
+        """The sampled tokens with extra ones behind them, and the position bias. plan: other points than q's."""
+        points = (self.plan(q, grid) if plan is None else plan).points
+        extra, cells = grid.to_map(x)
+        groups = cells.unflatten(1, (self.config.groups, -1)).flatten(0, 1)  # (B*G, C/G, h, w)
+        take = sample_points_reference if plain else sample_points
+        tokens = take(groups, points.flatten(0, 1).to(groups.dtype if plain else points.dtype))
+        tokens = tokens.unflatten(0, (len(x), -1)).flatten(1, 2).mT  # (B, s, C)
+        bias = None if self.table is None else self._bias(points, grid, q.dtype, plain)
+        return (tokens if not grid.extra else torch.cat([tokens, extra], 1)), bias
+
+    def _bias(self, points: Tensor, grid: Grid, dtype: torch.dtype, plain: bool) -> Tensor:
+        """The table at (query - point), (B, H, N, M); 0 for extra tokens. Another grid stretches the table."""
+        batch, groups, number = points.shape[:3]
+        table = wide(cast(Tensor, self.table)).unflatten(0, (groups, -1))  # (G, H/G, ...)
+        table = table.expand(batch, -1, -1, -1, -1).flatten(0, 1)
+        cell = torch.arange(grid.cells, device=points.device)
+        cell = torch.stack([cell // grid.width, cell % grid.width], -1)
+        apart = cell[:, None] - points.flatten(0, 1)[:, None]  # (B*G, cells, s, 2)
+        half = apart.new_tensor([side // 2 for side in table.shape[-2:]])
+        reach = apart.new_tensor([max(grid.height - 1, 1), max(grid.width - 1, 1)])
+        place = (apart * half / reach + half).flatten(1, 2)
+        take = sample_points_reference if plain else sample_points
+        bias = take(table, place.to(table.dtype)).unflatten(-1, (grid.cells, number))
+        bias = bias.unflatten(0, (batch, groups)).flatten(1, 2).to(dtype)  # (B, H, cells, s)
+        after = grid.tokens - grid.cells - grid.prefix
+        return F.pad(bias, (0, grid.extra, grid.prefix, after))
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        bias = None if mask is None else mask.bias
+        return sdpa(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), attn_mask=bias)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return softmax_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), mask=mask)
+
+
+class Offset(nn.Linear):
+    """The last layer of the offset network: (y, x) of every point."""
+
+    def __init__(self, width: int, zero: bool) -> None:
+        self.zero = zero
+        super().__init__(width, 2, bias=False)
+
+    def reset_parameters(self) -> None:
+        """As a linear layer, or to zero."""
+        if self.zero:
+            nn.init.zeros_(self.weight)
+        else:
+            super().reset_parameters()

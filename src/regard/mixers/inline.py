@@ -1,0 +1,177 @@
+"""InLine attention: linear attention whose weights sum to 1 by subtraction, not division (Han et al. 2024, Eq. 8).
+
+w_ij = a (q_i.k_j - q_i.mean k) / N + 1 / N, so o_i = q_i (a K^T V / N - a mean k^T mean v) + mean v, a = d^-0.5.
+Weights may be negative. Extra tokens are queries and keys like any other; the residual branch (Eq. 10) leaves them out.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site
+
+from .heads import CrossMixer, HeadMixer, HeadMixerConfig
+from .kernels import check_kernel, hide, narrow, refuse_cross
+from .mita_plan import exact_products, wide
+
+
+def inline_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    *,
+    scale: float | None = None,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """All N x M weights scale (q_i.k_j - mean_j q_i.k_j) / N + 1 / N; means and N are over the keys that are kept."""
+    keep = check_kernel("inline", q, k, v, mask)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    k, v = hide(k, keep), hide(v, keep)
+    one = v.new_ones(k.shape[0], k.shape[-2]) if keep is None else keep.to(v.dtype)
+    number = one.sum(-1).clamp_min(1)[:, None, None, None]
+    logits = scale * (q @ k.mT)
+    weights = (logits - logits.sum(-1, keepdim=True) / number + 1) / number
+    return weights * one[:, None, None, :] @ v
+
+
+def inline(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    *,
+    scale: float | None = None,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """The same in linear time: the mean is subtracted from the keys.
+
+    scale: None = d^-0.5. mask: padding only; without any key the result is 0. Half precision is summed in float32.
+    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks.
+    """
+    keep = check_kernel("inline", q, k, v, mask)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    with exact_products(q.device):
+        k, v = hide(k, keep), hide(v, keep)
+        q, wide_k, wide_v = wide(q), wide(k), wide(v)
+        number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(q.dtype)[:, None, None, None]
+        k_mean, v_mean = (x.sum(-2, keepdim=True) / number for x in (wide_k, wide_v))
+        # centred before the product: afterwards, keys far from 0 would cancel
+        table = (narrow(wide_k - k_mean, v).mT @ narrow(wide_v, v)).to(q.dtype) * (scale / number)
+        return (narrow(q, v) @ narrow(table, v) + v_mean).to(v.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InLine(HeadMixerConfig):
+    """scale: factor of the products, None = d^-0.5.
+
+    residual: whether the paper's local branch is there: a 3x3 depth-wise convolution of the values on the grid, with
+    kernels made from the mean of the layer's input for every image. The paper's layer is InLine(residual=True).
+    """
+
+    scale: float | None = None
+    residual: bool = False
+
+    card: ClassVar[Card] = Card(
+        title="InLine attention",
+        source="Han et al. 2024 (Bridging the Divide), Eq. 8 and 10",
+        formula="q (K^T V / N - mean k^T mean v) / sqrt(d) + mean v",
+        complexity="O(N d C)",
+        query_content=True,
+        key_content=True,
+        scaling=frozenset({"compression"}),
+        expert_type="linear layer + mean (affine)",
+        expert_count="1",
+        construction="kernelisation without normaliser",
+        topology="all-to-one",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    cross: ClassVar[bool] = True
+
+    def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
+        return ResidualMixer(self, site, shared) if self.residual else super().build(site, shared)
+
+    def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
+        if self.residual:
+            raise refuse_cross("InLine", "residual")
+        return super().build_cross(site, shared)
+
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        total = super().cost(site, accounting)
+        if self.residual:
+            check_width(site)
+            maps = 10 * site.inner * site.width
+            total += Cost(maps + 10 * site.inner, maps + site.grid.cells * site.inner * 9)
+        return total
+
+    def operator(self, site: Site) -> "InLineOperator":
+        return InLineOperator(self)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return Cost(0, (site.grid.tokens + (site.memory or site.grid).tokens) * site.inner * site.width)
+
+
+def check_width(site: Site) -> None:
+    """Raises ConfigError where heads * width is not dim: the mean of the input has one channel for each value."""
+    if site.inner != site.dim:
+        raise ConfigError(
+            f"InLine(residual=True) needs heads * width = dim, not {site.heads} * {site.width} for {site.dim}"
+        )
+
+
+class ResidualMixer(HeadMixer):
+    """A layer with the local branch: kernel = W2 GELU(W1 mean x), both maps within heads, for every channel 3x3."""
+
+    def __init__(self, config: InLine, site: Site, shared: nn.Module | None = None) -> None:
+        check_width(site)
+        super().__init__(config, site, shared)
+        self.first = nn.Conv1d(site.inner, site.inner, 1, groups=site.heads)
+        self.second = nn.Conv1d(site.inner, 9 * site.inner, 1, groups=site.heads)
+
+    def beside(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
+        out = super().beside(x, out, v, grid, mask)
+        keep = mask.keep if mask is not None else None
+        if keep is None:
+            mean = x.mean(1)
+        else:
+            mean = x.masked_fill(~keep[..., None], 0.0).sum(1) / keep.sum(1, keepdim=True).clamp_min(1).to(x.dtype)
+        kernels = self.second(F.gelu(self.first(mean[..., None])))  # (B, 9 C, 1)
+        extra, cells = grid.to_map(hide(cast(Tensor, v), keep).transpose(1, 2).flatten(2))
+        batch, channels = cells.shape[:2]
+        kernels = kernels.reshape(batch * channels, 1, 3, 3)
+        image = F.conv2d(cells.flatten(0, 1)[None], kernels, padding=1, groups=batch * channels)
+        return out + grid.from_map(torch.zeros_like(extra), image[0].unflatten(0, (batch, channels)))
+
+
+class InLineOperator(Operator):
+    """No parameters."""
+
+    def __init__(self, config: InLine) -> None:
+        super().__init__()
+        self.scale = config.scale
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return inline(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), scale=self.scale, mask=mask)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return inline_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), scale=self.scale, mask=mask)

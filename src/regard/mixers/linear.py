@@ -1,0 +1,159 @@
+"""Linear attention: softmax replaced by a product of features, phi(q_i).phi(k_j) (Katharopoulos et al. 2020, Eq. 4-7).
+
+o_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j) + eps), phi = elu + 1, in time linear in N.
+Extra tokens are queries and keys like any other.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site
+
+from .heads import HeadMixerConfig
+from .kernels import Feature, check_kernel, feature_map, hide, kernel_product, kernel_weights
+from .mita_plan import exact_products, wide
+
+
+def linear_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    *,
+    feature: Feature = "elu",
+    eps: float = 1e-6,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row + eps."""
+    keep = check_kernel("linear", q, k, v, mask)
+    phi = feature_map(feature)
+    return kernel_weights(phi(q), hide(phi(hide(k, keep)), keep), eps) @ hide(v, keep)
+
+
+def linear(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    *,
+    feature: Feature = "elu",
+    eps: float = 1e-6,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """The same, keys with values first.
+
+    feature: "elu" (elu + 1), "relu" (relu + 1e-6), "identity" or a function of a tensor that keeps all but the last
+    axis; it should not be negative. eps: added to the normaliser. mask: padding only; a query whose keys are all hidden
+    gets zeros. Normalisers are in float32 for half precision.
+    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks, ConfigError for an unknown
+    feature.
+    """
+    keep = check_kernel("linear", q, k, v, mask)
+    phi = feature_map(feature)
+    with exact_products(q.device):
+        fk = hide(phi(wide(hide(k, keep))), keep)
+        return kernel_product(phi(wide(q)), fk, hide(v, keep), eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(HeadMixerConfig):
+    """feature: "elu" is the original elu + 1; "relu" is relu + 1e-6; "identity" takes q and k as they are.
+
+    norm: "rms" divides q and k by their root mean square over all channels, with a learned weight for each channel, as
+    the linear rows of the MHLA and MiTA comparisons do (with feature="relu"). eps: added to the normaliser.
+    """
+
+    feature: Literal["elu", "relu", "identity"] = "elu"
+    norm: Literal["", "rms"] = ""
+    eps: float = 1e-6
+
+    card: ClassVar[Card] = Card(
+        title="Linear attention",
+        source="Katharopoulos et al. 2020, Eq. 4-7",
+        formula="phi(q) (phi(k)^T v) / (phi(q) . sum phi(k)),  phi = elu + 1",
+        complexity="O(N d C)",
+        query_content=True,
+        key_content=True,
+        scaling=frozenset({"compression"}),
+        expert_type="linear layer",
+        expert_count="1",
+        construction="kernelisation",
+        topology="all-to-one",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    cross: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.feature, str):
+            raise ConfigError(f"Linear(feature=) is a name, not {self.feature!r}; the function takes functions")
+        feature_map(self.feature)
+        if self.norm not in ("", "rms"):
+            raise ConfigError(f'Linear(norm=) is "" or "rms", not {self.norm!r}')
+        if self.eps < 0:
+            raise ConfigError(f"Linear(eps=) is at least 0, not {self.eps}")
+
+    def operator(self, site: Site) -> "LinearOperator":
+        return LinearOperator(self, site)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        tokens = site.grid.tokens + (site.memory or site.grid).tokens
+        return Cost(2 * site.inner if self.norm else 0, tokens * site.inner * site.width)
+
+
+class ChannelNorm(nn.Module):
+    """Root-mean-square normalisation over the channels of all heads (eps 1e-6); weight (H, 1, d), starts at 1."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(site.heads, 1, site.width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """All to 1."""
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N d"]:
+        y = wide(x)
+        return (y * (y.square().mean((1, 3), keepdim=True) + 1e-6).rsqrt() * self.weight).to(x.dtype)
+
+
+class LinearOperator(Operator):
+    """q_norm and k_norm, where asked."""
+
+    def __init__(self, config: Linear, site: Site) -> None:
+        super().__init__()
+        self.config = config
+        self.q_norm, self.k_norm = (ChannelNorm(site) if config.norm else nn.Identity() for _ in range(2))
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, k = self._normalised(q, k, mask)
+        return linear(q, k, cast(Tensor, v), feature=self.config.feature, eps=self.config.eps, mask=mask)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, k = self._normalised(q, k, mask)
+        return linear_reference(q, k, cast(Tensor, v), feature=self.config.feature, eps=self.config.eps, mask=mask)
+
+    def _normalised(self, q: Tensor | None, k: Tensor | None, mask: Mask | None) -> tuple[Tensor, Tensor]:
+        keep = mask.keep if mask is not None else None
+        return self.q_norm(cast(Tensor, q)), self.k_norm(hide(cast(Tensor, k), keep))

@@ -1,0 +1,202 @@
+"""Linformer: keys and values projected along the tokens to m rows (Wang et al. 2020, Eq. 7).
+
+o = softmax(q (E k)^T scale) (F v), E and F (m, N) learned. They belong to one grid; another grid resamples the columns
+of its cells, while those of extra tokens, parameters of their own, stay.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, nearest
+
+from .heads import HeadMixerConfig
+from .kernels import check_extra, check_kernel, hide
+from .landmarks import pool_matrix
+from .static import resample
+from .through import read
+
+INITS = ("uniform", "normal", "pool")
+
+
+def linformer_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    project_k: Float[Tensor, "G m M"],
+    project_v: Float[Tensor, "G m M"],
+    *,
+    scale: float | None = None,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """(softmax(scale q (E k)^T) F) v; hidden keys and values are 0 before they are projected."""
+    keep = check_kernel("linformer", q, k, v, mask)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    a = (q @ (project_k @ hide(k, keep)).mT * scale).softmax(-1)
+    return a @ project_v @ hide(v, keep)
+
+
+def linformer(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    project_k: Float[Tensor, "G m M"],
+    project_v: Float[Tensor, "G m M"],
+    *,
+    scale: float | None = None,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """The same, values projected first.
+
+    project_k, project_v: E and F for each head, or one (G = 1) for all. scale: None = d^-0.5. mask: padding only; a row
+    of E that sees no key at all is a key of zeros.
+    Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks.
+    """
+    keep = check_kernel("linformer", q, k, v, mask)
+    for label, matrix in (("project_k", project_k), ("project_v", project_v)):
+        if matrix.shape[0] not in (1, q.shape[1]) or matrix.shape != (*project_k.shape[:2], k.shape[-2]):
+            came, heads = tuple(matrix.shape), q.shape[1]
+            raise ShapeError(
+                f"linformer: {label} has shape {came}; expected (1 or {heads}, rows, keys = {k.shape[-2]}), both alike"
+            )
+    keys, values = project_k @ hide(k, keep), project_v @ hide(v, keep)
+    return read(q, keys, values, scale=scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linformer(HeadMixerConfig):
+    """m: rows of E and F. share: "kv" uses E for F, too. per_head: whether every head has its own.
+
+    init: "uniform" within +-1/sqrt(m); "normal" with standard deviation 0.02; "pool" starts as averages over windows of
+    the grid, so that a swapped layer begins near pooled attention (m must then fit the grid, as for landmarks; extra
+    tokens start with nothing). scale: None = d^-0.5.
+    """
+
+    m: int = 64
+    share: Literal["", "kv"] = ""
+    per_head: bool = False
+    init: Literal["uniform", "normal", "pool"] = "uniform"
+    scale: float | None = None
+
+    card: ClassVar[Card] = Card(
+        title="Linformer",
+        source="Wang et al. 2020, Eq. 7",
+        formula="softmax(q (E k)^T / sqrt(d)) (F v) with learned E, F",
+        complexity="O(N m C)",
+        query_content=True,
+        key_content=True,
+        scaling=frozenset({"compression"}),
+        expert_type="MLP of width m",
+        expert_count="1",
+        construction="learned projection",
+        topology="all-to-one",
+        prefix="a query like any other; its columns of E and F are learned apart and are not resampled",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    cross: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.m < 1:
+            raise ConfigError(f"Linformer has at least one row, not m={self.m}")
+        if self.share not in ("", "kv"):
+            raise ConfigError(f'Linformer(share=) is "" or "kv", not {self.share!r}')
+        if self.init not in INITS:
+            raise ConfigError(f"Linformer has no init={self.init!r}; {nearest(self.init, INITS)}")
+
+    def operator(self, site: Site) -> "LinformerOperator":
+        keys = (site.memory or site.grid).tokens
+        if self.m > keys:
+            where = f" of {site.name}" if site.name else ""
+            raise ConfigError(f"m={self.m}, but the site{where} has {keys} keys; choose m between 1 and {keys}")
+        return LinformerOperator(self, site)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        keys = (site.memory or site.grid).tokens
+        params = self.m * keys * (1 if self.share else 2) * (site.heads if self.per_head else 1)
+        return Cost(params, 2 * keys * self.m * site.inner) + attend(site.grid.tokens, self.m, site.inner)
+
+
+class LinformerOperator(Operator):
+    """project_k and project_v, the second None where they are one."""
+
+    def __init__(self, config: Linformer, site: Site) -> None:
+        super().__init__()
+        self.config = config
+        self.project_k = TokenProjection(config, site)
+        self.project_v = None if config.share else TokenProjection(config, site)
+
+    def matrices(self, grid: Grid, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """E and F for a grid."""
+        first = self.project_k(grid).to(dtype)
+        return first, first if self.project_v is None else self.project_v(grid).to(dtype)
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, matrices = cast(Tensor, q), self.matrices(memory or grid, cast(Tensor, q).dtype)
+        return linformer(q, cast(Tensor, k), cast(Tensor, v), *matrices, scale=self.config.scale, mask=mask)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, matrices = cast(Tensor, q), self.matrices(memory or grid, cast(Tensor, q).dtype)
+        return linformer_reference(q, cast(Tensor, k), cast(Tensor, v), *matrices, scale=self.config.scale, mask=mask)
+
+
+class TokenProjection(nn.Module):
+    """A matrix over tokens: cells (G, m, cells) on the build grid, extra (G, m, prefix + suffix) or None."""
+
+    def __init__(self, config: Linformer, site: Site) -> None:
+        super().__init__()
+        self.config, self.grid = config, site.memory or site.grid
+        groups = site.heads if config.per_head else 1
+        self.cells = nn.Parameter(torch.empty(groups, config.m, self.grid.cells))
+        self.extra = nn.Parameter(torch.empty(groups, config.m, self.grid.extra)) if self.grid.extra else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As `config.init` says."""
+        bound = 1 / math.sqrt(self.config.m)
+        for parameter in self.parameters():
+            if self.config.init == "uniform":
+                nn.init.uniform_(parameter, -bound, bound)
+            elif self.config.init == "normal":
+                nn.init.normal_(parameter, std=0.02)
+            else:
+                nn.init.zeros_(parameter)
+        if self.config.init == "pool":
+            self.cells.copy_(pool_matrix(Grid(self.grid.height, self.grid.width), self.config.m))
+
+    def forward(self, grid: Grid) -> Float[Tensor, "G m N"]:
+        """The matrix in token order; for another grid resampled (bicubic) and scaled, so that sums stay.
+
+        Raises: GridError for other numbers of extra tokens than at the build.
+        """
+        check_extra("projections of tokens", self.grid, grid)
+        cells: Tensor = self.cells
+        if grid.height != self.grid.height or grid.width != self.grid.width:
+            cells = resample(cells.mT, self.grid, grid).mT * (self.grid.cells / grid.cells)
+        if self.extra is None:
+            return cells
+        first, last = self.extra.split([grid.prefix, grid.suffix], dim=-1)
+        return torch.cat([first, cells, last], -1)

@@ -1,0 +1,295 @@
+"""Token-level multi-head linear attention: a learned mixture of the key-value products of blocks of tokens (MHLA).
+
+Block j of the grid has S_j = sum phi(k_t)^T v_t and z_j = sum phi(k_t); a query of block i reads
+phi(q) sum_j M_ij S_j / (phi(q) . sum_j M_ij z_j), phi = relu + 1e-6, M learned, the same for all heads.
+The published code mixes the normalisers phi(q).z_j after the product, pairing the queries of different blocks by their
+place in the block; here a query is normalised by its own sum. All extra tokens are one block more.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.core import Card, ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site, nearest
+
+from .heads import HeadMixer, HeadMixerConfig
+from .kernels import check_kernel, divide, feature_map, hide, narrow
+from .landmarks import windows_of
+from .mita_plan import exact_products, wide
+
+INITS = ("cos", "linear", "exp", "gaussian", "local")
+NORMALIZE = ("correct", "none")
+
+
+def mhla_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H N d"],
+    v: Float[Tensor, "B H N e"],
+    mixing: Float[Tensor, "X X"],
+    blocks: Int[Tensor, "X w"],
+    *,
+    normalize: str = "correct",
+    eps: float = 1e-6,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """All N x N weights M_b(i)b(j) phi(q_i).phi(k_j), b(i) the block of i, divided by the sum of their row + eps."""
+    keep = check_kernel("mhla", q, k, v, mask)
+    phi = feature_map("relu")
+    block = q.new_zeros(q.shape[-2], dtype=torch.long)
+    for number, tokens in enumerate(blocks):
+        block[tokens[tokens >= 0]] = number
+    a = phi(q) @ hide(phi(hide(k, keep)), keep).mT * mixing[block][:, block]
+    a = divide(a, a.sum(-1, keepdim=True) + eps) if normalize == "correct" else a
+    return a @ hide(v, keep)
+
+
+def mhla(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H N d"],
+    v: Float[Tensor, "B H N e"],
+    mixing: Float[Tensor, "X X"],
+    blocks: Int[Tensor, "X w"],
+    *,
+    normalize: str = "correct",
+    eps: float = 1e-6,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """The same in linear time, block by block.
+
+    mixing: M; not negative where weights are normalised. blocks: the tokens of every block, each token in one block;
+    -1 fills blocks that have fewer. normalize: "correct", or "none" as in MiTA's comparison. eps: added to the
+    normaliser. mask: padding only. Features and normalisers are in float32 for half precision.
+    Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown word.
+    """
+    keep = check_kernel("mhla", q, k, v, mask)
+    _check_normalize(normalize)
+    number = blocks.shape[0]
+    if q.shape[-2] != k.shape[-2]:
+        raise ShapeError(f"mhla: {q.shape[-2]} queries and {k.shape[-2]} keys; both must be the tokens of the blocks")
+    if tuple(mixing.shape) != (number, number):
+        raise ShapeError(f"mhla: mixing has shape {tuple(mixing.shape)}; expected {(number, number)} for the blocks")
+    with exact_products(q.device):
+        phi = feature_map("relu")
+        real = blocks >= 0
+        source = blocks.clamp_min(0).flatten()
+
+        def arranged(x: Tensor) -> Tensor:  # (B, H, X, w, c), zeros where a block has fewer tokens
+            x = x.index_select(2, source).unflatten(2, blocks.shape)
+            return x.masked_fill(~real[..., None], 0.0)
+
+        fq, fk = arranged(phi(wide(q))), arranged(hide(phi(wide(hide(k, keep))), keep))
+        values = arranged(hide(v, keep))
+        values = values if v.dtype == torch.bfloat16 else values.to(fq.dtype)
+        mixing = mixing.to(fq.dtype)
+        sums = (narrow(fk, v).mT @ values).to(fq.dtype)  # (B, H, X, d, e)
+        mixed = (mixing @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])
+        out = narrow(fq, v) @ narrow(mixed, v)
+        if normalize == "correct":
+            total = mixing @ fk.sum(-2)  # (B, H, X, d)
+            out = divide(out, (fq * total[..., None, :]).sum(-1, keepdim=True) + eps)
+        return out.flatten(2, 3).index_select(2, _slots(blocks, q.shape[-2])).to(v.dtype)
+
+
+def _slots(blocks: Tensor, tokens: int) -> Tensor:
+    """Where each token is in the flattened blocks."""
+    places = torch.where(blocks >= 0, blocks, tokens).flatten()
+    order = torch.arange(places.numel(), device=blocks.device)
+    return torch.zeros(tokens + 1, dtype=torch.long, device=blocks.device).scatter(0, places, order)[:tokens]
+
+
+def tiles(grid: Grid, m: int | tuple[int, int], device: torch.device | None = None) -> Int[Tensor, "X w"]:
+    """The tokens of m tiles of the grid, rows first, and of one more block where the grid has extra tokens.
+
+    Tile i of m_h rows has the rows floor(i h / m_h) to floor((i + 1) h / m_h) - 1; -1 fills tiles that have fewer
+    tokens than the largest. Raises: GridError if the grid cannot give m tiles.
+    """
+    rows, columns = windows_of(grid, m)
+    vertical, horizontal = _ranges(grid.height, rows, device), _ranges(grid.width, columns, device)
+    inside = (vertical >= 0)[:, None, :, None] & (horizontal >= 0)[None, :, None, :]
+    token = grid.prefix + vertical[:, None, :, None] * grid.width + horizontal[None, :, None, :]
+    table = torch.where(inside, token, -1).flatten(2).flatten(0, 1)  # (m, largest)
+    if not grid.extra:
+        return table
+    place = torch.arange(grid.extra, device=device)
+    extra = torch.where(place < grid.prefix, place, place + grid.cells)[None]
+    width = max(table.shape[-1], grid.extra)
+    fill = torch.nn.functional.pad
+    return torch.cat([fill(x, (0, width - x.shape[-1]), value=-1) for x in (table, extra)])
+
+
+def _ranges(size: int, parts: int, device: torch.device | None) -> Tensor:
+    """(parts, largest): the places of each part of a side; -1 after its end."""
+    first = torch.arange(parts, device=device) * size // parts
+    end = (torch.arange(parts, device=device) + 1) * size // parts
+    place = first[:, None] + torch.arange(-(-size // parts), device=device)
+    return torch.where(place < end[:, None], place, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MHLA(HeadMixerConfig):
+    """m: blocks, a number or (rows, columns) of tiles of the grid.
+
+    init: how M starts from the distances of the tiles' centres, r = distance / largest: "cos" (cos(pi r / 4)),
+    "linear" (1 - r), "exp" (exp(-r)), "gaussian" (exp(-r^2 / 2)) or "local" (only the own block); columns sum to 1.
+    The row and column of the extra tokens start at the mean. normalize: "correct", or "none" as in MiTA's comparison;
+    the first uses the positive part of M. norm: a LayerNorm of the input, as in MiTA's comparison. The paper's layer
+    has dwc=5. eps: added to the normaliser.
+    """
+
+    m: int | tuple[int, int] = 16
+    init: Literal["cos", "linear", "exp", "gaussian", "local"] = "cos"
+    normalize: Literal["correct", "none"] = "correct"
+    norm: bool = False
+    eps: float = 1e-6
+
+    card: ClassVar[Card] = Card(
+        title="Token-level multi-head linear attention",
+        source="MHLA (2025)",
+        formula="phi(q) sum_j M_ij S_j / (phi(q) . sum_j M_ij z_j),  S_j = sum of phi(k)^T v in block j",
+        complexity="O(N d C + m^2 d C)",
+        query_content=True,
+        key_content=True,
+        relative_position=True,
+        scaling=frozenset({"compression"}),
+        expert_type="linear layer",
+        expert_count="m",
+        construction="local prior + kernelisation",
+        topology="m x (N/m)-to-one",
+        prefix="one block of their own",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sides = self.m if isinstance(self.m, tuple) else (self.m,)
+        if len(sides) > 2 or min(sides) < 1:
+            raise ConfigError(f"m is at least 1, a number or (rows, columns), not {self.m}")
+        if self.init not in INITS:
+            raise ConfigError(f"MHLA has no init={self.init!r}; {nearest(self.init, INITS)}")
+        _check_normalize(self.normalize)
+        if self.eps < 0:
+            raise ConfigError(f"eps is at least 0, not {self.eps}")
+
+    @property
+    def number(self) -> int:
+        """How many tiles."""
+        return math.prod(self.m) if isinstance(self.m, tuple) else self.m
+
+    def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
+        return NormedMixer(self, site, shared) if self.norm else super().build(site, shared)
+
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return super().cost(site, accounting) + Cost(2 * site.dim if self.norm else 0)
+
+    def operator(self, site: Site) -> "MHLAOperator":
+        return MHLAOperator(self, site)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """Blocks are as long as the longest, and normalisers are mixed too; the paper counts neither."""
+        rows, columns = windows_of(site.grid, self.m)
+        blocks = self.number + bool(site.grid.extra)
+        tokens, mixed = site.grid.tokens, site.width
+        if accounting == "executed":
+            tokens = blocks * max(-(-site.grid.height // rows) * -(-site.grid.width // columns), site.grid.extra)
+            mixed += self.normalize == "correct"
+        return Cost(blocks**2, (2 * tokens * site.width + blocks**2 * mixed) * site.inner)
+
+
+class NormedMixer(HeadMixer):
+    """A layer whose projections see LayerNorm(x)."""
+
+    def __init__(self, config: MHLA, site: Site, shared: nn.Module | None = None) -> None:
+        super().__init__(config, site, shared)
+        self.input_norm = nn.LayerNorm(site.dim)
+
+    def roles(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
+        return super().roles(self.input_norm(x).to(x.dtype), grid, rope)
+
+
+class MHLAOperator(Operator):
+    """mixing (X, X): tiles, then the block of extra tokens where the build grid has any."""
+
+    def __init__(self, config: MHLA, site: Site) -> None:
+        super().__init__()
+        self.config, self.grid = config, site.grid
+        windows_of(site.grid, config.m)
+        number = config.number + bool(site.grid.extra)
+        self.mixing = nn.Parameter(torch.empty(number, number))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """M as `config.init` says."""
+        device = None if self.mixing.is_meta else self.mixing.device
+        start = _closeness(self.grid, self.config.m, self.config.init, device)
+        if self.grid.extra:
+            start = torch.nn.functional.pad(start, (0, 1, 0, 1), value=start.mean().item())
+        self.mixing.copy_(start / start.sum(0, keepdim=True))
+
+    def no_weight_decay(self) -> set[str]:
+        """The mixture of blocks."""
+        return {"mixing"}
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q = cast(Tensor, q)
+        return mhla(q, cast(Tensor, k), cast(Tensor, v), mask=mask, **self._options(q, grid))
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q = cast(Tensor, q)
+        return mhla_reference(q, cast(Tensor, k), cast(Tensor, v), mask=mask, **self._options(q, grid))
+
+    def _options(self, q: Tensor, grid: Grid) -> dict:
+        """Raises: GridError for a grid with extra tokens where the build grid has none, or the reverse."""
+        if bool(grid.extra) != bool(self.grid.extra):
+            raise GridError(f"the blocks were built for {self.grid}, not for {grid}: extra tokens are a block")
+        config = self.config
+        return {
+            "mixing": self.mixing.clamp_min(0) if config.normalize == "correct" else self.mixing,
+            "blocks": tiles(grid, config.m, q.device),
+            "normalize": config.normalize,
+            "eps": config.eps,
+        }
+
+
+def _closeness(grid: Grid, m: int | tuple[int, int], init: str, device: torch.device | None) -> Float[Tensor, "m m"]:
+    """How near the tiles are, 1 for the own."""
+    rows, columns = windows_of(grid, m)
+    centres = []
+    for size, parts in ((grid.height, rows), (grid.width, columns)):
+        place = torch.arange(parts, device=device)
+        centres.append((place * size // parts + (place + 1) * size // parts - 1).float() / 2)
+    points = torch.cartesian_prod(*centres)
+    distance = (points[:, None] - points).norm(dim=-1)
+    r = distance / distance.max().clamp_min(1.0)
+    if init == "local":
+        return torch.eye(len(r), device=device)
+    return {"cos": (r * math.pi / 4).cos(), "linear": 1 - r, "exp": (-r).exp(), "gaussian": (-r.square() / 2).exp()}[
+        init
+    ]
+
+
+def _check_normalize(normalize: str) -> None:
+    if normalize not in NORMALIZE:
+        raise ConfigError(f"normalize is correct or none, not {normalize!r}")

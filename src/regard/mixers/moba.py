@@ -1,0 +1,218 @@
+"""Mixture of block attention, for images: every query attends to its own block and to the best others (MoBA).
+
+Blocks are tiles of the grid, or runs of cells. A query scores q . mean(k_block), its own block comes first, and the
+tokens of its k best blocks share one softmax (Lu et al. 2025, Eq. 2-8, without the causal order of the original).
+Extra tokens are the keys of every query; as queries they have no own block and choose k blocks.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, softmax_rows
+
+from .blocks import (
+    Block,
+    attend_groups,
+    block_counts,
+    block_means,
+    block_tiles,
+    check_block,
+    check_choice,
+    padding_only,
+)
+from .heads import HeadMixerConfig, check_qkv
+from .mita_plan import exact_products, wide
+from .tiles import Tiles, cell_ids, hide
+
+
+class MoBAPlan(NamedTuple):
+    """blocks (B, H, N, top): the blocks of each query, each once, in any order."""
+
+    blocks: Int[Tensor, "B H N top"]
+
+
+def moba_plan(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H N d"],
+    grid: Grid,
+    block: Block,
+    top: int,
+    *,
+    own: bool = True,
+    mask: Mask | None = None,
+) -> MoBAPlan:
+    """Each query takes the `top` blocks with the largest product with their mean key; its own first if `own`.
+
+    Means are over tokens that are not padding; a block without any is taken last. Scores are in float32 for half
+    precision, equal ones are broken arbitrarily; no gradient. Raises: ShapeError for top not in 1..blocks.
+    """
+    mask = padding_only("moba", mask)
+    check_choice("moba", top, block_counts(grid, block)[0])
+    with torch.no_grad(), exact_products(q.device):
+        tiles = block_tiles(grid, block, q.device)
+        mean, any_token = block_means(hide(k, mask), grid, tiles, mask)
+        score = (wide(q) @ mean.mT).masked_fill(~any_token[:, None, None], -torch.inf)  # (B, H, N, R)
+        if own:
+            home = torch.nn.functional.one_hot(cell_ids(tiles.owner, grid, tiles.number), tiles.number + 1)
+            score = score.masked_fill(home[:, :-1].bool(), torch.inf)
+        return MoBAPlan(score.topk(top, sorted=False).indices)
+
+
+def moba_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H N d"],
+    v: Float[Tensor, "B H N e"],
+    grid: Grid,
+    block: Block,
+    top: int,
+    *,
+    own: bool = True,
+    scale: float | None = None,
+    mask: Mask | None = None,
+    plan: MoBAPlan | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """softmax over all keys, with those outside the chosen blocks at -inf."""
+    mask = padding_only("moba", mask)
+    plan = moba_plan(q, k, grid, block, top, own=own, mask=mask) if plan is None else plan
+    k, v = hide(k, mask), hide(v, mask)
+    allowed = _allowed(plan.blocks, grid, block_tiles(grid, block, q.device))
+    logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))) @ v
+
+
+def _allowed(blocks: Tensor, grid: Grid, tiles: Tiles) -> Tensor:
+    """(B, H, N, N): whether the block of the key is among the query's; extra tokens always are."""
+    chosen = torch.zeros(*blocks.shape[:-1], tiles.number + 1, dtype=torch.bool, device=blocks.device)
+    chosen = chosen.scatter(-1, blocks, True)
+    chosen[..., -1] = True
+    return chosen[..., cell_ids(tiles.owner, grid, tiles.number)]
+
+
+def moba(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H N d"],
+    v: Float[Tensor, "B H N e"],
+    grid: Grid,
+    block: Block,
+    top: int,
+    *,
+    own: bool = True,
+    scale: float | None = None,
+    mask: Mask | None = None,
+    plan: MoBAPlan | None = None,
+    execution: str = "auto",
+) -> Float[Tensor, "B H N e"]:
+    """Attention to the tokens of `top` blocks per query and head, and to the extra tokens, in one softmax.
+
+    block: length of runs of cells, or (rows, columns) of tiles; the last may be smaller. own: the query's own block is
+    one of them. scale: None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a selection to
+    use instead. execution: "auto", "dense", "gather" or "grouped", which differ in speed and memory only.
+    Raises: ShapeError, GridError for what does not fit; UnsupportedError for other masks; ConfigError for a block
+    below 1 or an unknown execution.
+    """
+    check_qkv("moba", q, k, v)
+    if q.shape[-2] != k.shape[-2]:
+        raise ShapeError(f"moba: q has {q.shape[-2]} tokens, k has {k.shape[-2]}; blocks need one grid for both")
+    grid.check(q)
+    check_block("moba", block)
+    mask = padding_only("moba", mask)
+    number, _ = block_counts(grid, block)
+    check_choice("moba", top, number)
+    if plan is None:
+        plan = moba_plan(q, k, grid, block, top, own=own, mask=mask)
+    elif tuple(plan.blocks.shape) != (*q.shape[:3], top):
+        raise ShapeError(f"moba: plan.blocks has shape {tuple(plan.blocks.shape)}; expected {(*q.shape[:3], top)}")
+    tiles = block_tiles(grid, block, q.device)
+    k, v, real = hide(k, mask), hide(v, mask), None if tiles.even else tiles.real
+    options = {"scale": scale, "mask": mask, "execution": execution}
+    return attend_groups(q, k, v, grid, tiles.cell, real, plan.blocks, **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoBA(HeadMixerConfig):
+    """block: length of runs of cells, or (rows, columns) of tiles. k: blocks of each query, its own one among them.
+
+    own: whether the own block is always taken. scale: factor of the logits, None = d^-0.5.
+    Raises: ConfigError for numbers below 1; building, if the site has fewer than k blocks.
+    """
+
+    block: int | tuple[int, int] = (7, 7)
+    k: int = 2
+    own: bool = True
+    scale: float | None = None
+
+    card: ClassVar[Card] = Card(
+        title="Mixture of block attention",
+        source="Lu et al. 2025 (MoBA), Eq. 2-8",
+        formula="softmax(q K_b^T / sqrt(d)) V_b,  b = own block and the best of q . mean(K_block)",
+        complexity="O(N^2 C / n + N k n C)",
+        query_content=True,
+        key_content=True,
+        dynamic="two-step",
+        scaling=frozenset({"routing"}),
+        expert_type="MLP of width n",
+        expert_count="N / n",
+        construction="locality prior",
+        topology="N-to-N/n",
+        discrete=True,
+        prefix="keys of every query; as queries they choose blocks and have no own one",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_block("MoBA", self.block)
+        if self.k < 1:
+            raise ConfigError(f"MoBA: k is at least 1, not {self.k}")
+
+    def operator(self, site: Site) -> "MoBAOperator":
+        number, _ = block_counts(site.grid, self.block)
+        if self.k > number:
+            raise ConfigError(f"k={self.k}, but {site.grid} has {number} blocks of {self.block}; k is at most {number}")
+        return MoBAOperator(self)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """Scores of the blocks, and logits and values of k blocks and of the extra tokens."""
+        grid = site.grid
+        number, area = block_counts(grid, self.block)
+        return Cost(0, grid.tokens * (number + 2 * self.k * area + 2 * grid.extra) * site.inner)
+
+
+class MoBAOperator(Operator):
+    """No parameters. execution: see `moba`."""
+
+    def __init__(self, config: MoBA, execution: str = "auto") -> None:
+        super().__init__()
+        self.config, self.execution = config, execution
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, k, v, config = cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.config
+        options = {"own": config.own, "scale": config.scale, "mask": mask, "execution": self.execution}
+        return moba(q, k, v, grid, config.block, config.k, **options)  # type: ignore[arg-type]
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, k, v, config = cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.config
+        options = {"own": config.own, "scale": config.scale, "mask": mask}
+        return moba_reference(q, k, v, grid, config.block, config.k, **options)  # type: ignore[arg-type]

@@ -1,0 +1,332 @@
+"""Compressed, selected and sliding attention, added up by gates: an NSA-like mechanism for images (Yuan et al. 2025).
+
+Three attentions of every query, each with a softmax of its own: to the mean of every block; to the tokens of the k
+blocks that the first attention weighs most; to the cells around it. out = sum of gate x output (Eq. 5); the original
+is causal and compresses with an MLP, this form is not and takes means. Unlike MiTA there is no common softmax.
+Extra tokens are keys in all three branches; as queries they choose blocks, and their window is everything.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from regard.core import (
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    linear,
+    merge,
+    softmax_rows,
+)
+
+from .blocks import (
+    Block,
+    attend_groups,
+    block_counts,
+    block_means,
+    block_tiles,
+    check_block,
+    check_choice,
+    padding_only,
+)
+from .heads import HeadMixerConfig, check_qkv
+from .mita_plan import exact_products, wide
+from .sdpa import sdpa
+from .tiles import cell_ids, hide, join_tokens, split_keep, split_tokens
+
+
+class NSAPlan(NamedTuple):
+    """blocks (B, H, N, top): the blocks of each query in the selected branch, each once, in any order."""
+
+    blocks: Int[Tensor, "B H N top"]
+
+
+def nsa_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H N d"],
+    v: Float[Tensor, "B H N e"],
+    gates: Float[Tensor, "B H N 3"],
+    grid: Grid,
+    block: Block,
+    top: int,
+    window: int,
+    *,
+    group: int = 1,
+    scale: float | None = None,
+    mask: Mask | None = None,
+    plan: NSAPlan | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """gates . (softmax over block means, softmax over chosen blocks, softmax over the window), with N x N logits."""
+    mask = padding_only("nsa", mask)
+    k, v = hide(k, mask), hide(v, mask)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    tiles = block_tiles(grid, block, q.device)
+    block_of = cell_ids(tiles.owner, grid, tiles.number)  # (N,): extra tokens have the number R
+    keep = torch.ones(len(q), grid.tokens, dtype=torch.bool, device=q.device) if mask.keep is None else mask.keep
+    member = (block_of == torch.arange(tiles.number, device=q.device)[:, None]) & keep[:, None]  # (B, R, N)
+    mean = member.to(q.dtype) / member.sum(-1, keepdim=True).clamp_min(1).to(q.dtype)
+    logits = (q @ k.mT * scale).masked_fill(~keep[:, None, None], -torch.inf)  # (B, H, N, N)
+    to_means = (q @ (mean[:, None] @ k).mT * scale).masked_fill(~member.any(-1)[:, None, None], -torch.inf)
+    extra = block_of == tiles.number
+    to_extra = logits.masked_fill(~extra, -torch.inf)
+    a = softmax_rows(torch.cat([to_means, to_extra], -1))
+    compressed = a @ torch.cat([mean[:, None] @ v, v], -2)
+    if plan is None:
+        plan = _choose(a[..., : tiles.number], member.any(-1), top, group)
+    chosen = torch.zeros(*plan.blocks.shape[:-1], tiles.number + 1, dtype=torch.bool, device=q.device)
+    chosen = chosen.scatter(-1, plan.blocks, True)
+    chosen[..., -1] = True
+    selected = softmax_rows(logits.masked_fill(~chosen[..., block_of], -torch.inf)) @ v
+    cell = torch.arange(grid.tokens, device=q.device) - grid.prefix
+    y, x = cell.div(grid.width, rounding_mode="floor"), cell.remainder(grid.width)
+    near = torch.maximum((y[:, None] - y).abs(), (x[:, None] - x).abs()) <= window // 2
+    near = near | extra | extra[:, None]
+    sliding = softmax_rows(logits.masked_fill(~near, -torch.inf)) @ v
+    return (torch.stack([compressed, selected, sliding], -1) * gates[..., None, :]).sum(-1)
+
+
+def _choose(weights: Tensor, any_token: Tensor, top: int, group: int) -> NSAPlan:
+    """The `top` blocks with the largest weights (B, H, N, R), summed over groups of heads."""
+    weights = weights.detach()
+    total = weights.unflatten(1, (-1, group)).sum(2) if group > 1 else weights
+    total = total.masked_fill(~any_token[:, None, None], -1.0)
+    return NSAPlan(total.topk(top, sorted=False).indices.repeat_interleave(group, 1))
+
+
+def nsa(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H N d"],
+    v: Float[Tensor, "B H N e"],
+    gates: Float[Tensor, "B H N 3"],
+    grid: Grid,
+    block: Block,
+    top: int,
+    window: int,
+    *,
+    group: int = 1,
+    scale: float | None = None,
+    mask: Mask | None = None,
+    plan: NSAPlan | None = None,
+    execution: str = "auto",
+) -> Float[Tensor, "B H N e"]:
+    """Gated sum of attention to block means, to the tokens of `top` blocks and to a window of the grid.
+
+    gates: of compressed, selected, sliding. block: length of runs of cells, or (rows, columns) of tiles. window: odd
+    side of the square of cells around a query, cut at the border. group: heads that choose blocks together. scale:
+    None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a selection to use instead.
+    execution: "auto", "dense", "gather" or "grouped" (see `moba`; the window then is gathered).
+    Raises: ShapeError, GridError for what does not fit; UnsupportedError for other masks; ConfigError for numbers.
+    """
+    check_qkv("nsa", q, k, v)
+    _check(q, k, gates, grid, block, top, window, group, plan)
+    mask = padding_only("nsa", mask)
+    k, v = hide(k, mask), hide(v, mask)
+    tiles = block_tiles(grid, block, q.device)
+    real = None if tiles.even else tiles.real
+    compressed, chosen = _compressed(q, k, v, grid, block, top, group, scale, mask, plan)
+    selected = attend_groups(
+        q, k, v, grid, tiles.cell, real, chosen.blocks, scale=scale, mask=mask, execution=execution
+    )
+    sliding = _sliding(q, k, v, grid, window, scale, mask, execution)
+    return compressed * gates[..., :1] + selected * gates[..., 1:2] + sliding * gates[..., 2:]
+
+
+def _compressed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grid: Grid,
+    block: Block,
+    top: int,
+    group: int,
+    scale: float | None,
+    mask: Mask,
+    plan: NSAPlan | None,
+) -> tuple[Tensor, NSAPlan]:
+    """Attention to block means and extra tokens, and the selection."""
+    tiles = block_tiles(grid, block, q.device)
+    (keys, any_token), (values, _) = block_means(k, grid, tiles, mask), block_means(v, grid, tiles, mask)
+    k_extra, v_extra = split_tokens(k, grid)[0], split_tokens(v, grid)[0]
+    with exact_products(q.device):
+        logits = wide(q) @ torch.cat([keys, wide(k_extra)], -2).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if mask.keep is None:
+            a = logits.softmax(-1)
+        else:
+            seen = torch.cat([any_token, split_keep(mask.keep, grid)[0]], -1)
+            a = softmax_rows(logits.masked_fill(~seen[:, None, None], -torch.inf))
+        chosen = _choose(a[..., : tiles.number], any_token, top, group) if plan is None else plan
+        return a.to(v.dtype) @ torch.cat([values.to(v.dtype), v_extra], -2), chosen
+
+
+def _sliding(
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, window: int, scale: float | None, mask: Mask, execution: str
+) -> Tensor:
+    """Attention to the cells around, and to the extra tokens; extra tokens attend to everything."""
+    q_extra, q_cells = split_tokens(q, grid)
+    cells, real = neighbours(grid, window, q.device)
+    own = torch.arange(grid.cells, device=q.device)[:, None].expand(*q.shape[:2], -1, -1)
+    form = execution if execution in ("auto", "dense") else "gather"
+    if form == "auto":  # a query's own copies of few keys are less than a row of all logits
+        form = "gather" if grid.cells > 32 * cells.shape[-1] else "dense"
+    near = attend_groups(q_cells, k, v, grid, cells, real, own, scale=scale, mask=mask, execution=form)
+    if not grid.extra:
+        return near
+    return join_tokens(sdpa(q_extra, k, v, attn_mask=mask.dense(q_extra, k.shape[-2]), scale=scale), near, grid)
+
+
+def neighbours(
+    grid: Grid, window: int, device: torch.device | None = None
+) -> tuple[Int[Tensor, "cells W"], Bool[Tensor, "cells W"] | None]:
+    """The cells of the square around every cell, and which of them lie on the grid (None for a window of one cell)."""
+    down, across = _reach(grid, window)
+    y = (
+        torch.arange(grid.height, device=device)[:, None, None, None]
+        + torch.arange(-down, down + 1, device=device)[:, None]
+    )
+    x = torch.arange(grid.width, device=device)[:, None, None] + torch.arange(-across, across + 1, device=device)
+    real = ((y >= 0) & (y < grid.height) & (x >= 0) & (x < grid.width)).flatten(2).flatten(0, 1)
+    cells = (y * grid.width + x).flatten(2).flatten(0, 1)
+    return torch.where(real, cells, 0), None if down == across == 0 else real
+
+
+def _reach(grid: Grid, window: int) -> tuple[int, int]:
+    """Rows and columns to each side: no further than the grid."""
+    return min(window // 2, grid.height - 1), min(window // 2, grid.width - 1)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    gates: Tensor,
+    grid: Grid,
+    block: Block,
+    top: int,
+    window: int,
+    group: int,
+    plan: NSAPlan | None,
+) -> None:
+    if q.shape[-2] != k.shape[-2]:
+        raise ShapeError(f"nsa: q has {q.shape[-2]} tokens, k has {k.shape[-2]}; blocks need one grid for both")
+    grid.check(q)
+    check_block("nsa", block)
+    check_choice("nsa", top, block_counts(grid, block)[0])
+    if window < 1 or window % 2 == 0:
+        raise ConfigError(f"nsa: window is the odd side of a square of cells, not {window}")
+    if group < 1 or q.shape[1] % group:
+        raise ConfigError(f"nsa: group={group} does not divide {q.shape[1]} heads")
+    if tuple(gates.shape) != (*q.shape[:3], 3):
+        raise ShapeError(f"nsa: gates have shape {tuple(gates.shape)}; expected {(*q.shape[:3], 3)}")
+    if plan is not None and tuple(plan.blocks.shape) != (*q.shape[:3], top):
+        raise ShapeError(f"nsa: plan.blocks has shape {tuple(plan.blocks.shape)}; expected {(*q.shape[:3], top)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NSA(HeadMixerConfig):
+    """block: length of runs of cells, or (rows, columns) of tiles. k: blocks of each query. window: odd side.
+
+    group: heads that choose blocks together, as heads with common keys do in the paper. Gates are sigmoid(W q + b) of
+    the layer's queries, all heads together (the paper takes its inputs), three for each head and token.
+    Raises: ConfigError for numbers below 1 or an even window; building, if the site has fewer than k blocks or group
+    does not divide its heads.
+    """
+
+    block: int | tuple[int, int] = (2, 2)
+    k: int = 4
+    window: int = 3
+    group: int = 1
+    scale: float | None = None
+
+    card: ClassVar[Card] = Card(
+        title="Compressed, selected and sliding attention (NSA-like)",
+        source="Yuan et al. 2025 (NSA), Eq. 5-12, without the causal order",
+        formula="g_c A(q, mean K_b) + g_s A(q, K_best) + g_w A(q, K_near)",
+        complexity="O(N^2 C / n + N (k n + w^2) C)",
+        query_content=True,
+        key_content=True,
+        relative_position=True,
+        dynamic="two-step",
+        scaling=frozenset({"routing", "compression"}),
+        expert_type="MLP of width k n (+ shared width N / n)",
+        expert_count="N / n (+1)",
+        construction="locality prior",
+        topology="N-to-N/n",
+        discrete=True,
+        prefix="keys in all branches; as queries they choose blocks, and their window is everything",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_block("NSA", self.block)
+        if min(self.k, self.window, self.group) < 1 or self.window % 2 == 0:
+            raise ConfigError(
+                "NSA: k, group and the odd window are at least 1, "
+                f"not k={self.k}, group={self.group}, window={self.window}"
+            )
+
+    def operator(self, site: Site) -> "NSAOperator":
+        number, _ = block_counts(site.grid, self.block)
+        if self.k > number:
+            raise ConfigError(f"k={self.k}, but {site.grid} has {number} blocks of {self.block}; k is at most {number}")
+        if site.heads % self.group:
+            raise ConfigError(f"group={self.group} does not divide {site.heads} heads")
+        return NSAOperator(self, site)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """Three branches, each with the extra tokens, and the gates."""
+        grid, inner = site.grid, site.inner
+        number, area = block_counts(grid, self.block)
+        down, across = _reach(grid, self.window)
+        near = (2 * down + 1) * (2 * across + 1)
+        first = 2 * grid.tokens * (number + self.k * area + 2 * grid.extra) * inner
+        sliding = 2 * (grid.cells * (near + grid.extra) + grid.extra * grid.tokens) * inner
+        return linear(grid.tokens, inner, 3 * site.heads) + Cost(0, first + sliding)
+
+
+class NSAOperator(Operator):
+    """gates: linear map of all heads' queries to three gates a head. execution: see `nsa`."""
+
+    def __init__(self, config: NSA, site: Site, execution: str = "auto") -> None:
+        super().__init__()
+        self.config, self.execution = config, execution
+        self.gates = nn.Linear(site.inner, 3 * site.heads)
+
+    def opened(self, q: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N 3"]:
+        """The gates, between 0 and 1."""
+        return self.gates(merge(q)).sigmoid().to(q.dtype).unflatten(-1, (-1, 3)).transpose(1, 2)
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, k, v, c = cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.config
+        options = {"group": c.group, "scale": c.scale, "mask": mask, "execution": self.execution}
+        return nsa(q, k, v, self.opened(q), grid, c.block, c.k, c.window, **options)  # type: ignore[arg-type]
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, k, v, c = cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.config
+        options = {"group": c.group, "scale": c.scale, "mask": mask}
+        return nsa_reference(q, k, v, self.opened(q), grid, c.block, c.k, c.window, **options)  # type: ignore[arg-type]

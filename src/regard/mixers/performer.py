@@ -1,0 +1,234 @@
+"""Performer: softmax weights estimated by positive random features (FAVOR+, Choromanski et al. 2021, Lemma 1).
+
+phi(x) = (exp(W x - |x|^2 / 2 - c) + eps) / sqrt(r) of x d^-0.25, then linear attention; c is the largest exponent of a
+query, and of all keys of a head: it cancels but for eps. W has orthogonal rows in blocks of d, their lengths those of
+normal vectors; the orthogonal matrices are Haar distributed (QR with its signs corrected; plain QR is biased).
+Extra tokens are queries and keys like any other.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site
+
+from .heads import HeadMixerConfig
+from .kernels import check_kernel, divide, hide, kernel_weights, narrow
+from .mita_plan import exact_products, wide
+
+KERNELS = ("softmax", "relu")
+
+
+def performer_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    features: Float[Tensor, "r d"],
+    *,
+    kernel: str = "softmax",
+    eps: float = 1e-6,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row."""
+    keep = check_kernel("performer", q, k, v, mask)
+    fq, fk = random_features(q, k, features, kernel, eps, keep)
+    return kernel_weights(fq, fk, 0.0) @ hide(v, keep)
+
+
+def performer(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    features: Float[Tensor, "r d"],
+    *,
+    kernel: str = "softmax",
+    eps: float = 1e-6,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """The same in linear time.
+
+    features: W, such as `orthogonal_features` draws. kernel: "softmax", or "relu" (relu(W x) + eps, generalised
+    attention). eps: added to every feature; 0 gives the unbiased estimate. mask: padding only; hidden keys have
+    features 0, and a query without keys gets zeros. Features and sums are in float32 for half precision.
+    Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown kernel.
+    """
+    keep = check_kernel("performer", q, k, v, mask)
+    _check_kernel(kernel)
+    if features.ndim != 2 or features.shape[-1] != q.shape[-1]:
+        raise ShapeError(
+            f"performer: features have shape {tuple(features.shape)}; expected (number, width = {q.shape[-1]})"
+        )
+    with exact_products(q.device):
+        fq, fk = exponentials(wide(q), wide(k), wide(features), kernel, keep)
+        values = hide(v, keep)
+        number = k.shape[-2] if keep is None else keep.sum(-1).to(fq.dtype)[:, None, None, None]
+        # eps is in every feature of a kept key and of a query; it is added to the sums instead
+        state = (narrow(fk, v).mT @ (values if v.dtype == torch.bfloat16 else values.to(fq.dtype))).to(fq.dtype)
+        state = state + eps * values.to(fq.dtype).sum(-2, keepdim=True)  # (B, H, r, e)
+        total = fk.sum(-2)[..., None] + eps * number  # (B, H, r, 1)
+        out = (narrow(fq, v) @ narrow(state, v)).to(fq.dtype) + eps * state.sum(-2, keepdim=True)
+        return divide(out, fq @ total + eps * total.sum(-2, keepdim=True)).to(v.dtype)
+
+
+def random_features(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    features: Float[Tensor, "r d"],
+    kernel: str,
+    eps: float,
+    keep: Bool[Tensor, "B M"] | None,
+) -> tuple[Float[Tensor, "B H N r"], Float[Tensor, "B H M r"]]:
+    """phi of queries and keys; 0 for hidden keys."""
+    fq, fk = exponentials(q, k, features, kernel, keep)
+    root = math.sqrt(features.shape[0])
+    return (fq + eps) / root, hide(fk + eps, keep) / root
+
+
+def exponentials(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    features: Float[Tensor, "r d"],
+    kernel: str,
+    keep: Bool[Tensor, "B M"] | None,
+) -> tuple[Float[Tensor, "B H N r"], Float[Tensor, "B H M r"]]:
+    """phi without eps and root: relu(W x), or exp(W x - |x|^2 / 2 - c); 0 for hidden keys.
+
+    c of a query is its largest exponent, so that its length cancels.
+    """
+    scale = q.shape[-1] ** -0.25
+    q, k = q * scale, hide(k, keep) * scale
+    to_q, to_k = q @ features.mT, k @ features.mT
+    if kernel == "relu":
+        return F.relu(to_q), hide(F.relu(to_k), keep)
+    length = k.square().sum(-1, keepdim=True) / 2
+    # the largest are not detached: through eps the result depends on them
+    best = to_k.amax(-1, keepdim=True) - length
+    best = best if keep is None else best.masked_fill(~keep[:, None, :, None], -torch.inf)
+    largest = best.amax(-2, keepdim=True)
+    largest = largest if keep is None else largest.masked_fill(largest == -torch.inf, 0.0)
+    exponent = to_k - (length + largest)
+    if keep is not None:
+        exponent = exponent.masked_fill(~keep[:, None, :, None], -torch.inf)
+    return (to_q - to_q.amax(-1, keepdim=True)).exp(), exponent.exp()
+
+
+def orthogonal_features(
+    number: int, width: int, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "r d"]:
+    """W: blocks of `width` orthogonal rows, Haar distributed, with the lengths of normal vectors; drawn on the CPU.
+
+    generator: None = torch's own.
+    """
+    blocks = -(-number // width)
+    q, r = torch.linalg.qr(torch.randn(blocks, width, width, generator=generator, dtype=torch.float64))
+    q = q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[:, None, :]
+    lengths = torch.randn(number, width, generator=generator, dtype=torch.float64).norm(dim=-1, keepdim=True)
+    return (q.mT.flatten(0, 1)[:number] * lengths).to(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Performer(HeadMixerConfig):
+    """features: their number r, 0 = int(d ln d). kernel: "softmax" or "relu". eps: added to every feature.
+
+    Features are drawn when the layer is made and stay; `PerformerOperator.redraw` draws new ones. They are saved with
+    the model.
+    """
+
+    features: int = 0
+    kernel: Literal["softmax", "relu"] = "softmax"
+    eps: float = 1e-6
+
+    card: ClassVar[Card] = Card(
+        title="Performer",
+        source="Choromanski et al. 2021, Lemma 1 and Sec. 2.4",
+        formula="phi(q) (phi(k)^T v) / (phi(q) . sum phi(k)),  phi(x) = exp(W x - |x|^2 / 2) / sqrt(r)",
+        complexity="O(N r C)",
+        query_content=True,
+        key_content=True,
+        scaling=frozenset({"compression"}),
+        expert_type="linear layer",
+        expert_count="1",
+        construction="kernelisation",
+        topology="all-to-one",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    cross: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features < 0 or self.eps < 0:
+            raise ConfigError(f"features and eps are at least 0, not features={self.features}, eps={self.eps}")
+        _check_kernel(self.kernel)
+
+    def number(self, width: int) -> int:
+        """r for a head width."""
+        return self.features or max(1, int(width * math.log(width)))
+
+    def operator(self, site: Site) -> "PerformerOperator":
+        return PerformerOperator(self, site)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """The normaliser is a product too; the paper leaves it out."""
+        n, r = site.grid.tokens, self.number(site.width)
+        normaliser = n * r * site.heads if accounting == "executed" else 0
+        return Cost(0, 2 * (n + (site.memory or site.grid).tokens) * r * site.inner + normaliser)
+
+
+class PerformerOperator(Operator):
+    """features (r, d), a buffer that all heads share."""
+
+    features: Tensor
+
+    def __init__(self, config: Performer, site: Site) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("features", torch.empty(config.number(site.width), site.width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw features from torch's generator."""
+        self.redraw()
+
+    @torch.no_grad()
+    def redraw(self, generator: torch.Generator | None = None) -> None:
+        """Draw new features. generator: of the CPU, None = torch's own."""
+        number, width = self.features.shape
+        self.features.copy_(orthogonal_features(number, width, generator, torch.float64))
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return performer(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), mask=mask, **self._options(q))
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return performer_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), mask=mask, **self._options(q))
+
+    def _options(self, q: Tensor | None) -> dict:
+        features = self.features.to(cast(Tensor, q).dtype)
+        return {"features": features, "kernel": self.config.kernel, "eps": self.config.eps}
+
+
+def _check_kernel(kernel: str) -> None:
+    if kernel not in KERNELS:
+        raise ConfigError(f"kernel is softmax or relu, not {kernel!r}")

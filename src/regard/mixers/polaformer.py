@@ -1,0 +1,245 @@
+"""Polarity-aware linear attention: positive and negative parts of q and k in separate products (Meng et al. 2025).
+
+x+ = relu(x)^p, x- = relu(-x)^p with a learned power p in each channel; K = [k+, k-]. The first half of the values is
+read by [q+, q-] (same sign), the second by [q-, q+] (opposite sign), each as linear attention (PolaFormer, Eq. 5-8).
+An odd width gives its middle channel to the first half. Extra tokens are queries and keys like any other; the local
+branch leaves them out.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError
+
+from .flatten import head_conv_cost
+from .heads import CrossMixer, HeadMixer, HeadMixerConfig
+from .kernels import (
+    HeadConv,
+    LocalMixer,
+    Positions,
+    check_kernel,
+    check_kernel_size,
+    divide,
+    hide,
+    kernel_weights,
+    narrow,
+    refuse_cross,
+)
+from .mita_plan import exact_products, wide
+
+
+def polaformer_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    power: Float[Tensor, "H 1 d"],
+    *,
+    eps: float = 1e-6,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """Linear attention of each half of v; the normaliser is a mean over keys, and eps is added to the mean."""
+    keep = check_kernel("polaformer", q, k, v, mask)
+    k, v = hide(k, keep), hide(v, keep)
+    number = v.new_tensor(k.shape[-2]) if keep is None else keep.sum(-1).to(v.dtype)[:, None, None, None]
+    positive, negative = F.relu(q) ** power, F.relu(-q) ** power
+    keys = torch.cat([F.relu(k) ** power, F.relu(-k) ** power], -1)
+    same = kernel_weights(torch.cat([positive, negative], -1), keys, eps * number)
+    opposite = kernel_weights(torch.cat([negative, positive], -1), keys, eps * number)
+    half = (v.shape[-1] + 1) // 2
+    return torch.cat([same @ v[..., :half], opposite @ v[..., half:]], -1)
+
+
+def polaformer(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    power: Float[Tensor, "H 1 d"],
+    *,
+    eps: float = 1e-6,
+    mask: Mask | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """The same in linear time: [k+, k-] with all values once, read twice.
+
+    power: p, positive. eps: added to the mean of the normaliser over keys. mask: padding only; a query without a key of
+    the sign that it looks for gets zeros there. Features and normalisers are in float32 for half precision; x^p must
+    stay in its range (|x| below 1e7 for p = 5).
+    Raises: ShapeError if tensors do not fit together, UnsupportedError for other masks.
+    """
+    keep = check_kernel("polaformer", q, k, v, mask)
+    if tuple(power.shape) != (q.shape[1], 1, q.shape[-1]):
+        expected = (q.shape[1], 1, q.shape[-1])
+        raise ShapeError(f"polaformer: power has shape {tuple(power.shape)}; expected (heads, 1, width) = {expected}")
+    with exact_products(q.device):
+        q, k, v = wide(q), wide(hide(k, keep)), hide(v, keep)
+        positive, negative = F.relu(q) ** power, F.relu(-q) ** power
+        keys = torch.cat([F.relu(k) ** power, F.relu(-k) ** power], -1)
+        number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(q.dtype)[:, None, None, None]
+        mean = keys.sum(-2, keepdim=True) / number
+        values = v if v.dtype == torch.bfloat16 else v.to(q.dtype)
+        table = narrow(keys / number, v).mT @ values  # (B, H, 2d, e)
+        half = (v.shape[-1] + 1) // 2
+        outs = []
+        for parts, columns in (((positive, negative), slice(half)), ((negative, positive), slice(half, None))):
+            features = torch.cat(parts, -1)
+            normaliser = (features * mean).sum(-1, keepdim=True) + eps
+            outs.append(divide(narrow(features, v) @ table[..., columns], normaliser))
+        return torch.cat(outs, -1).to(v.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolaFormer(HeadMixerConfig):
+    """alpha: powers are 1 + alpha sigmoid(w) in (1, 1 + alpha), w learned and 0 at the start.
+
+    position: whether a learned position is added to every key (the published code has it; the parameter count of the
+    row in MiTA's Table 2 does not). local: kernel of the depth-wise convolution of the values that all heads share,
+    0 = none. gate: here the paper's coefficients W_g x without SiLU, multiplied to the output. The paper's layer is
+    PolaFormer(local=5, gate=True, position=True). eps: added to the mean normaliser.
+    """
+
+    alpha: float = 4.0
+    position: bool = False
+    local: int = 0
+    eps: float = 1e-6
+
+    card: ClassVar[Card] = Card(
+        title="Polarity-aware linear attention",
+        source="Meng et al. 2025 (PolaFormer), Eq. 5-8",
+        formula="[lin([q+, q-], [k+, k-], v1), lin([q-, q+], [k+, k-], v2)],  x+ = relu(x)^p, x- = relu(-x)^p",
+        complexity="O(N d C)",
+        query_content=True,
+        key_content=True,
+        scaling=frozenset({"compression"}),
+        expert_type="linear layer, 2 polarity streams",
+        expert_count="1",
+        construction="kernelisation",
+        topology="all-to-one",
+        row_maps=False,
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    cross: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_kernel_size("PolaFormer", "local", self.local)
+        if self.alpha < 0 or self.eps < 0:
+            raise ConfigError(f"alpha and eps are at least 0, not alpha={self.alpha}, eps={self.eps}")
+
+    def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
+        if self.local:
+            return PolaLocalMixer(self, site, shared, HeadConv(site.width, self.local))
+        return PolaMixer(self, site, shared)
+
+    def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
+        if self.local:
+            raise refuse_cross("PolaFormer", "local")
+        return PolaCrossMixer(self, site, shared)
+
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return super().cost(site, accounting) + head_conv_cost(site, self.local)
+
+    def operator(self, site: Site) -> "PolaFormerOperator":
+        return PolaFormerOperator(self, site)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        keys = (site.memory or site.grid).tokens
+        params = site.inner * (2 + (keys if self.position else 0))
+        return Cost(params, 2 * (site.grid.tokens + keys) * site.inner * site.width)
+
+
+class _LinearGate:
+    """The gate without SiLU."""
+
+    def finish(self, x: Tensor, out: Tensor) -> Tensor:
+        layer = cast(HeadMixer, self)
+        if layer.gate is not None:
+            out = layer.gate(x) * out
+        return F.dropout(layer.proj(out), layer.site.drop, layer.training)
+
+
+class PolaMixer(_LinearGate, HeadMixer):
+    """Self-attention with the paper's gate."""
+
+
+class PolaLocalMixer(_LinearGate, LocalMixer):
+    """Self-attention with the paper's gate and local branch."""
+
+
+class PolaCrossMixer(_LinearGate, CrossMixer):
+    """Cross-attention with the paper's gate."""
+
+
+class PolaFormerOperator(Operator):
+    """sigma and w (H, 1, d), both start at 0; positions of the keys, where asked."""
+
+    def __init__(self, config: PolaFormer, site: Site) -> None:
+        super().__init__()
+        self.config = config
+        self.sigma, self.w = (nn.Parameter(torch.empty(site.heads, 1, site.width)) for _ in range(2))
+        self.positions = Positions(site, site.memory or site.grid) if config.position else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """sigma and w to 0: features divided by ln 2, powers 1 + alpha / 2."""
+        nn.init.zeros_(self.sigma)
+        nn.init.zeros_(self.w)
+
+    def no_weight_decay(self) -> set[str]:
+        """Scales and powers of features."""
+        return {"sigma", "w"}
+
+    @property
+    def power(self) -> Float[Tensor, "H 1 d"]:
+        """The powers p."""
+        return 1 + self.config.alpha * torch.sigmoid(self.w)
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, k = self._scaled(q, k, memory or grid)
+        return polaformer(q, k, cast(Tensor, v), self.power, eps=self.config.eps, mask=mask)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, k = self._scaled(q, k, memory or grid)
+        return polaformer_reference(q, k, cast(Tensor, v), self.power, eps=self.config.eps, mask=mask)
+
+    def weights(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        """Raises: UnsupportedError always; each half of the values has a matrix of its own."""
+        raise UnsupportedError(
+            "PolaFormer has two maps of tokens, one for each half of the values; choose other layers"
+        )
+
+    def _scaled(self, q: Tensor | None, k: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor]:
+        q, k = cast(Tensor, q), cast(Tensor, k)
+        k = k if self.positions is None else k + self.positions(grid).to(k.dtype)
+        spread = F.softplus(self.sigma).to(q.dtype)
+        return q / spread, k / spread

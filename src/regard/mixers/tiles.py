@@ -1,0 +1,166 @@
+"""Tiles: the cells of a grid in rectangular groups, for mechanisms that route or restrict attention by place.
+
+A tile has a fixed number of slots; where tiles do not divide the grid some slots are empty, and mechanisms mask them.
+The tables are computed on the device from arithmetic, so nothing waits for the host.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.core import Grid, GridError, Mask, ShapeError
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """T tiles of A slots over h x w cells. counts: tiles (down, across); size: slots of a tile (rows, columns).
+
+    cell (T, A): the cell in a slot, 0 in empty ones. real (T, A): slots that are not empty. part (T, A): slots of one
+    tile with different numbers are not neighbours on the image (a shift wraps around). slot (cells,): the flat slot of
+    each cell. even: no slot is empty and nothing wraps around.
+    """
+
+    counts: tuple[int, int]
+    size: tuple[int, int]
+    cell: Int[Tensor, "T A"]
+    real: Bool[Tensor, "T A"]
+    part: Int[Tensor, "T A"]
+    slot: Int[Tensor, " cells"]
+    even: bool
+
+    @property
+    def number(self) -> int:
+        """How many tiles."""
+        return self.counts[0] * self.counts[1]
+
+    @property
+    def area(self) -> int:
+        """Slots of a tile."""
+        return self.size[0] * self.size[1]
+
+    @property
+    def owner(self) -> Int[Tensor, " cells"]:
+        """The tile of each cell."""
+        return self.slot // self.area
+
+    def cut(self, x: Float[Tensor, "B H cells d"]) -> Float[Tensor, "B H T A d"]:
+        """Cells in tiles; empty slots hold a copy of the first cell."""
+        if self.even:
+            (down, across), (rows, columns) = self.counts, self.size
+            image = x.unflatten(2, (down, rows, across, columns))
+            return image.transpose(3, 4).flatten(4, 5).flatten(2, 3)
+        return x.index_select(2, self.cell.flatten()).unflatten(2, (self.number, self.area))
+
+    def join(self, x: Float[Tensor, "B H T A e"]) -> Float[Tensor, "B H cells e"]:
+        """The inverse of `cut`."""
+        if self.even:
+            image = x.unflatten(3, self.size).unflatten(2, self.counts)
+            return image.transpose(3, 4).flatten(2, 5)
+        return x.flatten(2, 3).index_select(2, self.slot)
+
+
+def sized(
+    grid: Grid, size: tuple[int, int], shift: tuple[int, int] = (0, 0), device: torch.device | None = None
+) -> Tiles:
+    """Tiles of a size (rows, columns), the first of them begun `shift` cells from the top left.
+
+    What lies before the shift shares the last tile with what lies at the other end, in another part, as in Swin.
+    """
+    axes = [_sized(n, s, o, device) for n, s, o in zip((grid.height, grid.width), size, shift, strict=True)]
+    even = not any(shift) and grid.height % size[0] == 0 and grid.width % size[1] == 0
+    return _cross(grid, axes, even)
+
+
+def balanced(grid: Grid, counts: tuple[int, int], device: torch.device | None = None) -> Tiles:
+    """A number of tiles (down, across) whose sides differ by one cell at most.
+
+    Raises: GridError if the grid has fewer rows or columns than that.
+    """
+    if not (1 <= counts[0] <= grid.height and 1 <= counts[1] <= grid.width):
+        fits = min(max(counts[0], 1), grid.height), min(max(counts[1], 1), grid.width)
+        raise GridError(
+            f"{counts[0]}x{counts[1]} regions cannot be laid on {grid}; nearest possible: ({fits[0]}, {fits[1]})"
+        )
+    axes = [_balanced(n, t, device) for n, t in zip((grid.height, grid.width), counts, strict=True)]
+    return _cross(grid, axes, grid.height % counts[0] == 0 and grid.width % counts[1] == 0)
+
+
+def _sized(cells: int, size: int, shift: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
+    """Cell and part of every slot along one side, (T, size); the part of an empty slot is -1."""
+    number = -(-cells // size)
+    place = torch.arange(number * size, device=device).view(number, size)
+    ahead = place + shift
+    wrapped = place - (number * size - shift)  # the slots at the end that hold the cells before the shift
+    inside, before = ahead < cells, (wrapped >= 0) & (wrapped < cells)
+    cell = torch.where(inside, ahead, torch.where(before, wrapped, 0))
+    return cell, torch.where(inside, 0, torch.where(before, 1, -1))
+
+
+def _balanced(cells: int, number: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
+    """The same for tiles whose sides differ by one at most: tile i begins at cell i * cells // number."""
+    tile = torch.arange(number, device=device)[:, None]
+    start, stop = tile * cells // number, (tile + 1) * cells // number
+    cell = start + torch.arange(-(-cells // number), device=device)
+    return torch.where(cell < stop, cell, 0), torch.where(cell < stop, 0, -1)
+
+
+def _cross(grid: Grid, axes: list[tuple[Tensor, Tensor]], even: bool) -> Tiles:
+    """Tiles of two axes: every tile down with every tile across."""
+    (rows, row_part), (columns, column_part) = axes
+    cell = (rows[:, None, :, None] * grid.width + columns[None, :, None, :]).flatten(2).flatten(0, 1)
+    down, across = row_part[:, None, :, None], column_part[None, :, None, :]
+    real = ((down >= 0) & (across >= 0)).flatten(2).flatten(0, 1)
+    part = (2 * down + across).flatten(2).flatten(0, 1)
+    cell = torch.where(real, cell, 0)
+    number = torch.arange(cell.numel(), device=cell.device)
+    slot = torch.zeros(grid.cells + 1, dtype=torch.long, device=cell.device)
+    slot.scatter_(0, torch.where(real, cell, grid.cells).flatten(), number)
+    return Tiles(
+        counts=(rows.shape[0], columns.shape[0]),
+        size=(rows.shape[1], columns.shape[1]),
+        cell=cell,
+        real=real,
+        part=part,
+        slot=slot[: grid.cells],
+        even=even,
+    )
+
+
+def split_tokens(x: Float[Tensor, "B H N d"], grid: Grid) -> tuple[Float[Tensor, "B H E d"], Float[Tensor, "B H n d"]]:
+    """Extra tokens (prefix, then suffix) and cells."""
+    if not grid.extra:
+        return x[..., :0, :], x
+    stop = grid.prefix + grid.cells
+    return torch.cat([x[..., : grid.prefix, :], x[..., stop:, :]], -2), x[..., grid.span, :]
+
+
+def join_tokens(
+    extra: Float[Tensor, "B H E e"], cells: Float[Tensor, "B H n e"], grid: Grid
+) -> Float[Tensor, "B H N e"]:
+    """The inverse of `split_tokens`."""
+    if not grid.extra:
+        return cells
+    return torch.cat([extra[..., : grid.prefix, :], cells, extra[..., grid.prefix :, :]], -2)
+
+
+def split_keep(keep: Bool[Tensor, "B N"], grid: Grid) -> tuple[Bool[Tensor, "B E"], Bool[Tensor, "B n"]]:
+    """The same for what of a padding mask concerns extra tokens and cells."""
+    return torch.cat([keep[:, : grid.prefix], keep[:, grid.prefix + grid.cells :]], 1), keep[:, grid.span]
+
+
+def hide(x: Float[Tensor, "B H N d"], mask: Mask | None) -> Float[Tensor, "B H N d"]:
+    """Keys or values with zeros where the mask's padding is: what stands there must not matter, not even a NaN."""
+    if mask is None or mask.keep is None:
+        return x
+    if mask.keep.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"Mask.keep has {mask.keep.shape[-1]} keys, the operator has {x.shape[-2]}")
+    return x.masked_fill(~mask.keep[:, None, :, None], 0.0)
+
+
+def cell_ids(of_cells: Int[Tensor, " cells"], grid: Grid, extra: int = -1) -> Int[Tensor, " N"]:
+    """A number for every token: that of its cell, and `extra` for extra tokens."""
+    ids = torch.full((grid.tokens,), extra, dtype=torch.long, device=of_cells.device)
+    ids[grid.span] = of_cells
+    return ids

@@ -1,0 +1,276 @@
+"""Wrong input on the command line: what came, what was expected, what to do; an exit code, and never a traceback.
+
+The tests are `untyped`, since annotation checks would answer before the package does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+from regard.cli.app import run
+from regard.lab.files import write_json
+
+pytestmark = pytest.mark.untyped
+
+HOST = "vit_desk(size=12, patch=2, dim=8, depth=1, heads=2)"
+OWN = "vit_desk(size=14, patch=2, dim=8, depth=1, heads=2)"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return tmp_path / "results"
+
+
+def train(results: Path, mixer: str = "Softmax", *more: str, host: str = HOST) -> list[str]:
+    return ["train", mixer, "--host", host, "--set", "recipe.epochs=1", "--results", str(results), *more]
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *said: str, code: int = 2) -> str:
+    """The message of a command that fails as it should."""
+    assert run(arguments) == code
+    shown = capsys.readouterr()
+    assert shown.err.startswith("regard: "), shown.err
+    assert "Traceback" not in shown.err
+    for words in said:
+        assert words in shown.err
+    return shown.err
+
+
+@pytest.mark.parametrize(
+    ("mixer", "said"),
+    [
+        ("Sofmax", ("unknown name 'Sofmax'", "did you mean Softmax?")),
+        ("MiTA(mm=9)", ("MiTA has no 'mm'", "it has", " m,", " k,")),
+        ("MiTA(m='a')", ("cannot build MiTA(m='a')", "expected m: int")),
+        ("MiTA(m=7, k=4)", ("7 windows cannot be laid on 6x6 cells", "nearest possible: 5, 6, 8, 9")),
+        ("MiTA(m=9, k=37)", ("k=37", "has 36 keys", "choose k between 1 and 36")),
+        ("Softmax(projection=FSNE(code=0))", ("code",)),
+        ("__import__('os')", ("unknown name '__import__'", "known: ")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_mechanism(capsys, results: Path, mixer: str, said: tuple[str, ...]) -> None:
+    refused(capsys, train(results, mixer), *said)
+    assert not list(results.glob("*/outcome.json"))
+
+
+@pytest.mark.parametrize("verb", ["cost", "bench"])
+@pytest.mark.parametrize(
+    ("mixer", "said"),
+    [("MiTA(m=7, k=4)", "nearest possible: 5, 6, 8, 9"), ("MiTA(m=9, k=40)", "choose k between 1 and 3")],
+    ids=["m", "k"],
+)
+def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: str, said: str) -> None:
+    assert run([verb, mixer, "--grid", "6x6"]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "more", "said"),
+    [
+        ("vit_dsk", (), ("there is no host 'vit_dsk'", "vit_desk")),
+        ("vit_desk(siz=12)", (), ("it has no 'siz'", "did you mean", "size")),
+        ("vit_desk(size=13, patch=4)", ("--size", "13"), ("13x13 cannot be cut into patches of 4x4",)),
+        (HOST, ("--size", "11"), ("takes images of 12x12, the task has 11x11",)),
+        (HOST, ("--size", "12by12"), ("'12by12' is not a size", "such as 224x224")),
+        (HOST, ("--data", "digit"), ("unknown data set 'digit'", "did you mean digits")),
+        (HOST, ("--data", "/no/such/folder"), ("/no/such/folder does not exist", "class folders")),
+        (HOST, ("--data-root", "/no/such", "--data", "cifar10"), ("/no/such does not exist", "--data-root")),
+        (HOST, ("--set", "recipe.lrr=1"), ("'recipe.lrr'", "did you mean recipe.lr")),
+        (HOST, ("--set", "recipe.lr=abc"), ("recipe.lr is a number, not 'abc'",)),
+        (HOST, ("--set", "recipe.epochs=1.5"), ("recipe.epochs is a whole number, not 1.5",)),
+        (HOST, ("--set", "task.limit=1.5"), ("task.limit is a whole number, not 1.5",)),
+        (HOST, ("--set", "recipe.betas=0.9"), ("recipe.betas is several numbers",)),
+        (HOST, ("--set", "recipe.augment=crp"), ("unknown augment 'crp'", "did you mean crop")),
+        (HOST, ("--set", "recipe.optimizer=adamww"), ("unknown optimizer", "did you mean adamw")),
+        (HOST, ("--precision", "bf16"), ("precision is one of", "bf16-mixed", "not 'bf16'")),
+        (HOST, ("--device", "gpu"), ("--device is auto, cpu, cuda or mps, not 'gpu'",)),
+        (HOST, ("--workers", "-1"), ("--workers is 0 or more, not -1",)),
+        (HOST, ("--seed", "-1"), ("seed is 0 or more, not -1",)),
+        (HOST, ("--logger", "wand"), ("--logger is csv or tensorboard, not 'wand'",)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) and value and value[0].startswith("--") else "",
+)
+def test_a_wrong_option(capsys, results: Path, host: str, more: tuple[str, ...], said: tuple[str, ...]) -> None:
+    refused(capsys, train(results, "Softmax", *more, host=host), *said)
+    assert not list(results.glob("*/outcome.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "quikstart"], "did you mean quickstart?"),
+        (["run", "quickstart", "--rows", "Softmx"], "no row of quickstart matches 'Softmx'"),
+        (["run", "quickstart", "--seeds", "0"], "at least 1, not 0"),
+        (["run", "quickstart", "--data", "digit"], "did you mean digits"),
+        (["run", "quickstart", "--host", "vit_tinny_patch16_224"], "vit_tiny_patch16_224"),
+        (["show", "quikstart"], "did you mean quickstart?"),
+        (["status", "quikstart"], "did you mean quickstart?"),
+        (["export", "quikstart"], "did you mean quickstart?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_study(capsys, arguments: list[str], said: str, results: Path) -> None:
+    refused(capsys, ["study", *arguments, "--results", str(results)], said)
+
+
+# the user's own data
+
+
+def class_folders(root: Path, classes: int = 2, images: int = 10) -> Path:
+    for label in range(classes):
+        (root / f"class{label}").mkdir(parents=True)
+        for i in range(images):
+            pixels = np.full((20, 24, 3), 100 * label + i, np.uint8)
+            Image.fromarray(pixels).save(root / f"class{label}" / f"{i}.png")
+    return root
+
+
+def table(folder: Path, labels: list, names: str = "") -> Path:
+    files = sorted(class_folders(folder / "pictures").rglob("*.png"))
+    made = pyarrow.table({"image": [file.read_bytes() for file in files], "label": labels})
+    pyarrow.parquet.write_table(
+        made.replace_schema_metadata({"class_names": names} if names else {}), folder / "t.parquet"
+    )
+    return folder / "t.parquet"
+
+
+def on(results: Path, data: Path, *more: str) -> list[str]:
+    return train(results, "Softmax", "--size", "14", "--data", str(data), *more, host=OWN)
+
+
+def test_an_empty_folder(capsys, tmp_path: Path, results: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    refused(capsys, on(results, tmp_path / "empty"), str(tmp_path / "empty"), "no images", "one folder a class")
+
+
+def test_one_class_only(capsys, tmp_path: Path, results: Path) -> None:
+    refused(capsys, on(results, class_folders(tmp_path / "one", 1)), "one class folder only (class0)", "at least two")
+    refused(capsys, on(results, table(tmp_path, [0] * 20)), "one class only (label 0)", "at least two")
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "said"),
+    [
+        ([0, 7] * 10, '["cat", "dog"]', "label 7 of row 1 is outside 0..1"),
+        ([0, -1] * 10, "", "label -1 of row 1 is outside"),
+        (["a", "b"] * 10, "", "expected whole numbers"),
+    ],
+    ids=["above", "below", "words"],
+)
+def test_a_label_out_of_range(capsys, tmp_path: Path, results: Path, labels: list, names: str, said: str) -> None:
+    refused(capsys, on(results, table(tmp_path, labels, names)), "t.parquet", said)
+
+
+def test_a_damaged_parquet(capsys, tmp_path: Path, results: Path) -> None:
+    (tmp_path / "bad.parquet").write_bytes(b"no table")
+    refused(capsys, on(results, tmp_path / "bad.parquet"), "bad.parquet cannot be read as parquet")
+
+
+def test_a_damaged_image_is_named_and_training_stops_or_goes_on(capsys, tmp_path: Path, results: Path) -> None:
+    root = class_folders(tmp_path / "data")
+    bad = root / "class1" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    refused(capsys, on(results, root), str(bad), "cannot be read as an image", 'corrupt="skip"')
+    assert run([*on(results, root, "--set", "task.corrupt=skip"), "--json"]) == 0
+    sizes = json.loads(capsys.readouterr().out)["data"]
+    assert sizes["train"] + sizes["test"] == 19
+
+
+def test_an_image_that_went_missing_is_named(capsys, tmp_path: Path, results: Path) -> None:
+    """A link whose picture is gone."""
+    root = class_folders(tmp_path / "data")
+    (root / "class1" / "3.png").unlink()
+    (root / "class1" / "3.png").symlink_to(root / "nowhere.png")
+    refused(capsys, on(results, root), str(root / "class1" / "3.png"), "cannot be read as an image")
+
+
+# results, checkpoints and saved models
+
+
+@pytest.fixture
+def finished(capsys, results: Path) -> str:
+    """The key of a finished run."""
+    assert run([*train(results), "--json"]) == 0
+    return str(json.loads(capsys.readouterr().out)["key"])
+
+
+def test_evaluation_of_what_is_not_there(capsys, results: Path) -> None:
+    refused(capsys, ["eval", "0" * 12, "--results", str(results)], "has no run", "regard study status", code=1)
+
+
+def test_wrong_numbers_for_a_finished_run(capsys, results: Path, finished: str) -> None:
+    start = ["eval", finished, "--results", str(results), "--retune"]
+    refused(capsys, [*start, "k=x"], "--retune takes whole numbers", "k=x")
+    refused(capsys, [*start, "k"], "expected NAME=VALUE")
+    refused(capsys, [*start, "k=3"], "Softmax has no 'k'")
+
+
+@pytest.mark.parametrize("content", ["junk", "foreign", "other network", "missing"])
+def test_a_checkpoint_that_is_damaged_or_foreign(capsys, results: Path, finished: str, content: str) -> None:
+    last = results / finished / "last.ckpt"
+    if content == "junk":
+        last.write_bytes(b"junk")
+    elif content == "foreign":
+        torch.save({"weights": torch.zeros(3)}, last)
+    elif content == "other network":
+        torch.save({**torch.load(last), "model": {"weight": torch.zeros(3)}}, last)
+    else:
+        last.unlink()
+    said = "does not fit this run" if content == "other network" else "has no checkpoint"
+    refused(capsys, ["eval", finished, "--results", str(results)], said, finished, code=1)
+
+
+def test_results_of_another_version(capsys, results: Path, finished: str) -> None:
+    for name in ("outcome.json", "run.json"):
+        path = results / finished / name
+        before = path.read_text()
+        write_json(path, {**json.loads(before), "version": 2})
+        arguments = train(results) if name == "outcome.json" else ["eval", finished, "--results", str(results)]
+        refused(capsys, arguments, f"{name} has version 2, this Regard reads 1", "--results", code=1)
+        path.write_text(before)
+    assert run(train(results)) == 0
+
+
+def test_a_snapshot_of_another_version(capsys, results: Path) -> None:
+    fields = {"rows": [], "runs": [], "metric": "top1", "baseline": "a", "study": "pilot", "scale": "desk"}
+    write_json(results / "studies" / "pilot-desk.json", {**fields, "version": 2})
+    refused(capsys, ["study", "export", "pilot", "--results", str(results)], "has version 2", code=1)
+
+
+@pytest.mark.parametrize("content", ['{"a": 1', "[]", '{"version": 1}'], ids=["cut", "list", "no spelling"])
+def test_a_damaged_run_file(capsys, results: Path, finished: str, content: str) -> None:
+    (results / finished / "run.json").write_text(content)
+    refused(capsys, ["eval", finished, "--results", str(results)], "run.json", "run again", code=1)
+
+
+def test_a_folder_that_is_no_saved_model(capsys, tmp_path: Path) -> None:
+    refused(capsys, ["maps", str(tmp_path), "digit"], "has no model.json", "regard.save", code=1)
+
+
+def test_a_file_where_results_should_be(capsys, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(capsys, train(tmp_path / "file" / "results"), "cannot write", "choose another path", code=1)
+
+
+@pytest.mark.slow
+def test_the_command_itself_shows_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "regard.cli.app", *train(tmp_path, "MiTA(m=7, k=4)")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("regard: 7 windows")
+    assert "Traceback" not in done.stderr

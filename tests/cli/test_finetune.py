@@ -1,0 +1,121 @@
+"""`regard finetune`: from a saved folder, a run or timm's weights; what is copied, and what the key holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.cli.app import run as command
+from regard.cli.finetune import DEFAULTS, finetuning
+from regard.core import ConfigError
+from regard.hosts.saving import load, save
+from regard.hosts.swap import create_model, swap
+from regard.lab.results import Results
+from regard.lab.run import Run, Saved, read_run, trained
+from regard.mixers.mita import MiTA
+from regard.mixers.ska import SKA
+from regard.mixers.softmax import Softmax
+
+HOST = "vit_desk(size=12, patch=4, dim=16, depth=2, heads=2)"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    return save(create_model(HOST, SKA(), num_classes=5, in_chans=1), tmp_path / "saved")
+
+
+def still(start: str, results: Path, mixer: str = "", **fields: str) -> Run:
+    """A finetuning run that hardly moves its weights."""
+    changes = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1", "task.limit=32"]
+    changes += [f"{name}={value}" for name, value in fields.items()]
+    return finetuning(start, mixer, "digits-canvas", None, 0, changes, False, results)
+
+
+def test_a_saved_model_keeps_its_weights_and_gets_a_new_head(saved: Path, tmp_path: Path) -> None:
+    run, store = still(str(saved), tmp_path), Results(tmp_path / "results")
+    assert (run.mixer, run.task.size) == (SKA(), (12, 12))
+    assert run.execute(store, device="cpu")["status"] == "done"
+    before, after = load(saved).state_dict(), trained(run, store).state_dict()
+    assert set(before) == set(after)
+    moved = {name for name, value in before.items() if value.shape != after[name].shape}
+    assert moved == {"head.weight", "head.bias"}
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in set(before) - moved)
+    assert read_run(store, run.key) == run
+
+
+def test_the_key_holds_the_weights_and_not_the_path(saved: Path, tmp_path: Path) -> None:
+    first = still(str(saved), tmp_path)
+    other = save(load(saved), tmp_path / "elsewhere")
+    assert still(str(other), tmp_path).key == first.key
+    model = load(saved)
+    with torch.no_grad():
+        model.head.bias.add_(1)
+    assert still(str(save(model, tmp_path / "moved")), tmp_path).key != first.key
+    assert isinstance(first.start, Saved)
+
+
+def test_a_run_is_trained_on_with_another_mechanism(tmp_path: Path) -> None:
+    arguments = ["--results", str(tmp_path), "--json", "--device", "cpu", "--set", "task.limit=32"]
+    first = ["train", "Softmax", "--host", HOST, "--set", "recipe.epochs=1", *arguments]
+    assert command(first) == 0
+    (key,) = [path.parent.name for path in tmp_path.glob("*/outcome.json")]
+    run = still(key, tmp_path, "MiTA(m=4, k=3)")
+    assert isinstance(run.start, Run)
+    assert (run.start.key, run.mixer) == (key, MiTA(m=4, k=3))
+    assert still(str(tmp_path / key), tmp_path).mixer == Softmax()
+    run.execute(Results(tmp_path), device="cpu")
+    store = Results(tmp_path)
+    before, after = trained(run.start, store).state_dict(), trained(run, store).state_dict()
+    assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
+
+
+def test_the_verb_trains_and_prints(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["finetune", str(saved), "--data", "digits-canvas", "--mixer", "host", "--results", str(tmp_path / "r")]
+    words += ["--set", "recipe.epochs=1", "--set", "task.limit=32", "--device", "cpu", "--json"]
+    assert command(words) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["status"] == "done"
+    assert "SKA" not in outcome["spelling"]
+    assert "lr=0.0002" in outcome["spelling"]
+
+
+def test_timm_weights_are_asked_for_and_kept(tmp_path: Path) -> None:
+    run = finetuning("deit_tiny_patch16_224", "MiTA", "digits", None, 3, ["recipe.epochs=2"], False, tmp_path)
+    assert run.start is None
+    assert run.task.host == "deit_tiny_patch16_224(pretrained=True)"
+    assert (run.task.size, run.seed, run.mixer) == ((224, 224), 3, MiTA())
+    assert getattr(run.task, "init") == "host"  # noqa: B009
+    assert (run.recipe.lr, run.recipe.epochs) == (DEFAULTS["lr"], 2)
+    sized = finetuning("deit_tiny_patch16_224", "", "digits", (32, 48), 0, [], False, tmp_path)
+    assert sized.task.host == "deit_tiny_patch16_224(pretrained=True, img_size=(32, 48))"
+
+
+def test_what_cannot_be_started_from_is_named(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no saved folder, no run in .* and no model of timm"):
+        still("no_such_thing", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="neither a saved model"):
+        still(str(tmp_path / "empty"), tmp_path)
+    model = create_model(HOST, SKA())
+    save(swap(model, Softmax(), "blocks.0.*"), tmp_path / "mixed")
+    with pytest.raises(ConfigError, match="--mixer which one"):
+        still(str(tmp_path / "mixed"), tmp_path)
+    folder = tmp_path / "there" / "0123456789ab"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match="pass --results"):
+        still(str(folder), tmp_path)
+    with pytest.raises(ConfigError, match="is not finished"):
+        still("0123456789ab", tmp_path / "there") if _begun(folder) else None
+
+
+def _begun(folder: Path) -> bool:
+    """A real run.json without an outcome."""
+    from regard.lab.files import write_json
+    from regard.mixers.spell import spell
+
+    run = still("deit_tiny_patch16_224", folder.parent)
+    write_json(folder / "run.json", {"version": 1, "spelling": spell(run)})
+    return True

@@ -1,0 +1,170 @@
+"""Windows, spatial reduction, sampling, hashing against timm, torchvision and transformers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard import BRA, DAT, PVT, Grid, Site, Window
+from regard.core import merge
+from regard.mixers.reformer import LSHPlan
+from regard.mixers.topk_index import Lightning
+from regard.ops import bra, bra_plan, lsh_plan, reformer, sample_points
+
+
+def gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize("sides", [(14, 7), (14, 21)], ids=str)
+def test_window_is_timms_swin_attention(shift: int, sides: tuple[int, int]) -> None:
+    """Fact 4.19, with copied weights, table and shift; timm takes a mask of -100 where ours is exact."""
+    swin = pytest.importorskip("timm.models.swin_transformer")
+    torch.manual_seed(0)
+    block = swin.SwinTransformerBlock(32, sides, num_heads=2, window_size=7, shift_size=shift, always_partition=True)
+    block = block.double().eval()
+    grid = Grid(*sides)
+    layer = Window(size=7, shift=shift).build(Site(32, 2, grid)).double()
+    with torch.no_grad():
+        block.attn.relative_position_bias_table.normal_()
+        layer.qkv.load_state_dict(block.attn.qkv.state_dict())
+        layer.proj.load_state_dict(block.attn.proj.state_dict())
+        layer.operator.table.copy_(block.attn.relative_position_bias_table.mT.unflatten(1, (13, 13)))
+        x = torch.randn(2, grid.cells, 32, dtype=torch.float64)
+        expected = block._attn(x.unflatten(1, sides)).flatten(1, 2)
+        assert gap(layer(x, grid), expected) < 1e-12
+
+
+@pytest.mark.parametrize("config", [PVT(ratio=1), PVT(ratio=2), PVT(pool=7)], ids=str)
+def test_pvt_is_timms_attention(config: PVT) -> None:
+    """Fact 4.17, with copied weights, on a rectangular map that the ratio divides."""
+    pvt = pytest.importorskip("timm.models.pvt_v2")
+    torch.manual_seed(0)
+    theirs = pvt.Attention(32, num_heads=2, sr_ratio=config.ratio, linear_attn=config.pool > 0).double().eval()
+    grid = Grid(8, 10)
+    layer = config.build(Site(32, 2, grid)).double()
+    with torch.no_grad():
+        layer.qkv.weight.copy_(torch.cat([theirs.q.weight, theirs.kv.weight]))
+        layer.qkv.bias.copy_(torch.cat([theirs.q.bias, theirs.kv.bias]).normal_())
+        theirs.q.bias.copy_(layer.qkv.bias[:32])
+        theirs.kv.bias.copy_(layer.qkv.bias[32:])
+        layer.proj.load_state_dict(theirs.proj.state_dict())
+        if theirs.sr is not None:
+            theirs.norm.weight.normal_()
+            layer.operator.reduce.load_state_dict(theirs.sr.state_dict())
+            layer.operator.norm.load_state_dict(theirs.norm.state_dict())
+        x = torch.randn(3, grid.tokens, 32, dtype=torch.float64)
+        assert gap(layer(x, grid), theirs(x, (8, 10))) < 1e-12
+
+
+def test_sampling_is_torchvisions_deformable_convolution() -> None:
+    """A 1x1 deformable convolution with the identity as its weight samples at cell + offset, inside the map."""
+    ops = pytest.importorskip("torchvision.ops")
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, 7)
+    y, z = torch.meshgrid(torch.arange(5.0), torch.arange(7.0), indexing="ij")
+    places = torch.stack([torch.rand(2, 5, 7) * 4, torch.rand(2, 5, 7) * 6], 1)
+    expected = ops.deform_conv2d(x, places - torch.stack([y, z]), torch.eye(3)[:, :, None, None])
+    assert gap(sample_points(x, places.flatten(2).mT), expected.flatten(2)) < 1e-5
+
+
+def test_dat_is_a_plain_layer_of_grid_sample() -> None:
+    """The layer of the paper with PyTorch's modules, two groups, half-pixel reference points, unbounded offsets."""
+    torch.manual_seed(0)
+    h, w, stride, groups = 6, 8, 2, 2
+    grid = Grid(h, w)
+    layer = DAT(stride=stride, groups=groups, kernel=3).build(Site(16, 4, grid)).double()
+    net = layer.operator
+    x = torch.randn(2, h * w, 16, dtype=torch.float64)
+    with torch.no_grad():
+        net.offset.weight.mul_(2)
+        net.table.normal_()
+        q, _, _ = F.linear(x, layer.qkv.weight, layer.qkv.bias).chunk(3, -1)
+        image = q.mT.reshape(2 * groups, 8, h, w)
+        hidden = net.conv(image)
+        hidden = F.gelu(F.layer_norm(hidden.permute(0, 2, 3, 1), (8,), net.norm.weight, net.norm.bias))
+        offset = hidden @ net.offset.weight.mT  # (4, 3, 4, 2) as (y, x)
+        ys, xs = (2 * torch.arange(3) + 1) / 3 - 1, (2 * torch.arange(4) + 1) / 4 - 1
+        points = (torch.stack(torch.meshgrid(ys, xs, indexing="ij"), -1) + offset).clamp(-1, 1)
+        sampled = F.grid_sample(x.mT.reshape(2 * groups, 8, h, w), points.flip(-1), "bilinear", "border", False)
+        tokens = sampled.reshape(2, 16, 12).mT
+        k, v = F.linear(tokens, layer.qkv.weight[16:], layer.qkv.bias[16:]).chunk(2, -1)
+        q, k, v = (y.unflatten(-1, (4, 4)).transpose(1, 2) for y in (q, k, v))
+        cy, cx = (2 * torch.arange(h) + 1) / h - 1, (2 * torch.arange(w) + 1) / w - 1
+        cells = torch.stack(torch.meshgrid(cy, cx, indexing="ij"), -1).flatten(0, 1).double()
+        apart = cells[None, :, None] - points.flatten(1, 2)[:, None]  # (4, 48, 12, 2) of the map from -1 to 1
+        place = apart * torch.tensor([h / (2 * (h - 1)), w / (2 * (w - 1))], dtype=torch.float64)
+        table = net.table.unflatten(0, (groups, 2)).repeat(2, 1, 1, 1)
+        bias = F.grid_sample(table, place.flip(-1), "bilinear", "border", True).reshape(2, 4, 48, 12)
+        expected = layer.proj(merge((q @ k.mT / 2 + bias).softmax(-1) @ v))
+        assert gap(layer(x, grid), expected) < 1e-6  # the reference points above are in float32
+        assert (points.abs() == 1).any()
+
+
+@pytest.mark.parametrize(("chunk", "length"), [(8, 16), (4, 24)])
+def test_one_round_of_hashing_is_that_of_transformers(chunk: int, length: int) -> None:
+    """Fact 4.11 for one round, with its buckets; its logits have no scale, its keys an epsilon of 1e-6 d."""
+    reformer_module = pytest.importorskip("transformers.models.reformer.modeling_reformer")
+    config = reformer_module.ReformerConfig(
+        num_attention_heads=2, attention_head_size=8, hidden_size=16, lsh_attn_chunk_length=chunk, num_hashes=1,
+        num_buckets=4, lsh_num_chunks_before=1, lsh_num_chunks_after=0, lsh_attention_probs_dropout_prob=0.0,
+        is_decoder=False, hash_seed=3, attn_layers=["lsh"], axial_pos_embds=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = reformer_module.LSHSelfAttention(config, 0).eval().double()
+    x = torch.randn(3, length, 16, dtype=torch.float64)
+    with torch.no_grad():
+        out = theirs(x)
+        qk, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in (theirs.query_key(x), theirs.value(x)))
+        plan = LSHPlan(out.buckets.view(3, 2, 1, length))
+        ours = reformer(qk, v, plan, chunk, scale=1.0)
+    assert gap(merge(ours), out.hidden_states) < 1e-5
+    assert gap(merge(reformer(qk, v, plan, chunk)), out.hidden_states) > 1e-2
+    torch.manual_seed(3)
+    rotations = torch.randn(2, 8, 1, 2, dtype=torch.float64)
+    for head in range(2):
+        own = lsh_plan(qk[:, head : head + 1], rotations[head].permute(1, 0, 2)).buckets
+        assert torch.equal(own, plan.buckets[:, head : head + 1])
+
+
+def test_the_lightning_indexer_scores_as_transformers_does() -> None:
+    """DeepSeek-V3.2's score: ReLU of every head's product, weighted by head, summed; a plain form with its shapes."""
+    torch.manual_seed(0)
+    index = Lightning(16, 3, 4).double()
+    q, k = torch.randn(2, 2, 5, 8, dtype=torch.float64), torch.randn(2, 2, 7, 8, dtype=torch.float64)
+    heads = index.query(merge(q)).view(2, 5, 3, 4)
+    scores = F.relu(torch.einsum("bshd,btd->bsht", heads, index.key(merge(k))))
+    expected = torch.einsum("bsht,bsh->bst", scores, index.weight(merge(q)))
+    assert gap(index.parts(q, k)[0], expected) < 1e-12
+
+
+def test_bra_is_the_published_algorithm_in_windows() -> None:
+    """BiFormer's own order of steps: partition, window means, router on all channels, gather, attention per window,
+    scale C^-0.5; written here from its equations with unfolded windows."""
+    torch.manual_seed(0)
+    h, w, s, top, heads = 6, 10, 2, 3, 2
+    x = torch.randn(2, 16, h, w, dtype=torch.float64)
+    layer = BRA(regions=s, k=top, preset="official").build(Site(16, heads, Grid(h, w))).double()
+    tokens = x.flatten(2).mT
+    with torch.no_grad():
+        q, k, v = F.linear(tokens, layer.qkv.weight, layer.qkv.bias).chunk(3, -1)
+        windows = []
+        for y in (q, k, v):
+            image = y.mT.unflatten(-1, (h, w))
+            windows.append(F.unfold(image, (h // s, w // s), stride=(h // s, w // s)).unflatten(1, (16, -1)))
+        qw, kw, vw = (y.permute(0, 3, 2, 1) for y in windows)  # (B, s*s, area, C)
+        routes = (qw.mean(2) * 16**-0.5 @ kw.mean(2).mT).topk(top).indices
+        out = torch.zeros_like(qw)
+        for b in range(2):
+            for r in range(s * s):
+                keys, values = (torch.cat([y[b, i] for i in routes[b, r]]) for y in (kw, vw))
+                for part in torch.arange(16).chunk(heads):
+                    a = (qw[b, r][:, part] * 16**-0.5 @ keys[:, part].mT).softmax(-1)
+                    out[b, r][:, part] = a @ values[:, part]
+        image = F.fold(out.permute(0, 3, 2, 1).flatten(1, 2), (h, w), (h // s, w // s), stride=(h // s, w // s))
+        expected = layer.proj(image.flatten(2).mT)
+        assert gap(layer(tokens, Grid(h, w)), expected) < 1e-12
+        made = layer.roles(tokens, Grid(h, w))
+        plan = bra_plan(made["q"], made["k"], Grid(h, w), s, top)
+        assert torch.equal(plan.regions.sort(-1).values, routes.sort(-1).values)
+        assert bra(made["q"], made["k"], made["v"], Grid(h, w), s, top, plan=plan).shape == made["q"].shape

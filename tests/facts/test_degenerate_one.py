@@ -1,0 +1,152 @@
+"""Where different mechanisms are one: degenerate cases across their files."""
+
+import pytest
+import torch
+
+from regard.core import Grid, Mask, Operator, Site
+from regard.mixers.mhla import tiles
+from regard.mixers.spell import parse
+from regard.ops import (
+    agent,
+    flatten,
+    inline,
+    linear,
+    linformer,
+    mhla,
+    mita,
+    nystrom,
+    performer,
+    polaformer,
+    pool_landmarks,
+    softmax_reference,
+)
+
+F64 = torch.float64
+GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(6, 6))
+LINEAR = ["Linear()", 'Linear(feature="relu")', "FLatten(position=False)", "MHLA(m=1)", "InLine()", "Performer()"]
+ALL = [*LINEAR, "PolaFormer()", "Agent(m=3)", "Linformer(m=3)", "Nystrom(m=3)"]
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def tensors(grid: Grid, e: int = 8):
+    make = lambda *shape: torch.randn(3, 2, grid.tokens, *shape, dtype=F64)  # noqa: E731
+    return make(8), make(8), make(e)
+
+
+def operator(text: str, grid: Grid) -> Operator:
+    return parse(text).operator(Site(16, 2, grid)).double()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("m", [1, 3, (3, 2)], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_agent_is_mita_that_only_compresses(grid, m, masked):
+    """Same landmarks, with padding and with a bias of keys, too."""
+    q, k, v = tensors(grid)
+    mask = None
+    if masked:
+        keep = torch.rand(3, grid.tokens) > 0.3
+        mask = Mask(keep=keep, bias=torch.randn(2, 1, grid.tokens, dtype=F64))
+    landmarks = pool_landmarks(q, grid, m)
+    both = mita(q, k, v, landmarks, 1, branches="compress", mask=mask)
+    assert torch.allclose(agent(q, k, v, landmarks, mask=mask), both, atol=1e-12)
+    one, other = operator(f"Agent(m={m})", grid), operator(f'MiTA(m={m}, k=1, branches="compress")', grid)
+    assert torch.allclose(one(q, k, v, grid=grid, mask=mask), other(q, k, v, grid=grid, mask=mask), atol=1e-12)
+
+
+def test_mita_with_all_keys_is_a_mixture_of_softmax_and_agent():
+    """Fact 1: with k = N, w softmax + (1 - w) agent, w = sigmoid(lse of keys - lse of landmarks)."""
+    grid = Grid(4, 6)
+    q, k, v = tensors(grid)
+    landmarks = pool_landmarks(q, grid, 6)
+    to_keys, to_landmarks = ((q @ x.mT * 8**-0.5).logsumexp(-1, keepdim=True) for x in (k, landmarks))
+    w = torch.sigmoid(to_keys - to_landmarks)
+    expected = w * softmax_reference(q, k, v) + (1 - w) * agent(q, k, v, landmarks)
+    assert torch.allclose(mita(q, k, v, landmarks, 24), expected, atol=1e-12)
+
+
+def test_agent_is_nystrom_with_the_identity_in_the_middle():
+    """Landmarks far apart make the middle matrix the identity; keys' landmarks are the queries' then."""
+    q, k, v = tensors(Grid(4, 6))
+    landmarks = 60 * torch.eye(8, dtype=F64)[:4].expand(3, 2, 4, 8)
+    assert torch.allclose(nystrom(q, k, v, landmarks, landmarks), agent(q, k, v, landmarks), atol=1e-9)
+
+
+def test_softmax_by_linformer_nystrom_and_features():
+    grid = Grid(3, 5)
+    q, k, v = tensors(grid)
+    exact, eye = softmax_reference(q, k, v), torch.eye(15, dtype=F64)[None]
+    assert torch.allclose(linformer(q, k, v, eye, eye), exact, atol=1e-12)
+    assert torch.allclose(nystrom(q, k, v, q, k, iterations=None), exact, atol=1e-8)
+    moments = lambda x: torch.cat([torch.ones_like(x[..., :1]), x], -1)  # noqa: E731
+    small = linear(1e-4 * q, k, v, feature=moments, eps=0.0)  # exp(x) = 1 + x for small logits
+    assert torch.allclose(small, softmax_reference(1e-4 * q, k, v, scale=1.0), atol=1e-6)
+
+
+def test_inline_is_softmax_to_first_order():
+    """Weights 1 / N + (logit - mean logit) / N: the expansion of softmax for small logits."""
+    q, k, v = tensors(Grid(3, 5))
+    near, far = ((inline(s * q, k, v) - softmax_reference(s * q, k, v)).abs().max() for s in (1e-4, 1e-2))
+    assert near < 1e-6
+    assert 5e3 < far / near < 2e4  # the error is of second order
+
+
+def test_relu_linear_attention_by_flatten_polaformer_mhla_and_performer():
+    grid = Grid(4, 6, 1)
+    q, k, v = tensors(grid)
+    relu = linear(q, k, v, feature="relu")
+    assert torch.allclose(flatten(q, k, v, power=1.0), relu, atol=1e-12)
+    blocks = tiles(grid, (2, 3))
+    assert torch.allclose(mhla(q, k, v, torch.ones(7, 7, dtype=F64), blocks), relu, atol=1e-12)
+    features = torch.eye(8, dtype=F64)
+    assert torch.allclose(performer(q, k, v, features, kernel="relu", eps=1e-6 * 8**-0.25), relu, atol=1e-5)
+    q, k = q.abs(), k.abs()
+    half = polaformer(q, k, v, torch.ones(2, 1, 8, dtype=F64), eps=0.0)[..., :4]
+    plain = linear(q, k, v, feature="identity", eps=0.0)[..., :4]
+    assert torch.allclose(half, plain, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", ALL)
+def test_equal_keys_average_the_values(text):
+    """Keys that are all alike cannot be told apart (biases, positions and projections of tokens left out)."""
+    grid = Grid(4, 6, 1)
+    q, k, v = tensors(grid)
+    made = operator(text, grid)
+    if text.startswith("Linformer"):
+        with torch.no_grad():
+            made.project_v.cells.fill_(1 / 25)
+            made.project_v.extra.fill_(1 / 25)
+    if text.startswith("MHLA"):
+        with torch.no_grad():
+            made.mixing.fill_(1.0)
+    k = k.abs() + 0.1  # features of relu that see the keys, for either sign of a query
+    q[..., 0], q[..., 1] = q[..., 0].abs() + 0.1, -q[..., 1].abs() - 0.1
+    k = k[:, :, :1].expand_as(k)
+    out = made(q, k, v, grid=grid)
+    assert torch.allclose(out, v.mean(2, keepdim=True).expand_as(out), atol=2e-3)
+
+
+@pytest.mark.parametrize("text", [*ALL, "Agent(m=3, bias=True)"])
+def test_no_key_at_all_gives_zeros(text):
+    grid = Grid(4, 6, 1)
+    out = operator(text, grid)(*tensors(grid), grid=grid, mask=Mask(keep=torch.zeros(3, 25, dtype=torch.bool)))
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+@pytest.mark.parametrize(
+    "text", ["Linear()", "Linear(norm='rms')", "FLatten()", "PolaFormer(position=True)", "InLine()"]
+)
+def test_padding_is_the_shorter_sequence(text):
+    grid, short = Grid(1, 12), Grid(1, 7)
+    q, k, v = tensors(grid)
+    torch.manual_seed(1)
+    made = operator(text, grid)
+    keep = torch.zeros(3, 12, dtype=torch.bool)
+    keep[:, :7] = True
+    out = made(q, k, v, grid=grid, mask=Mask(keep=keep))[:, :, :7]
+    cut = made(q[:, :, :7], k[:, :, :7], v[:, :, :7], grid=short)
+    assert torch.allclose(out, cut, atol=1e-12)

@@ -1,0 +1,128 @@
+"""Hugging Face vision models: swaps keep outputs and names, and one that is lost in a folder is an error."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
+
+from hosts.small_hosts import spread  # noqa: E402
+from regard.core import StoreError, SwapError, UnsupportedError  # noqa: E402
+from regard.hosts.hosted import Hosted  # noqa: E402
+from regard.hosts.hugging import from_pretrained, save_pretrained  # noqa: E402
+from regard.hosts.maps import capture  # noqa: E402
+from regard.hosts.swap import restore, retune, swap  # noqa: E402
+from regard.mixers.mita import MiTA  # noqa: E402
+from regard.mixers.ska import SKA  # noqa: E402
+from regard.mixers.softmax import Softmax  # noqa: E402
+from regard.projections.sne import FSNE  # noqa: E402
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+PIXELS = {"image_size": 32, "patch_size": 8}
+
+
+def make(kind):
+    """A tiny random model, its input (32 x 32, 4 x 4 cells) and how to read its output."""
+    torch.manual_seed(0)
+    options = {**SIZES, **PIXELS}
+    if kind in ("Dinov2", "Dinov2WithRegisters"):
+        options = {**options, "mlp_ratio": 1}
+        del options["intermediate_size"]
+    config = {
+        "ViT": lambda: transformers.ViTConfig(**options),
+        "DeiT": lambda: transformers.DeiTConfig(**options),
+        "Dinov2": lambda: transformers.Dinov2Config(**options),
+        "Dinov2WithRegisters": lambda: transformers.Dinov2WithRegistersConfig(num_register_tokens=2, **options),
+        "CLIPVision": lambda: transformers.CLIPVisionConfig(**options),
+        "SiglipVision": lambda: transformers.SiglipVisionConfig(**options),
+    }[kind]()
+    model = getattr(transformers, f"{kind}Model")(config)
+    spread(model)
+    return model.double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+
+
+def out(model, x):
+    return model(pixel_values=x).last_hidden_state
+
+
+@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "CLIPVision", "SiglipVision"])
+def test_softmax_changes_neither_output_nor_state(kind):
+    model, x = make(kind)
+    before, state = out(model, x), copy.deepcopy(model.state_dict())
+    swap(model, "Softmax()", example=x[:1])
+    assert sum(isinstance(module, Hosted) for module in model.modules()) == 2
+    assert (out(model, x) - before).abs().max() <= 1e-11 * before.abs().max()
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    swap(model, Softmax(scale=3.0), example=x[:1])
+    assert (out(model, x) - before).abs().max() > 1e-3 * before.abs().max()
+    restore(model)
+    assert torch.equal(out(model, x), before)
+
+
+def test_spelled_mechanisms_projections_and_retuning():
+    model, x = make("ViT")
+    swap(model, "MiTA(m=4, k=4)", example=x[:1])
+    before = out(model, x)
+    retune(model, m=16, k=4)
+    assert not torch.allclose(out(model, x), before)
+    assert str(model.layers[0].attention.regard.site.grid) == "4x4 cells with 1 + 0 extra tokens"
+    swap(model, Softmax(projection=FSNE(code=4)), example=x[:1])
+    assert sum("regard_shared" in key for key in model.state_dict()) == 1
+    with capture(swap(model, Softmax(), example=x[:1])) as maps:
+        out(model, x)
+    assert maps["layers.1.attention"].shape == (2, 2, 17, 17)
+
+
+def test_static_keys_drop_the_key_matrix():
+    model, x = make("ViT")
+    plain = copy.deepcopy(model)
+    swap(model, SKA(), example=x[:1])
+    missing = set(plain.state_dict()) - set(model.state_dict())
+    assert missing == {f"layers.{i}.attention.k_proj.{part}" for i in (0, 1) for part in ("weight", "bias")}
+    said = model.load_state_dict(plain.state_dict(), strict=False)
+    assert not said.unexpected_keys
+    assert all(".regard." in key for key in said.missing_keys)
+
+
+def test_a_swap_is_written_and_read_again(tmp_path):
+    model, x = make("Dinov2")
+    swap(model, MiTA(m=4, k=4), "*.0.*", x[:1])
+    swap(model, SKA(), "*.1.*", x[:1])
+    save_pretrained(model.float(), tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert torch.equal(out(loaded, x.float()), out(model, x.float()))
+    assert [type(layer.attention.mixer.config) for layer in loaded.encoder.layer] == [MiTA, SKA]
+    (tmp_path / "regard.json").unlink()
+    with pytest.raises(StoreError, match=r"regard\.json"):
+        from_pretrained(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_lost_swap_is_an_error_and_not_quietly_softmax(tmp_path):
+    model, x = make("ViT")
+    swap(model, MiTA(m=4, k=4), example=x[:1])
+    model.float().save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["attn_implementation"] == "regard"
+    with pytest.raises(SwapError, match="loaded without it"):
+        out(transformers.ViTModel.from_pretrained(tmp_path), x.float())
+    restore(model).save_pretrained(tmp_path)
+    assert torch.allclose(out(transformers.ViTModel.from_pretrained(tmp_path).eval(), x.float()), out(model, x.float()))
+
+
+def test_masks_of_other_kernels_are_refused():
+    model, x = make("ViT")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(UnsupportedError, match="sdpa"):
+        swap(model, Softmax(), example=x[:1])
+
+
+@pytest.mark.untyped
+def test_swapped_models_compile():
+    torch._dynamo.reset()
+    model, x = make("ViT")
+    swap(model, SKA(), example=x[:1])
+    got = torch.compile(model, backend="eager", fullgraph=True)(x).last_hidden_state
+    assert torch.allclose(got, out(model, x), atol=1e-10)

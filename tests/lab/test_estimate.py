@@ -1,0 +1,68 @@
+"""Estimates: from timed steps before a run exists, from finished runs afterwards."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard.lab import estimate as module
+from regard.lab.estimate import Speed, estimate, hours, machine
+from regard.lab.files import read_json, write_json
+from regard.lab.results import Results
+from regard.lab.study import Row
+
+from lab.test_study import ROWS, STUDY  # isort: skip
+
+
+def test_every_row_is_timed_once_and_kept(tmp_path: Path) -> None:
+    told: list[str] = []
+    store = Results(tmp_path)
+    first = estimate(STUDY, "smoke", store, 1, told.append)
+    assert told == ["softmax", "w/o"]
+    assert all(0 < first[label] < 60 for label in told)
+    assert estimate(STUDY, "smoke", store, 1, told.append) == first
+    assert len(told) == 2
+    assert list(read_json(tmp_path / "estimates.json")) == [machine(1)]
+    estimate(STUDY, "smoke", store, 64, told.append)
+    assert len(told) == (2 if machine(64) == machine(1) else 4)
+
+
+def test_seconds_are_steps_and_evaluations() -> None:
+    """64 images in batches of 32 over 1 epoch: 2 steps; 64 test images, evaluated once within and once at the end."""
+    run = STUDY.run("smoke", ROWS[0], 0)
+    assert module._images(run) == (64, 64)
+    assert module._seconds(run, Speed(10.0, 0.5), 64, 64) == 2 * 10 + 2 * 64 * 0.5
+    many = replace(run, recipe=replace(run.recipe, epochs=40, accumulate=2))
+    assert module._seconds(many, Speed(10.0, 0.5), 64, 64) == 40 * 1 * 10 + 11 * 64 * 0.5
+
+
+def test_times_kept_for_this_machine_are_used(tmp_path: Path) -> None:
+    keys = [STUDY.run("smoke", row, 0).key for row in ROWS]
+    write_json(tmp_path / "estimates.json", {machine(2): {key: {"step": 1.0, "image": 0.0} for key in keys}})
+    assert estimate(STUDY, "smoke", Results(tmp_path), 2) == {"softmax": 2.0, "w/o": 2.0}
+
+
+def test_finished_runs_know_better(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    guess = {"softmax": 7200.0, "w/o": 3600.0}
+    assert hours(STUDY, "smoke", store, guess, 1) == (6.0, 6.0)
+    assert hours(STUDY, "smoke", store, guess, 2) == (3.0, 3.0)
+    done = STUDY.run("smoke", ROWS[0], 0)
+    store.finish(done.key, {"status": "done", "metrics": {}, "seconds": 1800.0})
+    assert hours(STUDY, "smoke", store, guess, 1) == (3.0, 2.5)
+    assert hours(STUDY, "smoke", store, {}, 1) == (2.0, 1.5)  # the other row as this one
+
+
+def test_a_row_that_cannot_be_built_is_left_out(tmp_path: Path) -> None:
+    rows = (*ROWS, Row("none", None, host="no_such_host"))
+    study = replace(STUDY, settings={"smoke": replace(STUDY.setting("smoke"), rows=rows)})
+    assert set(estimate(study, "smoke", Results(tmp_path), 1)) == {"softmax", "w/o"}
+
+
+@pytest.mark.parametrize("augment", ["crop", "shift", "timm:rand-m9-mstd0.5"])
+def test_augmentation_and_half_precision_are_timed(augment: str) -> None:
+    run = STUDY.run("smoke", ROWS[0], 0)
+    run = replace(run, recipe=replace(run.recipe, augment=augment, precision="bf16-mixed", accumulate=2))
+    speed = module.measure(run)
+    assert speed.step > 0
+    assert speed.image > 0

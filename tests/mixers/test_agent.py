@@ -1,0 +1,170 @@
+"""Agent attention: its two steps, the position biases, padding."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
+from regard.mixers.agent import Agent, AgentBias, agent, agent_reference, bilinear
+from regard.mixers.landmarks import pool_landmarks
+from regard.mixers.softmax import softmax_reference
+
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def tensors(n=13, m=9, landmarks=4, d=8, e=5):
+    make = lambda *shape: torch.randn(3, 2, *shape, dtype=F64)  # noqa: E731
+    return make(n, d), make(m, d), make(m, e), make(landmarks, d)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("biases", [False, True])
+def test_fast_equals_reference(scale, biases):
+    q, k, v, landmarks = tensors()
+    options = {"scale": scale}
+    if biases:
+        options |= {"collect_bias": torch.randn(2, 4, 9, dtype=F64), "read_bias": torch.randn(2, 13, 4, dtype=F64)}
+    keep = torch.rand(3, 9) > 0.4
+    for mask in (None, Mask(keep=keep), Mask(bias=torch.randn(2, 1, 9, dtype=F64))):
+        for shown in (None, torch.tensor([[True, False, True, True]] * 3)):
+            own = agent_reference(q, k, v, landmarks, mask=mask, landmark_keep=shown, **options)
+            fast = agent(q, k, v, landmarks, mask=mask, landmark_keep=shown, **options)
+            assert torch.allclose(fast, own, atol=1e-12)
+
+
+def test_it_is_two_softmax_attentions():
+    q, k, v, landmarks = tensors()
+    two = softmax_reference(q, landmarks, softmax_reference(landmarks, k, v))
+    assert torch.allclose(agent(q, k, v, landmarks), two, atol=1e-12)
+
+
+def test_all_queries_as_landmarks_is_not_softmax():
+    """Section 4.7: with P = I the result is softmax(q q^T) softmax(q k^T) v."""
+    q, k, v, _ = tensors(9)
+    out = agent(q, k, v, q)
+    expected = (q @ q.mT * 8**-0.5).softmax(-1) @ (q @ k.mT * 8**-0.5).softmax(-1) @ v
+    assert torch.allclose(out, expected, atol=1e-12)
+    assert (out - softmax_reference(q, k, v)).abs().max() > 0.05
+
+
+def test_class_and_register_tokens_are_not_pooled():
+    grid = Grid(4, 6, 1, 2)
+    q, k, v, _ = tensors(27, 27)
+    operator = Agent(m=(2, 3)).operator(Site(16, 2, grid))
+    out = operator(q, k, v, grid=grid)
+    other = q.clone()
+    other[:, :, [0, 25, 26]] = 7.0
+    assert torch.allclose(operator(other, k, v, grid=grid)[:, :, 1:25], out[:, :, 1:25], atol=1e-12)
+
+
+def test_bias_of_each_landmark_and_cell():
+    """Resized table + rows + columns; the places of extra tokens; a rectangular grid that is not 7 x 7."""
+    grid = Grid(4, 9, 1, 2)
+    bias = AgentBias(5, Site(16, 2, grid)).double()
+    made = bias(grid)
+    table = F.interpolate(bias.table, (4, 9), mode="bilinear", align_corners=False)
+    cells = table + bias.rows + bias.columns
+    assert torch.allclose(made[:, :, 1:37], cells.flatten(2), atol=1e-12)
+    assert torch.equal(made[:, :, [0, 37, 38]], bias.extra)
+    bright = AgentBias(1, Site(8, 1, grid))
+    with torch.no_grad():
+        for parameter in bright.parameters():
+            parameter.zero_()
+        bright.rows[..., 2, :] = 1.0
+    assert bright(grid)[0, 0].nonzero().flatten().tolist() == list(range(1 + 18, 1 + 27))  # the third row
+
+
+def test_bias_on_another_grid():
+    bias = AgentBias(3, Site(16, 2, Grid(4, 6, 1)))
+    made = bias(Grid(7, 5, 1))
+    table = F.interpolate(bias.table, (7, 5), mode="bilinear", align_corners=False)
+    rows = F.interpolate(bias.rows, (7, 1), mode="bilinear", align_corners=False)
+    columns = F.interpolate(bias.columns, (1, 5), mode="bilinear", align_corners=False)
+    assert torch.allclose(made[:, :, 1:], (table + rows + columns).flatten(2), atol=1e-6)
+    with pytest.raises(GridError, match="extra tokens must be the same"):
+        bias(Grid(4, 6, 2))
+
+
+@pytest.mark.parametrize(("old", "new"), [(7, 14), (7, 3), (7, 7), (1, 4), (5, 1)])
+def test_bilinear_is_torch_interpolation(old, new):
+    x = torch.randn(1, 1, old, dtype=F64)
+    expected = F.interpolate(x, new, mode="linear", align_corners=False)
+    assert torch.allclose(x @ bilinear(old, new, x).mT, expected, atol=1e-12)
+
+
+def test_biases_act_in_the_layer():
+    """B1 on landmarks to keys, B2 on queries to landmarks: a large bias of one landmark and key moves one value."""
+    grid = Grid(4, 6, 1)
+    operator = Agent(m=4, bias=True).operator(Site(16, 2, grid)).double()
+    q, k, v, _ = tensors(25, 25)
+    with torch.no_grad():
+        operator.collect.extra[:, 2] = 100.0  # landmark 2 takes the class token's value
+        operator.read.columns[:, 2, :, 3] = 100.0  # cells of column 3 read landmark 2
+    out = operator(q, k, v, grid=grid)[:, :, 1:].unflatten(2, (4, 6))
+    assert torch.allclose(out[:, :, :, 3], v[:, :, :1].expand(-1, -1, 4, -1), atol=1e-9)
+    assert not torch.allclose(out[:, :, :, 2], v[:, :, :1].expand(-1, -1, 4, -1), atol=1e-3)
+
+
+def test_hidden_tokens_may_hold_anything():
+    grid = Grid(4, 6, 1)
+    operator = Agent(m=(2, 3)).operator(Site(16, 2, grid))
+    q, k, v, _ = tensors(25, 25)
+    keep = torch.ones(3, 25, dtype=torch.bool)
+    keep[:, 13:] = False  # the lower windows have no token
+    out = operator(q, k, v, grid=grid, mask=Mask(keep=keep))
+    q2 = q.clone()
+    q2[:, :, 13:] = torch.inf
+    again = operator(q2, k, v, grid=grid, mask=Mask(keep=keep))
+    assert torch.allclose(again[:, :, :13], out[:, :, :13], atol=1e-12)
+    landmarks = pool_landmarks(q, grid, (2, 3))[:, :, :3]
+    short = agent_reference(q[:, :, :13], k[:, :, :13], v[:, :, :13], landmarks)
+    assert torch.allclose(out[:, :, :13], short, atol=1e-12)
+    nothing = operator(q, k, v, grid=grid, mask=Mask(keep=torch.zeros_like(keep)))
+    assert torch.equal(nothing, torch.zeros_like(nothing))
+
+
+def test_counts_of_the_paper():
+    """Section 4.7: H m (2 49 + 2 (h + w) + 2) = H 49 156 a layer; 5,992,600, 22,601,032 and with dwc 22,647,112."""
+    for dim, heads, host, expected in ((192, 3, 5_717_416, 5_992_600), (384, 6, 22_050_664, 22_601_032)):
+        site = Site(dim, heads, Grid(14, 14, prefix=1))
+        params = Agent(bias=True).operator_cost(site).params
+        assert params == heads * 49 * 156
+        assert host + 12 * params == expected
+        assert Agent().operator_cost(site).params == 0
+        assert Agent(bias=True).operator_cost(site, "paper").macs == 4 * 197 * 49 * dim
+    layer = Agent(bias=True, dwc=3).cost(site).params - Agent().cost(site).params
+    assert 22_050_664 + 12 * layer == 22_647_112
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    q, k, v, landmarks = tensors(30, 30)
+    out = agent(*(x.to(dtype) for x in (q, k, v, landmarks)))
+    assert out.dtype == dtype
+    assert (out.double() - agent_reference(q, k, v, landmarks)).abs().max() < 0.05
+
+
+def test_refusals():
+    site = Site(16, 2, Grid(4, 6))
+    with pytest.raises(UnsupportedError, match="bias=False"):
+        Agent(m=4, bias=True).build_cross(site)
+    with pytest.raises(GridError, match="nearest possible"):
+        Agent(m=17).operator(site)
+    with pytest.raises(ConfigError, match="m is at least 1"):
+        Agent(m=(0, 2))
+
+
+@pytest.mark.untyped
+def test_wrong_calls_say_what_was_expected():
+    q, k, v, landmarks = tensors()
+    with pytest.raises(ShapeError, match="landmarks have width 7, q has 8"):
+        agent(q, k, v, landmarks[..., 1:])
+    with pytest.raises(ShapeError, match=r"read_bias has shape \(2, 4, 13\); expected \(2, 13, 4\)"):
+        agent(q, k, v, landmarks, read_bias=torch.zeros(2, 4, 13, dtype=F64))
+    with pytest.raises(UnsupportedError, match="causal"):
+        agent(q, k, v, landmarks, mask=Mask(causal=True))

@@ -1,0 +1,156 @@
+"""Bi-level routing: its selection, regions that do not divide the grid, padding, places."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import BRA, ConfigError, Grid, Mask, Site
+from regard.core import GridError, ShapeError, UnsupportedError
+from regard.mixers.bra import BRAPlan
+from regard.ops import bra, bra_plan, bra_reference, softmax_reference
+
+GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(2, 12))
+
+
+def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(3, 2, grid.tokens, c, dtype=torch.float64, requires_grad=True) for c in (8, 8, 6))
+    return q, k, v
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize(("regions", "top"), [(2, 1), (2, 3), ((2, 4), 5), ((1, 3), 2)])
+def test_fast_and_plain_form_agree(grid: Grid, regions: int | tuple[int, int], top: int) -> None:
+    q, k, v = draw(grid)
+    keep = torch.ones(3, grid.tokens, dtype=torch.bool)
+    keep[0, -7:], keep[1, ::3], keep[2] = False, False, False
+    for mask in (None, Mask(keep=keep)):
+        plain = bra_reference(q, k, v, grid, regions, top, scale=0.4, mask=mask)
+        fast = bra(q, k, v, grid, regions, top, scale=0.4, mask=mask)
+        assert gap(fast, plain) < 1e-12
+        ahead = torch.randn_like(plain)
+        wanted = torch.autograd.grad(plain, (q, k, v), ahead)
+        for one, other in zip(torch.autograd.grad(fast, (q, k, v), ahead), wanted, strict=True):
+            assert gap(one, other) < 1e-11
+            assert one.isfinite().all()
+
+
+def test_routing_by_hand_on_a_rectangular_grid() -> None:
+    """Means over regions, all heads together: the paper's A_r with loops."""
+    grid = Grid(4, 6, 1)
+    q, k, _ = (x.detach() for x in draw(grid))
+    plan = bra_plan(q, k, grid, (2, 3), 2).regions
+    for b in range(3):
+        means = {}
+        for name, x in (("q", q), ("k", k)):
+            cells = x[b, :, 1:].transpose(0, 1).reshape(4, 6, 16)
+            means[name] = [cells[2 * i : 2 * i + 2, 2 * j : 2 * j + 2].mean((0, 1)) for i in range(2) for j in range(3)]
+        scores = torch.stack([torch.stack([a @ c for c in means["k"]]) for a in means["q"]])
+        for r in range(6):
+            assert set(plan[b, r].tolist()) == set(scores[r].topk(2).indices.tolist())
+
+
+def test_a_bright_cell_is_seen_from_where_its_region_is_chosen() -> None:
+    """Region 1 of 2x3 on 4x6 cells (rows 0-1, columns 2-3) attends to region 5 (rows 2-3, columns 4-5)."""
+    grid = Grid(4, 6, 1)
+    q, k, v = (x.detach() for x in draw(grid))
+    plan = BRAPlan(torch.tensor([[[0], [5], [2], [3], [4], [1]]] * 3))
+    base = bra(q, k, v, grid, (2, 3), 1, plan=plan)
+    v[:, :, 1 + 3 * 6 + 4] += 1  # row 3, column 4
+    changed = (bra(q, k, v, grid, (2, 3), 1, plan=plan) - base).abs().amax((0, 1, 3)) > 1e-9
+    assert changed[0]  # the extra token sees everything
+    assert changed[1:].view(4, 6).nonzero().tolist() == [[0, 2], [0, 3], [1, 2], [1, 3]]
+
+
+def test_one_token_regions_are_top_k_on_cells() -> None:
+    """Fact 4.13: one token a region and one head: exact top-k."""
+    grid = Grid(3, 5)
+    q, k, v = (x[:, :1] for x in draw(grid))
+    best = (q @ k.mT).topk(4).indices
+    allowed = torch.zeros(3, 1, 15, 15, dtype=torch.bool).scatter(-1, best, True)
+    expected = ((q @ k.mT) * 8**-0.5).masked_fill(~allowed, -torch.inf).softmax(-1) @ v
+    assert gap(bra(q, k, v, grid, (3, 5), 4), expected) < 1e-12
+
+
+def test_heads_choose_together() -> None:
+    grid = Grid(4, 4)
+    q, k, _ = draw(grid)
+    joined = [x.transpose(1, 2).flatten(2)[:, None] for x in (q, k)]
+    one, other = bra_plan(q, k, grid, 2, 2).regions, bra_plan(*joined, grid, 2, 2).regions
+    assert torch.equal(one.sort(-1).values, other.sort(-1).values)
+
+
+def test_padding_is_not_averaged_and_empty_regions_come_last() -> None:
+    grid = Grid(4, 4, 1)
+    q, k, v = (x.detach() for x in draw(grid))
+    keep = torch.ones(3, 17, dtype=torch.bool)
+    keep[:, 1 + 8 :] = False  # the lower half: regions 2 and 3
+    out = bra(q, k, v, grid, 2, 2, mask=Mask(keep=keep))
+    assert set(bra_plan(q, k, grid, 2, 2, mask=Mask(keep=keep)).regions[:, :2].flatten().tolist()) == {0, 1}
+    for x in (q, k, v):
+        x[:, :, 9:] = torch.nan
+    again = bra(q, k, v, grid, 2, 2, mask=Mask(keep=keep))
+    assert gap(again[:, :, :9], out[:, :, :9]) == 0
+
+
+def test_official_scale_counts_all_channels() -> None:
+    """Fact 4.13: the published code scales by C^-0.5, not d^-0.5."""
+    grid = Grid(4, 4)
+    q, k, v = draw(grid)
+    site = Site(16, 2, grid)
+    paper, official = (BRA(regions=2, k=2, preset=p).operator(site)(q, k, v, grid=grid) for p in ("paper", "official"))
+    assert gap(official, bra(q, k, v, grid, 2, 2, scale=16**-0.5)) == 0
+    assert gap(paper, bra(q, k, v, grid, 2, 2, scale=8**-0.5)) < 1e-12
+    assert gap(paper, official) > 1e-2
+
+
+def test_half_precision_with_a_frozen_plan() -> None:
+    grid = Grid(7, 9, 1)
+    q, k, v = (x.detach().float() for x in draw(grid))
+    plan = bra_plan(q, k, grid, (3, 4), 3)
+    exact = bra(q, k, v, grid, (3, 4), 3, plan=plan)
+    low = bra(*(x.bfloat16() for x in (q, k, v)), grid, (3, 4), 3, plan=plan)
+    assert gap(low.float(), exact) < 2e-2 * exact.abs().max().item()
+
+
+@pytest.mark.untyped
+def test_what_is_refused() -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    with pytest.raises(GridError, match=r"nearest possible: \(4, 6\)"):
+        bra(q, k, v, grid, 7, 4)
+    with pytest.raises(GridError, match=r"nearest possible: regions=\(4, 6\)"):
+        BRA().build(Site(16, 2, grid))
+    with pytest.raises(ShapeError, match="top=5 of 4 regions"):
+        bra(q, k, v, grid, 2, 5)
+    with pytest.raises(ConfigError, match="k=5 of 4 regions"):
+        BRA(regions=2, k=5)
+    with pytest.raises(UnsupportedError, match="causal or bias"):
+        bra(q, k, v, grid, 2, 1, mask=Mask(causal=True))
+    with pytest.raises(ShapeError, match="plan.regions"):
+        bra(q, k, v, grid, 2, 1, plan=BRAPlan(torch.zeros(3, 4, 2, dtype=torch.long)))
+    with pytest.raises(GridError):
+        bra(q, k, v, Grid(4, 4), 2, 1)
+
+
+def test_counts_of_deit_tiny() -> None:
+    """Facts 4.13, 6: no parameters; with a 3x3 convolution 5,740,456; 1.09 GMAC in the paper's counting."""
+    site = Site(192, 3, Grid(14, 14, 1))
+    config = BRA(regions=7, k=4)
+    assert config.operator_cost(site).params == 0
+    assert 5_717_416 + 12 * (BRA(dwc=3).cost(site).params - config.cost(site).params) == 5_740_456
+    layer = 4 * 197 * 192**2 + 8 * 197 * 192**2 + config.operator_cost(site, "paper").macs
+    total = 196 * 768 * 192 + 12 * layer + 192 * 1000
+    assert round(total / 1e9, 2) == 1.09
+
+
+def test_all_regions_are_softmax_under_every_mask_it_takes() -> None:
+    grid = Grid(3, 5, 1, 2)
+    q, k, v = draw(grid)
+    keep = torch.rand(3, grid.tokens) > 0.4
+    for mask in (None, Mask(keep=keep)):
+        assert gap(bra(q, k, v, grid, (2, 3), 6, mask=mask), softmax_reference(q, k, v, mask=mask)) < 1e-12

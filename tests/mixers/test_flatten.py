@@ -1,0 +1,130 @@
+"""Focused linear attention: its features, positions and local branch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError
+from regard.mixers.flatten import FLatten, flatten, flatten_reference, focused
+from regard.mixers.linear import linear_reference
+
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def tensors(n=13, m=9, d=8, e=5, dtype=F64):
+    make = lambda *shape: torch.randn(3, 2, *shape, dtype=dtype)  # noqa: E731
+    return make(n, d), make(m, d), make(m, e)
+
+
+@pytest.mark.parametrize("over", ["channels", "head"])
+@pytest.mark.parametrize("power", [1.0, 3.0, 4.5])
+def test_fast_equals_reference(over, power):
+    q, k, v = tensors()
+    spread = torch.rand(2, 1, 8, dtype=F64) + 0.3
+    for mask in (None, Mask(keep=torch.rand(3, 9) > 0.4)):
+        options = {"over": over, "power": power, "spread": spread, "mask": mask}
+        assert torch.allclose(flatten(q, k, v, **options), flatten_reference(q, k, v, **options), atol=1e-12)
+
+
+@pytest.mark.parametrize("over", ["channels", "head"])
+def test_power_1_is_relu_linear_attention(over):
+    q, k, v = tensors()
+    out = flatten(q, k, v, power=1.0, over=over)
+    assert torch.allclose(out, linear_reference(q, k, v, feature="relu"), atol=1e-12)
+
+
+@pytest.mark.parametrize(("over", "axes"), [("channels", (1, 3)), ("head", (3,))])
+def test_length_is_kept_for_every_power(over, axes):
+    x, _, _ = tensors()
+    for power in (1.0, 2.0, 3.0, 8.0):
+        y = focused(x, power, over, None)
+        assert torch.allclose(y.norm(dim=axes), (x.clamp_min(0) + 1e-6).norm(dim=axes), rtol=1e-12)
+
+
+def test_lengths_are_over_all_heads():
+    """Section 4.3: norms over C before the head split; a large second head changes the features of the first."""
+    x, _, _ = tensors()
+    other = x.clone()
+    other[:, 1] *= 10
+    assert not torch.allclose(focused(x, 3.0, "channels", None)[:, 0], focused(other, 3.0, "channels", None)[:, 0])
+    assert torch.allclose(focused(x, 3.0, "head", None)[:, 0], focused(other, 3.0, "head", None)[:, 0])
+
+
+def test_powers_do_not_overflow():
+    """50^3 leaves float16's range, 1e13^3 float32's."""
+    for dtype, size in ((torch.float16, 1e4), (torch.bfloat16, 1e13), (torch.float32, 1e13)):
+        q, k, v = (x.to(dtype) for x in tensors())
+        out = flatten(size * q, size * k, v, power=3.0)
+        assert out.isfinite().all()
+        assert (out.double() - flatten_reference(*(x.double() for x in (size * q, size * k, v)))).abs().max() < 0.05
+
+
+def test_counts_of_the_paper():
+    """FLatten-T of DeiT size: C + N C more a layer, 26 d more with the convolution (6,173,608 and 6,193,576)."""
+    site = Site(192, 3, Grid(14, 14, prefix=1))
+    plain, base = FLatten().cost(site).params, 4 * 192**2 + 4 * 192
+    assert plain - base == 192 + 197 * 192
+    assert FLatten(local=5).cost(site).params - plain == 26 * 64
+    assert 5_717_416 + 12 * (plain - base) == 6_173_608
+    assert 5_717_416 + 12 * (FLatten(local=5).cost(site).params - base) == 6_193_576
+
+
+def test_positions_are_added_to_keys_and_resampled():
+    grid, larger = Grid(3, 5, 1, 2), Grid(6, 5, 1, 2)
+    operator = FLatten().operator(Site(16, 2, grid)).double()
+    q, k, v = tensors(18, 18, 8, 8)
+    before = operator(q, k, v, grid=grid)
+    torch.nn.init.normal_(operator.positions.cells)
+    torch.nn.init.normal_(operator.positions.extra)
+    places = operator.positions(grid)
+    assert torch.equal(places[:, 1:16], operator.positions.cells)
+    assert torch.equal(places[:, [0, 16, 17]], operator.positions.extra)
+    assert torch.allclose(operator(q, k, v, grid=grid), flatten(q, k + places, v, spread=F.softplus(operator.sigma)))
+    assert not torch.allclose(operator(q, k, v, grid=grid), before)
+    with torch.no_grad():  # a ramp along the rows stays a ramp along the rows
+        operator.positions.cells.copy_(torch.arange(3.0).repeat_interleave(5)[:, None].expand(2, 15, 8))
+    resized = operator.positions(larger)[:, 1:31, 0].unflatten(1, (6, 5))
+    assert torch.allclose(resized, resized[:, :, :1].expand_as(resized), atol=1e-9)
+    assert (resized.diff(dim=1) > 0).all()
+    with pytest.raises(GridError, match="extra tokens must be the same"):
+        operator.positions(Grid(3, 5, 1))
+
+
+def test_local_branch_shifts_all_heads_by_one_row():
+    """A kernel of one cell: geometry on a rectangular grid with extra tokens, which get nothing; heads share it."""
+    grid = Grid(3, 5, 1, 2)
+    layer = FLatten(local=3).build(Site(16, 2, grid)).double()
+    x = torch.randn(3, 18, 16, dtype=F64)
+    with torch.no_grad():
+        layer.local.weight.zero_()
+        layer.local.bias.zero_()
+        before = layer(x, grid)
+        layer.local.weight[:, :, 0, 1] = 1
+        moved = torch.zeros(3, 18, 16, dtype=F64)
+        moved[:, 6:16] = layer.roles(x, grid)["v"].transpose(1, 2).flatten(2)[:, 1:11]
+        assert torch.allclose(layer(x, grid) - before, F.linear(moved, layer.proj.weight), atol=1e-12)
+
+
+def test_hidden_keys_are_hidden_from_the_local_branch():
+    grid = Grid(3, 5)
+    layer = FLatten(local=3).build(Site(16, 2, grid)).double()
+    x, keep = torch.randn(3, 15, 16, dtype=F64), torch.ones(3, 15, dtype=torch.bool)
+    keep[:, 9:] = False
+    out = layer(x, grid, Mask(keep=keep))[:, :9]
+    x[:, 9:] = torch.inf
+    assert torch.allclose(layer(x, grid, Mask(keep=keep))[:, :9], out, atol=1e-12)
+
+
+@pytest.mark.untyped
+def test_refusals():
+    with pytest.raises(UnsupportedError, match="FLatten with local"):
+        FLatten(local=5).build_cross(Site(16, 2, Grid(3, 5)))
+    with pytest.raises(ConfigError, match="odd kernel"):
+        FLatten(local=4)
+    with pytest.raises(ConfigError, match="over is channels or head"):
+        FLatten(over="tokens")

@@ -1,0 +1,120 @@
+"""Linformer: what special projections give, other grids, warm start, sharing."""
+
+import pytest
+import torch
+
+from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site
+from regard.mixers.landmarks import pool_landmarks, pool_matrix
+from regard.mixers.linformer import Linformer, linformer, linformer_reference
+from regard.mixers.softmax import softmax_reference
+
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def tensors(n=13, m=9, d=8, e=5):
+    make = lambda *shape: torch.randn(3, 2, *shape, dtype=F64)  # noqa: E731
+    return make(n, d), make(m, d), make(m, e)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_fast_equals_reference(groups):
+    q, k, v = tensors()
+    first, second = torch.randn(2, groups, 4, 9, dtype=F64)
+    for mask in (None, Mask(keep=torch.rand(3, 9) > 0.4)):
+        own = linformer_reference(q, k, v, first, second, mask=mask)
+        assert torch.allclose(linformer(q, k, v, first, second, mask=mask), own, atol=1e-12)
+
+
+def test_identity_is_softmax_and_the_mean_is_the_mean():
+    """Section 4.8: E = F = I and E = F = 1 / N."""
+    q, k, v = tensors()
+    eye = torch.eye(9, dtype=F64)[None]
+    assert torch.allclose(linformer(q, k, v, eye, eye), softmax_reference(q, k, v), atol=1e-12)
+    mean = torch.full((1, 1, 9), 1 / 9, dtype=F64)
+    assert torch.allclose(linformer(q, k, v, mean, mean), v.mean(2, keepdim=True).expand(-1, -1, 13, -1), atol=1e-12)
+
+
+def test_pooling_is_attention_to_averaged_keys():
+    """Section 4.8: E = F = P, which is also what init="pool" starts from."""
+    grid = Grid(4, 6, 1)
+    q, k, v = tensors(25, 25)
+    pooled = softmax_reference(q, pool_landmarks(k, grid, 6), pool_landmarks(v, grid, 6))
+    matrix = pool_matrix(grid, 6, dtype=F64)[None]
+    assert torch.allclose(linformer(q, k, v, matrix, matrix), pooled, atol=1e-12)
+    operator = Linformer(m=6, init="pool").operator(Site(16, 2, grid)).double()
+    assert torch.allclose(operator(q, k, v, grid=grid), pooled, atol=1e-6)
+
+
+def test_hidden_keys_may_hold_anything():
+    q, k, v = tensors()
+    matrix = torch.randn(1, 4, 9, dtype=F64)
+    keep = torch.ones(3, 9, dtype=torch.bool)
+    keep[:, 5:] = False
+    short = linformer(q, k[:, :, :5], v[:, :, :5], matrix[..., :5], matrix[..., :5])
+    k[:, :, 5:], v[:, :, 5:] = torch.inf, torch.nan
+    assert torch.allclose(linformer(q, k, v, matrix, matrix, mask=Mask(keep=keep)), short, atol=1e-12)
+    nothing = linformer(q, k, v, matrix, matrix, mask=Mask(keep=torch.zeros_like(keep)))
+    assert torch.equal(nothing, torch.zeros_like(nothing))
+
+
+def test_another_grid_keeps_constants_and_extra_columns():
+    """Columns of cells are resampled and scaled by the old over the new number; constant keys stay constant."""
+    grid, larger = Grid(3, 5, 1, 2), Grid(6, 7, 1, 2)
+    projection = Linformer(m=4).operator(Site(16, 2, grid)).project_k.double()
+    with torch.no_grad():
+        projection.cells.copy_(torch.rand(4)[:, None].expand(1, 4, 15))
+    made = projection(larger)
+    assert made.shape == (1, 4, 45)
+    assert torch.allclose(made[..., 1:43].sum(-1), projection.cells.sum(-1), atol=1e-9)
+    assert torch.equal(made[..., [0, 43, 44]], projection.extra)
+    with pytest.raises(GridError, match="extra tokens must be the same"):
+        projection(Grid(3, 5))
+
+
+def test_resampling_follows_the_image():
+    """Only the first row of cells counts: on a grid of twice the rows the first two rows count most."""
+    grid, larger = Grid(3, 5), Grid(6, 5)
+    projection = Linformer(m=4).operator(Site(16, 2, grid)).project_k
+    with torch.no_grad():
+        projection.cells.zero_()[..., :5] = 1.0
+    made = projection(larger)[0, 0].unflatten(0, (6, 5))
+    assert (made[:2] > 0.25).all()
+    assert (made[3:].abs() < 0.1).all()
+
+
+@pytest.mark.parametrize(("share", "per_head", "factor"), [("", False, 2), ("kv", False, 1), ("", True, 6)])
+def test_counts(share, per_head, factor):
+    """Section 4.8: 2 m N a layer, with m = 64 in DeiT-T 302,592 in all; 4 N m C MACs."""
+    site = Site(192, 3, Grid(14, 14, prefix=1))
+    cost = Linformer(share=share, per_head=per_head).operator_cost(site)
+    assert cost.params == factor * 64 * 197
+    assert cost.macs == 4 * 197 * 64 * 192
+    if factor == 2:
+        assert 12 * cost.params == 302_592
+
+
+def test_starts():
+    site = Site(16, 2, Grid(14, 14, prefix=1))
+    uniform = Linformer(m=16).operator(site).project_k.cells
+    assert 0.24 < uniform.abs().max() <= 0.25
+    assert 0.018 < Linformer(m=16, init="normal").operator(site).project_k.cells.std() < 0.022
+
+
+def test_too_many_rows_are_refused():
+    with pytest.raises(ConfigError, match="m=16, but the site has 15 keys; choose m between 1 and 15"):
+        Linformer(m=16).operator(Site(16, 2, Grid(3, 5)))
+    with pytest.raises(GridError, match="nearest possible"):
+        Linformer(m=7, init="pool").operator(Site(16, 2, Grid(3, 5)))
+
+
+@pytest.mark.untyped
+def test_wrong_calls_say_what_was_expected():
+    q, k, v = tensors()
+    matrix = torch.randn(1, 4, 8, dtype=F64)
+    with pytest.raises(ShapeError, match=r"project_k has shape \(1, 4, 8\); expected \(1 or 2, rows, keys = 9\)"):
+        linformer(q, k, v, matrix, matrix)

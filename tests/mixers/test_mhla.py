@@ -1,0 +1,156 @@
+"""MHLA: blocks on ragged grids, the mixture of blocks, and the normaliser of each query by itself."""
+
+import pytest
+import torch
+
+from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site
+from regard.mixers.linear import linear_reference
+from regard.mixers.mhla import MHLA, mhla, mhla_reference, tiles
+
+F64 = torch.float64
+GRIDS = (Grid(4, 6, 2), Grid(7, 5, 1), Grid(3, 5, 1, 2), Grid(6, 6), Grid(1, 12))
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def tensors(n, d=8, e=5):
+    make = lambda *shape: torch.randn(3, 2, n, *shape, dtype=F64)  # noqa: E731
+    return make(d), make(d), make(e)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("normalize", ["correct", "none"])
+def test_fast_equals_reference(grid, normalize):
+    q, k, v = tensors(grid.tokens)
+    blocks = tiles(grid, 4 if grid.height == 1 else (2, 3) if grid.height > 2 else 2)
+    mixing = torch.rand(len(blocks), len(blocks), dtype=F64)
+    for mask in (None, Mask(keep=torch.rand(3, grid.tokens) > 0.4)):
+        own = mhla_reference(q, k, v, mixing, blocks, normalize=normalize, mask=mask)
+        assert torch.allclose(mhla(q, k, v, mixing, blocks, normalize=normalize, mask=mask), own, atol=1e-11)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_equal_mixture_is_global_linear_attention(grid):
+    q, k, v = tensors(grid.tokens)
+    blocks = tiles(grid, 3 if grid.height in (1, 3, 6) else (2, 3))
+    out = mhla(q, k, v, torch.ones(len(blocks), len(blocks), dtype=F64), blocks)
+    assert torch.allclose(out, linear_reference(q, k, v, feature="relu"), atol=1e-12)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_identity_is_linear_attention_within_each_block(grid):
+    q, k, v = tensors(grid.tokens)
+    blocks = tiles(grid, (1, 3))
+    out = mhla(q, k, v, torch.eye(len(blocks), dtype=F64), blocks)
+    for block in blocks:
+        own = block[block >= 0]
+        inside = linear_reference(q[:, :, own], k[:, :, own], v[:, :, own], feature="relu")
+        assert torch.allclose(out[:, :, own], inside, atol=1e-12)
+
+
+def test_one_block_is_linear_attention():
+    q, k, v = tensors(15)
+    config = MHLA(m=1)
+    operator = config.operator(Site(16, 2, Grid(3, 5))).double()
+    assert torch.allclose(operator(q, k, v, grid=Grid(3, 5)), linear_reference(q, k, v, feature="relu"), atol=1e-12)
+
+
+def test_tiles_by_hand():
+    """7 rows in 2, 5 columns in 3: rows 0-2 and 3-6, columns 0, 1-2 and 3-4; one extra token before, two after."""
+    grid = Grid(7, 5, 1, 2)
+    blocks = tiles(grid, (2, 3))
+    assert blocks.shape == (7, 8)
+    assert blocks[0][blocks[0] >= 0].tolist() == [1, 6, 11]
+    assert blocks[4][blocks[4] >= 0].tolist() == [17, 18, 22, 23, 27, 28, 32, 33]
+    assert blocks[6][blocks[6] >= 0].tolist() == [0, 36, 37]
+    assert sorted(blocks[blocks >= 0].tolist()) == list(range(grid.tokens))
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_every_token_is_in_one_tile(grid):
+    for m in ((1, 1), (1, 3), (grid.height, grid.width)):
+        blocks = tiles(grid, m)
+        assert sorted(blocks[blocks >= 0].tolist()) == list(range(grid.tokens))
+
+
+def test_a_query_is_normalised_by_its_own_sum():
+    """Fact of section 4.5: the published normaliser pairs queries of different blocks; weights must sum to 1."""
+    q, k, v = tensors(24)
+    v = torch.ones_like(v)
+    mixing = torch.rand(6, 6, dtype=F64)
+    assert torch.allclose(mhla(q, k, v, mixing, tiles(Grid(4, 6), (2, 3)), eps=0.0), v, atol=1e-12)
+
+
+@pytest.mark.parametrize("init", ["cos", "linear", "exp", "gaussian", "local"])
+def test_start_of_the_mixture(init):
+    """Columns sum to 1; the own block has the largest entry; the extra block starts at the mean."""
+    operator = MHLA(m=(2, 3), init=init).operator(Site(16, 2, Grid(4, 6, 1)))
+    mixing = operator.mixing.detach()
+    assert torch.allclose(mixing.sum(0), torch.ones(7))
+    assert (mixing[:6, :6].argmax(0) == torch.arange(6)).all()
+    assert torch.allclose(mixing[:, 6], torch.full((7,), 1 / 7))
+
+
+def test_cosine_start_by_hand():
+    """Three tiles in a row: distances 0, 1/2 and 1 of the largest."""
+    mixing = MHLA(m=(1, 3)).operator(Site(16, 2, Grid(3, 6))).mixing.detach()
+    near, far = torch.cos(torch.tensor([torch.pi / 8, torch.pi / 4]))
+    expected = torch.stack([torch.stack(row) for row in ((near / near, near, far), (near, near / near, near))])
+    assert torch.allclose(mixing[:2] * torch.stack([1 + near + far, 1 + 2 * near, 1 + near + far]), expected)
+
+
+def test_all_hidden_and_negative_mixtures_are_finite():
+    grid = Grid(3, 5, 1)
+    operator = MHLA(m=(1, 3)).operator(Site(16, 2, grid)).double()
+    q, k, v = tensors(16)
+    with torch.no_grad():
+        operator.mixing[1] = -1.0
+    out = operator(q, k, v, grid=grid)
+    assert out.isfinite().all()
+    assert torch.equal(out[:, :, 2:3], torch.zeros_like(out[:, :, 2:3]))  # its row of M has no positive part
+    v[:, :, 5:] = torch.nan
+    hidden = operator(q, k, v, grid=grid, mask=Mask(keep=torch.zeros(3, 16, dtype=torch.bool)))
+    assert torch.equal(hidden, torch.zeros_like(out))
+
+
+def test_counts_of_the_paper():
+    """Section 4.5: 256 tokens without class token, 16 blocks of 16: m^2 + 2 C more a layer; 2 N d C + m^2 d C MACs."""
+    site = Site(192, 3, Grid(16, 16))
+    config = MHLA(normalize="none", norm=True)
+    assert config.cost(site).params - 4 * 192**2 - 4 * 192 == 16**2 + 2 * 192
+    host = 5_717_416 + (256 - 197 - 1) * 192  # positions of 256 tokens, no class token
+    assert host + 12 * (16**2 + 2 * 192) == 5_736_232
+    assert config.operator_cost(site).macs == 2 * 256 * 64 * 192 + 16**2 * 64 * 192
+    assert MHLA().operator_cost(site, "paper") == config.operator_cost(site)
+
+
+def test_another_grid_keeps_the_blocks_and_extra_tokens_are_checked():
+    operator = MHLA(m=(2, 2)).operator(Site(16, 2, Grid(4, 4, 1)))
+    q, k, v = (x.float() for x in tensors(36))
+    assert operator(q, k, v, grid=Grid(5, 7, 1)).shape == (3, 2, 36, 5)
+    with pytest.raises(GridError, match="extra tokens are a block"):
+        operator(q, k, v, grid=Grid(6, 6))
+
+
+def test_refusals():
+    with pytest.raises(GridError, match="4x4 landmarks cannot be laid on"):
+        MHLA(m=(4, 4)).operator(Site(16, 2, Grid(3, 5)))
+    with pytest.raises(ConfigError, match="m is at least 1"):
+        MHLA(m=0)
+
+
+@pytest.mark.untyped
+def test_wrong_calls_say_what_was_expected():
+    q, k, v = tensors(15)
+    blocks = tiles(Grid(3, 5), (1, 3))
+    with pytest.raises(ShapeError, match=r"mixing has shape \(2, 2\); expected \(3, 3\)"):
+        mhla(q, k, v, torch.ones(2, 2, dtype=F64), blocks)
+    with pytest.raises(ShapeError, match="14 queries and 15 keys"):
+        mhla(q[:, :, 1:], k, v, torch.ones(3, 3, dtype=F64), blocks)
+    with pytest.raises(ConfigError, match="normalize is correct or none"):
+        mhla(q, k, v, torch.ones(3, 3, dtype=F64), blocks, normalize="official")
+    with pytest.raises(ConfigError, match="did you mean cos"):
+        MHLA(init="cosine")

@@ -1,0 +1,118 @@
+"""MoBA: its executions, the choice of blocks by hand, ragged blocks, padding."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import ConfigError, Grid, Mask, MoBA, Site
+from regard.core import ShapeError, UnsupportedError
+from regard.mixers.moba import MoBAPlan
+from regard.ops import moba, moba_plan, moba_reference
+
+GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
+FORMS = ("dense", "gather", "grouped")
+
+
+def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(3, 2, grid.tokens, c, dtype=torch.float64, requires_grad=True) for c in (8, 8, 6))
+    return q, k, v
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("block", "top"), [((2, 3), 2), (5, 1), (4, 3)])
+def test_executions_equal_the_plain_form(grid: Grid, form: str, block: int | tuple[int, int], top: int) -> None:
+    q, k, v = draw(grid)
+    keep = torch.ones(3, grid.tokens, dtype=torch.bool)
+    keep[0, -7:], keep[1, ::3], keep[2] = False, False, False
+    for mask, own in ((None, True), (Mask(keep=keep), False)):
+        plain = moba_reference(q, k, v, grid, block, top, own=own, mask=mask)
+        fast = moba(q, k, v, grid, block, top, own=own, mask=mask, execution=form)
+        assert gap(fast, plain) < 1e-12
+        ahead = torch.randn_like(plain)
+        wanted = torch.autograd.grad(plain, (q, k, v), ahead)
+        for one, other in zip(torch.autograd.grad(fast, (q, k, v), ahead), wanted, strict=True):
+            assert gap(one, other) < 1e-11
+
+
+def test_the_choice_by_hand() -> None:
+    """Own block always, then the block with the best mean key; per head; runs of 5 on 3x4 cells are 5, 5 and 2."""
+    grid = Grid(3, 4, 1)
+    q, k, _ = (x.detach() for x in draw(grid))
+    for own in (True, False):
+        plan = moba_plan(q, k, grid, 5, 2, own=own).blocks
+        for h in range(2):
+            means = torch.stack([part.mean(0) for part in k[1, h, 1:].split(5)])
+            for i in range(13):
+                scores = q[1, h, i] @ means.mT
+                if own and i:
+                    scores[(i - 1) // 5] = torch.inf
+                assert set(plan[1, h, i].tolist()) == set(scores.topk(2).indices.tolist())
+
+
+def test_one_own_block_is_window_attention() -> None:
+    """Fact 4.12: t = 1 with the own block is attention in windows; a cell of another block does not matter."""
+    grid = Grid(4, 6)
+    q, k, v = (x.detach() for x in draw(grid))
+    base = moba(q, k, v, grid, (2, 3), 1)
+    v[:, :, 3 * 6 + 1] += 1  # row 3, column 1
+    changed = (moba(q, k, v, grid, (2, 3), 1) - base).abs().amax((0, 1, 3)).view(4, 6) > 1e-9
+    assert changed.nonzero().tolist() == [[y, x] for y in (2, 3) for x in (0, 1, 2)]
+
+
+def test_blocks_of_one_cell_are_top_k() -> None:
+    """Fact 4.12: n = 1 without the own block is exact top-k."""
+    grid = Grid(3, 5)
+    q, k, v = draw(grid)
+    logits = q @ k.mT * 8**-0.5
+    best = logits.topk(4)
+    expected = torch.zeros_like(logits).scatter(-1, best.indices, best.values.softmax(-1)) @ v
+    for form in FORMS:
+        assert gap(moba(q, k, v, grid, 1, 4, own=False, execution=form), expected) < 1e-12
+
+
+def test_gates_pass_no_gradient() -> None:
+    grid = Grid(4, 4)
+    q, k, v = draw(grid)
+    plan = moba_plan(q, k, grid, 4, 2)
+    one = torch.autograd.grad(moba(q, k, v, grid, 4, 2).square().sum(), (q, k, v))
+    other = torch.autograd.grad(moba(q, k, v, grid, 4, 2, plan=plan).square().sum(), (q, k, v))
+    assert all(gap(a, b) == 0 for a, b in zip(one, other, strict=True))
+
+
+def test_a_frozen_plan_serves_half_precision() -> None:
+    grid = Grid(7, 9, 1)
+    q, k, v = (x.detach().float() for x in draw(grid))
+    plan = moba_plan(q, k, grid, (3, 3), 2)
+    for form in FORMS:
+        exact = moba(q, k, v, grid, (3, 3), 2, plan=plan, execution=form)
+        low = moba(*(x.bfloat16() for x in (q, k, v)), grid, (3, 3), 2, plan=plan, execution=form)
+        assert low.dtype == torch.bfloat16
+        assert gap(low.float(), exact) < 2e-2 * exact.abs().max().item()
+
+
+@pytest.mark.untyped
+def test_what_is_refused() -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    with pytest.raises(ShapeError, match="top=5 of 4 blocks"):
+        moba(q, k, v, grid, (2, 3), 5)
+    with pytest.raises(ConfigError, match=r"4 blocks of \(2, 3\); k is at most 4"):
+        MoBA(block=(2, 3), k=5).build(Site(16, 2, grid))
+    with pytest.raises(ConfigError, match="at least 1"):
+        MoBA(block=0)
+    with pytest.raises(UnsupportedError, match="causal or bias"):
+        moba(q, k, v, grid, 4, 1, mask=Mask(causal=True))
+    with pytest.raises(ShapeError, match="plan.blocks"):
+        moba(q, k, v, grid, 4, 1, plan=MoBAPlan(torch.zeros(3, 2, 24, 2, dtype=torch.long)))
+
+
+def test_cost() -> None:
+    """Fact 4.12: N (N/n) C + 2 N t n C."""
+    cost = MoBA(block=(7, 7), k=2).operator_cost(Site(192, 3, Grid(14, 14)))
+    assert cost.macs == 196 * 4 * 192 + 2 * 196 * 2 * 49 * 192

@@ -1,0 +1,98 @@
+"""NSA-like attention: each branch alone, the choice, executions."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import NSA, ConfigError, Grid, Mask, Site
+from regard.core import ShapeError
+from regard.mixers.moba import MoBAPlan
+from regard.mixers.nsa import NSAPlan, neighbours
+from regard.ops import moba, nsa, nsa_reference, softmax_reference
+
+GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))
+
+
+def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, ...]:
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(3, 2, grid.tokens, c, dtype=torch.float64, requires_grad=True) for c in (8, 8, 6))
+    return q, k, v, torch.rand(3, 2, grid.tokens, 3, dtype=torch.float64, requires_grad=True)
+
+
+def only(branch: int, like: Tensor) -> Tensor:
+    return torch.eye(3, dtype=like.dtype)[branch].expand_as(like)
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("form", ["dense", "gather", "grouped"])
+@pytest.mark.parametrize(("block", "top", "window", "group"), [((2, 3), 2, 3, 1), (5, 1, 5, 2), (4, 3, 1, 1)])
+def test_executions_equal_the_plain_form(
+    grid: Grid, form: str, block: int | tuple[int, int], top: int, window: int, group: int
+) -> None:
+    inputs = draw(grid)
+    keep = torch.ones(3, grid.tokens, dtype=torch.bool)
+    keep[0, -7:], keep[1, ::3], keep[2] = False, False, False
+    for mask in (None, Mask(keep=keep)):
+        plain = nsa_reference(*inputs, grid, block, top, window, group=group, mask=mask)
+        fast = nsa(*inputs, grid, block, top, window, group=group, mask=mask, execution=form)
+        assert gap(fast, plain) < 1e-12
+        ahead = torch.randn_like(plain)
+        wanted = torch.autograd.grad(plain, inputs, ahead)
+        for one, other in zip(torch.autograd.grad(fast, inputs, ahead), wanted, strict=True):
+            assert gap(one, other) < 1e-11
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_each_branch_alone(grid: Grid) -> None:
+    """Facts 4.14: selected with all blocks and sliding with a window beyond the grid are softmax; compressed is
+    Linformer with block means; the sum is not one softmax."""
+    q, k, v, gates = draw(grid)
+    full = softmax_reference(q, k, v)
+    assert gap(nsa(q, k, v, only(1, gates), grid, 5, -(-grid.cells // 5), 3), full) < 1e-12
+    assert gap(nsa(q, k, v, only(2, gates), grid, 5, 1, 25), full) < 1e-12
+    cells = [x[:, :, grid.span].split(5, 2) for x in (k, v)]
+    extra = [torch.cat([x[:, :, : grid.prefix], x[:, :, grid.prefix + grid.cells :]], 2) for x in (k, v)]
+    few = [torch.cat([torch.stack([c.mean(2) for c in x], 2), e], 2) for x, e in zip(cells, extra, strict=True)]
+    assert gap(nsa(q, k, v, only(0, gates), grid, 5, 1, 3), softmax_reference(q, *few)) < 1e-12
+    assert gap(nsa(q, k, v, torch.ones_like(gates), grid, 5, -(-grid.cells // 5), 25), full) > 1e-2
+
+
+def test_blocks_are_chosen_by_the_compressed_weights_of_the_group() -> None:
+    grid = Grid(4, 5)
+    q, k, v, gates = draw(grid)
+    means = torch.stack([x.mean(2) for x in k.split(4, 2)], 2)
+    weights = (q @ means.mT * 8**-0.5).softmax(-1)
+    for group, score in ((1, weights), (2, weights.sum(1, keepdim=True).expand_as(weights))):
+        plan = NSAPlan(score.topk(2).indices)
+        out = nsa(q, k, v, only(1, gates), grid, 4, 2, 3, group=group)
+        assert gap(out, nsa(q, k, v, only(1, gates), grid, 4, 2, 3, plan=plan)) < 1e-12
+    assert gap(out, moba(q, k, v, grid, 4, 2, plan=MoBAPlan(plan.blocks))) < 1e-12
+
+
+def test_neighbours_of_a_corner() -> None:
+    cells, real = neighbours(Grid(3, 4), 3)
+    assert real is not None
+    assert sorted(cells[0][real[0]].tolist()) == [0, 1, 4, 5]
+    assert sorted(cells[7][real[7]].tolist()) == [2, 3, 6, 7, 10, 11]
+
+
+@pytest.mark.untyped
+def test_what_is_refused() -> None:
+    q, k, v, gates = draw(grid := Grid(4, 6))
+    with pytest.raises(ConfigError, match="odd"):
+        nsa(q, k, v, gates, grid, 4, 1, 2)
+    with pytest.raises(ConfigError, match="group=3 does not divide 2 heads"):
+        NSA(group=3).build(Site(16, 2, grid))
+    with pytest.raises(ShapeError, match="top=7 of 6 blocks"):
+        nsa(q, k, v, gates, grid, 4, 7, 3)
+    with pytest.raises(ShapeError, match="gates have shape"):
+        nsa(q, k, v, torch.zeros(3, 2, 23, 3, dtype=torch.float64), grid, 4, 1, 3)
+
+
+def test_parameters_of_the_gates() -> None:
+    """Fact 4.14: 3 (C H + H)."""
+    assert NSA().operator_cost(Site(192, 3, Grid(14, 14, 1))).params == 3 * (192 * 3 + 3)

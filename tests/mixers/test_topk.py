@@ -1,0 +1,216 @@
+"""Exact top-k attention: what its selection implies, ties, masks, the other indexers."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import ConfigError, Grid, Mask, Site, TopK
+from regard.core import ShapeError
+from regard.mixers.topk import TopKPlan
+from regard.mixers.topk_index import Lightning, spark_logits
+from regard.ops import softmax_reference, topk, topk_plan, topk_reference
+
+FORMS = ("dense", "gather")
+
+
+def draw(n: int = 11, m: int = 13, e: int = 6, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    sizes = ((n, 8), (m, 8), (m, e))
+    q, k, v = (torch.randn(3, 2, *size, dtype=torch.float64, requires_grad=True) for size in sizes)
+    return q, k, v
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("top", [1, 5, 13])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_executions_equal_the_plain_form(form: str, top: int, rank: int) -> None:
+    q, k, v = draw()
+    plain = topk_reference(q, k, v, top, rank=rank, scale=0.4)
+    fast = topk(q, k, v, top, rank=rank, scale=0.4, execution=form)
+    assert gap(fast, plain) < 1e-12
+    ahead = torch.randn_like(plain)
+    wanted = torch.autograd.grad(plain, (q, k, v), ahead)
+    for one, other in zip(torch.autograd.grad(fast, (q, k, v), ahead), wanted, strict=True):
+        assert gap(one, other) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_key_gives_the_value_of_the_best_key(form: str) -> None:
+    q, k, v = draw()
+    best = (q @ k.mT).argmax(-1)
+    expected = v.gather(2, best[..., None].expand(-1, -1, -1, v.shape[-1]))
+    assert gap(topk(q, k, v, 1, execution=form), expected) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ties_keep_exactly_k_keys(form: str) -> None:
+    """All logits are equal: whichever keys are kept, there are k of them with weight 1/k."""
+    q, k, _ = draw()
+    eye = torch.eye(13, dtype=torch.float64).expand(3, 2, -1, -1)
+    a = topk(q, k[:, :, :1].expand_as(k), eye, 4, execution=form)
+    assert ((a > 0).sum(-1) == 4).all()
+    assert gap(a[a > 0], torch.tensor(0.25, dtype=torch.float64)) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fewer_keys_than_k_after_masking_get_all_the_weight(form: str) -> None:
+    q, k, v = draw()
+    keep = torch.ones(3, 13, dtype=torch.bool)
+    keep[0, 3:], keep[1, ::2], keep[2] = False, False, False
+    out = topk(q, k, v, 9, mask=Mask(keep=keep), execution=form)
+    assert gap(out[:2], softmax_reference(q, k, v, mask=Mask(keep=keep))[:2]) < 1e-12
+    assert (out[2] == 0).all()
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_padding_may_hold_anything(form: str) -> None:
+    q, k, v = draw()
+    keep = torch.arange(13).expand(3, -1) < 9
+    out = topk(q, k, v, 5, mask=Mask(keep=keep), execution=form)
+    assert gap(out, topk(q, k[:, :, :9], v[:, :, :9], 5)) < 1e-12
+    with torch.no_grad():
+        k[:, :, 9:], v[:, :, 9:] = torch.inf, torch.nan
+    again = topk(q, k, v, 5, mask=Mask(keep=keep), execution=form)
+    assert gap(again, out) == 0
+    assert all(x.isfinite().all() for x in torch.autograd.grad(again.sum(), (q, k, v)))
+
+
+def test_an_infinite_query_spoils_its_own_row_only() -> None:
+    q, k, v = (x.detach() for x in draw())
+    q[1, 0, 4, 2] = torch.inf
+    out = topk(q, k, v, 5)
+    assert out[1, 0, 4].isnan().all()
+    assert int(out.isnan().any(-1).sum()) == 1
+
+
+def test_a_bias_of_minus_infinity_forbids_and_others_rank() -> None:
+    q, k, v = draw(11, 11)
+    bias = torch.randn(2, 11, 11, dtype=torch.float64)
+    bias[:, 2, 3:] = -torch.inf
+    for mask in (Mask(bias=bias), Mask(causal=True), Mask(causal=True, bias=bias)):
+        for form in FORMS:
+            assert gap(topk(q, k, v, 4, mask=mask, execution=form), topk_reference(q, k, v, 4, mask=mask)) < 1e-12
+        assert gap(topk(q, k, v, 11, mask=mask), softmax_reference(q, k, v, mask=mask)) < 1e-12
+
+
+def test_gradients_reach_chosen_keys_only() -> None:
+    q, k, v = draw()
+    plan = topk_plan(q @ k.mT, 3)
+    grads = torch.autograd.grad(topk(q[:, :, :2], k, v, 3).square().sum(), (k, v))
+    chosen = torch.zeros(3, 2, 13, dtype=torch.bool).scatter(-1, plan.keys[:, :, :2].flatten(2), True)
+    for grad in grads:
+        assert torch.equal(grad.abs().sum(-1) > 0, chosen)
+
+
+def test_a_frozen_plan_serves_half_precision() -> None:
+    q, k, v = (x.detach().float() for x in draw(40, 60))
+    plan = topk_plan(q @ k.mT, 9)
+    exact = topk(q, k, v, 9, plan=plan)
+    assert gap(exact, topk(q, k, v, 9)) < 1e-6
+    low = topk(*(x.bfloat16() for x in (q, k, v)), 9, plan=plan)
+    assert low.dtype == torch.bfloat16
+    assert gap(low.float(), exact) < 2e-2 * exact.abs().max().item()
+
+
+def test_scores_of_one_head_choose_for_all() -> None:
+    q, k, v = draw()
+    scores = torch.randn(3, 1, 11, 13, dtype=torch.float64)
+    plan = topk_plan(scores, 4)
+    for form in FORMS:
+        out = topk(q, k, v, 4, scores=scores, execution=form)
+        assert gap(out, topk(q, k, v, 4, plan=plan, execution=form)) < 1e-12
+        assert gap(out, topk_reference(q, k, v, 4, scores=scores)) < 1e-12
+
+
+def test_spark_without_selection_is_softmax_of_its_products() -> None:
+    """Fact 4.15: k = N is the unmasked product form."""
+    q, k, v = draw()
+    first, second = q[..., :3] @ k[..., :3].mT, q[..., 3:] @ k[..., 3:].mT
+    expected = (8**-0.5 * first * torch.log1p(second.exp())).softmax(-1) @ v
+    assert gap(topk(q, k, v, 13, rank=3), expected) < 1e-12
+    assert gap(spark_logits(q, k, 3, 1.0), first * torch.log1p(second.exp())) < 1e-12
+
+
+def test_spark_ranks_by_its_predictor() -> None:
+    q, k, v = draw()
+    plan = topk_plan(q[..., :3] @ k[..., :3].mT, 4)
+    assert gap(topk(q, k, v, 4, rank=3), topk(q, k, v, 4, rank=3, plan=plan)) < 1e-12
+
+
+def test_lightning_scores_and_their_ties() -> None:
+    """Fact 4.15: the ReLU makes exact ties; they are ranked without it, and what then is equal by position."""
+    torch.manual_seed(0)
+    index = Lightning(16, 2, 4).double()
+    q, k, _ = (x.detach() for x in draw())
+    x, y = q.transpose(1, 2).flatten(2), k.transpose(1, 2).flatten(2)
+    queries = (x @ index.query.weight.mT).unflatten(-1, (2, 4))
+    products = torch.einsum("bnjd,bmd->bnjm", queries, y @ index.key.weight.mT)
+    score, plain = index.parts(q, k)
+    weights = x @ index.weight.weight.mT
+    assert gap(score, torch.einsum("bnjm,bnj->bnm", products.relu(), weights)) < 1e-12
+    order = [[sorted(range(13), key=lambda j: (-s[j], -p[j], j)) for s, p in zip(a, b, strict=True)]
+             for a, b in zip(score.tolist(), plain.tolist(), strict=True)]  # fmt: skip
+    assert (score == 0).float().mean() > 0.1
+    assert torch.equal(index.best(q, k, 6)[:, 0], torch.tensor(order)[..., :6])
+    same = k[:, :, :1].expand_as(k)
+    assert torch.equal(index.best(q, same, 4), torch.arange(4).expand(3, 1, 11, -1))
+
+
+def test_the_indexer_learns_the_attention_from_its_own_loss() -> None:
+    torch.manual_seed(0)
+    grid = Grid(3, 4, 1)
+    operator = TopK(k=3, indexer="lightning", index_heads=2, index_width=8).operator(Site(16, 2, grid)).double()
+    q, k = (
+        torch.randn(4, 2, 13, 8, dtype=torch.float64),
+        torch.randn(4, 2, 13, 8, dtype=torch.float64, requires_grad=True),
+    )
+    keep = torch.arange(13).expand(4, -1) < 11
+    first = loss = operator.index_loss(q, k, Mask(keep=keep))
+    assert torch.autograd.grad(first, k, allow_unused=True, retain_graph=True) == (None,)
+    for _ in range(8):
+        with torch.no_grad():
+            for p, grad in zip(
+                operator.parameters(), torch.autograd.grad(loss, list(operator.parameters())), strict=True
+            ):
+                p -= 0.5 * grad
+        loss = operator.index_loss(q, k, Mask(keep=keep))
+    assert 0 <= loss.item() < 0.9 * first.item()
+    with pytest.raises(ConfigError, match="no indexer to train"):
+        TopK(k=3).operator(Site(16, 2, grid)).index_loss(q, k)
+
+
+@pytest.mark.untyped
+def test_what_is_refused() -> None:
+    q, k, v = draw()
+    with pytest.raises(ShapeError, match="choose top between 1 and 13"):
+        topk(q, k, v, 14)
+    with pytest.raises(ShapeError, match="top=0"):
+        topk_plan(q @ k.mT, 0)
+    with pytest.raises(ShapeError, match="plan.keys has shape"):
+        topk(q, k, v, 3, plan=TopKPlan(torch.zeros(3, 2, 11, 4, dtype=torch.long)))
+    with pytest.raises(ShapeError, match="rank=8 of 8 channels"):
+        topk(q, k, v, 3, rank=8)
+    with pytest.raises(ConfigError, match="auto, dense or gather"):
+        topk(q, k, v, 3, execution="fast")
+    with pytest.raises(ConfigError, match="k=25, but the site of a.b has 12 keys"):
+        TopK().build(Site(16, 2, Grid(3, 4), name="a.b"))
+
+
+@pytest.mark.untyped
+def test_an_unknown_indexer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean lightning"):
+        TopK(indexer="lightnin")  # type: ignore[arg-type]
+
+
+def test_cost_of_deit_tiny() -> None:
+    """Fact 4.15: N^2 C + N k C; DSA C H D + C D + C H parameters."""
+    site = Site(192, 3, Grid(14, 14, 1))
+    assert TopK(k=25).operator_cost(site).macs == 197 * 197 * 192 + 197 * 25 * 192
+    cost = TopK(k=25, indexer="lightning", index_heads=4, index_width=32).operator_cost(site, "paper")
+    assert cost.params == 192 * (4 * 32 + 32 + 4)
+    assert cost.macs == 197 * 197 * 4 * 32 + 2 * 197 * 25 * 192 + 197 * cost.params

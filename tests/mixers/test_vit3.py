@@ -1,0 +1,126 @@
+"""Test-time training: the written-out step against autograd, known cases, counts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard import ConfigError, Grid, Site, ViT3
+from regard.core import ShapeError, UnsupportedError
+from regard.ops import ttt, ttt_conv, ttt_conv_reference, ttt_reference
+
+
+def gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+def draw(*shape: int, number: int = 3) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(number)]
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("linear", [True, False])
+def test_the_written_out_step_is_that_of_autograd(clip: bool, linear: bool) -> None:
+    """Fact 4.20."""
+    q, k, v = draw(3, 2, 11, 8)
+    weights = [w.detach()[0].requires_grad_() for w in draw(1, 2, 8, 8, number=2)][: 1 if linear else 2]
+    plain = ttt_reference(q, k, v, *weights, lr=0.7, clip=clip)
+    fast = ttt(q, k, v, *weights, lr=0.7, clip=clip)
+    assert gap(fast, plain) < 1e-12
+    ahead, inputs = torch.randn_like(plain), (q, k, v, *weights)
+    wanted = torch.autograd.grad(plain, inputs, ahead)
+    for one, other in zip(torch.autograd.grad(fast, inputs, ahead), wanted, strict=True):
+        assert gap(one, other) < 1e-11
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_the_convolution_learns_as_autograd_says(clip: bool) -> None:
+    q, k, v = draw(3, 4, 5, 7)
+    weight = torch.randn(4, 3, 3, dtype=torch.float64)
+    fast, plain = (f(q, k, v, weight, lr=0.7, clip=clip) for f in (ttt_conv, ttt_conv_reference))
+    assert gap(fast, plain) < 1e-12
+    still = ttt_conv(q, k, v, weight, lr=0.0)
+    assert gap(still, F.conv2d(q, weight[:, None], padding=1, groups=4)) < 1e-12
+
+
+def test_a_linear_model_from_zero_is_linear_attention() -> None:
+    """Fact 4.20: unnormalised, divided by N."""
+    q, k, v = draw(3, 2, 11, 8)
+    out = ttt(q, k, v, torch.zeros(2, 8, 8, dtype=torch.float64), clip=False, scale=1.0)
+    assert gap(out, q @ (k.mT @ v) / 11) < 1e-12
+
+
+def test_clipped_columns_are_shorter_than_one() -> None:
+    q, k, v = draw(3, 2, 11, 8)
+    k, q = 1e3 * k, torch.eye(8, dtype=torch.float64).expand(3, 2, -1, -1)
+    learned = ttt(q, k, v, torch.zeros(2, 8, 8, dtype=torch.float64))
+    assert 0.9 < learned.norm(dim=-2).max() < 1
+
+
+def test_the_whole_block_is_the_published_one() -> None:
+    """Fact 4.20, on a 5x7 grid: split of the projection, heads, the convolution on the side, in this order."""
+    torch.manual_seed(0)
+    grid = Grid(5, 7)
+    layer = ViT3().build(Site(16, 2, grid)).double()
+    x = torch.randn(3, 35, 16, dtype=torch.float64)
+    q, k, v, q2, k2, v2 = layer.qkv(x).split([16, 16, 16, 8, 8, 8], -1)
+    start = [layer.inner.w1.expand(3, -1, -1, -1), layer.inner.w2.expand(3, -1, -1, -1)]
+    q, k, v = (y.reshape(3, 35, 2, 8).transpose(1, 2) for y in (q, k, v))
+    loss = -((k @ start[0]) * F.silu(k @ start[1]) * v).sum(3).mean(2).sum() * 9**-0.5
+    w1, w2 = (
+        w - g / (g.norm(dim=-2, keepdim=True) + 1) for w, g in zip(start, torch.autograd.grad(loss, start), strict=True)
+    )
+    one = ((q @ w1) * F.silu(q @ w2)).transpose(1, 2).reshape(3, 35, 16)
+    q2, k2, v2 = (y.reshape(3, 5, 7, 8).permute(0, 3, 1, 2) for y in (q2, k2, v2))
+    two = []
+    for i in range(3):
+        w3 = layer.inner.w3[:, None]
+        loss = -(F.conv2d(k2[i : i + 1], w3, padding=1, groups=8) * v2[i : i + 1]).sum() / 35 * 9**-0.5
+        (g,) = torch.autograd.grad(loss, w3)
+        w3 = w3 - g / (g.norm(dim=(-2, -1), keepdim=True) + 1)
+        two.append(F.conv2d(q2[i : i + 1], w3, padding=1, groups=8))
+    expected = layer.proj(torch.cat([one, torch.cat(two).flatten(2).mT], -1))
+    assert gap(layer(x, grid), expected) < 1e-12
+
+
+def test_extra_tokens_train_and_get_nothing_from_the_convolution() -> None:
+    grid = Grid(4, 5, 1, 2)
+    layer = ViT3().build(Site(16, 2, grid)).double()
+    x = torch.randn(2, 23, 16, dtype=torch.float64)
+    out = layer(x, grid)
+    with torch.no_grad():
+        layer.inner.w3.add_(1)
+    changed = (layer(x, grid) - out).abs().amax((0, 2)) > 1e-9
+    assert changed.tolist() == [False] + [True] * 20 + [False] * 2
+    x[:, 22] += 1
+    assert (layer(x, grid) - out).abs()[:, 0].max() > 1e-9
+
+
+def test_parameters_of_the_tiny_model() -> None:
+    """Fact 4.20: 3d(C + 1) + 2 H d^2 + 9 d + d C more than softmax attention; 6,611,368 in DeiT-T's place."""
+    site = Site(192, 3, Grid(14, 14))
+    extra = ViT3().cost(site).params - (4 * 192**2 + 4 * 192)
+    assert extra == 3 * 64 * 193 + 2 * 3 * 64**2 + 9 * 64 + 64 * 192
+    assert 5_717_416 + 12 * extra == 6_611_368
+
+
+def test_half_precision_steps_in_float32() -> None:
+    q, k, v = (x.detach().float() for x in draw(2, 2, 50, 8))
+    w1, w2 = torch.randn(2, 2, 8, 8)
+    low = ttt(*(x.bfloat16() for x in (q, k, v, w1, w2)))
+    exact = ttt(q, k, v, w1, w2)
+    assert low.dtype == torch.bfloat16
+    assert gap(low.float(), exact) < 4e-2 * exact.abs().max().item()
+
+
+@pytest.mark.untyped
+def test_what_is_refused() -> None:
+    q, k, v = draw(3, 2, 11, 8)
+    with pytest.raises(ShapeError, match="w1 has shape"):
+        ttt(q, k, v, torch.zeros(2, 8, 7, dtype=torch.float64))
+    with pytest.raises(ConfigError, match="swiglu or linear"):
+        ViT3(inner="mlp")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="lr is above 0"):
+        ViT3(lr=0.0)
+    with pytest.raises(UnsupportedError, match="no normalisation"):
+        ViT3().build(Site(16, 2, Grid(4, 4), qk_norm="rms"))

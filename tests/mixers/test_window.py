@@ -1,0 +1,121 @@
+"""Windows: shifts, ragged borders, the table of positions, padding, places."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import ConfigError, Grid, Mask, Site, Window
+from regard.core import ShapeError, UnsupportedError
+from regard.mixers.tiles import balanced, sized
+from regard.ops import softmax_reference, window, window_reference
+
+GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
+
+
+def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(3, 2, grid.tokens, c, dtype=torch.float64, requires_grad=True) for c in (8, 8, 6))
+    return q, k, v
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return (one - other).abs().max().item()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize(("size", "shift"), [(2, 0), (2, 1), ((2, 3), (0, 2)), (4, 3), ((3, 1), (1, 0))])
+def test_fast_and_plain_form_agree(grid: Grid, size: int | tuple[int, int], shift: int | tuple[int, int]) -> None:
+    q, k, v = draw(grid)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    table = torch.randn(2, 2 * rows - 1, 2 * columns - 1, dtype=torch.float64, requires_grad=True)
+    keep = torch.ones(3, grid.tokens, dtype=torch.bool)
+    keep[0, -7:], keep[1, ::3], keep[2] = False, False, False
+    for mask in (None, Mask(keep=keep)):
+        for options in ({"table": table}, {"table": None, "scale": 0.4}):
+            plain = window_reference(q, k, v, grid, size, shift=shift, mask=mask, **options)
+            fast = window(q, k, v, grid, size, shift=shift, mask=mask, **options)
+            assert gap(fast, plain) < 1e-12
+            ahead, inputs = torch.randn_like(plain), (q, k, v)
+            wanted = torch.autograd.grad(plain, inputs, ahead)
+            for one, other in zip(torch.autograd.grad(fast, inputs, ahead), wanted, strict=True):
+                assert gap(one, other) < 1e-11
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_cell_is_seen_in_its_window_only(shift: int) -> None:
+    """4x6 cells in 2x2 windows; with a shift of 1 the windows begin one cell later, and nothing wraps around."""
+    grid = Grid(4, 6, 1)
+    q, k, v = (x.detach() for x in draw(grid))
+    base = window(q, k, v, grid, 2, shift=shift)
+    corner = {0: [(2, 4), (2, 5), (3, 4), (3, 5)], 1: [(3, 5)]}
+    middle = {0: [(0, 4), (0, 5), (1, 4), (1, 5)], 1: [(1, 3), (1, 4), (2, 3), (2, 4)]}
+    for cell, seen in (((3, 5), corner), ((1, 4), middle)):
+        other = v.clone()
+        other[:, :, 1 + cell[0] * 6 + cell[1]] += 1
+        changed = (window(q, k, other, grid, 2, shift=shift) - base).abs().amax((0, 1, 3)) > 1e-9
+        assert changed[0]
+        assert [tuple(x) for x in changed[1:].view(4, 6).nonzero().tolist()] == seen[shift]
+
+
+def test_the_table_is_read_by_query_minus_key() -> None:
+    """A table with one large entry at (dy, dx) = (1, -1): a query takes the value of the cell above right of it."""
+    grid = Grid(3, 4)
+    q, k, v = (x.detach() for x in draw(grid))
+    table = torch.zeros(2, 5, 7, dtype=torch.float64)
+    table[:, 1 + 2, -1 + 3] = 1e4
+    out = window(q, k, v, grid, (3, 4), table=table).unflatten(2, (3, 4))
+    assert gap(out[:, :, 1:, :3], v.unflatten(2, (3, 4))[:, :, :2, 1:]) < 1e-12
+
+
+def test_tiles_hold_every_cell_once() -> None:
+    for grid in (Grid(5, 7), Grid(4, 6), Grid(1, 12)):
+        made = [sized(grid, (2, 3)), sized(grid, (4, 3), (1, 2)), sized(grid, (8, 16), (5, 3)), balanced(grid, (1, 4))]
+        for tiles in made:
+            assert tiles.cell[tiles.real].sort().values.tolist() == list(range(grid.cells))
+            assert tiles.cell.flatten()[tiles.slot].tolist() == list(range(grid.cells))
+            x = torch.randn(2, 1, grid.cells, 3)
+            assert torch.equal(tiles.join(tiles.cut(x)), x)
+            assert torch.equal(tiles.cut(x)[:, :, tiles.real], x[:, :, tiles.cell[tiles.real]])
+
+
+def test_hidden_cells_may_hold_anything() -> None:
+    grid = Grid(3, 5, 1)
+    q, k, v = (x.detach() for x in draw(grid))
+    keep = torch.arange(16).expand(3, -1) < 11
+    out = window(q, k, v, grid, 2, shift=1, mask=Mask(keep=keep))
+    k[:, :, 11:], v[:, :, 11:] = torch.inf, torch.nan
+    assert gap(window(q, k, v, grid, 2, shift=1, mask=Mask(keep=keep)), out) == 0
+
+
+def test_counts_and_start() -> None:
+    """Fact 4.19: (2w - 1)^2 H parameters, 2 N w^2 C; the table starts at zero and is not decayed."""
+    site = Site(192, 3, Grid(14, 14))
+    cost = Window(size=7).operator_cost(site)
+    assert (cost.params, cost.macs) == (13 * 13 * 3, 2 * 196 * 49 * 192)
+    operator = Window(size=7).operator(site)
+    assert (operator.table == 0).all()
+    assert operator.no_weight_decay() == {"table"}
+    assert Window(size=7, shift=3).operator_cost(Site(192, 3, Grid(14, 14))).macs == cost.macs
+
+
+def test_a_swapped_window_as_large_as_the_grid_starts_as_softmax() -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    out = Window(size=6).operator(Site(16, 2, grid))(q, k, v, grid=grid)
+    assert gap(out, softmax_reference(q, k, v)) < 1e-12
+
+
+@pytest.mark.untyped
+def test_what_is_refused() -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    with pytest.raises(ConfigError, match="below the window's side"):
+        Window(size=3, shift=3)
+    with pytest.raises(ConfigError, match="at least 1x1"):
+        window(q, k, v, grid, 0)
+    with pytest.raises(ShapeError, match="table has shape"):
+        window(q, k, v, grid, 2, table=torch.zeros(2, 3, 5, dtype=torch.float64))
+    with pytest.raises(UnsupportedError, match="causal or bias"):
+        window(q, k, v, grid, 2, mask=Mask(causal=True))
+    with pytest.raises(ShapeError, match="one grid for both"):
+        window(q[:, :, :5], k, v, grid, 2)
