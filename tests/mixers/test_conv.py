@@ -157,7 +157,7 @@ def test_wrong_use_is_said():
             cls(causal=True)
         with pytest.raises(ConfigError, match="axes is 1 or 2"):
             cls(axes=3)
-        with pytest.raises(ConfigError, match=r"5 groups do not divide 12 channels; nearest possible: 4, 6"):
+        with pytest.raises(ConfigError, match=r"5 groups do not divide 12 channels; nearest possible: 3, 4, 6"):
             cls(groups=5).build(site)
         with pytest.raises(ConfigError, match="at least 1"):
             cls(groups=0)

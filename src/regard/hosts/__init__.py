@@ -8,9 +8,10 @@ from torch import nn
 
 from .cait import cait_s_32
 from .cvt import cvt_13, cvt_13_32
-from .metaformer import cskaformer_b36, cskaformer_s18, skaformer_b36, skaformer_s18
+from .metaformer import cskaformer_b36, cskaformer_s18, skaformer_b36, skaformer_desk, skaformer_s18
 from .register import register as register
 from .register import takes
+from .resnet import attended_resnet18, attended_resnet50
 from .swin import swin_t_32
 from .vit_desk import vit_desk
 from .vit_spt import vit_s_32, vit_s_32_spt
@@ -24,10 +25,13 @@ HOSTS: dict[str, Callable[..., nn.Module]] = {
     "swin_t_32": swin_t_32,
     "cvt_13": cvt_13,
     "cvt_13_32": cvt_13_32,
+    "skaformer_desk": skaformer_desk,
     "skaformer_s18": skaformer_s18,
     "skaformer_b36": skaformer_b36,
     "cskaformer_s18": cskaformer_s18,
     "cskaformer_b36": cskaformer_b36,
+    "attended_resnet18": attended_resnet18,
+    "attended_resnet50": attended_resnet50,
 }
 
 

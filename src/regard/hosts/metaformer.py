@@ -21,6 +21,7 @@ from regard.mixers.spell import parse_mixer
 SIZES: dict[str, dict[str, Any]] = {
     "s18": {"depths": (3, 3, 9, 3), "dims": (64, 128, 320, 512)},
     "b36": {"depths": (3, 12, 18, 3), "dims": (128, 256, 512, 768)},
+    "desk": {"depths": (1, 1, 2, 1), "dims": (32, 64, 96, 128)},
 }
 SHORT = {"ska": "SKA", "cska": "CSKA"}
 STAGE = re.compile(r"stages[._](\d)\.")
@@ -44,6 +45,11 @@ def cskaformer_s18(*, mixers: Sequence[str] = ("conv", "cska", "attn", "attn"), 
 def cskaformer_b36(*, mixers: Sequence[str] = ("conv", "cska", "attn", "attn"), **options: Any) -> nn.Module:
     """119,417,398 parameters: convolutional static keys in stage 2. Options as in `metaformer`."""
     return metaformer("b36", mixers, **options)
+
+
+def skaformer_desk(*, mixers: Sequence[str] = ("conv", "ska", "attn", "attn"), **options: Any) -> nn.Module:
+    """A small one for studies on a desk: widths 32 to 128, 5 blocks; no published model. Options as in `metaformer`."""
+    return metaformer("desk", mixers, **options)
 
 
 def metaformer(

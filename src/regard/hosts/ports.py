@@ -14,6 +14,7 @@ from regard.core import ConfigError, Grid, Mask, Site
 from .hosted import Hosted, additive, watched_module
 from .hugging import CLIPPort, HuggingViT
 from .reading import fused_refuses, fused_site
+from .resnet import Attended
 from .small_ports import CvTPort, KeptLocality, LocalityViT, LooseTalking, Talking
 from .window_ports import TimmSwin, WindowKeySwin
 
@@ -159,4 +160,5 @@ PORTS: tuple[type[Hosted], ...] = (
     TorchvisionViT,
     HuggingViT,
     CLIPPort,
+    Attended,
 )

@@ -1,6 +1,6 @@
 """The dry run of a setting: every row is built and takes one step on random images, and its counts are compared."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch

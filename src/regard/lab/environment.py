@@ -78,6 +78,13 @@ def count_macs(model: torch.nn.Module, example: torch.Tensor) -> int:
 
     counter = FlopCounterMode(display=False)
     model.eval()
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        model(example)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:  # the counter's hooks trip over views of parameters that want a gradient
+            parameter.requires_grad_(False)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+            model(example)
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
     return counter.get_total_flops() // 2

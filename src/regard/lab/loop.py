@@ -78,20 +78,30 @@ class Watch:
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters with and without weight decay: none on vectors, biases, positions and what modules leave out."""
-    spared = set()
+    """Parameters with and without weight decay: none on vectors, biases, positions and what modules leave out.
+
+    Those that a module's `lr_scale()` names (offsets of deformable convolutions) get groups with that `lr_scale`.
+    """
+    spared: set[str] = set()
+    scales: dict[str, float] = {}
     for name, module in model.named_modules():
-        names = getattr(module, "no_weight_decay", None)
+        start = f"{name}." if name else ""
+        names, scaled = getattr(module, "no_weight_decay", None), getattr(module, "lr_scale", None)
         if callable(names):
-            spared |= {f"{name}.{own}" if name else own for own in names()}
-    parts: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+            spared |= {start + own for own in names()}
+        if callable(scaled):
+            scales |= {start + own: factor for own, factor in scaled().items()}
+    parts: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             last = name.rsplit(".", 1)[-1]
             plain = name in spared or parameter.ndim <= 1 or last == "bias" or last in _NO_DECAY
-            parts[not plain].append(parameter)
-    kept = {True: weight_decay, False: 0.0}
-    return [{"params": found, "weight_decay": kept[decay]} for decay, found in parts.items() if found]
+            parts.setdefault((not plain, scales.get(name, 1.0)), []).append(parameter)
+    return [
+        {"params": found, "weight_decay": weight_decay if decay else 0.0} | ({} if scale == 1.0 else {"lr_scale": scale})
+        for (decay, scale), found in parts.items()
+        if found
+    ]
 
 
 class Loop:
@@ -209,7 +219,7 @@ class Loop:
     def _one_step(self, batches: Iterator[Any]) -> None:
         lr = self.recipe.lr_at(self.step, self.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         if not self.wrapped.training:
             self.wrapped.train()
         total = torch.zeros((), device=self.device)

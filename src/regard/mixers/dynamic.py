@@ -22,7 +22,7 @@ from regard.core import Card, ConfigError, Cost, ShapeError, Site, linear
 
 from .taps import TapsConfig, TapsMixer, check_groups, margins, shifted
 
-CHUNK = 2**23  # numbers of predicted kernels that exist at a time
+CHUNK = 2**22  # numbers of predicted kernels that exist at a time
 
 
 def dynamic_conv_reference(

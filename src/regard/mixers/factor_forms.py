@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import Grid, Mask, softmax_rows
+from regard.core import Grid, Mask, UnsupportedError, softmax_rows
 
 from .sdpa import sdpa
 
@@ -103,9 +103,7 @@ def separable(case: Case) -> Tensor:
         work = work.masked_fill(~inside, -torch.inf)
     if case.content is None:
         return softmax_rows(work).to(case.v.dtype) @ case.v
-    return sdpa(
-        case.content, cast(Tensor, case.k), case.v, attn_mask=work.to(case.v.dtype), scale=1.0
-    )
+    return sdpa(case.content, cast(Tensor, case.k), case.v, attn_mask=work.to(case.v.dtype), scale=1.0)
 
 
 def factorised(case: Case) -> Tensor:
@@ -122,6 +120,33 @@ def factorised(case: Case) -> Tensor:
     row = _one_row(case, case.v.to(work)).to(case.v.dtype)
     before, after = (row.expand(-1, -1, count, -1) for count in (case.grid.prefix, case.grid.suffix))
     return torch.cat([before, cells, after], -2)
+
+
+def pairwise(tables: Tables, grid: Grid, keys: Grid, stride: int) -> Float[Tensor, "H N M d"]:
+    """r of every pair of tokens, zero where one is an extra token. Raises: UnsupportedError above 2^30 numbers."""
+    x, y = tables
+    heads, _, d = x.shape
+    if heads * grid.tokens * keys.tokens * d > 2**30:
+        raise UnsupportedError(f"the materialised form needs a vector for each of {grid.tokens} x {keys.tokens} pairs")
+    r = x.new_zeros(heads, grid.tokens, keys.tokens, d)
+    places = []
+    for g in (grid, keys):
+        row, column = torch.meshgrid(torch.arange(g.height), torch.arange(g.width), indexing="ij")
+        places.append((row.flatten().to(x.device), column.flatten().to(x.device)))
+    (row, column), (key_row, key_column) = places
+    cells = x[:, stride * key_column[None, :] - column[:, None] + x.shape[1] // 2]
+    if y is not None:
+        cells = cells + y[:, stride * key_row[None, :] - row[:, None] + y.shape[1] // 2]
+    r[:, grid.span, keys.span] = cells
+    return r
+
+
+def sinusoids(positions: Float[Tensor, "n"], width: int, base: float, magnitude: float = 1.0) -> Float[Tensor, "n P"]:
+    """sin(w_i p) for i < width / 2, then cos(w_i p); w_i = magnitude * base^(-2i / width)."""
+    half = width // 2
+    steps = torch.arange(half, device=positions.device, dtype=positions.dtype)
+    angles = positions[:, None] * (magnitude * base ** (-steps / max(half, 1)))
+    return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 @lru_cache(maxsize=256)

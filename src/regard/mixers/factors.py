@@ -46,7 +46,7 @@ from .factor_door import (
     strided_tokens,
     table_size,
 )
-from .factor_forms import PRESETS, Tables, full_precision, inside_window
+from .factor_forms import PRESETS, Tables, full_precision, inside_window, pairwise, sinusoids
 from .heads import HeadMixerConfig
 
 
@@ -72,7 +72,7 @@ def factor_logits(
     if on[0]:
         logits["E1"] = cast(Tensor, q) @ cast(Tensor, k).mT
     if on[1] or on[3]:
-        r = _pairs(cast(Tables, tables), grid, keys, stride)
+        r = pairwise(cast(Tables, tables), grid, keys, stride)
         if on[1]:
             logits["E2"] = torch.einsum("bhnd,hnmd->bhnm", cast(Tensor, q), r.to(cast(Tensor, q).dtype))
     if on[2]:
@@ -398,30 +398,3 @@ class FactorsOperator(Operator):
             mask = Mask(keep=None if mask.keep is None else mask.keep.index_select(-1, picked), bias=bias)
         k = None if k is None else k.index_select(-2, picked)
         return source, strided_grid(source, self.stride), k, v.index_select(-2, picked), mask
-
-
-def sinusoids(positions: Float[Tensor, "n"], width: int, base: float, magnitude: float = 1.0) -> Float[Tensor, "n P"]:
-    """sin(w_i p) for i < width / 2, then cos(w_i p); w_i = magnitude * base^(-2i / width)."""
-    half = width // 2
-    steps = torch.arange(half, device=positions.device, dtype=positions.dtype)
-    angles = positions[:, None] * (magnitude * base ** (-steps / max(half, 1)))
-    return torch.cat([angles.sin(), angles.cos()], -1)
-
-
-def _pairs(tables: Tables, grid: Grid, keys: Grid, stride: int) -> Tensor:
-    """r (H, N, M, d) of every pair of tokens, zero where one is an extra token."""
-    x, y = tables
-    heads, _, d = x.shape
-    if heads * grid.tokens * keys.tokens * d > 2**30:
-        raise UnsupportedError(f"the materialised form needs a vector for each of {grid.tokens} x {keys.tokens} pairs")
-    r = x.new_zeros(heads, grid.tokens, keys.tokens, d)
-    places = []
-    for g in (grid, keys):
-        row, column = torch.meshgrid(torch.arange(g.height), torch.arange(g.width), indexing="ij")
-        places.append((row.flatten().to(x.device), column.flatten().to(x.device)))
-    (row, column), (key_row, key_column) = places
-    cells = x[:, stride * key_column[None, :] - column[:, None] + x.shape[1] // 2]
-    if y is not None:
-        cells = cells + y[:, stride * key_row[None, :] - row[:, None] + y.shape[1] // 2]
-    r[:, grid.span, keys.span] = cells
-    return r

@@ -107,8 +107,8 @@ def mita(
     landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
     "auto", "lean-dense", "lean-grouped", "dense", "gather" or "grouped", which differ in speed and memory only ("union"
-    of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU, cannot be
-    differentiated twice.
+    of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU for short
+    and for long inputs, cannot be differentiated twice.
     Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
     are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer others than `top`; a
     query to which nothing is left gets zeros. An expert without queries is normal. A score that is not finite makes
@@ -127,7 +127,7 @@ def mita(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     once = duplicates == "union" and experts > 1
     bias = key_bias("mita", mask, wide(k)[..., 0])
-    if branches != "compress" and takes(execution, q, bias):
+    if branches != "compress" and takes(execution, q, k, bias, once):
         rule = Rule(top, experts, branches == "both", landmark_scale, scale, once).suited(execution, q, k)
         drop = None if landmark_keep is None else ~landmark_keep
         return cast(Tensor, Lean.apply(q, k, v, landmarks, bias, drop, plan, rule))  # type: ignore[no-untyped-call]

@@ -23,11 +23,16 @@ ALL = 256 * 256
 """Up to so many logits a head, sorting costs more than it saves; measured with benchmarks/mita.py."""
 
 
+LONG = 2048 * 2048
+"""From so many logits a head, memory counts more than the third of the time that making things again takes."""
 LEAN = ("lean-dense", "lean-grouped")
 
 
-def takes(execution: str, q: Tensor, bias: Tensor | None) -> bool:
+def takes(execution: str, q: Tensor, k: Tensor, bias: Tensor | None, once: bool) -> bool:
     """Whether this form runs: asked for, or "auto" in eager mode on the CPU with a bias that is not trained.
+
+    "auto" leaves sizes between `ALL` and `LONG` to the plain grouped form, which is faster there and keeps more; `once`
+    stays here, since the plain form would make the logits of all heads at a time.
 
     Raises: UnsupportedError if it was asked for and cannot run.
     """
@@ -39,7 +44,8 @@ def takes(execution: str, q: Tensor, bias: Tensor | None) -> bool:
             f'mita: execution="{execution}" runs in eager mode on the CPU, without function transforms and without a '
             'bias that is trained; use "auto"'
         )
-    return able and execution in ("auto", *LEAN)
+    size = q.shape[-2] * k.shape[-2]
+    return able and (execution in LEAN or (execution == "auto" and (once or not ALL < size < LONG)))
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ def sample_maps(
     seen = F.grid_sample(maps, place.view(batch * groups, taps * height, width, 2), align_corners=False)
     seen = seen.view(batch, groups, -1, taps, height * width)
     if factors is not None:
-        seen = seen * factors.flatten(3)[:, :, None].to(x.dtype)
+        factors = factors.flatten(3)[:, :, None].to(x.dtype)
+        seen = seen * factors if torch.is_grad_enabled() else seen.mul_(factors)
     return seen.flatten(1, 2)
 
 

@@ -13,9 +13,21 @@ if TYPE_CHECKING:
 STUDIES: dict[str, tuple[str, str, str]] = {
     "quickstart": ("regard.studies.quickstart", "Digits on a canvas", "Regard"),
     "mita_table2": ("regard.studies.mita_table2", "MiTA in DeiT and PVT hosts on ImageNet", "MiTA, Table 2"),
+    "esa_table2": ("regard.studies.esa_table2", "Deformable convolution, or E2", "ESA, Table 2"),
+    "esa_table3": ("regard.studies.esa_table3", "Dynamic convolution, or E2 in the same window", "ESA, Table 3"),
     "esa_fig3": ("regard.studies.esa_fig3", "The 16 configurations of the four factors", "ESA, Figure 3"),
     "ska_table1": ("regard.studies.ska_table1", "Static keys on CIFAR-10 (ViT)", "SKA, Table 1"),
+    "ska_table2": ("regard.studies.ska_placement:TABLE2", "SKAFormer and CSKAFormer on ImageNet", "SKA, Table 2"),
+    "ska_table4": ("regard.studies.ska_table4", "Softmax, or another activation, on static keys", "SKA, Table 4"),
+    "ska_table5": ("regard.studies.ska_placement:TABLE5", "In which stage static keys belong", "SKA, Table 5"),
+    "ska_table8": ("regard.studies.ska_table8", "Static keys on Fashion-MNIST", "SKA, Table 8"),
+    "ska_fig3": ("regard.studies.ska_placement:FIGURE3", "How many heads a static key needs", "SKA, Figure 3"),
     "sne_table2": ("regard.studies.sne_table2", "Non-linear queries, keys and values", "SNE, Table 2"),
+    "sne_table3": ("regard.studies.sne_teaching:TABLE3", "Embeddings taught by another network", "SNE, Table 3"),
+    "sne_table4": ("regard.studies.sne_teaching:TABLE4", "Non-linear embeddings after transfer", "SNE, Table 4"),
+    "sne_table5": ("regard.studies.sne_variants:TABLE5", "Codes that all layers share, or their own", "SNE, Table 5"),
+    "sne_fig3": ("regard.studies.sne_variants:FIGURE3", "How many layers an embedding needs", "SNE, Figure 3"),
+    "sne_fig6": ("regard.studies.sne_variants:FIGURE6", "How long a code must be", "SNE, Figure 6"),
 }
 
 
@@ -24,6 +36,9 @@ ANALYSES: dict[str, tuple[str, str, str]] = {
     "ska_table6": ("regard.studies.ska_costs:TABLE6", "What static keys cost", "SKA, Table 6"),
     "ska_table7": ("regard.studies.ska_costs:TABLE7", "Shared and dynamic weights", "SKA, Table 7"),
     "ska_fig4": ("regard.studies.ska_costs:FIGURE4", "Work a parameter", "SKA, Figure 4"),
+    "sne_fig4": ("regard.studies.sne_codes:CODES", "What the codes of F-SNE become", "SNE, Table 6 and Figure 4"),
+    "sne_fig5": ("regard.studies.sne_codes:ACCURACIES", "Accuracy before and after transfer", "SNE, Figure 5"),
+    "esa_costs": ("regard.studies.esa_costs", "What the factors and convolutions cost", "ESA, Tables 1-3, Figure 3"),
     "errata": ("regard.studies.errata", "What the printed numbers cannot be", "the four papers"),
 }
 

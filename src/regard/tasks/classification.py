@@ -120,7 +120,7 @@ class Classification(Task):
     def _check_size(self, options: dict[str, Any]) -> None:
         """A host that is spelled for one size gets images of that size, unless it takes any."""
         sides = options.get("img_size", options.get("size"))
-        sides = (sides, sides) if isinstance(sides, int) else tuple(sides)
+        sides = (sides, sides) if isinstance(sides, int) else tuple(sides or ())
         if sides != tuple(self.size) and not options.get("dynamic_img_size") and options.get("strict_img_size", True):
             raise ConfigError(
                 f"{self.host} takes images of {sides[0]}x{sides[1]}, the task has {self.size[0]}x{self.size[1]}; "
@@ -175,9 +175,8 @@ class Classification(Task):
         if recipe.mixup or recipe.cutmix:
             from timm.data import Mixup
 
-            mixup = Mixup(
-                recipe.mixup, recipe.cutmix, label_smoothing=recipe.smoothing, num_classes=self.outputs, correct_lam=True
-            )
+            how = {"label_smoothing": recipe.smoothing, "num_classes": self.outputs, "correct_lam": True}
+            mixup = Mixup(recipe.mixup, recipe.cutmix, **how)
             with torch.device(device):
                 images, targets = mixup(images, labels)
             scores = model(images).float()

@@ -1,0 +1,112 @@
+"""SNE paper, Table 6 and Figures 4 and 5: what the codes become, and how accuracies before and after transfer go
+together. Read from the runs of `sne_table4`."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source
+from regard.lab.run import Run
+from regard.lab.study import Row
+from regard.measure.codes import Book, codes_of, compare, transfer
+from regard.projections.sne import FSNE
+
+from .sne_teaching import TABLE4
+from .sne_variants import SOURCE
+
+
+def _pairs(source: Source) -> list[tuple[Row, Run]]:
+    """Finished runs whose start has finished too. Raises: StoreError if there are none."""
+    from regard.core import StoreError
+
+    done = [
+        (row, run)
+        for row, run in TABLE4.runs(source.scale)
+        if source.store.status(run.key) == "done" and isinstance(run.start, Run)
+    ]
+    if not done:
+        raise StoreError(
+            f"no finished run of sne_table4 ({source.scale} scale) in {source.store.root}; "
+            f"regard study run sne_table4 --scale {source.scale}"
+        )
+    return done
+
+
+def _book(source: Source, run: Run) -> Book:
+    return codes_of(source.store.folder(run.key) / "last.ckpt")[0]
+
+
+def codes(source: Source) -> Sequence[Sheet | Picture]:
+    """Norms before and after transfer, and the cosines between them, of each row with codes (first seed)."""
+    norms: list[tuple[Cell, ...]] = []
+    sheets: list[Sheet | Picture] = []
+    seen = set()
+    for row, run in _pairs(source):
+        tied = isinstance(getattr(row.mixer, "projection", None), FSNE)
+        if row.label in seen or not tied or not isinstance(run.start, Run):
+            continue
+        seen.add(row.label)
+        found = compare({"before": _book(source, run.start), "after": _book(source, run)})
+        norms += [(row.label, model["label"], *model["norms"].values()) for model in found["models"]]
+        between = found["between"][0]
+        cells = tuple(
+            (f"{one} before", f"{other} after", value)
+            for one, line in zip(between["row_roles"], between["cosines"], strict=True)
+            for other, value in zip(between["column_roles"], line, strict=True)
+        )
+        sheets.append(
+            Sheet(
+                title=f"{row.label}: cosines of the codes before and after",
+                columns=("before", "after", "cosine"),
+                rows=cells,
+                chart=Chart(kind="heat", x="after", y="before", value="cosine"),
+            )
+        )
+    published = Sheet(
+        title="Norms that the paper prints (N12, F-SNE 8)",
+        columns=("data", "query", "key", "value"),
+        rows=(("ImageNet", 8.86, 8.13, 8.53), ("CIFAR-10", 9.05, 8.34, 8.74), ("CIFAR-100", 9.06, 8.35, 8.77),
+              ("Cars", 8.84, 8.13, 8.53), ("STL-10", 8.86, 8.14, 8.56)),
+        published=("query", "key", "value"),
+    )  # fmt: skip
+    own = Sheet(title="Norms of the codes", columns=("row", "when", "query", "key", "value"), rows=tuple(norms))
+    return [own, published, *sheets]
+
+
+def accuracies(source: Source) -> Sequence[Sheet | Picture]:
+    """Accuracy before transfer against accuracy after it, a point a row (mean over seeds)."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row, run in _pairs(source):
+        if row.control or not isinstance(run.start, Run):
+            continue
+        for name, key in (("before", run.start.key), (run.task.data, run.key)):
+            value = (source.store.outcome(key) or {}).get("metrics", {}).get("top1")
+            if isinstance(value, int | float):
+                found.setdefault(row.label, {}).setdefault(name, []).append(float(value))
+    means = {label: {name: fmean(values) for name, values in sets.items()} for label, sets in found.items()}
+    line = transfer(means, "before")
+    rows = tuple((label, part["name"], x, y) for part in line["sets"]
+                 for label, x, y in zip(part["models"], part["x"], part["y"], strict=True))  # fmt: skip
+    fits = tuple((part["name"], part["n"], part["r"], part["slope"]) for part in line["sets"])
+    return [
+        Sheet(title="Accuracy before and after transfer", columns=("row", "data", "before", "after"), rows=rows,
+              chart=Chart(kind="points", x="before", y="after", series="data")),
+        Sheet(title="Regression", columns=("data", "rows", "r", "slope"), rows=fits),
+    ]  # fmt: skip
+
+
+CODES = Analysis(
+    name="sne_fig4",
+    title="What the codes of F-SNE become",
+    source=f"{SOURCE}, Table 6 and Figure 4",
+    question="Do codes keep their length and direction when a network is trained on?",
+    compute=codes,
+    of="sne_table4",
+)
+ACCURACIES = Analysis(
+    name="sne_fig5",
+    title="Accuracy before and after transfer",
+    source=f"{SOURCE}, Figure 5",
+    question="Does the better network of the first set transfer better?",
+    compute=accuracies,
+    of="sne_table4",
+)
