@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
-from regard.mixers.factor_forms import sinusoid_basis
-from regard.mixers.factors import Factors, factor_logits, factors, factors_reference, sinusoids
+from regard.mixers.factor_forms import COMPRESSED_CELLS, sinusoid_basis, sinusoids
+from regard.mixers.factors import Factors, factor_logits, factors, factors_reference
 from regard.mixers.softmax import softmax_reference
 from regard.mixers.spell import parse, spell
 
@@ -443,36 +443,153 @@ def test_parameters_are_drawn_again():
         assert p.std() > 0.05
 
 
-def test_transformer_xl_is_relative_attention_of_wav2vec2_conformer():
-    transformers = pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
-    from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as conformer
+@pytest.mark.parametrize("terms", ["0001", "0011"])
+def test_spatial_3_5_positions_alone_are_linear_and_shift_equivariant(terms):
+    """0001: the output is a linear map of the values, and inside a windowed map it moves with them."""
+    grid = Grid(8, 9)
+    made, rest = inputs(terms, grid)
+    other = torch.randn_like(made["v"])
+    if terms == "0001":
+        both = [factors(None, None, v, **rest, window=3) for v in (made["v"], other, made["v"] + 2 * other)]
+        assert torch.allclose(both[2], both[0] + 2 * both[1], rtol=0, atol=1e-12)
+    moved = {name: value.unflatten(2, (8, 9)).roll((1, 2), (2, 3)).flatten(2, 3) for name, value in made.items()}
+    before = factors(**made, **rest, window=3).unflatten(2, (8, 9))
+    after = factors(**moved, **rest, window=3).unflatten(2, (8, 9))
+    assert torch.allclose(after[:, :, 2:7, 3:8], before[:, :, 1:6, 1:6], rtol=0, atol=1e-12)
 
-    options = transformers.Wav2Vec2ConformerConfig(
-        hidden_size=16, num_attention_heads=2, position_embeddings_type="relative", attention_dropout=0.0
-    )
-    torch.manual_seed(0)
-    theirs = conformer.Wav2Vec2ConformerSelfAttention(options).double().eval()
-    for weight in (theirs.pos_bias_u, theirs.pos_bias_v):
-        torch.nn.init.normal_(weight)
-    for linear in (theirs.linear_q, theirs.linear_k, theirs.linear_v, theirs.linear_out):
-        torch.nn.init.zeros_(linear.bias)
-    length = 11
-    x = torch.randn(2, length, 16, dtype=torch.float64)
-    positions = conformer.Wav2Vec2ConformerRelPositionalEmbedding(options)(x).double()
-    expected = theirs(x, relative_position_embeddings=positions)[0]
 
-    grid = Grid.sequence(length)
-    config = Factors("1111", scale=None, preset="transformer_xl", axes=1)
-    ours = config.build(Site(16, 2, grid, qkv_bias=False)).double()
-    even = torch.cat([torch.arange(0, 16, 2), torch.arange(1, 16, 2)])
-    with torch.no_grad():
-        ours.qkv.weight.copy_(torch.cat([theirs.linear_q.weight, theirs.linear_k.weight, theirs.linear_v.weight]))
-        ours.proj.weight.copy_(theirs.linear_out.weight)
-        ours.proj.bias.zero_()
-        ours.operator.u.copy_(theirs.pos_bias_u)
-        ours.operator.t.copy_(theirs.pos_bias_v)
-        ours.operator.positions_x.copy_(theirs.linear_pos.weight[:, even])
-    assert torch.allclose(ours(x, grid), expected, rtol=0, atol=1e-6)
+@pytest.mark.parametrize("terms", ["0100", "0110", "1100", "1110", "1111", "0001"])
+def test_spatial_3_5_rotating_the_map_by_90_degrees(terms):
+    """(y, x) -> (x, h - 1 - y): the new rows are the old columns, the new columns the old rows backwards."""
+    grid, turned = Grid(4, 6, 1), Grid(6, 4, 1)
+    made, rest = inputs(terms, grid)
+    order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.arange(24).view(4, 6).rot90(-1).flatten()])
+    flipped = {name: value[:, :, order] for name, value in made.items()}
+    x, y = rest["tables"]
+    swapped = rest | {"grid": turned, "tables": (y.flip(1), x)}
+    for backend in ("auto", "compressed", "separable", "materialised"):
+        got = factors(**flipped, **swapped, backend=backend)
+        assert torch.allclose(got, factors(**made, **rest)[:, :, order], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_spatial_3_5_a_window_of_one_cell_is_the_value_map(terms):
+    """The layer: out = W W' x, whatever the terms."""
+    grid = Grid(4, 6)
+    layer = Factors(terms, window=1).build(Site(16, 2, grid, qkv_bias=False)).double()
+    x = torch.randn(3, 24, 16, dtype=torch.float64)
+    expected = layer.proj(layer.qkv(x, "v")[0].transpose(1, 2).flatten(2))
+    assert torch.allclose(layer(x, grid), expected, rtol=0, atol=1e-12)
+
+
+def test_a_window_larger_than_the_map_is_none_in_the_layer():
+    grid, x = Grid(3, 5, 1), torch.randn(2, 16, 16)
+    site = Site(16, 2, grid, qkv_bias=False)
+    for terms in TERMS:
+        layers = []
+        for window in (0, 9, 31):
+            torch.manual_seed(0)
+            layers.append(Factors(terms, window=window).build(site))
+        whole, same, larger = (layer(x, grid) for layer in layers)
+        assert torch.equal(same, whole)
+        assert torch.equal(larger, whole)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_a_stride_larger_than_the_map_leaves_the_first_cell(terms):
+    grid = Grid(3, 4)
+    made, rest = inputs(terms, grid, stride=5)
+    assert made["v"].shape[2] == 1
+    for backend in BACKENDS[:2] if terms[0] == "1" else BACKENDS:
+        got = factors(**made, **rest, backend=backend)
+        assert torch.allclose(got, made["v"].expand(-1, -1, 12, -1), rtol=0, atol=1e-12)
+    layer = Factors(terms, stride=5).build(Site(16, 2, grid, qkv_bias=False)).double()
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    assert torch.allclose(layer(x, grid), layer.reference(x, grid), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("preset", ["esa", "transformer_xl"])
+def test_sequences_with_causal_and_padding_masks(terms, preset):
+    """Masks and the window combine by and; a query that sees nothing gets zeros, not NaN."""
+    grid = Grid.sequence(9)
+    config = Factors(terms, axes=1, preset=preset, scale=None, window=5)
+    layer = config.build(Site(16, 2, grid, qkv_bias=False, out_bias=False)).double()
+    x = torch.randn(3, 9, 16, dtype=torch.float64)
+    keep = torch.ones(3, 9, dtype=torch.bool)
+    keep[0, 6:], keep[1, :4], keep[2] = False, False, False
+    mask = Mask(causal=True, keep=keep)
+    out = layer(x, grid, mask)
+    assert torch.allclose(out, layer.reference(x, grid, mask), rtol=0, atol=1e-12)
+    assert (out[1, :4] == 0).all()
+    assert (out[2] == 0).all()
+    later = x.clone()
+    later[:, 5:] += 1
+    assert torch.allclose(layer(later, grid, mask)[:, :5], out[:, :5], rtol=0, atol=1e-12)
+    far = x.clone()
+    far[:, 0] += 1  # more than two cells before query 3
+    assert torch.allclose(layer(far, grid, mask)[:, 3:], out[:, 3:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", ["0100", "0001", "0111", "1111"])
+@pytest.mark.parametrize("preset", ["esa", "transformer_xl"])
+def test_cross_attention_counts_source_index_minus_target_index(terms, preset):
+    target, source = Grid.sequence(5), Grid.sequence(8)
+    site = Site(16, 2, target, memory=source, qkv_bias=False)
+    layer = Factors(terms, axes=1, preset=preset).build_cross(site).double()
+    operator, sign = layer.operator, 1 if preset == "esa" else -1
+    q, k = torch.randn(2, 2, 5, 8, dtype=torch.float64), torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    v = torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    logits = torch.zeros(2, 2, 5, 8, dtype=torch.float64)
+    for i, j in itertools.product(range(5), range(8)):
+        delta = torch.tensor([sign * (j - i)], dtype=torch.float64)
+        wave = sinusoids(delta, 16, operator.base)[0]
+        r = (operator.positions_x @ wave).view(2, 8)
+        parts = [(q[:, :, i] * k[:, :, j]).sum(-1), (q[:, :, i] * r).sum(-1)]
+        parts.append(0.0 if operator.u is None else (operator.u * k[:, :, j]).sum(-1))
+        parts.append(0.0 if operator.t is None else (operator.t * r).sum(-1).expand(2, -1))
+        logits[:, :, i, j] = sum(part for part, flag in zip(parts, terms, strict=True) if flag == "1")
+    expected = logits.softmax(-1) @ v
+    for call in (operator, operator.reference):
+        assert torch.allclose(call(q, k, v, grid=target, memory=source), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", ["0110", "0111"])
+def test_auto_does_not_underflow_where_it_takes_the_product(terms):
+    """Above 400 cells "auto" factorises: with logits spread over 600 it notices and takes the compressed form."""
+    grid = Grid(3, 150)
+    made, rest = inputs(terms, grid, batch=1, dtype=torch.float32)
+    assert grid.cells > COMPRESSED_CELLS
+    x, y = (torch.zeros(2, 2 * side - 1, 4) for side in (grid.width, grid.height))
+    x[..., 0] = -torch.arange(299.0).flip(0) * 4
+    made["q"][..., 0], made["k"][..., 1] = 1.0, 0.0
+    made["k"][:, :, 0, 1] = 550.0
+    rest |= {"tables": (x, y), "u": torch.eye(4)[1].repeat(2, 1), "t": torch.eye(4)[0].repeat(2, 1) * 0.01}
+    expected = factors_reference(**made, **rest)
+    assert torch.allclose(factors(**made, **rest), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("preset", "base", "sign", "factor", "stride"),
+    [("esa", 1000.0, 1, 1.0, 1), ("mmcv", 1000.0, -1, 2**-0.5, 2), ("transformer_xl", 10000.0, -1, 1.0, 1)],
+)
+def test_spatial_1_6_conventions_of_the_presets(preset, base, sign, factor, stride):
+    """Entry delta + size - 1 of a table is V_R R(sign * delta), with the wavelengths base^(i / F)."""
+    grid = Grid(4, 6)
+    config = Factors("0100", preset=preset)
+    operator = config.build(Site(16, 2, grid, qkv_bias=False)).double().operator
+    assert config.key_stride == stride
+    keys = Grid(-(-4 // stride), -(-6 // stride))
+    x, y = operator.tables(grid, keys)
+    for table, weight in ((x, operator.positions_x), (y, operator.positions_y)):
+        half = table.shape[1] // 2
+        for delta in (-2, 0, 3):
+            angle = [sign * delta / base ** (i / 4) for i in range(4)]
+            wave = torch.tensor([*map(math.sin, angle), *map(math.cos, angle)], dtype=torch.float64)
+            expected = (weight @ wave * factor).view(2, 8)
+            assert torch.allclose(table[:, half + delta], expected, rtol=0, atol=1e-12)
+    spread = Factors("1111", preset=preset).build(Site(64, 2, grid)).operator.positions_x.std().item()
+    assert spread == pytest.approx(0.02 if preset == "transformer_xl" else 32**-0.5, rel=0.1)
 
 
 @pytest.mark.untyped
@@ -505,6 +622,10 @@ def test_wrong_use_is_said():
         Factors(preset="mmvc")
     with pytest.raises(ConfigError, match="multiple of 4"):
         Factors("0100").build(Site(6, 2, Grid(3, 3)))
+    with pytest.raises(ConfigError, match="positions=7"):
+        Factors("0100", positions=7)
+    with pytest.raises(ConfigError, match="dim 10 is not a multiple of 4 heads"):
+        Factors().build(Site(10, 4, Grid(3, 3)))
     grid = Grid(3, 4, 1)
     made, rest = inputs("1111", grid)
     for name in ("u", "t", "tables"):

@@ -263,3 +263,10 @@ def test_parameters_of_the_extractors() -> None:
     assert not any(extra[kind] for kind in ("avg2d", "avg1d", "random", "tome"))
     config = MiTA(landmarks="dwconv", windows="partition", duplicates="union", experts=2)
     assert parse(spell(config)) == config
+
+
+def test_padded_tokens_do_not_steer_the_merging() -> None:
+    torch.manual_seed(0)
+    x, keep = torch.randn(4, 24, 8), torch.rand(4, 24) < 0.7
+    owners = [merge_tokens(torch.where(keep[..., None], x, 100 * torch.randn_like(x)), 5, keep)[0] for _ in range(2)]
+    assert torch.equal(owners[0][keep], owners[1][keep])

@@ -86,7 +86,9 @@ class Attended(Hosted):
 
     def no_weight_decay(self) -> set[str]:
         """gamma, and the vectors u and t of E3 and E4."""
-        vectors = {f"{CHILD}.{name}" for name, _ in self.mixer.named_parameters() if name in ("operator.u", "operator.t")}
+        vectors = {
+            f"{CHILD}.{name}" for name, _ in self.mixer.named_parameters() if name in ("operator.u", "operator.t")
+        }
         return vectors | ({"gamma"} if self.gamma is not None else set())
 
     def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
@@ -220,7 +222,9 @@ def blocks_of(model: nn.Module, stages: Sequence[int]) -> list[tuple[str, nn.Mod
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if last in ("layer1", "layer2", "layer3", "layer4"):
-            there.setdefault(int(last[-1]), []).extend((f"{name}.{label}", block) for label, block in module.named_children())
+            there.setdefault(int(last[-1]), []).extend(
+                (f"{name}.{label}", block) for label, block in module.named_children()
+            )
     missing = sorted(set(stages) - set(there))
     if missing or not stages:
         has = f"it has {', '.join(map(str, sorted(there)))}" if there else "it has no layer1 to layer4: not a ResNet"

@@ -98,7 +98,8 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
             plain = name in spared or parameter.ndim <= 1 or last == "bias" or last in _NO_DECAY
             parts.setdefault((not plain, scales.get(name, 1.0)), []).append(parameter)
     return [
-        {"params": found, "weight_decay": weight_decay if decay else 0.0} | ({} if scale == 1.0 else {"lr_scale": scale})
+        {"params": found, "weight_decay": weight_decay if decay else 0.0}
+        | ({} if scale == 1.0 else {"lr_scale": scale})
         for (decay, scale), found in parts.items()
         if found
     ]

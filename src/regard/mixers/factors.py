@@ -236,8 +236,7 @@ class Factors(HeadMixerConfig):
     @property
     def card(self) -> Card:  # type: ignore[override]
         """What the terms in use depend on."""
-        names = {"E1": "q.k", "E2": "q.r", "E3": "u.k", "E4": "t.r"}
-        parts = [text for (_, text), flag in zip(names.items(), self.terms, strict=True) if flag == "1"]
+        parts = [text for text, on in zip(("q.k", "q.r", "u.k", "t.r"), self.terms, strict=True) if on == "1"]
         complexity = "O(N^2 C)" if self.terms[0] == "1" or self.terms[1] == "1" else "O(N (H + W) C)"
         return Card(
             title=f"Spatial attention factors {self.terms}",

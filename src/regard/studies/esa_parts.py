@@ -1,4 +1,4 @@
-"""What Tables 2 and 3 of the empirical study of spatial attention have in common here: attended ResNets, three scales."""
+"""What Tables 2 and 3 of the empirical study of spatial attention share here: attended ResNets and three scales."""
 
 from collections.abc import Callable
 from dataclasses import replace
