@@ -13,6 +13,21 @@ from regard.testing import ContractError, check
 from samples import SAMPLES, Sample, pairs, samples
 
 
+PAPERS = ("Softmax", "SKA", "CSKA", "XCA", "MiTA", "Factors")
+
+
+def _slow_pair(sample: Sample) -> Any:
+    """The papers' mechanisms meet every projection, the others F-SNE; the other pairs take minutes."""
+    quick = sample.text.startswith(PAPERS) or "FSNE" in sample.text
+    return sample if quick else pytest.param(sample, marks=pytest.mark.slow)
+
+
+def _slow_variant(sample: Sample) -> Any:
+    """One sample of a mechanism is compiled each time, the variants in `make slow`."""
+    first = SAMPLES[type(sample.config).__name__][0]
+    return sample if sample is first else pytest.param(sample, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("name", [cls.__name__ for cls in MIXERS])
 def test_every_mechanism_has_a_sample(name: str) -> None:
     assert name in SAMPLES, f"{name} has no sample in tests/samples.py: add one, the contract runs over it"
@@ -26,13 +41,13 @@ def test_contract(sample: Sample) -> None:
     assert len(report.grids) >= 3
 
 
-@pytest.mark.parametrize("sample", pairs(), ids=lambda sample: sample.text)
+@pytest.mark.parametrize("sample", map(_slow_pair, pairs()), ids=lambda sample: sample.text)
 def test_contract_with_every_projection(sample: Sample) -> None:
     check(sample.config, grids=(Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(8, 7, 1)), **sample.options)
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize("sample", samples(), ids=lambda sample: sample.text)
+@pytest.mark.parametrize("sample", map(_slow_variant, samples()), ids=lambda sample: sample.text)
 def test_compiles_without_a_graph_break(sample: Sample) -> None:
     report = check(sample.config, grids=(Grid(3, 5, 1, 2), Grid(8, 7, 1)), **sample.options)
     assert "compile" in report.passed or "compile" in sample.options.get("skip", {})

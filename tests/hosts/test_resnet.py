@@ -1,4 +1,4 @@
-"""Attended residual blocks: nothing changes at insertion, attention is where the figure has it, and it can be swapped."""
+"""Attended residual blocks: nothing changes at insertion, attention is where the figure has it, it can be swapped."""
 
 import copy
 import pickle
@@ -12,7 +12,7 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d
 
-from regard.core import ConfigError, SwapError
+from regard.core import ConfigError, Grid, SwapError
 from regard.hosts.resnet import BLOCKS, Attended, Slot, attend
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model, remove, restore, retune, swap
@@ -29,14 +29,14 @@ from regard.projections.sne import FSNE
 
 TV = torchvision.models.resnet
 E0110 = Factors(terms="0110")
-HOST = "attended_resnet18(channels=(8, 16, 32, 64), stem=1, img_size=16, heads=2, num_classes=5)"
+HOST = "attended_resnet18(channels=(8, 16, 32, 64), stem=1, img_size=16, heads=2, num_classes=5, zero_init_last=False)"
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "torchvision basic": lambda: TV.ResNet(TV.BasicBlock, [1, 1, 2, 1], num_classes=5),
     "torchvision bottleneck": lambda: TV.ResNet(TV.Bottleneck, [1, 1, 2, 1], num_classes=5),
     "timm basic": lambda: timm.create_model("resnet18", num_classes=5, channels=(16, 24, 32, 48)),
     "timm bottleneck": lambda: timm.create_model("resnet26", num_classes=5, channels=(16, 24, 32, 48)),
     "timm, antialiased, squeezed": lambda: timm.create_model(
-        "resnet26", num_classes=5, channels=(16, 24, 32, 48), aa_layer="avg", block_args={"attn_layer": "se"}
+        "resnet26", num_classes=5, channels=(16, 24, 32, 48), aa_layer=nn.AvgPool2d, block_args={"attn_layer": "se"}
     ),
     "timm, drop path": lambda: timm.create_model("resnet18", channels=(16, 24, 32, 48), drop_path_rate=0.3),
 }
@@ -92,15 +92,9 @@ def test_attention_follows_the_norm_and_relu_of_the_3x3_convolution(name: str) -
     if hasattr(block, "conv3"):
         steps.append(block.bn2(block.conv2(steps[-1])).relu())
     assert steps[-1].shape[-2:] == (3, 5)  # at the block's reduced resolution
-    out = steps[-1] + 0.7 * block.attn.mixer(steps[-1].flatten(2).mT, grid(3, 5)).mT.unflatten(-1, (3, 5))
+    out = steps[-1] + 0.7 * block.attn.mixer(steps[-1].flatten(2).mT, Grid(3, 5)).mT.unflatten(-1, (3, 5))
     last = block.bn3(block.conv3(out)) if hasattr(block, "conv3") else block.bn2(block.conv2(out))
     torch.testing.assert_close(block(x), (last + block.downsample(x)).relu(), rtol=0, atol=1e-12)
-
-
-def grid(height: int, width: int) -> object:
-    from regard.core import Grid
-
-    return Grid(height, width)
 
 
 @pytest.mark.parametrize("name", ["torchvision bottleneck", "timm basic"])
@@ -111,8 +105,6 @@ def test_deformable_convolution_takes_the_weights_and_changes_nothing(name: str)
     moved = [module for module in model.modules() if isinstance(module, DeformableConv2d)]
     assert len(moved) == sum(len(getattr(model, f"layer{stage}")) for stage in (3, 4))
     assert set(plain.state_dict()) <= set(model.state_dict())
-    rates = {group.get("lr_scale", 1.0): len(group["params"]) for group in groups(model, 0.05) if "lr_scale" in group}
-    assert rates == {0.1: len(moved)}  # biases are in a group without decay, see below
     total = sum(len(group["params"]) for group in groups(model, 0.05) if group.get("lr_scale") == 0.1)
     assert total == 2 * len(moved)
 
@@ -171,7 +163,7 @@ def test_copies_pickles_and_folders(tmp_path: Path) -> None:
         assert torch.equal(other(x), model(x))
     with torch.no_grad():
         attended(copied)[0].gamma.fill_(9.0)
-    assert float(attended(model)[0].gamma) == 0.5
+    assert attended(model)[0].gamma.item() == 0.5
 
 
 def test_slots_are_swapped_removed_restored_and_retuned() -> None:
@@ -186,7 +178,7 @@ def test_slots_are_swapped_removed_restored_and_retuned() -> None:
     assert not torch.equal(model(x), wanted)
     retune(model, k=4)
     swap(model, E0110)
-    assert [float(layer.gamma) for layer in attended(model)] == [0.5] * 4  # a learned gamma goes on
+    assert [layer.gamma.item() for layer in attended(model)] == [0.5] * 4  # a learned gamma goes on
     remove(model)
     assert torch.equal(model(x), wanted)
     assert sum(p.numel() for p in model.parameters()) == count  # "w/o" has not even gamma

@@ -149,7 +149,7 @@ def test_wrong_use_says_what_to_do() -> None:
     with pytest.raises(UnsupportedError, match="cannot be causal .masks it can apply"):
         DecoderLayer(replace(SMALL, attention=XCA()))
     with pytest.raises(UnsupportedError, match="cannot attend to another input"):
-        replace(SMALL, cross=MiTA(m=2, k=3))
+        replace(SMALL, cross=XCA())
     with pytest.raises(ConfigError, match="goes with unit=None"):
         replace(SMALL, attention=None, unit=UNIT)
     with pytest.raises(ConfigError, match="drop is a share"):

@@ -240,6 +240,20 @@ def test_without_offsets_a_line_is_conv1d(causal):
         assert torch.allclose(call(x, grid), expected, rtol=0, atol=1e-12)
 
 
+def test_later_cells_do_not_steer_causal_offsets_at_rest():
+    """Where a tap lies on its query, the slope of the bilinear kernel must be the one towards earlier cells."""
+    grid, found = Grid.sequence(9), []
+    torch.manual_seed(0)
+    layer = DeformableConv(axes=1, causal=True).build(Site(8, 2, grid)).double()
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    for later in (x, torch.cat([x[:, :6], x[:, 6:] + 1], 1)):
+        layer.zero_grad()
+        layer(later, grid)[:, :6].sin().sum().backward()
+        found.append(layer.conv.offset.weight.grad.clone())
+    assert torch.equal(*found)
+    assert (found[0] != 0).any()
+
+
 def test_costs_by_hand():
     """C = 8 on 4x5 cells, K = 9 taps: the paper leaves the predictor out, as its tables do."""
     site = Site(8, 2, Grid(4, 5, 1))

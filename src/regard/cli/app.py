@@ -15,6 +15,7 @@ from regard.measure.allocator import ALLOCATOR
 from .advise import advise
 from .bench import bench
 from .card import card
+from .check import check
 from .cost import cost
 from .finetune import finetune
 from .list import list_names
@@ -55,6 +56,7 @@ def _options(
 
 app.command("list")(list_names)
 app.command("card")(card)
+app.command("check")(check)
 app.command("taxonomy")(taxonomy)
 app.command("cost")(cost)
 app.command("bench")(bench)

@@ -155,12 +155,12 @@ def build(row: Printed) -> nn.Module:
     return create_model(row.host, parse_mixer(row.mixer) if row.mixer else None)
 
 
-def verdict(params: int, printed: str) -> str:
-    """How a count stands to a printed number of millions such as "9.6M"; see `Counted`."""
-    digits = printed.removesuffix("M")
-    unit = 10 ** (6 - len(digits.partition(".")[2]))
+def verdict(count: int, printed: str) -> str:
+    """How a count stands to a printed number such as "9.6M" or "1.2G"; see `Counted`."""
+    digits, power = printed[:-1], {"M": 6, "G": 9}[printed[-1]]
+    unit = 10 ** (power - len(digits.partition(".")[2]))
     wanted = int(digits.replace(".", ""))
-    said = [sign for sign, value in (("R", (params + unit // 2) // unit), ("T", params // unit)) if value == wanted]
+    said = [sign for sign, value in (("R", (count + unit // 2) // unit), ("T", count // unit)) if value == wanted]
     return ",".join(said) or "no"
 
 

@@ -134,7 +134,7 @@ class TimmBasic(timm_resnet.BasicBlock):
     attn: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.aa(self.act1(self.drop_block(self.bn1(self.conv1(x)))))
+        out = self.aa(self.act1(self.drop_block(self.bn1(self.conv1(x)))))  # type: ignore[misc]
         out = self.bn2(self.conv2(self.attn(out)))
         return _add_timm(self, x, out, self.act2)
 
@@ -146,7 +146,7 @@ class TimmBottleneck(timm_resnet.Bottleneck):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.act1(self.bn1(self.conv1(x)))
-        out = self.aa(self.act2(self.drop_block(self.bn2(self.conv2(out)))))
+        out = self.aa(self.act2(self.drop_block(self.bn2(self.conv2(out)))))  # type: ignore[misc]
         out = self.bn3(self.conv3(self.attn(out)))
         return _add_timm(self, x, out, self.act3)
 

@@ -90,6 +90,8 @@ def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float
     options = {
         name: value for name, value in {"num_classes": outputs, "in_chans": channels}.items() if name not in task.host
     }
+    if "pretrained" in task.host:
+        options["pretrained"] = False  # nothing is fetched for a dry run
     torch.manual_seed(0)
     model = build_host(task.host, row.mixer, **options)
     if row.removed:

@@ -131,6 +131,7 @@ class Agent(HeadMixerConfig):
         expert_count="1",
         construction="landmark probing",
         topology="all-to-one",
+        conditions="Q, K, V",
         prefix="queries and keys like any other token; not pooled into landmarks",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})

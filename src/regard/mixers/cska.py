@@ -194,10 +194,10 @@ class CSKA(StaticConfig):
         query_content=True,
         key_content=False,
         dynamic="one-step",
-        expert_type="all keys, static",
+        expert_type="MLP of width N, keys static",
         expert_count="1",
-        construction="shared",
-        topology="dense",
+        construction="learned keys",
+        topology="all-to-one",
         prefix="keys and queries with static keys of their own; not on the map",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})  # a filter sees later cells: nothing is causal

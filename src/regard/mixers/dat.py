@@ -81,6 +81,7 @@ class DAT(HeadMixerConfig):
         expert_count="1",
         construction="offset prediction",
         topology="N-to-one",
+        conditions="Q",
         prefix="queries, and keys behind the sampled ones",
         row_maps=False,  # its columns are not the tokens
     )

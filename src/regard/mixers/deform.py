@@ -174,6 +174,8 @@ def _weighted(weight: Tensor, seen: Float[Tensor, "B C K L"], bias: Tensor | Non
     elif number == 1 and seen.stride(1) == 1:  # rows of channels
         flat = weight.flatten(2).permute(0, 2, 1).flatten(1)  # (O, K C)
         out = (seen.permute(0, 3, 2, 1).flatten(2) @ flat.mT).mT
+    elif number == 1:
+        out = weight.flatten(1) @ seen.flatten(1, 2)
     else:
         flat = weight.flatten(1).unflatten(0, (number, -1))  # (number, O', c K)
         out = (flat @ seen.unflatten(1, (number, -1)).flatten(2, 3)).flatten(1, 2)
@@ -218,10 +220,11 @@ class DeformableConv(TapsConfig):
         relative_position=True,
         dynamic="one-step",
         scaling=frozenset({"routing"}),
-        expert_type="sampled points",
-        expert_count="1",
+        expert_type="linear layer on N_k points",
+        expert_count="N",
         construction="offset prediction",
-        topology="N-to-N_k",
+        topology="N x one-to-one",
+        conditions="Q",
         prefix="never sampled; the mean of the cells' outputs, or zero",
         row_maps=False,
     )

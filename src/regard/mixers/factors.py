@@ -247,10 +247,12 @@ class Factors(HeadMixerConfig):
             key_content="1" in (self.terms[0], self.terms[2]),
             relative_position=self.relative,
             dynamic="one-step" if "1" in self.terms[:3] else "none",
-            expert_type="all keys",
-            expert_count="1",
-            construction="shared",
-            topology="window" if self.window else "dense",
+            scaling=frozenset({"routing"} if self.window else ()),
+            expert_type="MLP of width w^2" if self.window else "MLP of width N",
+            expert_count="N" if self.window else "1",
+            construction="locality prior" if self.window else "identity",
+            topology="N x one-to-one" if self.window else "all-to-one",
+            conditions="position" if self.window else "",
             prefix="keys and queries with relative terms 0",
         )
 

@@ -131,6 +131,7 @@ class FLatten(HeadMixerConfig):
         expert_count="1",
         construction="kernelisation",
         topology="all-to-one",
+        conditions="K, V",
         prefix="like any other token, with learned positions of their own",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})

@@ -86,6 +86,7 @@ class InLine(HeadMixerConfig):
         expert_count="1",
         construction="kernelisation without normaliser",
         topology="all-to-one",
+        conditions="K, V",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True

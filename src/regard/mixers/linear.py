@@ -81,6 +81,7 @@ class Linear(HeadMixerConfig):
         expert_count="1",
         construction="kernelisation",
         topology="all-to-one",
+        conditions="K, V",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True

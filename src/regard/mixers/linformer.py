@@ -94,6 +94,7 @@ class Linformer(HeadMixerConfig):
         expert_count="1",
         construction="learned projection",
         topology="all-to-one",
+        conditions="K, V",
         prefix="a query like any other; its columns of E and F are learned apart and are not resampled",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})

@@ -159,6 +159,7 @@ class MHLA(HeadMixerConfig):
         expert_count="m",
         construction="local prior + kernelisation",
         topology="m x (N/m)-to-one",
+        conditions="K, V, position",
         prefix="one block of their own",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})

@@ -192,6 +192,7 @@ class MiTA(HeadMixerConfig):
         expert_count="m (+1)",
         construction="landmark probing",
         topology="N-to-m",
+        conditions="Q, K, V",
         discrete=True,
         prefix="queries and keys like any other token; not pooled into landmarks",
     )

@@ -158,6 +158,7 @@ class MoBA(HeadMixerConfig):
         expert_count="N / n",
         construction="locality prior",
         topology="N-to-N/n",
+        conditions="Q, K, position",
         discrete=True,
         prefix="keys of every query; as queries they choose blocks and have no own one",
     )

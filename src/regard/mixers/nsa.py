@@ -258,6 +258,7 @@ class NSA(HeadMixerConfig):
         expert_count="N / n (+1)",
         construction="locality prior",
         topology="N-to-N/n",
+        conditions="Q, K, V, position",
         discrete=True,
         prefix="keys in all branches; as queries they choose blocks, and their window is everything",
     )

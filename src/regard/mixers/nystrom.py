@@ -166,6 +166,7 @@ class Nystrom(HeadMixerConfig):
         expert_count="1",
         construction="landmark probing",
         topology="all-to-one",
+        conditions="Q, K, V",
         prefix="like any other token; in the landmarks of segments, not in those of windows",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})

@@ -155,6 +155,7 @@ class Performer(HeadMixerConfig):
         expert_count="1",
         construction="kernelisation",
         topology="all-to-one",
+        conditions="K, V",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True

@@ -118,6 +118,7 @@ class PolaFormer(HeadMixerConfig):
         expert_count="1",
         construction="kernelisation",
         topology="all-to-one",
+        conditions="K, V",
         row_maps=False,
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})

@@ -98,6 +98,7 @@ class PVT(HeadMixerConfig):
         expert_count="1",
         construction="learned strided projection",
         topology="all-to-one",
+        conditions="K, V, position",
         prefix="queries, and keys behind the reduced ones",
         row_maps=False,  # its columns are not the tokens
     )

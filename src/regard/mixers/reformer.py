@@ -195,9 +195,10 @@ class Reformer(HeadMixerConfig):
         dynamic="one-step",
         scaling=frozenset({"routing"}),
         expert_type="MLP of the width of a bucket",
-        expert_count="number of buckets",
+        expert_count="buckets",
         construction="hashing",
         topology="buckets x many-to-one",
+        conditions="Q, K",
         discrete=True,
         prefix="hashed like any other token",
     )

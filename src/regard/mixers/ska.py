@@ -118,10 +118,10 @@ class SKA(StaticConfig):
         query_content=True,
         key_content=False,
         dynamic="one-step",
-        expert_type="all keys, static",
+        expert_type="MLP of width N, keys static",
         expert_count="1",
-        construction="shared",
-        topology="dense",
+        construction="learned keys",
+        topology="all-to-one",
         prefix="a query like any other; its key is learned apart and is not resampled",
     )
 

@@ -58,10 +58,10 @@ class Softmax(HeadMixerConfig):
         query_content=True,
         key_content=True,
         dynamic="one-step",
-        expert_type="all keys",
+        expert_type="MLP of width N",
         expert_count="1",
-        construction="shared",
-        topology="dense",
+        construction="identity",
+        topology="all-to-one",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True

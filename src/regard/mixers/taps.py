@@ -144,7 +144,7 @@ def sample_maps(
     """Bilinear values, zero beyond the border, times factors (B, g, K, hh, ww): the taps stacked along the rows."""
     batch, groups, taps, height, width, _ = points.shape
     sides = points.new_tensor(x.shape[2:])
-    place = ((2 * points + 1) / sides - 1).flip(-1).to(x.dtype)  # (x, y), half-pixel centres
+    place = torch.addcmul(1 / sides - 1, points, 2 / sides).flip(-1).to(x.dtype)  # (x, y), half-pixel centres
     maps = x.reshape(batch * groups, -1, *x.shape[2:])
     seen = F.grid_sample(maps, place.view(batch * groups, taps * height, width, 2), align_corners=False)
     seen = seen.view(batch, groups, -1, taps, height * width)

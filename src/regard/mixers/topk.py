@@ -197,6 +197,7 @@ class TopK(HeadMixerConfig):
         expert_count="N",
         construction="light skim",
         topology="N x one-to-one",
+        conditions="Q, K",
         discrete=True,
     )
     masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})

@@ -186,6 +186,7 @@ class ViT3(MixerConfig):
         expert_count="1",
         construction="test-time training",
         topology="all-to-one",
+        conditions="K, V",
         prefix="trained on and read like any other token; 0 in the head that convolves",
         row_maps=False,
     )

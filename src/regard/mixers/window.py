@@ -184,6 +184,7 @@ class Window(HeadMixerConfig):
         expert_count="N / w^2",
         construction="locality prior",
         topology="N/w^2 x w^2-to-one",
+        conditions="position",
         prefix="global: attended by all and attending to all, in no window",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 STUDIES: dict[str, tuple[str, str, str]] = {
     "quickstart": ("regard.studies.quickstart", "Digits on a canvas", "Regard"),
     "mita_table2": ("regard.studies.mita_table2", "MiTA in DeiT and PVT hosts on ImageNet", "MiTA, Table 2"),
+    "mita_table6": ("regard.studies.mita_table6", "Landmarks and branches of MiTA", "MiTA, Table 6"),
+    "mita_table7": ("regard.studies.mita_table7", "Another attention for a trained network", "MiTA, Table 7"),
     "esa_table2": ("regard.studies.esa_table2", "Deformable convolution, or E2", "ESA, Table 2"),
     "esa_table3": ("regard.studies.esa_table3", "Dynamic convolution, or E2 in the same window", "ESA, Table 3"),
     "esa_fig3": ("regard.studies.esa_fig3", "The 16 configurations of the four factors", "ESA, Figure 3"),
@@ -39,6 +41,13 @@ ANALYSES: dict[str, tuple[str, str, str]] = {
     "sne_fig4": ("regard.studies.sne_codes:CODES", "What the codes of F-SNE become", "SNE, Table 6 and Figure 4"),
     "sne_fig5": ("regard.studies.sne_codes:ACCURACIES", "Accuracy before and after transfer", "SNE, Figure 5"),
     "esa_costs": ("regard.studies.esa_costs", "What the factors and convolutions cost", "ESA, Tables 1-3, Figure 3"),
+    "mita_counts": ("regard.studies.mita_counts", "What efficient attention costs in DeiT", "MiTA, Tables 1-3"),
+    "mita_fig3": ("regard.studies.mita_figures:FIGURE3", "What one expert gathers", "MiTA, Figure 3"),
+    "mita_fig4": ("regard.studies.mita_figures:FIGURE4", "Cells that no expert gathers", "MiTA, Figure 4"),
+    "mita_fig5": ("regard.studies.mita_speed", "Throughput against the number of tokens", "MiTA, Figure 5"),
+    "mita_fig8": ("regard.studies.mita_figures:FIGURE8", "Overlap of keys and queries", "MiTA, Figure 8"),
+    "mita_fig9": ("regard.studies.mita_figures:FIGURE9", "Another mechanism at inference", "MiTA, Figure 9"),
+    "mita_fig10": ("regard.studies.mita_figures:FIGURE10", "Other numbers at inference", "MiTA, Figure 10"),
     "errata": ("regard.studies.errata", "What the printed numbers cannot be", "the four papers"),
 }
 

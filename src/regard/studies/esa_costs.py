@@ -235,9 +235,9 @@ ANALYSIS = Analysis(
     question="Do the paper's counting rules give its printed GMACs, and what is executed?",
     compute=compute,
     notes=(
-        "Detection: images of 800x1333, attention in conv4 (50x84 cells, 256 channels, 6 blocks) and conv5 (25x42, 512, 3). "
-        "Segmentation: maps of 96x96 in conv4 and conv5, and one module of 512 channels after the backbone. This "
-        "layout is deduced: with it the printed numbers come out. The base network is the printed w/o.",
+        "Detection: images of 800x1333, attention in conv4 (50x84 cells, 256 channels, 6 blocks) and conv5 "
+        "(25x42, 512, 3). Segmentation: maps of 96x96 in conv4 and conv5, and one module of 512 channels after the "
+        "backbone. This layout is deduced: with it the printed numbers come out. The base network is the printed w/o.",
         "What the paper calls FLOPs are multiply-accumulates; 1 G = 10^9. Tolerances: 0.1 G in detection, 0.2 G in "
         "segmentation.",
         "The executed column counts what this library runs for one image in float32, with its faster forms; softmax, "

@@ -1,6 +1,6 @@
 """What Tables 2 and 3 of the empirical study of spatial attention share here: attended ResNets and three scales."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from regard.lab.recipe import Recipe
@@ -29,7 +29,7 @@ def controls(start: Row) -> tuple[Row, ...]:
 def settings(rows: Callable[[str, Row], tuple[Row, ...]]) -> dict[str, Setting]:
     """Three scales. rows: of a host and the row that they start from, the plain network of the same seed."""
 
-    def made(host: str, task: Classification, recipe: Recipe, first: dict[str, float], seeds: int) -> Setting:
+    def made(host: str, task: Classification, recipe: Recipe, first: Mapping[str, int | float], seeds: int) -> Setting:
         start = Row("start", None, removed=True, recipe=first)
         return Setting(task=replace(task, host=host), recipe=recipe, seeds=seeds, rows=rows(host, start))
 

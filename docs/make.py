@@ -1,0 +1,154 @@
+"""Write the tables of this folder from the code: `python docs/make.py`. tests/test_docs.py says when that is due."""
+
+import inspect
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from regard.hosts import HOSTS
+from regard.hosts.ports import PORTS
+from regard.lab.analysis import carry_out, markdown
+from regard.lab.results import Results
+from regard.measure.taxonomy import draw, places
+from regard.mixers import MIXERS
+from regard.projections import PROJECTIONS
+from regard.studies import ANALYSES, STUDIES, load_analysis
+
+HERE = Path(__file__).parent
+NOTE = "<!-- written by docs/make.py -->"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def code(text: str) -> str:
+    """Text in a typewriter face; nothing stays nothing."""
+    return f"`{text}`" if text else ""
+
+
+def sentence(thing: object) -> str:
+    """The first sentences of a docstring, as one line."""
+    return inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+
+
+def mechanisms() -> str:
+    """What `regard list`, `regard taxonomy` and `regard list projections` say."""
+    configs = [cls() for cls in MIXERS]
+    known = [
+        (
+            code(type(config).__name__),
+            code(config.card.formula),
+            code(config.card.complexity),
+            ", ".join(sorted(config.masks)) or "none",
+            "yes" if config.cross else "",
+            config.card.source,
+        )
+        for config in configs
+    ]
+    sorted_out = [
+        (code(row["mechanism"]), row["strategy"], row["experts"], row["number"], row["construction"], row["topology"])
+        + (row["conditions"],)
+        for row in places()
+    ]
+    return f"""{NOTE}
+# Mechanisms
+
+All of them with default arguments; `regard card NAME` prints the options of one. Masks: which ones it applies exactly;
+others are refused. Cross: also defined for keys and values of another sequence (`config.build_cross(site)`).
+
+{table(("name", "formula", "cost", "masks", "cross", "source"), known)}
+
+N tokens, C channels, d channels a head. m landmarks (or rows, regions, clusters), k chosen keys or blocks, n tokens a
+block, w side of a window, r random features or stride, s experts a query, N_k taps, N_s samples, S^2 regions.
+
+## How they save work
+
+The table is MiTA's Table 1, taken on to every mechanism: attention seen as a layer that a query passes through, whose
+weights are made from keys and values (an expert). Conditions: what the making and finding of experts depends on.
+`regard taxonomy` prints it and filters it, such as `regard taxonomy --strategy route --conditions position`.
+
+![Mechanisms by strategy and number of experts](taxonomy.svg)
+
+{table(("name", "strategy", "experts", "number", "construction", "topology", "conditions"), sorted_out)}
+
+## Projections
+
+How queries, keys and values are made. Every mechanism on heads takes each: `SKA(projection=FSNE(code=8))`.
+
+{table(("name", "what"), [(code(cls.__name__), code(_first_line(cls))) for cls in PROJECTIONS])}
+"""
+
+
+def _first_line(thing: object) -> str:
+    return inspect.cleandoc(thing.__doc__ or "").split("\n")[0]
+
+
+def hosts() -> str:
+    """Regard's own models and the ports, with how to use other libraries' models."""
+    own = [(code(name), sentence(make)) for name, make in HOSTS.items()]
+    ports = [(code(port.__name__), sentence(port)) for port in PORTS]
+    return f"""{NOTE}
+# Hosts
+
+`regard.list_models()` has every name that `create_model` takes: Regard's own hosts, which no library has, and then all
+of timm. `swap(model, mixer)` takes any model with attention that a port knows, also of torchvision and transformers.
+`regard swap-check NAME 'SKA()'` shows what would be kept, what is new and which layers are refused.
+
+## Own models
+
+{table(("name", "what"), own)}
+
+`regard.hosts.register()` adds them to timm's registry, so that `timm.create_model("regard_vit_desk")` makes them.
+Nothing is registered before that call.
+
+## Ports
+
+What is known about the attention of each library. Layers that no port knows are left alone, and a swap that matches
+none is an error.
+
+{table(("port", "which attention"), ports)}
+
+## torchvision and Hugging Face
+
+`swap(torchvision.models.vit_b_16(), SKA())` works in place. Models of transformers (>= 5.9, the
+extra `hf`) are swapped the same way; `regard.hosts.hugging.save_pretrained` and `from_pretrained` write and read them
+with the swap, since transformers itself saves neither the mechanism nor its code.
+"""
+
+
+def studies() -> str:
+    """All studies and analyses."""
+    rows = [
+        (code(name), title, source, "yes" if name in STUDIES else "")
+        for name, (_, title, source) in {**STUDIES, **ANALYSES}.items()
+    ]
+    return f"""{NOTE}
+# Studies and analyses
+
+MiTA: *Mixture-of-Top-k Attention*. SKA: *Static Key Attention in Vision*. SNE: *Rethinking Query, Key and Value
+Embedding in Vision Transformer under Tiny Model Constraints*. ESA: *An Empirical Study of Spatial Attention Mechanisms in Deep
+Networks*. `regard study show NAME --scale desk` prints rows, seeds, what is done and the hours it would take here.
+
+{table(("name", "title", "source", "trains"), rows)}
+
+Scales: `smoke` proves the road in minutes and judges nothing; `desk` is sized for two CPU cores and some hours; `paper`
+is the paper's recipe, for a cluster. `--dry-run` builds every row of any scale and trains none.
+"""
+
+
+def errata() -> str:
+    """What `regard study export errata --format md` prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        return markdown(carry_out(load_analysis("errata"), Results(Path(folder)), "smoke"))
+
+
+PAGES = {"mechanisms.md": mechanisms, "hosts.md": hosts, "studies.md": studies, "errata.md": errata}
+
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (HERE / name).write_text(page())
+    draw(places(), HERE / "taxonomy.svg")

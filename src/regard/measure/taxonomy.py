@@ -1,0 +1,118 @@
+"""Where mechanisms stand: MiTA's Table 1 for all of them, from their cards, and a picture of it."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.core import MixerConfig, StoreError
+from regard.mixers import MIXERS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STRATEGIES = ("none", "compress", "both", "route")
+NUMBERS = ("one for all", "several", "one each")
+_COLOURS = {"Q": "#0072b2", "K": "#d55e00", "V": "#009e73", "position": "#6b6b6b"}
+_HEAD, _LINE, _PAD = 0.42, 0.40, 0.22  # inches
+_LEFT, _COLUMN = 1.0, 3.0
+_LEGEND = (
+    "Rows: how many experts there are (small print: number and kind). Letters: what the making and finding of experts "
+    "depends on, of queries Q, keys K, values V and position."
+)
+
+
+def places(configs: Iterable[MixerConfig] = ()) -> list[dict[str, Any]]:
+    """One row a mechanism (all of the package with default arguments if none is given), read from its card."""
+    rows = []
+    for config in configs or [cls() for cls in MIXERS]:
+        card = config.card
+        rows.append(
+            {
+                "mechanism": type(config).__name__,
+                "strategy": card.strategy,
+                "experts": card.expert_type,
+                "number": card.expert_count,
+                "construction": card.construction,
+                "topology": card.topology,
+                "conditions": card.conditions,
+                "query": card.query_content,
+                "key": card.key_content,
+                "relative": card.relative_position,
+                "dynamic": card.dynamic,
+                "cost": card.complexity,
+                "discrete": card.discrete,
+            }
+        )
+    return rows
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write `picture` as an SVG file. Raises: StoreError if it cannot be written."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard"}):
+        try:
+            picture(rows).savefig(path, format="svg", metadata={"Date": None})
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def picture(rows: Sequence[dict[str, Any]]) -> "Figure":
+    """Strategy from left to right, number of experts from top to bottom, a line a mechanism in its cell.
+
+    Below a name stands the kind of its experts; beside it, as letters, what they are conditioned on.
+    """
+    from matplotlib.figure import Figure
+
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault((row["strategy"], _number(row["number"])), []).append(row)
+    heights = [
+        max(len(cells.get((strategy, number), ())) for strategy in STRATEGIES) * _LINE + 2 * _PAD for number in NUMBERS
+    ]
+    width, height = _LEFT + len(STRATEGIES) * _COLUMN, _HEAD + sum(heights) + 0.75
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    _frame(axes, heights, width)
+    top = _HEAD
+    for number, tall in zip(NUMBERS, heights, strict=True):
+        for column, strategy in enumerate(STRATEGIES):
+            for line, row in enumerate(cells.get((strategy, number), ())):
+                _entry(axes, row, _LEFT + column * _COLUMN + 0.15, top + _PAD + (line + 0.5) * _LINE)
+        top += tall
+    axes.text(0.1, top + 0.35, _LEGEND, fontsize=8, va="center", color="#555555")
+    return figure
+
+
+def _number(count: str) -> str:
+    """The row of the picture: 1, a number for each query, or something between."""
+    return {"1": NUMBERS[0], "N": NUMBERS[2]}.get(count.strip(), NUMBERS[1])
+
+
+def _frame(axes: Any, heights: Sequence[float], width: float) -> None:
+    heads = {"none": "neither", "compress": "compress", "both": "compress and route", "route": "route"}
+    for column, strategy in enumerate(STRATEGIES):
+        left = _LEFT + column * _COLUMN
+        axes.text(left + 0.15, _HEAD / 2, heads[strategy], fontsize=11, fontweight="bold", va="center")
+        axes.plot([left, left], [0.05, _HEAD + sum(heights)], color="#dddddd", lw=1)
+    top = _HEAD
+    for number, tall in zip(NUMBERS, heights, strict=True):
+        axes.plot([0.05, width - 0.05], [top, top], color="#999999" if top == _HEAD else "#dddddd", lw=1)
+        words = number.replace(" ", "\n", 1)
+        axes.text(0.1, top + tall / 2, words, fontsize=10, fontweight="bold", va="center")
+        top += tall
+    axes.plot([0.05, width - 0.05], [top, top], color="#999999", lw=1)
+
+
+def _entry(axes: Any, row: dict[str, Any], x: float, y: float) -> None:
+    axes.text(x, y - 0.07, row["mechanism"], fontsize=10, va="center")
+    several = _number(row["number"]) == NUMBERS[1]
+    kind = f"{row['number']}: {row['experts']}" if several else row["experts"]
+    axes.text(x, y + 0.10, kind, fontsize=6.5, va="center", color="#555555")
+    letters = [part.strip() for part in row["conditions"].split(",") if part.strip()]
+    for index, part in enumerate(letters):
+        place = x + 1.75 + 0.2 * index
+        text = "pos" if part == "position" else part
+        axes.text(place, y - 0.07, text, fontsize=9, va="center", color=_COLOURS.get(part, "#000000"))

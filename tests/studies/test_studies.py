@@ -1,0 +1,75 @@
+"""Every study and analysis of the catalogue: it builds, its keys differ, and (slow) its smoke scale runs."""
+
+import pytest
+
+from regard import ConfigError
+from regard.lab.analysis import carry_out
+from regard.lab.results import Results
+from regard.lab.study import Study, run_study
+from regard.studies import ANALYSES, STUDIES, load_analysis, load_study
+
+SMOKE = [name for name in STUDIES if "smoke" in load_study(name).settings]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_is_whole(name):
+    study = load_study(name)
+    assert isinstance(study, Study)
+    assert study.name == name
+    assert study.question.endswith("?")
+    for scale, setting in study.settings.items():
+        assert study.baseline in {row.label for row in setting.rows}, f"{scale} scale has no baseline"
+        if setting.recipe is not None:
+            keys = [run.key for _, run in study.runs(scale)]
+            assert len(set(keys)) == len(keys), f"{scale} scale: two rows are the same run"
+        if scale != "paper":
+            assert {"w/o", "0000"} <= {row.label for row in setting.rows if row.control}, f"{scale} has no controls"
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_an_analysis_says_what_it_answers(name):
+    analysis = load_analysis(name)
+    assert analysis.name == name
+    assert analysis.question.endswith("?")
+    assert analysis.of in ("", *STUDIES)
+
+
+@pytest.mark.parametrize("name", ["ska_table6", "ska_table7", "ska_fig4", "errata"])
+def test_an_analysis_of_costs_computes(name, tmp_path):
+    value = carry_out(load_analysis(name), Results(tmp_path))
+    assert all(sheet["rows"] for sheet in value["sheets"])
+
+
+def test_the_formulas_of_ska_table_6_are_ours(tmp_path):
+    (sheet,) = carry_out(load_analysis("ska_table6"), Results(tmp_path))["sheets"]
+    verdicts = {row[sheet["columns"].index("verdict")] for row in sheet["rows"]}
+    assert verdicts == {"equal"}
+    assert len(sheet["rows"]) == 44
+
+
+def test_names_are_told_apart():
+    with pytest.raises(ConfigError, match="trains nothing"):
+        load_study("errata")
+    with pytest.raises(ConfigError, match="ska_table1"):
+        load_study("ska_tabel1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMOKE)
+def test_the_smoke_scale_of_every_row_runs(name, tmp_path):
+    counts = run_study(load_study(name), "smoke", Results(tmp_path), seeds=1, workers=2)
+    assert counts["failed"] == counts["died"] == 0
+    assert counts["done"] == len(load_study(name).runs("smoke", seeds=1))
+
+
+@pytest.mark.slow
+def test_codes_and_accuracies_are_read_from_transfer_runs(tmp_path):
+    store = Results(tmp_path)
+    run_study(load_study("sne_table4"), "smoke", store, rows="linear,SNE,F-SNE 8,P-SNE", seeds=1, workers=2)
+    codes = carry_out(load_analysis("sne_fig4"), store, "smoke")
+    norms = codes["sheets"][0]["rows"]
+    assert [row[:2] for row in norms] == [("F-SNE 8", "before"), ("F-SNE 8", "after")]
+    assert norms[0][2] != norms[1][2]
+    points, fit = carry_out(load_analysis("sne_fig5"), store, "smoke")["sheets"]
+    assert len(points["rows"]) == 4
+    assert fit["rows"][0][1] == 4
