@@ -129,8 +129,8 @@ def studies() -> str:
 # Studies and analyses
 
 MiTA: *Mixture-of-Top-k Attention*. SKA: *Static Key Attention in Vision*. SNE: *Rethinking Query, Key and Value
-Embedding in Vision Transformer under Tiny Model Constraints*. ESA: *An Empirical Study of Spatial Attention Mechanisms in Deep
-Networks*. `regard study show NAME --scale desk` prints rows, seeds, what is done and the hours it would take here.
+Embedding in Vision Transformer under Tiny Model Constraints*. ESA: *An Empirical Study of Spatial Attention Mechanisms
+in Deep Networks*. `regard study show NAME --scale desk` prints rows, seeds, what is done and the hours here.
 
 {table(("name", "title", "source", "trains"), rows)}
 

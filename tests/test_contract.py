@@ -12,7 +12,6 @@ from regard.mixers.softmax import SoftmaxOperator
 from regard.testing import ContractError, check
 from samples import SAMPLES, Sample, pairs, samples
 
-
 PAPERS = ("Softmax", "SKA", "CSKA", "XCA", "MiTA", "Factors")
 
 

@@ -84,8 +84,8 @@ VERBS = typer.main.get_command(app)
 
 def commands() -> list[str]:
     """The lines of the README that begin with `regard`, without their comments."""
-    blocks = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("regard ")]
+    blocks = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return [line for kind, block in blocks if not kind for line in block.splitlines() if line.startswith("regard ")]
 
 
 @pytest.mark.parametrize("line", commands())
@@ -97,6 +97,8 @@ def test_commands_of_the_readme_can_be_parsed(line: str) -> None:
         assert words[0] in command.commands, line  # type: ignore[attr-defined]
         command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
     options = {name for parameter in command.params for name in parameter.opts}
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    assert words or not any(parameter.required for parameter in arguments), line
     assert {word for word in words if word.startswith("--")} <= options, line
     for word in words:
         if re.fullmatch(r"[A-Z]\w+\(.*\)", word):

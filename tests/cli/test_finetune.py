@@ -11,11 +11,13 @@ from regard.cli.finetune import DEFAULTS, finetuning
 from regard.core import ConfigError
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model, swap
+from regard.lab.recipe import Recipe
 from regard.lab.results import Results
 from regard.lab.run import Run, Saved, read_run, trained
 from regard.mixers.mita import MiTA
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
+from regard.tasks import Classification
 
 HOST = "vit_desk(size=12, patch=4, dim=16, depth=2, heads=2)"
 
@@ -119,3 +121,14 @@ def _begun(folder: Path) -> bool:
     run = still("deit_tiny_patch16_224", folder.parent)
     write_json(folder / "run.json", {"version": 1, "spelling": spell(run)})
     return True
+
+
+def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:
+    task = Classification(host="vit_desk(patch=4, dim=16, depth=1, heads=2)", data="digits", size=(8, 8), limit=32)
+    first = Run(task=task, mixer=SKA(), recipe=Recipe(epochs=1, batch=32, augment="none"))
+    store = Results(tmp_path)
+    first.execute(store, device="cpu")
+    changes = ["recipe.epochs=1", "task.limit=32"]
+    again = finetuning(first.key, "Softmax()", "digits", None, 0, changes, False, tmp_path)
+    assert again.task.size == (8, 8)
+    assert again.execute(store, device="cpu")["status"] == "done"

@@ -22,11 +22,18 @@ from regard.projections.sne import PSNE
 
 FAITHFUL = [
     "vit_s_32_spt(keep_lsa=True)",
-    "cait_s_32",
     "cait_s_32(heads=2, width=24)",
-    "swin_t_32(keys='window')",
-    "cvt_13",
-    *(pytest.param(host, marks=pytest.mark.slow) for host in ("swin_t_32", "cvt_13_32", "cvt_13(kv_stride=1)")),
+    *(
+        pytest.param(host, marks=pytest.mark.slow)
+        for host in (
+            "cait_s_32",
+            "swin_t_32(keys='window')",
+            "cvt_13",
+            "swin_t_32",
+            "cvt_13_32",
+            "cvt_13(kv_stride=1)",
+        )
+    ),
 ]
 
 
@@ -282,7 +289,16 @@ def test_small_hosts_are_saved_whole():
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize("host", ["cait_s_32", "swin_t_32(keys='window')", "cvt_13", "vit_s_32_spt(keep_lsa=True)"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "cait_s_32",
+        *(
+            pytest.param(host, marks=pytest.mark.slow)
+            for host in ("swin_t_32(keys='window')", "cvt_13", "vit_s_32_spt(keep_lsa=True)")
+        ),
+    ],
+)
 def test_swapped_small_hosts_compile(host):
     torch._dynamo.reset()
     model, x = made(host)

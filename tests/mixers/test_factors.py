@@ -592,9 +592,19 @@ def test_spatial_1_6_conventions_of_the_presets(preset, base, sign, factor, stri
     assert spread == pytest.approx(0.02 if preset == "transformer_xl" else 32**-0.5, rel=0.1)
 
 
+COMPILED = [({}, "1111"), ({"window": 3}, "0110"), ({"stride": 2}, "0011")]
+REST = [
+    (options, terms)
+    for options in ({}, {"window": 3}, {"stride": 2})
+    for terms in ("1111", "0110", "0011", "0010", "0101", "0000")
+    if (options, terms) not in COMPILED
+]
+
+
 @pytest.mark.untyped
-@pytest.mark.parametrize("terms", ["1111", "0110", "0011", "0010", "0101", "0000"])
-@pytest.mark.parametrize("options", [{}, {"window": 3}, {"stride": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "terms"), [*COMPILED, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)], ids=str
+)
 def test_compiles_without_breaks(terms, options):
     torch._dynamo.reset()
     grid = Grid(6, 4, 1)

@@ -131,7 +131,7 @@ def told(config: "MixerConfig", standard: bool = False, compiled: bool = True) -
     if getattr(config, "indexer", "") == "lightning":
         skip["gradients"] = "the indexer learns from its own loss"
     if getattr(config, "duplicates", "") == "union":
-        options["macs"] = ""
+        options = {"macs": ""}  # the counter sees the mask of the dense form
     if not compiled:
         skip["compile"] = "left out (--no-compile)"
     if standard and name in ANYWHERE:

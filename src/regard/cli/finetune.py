@@ -74,13 +74,15 @@ def finetuning(
     results: Path,
 ) -> "Run":
     """The run that begins with the weights of `start`. Raises: ConfigError, StoreError."""
+    from regard.lab.run import Run
     from regard.lab.study import size_of, sized
 
     host, own, source = _start(start, results)
     defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS}
     if source is None:
         defaults["task"] = {"init": "host"}
-    size = size or size_of(host)
+    if size is None:
+        size = source.task.size if isinstance(source, Run) else size_of(host)
     return make_run(mixer or own, data, sized(host, size), size, seed, changes, download, defaults, source)
 
 

@@ -48,14 +48,19 @@ class Results:
         return self.root / key
 
     def status(self, key: str) -> Status:
-        """new: nothing there. running: a live lock. begun: stopped on the way. failed, done: as its outcome says."""
+        """new: nothing there. running: a live lock. begun: stopped on the way. failed, done: as its outcome says.
+
+        Raises: StoreError if the folder may not be read.
+        """
         folder = self.folder(key)
-        if _alive(folder / "lock"):
-            return "running"
-        outcome = self.outcome(key)
-        if outcome is not None:
-            return "done" if outcome.get("status") == "done" else "failed"
-        return "begun" if any((folder / name).exists() for name in ("run.json", "metrics.csv", "last.ckpt")) else "new"
+        with explained(folder, "read"):
+            if _alive(folder / "lock"):
+                return "running"
+            outcome = self.outcome(key)
+            if outcome is not None:
+                return "done" if outcome.get("status") == "done" else "failed"
+            begun = any((folder / name).exists() for name in ("run.json", "metrics.csv", "last.ckpt"))
+        return "begun" if begun else "new"
 
     @contextmanager
     def lock(self, key: str) -> Iterator[Path]:

@@ -83,7 +83,7 @@ class Published:
 
 
 _CITED = "pruned by its own code during training; cited, not counted"
-_TILES = "256 tokens; without the convolution 196 tokens would need 4.34 G"
+_TILES = "256 tokens; 196 without convolution and mixing of blocks would need 4.34 G"
 PUBLISHED = (
     Published(table="2", label="DeiT-T", params="5.7M", macs="1.2G", mixer=Softmax()),
     Published(
