@@ -136,7 +136,7 @@ def test_a_folder_without_permission_is_said(tmp_path: Path) -> None:
     def work() -> str:
         if os.getuid() == 0:
             for place in (*tmp_path.parents,):  # pytest's own folders are closed to others
-                if place.stat().st_mode & 0o005 != 0o005 and place.name.startswith("pytest"):
+                if place.stat().st_mode & 0o005 != 0o005 and len(place.parts) > 2:
                     place.chmod(0o755)
             os.setgid(65534)
             os.setuid(65534)
