@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard import ConfigError, Grid, Mask, MoBA, Site
 from regard.core import ShapeError, UnsupportedError
-from regard.mixers.moba import MoBAPlan
+from regard.mixers.blocks import BlockPlan
 from regard.ops import moba, moba_plan, moba_reference
 
 GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
@@ -109,7 +109,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="causal or bias"):
         moba(q, k, v, grid, 4, 1, mask=Mask(causal=True))
     with pytest.raises(ShapeError, match="plan.blocks"):
-        moba(q, k, v, grid, 4, 1, plan=MoBAPlan(torch.zeros(3, 2, 24, 2, dtype=torch.long)))
+        moba(q, k, v, grid, 4, 1, plan=BlockPlan(torch.zeros(3, 2, 24, 2, dtype=torch.long)))
 
 
 def test_cost() -> None:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from regard import NSA, ConfigError, Grid, Mask, Site
 from regard.core import ShapeError
-from regard.mixers.moba import MoBAPlan
-from regard.mixers.nsa import NSAPlan, neighbours
+from regard.mixers.blocks import BlockPlan
+from regard.mixers.nsa import neighbours
 from regard.ops import moba, nsa, nsa_reference, softmax_reference
 
 GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))
@@ -67,10 +67,10 @@ def test_blocks_are_chosen_by_the_compressed_weights_of_the_group() -> None:
     means = torch.stack([x.mean(2) for x in k.split(4, 2)], 2)
     weights = (q @ means.mT * 8**-0.5).softmax(-1)
     for group, score in ((1, weights), (2, weights.sum(1, keepdim=True).expand_as(weights))):
-        plan = NSAPlan(score.topk(2).indices)
+        plan = BlockPlan(score.topk(2).indices)
         out = nsa(q, k, v, only(1, gates), grid, 4, 2, 3, group=group)
         assert gap(out, nsa(q, k, v, only(1, gates), grid, 4, 2, 3, plan=plan)) < 1e-12
-    assert gap(out, moba(q, k, v, grid, 4, 2, plan=MoBAPlan(plan.blocks))) < 1e-12
+    assert gap(out, moba(q, k, v, grid, 4, 2, plan=BlockPlan(plan.blocks))) < 1e-12
 
 
 def test_neighbours_of_a_corner() -> None:

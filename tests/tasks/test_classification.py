@@ -38,12 +38,20 @@ def folder(root: Path, classes: int = 2, images: int = 10, shade: int = 0) -> Pa
 
 
 def test_digits_canvas_has_the_sizes_of_the_protocol() -> None:
-    found = digits((12, 12))
+    found = digits(canvas=(12, 12))
     assert (len(found.train), len(found.test)) == (898, 1798)
     assert canvas().batches_per_epoch(PLAIN) == 28
     both = found.test.pixels.reshape(2, 899, -1)
     assert (both.sum(-1)[0] == both.sum(-1)[1]).all()
     assert not (both[0] == both[1]).all(-1).all()
+
+
+def test_plain_digits_come_at_any_size_and_keep_their_checksum() -> None:
+    small, large = digits(), load("digits", (12, 16))
+    assert large.train.pixels.shape == (898, 12, 16, 1)
+    assert large.checksum == small.checksum
+    assert not large.canvas
+    assert abs(float(large.test.pixels.mean()) - float(small.test.pixels.mean())) < 8
 
 
 def test_a_digit_is_placed_whole_and_anew() -> None:
@@ -170,7 +178,7 @@ def test_wrong_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(DataError, match="does not exist"):
         load(str(tmp_path / "nowhere"), (8, 8))
     with pytest.raises(DataError, match="the task wants 16x16"):
-        load("digits", (16, 16))
+        load("digits", (16, 16), cut=True)
 
 
 def test_a_damaged_image_stops_or_is_skipped(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from .training import (
     Seed,
     Size,
     Workers,
-    execute,
+    carry_out,
+    changed,
     make_run,
-    show_outcome,
     use_data,
 )  # fmt: skip
 
@@ -55,12 +55,10 @@ def finetune(
 ) -> None:
     """Train a model further on your data, with another mechanism if you like (10 epochs, lr 2e-4 unless --set)."""
     use_data(data_root)
-    changes = [*(change or []), *([f"recipe.precision={precision}"] if precision else [])]
-    run = finetuning(start, mixer, data, read_size(size) if size else None, seed, changes, download, results)
-    outcome = execute(run, results, device, workers, logger)
-    show_outcome(run, outcome, as_json)
-    if outcome["status"] != "done":
-        raise typer.Exit(1)
+    run = finetuning(
+        start, mixer, data, read_size(size) if size else None, seed, changed(change, precision), download, results
+    )
+    carry_out(run, results, device, workers, logger, as_json)
 
 
 def finetuning(

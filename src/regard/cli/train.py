@@ -19,11 +19,11 @@ from .training import (
     Seed,
     Size,
     Workers,
-    execute,
+    carry_out,
+    changed,
     find_device,
     make_run,
     numbers,
-    show_outcome,
     use_data,
 )  # fmt: skip
 
@@ -52,12 +52,8 @@ def train(
 ) -> None:
     """Train one mechanism; Ctrl-C stops cleanly, and the same command goes on from there."""
     use_data(data_root)
-    changes = [*(change or []), *([f"recipe.precision={precision}"] if precision else [])]
-    run = make_run(mixer, data, host, read_size(size) if size else None, seed, changes, download)
-    outcome = execute(run, results, device, workers, logger)
-    show_outcome(run, outcome, as_json)
-    if outcome["status"] != "done":
-        raise typer.Exit(1)
+    run = make_run(mixer, data, host, read_size(size) if size else None, seed, changed(change, precision), download)
+    carry_out(run, results, device, workers, logger, as_json)
 
 
 def evaluate(

@@ -234,3 +234,16 @@ def show_outcome(run: "Run", outcome: dict[str, Any], as_json: bool) -> None:
     )
     for note in outcome["notes"]:
         typer.echo(note)
+
+
+def changed(change: list[str] | None, precision: str) -> list[str]:
+    """The values of --set, with that of --precision last."""
+    return [*(change or []), *([f"recipe.precision={precision}"] if precision else [])]
+
+
+def carry_out(run: "Run", results: Path, device: str, workers: int, logger: str, as_json: bool) -> None:
+    """Train and show the outcome; a run that fails ends the command with exit code 1."""
+    outcome = execute(run, results, device, workers, logger)
+    show_outcome(run, outcome, as_json)
+    if outcome["status"] != "done":
+        raise typer.Exit(1)

@@ -30,7 +30,7 @@ class Projection(nn.Module):
         """
         raise NotImplementedError
 
-    def adopt_linear(self, weight: Float[Tensor, "R_inner C"], bias: Float[Tensor, "R_inner"] | None) -> bool:
+    def adopt_linear(self, weight: Float[Tensor, "R_inner C"], bias: Float[Tensor, " R_inner"] | None) -> bool:
         """Start, in place, as a host's fused linear projection with the rows of this one's roles; False if it does not.
 
         Asked by a swap where the host's weights have no place under their own names.

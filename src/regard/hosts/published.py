@@ -11,6 +11,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
+from .counting import count_macs
+
 
 @dataclass(frozen=True)
 class Printed:
@@ -165,13 +167,6 @@ def verdict(count: int, printed: str) -> str:
 
 
 def _gflops(model: nn.Module) -> float:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
     from .looking import example_of
 
-    counter = FlopCounterMode(display=False)
-    x = example_of(model).to("meta")
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        model.eval()(x)
-    return counter.get_total_flops() / 1e9
+    return 2 * count_macs(model, example_of(model).to("meta")) / 1e9

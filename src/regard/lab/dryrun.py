@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.core import ConfigError, RegardError
-
-from .environment import count_macs
+from regard.hosts.counting import count_macs
 
 if TYPE_CHECKING:
     from regard.tasks.base import Task

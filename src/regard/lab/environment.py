@@ -69,22 +69,3 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def count_macs(model: torch.nn.Module, example: torch.Tensor) -> int:
-    """Multiply-accumulates of one forward pass, counted by torch under the plain attention kernel."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    counter = FlopCounterMode(display=False)
-    model.eval()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in trained:  # the counter's hooks trip over views of parameters that want a gradient
-            parameter.requires_grad_(False)
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-            model(example)
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-    return counter.get_total_flops() // 2

@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError, MixerConfig, StoreError, UnsupportedError
+from regard.hosts.counting import count_macs
 from regard.hosts.saving import describe
 from regard.mixers.spell import parse, spell
 from regard.tasks import TASKS
 from regard.tasks.base import Score, Task
 
 from . import checkpoint
-from .environment import code_version, count_macs, environment, peak_memory
+from .environment import code_version, environment, peak_memory
 from .files import read_json, write_json
 from .loading import load, trained_weights
 from .loop import Diverged, Interrupted, Loop, Progress, Watch

@@ -5,10 +5,9 @@ What the mechanisms cost comes from their formulas; the rest of the host is coun
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import Cost, MixerConfig
+from regard.hosts.counting import count_macs
 from regard.hosts.nothing import Nothing
 from regard.hosts.swap import create_model, plan_swap, remove
 
@@ -25,22 +24,14 @@ def model_cost(
         model = create_model(host, None, **({} if size is None else {"img_size": size})).eval()
         if mixer is None:
             image = plan_swap(model, Nothing()).example if size is None else _image(model, size)
-            return Cost(_parameters(model), counted_macs(model, image))
+            return Cost(_parameters(model), count_macs(model, image))
         plan = plan_swap(model, mixer, example=None if size is None else _image(model, size))
         macs = sum(mixer.cost(site.layer.mixer.site, accounting).macs for site in plan.sites)
         image = plan.example
         plan.apply()
         params = _parameters(model)
-        rest = counted_macs(remove(model, example=image), image)
+        rest = count_macs(remove(model, example=image), image)
     return Cost(params, rest + macs)
-
-
-def counted_macs(model: nn.Module, image: Tensor) -> int:
-    """Multiply-accumulates of one forward pass as torch's counter sees them: matrix products and convolutions."""
-    counter = FlopCounterMode(display=False)
-    with counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        model(image)
-    return counter.get_total_flops() // 2
 
 
 def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:

@@ -3,6 +3,8 @@
 The executions are those of MiTA's routed branch (a group is an expert), with the extra tokens as the shared branch.
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -14,6 +16,12 @@ from .mita_plan import MitaPlan, exact_products, wide
 from .tiles import Tiles, sized, split_keep, split_tokens
 
 Block = int | tuple[int, int]
+
+
+class BlockPlan(NamedTuple):
+    """blocks (B, H, N, top): the blocks of each query, each once, in any order."""
+
+    blocks: Int[Tensor, "B H N top"]
 
 
 def block_tiles(grid: Grid, block: Block, device: torch.device) -> Tiles:

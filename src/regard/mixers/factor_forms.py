@@ -141,7 +141,7 @@ def pairwise(tables: Tables, grid: Grid, keys: Grid, stride: int) -> Float[Tenso
     return r
 
 
-def sinusoids(positions: Float[Tensor, "n"], width: int, base: float, magnitude: float = 1.0) -> Float[Tensor, "n P"]:
+def sinusoids(positions: Float[Tensor, " n"], width: int, base: float, magnitude: float = 1.0) -> Float[Tensor, "n P"]:
     """sin(w_i p) for i < width / 2, then cos(w_i p); w_i = magnitude * base^(-2i / width)."""
     half = width // 2
     steps = torch.arange(half, device=positions.device, dtype=positions.dtype)

@@ -6,16 +6,17 @@ Extra tokens are the keys of every query; as queries they have no own block and 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, softmax_rows
 
 from .blocks import (
     Block,
+    BlockPlan,
     attend_groups,
     block_counts,
     block_means,
@@ -29,12 +30,6 @@ from .mita_plan import exact_products, wide
 from .tiles import Tiles, cell_ids, hide
 
 
-class MoBAPlan(NamedTuple):
-    """blocks (B, H, N, top): the blocks of each query, each once, in any order."""
-
-    blocks: Int[Tensor, "B H N top"]
-
-
 def moba_plan(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],
@@ -44,7 +39,7 @@ def moba_plan(
     *,
     own: bool = True,
     mask: Mask | None = None,
-) -> MoBAPlan:
+) -> BlockPlan:
     """Each query takes the `top` blocks with the largest product with their mean key; its own first if `own`.
 
     Means are over tokens that are not padding; a block without any is taken last. Scores are in float32 for half
@@ -59,7 +54,7 @@ def moba_plan(
         if own:
             home = torch.nn.functional.one_hot(cell_ids(tiles.owner, grid, tiles.number), tiles.number + 1)
             score = score.masked_fill(home[:, :-1].bool(), torch.inf)
-        return MoBAPlan(score.topk(top, sorted=False).indices)
+        return BlockPlan(score.topk(top, sorted=False).indices)
 
 
 def moba_reference(
@@ -73,7 +68,7 @@ def moba_reference(
     own: bool = True,
     scale: float | None = None,
     mask: Mask | None = None,
-    plan: MoBAPlan | None = None,
+    plan: BlockPlan | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """softmax over all keys, with those outside the chosen blocks at -inf."""
     mask = padding_only("moba", mask)
@@ -103,7 +98,7 @@ def moba(
     own: bool = True,
     scale: float | None = None,
     mask: Mask | None = None,
-    plan: MoBAPlan | None = None,
+    plan: BlockPlan | None = None,
     execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:
     """Attention to the tokens of `top` blocks per query and head, and to the extra tokens, in one softmax.

@@ -7,7 +7,7 @@ Extra tokens are keys in all three branches; as queries they choose blocks, and 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,6 +29,7 @@ from regard.core import (
 
 from .blocks import (
     Block,
+    BlockPlan,
     attend_groups,
     block_counts,
     block_means,
@@ -41,12 +42,6 @@ from .heads import HeadMixerConfig, check_qkv
 from .mita_plan import exact_products, wide
 from .sdpa import sdpa
 from .tiles import cell_ids, hide, join_tokens, split_keep, split_tokens
-
-
-class NSAPlan(NamedTuple):
-    """blocks (B, H, N, top): the blocks of each query in the selected branch, each once, in any order."""
-
-    blocks: Int[Tensor, "B H N top"]
 
 
 def nsa_reference(
@@ -62,7 +57,7 @@ def nsa_reference(
     group: int = 1,
     scale: float | None = None,
     mask: Mask | None = None,
-    plan: NSAPlan | None = None,
+    plan: BlockPlan | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """gates . (softmax over block means, softmax over chosen blocks, softmax over the window), with N x N logits."""
     mask = padding_only("nsa", mask)
@@ -93,12 +88,12 @@ def nsa_reference(
     return (torch.stack([compressed, selected, sliding], -1) * gates[..., None, :]).sum(-1)
 
 
-def _choose(weights: Tensor, any_token: Tensor, top: int, group: int) -> NSAPlan:
+def _choose(weights: Tensor, any_token: Tensor, top: int, group: int) -> BlockPlan:
     """The `top` blocks with the largest weights (B, H, N, R), summed over groups of heads."""
     weights = weights.detach()
     total = weights.unflatten(1, (-1, group)).sum(2) if group > 1 else weights
     total = total.masked_fill(~any_token[:, None, None], -1.0)
-    return NSAPlan(total.topk(top, sorted=False).indices.repeat_interleave(group, 1))
+    return BlockPlan(total.topk(top, sorted=False).indices.repeat_interleave(group, 1))
 
 
 def nsa(
@@ -114,7 +109,7 @@ def nsa(
     group: int = 1,
     scale: float | None = None,
     mask: Mask | None = None,
-    plan: NSAPlan | None = None,
+    plan: BlockPlan | None = None,
     execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:
     """Gated sum of attention to block means, to the tokens of `top` blocks and to a window of the grid.
@@ -149,8 +144,8 @@ def _compressed(
     group: int,
     scale: float | None,
     mask: Mask,
-    plan: NSAPlan | None,
-) -> tuple[Tensor, NSAPlan]:
+    plan: BlockPlan | None,
+) -> tuple[Tensor, BlockPlan]:
     """Attention to block means and extra tokens, and the selection."""
     tiles = block_tiles(grid, block, q.device)
     (keys, any_token), (values, _) = block_means(k, grid, tiles, mask), block_means(v, grid, tiles, mask)
@@ -211,7 +206,7 @@ def _check(
     top: int,
     window: int,
     group: int,
-    plan: NSAPlan | None,
+    plan: BlockPlan | None,
 ) -> None:
     if q.shape[-2] != k.shape[-2]:
         raise ShapeError(f"nsa: q has {q.shape[-2]} tokens, k has {k.shape[-2]}; blocks need one grid for both")

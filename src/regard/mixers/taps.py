@@ -121,7 +121,7 @@ def shifted(
 
 
 def grouped(
-    weight: Float[Tensor, "O c *K"], seen: Float[Tensor, "B C K h w"], bias: Float[Tensor, "O"] | None
+    weight: Float[Tensor, "O c *K"], seen: Float[Tensor, "B C K h w"], bias: Float[Tensor, " O"] | None
 ) -> Float[Tensor, "B O h w"]:
     """sum over taps and channels of weight * what the taps see; C / c groups of contiguous channels. The plain form."""
     number = seen.shape[1] // weight.shape[1]

@@ -28,9 +28,9 @@ def fsne_reference(
     x: Float[Tensor, "B N C"],
     codes: Float[Tensor, "R code"],
     weight1: Float[Tensor, "h C_code"],
-    bias1: Float[Tensor, "h"] | None,
+    bias1: Float[Tensor, " h"] | None,
     weight2: Float[Tensor, "inner h"],
-    bias2: Float[Tensor, "inner"] | None,
+    bias2: Float[Tensor, " inner"] | None,
 ) -> tuple[Float[Tensor, "B N inner"], ...]:
     """F-SNE as Eq. 6 writes it, one result a code: ReLU([x, code] W1 + b1) W2 + b2, the code beside every token."""
     made = []

@@ -26,7 +26,7 @@ LIFT = 8.0  # standard deviations of a hidden unit on tokens with uncorrelated c
 def warm_start(
     projection: "_EmbeddingProjection",
     weight: Float[Tensor, "R_inner C"],
-    bias: Float[Tensor, "R_inner"] | None,
+    bias: Float[Tensor, " R_inner"] | None,
     *,
     tokens: Float[Tensor, "*batch C"] | None = None,
 ) -> dict[str, float]:

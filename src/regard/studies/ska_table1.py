@@ -1,10 +1,14 @@
 """Static Key Attention in Vision, Table 1: learned keys in the place of projected ones, on small images."""
 
+from dataclasses import replace
+
+from regard.hosts.published import Printed, printed_rows
 from regard.lab.recipe import Recipe
 from regard.lab.study import Claim, Row, Setting, Study
 from regard.mixers.cska import CSKA
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
+from regard.mixers.spell import parse_mixer
 from regard.tasks.classification import Classification
 
 from .parts import CIFAR, CIFAR_RECIPE, CONTROLS, DIGITS, DIGITS_RECIPE
@@ -57,20 +61,21 @@ _VIT_S = (
     ),
 )
 
-_OTHERS = (
-    ("CaiT", "", "cait_s_32", None, 12.7, 12_685_322, 82.8),
-    ("CaiT", " SKA a", "cait_s_32", SKA(init="paper"), 11.3, 11_309_066, 83.5),
-    ("CaiT", " SKA b", "cait_s_32(heads=10, width=62)", SKA(init="paper"), 12.7, 12_788_810, 84.0),
-    ("CaiT", " CSKA", "cait_s_32", CSKA(init="paper"), 12.8, 12_885_002, 87.9),
-    ("Swin", "", "swin_t_32", None, 26.6, 26_598_646, 89.2),
-    ("Swin", " SKA a", "swin_t_32(keys='window')", SKA(init="paper"), 24.6, 24_577_270, 89.7),
-    ("Swin", " SKA b", "swin_t_32(keys='window', heads=(4, 8, 16, 32))", SKA(init="paper"), 26.7, 26_778_870, 90.0),
-    ("Swin", " CSKA", "swin_t_32", CSKA(init="paper"), 26.8, 25_080_214, 89.4),
-    ("CvT", "", "cvt_13", None, 19.6, 19_616_330, 81.0),
-    ("CvT", " SKA a", "cvt_13", SKA(init="paper"), 18.0, 18_022_730, 81.3),
-    ("CvT", " SKA b", "cvt_13(dims=(64, 198, 402))", SKA(init="paper"), 19.6, 19_694_000, 81.4),
-    ("CvT", " CSKA", "cvt_13", CSKA(init="paper"), 18.0, 18_081_710, 81.3),
-)
+# printed name -> (label, exact parameters here, printed top-1); the rest of a row is in `hosts.published`
+_OTHERS = {
+    "CaiT-S": ("CaiT", 12_685_322, 82.8),
+    "SKA-CaiT-S a": ("CaiT SKA a", 11_309_066, 83.5),
+    "SKA-CaiT-S b": ("CaiT SKA b", 12_788_810, 84.0),
+    "CSKA-CaiT-S": ("CaiT CSKA", 12_885_002, 87.9),
+    "Swin-T": ("Swin", 26_598_646, 89.2),
+    "SKA-Swin-T a": ("Swin SKA a", 24_577_270, 89.7),
+    "SKA-Swin-T b": ("Swin SKA b", 26_778_870, 90.0),
+    "CSKA-Swin-T": ("Swin CSKA", 25_080_214, 89.4),
+    "CvT-13": ("CvT", 19_616_330, 81.0),
+    "SKA-CvT-13 a": ("CvT SKA a", 18_022_730, 81.3),
+    "SKA-CvT-13 b": ("CvT SKA b", 19_694_000, 81.4),
+    "CSKA-CvT-13": ("CvT CSKA", 18_081_710, 81.3),
+}
 _OTHER_NOTES = {
     "Swin CSKA": (
         "The authors' code convolves queries into keys, apart for each window (26,883,574); here they become logits.",
@@ -79,6 +84,20 @@ _OTHER_NOTES = {
     "CvT SKA b": ("Widths are inferred from the printed size.",),
     "Swin SKA b": ("Heads are inferred from the printed size.",),
 }
+
+
+def _other(printed: Printed, label: str, exact: int, top1: float) -> Row:
+    mixer = parse_mixer(printed.mixer) if printed.mixer else None
+    return Row(
+        label,
+        replace(mixer, init="paper") if isinstance(mixer, SKA | CSKA) else None,
+        host=printed.host,
+        paper={"params": float(printed.params.removesuffix("M")) * 1e6, "top1": top1},
+        exact={"params": exact},
+        notes=_OTHER_NOTES.get(label, ()),
+    )
+
+
 _PAPER = (
     *_VIT_S,
     Row(
@@ -88,17 +107,7 @@ _PAPER = (
         exact={"params": 10_049_562},
         notes=("The authors' code has 10,049,568 parameters: 6 temperatures more.",),
     ),
-    *(
-        Row(
-            name + kind,
-            mixer,
-            host=host,
-            paper={"params": millions * 1e6, "top1": top1},
-            exact={"params": exact},
-            notes=_OTHER_NOTES.get(name + kind, ()),
-        )
-        for name, kind, host, mixer, millions, exact, top1 in _OTHERS
-    ),
+    *(_other(row, *_OTHERS[row.label]) for row in printed_rows() if row.label in _OTHERS),
     *CONTROLS,
 )
 

@@ -4,31 +4,21 @@ together. Read from the runs of `sne_table4`."""
 from collections.abc import Sequence
 from statistics import fmean
 
-from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source
-from regard.lab.run import Run
-from regard.lab.study import Row
+from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
+from regard.lab.run import Run, read_run
 from regard.measure.codes import Book, codes_of, compare, transfer
 from regard.projections.sne import FSNE
 
-from .sne_teaching import TABLE4
+from .parts import CONTROLS
 from .sne_variants import SOURCE
 
+_STUDY = "sne_table4"
 
-def _pairs(source: Source) -> list[tuple[Row, Run]]:
-    """Finished runs whose start has finished too. Raises: StoreError if there are none."""
-    from regard.core import StoreError
 
-    done = [
-        (row, run)
-        for row, run in TABLE4.runs(source.scale)
-        if source.store.status(run.key) == "done" and isinstance(run.start, Run)
-    ]
-    if not done:
-        raise StoreError(
-            f"no finished run of sne_table4 ({source.scale} scale) in {source.store.root}; "
-            f"regard study run sne_table4 --scale {source.scale}"
-        )
-    return done
+def _pairs(source: Source) -> list[tuple[str, Run, Run]]:
+    """(row, run, the run that it started from) of finished runs. Raises: ConfigError or StoreError without any."""
+    found = [(label, read_run(source.store, key)) for label, _, key in trained_runs(source, _STUDY)]
+    return [(label, run, run.start) for label, run in found if isinstance(run.start, Run)]
 
 
 def _book(source: Source, run: Run) -> Book:
@@ -40,13 +30,12 @@ def codes(source: Source) -> Sequence[Sheet | Picture]:
     norms: list[tuple[Cell, ...]] = []
     sheets: list[Sheet | Picture] = []
     seen = set()
-    for row, run in _pairs(source):
-        tied = isinstance(getattr(row.mixer, "projection", None), FSNE)
-        if row.label in seen or not tied or not isinstance(run.start, Run):
+    for label, run, start in _pairs(source):
+        if label in seen or not isinstance(getattr(run.mixer, "projection", None), FSNE):
             continue
-        seen.add(row.label)
-        found = compare({"before": _book(source, run.start), "after": _book(source, run)})
-        norms += [(row.label, model["label"], *model["norms"].values()) for model in found["models"]]
+        seen.add(label)
+        found = compare({"before": _book(source, start), "after": _book(source, run)})
+        norms += [(label, model["label"], *model["norms"].values()) for model in found["models"]]
         between = found["between"][0]
         cells = tuple(
             (f"{one} before", f"{other} after", value)
@@ -55,7 +44,7 @@ def codes(source: Source) -> Sequence[Sheet | Picture]:
         )
         sheets.append(
             Sheet(
-                title=f"{row.label}: cosines of the codes before and after",
+                title=f"{label}: cosines of the codes before and after",
                 columns=("before", "after", "cosine"),
                 rows=cells,
                 chart=Chart(kind="heat", x="after", y="before", value="cosine"),
@@ -75,13 +64,14 @@ def codes(source: Source) -> Sequence[Sheet | Picture]:
 def accuracies(source: Source) -> Sequence[Sheet | Picture]:
     """Accuracy before transfer against accuracy after it, a point a row (mean over seeds)."""
     found: dict[str, dict[str, list[float]]] = {}
-    for row, run in _pairs(source):
-        if row.control or not isinstance(run.start, Run):
+    controls = {row.label for row in CONTROLS}
+    for label, run, start in _pairs(source):
+        if label in controls:
             continue
-        for name, key in (("before", run.start.key), (run.task.data, run.key)):
+        for name, key in (("before", start.key), (run.task.data, run.key)):
             value = (source.store.outcome(key) or {}).get("metrics", {}).get("top1")
             if isinstance(value, int | float):
-                found.setdefault(row.label, {}).setdefault(name, []).append(float(value))
+                found.setdefault(label, {}).setdefault(name, []).append(float(value))
     means = {label: {name: fmean(values) for name, values in sets.items()} for label, sets in found.items()}
     line = transfer(means, "before")
     rows = tuple((label, part["name"], x, y) for part in line["sets"]
@@ -100,7 +90,7 @@ CODES = Analysis(
     source=f"{SOURCE}, Table 6 and Figure 4",
     question="Do codes keep their length and direction when a network is trained on?",
     compute=codes,
-    of="sne_table4",
+    of=_STUDY,
 )
 ACCURACIES = Analysis(
     name="sne_fig5",
@@ -108,5 +98,5 @@ ACCURACIES = Analysis(
     source=f"{SOURCE}, Figure 5",
     question="Does the better network of the first set transfer better?",
     compute=accuracies,
-    of="sne_table4",
+    of=_STUDY,
 )

@@ -116,7 +116,8 @@ def load(
 @lru_cache(maxsize=2)
 def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str) -> ImageSet:
     if data in ("digits", "digits-canvas"):
-        found = digits(size if data == "digits-canvas" else None)
+        canvas = data == "digits-canvas"
+        found = digits(None if cut or canvas else size, canvas=size if canvas else None)
     elif data in PARQUET:
         found = parquet_set(data, None if cut else size, corrupt)
     elif data == "imagenet":
@@ -132,10 +133,11 @@ def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: b
     return found
 
 
-def digits(canvas: tuple[int, int] | None = None) -> ImageSet:
+def digits(size: tuple[int, int] | None = None, *, canvas: tuple[int, int] | None = None) -> ImageSet:
     """scikit-learn's 1,797 digits of 8 x 8 in a fixed permutation: 898 for training, 899 for the test.
 
-    canvas: (height, width) of an empty image on which training places each digit anew, and the test at two fixed ones.
+    size: (height, width) to which they are resized (bicubic). canvas: (height, width) of an empty image on which
+    training places each digit anew, and the test at two fixed places.
     Raises: DataError if the canvas is smaller than 8 x 8.
     """
     from sklearn.datasets import load_digits
@@ -147,6 +149,8 @@ def digits(canvas: tuple[int, int] | None = None) -> ImageSet:
     pixels = np.round(bunch.images[order] * (255 / 16)).astype(np.uint8)[..., None]
     labels = bunch.target[order].astype(np.int64)
     checksum = hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()
+    if size is not None:
+        pixels = decode_all(list(pixels), labels, lambda row: f"digit {row}", size, 1).pixels
     train, test = Images(pixels[:898], labels[:898]), Images(pixels[898:], labels[898:])
     if canvas is not None:
         from .augment import placed
