@@ -50,7 +50,7 @@ STUDY = Study(
         "smoke": Setting(task=SMOKE_TASK, recipe=SMOKE_RECIPE, seeds=2, rows=_rows(4, ((4, 9), (9, 4), (9, 9)))),
         "desk": Setting(
             task=DESK_TASK,
-            recipe=replace(DESK_RECIPE, epochs=6),
+            recipe=DESK_RECIPE,
             seeds=3,
             rows=_rows(16, ((9, 9), (9, 16), (16, 9), (16, 25), (25, 16), (25, 25))),
         ),
