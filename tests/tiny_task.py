@@ -10,12 +10,13 @@ from regard.tasks import Classification
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny(Classification):
-    """digits in a ViT of width 16 and depth 1, with dropout."""
+    """digits in a ViT of width 16 and depth 1."""
 
     host: str = "tiny"
     data: str = "digits"
     size: tuple[int, int] = (8, 8)
     limit: int = 128
+    dropout: float = 0.1
 
     def network(self, mixer: MixerConfig | None, removed: bool) -> nn.Module:
         from timm.models.vision_transformer import VisionTransformer
@@ -28,7 +29,7 @@ class Tiny(Classification):
             embed_dim=16,
             depth=1,
             num_heads=2,
-            proj_drop_rate=0.1,
+            proj_drop_rate=self.dropout,
             class_token=False,
             global_pool="avg",
         )

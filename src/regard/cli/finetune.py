@@ -12,6 +12,7 @@ from .training import (
     AsJson,
     Changes,
     DeviceOption,
+    Devices,
     Download,
     Logger,
     Precision,
@@ -46,6 +47,7 @@ def finetune(
     change: Changes = None,
     precision: Precision = "",
     device: DeviceOption = "auto",
+    devices: Devices = 1,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     workers: Workers = 0,
@@ -58,7 +60,7 @@ def finetune(
     run = finetuning(
         start, mixer, data, read_size(size) if size else None, seed, changed(change, precision), download, results
     )
-    carry_out(run, results, device, workers, logger, as_json)
+    carry_out(run, results, device, devices, workers, logger, as_json)
 
 
 def finetuning(

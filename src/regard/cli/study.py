@@ -16,6 +16,7 @@ from regard.studies import ANALYSES, STUDIES, load_study
 from .analysis import analysis_text, run_analysis, show_analysis
 from .show import AsJson, show
 from .study_display import Display, print_table
+from .training import Devices
 
 if TYPE_CHECKING:
     from regard.lab.study import Study
@@ -135,6 +136,7 @@ def run(
     rows: Rows = "*",
     seeds: Seeds = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.")] = None,
+    devices: Devices = 1,
     results: Folder = Path("results"),
     data: Data = None,
     host: Host = None,
@@ -165,7 +167,7 @@ def run(
     with Display(sys.stderr.isatty()) as display:
         try:
             counts = run_study(study, scale, Results(results), rows=rows, seeds=seeds, workers=workers, retry=retry,
-                               fresh=fresh, watch=display.see)  # fmt: skip
+                               fresh=fresh, devices=devices, watch=display.see)  # fmt: skip
         except KeyboardInterrupt:
             display.say(f"stopped; what was done is kept. Go on with: {command}")
             raise

@@ -11,6 +11,7 @@ from .training import (
     AsJson,
     Changes,
     DeviceOption,
+    Devices,
     Download,
     Logger,
     Precision,
@@ -43,6 +44,7 @@ def train(
     change: Changes = None,
     precision: Precision = "",
     device: DeviceOption = "auto",
+    devices: Devices = 1,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     workers: Workers = 0,
@@ -53,7 +55,7 @@ def train(
     """Train one mechanism; Ctrl-C stops cleanly, and the same command goes on from there."""
     use_data(data_root)
     run = make_run(mixer, data, host, read_size(size) if size else None, seed, changed(change, precision), download)
-    carry_out(run, results, device, workers, logger, as_json)
+    carry_out(run, results, device, devices, workers, logger, as_json)
 
 
 def evaluate(

@@ -26,6 +26,7 @@ Seed = Annotated[int, typer.Option(help="First weights, order and augmentation."
 Size = Annotated[str, typer.Option(help="Height and width of images: 32 or 224x160.")]
 Workers = Annotated[int, typer.Option(help="Loader processes; 0 is best for sets in memory.")]
 Logger = Annotated[str, typer.Option(help="csv or tensorboard, below the run's folder.")]
+Devices = Annotated[int, typer.Option(min=1, help="GPUs of this machine that share each batch of a run.")]
 Download = Annotated[bool, typer.Option("--download", help="Let torchvision fetch its set.")]
 
 
@@ -151,7 +152,7 @@ def find_device(name: str) -> Any:
     return torch.device(name)
 
 
-def execute(run: "Run", results: Path, device: str, workers: int, logger: str) -> dict[str, Any]:
+def execute(run: "Run", results: Path, device: str, devices: int, workers: int, logger: str) -> dict[str, Any]:
     """Carry a run out with progress on standard error; Ctrl-C keeps a checkpoint and exits with 130."""
     from regard.lab.results import Results
     from regard.lab.run import Interrupted, Watch
@@ -162,7 +163,7 @@ def execute(run: "Run", results: Path, device: str, workers: int, logger: str) -
     with progress() as report:
         watch = Watch(report=report, workers=workers, loggers=loggers(logger, store.folder(run.key)))
         try:
-            return run.execute(store, device=place.type, watch=watch)
+            return run.execute(store, devices, device=place.type, watch=watch)
         except Interrupted as stop:
             typer.echo(
                 f"{stop}; the checkpoint is in {store.folder(run.key)}. The same command goes on from there.", err=True
@@ -241,9 +242,9 @@ def changed(change: list[str] | None, precision: str) -> list[str]:
     return [*(change or []), *([f"recipe.precision={precision}"] if precision else [])]
 
 
-def carry_out(run: "Run", results: Path, device: str, workers: int, logger: str, as_json: bool) -> None:
+def carry_out(run: "Run", results: Path, device: str, devices: int, workers: int, logger: str, as_json: bool) -> None:
     """Train and show the outcome; a run that fails ends the command with exit code 1."""
-    outcome = execute(run, results, device, workers, logger)
+    outcome = execute(run, results, device, devices, workers, logger)
     show_outcome(run, outcome, as_json)
     if outcome["status"] != "done":
         raise typer.Exit(1)

@@ -1,5 +1,6 @@
 """What a result depends on besides the run: machine, versions, device, code."""
 
+import logging
 import platform
 import resource
 import subprocess
@@ -13,8 +14,8 @@ import torch
 import regard
 
 
-def environment(device: torch.device, precision: str) -> dict[str, Any]:
-    """machine, python, torch, threads, device, precision and versions, for the outcome."""
+def environment(device: torch.device, precision: str, devices: int = 1) -> dict[str, Any]:
+    """machine, python, torch, threads, device and how many, precision and versions, for the outcome."""
     import lightning
     import timm
     import torchvision
@@ -29,9 +30,15 @@ def environment(device: torch.device, precision: str) -> dict[str, Any]:
         "lightning": lightning.__version__,
         "threads": torch.get_num_threads(),
         "device": device.type,
+        "devices": devices,
         "processor": name,
         "precision": precision,
     }
+
+
+def hush() -> None:
+    """Lightning says on standard error which precision and processes it uses; let it tell of warnings alone."""
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
 
 
 def processor() -> str:

@@ -31,6 +31,8 @@ EVALUATIONS = 10
 """The test split is evaluated at most so often in a run, at equal distances and at the end."""
 FLUSH = 50
 """Losses are looked at every so many steps, so that a GPU need not wait for each."""
+AGREE = 10
+"""On several devices the first one decides every so many steps, for all, whether to save, stop or tell."""
 
 _NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_position_bias_table", "temperature")
 
@@ -106,7 +108,10 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 class Loop:
-    """One run in a folder: `train` goes on where the folder's checkpoint stands."""
+    """One run in a folder: `train` goes on where the folder's checkpoint stands.
+
+    With several devices each process has a loop; all read the folder, the first alone evaluates and writes.
+    """
 
     def __init__(
         self,
@@ -121,6 +126,7 @@ class Loop:
     ):
         self.task, self.recipe, self.seed, self.fabric = task, recipe, seed, fabric
         self.folder, self.watch, self.device = folder, watch, fabric.device
+        self.part, self.first = (fabric.global_rank, fabric.world_size), fabric.is_global_zero
         self.per_epoch = max(task.batches_per_epoch(recipe) // recipe.accumulate, 1)
         self.steps = self.per_epoch * recipe.epochs
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()
@@ -154,7 +160,8 @@ class Loop:
                     self.ema.module.load_state_dict(state["ema"])
                 if state["optimizer"] is not None:
                     self.optimizer.load_state_dict(state["optimizer"])
-        self.metrics.cut(self.step)
+        if self.first:
+            self.metrics.cut(self.step)
         best = checkpoint.load_best(self.folder)
         # one of a later step was written after the checkpoint: the same bits come again, and change nothing
         self.best = (int(best["step"]), float(best["value"])) if best is not None else None
@@ -162,6 +169,8 @@ class Loop:
     def save(self, final: bool = False) -> None:
         """Write a checkpoint; the final one has no optimiser. Raises: StoreError, Diverged."""
         self._flush()
+        if not self.first:
+            return
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -172,13 +181,16 @@ class Loop:
         }
         checkpoint.save(self.folder, state)
 
-    def train(self) -> Score:
-        """Train to the end and evaluate. Raises: Diverged, Interrupted, StoreError, DataError."""
+    def train(self) -> Score | None:
+        """Train to the end and evaluate; None from every device but the first.
+
+        Raises: Diverged, Interrupted, StoreError, DataError.
+        """
         with self._stoppable():
             if self.step < self.steps:
                 self._train()
                 self.save(final=True)
-            self.score = self.evaluate()
+            self.score = self.evaluate() if self.first else None
         return self.score
 
     def _train(self) -> None:
@@ -196,26 +208,37 @@ class Loop:
                 self._end_epoch()
             every = self.watch.save_steps
             due = now - saved >= self.watch.save_seconds or (every and self.step % every == 0)
-            if self._stop or (due and self.step < self.steps):
+            stop, save, tell = self._agreed(
+                self._stop, bool(due) and self.step < self.steps, now - told >= 1.0 or self.step % self.per_epoch == 0
+            )
+            if stop or save:
                 self.save()
                 saved = time.monotonic()
-            if self._stop:
+            if stop:
                 raise Interrupted(f"stopped at step {self.step} of {self.steps}")
-            if now - told >= 1.0 or self.step % self.per_epoch == 0:
+            if tell:
                 told = now
                 self._tell((now - begun) / (self.step - from_step))
+
+    def _agreed(self, *wishes: bool) -> list[bool]:
+        """What the first device wishes; clocks and signals differ from process to process."""
+        if self.part[1] == 1:
+            return list(wishes)
+        if self.step % AGREE and self.step % self.per_epoch:
+            return [False] * len(wishes)
+        return self.fabric.broadcast(torch.tensor(wishes, device=self.device)).tolist()
 
     def _numbered(self, first: int, last: int) -> Iterator[Any]:
         """Batches by number; with accumulation an epoch's left-over batches are not used."""
         per_epoch = self.per_epoch * self.recipe.accumulate
         whole = self.task.batches_per_epoch(self.recipe)
         if whole <= per_epoch:
-            yield from self.task.batches(self.recipe, self.seed, first, last, self.watch.workers)
+            yield from self.task.batches(self.recipe, self.seed, first, last, self.watch.workers, self.part)
             return
         for epoch in range(first // per_epoch, last // per_epoch):
             start = first % per_epoch if epoch == first // per_epoch else 0
             span = (epoch * whole + start, epoch * whole + per_epoch)
-            yield from self.task.batches(self.recipe, self.seed, *span, self.watch.workers)
+            yield from self.task.batches(self.recipe, self.seed, *span, self.watch.workers, self.part)
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         lr = self.recipe.lr_at(self.step, self.steps)
@@ -224,11 +247,13 @@ class Loop:
         if not self.wrapped.training:
             self.wrapped.train()
         total = torch.zeros((), device=self.device)
-        for part in range(self.recipe.accumulate):
+        for turn in range(self.recipe.accumulate):
             batch = next(batches)
-            seed_all("step", self.seed, self.step, part)
-            loss = self.task.loss(self.wrapped, batch, self.recipe, self.device, self.teacher) / self.recipe.accumulate
-            self.fabric.backward(loss)
+            seed_all("step", self.seed, self.step, turn, *([] if self.first else [self.part[0]]))
+            with self.fabric.no_backward_sync(self.wrapped, enabled=turn < self.recipe.accumulate - 1):
+                loss = self.task.loss(self.wrapped, batch, self.recipe, self.device, self.teacher)
+                loss = loss / self.recipe.accumulate
+                self.fabric.backward(loss)
             total += loss.detach()
         if self.recipe.clip:
             self.fabric.clip_gradients(
@@ -245,7 +270,7 @@ class Loop:
     def _flush(self) -> None:
         if not self._pending:
             return
-        values = torch.stack(self._pending).tolist()
+        values = self.fabric.all_reduce(torch.stack(self._pending), reduce_op="mean").tolist()
         first = len(self.losses)
         self._pending = []
         for place, value in enumerate(values):
@@ -255,6 +280,9 @@ class Loop:
 
     def _end_epoch(self) -> None:
         self._flush()
+        if not self.first:
+            self.losses = []
+            return
         epoch, epochs = self.step // self.per_epoch, self.recipe.epochs
         row = {
             "epoch": epoch,
@@ -289,9 +317,9 @@ class Loop:
         return score
 
     def _tell(self, per_step: float) -> None:
+        self._flush()
         if self.watch.report is None:
             return
-        self._flush()
         self.watch.report(
             Progress(
                 step=self.step,

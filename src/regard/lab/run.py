@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.core import ConfigError, MixerConfig, StoreError, UnsupportedError
+from regard.core import ConfigError, MixerConfig, StoreError
 from regard.hosts.counting import count_macs
 from regard.hosts.saving import describe
 from regard.mixers.spell import parse, spell
@@ -23,10 +23,11 @@ from regard.tasks import TASKS
 from regard.tasks.base import Score, Task
 
 from . import checkpoint
-from .environment import code_version, environment, peak_memory
+from .environment import code_version, environment, hush, peak_memory
 from .files import read_json, write_json
 from .loading import load, trained_weights
 from .loop import Diverged, Interrupted, Loop, Progress, Watch
+from .ranks import check_devices, in_ranks
 from .recipe import Recipe
 from .results import Busy, Results, check_version
 from .start import Saved, copy_weights
@@ -110,12 +111,12 @@ class Run:
         """Train, evaluate and write the outcome, which is returned; what is finished returns at once.
 
         Goes on from the last checkpoint, bit for bit on the same machine. report: called with `Progress`. device:
-        "auto", "cpu", "cuda" or "mps". A loss that is not finite makes an outcome with status "failed".
+        "auto", "cpu", "cuda" or "mps". devices: GPUs (or processes on the CPU) of this machine that share each batch;
+        they do not enter the key. A loss that is not finite makes an outcome with status "failed".
         Raises: Interrupted after Ctrl-C, with a checkpoint; Busy if another process has the run; StoreError; DataError;
-        UnsupportedError for more than one device.
+        ConfigError for more devices than there are, or a batch that they cannot share.
         """
-        if devices != 1:
-            raise UnsupportedError(f"a run uses one device, not {devices}; studies spread over devices run by run")
+        check_devices(devices, self.recipe.batch, device)
         key = self.key
         if store.status(key) in ("done", "failed"):
             return store.outcome(key) or {}
@@ -123,22 +124,22 @@ class Run:
         watch = dataclasses.replace(watch, report=report) if report is not None else watch
         for other in (self.start, self.teacher):
             if isinstance(other, Run):
-                self._first(other, store, device, watch)
+                self._first(other, store, device, devices, watch)
         with store.lock(key) as folder:
             finished = store.outcome(key)  # another process may have finished it since we looked
             if finished is not None:
                 return finished
-            outcome = self._in_folder(folder, store, device, watch)
+            outcome = self._in_folder(folder, store, device, devices, watch)
             store.finish(key, {"key": key, **outcome})
             for name in (checkpoint.PREVIOUS, "next.ckpt"):
                 (folder / name).unlink(missing_ok=True)
         return store.outcome(key) or {}
 
-    def _first(self, start: "Run", store: Results, device: str, watch: Watch) -> None:
+    def _first(self, start: "Run", store: Results, device: str, devices: int, watch: Watch) -> None:
         """Carry out a run that this one needs, or wait for the process that does."""
         while True:
             try:
-                outcome = start.execute(store, device=device, watch=watch)
+                outcome = start.execute(store, devices, device=device, watch=watch)
                 break
             except Busy:
                 time.sleep(1.0)
@@ -161,11 +162,21 @@ class Run:
             raise ConfigError(f"the teacher tells {known} classes apart, the task has {wanted}: train it on this task")
         return teacher
 
-    def _in_folder(self, folder: Path, store: Results, device: str, watch: Watch) -> dict[str, Any]:
+    def _in_folder(self, folder: Path, store: Results, device: str, devices: int, watch: Watch) -> dict[str, Any]:
         from lightning.fabric import Fabric
 
-        self._remember(folder, device)
+        hush()
+        self._remember(folder, device, devices)
+        if devices > 1:
+            return in_ranks(self, folder, store, device, devices, watch)
         fabric = Fabric(accelerator=device, devices=1, precision=self.recipe.precision, loggers=list(watch.loggers))  # type: ignore[arg-type]
+        return self.train(folder, store, fabric, watch)
+
+    def train(self, folder: Path, store: Results, fabric: Any, watch: Watch) -> dict[str, Any]:
+        """Train on the devices of a launched Fabric, and return the outcome; of several processes, the first's counts.
+
+        `execute` is the way in: it locks the folder and writes the outcome.
+        """
         model = self.task.model(self.mixer, self.seed, self.removed)
         if self.start is not None:
             copy_weights(trained(self.start, store) if isinstance(self.start, Run) else load(self.start.folder), model)
@@ -178,7 +189,7 @@ class Run:
             "row": spell(self.mixer) if not self.removed else "w/o",
             "seed": self.seed,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "environment": environment(fabric.device, self.recipe.precision),
+            "environment": environment(fabric.device, self.recipe.precision, fabric.world_size),
             "code": code_version(),
             "data": self.task.record(),
             "spelling": spell(self),
@@ -195,7 +206,7 @@ class Run:
                 "metrics": {},
                 **_finished(loop),
             }
-        return common | {"status": "done", **self._measured(loop, score), **_finished(loop)}
+        return common | {"status": "done", **(self._measured(loop, score) if score else {}), **_finished(loop)}
 
     def _measured(self, loop: Loop, score: Score) -> dict[str, Any]:
         chance = self.task.chance
@@ -214,16 +225,21 @@ class Run:
             "macs": macs,
         }
 
-    def _remember(self, folder: Path, device: str) -> None:
+    def _remember(self, folder: Path, device: str, devices: int) -> None:
         """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
         path = folder / "run.json"
         if path.exists():
             known = _run_file(path)
             if known.get("threads") and known["threads"] != torch.get_num_threads():
                 torch.set_num_threads(known["threads"])
-            if known.get("device") != device:
+            before = known.get("device"), known.get("devices", 1)
+            if before != (device, devices):
                 log.warning(
-                    "run %s began on %s and goes on on %s: bits will differ", self.key, known.get("device"), device
+                    "run %s began on %s x %d and goes on on %s x %d: bits will differ",
+                    self.key,
+                    *before,
+                    device,
+                    devices,
                 )
             return
         write_json(
@@ -236,6 +252,7 @@ class Run:
                 "seed": self.seed,
                 "threads": torch.get_num_threads(),
                 "device": device,
+                "devices": devices,
                 "code": code_version(),
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
             },

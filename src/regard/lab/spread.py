@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from regard.core import ConfigError
 from regard.measure.allocator import ALLOCATOR
 
 from .progress import Progress
@@ -27,7 +28,7 @@ class Carried(Protocol):
     @property
     def key(self) -> str: ...
 
-    def execute(self, store: Results) -> dict[str, Any]: ...
+    def execute(self, store: Results, devices: int = 1) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,16 @@ class Job:
 class Worker:
     """One process that carries out one run at a time. If it dies, its own run alone is affected."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, gpus: str = "") -> None:
         context = multiprocessing.get_context("spawn")
+        self.gpus = gpus
         self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare)
-        with surroundings(threads):  # the child reads these when it starts
+        with surroundings(threads, gpus):  # the child reads these when it starts
             self.pid = self.pool.submit(os.getpid).result()
 
-    def submit(self, job: Job, store: Results) -> "Future[tuple[str, dict[str, Any] | None, str]]":
+    def submit(self, job: Job, store: Results, devices: int) -> "Future[tuple[str, dict[str, Any] | None, str]]":
         """Start a run; the result is (state, outcome, text)."""
-        return self.pool.submit(carry, job, str(store.root))
+        return self.pool.submit(carry, job, str(store.root), devices)
 
     def stop(self, patience: float = 10.0) -> None:
         """Interrupt what it does, and end it; after `patience` seconds without being heard."""
@@ -73,22 +75,25 @@ class Worker:
         self.pool.shutdown(wait=True)
 
 
-def run_all(jobs: Sequence[Job], store: Results, workers: int | None, progress: Progress) -> dict[str, int]:
+def run_all(
+    jobs: Sequence[Job], store: Results, workers: int | None, progress: Progress, devices: int = 1
+) -> dict[str, int]:
     """Carry out the jobs and return the counts of `progress` by state.
 
-    workers: processes, the cores shared out between them; None = one a core, but not more than jobs; 0 = this process.
+    workers: processes, the cores shared out between them; 0 = this process; None = one for each `devices` cores, but
+    not more than jobs. devices: that one run uses. Workers get GPUs of their own as far as there are enough.
     A run whose worker was killed is tried once more, and then left as it is: it goes on at the next start.
     Raises: KeyboardInterrupt after the workers have ended.
     """
     cores = usable_cores()
-    number = min(cores if workers is None else workers, len(jobs))
+    number = min(max(1, cores // devices) if workers is None else workers, len(jobs))
     progress.plan((job.row for job in jobs), max(number, 1))
     if number <= 0:
         for job in jobs:
             progress.start(job.row, job.seed, job.run.key, job.epochs)
-            progress.end(*_ended(job, carry(job, str(store.root))))
+            progress.end(*_ended(job, carry(job, str(store.root), devices)))
     else:
-        _share_out(list(jobs), store, number, max(1, cores // number), progress)
+        _share_out(list(jobs), store, number, max(1, cores // number), progress, devices)
     return {state: progress.counts[state] for state in ("done", "failed", "died", "busy")}
 
 
@@ -100,11 +105,32 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
 
 
-def carry(job: Job, root: str) -> tuple[str, dict[str, Any] | None, str]:
+def gpu_shares(gpus: Sequence[str], workers: int, devices: int) -> list[str]:
+    """CUDA_VISIBLE_DEVICES for each worker: `devices` GPUs each, in turn; "" where nothing is to be chosen.
+
+    Raises: ConfigError for more devices than there are.
+    """
+    if len(gpus) <= 1 and devices == 1:
+        return [""] * workers
+    if gpus and devices > len(gpus):
+        raise ConfigError(f"{devices} devices are asked for, this machine has {len(gpus)}")
+    groups = [",".join(gpus[start : start + devices]) for start in range(0, len(gpus) - devices + 1, devices)] or [""]
+    return [groups[worker % len(groups)] for worker in range(workers)]
+
+
+def usable_gpus() -> list[str]:
+    """GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named or [str(number) for number in range(torch.cuda.device_count())]
+
+
+def carry(job: Job, root: str, devices: int = 1) -> tuple[str, dict[str, Any] | None, str]:
     """Carry out one job: (state, outcome, text). An error of the run becomes a failed outcome; nothing is raised."""
     store = Results(root)
     try:
-        outcome = job.run.execute(store)
+        outcome = job.run.execute(store, devices)
     except Busy as error:
         return "busy", None, str(error)
     except Exception as error:
@@ -150,8 +176,9 @@ def _ended(job: Job, result: tuple[str, dict[str, Any] | None, str]) -> tuple[st
     return result[0], job.row, job.seed, result[1], result[2]
 
 
-def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progress: Progress) -> None:
+def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progress: Progress, devices: int) -> None:
     """Give each free worker the next job; replace workers that die."""
+    shares = gpu_shares(usable_gpus(), number, devices)
     free: list[Worker] = []
     busy: dict[Future[Any], tuple[Worker, Job]] = {}
     attempts: dict[str, int] = {}
@@ -159,15 +186,16 @@ def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progr
     try:
         while queue or busy:
             while queue and len(busy) < number:
-                worker = free.pop() if free else Worker(threads)
+                worker = free.pop() if free else Worker(threads, shares.pop(0))
                 job = queue.pop(0)
                 attempts[job.run.key] = attempts.get(job.run.key, 0) + 1
-                busy[worker.submit(job, store)] = (worker, job)
+                busy[worker.submit(job, store, devices)] = (worker, job)
                 progress.start(job.row, job.seed, job.run.key, job.epochs)
             over, _ = wait(busy, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
             for future in over:
                 worker, job = busy.pop(future)
                 if _died(future):
+                    shares.append(worker.gpus)
                     _bury(worker, job, attempts, queue, progress)
                 else:
                     free.append(worker)
@@ -204,6 +232,11 @@ def _prepare() -> None:
     """In the child: Ctrl-C is the parent's business, SIGTERM interrupts the run, and the parent's death ends us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
+    follow_parent()
+
+
+def follow_parent() -> None:
+    """In a child process: end at once when the parent is gone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
@@ -219,11 +252,12 @@ def _follow(sentinel: int) -> None:
 
 
 @contextmanager
-def surroundings(threads: int) -> Iterator[None]:
-    """Environment of a worker: threads of every numerical library, and an allocator that keeps its pages."""
+def surroundings(threads: int, gpus: str = "") -> Iterator[None]:
+    """Environment of a child: threads of every numerical library, GPUs that it sees ("": all of this process), and an
+    allocator that keeps its pages."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     wanted = dict.fromkeys(names, str(threads))
-    wanted |= ALLOCATOR
+    wanted |= ALLOCATOR | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

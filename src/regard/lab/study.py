@@ -219,11 +219,12 @@ def run_study(
     workers: int | None = None,
     retry: bool = False,
     fresh: bool = False,
+    devices: int = 1,
     watch: Callable[[Event], None] | None = None,
 ) -> dict[str, int]:
     """Carry out what is missing, and return the number of runs by state: done, failed, died, busy.
 
-    workers: processes, one a core by default; 0 runs in this process.
+    workers: processes, one a core by default; 0 runs in this process. devices: GPUs that share each batch of a run.
     Failed runs are repeated only with `retry`, finished ones only with `fresh`. A snapshot is written first, so tables
     and reports can be drawn from the store at any time. died: a worker was killed; its run goes on at the next start.
     Raises: ConfigError, StoreError; KeyboardInterrupt after the workers have stopped.
@@ -251,7 +252,7 @@ def run_study(
             jobs.append(
                 Job(run, study.name, study.place(scale), row.label, run.seed, run.recipe.epochs, run.seed == pictured)
             )
-    return run_all(jobs, store, workers, progress)
+    return run_all(jobs, store, workers, progress, devices)
 
 
 def _matches(label: str, pattern: str) -> bool:

@@ -72,8 +72,13 @@ class Task(ABC):
         """Training batches in an epoch."""
 
     @abstractmethod
-    def batches(self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0) -> Iterator[Any]:
-        """Training batches start .. stop-1 of the whole run: pure functions of (seed, number of the batch)."""
+    def batches(
+        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[Any]:
+        """Training batches start .. stop-1 of the whole run: pure functions of (seed, number of the batch).
+
+        part: (number, count) of equal parts into which each batch is cut; only this one is made.
+        """
 
     @abstractmethod
     def loss(

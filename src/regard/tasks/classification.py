@@ -130,13 +130,16 @@ class Classification(Task):
     def batches_per_epoch(self, recipe: Training) -> int:
         return self._feed(recipe, 0).per_epoch
 
-    def _feed(self, recipe: Training, seed: int) -> Batches:
+    def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches:
         check_augment(recipe.augment)
         found, images = self.images_of(), self.train_images()
-        if (recipe.mixup or recipe.cutmix) and min(recipe.batch, len(images)) % 2:
-            raise ConfigError(f"mixup and cutmix need an even batch, not {min(recipe.batch, len(images))}")
+        share, rest = divmod(min(recipe.batch, len(images)), part[1])
+        if rest:
+            raise ConfigError(f"a batch of {min(recipe.batch, len(images))} cannot be cut into {part[1]} equal parts")
+        if (recipe.mixup or recipe.cutmix) and share % 2:
+            raise ConfigError(f"mixup and cutmix need an even number of images on a device, not {share}")
         transform = self._transform(recipe.augment) if recipe.augment.startswith("timm") else None
-        return Batches(images, self.size, recipe.batch, recipe.augment, seed, found.canvas, transform)
+        return Batches(images, self.size, recipe.batch, recipe.augment, seed, found.canvas, transform, part)
 
     def _transform(self, augment: str) -> Any:
         """timm's training transform with the auto-augment policy after the colon; its result is still 0 .. 255."""
@@ -147,9 +150,9 @@ class Classification(Task):
         return create_transform(size, is_training=True, auto_augment=policy, normalize=False)
 
     def batches(
-        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0
+        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._feed(recipe, seed).between(start, stop, workers)
+        return self._feed(recipe, seed, part).between(start, stop, workers)
 
     def prepared(self, images: Tensor, device: torch.device) -> Tensor:
         """uint8 (n, C, h, w) on the device as float32 with mean 0 and deviation 1 per channel.

@@ -22,6 +22,7 @@ class Batches(Dataset):
     """Item t is training batch t of the run: images (n, C, h, w) uint8, or float32 of a transform, and labels (n,).
 
     size: (height, width) of a batch's images. batch: images in one. transform: image by image through Pillow, or None.
+    part: (number, count) of equal parts of a batch; an item is this one. The parts together are the whole batch.
     """
 
     images: Images
@@ -31,6 +32,7 @@ class Batches(Dataset):
     seed: int
     canvas: bool = False
     transform: Callable | None = None
+    part: tuple[int, int] = (0, 1)
     _orders: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -52,12 +54,14 @@ class Batches(Dataset):
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         rows = self.rows(step)
-        labels = torch.from_numpy(self.images.labels[rows])
+        number, count = self.part
+        mine = slice(number * len(rows) // count, (number + 1) * len(rows) // count)
+        labels = torch.from_numpy(self.images.labels[rows[mine]])
         if self.transform is not None:
-            return torch.stack([self._one(self._source(int(row)), step, int(row)) for row in rows]), labels
-        pixels = self.images.pixels[rows]
+            return torch.stack([self._one(self._source(int(row)), step, int(row)) for row in rows[mine]]), labels
+        pixels = self.images.pixels[rows]  # of the whole batch, so that augmentation does not depend on the parts
         rng = generator("augment", self.seed, step // self.per_epoch, step)
-        return to_tensor(augmented(pixels, self.size, self.augment, self.canvas, rng)), labels
+        return to_tensor(augmented(pixels, self.size, self.augment, self.canvas, rng)[mine]), labels
 
     def _source(self, row: int) -> np.ndarray:
         """What a transform begins with: the image as it is on disk where the set keeps that, else its pixels."""
