@@ -85,7 +85,10 @@ def _heat(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Ma
         x, y = plan["mark"]
         if x in xs and y in ys:
             place = (xs.index(x), ys.index(y))
-            axes.add_patch(matplotlib.patches.Rectangle(place, 1, 1, fill=False, edgecolor="#ffffff", linewidth=2.5))
+            for color, width in (("#101010", 4.5), ("#ffffff", 2.0)):  # seen on dark and on light cells
+                axes.add_patch(
+                    matplotlib.patches.Rectangle(place, 1, 1, fill=False, edgecolor=color, linewidth=width, zorder=3)
+                )
     axes.set_xticks(np.arange(len(xs)) + 0.5, [str(x) for x in xs])
     axes.set_yticks(np.arange(len(ys)) + 0.5, [str(y) for y in ys])
     axes.grid(False)
@@ -103,12 +106,24 @@ def _series(
     return list(zip(groups.items(), plots.looks(["row"] * len(groups)), strict=True))
 
 
+def _plain() -> matplotlib.ticker.FuncFormatter:
+    """Tick labels without powers of ten."""
+    return matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:,g}")
+
+
 def _finish(axes: Axes, plan: Mapping[str, Any]) -> None:
     if "x" in plan["logs"]:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_major_formatter(_plain())
+    elif plan["kind"] == "line" and all(float(x).is_integer() for line in axes.lines for x in line.get_xdata()):
+        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     if "y" in plan["logs"]:
         axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        if high < 50 * low:  # too few powers of ten for ticks
+            axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(_plain())
+        axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     axes.set_xlabel(plan["x"] if plan["kind"] != "bars" else "")
     axes.set_title(plan["y"], loc="left", fontsize=11, color=plots.MUTED)
     if plan["series"] or plan["kind"] == "points":

@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 INK, MUTED, RULE, CONTROL = "#0b0001", "#0b0002", "#0b0003", "#0b0004"
@@ -104,6 +105,7 @@ def curves(lines: Sequence[Curve], styles: Sequence[Look], ylabel: str, wide: bo
                 band.set_gid(f"row{line.row}-band")
         _focus(axes, lines)
         axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(ylabel, loc="left", fontsize=11, color=MUTED, pad=-2, y=1.0)
         axes.tick_params(length=0)
         axes.margins(x=0.01)

@@ -15,6 +15,9 @@ from . import words
 from .charts import chart
 from .look import palette
 
+LONG = 12
+"""Rows of a table that are shown beneath a chart of the same numbers; longer ones are folded."""
+
 
 def write_analyses(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:
     """Write `out/NAME.html` for every analysis in the store, or the one of that name; returns the files.
@@ -38,9 +41,15 @@ def render_analysis(value: Mapping[str, Any]) -> str:
     engine.filters["cell"] = cell
     texts = {"css": Markup(folder.get_source(engine, "page.css")[0])}
     texts["script"] = Markup(folder.get_source(engine, "common.js")[0])
-    sheets = [{**sheet, "svg": Markup(chart(sheet)), "words": _words(sheet)} for sheet in value["sheets"]]
+    sheets = [_shown(sheet) for sheet in value["sheets"]]
     view = {**value, "sheets": sheets, "palette": palette(), "version": regard.__version__}
     return engine.get_template("sheets.html").render(**view, **texts)
+
+
+def _shown(sheet: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template needs of a sheet; a long table under its own chart is folded."""
+    svg = chart(sheet)
+    return {**sheet, "svg": Markup(svg), "words": _words(sheet), "folded": bool(svg) and len(sheet["rows"]) > LONG}
 
 
 def _words(sheet: Mapping[str, Any]) -> list[bool]:
