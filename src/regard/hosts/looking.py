@@ -36,8 +36,12 @@ def matching(model: nn.Module, where: str) -> list[str]:
     names = [name for name in there if fnmatchcase(name, where)]
     if not names:
         ports = ", ".join(port.__name__ for port in PORTS)
-        have = f"it has {', '.join(there)}; " if there else ""
-        raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {have}ports: {ports}")
+        have = (
+            f"it has {', '.join(there)}"
+            if there
+            else f"it has none that a port knows ({ports}); a ResNet takes attention with regard.hosts.resnet.attend"
+        )
+        raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {have}")
     return names
 
 

@@ -227,18 +227,28 @@ def spell_host(name: str, options: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(parts)})" if parts else name
 
 
+def check_host(name: str) -> None:
+    """Raises: ConfigError if it is neither a host of Regard nor a model of timm, nor has the prefix of a hub."""
+    import timm
+
+    from . import HOSTS, list_models
+
+    known = ":" in name or name.removeprefix("regard_") in HOSTS or timm.is_model(name.partition(".")[0])
+    if not known:
+        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())} (`regard list hosts`)")
+
+
 def _make(name: str, options: dict[str, Any]) -> nn.Module:
     import timm
 
-    from . import HOSTS, list_models, make_own
+    from . import HOSTS, make_own
 
+    check_host(name)
     plain = name.removeprefix("regard_")  # the name that `register` gives our hosts in timm
     if plain in HOSTS:
         make: Callable[..., nn.Module] = partial(make_own, plain)
-    elif ":" in name or timm.is_model(name.partition(".")[0]):
-        make = lambda **given: timm.create_model(name, **given)  # noqa: E731
     else:
-        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())}")
+        make = partial(timm.create_model, name)
     try:
         return make(**options)
     except (TypeError, AttributeError) as error:

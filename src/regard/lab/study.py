@@ -281,7 +281,7 @@ def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | 
 
 def size_of(host: str) -> tuple[int, int]:
     """The image size that a host is made for: its option, or timm's configuration."""
-    from regard.hosts.swap import parse_host
+    from regard.hosts.swap import check_host, parse_host
 
     name, options = parse_host(host)
     given = options.get("img_size", options.get("size"))
@@ -291,10 +291,7 @@ def size_of(host: str) -> tuple[int, int]:
         return 32, 32
     import timm
 
-    from regard.hosts import HOSTS, list_models
-
-    if ":" not in name and name not in HOSTS and not timm.is_model(name.partition(".")[0]):
-        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())}")
+    check_host(name)
     if not timm.is_model(name):
         raise ConfigError(f"give --size: the image size of {name} is not known")
     configuration = timm.models.get_pretrained_cfg(name)
