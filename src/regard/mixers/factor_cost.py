@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from regard.core import Grid, Site
 
-from .factor_forms import COMPRESSED_CELLS, PRESETS, feature_width, sinusoid_basis
+from .factor_door import strided_grid
+from .factor_forms import COMPRESSED_CELLS, PRESETS, feature_width, reach, sinusoid_basis, table_size
 
 if TYPE_CHECKING:
     from .factors import Factors
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
 def paper_macs(config: "Factors", site: Site, width: int) -> int:
     """Table 1 of the paper, with the products of the operator only; a window has window^2 keys everywhere."""
     e1, e2, _, _ = (flag == "1" for flag in config.terms)
-    grid, keys, inner = site.grid, _keys(config, site), site.inner
+    grid, keys, inner = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner
     seen = config.window**2 if config.window else keys.tokens
     macs = 0
     if config.relative:
-        lengths = (config.window,) * 2 if config.window else (2 * grid.width - 1, 2 * grid.height - 1)
+        lengths = (config.window,) * 2 if config.window else (2 * site.grid.width - 1, 2 * site.grid.height - 1)
         macs += sum(lengths[: config.axes]) * inner * width
     if e1:
         macs += grid.tokens * seen * inner
@@ -30,11 +31,11 @@ def paper_macs(config: "Factors", site: Site, width: int) -> int:
 def executed_macs(config: "Factors", site: Site, width: int) -> int:
     """Every matrix product of the form that runs for one sample in float32 without a mask, eager on the CPU."""
     e1, e2, e3, e4 = (flag == "1" for flag in config.terms)
-    grid, keys, inner, d = site.grid, _keys(config, site), site.inner, site.width
+    grid, keys, inner, d = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner, site.width
     macs = keys.tokens * inner if e3 and not e1 else 0
     sides = ((grid.width, keys.width), (grid.height, keys.height))[: config.axes]
     if config.relative:
-        sizes = [max(q, config.key_stride * (k - 1) + 1) for q, k in sides]
+        sizes = [table_size(q, k, config.key_stride, config.query_stride) for q, k in sides]
         macs += sum(2 * size - 1 for size in sizes) * inner * (width // config.axes)
     form = config.backend
     if form == "auto":
@@ -46,7 +47,8 @@ def executed_macs(config: "Factors", site: Site, width: int) -> int:
         return macs + _places(e2, e4, grid, sides, inner) + grid.tokens * keys.tokens * inner * (1 + e1)
     if form == "compressed":
         return macs + _compressed(config, site, keys, sides)
-    window = 0 if config.window >= 2 * max(grid.height, grid.width) - 1 else config.window
+    whole = 2 * reach(grid, keys, config.key_stride, config.query_stride) - 1
+    window = 0 if config.window >= whole else config.window
     row = keys.tokens * inner * e3
     if not config.relative and not window:
         return macs + row
@@ -58,8 +60,7 @@ def executed_macs(config: "Factors", site: Site, width: int) -> int:
 
 
 def _keys(config: "Factors", site: Site) -> Grid:
-    source, stride = site.memory or site.grid, config.key_stride
-    return Grid(-(-source.height // stride), -(-source.width // stride), source.prefix, source.suffix)
+    return strided_grid(site.memory or site.grid, config.key_stride)
 
 
 def _places(e2: bool, e4: bool, grid: Grid, sides: tuple[tuple[int, int], ...], inner: int) -> int:
@@ -71,8 +72,8 @@ def _places(e2: bool, e4: bool, grid: Grid, sides: tuple[tuple[int, int], ...], 
 
 def _compressed(config: "Factors", site: Site, keys: Grid, sides: tuple[tuple[int, int], ...]) -> int:
     e1, e2, e3, _ = (flag == "1" for flag in config.terms)
-    grid, inner, d = site.grid, site.inner, site.width
-    source = site.memory or grid
+    grid, inner, d = strided_grid(site.grid, config.query_stride), site.inner, site.width
+    source = site.memory or site.grid
     features, macs = d * e1 + (e3 and not e1), 0
     if config.relative:
         base = config.base or PRESETS[config.preset][0]

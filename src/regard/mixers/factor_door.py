@@ -3,20 +3,16 @@
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core import NOTHING, ConfigError, Grid, Mask, ShapeError, UnsupportedError, nearest
 
-from .factor_forms import Case, Tables
+from .factor_forms import Case, Tables, reach, table_size
 from .heads import check_heads
 
 BACKENDS = ("auto", "compressed", "factorised", "separable", "materialised")
 Bases = tuple[Tensor, Tensor | None]
-
-
-def table_size(queries: int, keys: int, stride: int) -> int:
-    """Cells that a table of 2 size - 1 displacements must cover."""
-    return max(queries, stride * (keys - 1) + 1)
 
 
 def strided_grid(grid: Grid, stride: int) -> Grid:
@@ -30,6 +26,15 @@ def strided_tokens(grid: Grid, stride: int, device: torch.device) -> Tensor:
     cells = (rows[:, None] + torch.arange(0, grid.width, stride, device=device)).flatten()
     token = torch.arange(grid.tokens, device=device)
     return torch.cat([token[: grid.prefix], cells, token[grid.prefix + grid.cells :]])
+
+
+def widened(x: Tensor, asked: Grid, grid: Grid) -> Tensor:
+    """(B, H, N asked, e) on `grid`: cells by bilinear interpolation (corners not aligned), extra tokens as they are."""
+    batch, heads = x.shape[:2]
+    cells = x[..., asked.span, :].transpose(2, 3).reshape(batch, -1, asked.height, asked.width)  # (B, H e, h, w)
+    full = F.interpolate(cells, (grid.height, grid.width), mode="bilinear", align_corners=False)
+    full = full.unflatten(1, (heads, -1)).flatten(3).transpose(2, 3)
+    return torch.cat([x[..., : grid.prefix, :], full, x[..., asked.prefix + asked.cells :, :]], -2)
 
 
 def check_terms(terms: str) -> None:
@@ -48,16 +53,19 @@ def check_window(window: int, stride: int) -> None:
 
 def check_case(
     q: Tensor | None, k: Tensor | None, v: Tensor, terms: str, grid: Grid, key_grid: Grid | None, tables: Tables | None,
-    u: Tensor | None, t: Tensor | None, window: int, stride: int, basis: Bases | None, backend: str,
+    u: Tensor | None, t: Tensor | None, window: int, stride: int, asked: int, basis: Bases | None, backend: str,
 ) -> Grid:  # fmt: skip
     """The door of both functions; returns the grid of the keys."""
     check_terms(terms)
     check_window(window, stride)
+    check_asked(asked)
+    if asked > 1 and key_grid is None:
+        raise ConfigError(f"with query_stride={asked} the grid of the keys does not follow from {grid}; give key_grid=")
     if backend not in BACKENDS:
         raise ConfigError(f"backend {backend!r} is unknown; {nearest(backend, BACKENDS)}")
     keys = key_grid or strided_grid(grid, stride)
-    same = (keys.height, keys.width) == (strided_grid(grid, stride).height, strided_grid(grid, stride).width)
-    if window and not same:
+    sides = ((grid.height, keys.height), (grid.width, keys.width))
+    if window and not all(_one_side(*side, stride, asked) for side in sides):
         raise UnsupportedError(f"a window needs keys on the grid of the queries ({grid}), not on {keys}")
     e1, e2, e3, e4 = (flag == "1" for flag in terms)
     needed = {"q": (e1 or e2, q), "k": (e1 or e3, k), "u": (e3, u), "t": (e4, t), "tables": (e2 or e4, tables)}
@@ -71,15 +79,26 @@ def check_case(
     if needed["k"][0]:
         keys.check(cast(Tensor, k))
     used = {name: cast(Tensor, x) for name, (wanted, x) in needed.items() if wanted and name != "tables"}
-    _check_widths(v.shape[1], used, tables if e2 or e4 else None, grid, keys, stride)
+    _check_widths(v.shape[1], used, tables if e2 or e4 else None, grid, keys, stride, asked)
     for side, u_r in zip((keys.width, keys.height), basis or (), strict=False):
         if u_r is not None and u_r.shape[0] != side:
             raise ShapeError(f"a basis has {u_r.shape[0]} rows, expected one for each of {side} keys along its axis")
     return keys
 
 
+def check_asked(asked: int) -> None:
+    """Raises ConfigError unless the stride of the queries is at least 1."""
+    if asked < 1:
+        raise ConfigError(f"query_stride is at least 1, not {asked}")
+
+
+def _one_side(queries: int, keys: int, stride: int, asked: int) -> bool:
+    """Whether some number of cells has so many queries and so many keys."""
+    return max(asked * (queries - 1), stride * (keys - 1)) < min(asked * queries, stride * keys)
+
+
 def _check_widths(
-    heads: int, used: dict[str, Tensor], tables: Tables | None, grid: Grid, keys: Grid, stride: int
+    heads: int, used: dict[str, Tensor], tables: Tables | None, grid: Grid, keys: Grid, stride: int, asked: int
 ) -> None:
     """Raises ShapeError unless the widths of q, k, u, t and the tables agree and the tables cover the grids."""
     widths = {name: x.shape[-1] for name, x in used.items()}
@@ -90,7 +109,7 @@ def _check_widths(
         for (axis, side), table in zip(sides.items(), tables, strict=True):
             if table is None:
                 continue
-            size = table_size(*side, stride)
+            size = table_size(*side, stride, asked)
             if table.ndim != 3 or table.shape[0] != heads or table.shape[1] % 2 == 0 or table.shape[1] < 2 * size - 1:
                 raise ShapeError(
                     f"the table of {axis} has shape {tuple(table.shape)}; expected ({heads}, {2 * size - 1}, d)"
@@ -113,7 +132,8 @@ def scale_of(scale: float | None, q: Tensor | None, k: Tensor | None, v: Tensor,
 
 def sort_terms(
     q: Tensor | None, k: Tensor | None, v: Tensor, terms: str, grid: Grid, keys: Grid, tables: Tables | None,
-    u: Tensor | None, t: Tensor | None, scale: float, window: int, stride: int, mask: Mask | None, basis: Bases | None,
+    u: Tensor | None, t: Tensor | None, scale: float, window: int, stride: int, asked: int, mask: Mask | None,
+    basis: Bases | None,
 ) -> Case:  # fmt: skip
     """Sort the terms by what the forms need; each term has q, u or t exactly once, so the scale goes into these."""
     e1, e2, e3, e4 = (flag == "1" for flag in terms)
@@ -129,9 +149,9 @@ def sort_terms(
     if e2:
         own = cast(Tensor, q)[..., grid.span, :].unflatten(-2, (grid.height, grid.width)).to(work) * scale
         place = own if place is None else own + place
-    wide = window and window < 2 * max(grid.height, grid.width) - 1
+    narrow = window and window < 2 * reach(grid, keys, stride, asked) - 1
     x, y = tables if tables is not None and place is not None else (None, None)
     return Case(
         content, saliency, place, k, v, None if x is None else x.to(work), None if y is None else y.to(work),
-        grid, keys, window if wide else 0, stride, mask or NOTHING, basis or (None, None), e2,
+        grid, keys, window if narrow else 0, stride, mask or NOTHING, basis or (None, None), e2, asked,
     )  # fmt: skip

@@ -26,7 +26,8 @@ PRESETS = {"esa": (1000.0, 1, 1.0), "mmcv": (1000.0, -1, 2**-0.5), "transformer_
 class Case(NamedTuple):
     """What the forms need, the scale already inside. content (B,H,N,d): q + u where E1 is on. saliency (B,H,M): E3
     where E1 is off. place (B or 1, H, h or 1, w or 1, d): what meets r: q, t or their sum, on cells. x, y: the tables.
-    own: whether E2 is on, so that places differ by more than the cell.
+    own: whether E2 is on, so that places differ by more than the cell. stride, asked: cells between keys, and between
+    queries.
     """
 
     content: Tensor | None
@@ -43,6 +44,7 @@ class Case(NamedTuple):
     mask: Mask
     basis: tuple[Tensor | None, Tensor | None]
     own: bool
+    asked: int = 1
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:
@@ -62,14 +64,30 @@ def choose(case: Case) -> str:
     return "factorised" if worth and _guarded(case.v) else "compressed"
 
 
-def inside_window(grid: Grid, keys: Grid, window: int, stride: int, device: torch.device) -> Bool[Tensor, "N M"] | None:
-    """True where |stride * key - query| <= (window - 1) / 2 on both axes or a token is extra; None for no window."""
-    if not window or window >= 2 * max(grid.height, grid.width) - 1:
+def inside_window(
+    grid: Grid, keys: Grid, window: int, stride: int, device: torch.device, asked: int = 1
+) -> Bool[Tensor, "N M"] | None:
+    """True where |stride * key - asked * query| <= (window - 1) / 2 on both axes or a token is extra.
+
+    None for no window, also for one that holds the whole map.
+    """
+    if not window or window >= 2 * reach(grid, keys, stride, asked) - 1:
         return None
-    near_y = _near(grid.height, keys.height, window, stride, device)
-    near_x = _near(grid.width, keys.width, window, stride, device)
+    near_y = _near(grid.height, keys.height, window, stride, asked, device)
+    near_x = _near(grid.width, keys.width, window, stride, asked, device)
     near = (near_y[:, None, :, None] & near_x[None, :, None, :]).flatten(2).flatten(0, 1)
     return F.pad(near, (keys.prefix, keys.suffix, grid.prefix, grid.suffix), value=True)
+
+
+def table_size(queries: int, keys: int, stride: int, asked: int = 1) -> int:
+    """Cells that a table of 2 size - 1 displacements must cover."""
+    return max(asked * (queries - 1), stride * (keys - 1)) + 1
+
+
+def reach(grid: Grid, keys: Grid, stride: int, asked: int) -> int:
+    """The larger side, in cells, of what queries and keys cover."""
+    sides = ((grid.width, keys.width), (grid.height, keys.height))
+    return max(table_size(*side, stride, asked) for side in sides)
 
 
 def compressed(case: Case) -> Tensor:
@@ -98,7 +116,7 @@ def separable(case: Case) -> Tensor:
     if case.saliency is not None:
         work = work + case.saliency[:, :, None]
     work = case.mask.added(work.expand(shape))
-    inside = inside_window(case.grid, case.keys, case.window, case.stride, case.v.device)
+    inside = inside_window(case.grid, case.keys, case.window, case.stride, case.v.device, case.asked)
     if inside is not None:
         work = work.masked_fill(~inside, -torch.inf)
     if case.content is None:
@@ -122,7 +140,7 @@ def factorised(case: Case) -> Tensor:
     return torch.cat([before, cells, after], -2)
 
 
-def pairwise(tables: Tables, grid: Grid, keys: Grid, stride: int) -> Float[Tensor, "H N M d"]:
+def pairwise(tables: Tables, grid: Grid, keys: Grid, stride: int, asked: int = 1) -> Float[Tensor, "H N M d"]:
     """r of every pair of tokens, zero where one is an extra token. Raises: UnsupportedError above 2^30 numbers."""
     x, y = tables
     heads, _, d = x.shape
@@ -134,9 +152,9 @@ def pairwise(tables: Tables, grid: Grid, keys: Grid, stride: int) -> Float[Tenso
         row, column = torch.meshgrid(torch.arange(g.height), torch.arange(g.width), indexing="ij")
         places.append((row.flatten().to(x.device), column.flatten().to(x.device)))
     (row, column), (key_row, key_column) = places
-    cells = x[:, stride * key_column[None, :] - column[:, None] + x.shape[1] // 2]
+    cells = x[:, stride * key_column[None, :] - asked * column[:, None] + x.shape[1] // 2]
     if y is not None:
-        cells = cells + y[:, stride * key_row[None, :] - row[:, None] + y.shape[1] // 2]
+        cells = cells + y[:, stride * key_row[None, :] - asked * row[:, None] + y.shape[1] // 2]
     r[:, grid.span, keys.span] = cells
     return r
 
@@ -174,15 +192,20 @@ def _guarded(v: Tensor) -> bool:
     return v.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _near(queries: int, keys: int, window: int, stride: int, device: torch.device) -> Tensor:
-    step = stride * torch.arange(keys, device=device)[None, :] - torch.arange(queries, device=device)[:, None]
-    return step.abs() <= window // 2
+def _steps(queries: int, keys: int, stride: int, asked: int, device: torch.device) -> Tensor:
+    """stride * key - asked * query, (queries, keys)."""
+    return stride * torch.arange(keys, device=device)[None] - asked * torch.arange(queries, device=device)[:, None]
 
 
-def _toeplitz(table: Float[Tensor, "H L d"], queries: int, keys: int, stride: int) -> Float[Tensor, "H Q K d"]:
-    """table at stride * key - query + its middle."""
-    step = stride * torch.arange(keys, device=table.device) - torch.arange(queries, device=table.device)[:, None]
-    index = (step + table.shape[1] // 2).flatten()
+def _near(queries: int, keys: int, window: int, stride: int, asked: int, device: torch.device) -> Tensor:
+    return _steps(queries, keys, stride, asked, device).abs() <= window // 2
+
+
+def _toeplitz(
+    table: Float[Tensor, "H L d"], queries: int, keys: int, stride: int, asked: int
+) -> Float[Tensor, "H Q K d"]:
+    """table at stride * key - asked * query + its middle."""
+    index = (_steps(queries, keys, stride, asked, table.device) + table.shape[1] // 2).flatten()
     return table.index_select(1, index).unflatten(1, (queries, keys))
 
 
@@ -203,10 +226,11 @@ def _along_y(place: Tensor, table: Float[Tensor, "H h K d"]) -> Tensor:
 def _axes(case: Case, transform: Callable[[Tensor, Tensor | None], Tensor]) -> list[tuple[Tensor, Tensor | None]]:
     """For x, then y: logits (b,H,h,w,r) against the keys of the axis, r of them after `transform` of the table."""
     place, grid, keys = cast(Tensor, case.place), case.grid, case.keys
-    x = transform(_toeplitz(cast(Tensor, case.x), grid.width, keys.width, case.stride), case.basis[0])
+    strides = case.stride, case.asked
+    x = transform(_toeplitz(cast(Tensor, case.x), grid.width, keys.width, *strides), case.basis[0])
     axes = [(_along_x(place, x), case.basis[0])]
     if case.y is not None:
-        y = transform(_toeplitz(case.y, grid.height, keys.height, case.stride), case.basis[1])
+        y = transform(_toeplitz(case.y, grid.height, keys.height, *strides), case.basis[1])
         axes.append((_along_y(place, y), case.basis[1]))
     return axes
 
@@ -248,7 +272,7 @@ def _features(case: Case) -> tuple[Tensor, Tensor]:
 
 def _dense_mask(case: Case, queries: Tensor) -> Tensor | None:
     mask = case.mask.dense(queries, case.keys.tokens)
-    inside = inside_window(case.grid, case.keys, case.window, case.stride, queries.device)
+    inside = inside_window(case.grid, case.keys, case.window, case.stride, queries.device, case.asked)
     if inside is None or mask is None:
         return inside if mask is None else mask
     return mask & inside if mask.dtype == torch.bool else mask.masked_fill(~inside, -torch.inf)
@@ -287,8 +311,8 @@ def _axis_logits(case: Case) -> tuple[Tensor, Tensor]:
     x = found[0] if found else none.expand(1, 1, 1, grid.width, keys.width)
     y = found[1] if len(found) == 2 else none.expand(1, 1, grid.height, 1, keys.height)
     if case.window:
-        x = x.masked_fill(~_near(grid.width, keys.width, case.window, case.stride, device), -torch.inf)
-        near = _near(grid.height, keys.height, case.window, case.stride, device)
+        x = x.masked_fill(~_near(grid.width, keys.width, case.window, case.stride, case.asked, device), -torch.inf)
+        near = _near(grid.height, keys.height, case.window, case.stride, case.asked, device)
         y = y.masked_fill(~near[:, None], -torch.inf)
     return x, y
 

@@ -4,8 +4,9 @@
     E1 = q.k            query and key content         E3 = u.k    key content only
     E2 = q.r(delta)     query content and position    E4 = t.r(delta)    position only
 
-terms "1011" switches E1, E3 and E4 on. delta = stride * key - query in cells; r(delta) = x(delta_x) + y(delta_y), so
-positions cost one table of 2 size - 1 vectors an axis. "0000" is the uniform average (not the same as no mixer).
+terms "1011" switches E1, E3 and E4 on. delta = stride * key - query_stride * query in cells; r(delta) = x(delta_x) +
+y(delta_y), so positions cost one table of 2 size - 1 vectors an axis. "0000" is the uniform average (not the same as no
+mixer).
 Extra tokens have no place: E2 = E4 = 0 for every pair with one, and they lie in every window.
 """
 
@@ -37,6 +38,7 @@ from . import factor_cost, factor_forms
 from .factor_door import (
     BACKENDS,
     Bases,
+    check_asked,
     check_case,
     check_terms,
     check_window,
@@ -44,9 +46,9 @@ from .factor_door import (
     sort_terms,
     strided_grid,
     strided_tokens,
-    table_size,
+    widened,
 )
-from .factor_forms import PRESETS, Tables, full_precision, inside_window, pairwise, sinusoids
+from .factor_forms import PRESETS, Tables, full_precision, inside_window, pairwise, sinusoids, table_size
 from .heads import HeadMixerConfig
 
 
@@ -61,6 +63,7 @@ def factor_logits(
     u: Float[Tensor, "H d"] | None = None,
     t: Float[Tensor, "H d"] | None = None,
     stride: int = 1,
+    query_stride: int = 1,
 ) -> dict[str, Float[Tensor, "#B H N M"]]:
     """The logits of each factor that is on, "E1" to "E4", before the scale: every pair has its own r. For pictures.
 
@@ -72,7 +75,7 @@ def factor_logits(
     if on[0]:
         logits["E1"] = cast(Tensor, q) @ cast(Tensor, k).mT
     if on[1] or on[3]:
-        r = pairwise(cast(Tables, tables), grid, keys, stride)
+        r = pairwise(cast(Tables, tables), grid, keys, stride, query_stride)
         if on[1]:
             logits["E2"] = torch.einsum("bhnd,hnmd->bhnm", cast(Tensor, q), r.to(cast(Tensor, q).dtype))
     if on[2]:
@@ -97,6 +100,7 @@ def factors_reference(
     scale: float | None = 1.0,
     window: int = 0,
     stride: int = 1,
+    query_stride: int = 1,
     mask: Mask | None = None,
     basis: Bases | None = None,
     backend: str = "auto",
@@ -105,12 +109,14 @@ def factors_reference(
 
     Arguments and errors as in `factors`; also UnsupportedError above 2^30 numbers in r.
     """
-    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, basis, backend)
-    parts = factor_logits(q, k, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t, stride=stride)
+    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
+    parts = factor_logits(
+        q, k, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t, stride=stride, query_stride=query_stride
+    )
     logits = v.new_zeros(*v.shape[:2], grid.tokens, keys.tokens)
     for part in parts.values():
         logits = logits + part.to(v.dtype) * scale_of(scale, q, k, v, tables)
-    inside = inside_window(grid, keys, window, stride, v.device)
+    inside = inside_window(grid, keys, window, stride, v.device, query_stride)
     if inside is not None:
         logits = logits.masked_fill(~inside, -torch.inf)
     return softmax_rows((mask or NOTHING).added(logits)) @ v
@@ -130,6 +136,7 @@ def factors(
     scale: float | None = 1.0,
     window: int = 0,
     stride: int = 1,
+    query_stride: int = 1,
     mask: Mask | None = None,
     basis: Bases | None = None,
     backend: str = "auto",
@@ -138,8 +145,9 @@ def factors(
 
     tables: (x (H, 2W-1, d), y (H, 2h-1, d)), entry delta + size - 1; size covers queries and keys, and more is allowed.
         y may be None for one row. u, t: (H, d), for E3 and E4. scale: factor of all terms; None = d^-0.5.
-    key_grid: where keys lie, in steps of `stride` query cells; None = every stride-th cell of grid.
-    window: odd, the side of the square of query cells around a query whose keys it sees; 0 = all keys.
+    grid: of the queries, in steps of `query_stride` cells. key_grid: where keys lie, in steps of `stride` cells;
+        None = every stride-th cell of grid (it must be given where queries have steps).
+    window: odd, the side of the square of cells around a query whose keys it sees; 0 = all keys.
     basis: (x (W_keys, r), y (h_keys, r)), orthonormal columns that span what the tables can be along the keys (for
         sinusoids few suffice, `sinusoid_basis`); it shortens the compressed form, which is as exact as the basis.
     backend: "compressed" (extra features in one fused attention call), "factorised" (a product over axes, only without
@@ -148,15 +156,15 @@ def factors(
         elsewhere "auto" does not choose it (and by name it is not guarded).
     Raises: ConfigError, ShapeError, GridError, UnsupportedError.
     """
-    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, basis, backend)
+    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
     if backend == "materialised":
         return factors_reference(
             q, k, v, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t,
-            scale=scale, window=window, stride=stride, mask=mask,
+            scale=scale, window=window, stride=stride, query_stride=query_stride, mask=mask,
         )  # fmt: skip
     with full_precision(v.device):
         factor = scale_of(scale, q, k, v, tables)
-        case = sort_terms(q, k, v, terms, grid, keys, tables, u, t, factor, window, stride, mask, basis)
+        case = sort_terms(q, k, v, terms, grid, keys, tables, u, t, factor, window, stride, query_stride, mask, basis)
         if backend == "auto":
             backend = factor_forms.choose(case)
         if backend == "factorised" and (case.content is not None or case.mask.kinds):
@@ -174,9 +182,10 @@ class Factors(HeadMixerConfig):
     """terms: four characters of 0/1 for E1..E4; "0010" is key content only, "0000" the uniform average.
 
     scale: factor of the logits (the paper has none: 1.0), None = d^-0.5. window: odd side in cells, 0 = global.
-    stride: of the keys; 0 = the preset's. positions: width P of the sinusoids, 0 = dim (a multiple of 4; of 2 for one
-    axis). base: of the wavelengths, 0 = the preset's; magnitude: factor of the coordinates. axes: 2, or 1 for sequences
-    (grids of one row). backend: of `regard.ops.factors`.
+    stride: of the keys; 0 = the preset's. query_stride: every such row and column asks, and the other cells get what
+    bilinear interpolation of the answers gives, as in mmcv (extra tokens all ask). positions: width P of the sinusoids,
+    0 = dim (a multiple of 4; of 2 for one axis). base: of the wavelengths, 0 = the preset's; magnitude: factor of the
+    coordinates. axes: 2, or 1 for sequences (grids of one row). backend: of `regard.ops.factors`.
     preset: "esa" (the paper: delta = key - query, base 1000), "mmcv" (its code: query - key, projected encodings
     / sqrt 2, stride 2), "transformer_xl" (query - key, base 10000, all drawn from normal(0, 0.02); also give
     scale=None and axes=1).
@@ -189,6 +198,7 @@ class Factors(HeadMixerConfig):
     scale: float | None = 1.0
     window: int = 0
     stride: int = 0
+    query_stride: int = 1
     positions: int = 0
     base: float = 0.0
     magnitude: float = 1.0
@@ -196,13 +206,13 @@ class Factors(HeadMixerConfig):
     preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
     backend: Literal["auto", "compressed", "factorised", "separable", "materialised"] = "auto"
 
-    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_terms(self.terms)
         check_window(self.window, self.key_stride)
+        check_asked(self.query_stride)
         if self.preset not in PRESETS:
             raise ConfigError(f"preset {self.preset!r} is unknown; {nearest(self.preset, PRESETS)}")
         if self.backend not in BACKENDS:
@@ -222,6 +232,12 @@ class Factors(HeadMixerConfig):
     def key_stride(self) -> int:
         """stride, or the preset's."""
         return self.stride or (2 if self.preset == "mmcv" else 1)
+
+    @property
+    def masks(self) -> frozenset[str]:  # type: ignore[override]
+        """A causal mask needs every query and key; between strided queries hidden ones would be interpolated."""
+        padding, causal = self.query_stride == 1, self.query_stride == self.key_stride == 1
+        return frozenset(["bias"] + ["padding"] * padding + ["causal"] * causal)
 
     @property
     def uses(self) -> str:
@@ -333,13 +349,15 @@ class FactorsOperator(Operator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
+        asked, q, mask = self._queries(q, cast(Tensor, v), grid, mask)
         source, keys, k, v, mask = self._keys(k, cast(Tensor, v), grid, memory, mask)
         basis = self._basis(source, v) if self.config.relative else None
-        return factors(
-            q, k, v, terms=self.config.terms, grid=grid, key_grid=keys, tables=self.tables(grid, keys), u=self.u,
-            t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride, mask=mask, basis=basis,
-            backend=self.config.backend,
+        out = factors(
+            q, k, v, terms=self.config.terms, grid=asked, key_grid=keys, tables=self.tables(asked, keys), u=self.u,
+            t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
+            query_stride=self.config.query_stride, mask=mask, basis=basis, backend=self.config.backend,
         )  # fmt: skip
+        return out if self.config.query_stride == 1 else widened(out, asked, grid)
 
     def reference(
         self,
@@ -351,14 +369,17 @@ class FactorsOperator(Operator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
+        asked, q, mask = self._queries(q, cast(Tensor, v), grid, mask)
         _, keys, k, v, mask = self._keys(k, cast(Tensor, v), grid, memory, mask)
-        return factors_reference(
-            q, k, v, terms=self.config.terms, grid=grid, key_grid=keys, tables=self.tables(grid, keys), u=self.u,
-            t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride, mask=mask,
+        out = factors_reference(
+            q, k, v, terms=self.config.terms, grid=asked, key_grid=keys, tables=self.tables(asked, keys), u=self.u,
+            t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
+            query_stride=self.config.query_stride, mask=mask,
         )  # fmt: skip
+        return out if self.config.query_stride == 1 else widened(out, asked, grid)
 
     def _table(self, weight: Tensor, queries: int, keys: int) -> Tensor:
-        size = table_size(queries, keys, self.stride)
+        size = table_size(queries, keys, self.stride, self.config.query_stride)
         dtype = torch.promote_types(weight.dtype, torch.float32)
         steps = torch.arange(1 - size, size, device=weight.device, dtype=dtype) * self.sign
         waves = sinusoids(steps, self.width, self.base, self.config.magnitude)
@@ -381,6 +402,21 @@ class FactorsOperator(Operator):
                 return None
             x, y = (basis.to(x.device, x.dtype) for basis in self._bases(source))
         return x, (y if self.config.axes == 2 else None)
+
+    def _queries(
+        self, q: Tensor | None, v: Tensor, grid: Grid, mask: Mask | None
+    ) -> tuple[Grid, Tensor | None, Mask | None]:
+        """The grid of the queries that their stride keeps, and q and mask of these."""
+        stride = self.config.query_stride
+        if stride == 1:
+            return grid, q, mask
+        picked = strided_tokens(grid, stride, v.device)
+        if mask is not None:
+            if mask.causal or mask.keep is not None:
+                raise UnsupportedError("a causal or padding mask needs every query: query_stride=1")
+            if mask.bias is not None and mask.bias.shape[-2] > 1:
+                mask = Mask(bias=mask.bias.index_select(-2, picked))
+        return strided_grid(grid, stride), None if q is None else q.index_select(-2, picked), mask
 
     def _keys(
         self, k: Tensor | None, v: Tensor, grid: Grid, memory: Grid | None, mask: Mask | None
