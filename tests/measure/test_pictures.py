@@ -94,7 +94,7 @@ def test_the_frame_and_the_brightest_cell_lie_where_they_should():
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()
-    pictures._overlay(axes, np.full((12, 20, 3), 100, np.uint8), weights, (1, 3))
+    pictures.overlay(axes, np.full((12, 20, 3), 100, np.uint8), weights, (1, 3))
     overlay = axes.images[1]
     assert np.argwhere(np.asarray(overlay.get_array())[..., 3] > 0.5).tolist() == [[2, 4]]
     assert overlay.get_extent() == [0, 20, 12, 0] or tuple(overlay.get_extent()) == (0, 20, 12, 0)

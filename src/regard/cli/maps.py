@@ -11,25 +11,47 @@ def maps(
     image: Annotated[str, typer.Argument(help='A picture file, or a sample: "china", "flower", "digit".')] = "flower",
     mixer: Annotated[str, typer.Option(help="Replace attention by this mechanism, such as 'MiTA(m=25, k=25)'.")] = "",
     layer: Annotated[str, typer.Option(help='Layers by name, such as "blocks.1?.attn", or "last".')] = "last",
-    head: Annotated[str, typer.Option(help='A number from 0, "mean" or "all".')] = "all",
-    query: Annotated[str, typer.Option(help="Row,column of the cell that looks; the middle one if left out.")] = "",
+    head: Annotated[
+        str,
+        typer.Option(
+            help='A number from 0, "mean" or "all"; of groups for offsets and kernels. Left out: all for maps and '
+            "offsets, the mean for terms and kernels."
+        ),
+    ] = "",
+    query: Annotated[
+        str,
+        typer.Option(
+            help="Row,column of the cell that looks, on the finest grid of such layers; the middle one if left out."
+        ),
+    ] = "",
+    show: Annotated[
+        str,
+        typer.Option(
+            help="maps: attention; terms: each factor of `Factors`; offsets: of deformable convolutions; kernels: of "
+            "dynamic ones; auto: the first of these that the model has."
+        ),
+    ] = "auto",
     pretrained: Annotated[bool, typer.Option(help="Load timm's published weights.")] = False,
     out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("maps.png"),
 ) -> None:
-    """Draw attention maps over a picture. Maps of untrained weights carry a warning."""
+    """Draw attention maps over a picture, or what takes their place. Untrained weights carry a warning."""
     from regard.lab.files import write_atomically
-    from regard.measure import pictures
+    from regard.measure import pictures, views
 
     cell = _cell(query)
     network, trained = _network(model, mixer, pretrained)
+    view = views.chosen_view(network, show)
     tensor, shown, credit = _input(network, image, model)
-    names = "*" if layer == "last" else layer
-    found = pictures.attention_of(network, tensor, cell, picture=shown, layers=names, credit=credit)
-    if layer == "last":
-        found["layers"] = found["layers"][-1:]
-    title = f"{model}{', ' + mixer if mixer else ''}: attention from cell {found['query'][0]},{found['query'][1]}"
-    write_atomically(out, pictures.draw(found, title, trained=trained, head=head))
-    typer.echo(f"{out}: {len(found['layers'])} layers" if len(found["layers"]) != 1 else f"{out}: 1 layer")
+    names, last = ("*", True) if layer == "last" else (layer, False)
+    drawn, layers = views.draw_view(
+        view, network, tensor, shown, f"{model}{', ' + mixer if mixer else ''}", trained=trained, query=cell,
+        layers=names, last=last, part=head, credit=credit,
+    )  # fmt: skip
+    write_atomically(out, drawn)
+    typer.echo(f"{out}: {view} of {'1 layer' if len(layers) == 1 else f'{len(layers)} layers'}")
+    others = [name for name in views.views_of(network) if name != view]
+    if show == "auto" and others:
+        typer.echo(f"note: it has {', '.join(others)} too; --show draws them", err=True)
     if not trained:
         typer.echo(f"note: {pictures.WARNING}", err=True)
 
@@ -76,12 +98,11 @@ def _input(network, image: str, model: str):  # type: ignore[no-untyped-def]
     from timm.data import resolve_model_data_config
 
     from regard.core import DataError
+    from regard.hosts.looking import example_of
     from regard.measure import pictures
 
     settings = resolve_model_data_config(network)
-    channels = int(network.patch_embed.proj.in_channels) if hasattr(network, "patch_embed") else 3
-    own = getattr(getattr(network, "patch_embed", None), "img_size", None)
-    height, width = own or settings["input_size"][1:]
+    _, channels, height, width = example_of(network).shape
     credit = "" if Path(image).exists() else pictures.CREDITS.get(image, "")
     if credit:
         shown = pictures.sample_image((height, width), grey=image == "digit", name=image)

@@ -8,8 +8,10 @@ import base64
 import copy
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,8 @@ CREDITS = {
     "digit": "handwritten digit of scikit-learn's digits (UCI ML repository, CC BY 4.0)",
 }
 """Where each sample picture comes from; printed wherever it is shown."""
+_LINE = 0.18
+"""Inches of a line of text."""
 WARNING = "untrained weights: these maps show the initialisation, not what a model has learned"
 
 
@@ -173,33 +177,62 @@ def draw(maps: Mapping[str, Any], title: str, *, trained: bool, head: str = "all
     """
     if not maps["layers"]:
         raise UnsupportedError("no layer of this model has weights between all tokens of the picture")
+    shape = tuple(maps["grid"])
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(maps["image"]))).convert("RGB"))
+    rows = [
+        (layer["layer"], [
+            (name, partial(overlay, picture=picture, weights=np.reshape(weights, shape), query=maps["query"]))
+            for name, weights in _panels(layer, head)
+        ])
+        for layer in maps["layers"]
+    ]  # fmt: skip
+    return figure(rows, picture, title, trained=trained, credit=str(maps.get("credit") or ""), aspect=shape)
+
+
+def figure(
+    rows: Sequence[tuple[str, Sequence[tuple[str, Callable[..., None]]]]],
+    picture: UInt8[np.ndarray, "height width 3"],
+    title: str,
+    *,
+    trained: bool,
+    credit: str = "",
+    note: str = "",
+    aspect: tuple[int, int] | None = None,
+    side: float = 1.9,
+) -> bytes:
+    """Rows of panels as a PNG file: a layer's name over the picture, then (title, what draws on the panel's axes).
+
+    trained: otherwise a warning stands below; note and credit stand there too. aspect: (height, width) of a panel, by
+    default that of the picture. side: width of a panel in inches.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [_panels(layer, head) for layer in maps["layers"]]
-    across = 1 + max(map(len, rows))
-    height, width = maps["grid"]
-    figure = Figure(figsize=(1.9 * across, 0.75 + (1.9 * height / width + 0.32) * len(rows)), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    credit = " ".join(word for word in str(maps.get("credit") or "").split() if word.isascii())  # the font has no other
-    foot = "\n".join(line for line in ("" if trained else WARNING, f"picture: {credit}" if credit else "") if line)
-    if not trained:
-        figure.supxlabel(foot, x=0.01, ha="left", fontsize=10, color="#b3261e", weight="bold")
-    elif foot:
-        figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color="#5f6368")
-    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(maps["image"]))).convert("RGB"))
-    panels = figure.subplots(len(rows), across, squeeze=False)
-    for line, layer, row in zip(rows, maps["layers"], panels, strict=True):
+    across = 1 + max(len(panels) for _, panels in rows)
+    height, width = aspect or picture.shape[:2]
+    credit = " ".join(word for word in credit.split() if word.isascii())  # the font has no other
+    head = wrap(title, int(11 * side * across))
+    foot = [] if trained else [(line, True) for line in wrap(WARNING, int(12 * side * across))]
+    for text in (note, f"picture: {credit}" if credit else ""):
+        foot += [(line, False) for line in wrap(text, int(15 * side * across))]
+    tall = 0.3 + _LINE * (len(head) + len(foot)) + (side * height / width + 0.36) * len(rows)
+    made = Figure(figsize=(side * across, tall), layout="constrained")
+    made.get_layout_engine().set(rect=(0, _LINE * len(foot) / tall, 1, 1 - _LINE * len(foot) / tall))  # type: ignore
+    made.suptitle("\n".join(head), x=0.01, ha="left", fontsize=11)
+    for place, (line, loud) in enumerate(reversed(foot)):
+        style = {"fontsize": 10, "color": "#b3261e", "weight": "bold"} if loud else {"fontsize": 8, "color": "#5f6368"}
+        made.text(0.01, (_LINE * place + 0.04) / tall, line, ha="left", va="bottom", **style)  # type: ignore[arg-type]
+    for (layer, panels), row in zip(rows, made.subplots(len(rows), across, squeeze=False), strict=True):
         for axes in row:
             axes.set_axis_off()
         row[0].imshow(picture)
-        row[0].set_title(layer["layer"], fontsize=9, loc="left")
-        for axes, (name, weights) in zip(row[1:], line, strict=False):
-            _overlay(axes, picture, np.reshape(weights, (height, width)), maps["query"])
+        row[0].set_title(layer, fontsize=9, loc="left")
+        for axes, (name, paint) in zip(row[1:], panels, strict=False):
+            paint(axes)
             axes.set_title(name, fontsize=9, loc="left")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(made)
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110, metadata={"Software": None})
+    made.savefig(out, format="png", dpi=110, metadata={"Software": None})
     return out.getvalue()
 
 
@@ -217,18 +250,40 @@ def _panels(layer: Mapping[str, Any], head: str) -> list[tuple[str, list[float]]
     return [heads[int(head)]]
 
 
-def _overlay(axes: Any, picture: np.ndarray, weights: np.ndarray, query: Sequence[int]) -> None:
-    """The picture in dark grey, the weights in amber (opacity = share of the largest), the query cell framed."""
+def overlay(
+    axes: Any,
+    picture: np.ndarray,
+    weights: np.ndarray,
+    query: Sequence[int],
+    shape: Sequence[int] | None = None,
+) -> None:
+    """The picture in dark grey, the weights in amber (opacity = share of the largest), the query cell framed.
+
+    weights: (rows, columns) over the whole picture. query: (row, column) on a grid of `shape`, that of the weights.
+    """
     height, width = picture.shape[:2]
-    grey = picture.mean(-1, keepdims=True).repeat(3, -1) * 0.62
+    axes.imshow(darkened(picture), extent=(0, width, height, 0))
+    axes.imshow(amber(weights), extent=(0, width, height, 0), interpolation="nearest")
+    frame(axes, picture, query, shape or weights.shape)
+
+
+def darkened(picture: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "height width 3"]:
+    """In dark grey, so that amber stands out."""
+    return (picture.mean(-1, keepdims=True).repeat(3, -1) * 0.62).astype(np.uint8)
+
+
+def amber(weights: np.ndarray) -> np.ndarray:
+    """RGBA (rows, columns, 4) with opacity = share of the largest weight."""
     top = float(weights.max())
     share = weights / top if top > 0 and math.isfinite(top) else np.zeros_like(weights)
-    amber = np.empty((*weights.shape, 4))
-    amber[..., :3], amber[..., 3] = (1.0, 0.69, 0.0), 0.88 * np.clip(share, 0, 1)
-    extent = (0, width, height, 0)
-    axes.imshow(grey.astype(np.uint8), extent=extent)
-    axes.imshow(amber, extent=extent, interpolation="nearest")
-    step_y, step_x = height / weights.shape[0], width / weights.shape[1]
+    colors = np.empty((*weights.shape, 4))
+    colors[..., :3], colors[..., 3] = (1.0, 0.69, 0.0), 0.88 * np.clip(share, 0, 1)
+    return colors
+
+
+def frame(axes: Any, picture: np.ndarray, query: Sequence[int], shape: Sequence[int]) -> None:
+    """A white frame around a cell of a grid of `shape` over the picture."""
+    step_y, step_x = picture.shape[0] / shape[0], picture.shape[1] / shape[1]
     left, top_edge = query[1] * step_x, query[0] * step_y
     xs = [left, left + step_x, left + step_x, left, left]
     ys = [top_edge, top_edge, top_edge + step_y, top_edge + step_y, top_edge]

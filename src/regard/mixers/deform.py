@@ -323,13 +323,19 @@ class DeformableConv2d(nn.Conv2d):
         """Local names of parameters -> factor of the learning rate (Zhu et al. 2019): 0.1 for the predictor."""
         return {f"offset.{name}": 0.1 for name, _ in self.offset.named_parameters()}
 
+    def moves(
+        self, x: Float[Tensor, "B C h w"]
+    ) -> tuple[Float[Tensor, "B P hh ww"], Float[Tensor, "B Q hh ww"] | None]:
+        """The offsets and, for version 2, the factors that `deformable_conv` takes."""
+        found = predicted(x, self.offset)
+        if self.options.version == 1:
+            return found, None
+        offsets, mask = found.split([found.shape[1] // 3 * 2, found.shape[1] // 3], 1)
+        return offsets, 2 * self.options.mask_init * mask.sigmoid()
+
     def forward(self, x: Float[Tensor, "B C h w"], plain: bool = False) -> Float[Tensor, "B O hh ww"]:
         """plain: the reference form."""
-        found = predicted(x, self.offset)
-        offsets, mask = found, None
-        if self.options.version == 2:
-            offsets, mask = found.split([found.shape[1] // 3 * 2, found.shape[1] // 3], 1)
-            mask = 2 * self.options.mask_init * mask.sigmoid()
+        offsets, mask = self.moves(x)
         call = deformable_conv_reference if plain else deformable_conv
         places = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
         return call(x, self.weight, offsets, mask=mask, bias=self.bias, **places)  # type: ignore[arg-type]

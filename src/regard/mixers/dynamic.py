@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Card, ConfigError, Cost, ShapeError, Site, linear
+from regard.core import Card, ConfigError, Cost, Grid, Mask, ShapeError, Site, linear
 
 from .taps import TapsConfig, TapsMixer, check_groups, margins, shifted
 
@@ -177,12 +177,27 @@ class DynamicConvMixer(TapsMixer):
         self.leave = XavierLinear(dim, dim, bias=site.out_bias)
 
     def mix(self, cells: Tensor, valid: Tensor | None, plain: bool) -> Tensor:
-        h = self.enter(cells.permute(0, 2, 3, 1))  # (B, h, w, C), a view where there are no extra tokens
-        h = F.glu(h, -1) if self.config.glu else h
-        if valid is not None:
-            h = h * valid.permute(0, 2, 3, 1)
+        h = self.hidden(cells, valid)
         mixed = self._plain(h, valid) if plain else self._by_rows(h, valid)
         return self.leave(mixed.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def hidden(
+        self, cells: Float[Tensor, "B C h w"], valid: Bool[Tensor, "B 1 h w"] | None
+    ) -> Float[Tensor, "B h w C"]:
+        """What kernels are predicted from, and what taps see."""
+        h = self.enter(cells.permute(0, 2, 3, 1))  # a view where there are no extra tokens
+        h = F.glu(h, -1) if self.config.glu else h
+        return h if valid is None else h * valid.permute(0, 2, 3, 1)
+
+    def kernels_at(
+        self, x: Float[Tensor, "B N C"], grid: Grid, cell: tuple[int, int], mask: Mask | None = None
+    ) -> Float[Tensor, "B g rows columns"]:
+        """The kernels of one cell (row, column), for pictures."""
+        _, cells, valid = self.split(x, grid, mask)
+        here = (..., slice(cell[0], cell[0] + 1), slice(cell[1], cell[1] + 1))
+        counts, h = self._counts(cells, valid), self.hidden(cells, valid)
+        kernels = self.predict(h[(*here, slice(None))], None if counts is None else counts[here])
+        return kernels[..., 0, 0].unflatten(2, self.config.sides)
 
     def predict(
         self, h: Float[Tensor, "B h w C"], counts: Bool[Tensor, "b K h w"] | None

@@ -80,16 +80,20 @@ class TapsMixer(Mixer):
         self.check(x, grid, mask)
         if self.config.axes == 1 and grid.height > 1:
             raise GridError(f"axes=1 is for sequences (one row), not {grid}; use axes=2")
-        keep = None if mask is None else mask.keep
-        valid = None
-        if keep is not None:
-            x = x.masked_fill(~keep[..., None], 0.0)
-            valid = keep[:, grid.span].unflatten(-1, (grid.height, grid.width))[:, None]
-        extra, cells = grid.to_map(x)
+        extra, cells, valid = self.split(x, grid, mask)
         out = self.mix(cells, valid, plain)
         if grid.extra:
             extra = self._mean(out, valid).expand(-1, grid.extra, -1)
         return F.dropout(grid.from_map(extra.to(out.dtype), out), self.site.drop, self.training)
+
+    def split(
+        self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None
+    ) -> tuple[Float[Tensor, "B E C"], Float[Tensor, "B C h w"], Bool[Tensor, "B 1 h w"] | None]:
+        """Extra tokens, and cells and valid as `mix` takes them."""
+        if mask is None or mask.keep is None:
+            return *grid.to_map(x), None
+        valid = mask.keep[:, grid.span].unflatten(-1, (grid.height, grid.width))[:, None]
+        return *grid.to_map(x.masked_fill(~mask.keep[..., None], 0.0)), valid
 
     def _mean(self, out: Tensor, valid: Tensor | None) -> Tensor:
         """What extra tokens get, (B, 1, C)."""

@@ -1,0 +1,67 @@
+"""`regard maps --show`: chosen where it is not asked for, refused with a sentence where a model has no such thing."""
+
+from pathlib import Path
+
+import pytest
+
+from regard.cli.app import run
+
+VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"
+GREY = (
+    "attended_resnet18(channels=(8, 8, 16, 16), stem=1, img_size=12, stages=(2, 3), heads=2, in_chans=1, "
+    "deformable=True)"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "noted"),
+    [
+        ([VIT, "china", "--mixer", "Factors('1010')"], "maps of 1 layer", "it has terms too"),
+        ([VIT, "china", "--mixer", "Factors('1010')", "--show", "terms", "--layer", "*"], "terms of 2 layers", ""),
+        ([VIT, "--mixer", "DeformableConv(version=2)", "--query", "0,4"], "offsets of 1 layer", ""),
+        ([VIT, "--mixer", "DynamicConv(kernel=3, groups=4)", "--head", "all"], "kernels of 1 layer", ""),
+        ([GREY, "digit", "--layer", "*"], "offsets of 4 layers", ""),
+        ([GREY, "digit", "--mixer", "Factors('0010')"], "terms of 1 layer", "it has offsets too"),
+    ],
+    ids=["maps", "terms", "offsets", "kernels", "grey resnet", "both"],
+)
+def test_a_view_is_drawn(
+    arguments: list[str], said: str, noted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "drawn.png"
+    assert run(["maps", *arguments, "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip() == f"{out}: {said}"
+    assert "untrained weights" in shown.err
+    assert ("too; --show" in shown.err) == bool(noted)
+    assert noted in shown.err
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([VIT, "--mixer", "Softmax", "--show", "terms"], "has no terms to show; it has maps"),
+        ([VIT, "--mixer", "DynamicConv(kernel=3, groups=4)", "--show", "maps"], "has no maps to show; it has kernels"),
+        ([VIT, "--mixer", "XCA"], "has nothing to show"),
+        ([GREY, "digit", "--show", "kernels"], "has no kernels to show; it has offsets"),
+        (
+            [GREY, "digit", "--layer", "blocks.*"],
+            "no deformable convolution of maps matches 'blocks.*'; there are layer2",
+        ),
+        ([GREY, "digit", "--query", "6,0"], "query 6,0 lies outside 6x6 cells"),
+        ([VIT, "--mixer", "DynamicConv(kernel=3, groups=4)", "--head", "4"], "give all, mean or a number from 0 to 3"),
+        ([VIT, "--show", "offset"], "did you mean offsets"),
+    ],
+    ids=["terms", "maps", "nothing", "kernels", "layer", "query", "head", "spelling"],
+)
+def test_what_a_model_does_not_have_is_refused(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "drawn.png"
+    assert run(["maps", *arguments, "--out", str(out)]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("regard: ")
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+    assert not out.exists()
