@@ -33,11 +33,17 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         Sample("Softmax()", ANYWHERE),
         Sample("Softmax(scale=0.7, dwc=3, gate=True)"),
     ),
-    "SKA": (Sample("SKA()"), Sample("SKA(scale=1.0, dwc=5)"), Sample('SKA(resize="window")')),
+    "SKA": (
+        Sample("SKA()"),
+        Sample("SKA(scale=1.0, dwc=5)"),
+        Sample('SKA(resize="window")'),
+        Sample("SKA(projection=IdentityQuery())"),
+    ),
     "CSKA": (
         Sample("CSKA()"),
         Sample('CSKA(rows="centre", cols="conv", resize="window", path="lean")'),
         Sample('CSKA(factorised=True, rows="centre", path="patches")'),
+        Sample('CSKA(reading="key", dwc=3)'),
     ),
     "XCA": (Sample("XCA()", ANYWHERE),),
     "MiTA": (
@@ -56,6 +62,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         Sample("Factors()"),
         Sample('Factors(terms="0110")'),
         Sample('Factors(terms="0000")', ANYWHERE),
+        Sample('Factors(preset="mmcv", query_stride=2)'),
     ),
     "Conv": (Sample("Conv()"), Sample('Conv(kernel=5, groups=4, dilation=2, extra="zero")')),
     "DeformableConv": (
@@ -129,7 +136,7 @@ def samples() -> list[Sample]:
 
 
 def pairs() -> list[Sample]:
-    """Every mechanism on heads with every projection but the linear one, which the samples have."""
+    """Every mechanism on heads with every projection but the linear one and linear keys, which the samples have."""
     found = []
     for cls in MIXERS:
         sample = next(iter(SAMPLES.get(cls.__name__, ())), None)
@@ -137,6 +144,6 @@ def pairs() -> list[Sample]:
             continue
         inside = sample.text.removesuffix(")") + ("" if sample.text.endswith("()") else ", ")
         for projection in PROJECTIONS:
-            if projection.__name__ != "LinearQKV":
+            if projection.__name__ not in ("LinearQKV", "IdentityQuery"):
                 found.append(Sample(f"{inside}projection={projection.__name__}())", sample.options))
     return found

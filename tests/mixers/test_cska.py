@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
-from regard.mixers.cska import CONV_CELLS, CSKA, _choose, cska, cska_reference
+from regard.mixers.cska import CSKA, cska, cska_reference
+from regard.mixers.cska_forms import CONV_CELLS, choose
 from regard.mixers.ska import SKA, ska
 from regard.mixers.softmax import Softmax
 from regard.mixers.spell import parse, spell
@@ -344,10 +345,10 @@ def test_lean_holds_less_than_0_6_of_the_convolution_at_28x28():
 def test_auto_takes_the_convolution_on_small_maps_and_strips_without_gradients():
     q, weight, _, v = tensors(Grid(8, 8))
     assert q.shape[2] <= CONV_CELLS
-    assert _choose(q, weight, v) == "conv"
+    assert choose(q, weight, v) == "conv"
     q, weight, _, v = tensors(Grid(14, 14))
-    assert _choose(q, weight, v) == "lean"
-    assert _choose(q.requires_grad_(), weight, v) == "patches"
+    assert choose(q, weight, v) == "lean"
+    assert choose(q.requires_grad_(), weight, v) == "patches"
 
 
 def test_cross_attention_frees_the_grid_of_the_queries():

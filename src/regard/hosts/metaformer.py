@@ -15,14 +15,18 @@ from timm.models import build_model_with_cfg, load_state_dict
 from timm.models.metaformer import Attention, LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
 from torch import Tensor, nn
 
-from regard.core import ConfigError, MixerConfig
-from regard.mixers.spell import parse_mixer
+from regard.core import ConfigError, MixerConfig, nearest
+from regard.mixers.heads import HeadMixerConfig
+from regard.mixers.spell import parse_mixer, spell
+from regard.projections.identity import IdentityQuery
+from regard.projections.linear import LinearQKV
 
 SIZES: dict[str, dict[str, Any]] = {
     "s18": {"depths": (3, 3, 9, 3), "dims": (64, 128, 320, 512)},
     "b36": {"depths": (3, 12, 18, 3), "dims": (128, 256, 512, 768)},
     "desk": {"depths": (1, 1, 2, 1), "dims": (32, 64, 96, 128)},
 }
+QUERIES = ("linear", "identity")
 SHORT = {"ska": "SKA", "cska": "CSKA"}
 STAGE = re.compile(r"stages[._](\d)\.")
 
@@ -58,6 +62,7 @@ def metaformer(
     *,
     img_size: int | tuple[int, int] = 224,
     resize: str | None = None,
+    query: str = "linear",
     pretrained: bool | str = False,
     features_only: bool = False,
     **options: Any,
@@ -66,9 +71,11 @@ def metaformer(
 
     mixers: four of "conv" (separable convolution), "attn" (timm's attention), "ska", "cska" or a spelled mechanism.
     img_size: the image whose grids the static keys have. resize: what they do on others, where it is not spelled.
+    query: "linear", or "identity" for queries of the mechanisms that are the input itself, as in the authors' code:
+    with static keys in stages 3 and 4 and width 32 a head its S18 has 23,565,336 parameters.
     pretrained: True takes timm's weights of caformer_<size> for every layer that keeps its shape; a string is the path
     of a checkpoint. options: timm's, such as num_classes, in_chans, drop_path_rate, out_indices.
-    Raises: ConfigError if mixers are not four known ones.
+    Raises: ConfigError if mixers are not four known ones, or query is neither or has no mechanism to apply to.
     """
     name = f"caformer_{size}"
     if isinstance(mixers, str) or len(mixers) != 4:
@@ -76,6 +83,10 @@ def metaformer(
             f'mixers are four, one for each stage, such as ("conv", "ska", "attn", "attn"), not {mixers!r}'
         )
     configs = [_config(text, resize) for text in mixers]
+    if query not in QUERIES:
+        raise ConfigError(f"a metaformer has no query={query!r}; {nearest(query, QUERIES)}")
+    if query == "identity":
+        configs = _direct(configs)
     convolutions = [text == "conv" for text in mixers]
     indices = options.pop("out_indices", (0, 1, 2, 3))
     model: Any = build_model_with_cfg(
@@ -130,6 +141,20 @@ def _config(text: str, resize: str | None) -> MixerConfig | None:
             raise ConfigError(f"{type(config).__name__} has no resize; leave resize= out")
         config = replace(config, resize=resize)  # type: ignore[call-arg]
     return config
+
+
+def _direct(configs: Sequence[MixerConfig | None]) -> list[MixerConfig | None]:
+    """The same mechanisms on queries that are the input."""
+    made: list[MixerConfig | None] = []
+    for config in configs:
+        if isinstance(config, HeadMixerConfig) and config.projection == LinearQKV():
+            config = replace(config, projection=IdentityQuery())
+        elif config is not None:
+            raise ConfigError(f"query='identity' takes the place of a linear query, which {spell(config)} has not")
+        made.append(config)
+    if not any(made):
+        raise ConfigError("query='identity' is for stages with a mechanism such as 'ska'; \"attn\" keeps its own")
+    return made
 
 
 def _fill(model: nn.Module, configs: Sequence[MixerConfig | None], img_size: int | tuple[int, int], chans: int) -> None:

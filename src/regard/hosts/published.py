@@ -47,7 +47,7 @@ class Counted:
 
 _DEFECT = "the code's class token gets one key for two values in stage 3; ours has a key for each"
 _SPT = "shifted patch tokens, temperature and diagonal mask kept"
-_OPEN = "the paper does not say which stages; its code replaces 3 and 4 and projects no queries (23,565,336)"
+_OPEN = "the paper does not say which stages; its code replaces 3 and 4 with query='identity' (23,565,336)"
 _NARROW = "the paper's code has heads of 16, which only adds biases"
 SKA_TABLE1 = (
     ("ViT-S", "vit_s_32_spt", "", "9.6M", "1.29", 9_622_512, ""),
@@ -76,7 +76,8 @@ SKA_TABLE1 = (
         "26.8M",
         "1.52",
         26_883_574,
-        "the code convolves queries into keys, apart for each window; ours convolves them into the logits",
+        "the code convolves queries into keys, apart for each window: CSKA(reading='key') and keys='window'; ours "
+        "makes logits",
     ),
     ("CvT-13", "cvt_13", "", "19.6M", "0.17", 19_616_330, ""),
     ("SKA-CvT-13 a", "cvt_13", "SKA()", "18.0M", "0.21", 18_022_730, ""),

@@ -2,7 +2,8 @@
 
 A[h, i, j] = scale (sum over the taps t of q_h[i + t] . W_h[j, :, t] + b[h, j]), softmax over j, zeros outside the grid.
 The paper's Algorithm 2 does not fit together; its text (Sec. 4.2), its Table 6 and the authors' code for ViT, CaiT and
-CAFormer agree on this reading, in which the outputs of the convolution are the keys, not places.
+CAFormer agree on this reading, in which the outputs of the convolution are the keys, not places. Another reading, that
+of their code for Swin, is the option reading="key": see `cska_key`.
 
 The filters belong to the cells of the keys' grid; the map of the queries may have any size. Extra tokens are not on the
 map: their keys are plain vectors that every query meets (`cols`), their queries meet keys of their own (`rows`).
@@ -10,13 +11,13 @@ map: their keys are plain vectors that every query meets (`cols`), their queries
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard.core import (
     NOTHING,
@@ -26,6 +27,7 @@ from regard.core import (
     Grid,
     GridError,
     Mask,
+    Operator,
     ShapeError,
     Site,
     attend,
@@ -33,19 +35,15 @@ from regard.core import (
     softmax_rows,
 )
 
+from .cska_forms import PATHS, by_convolution, by_patches, choose, one_by_one, rows_of, sides, visible
+from .cska_key import QueryKeyOperator, query_keys_cost
 from .heads import check_heads
 from .ska import ska, ska_reference
-from .static import StaticConfig, StaticOperator, apart, in_windows, join, same_cells, tiled, tokens_of, windows_on
+from .static import StaticConfig, StaticOperator, apart, in_windows, join, same_cells, tiled, tokens_of
 
-PATHS = ("auto", "conv", "patches", "lean")
+_OF_LOGITS = ("rows", "cols", "factorised", "path", "resize")
 WARN_MACS = 2e9
 """Above so many MACs of the key a layer warns."""
-CONV_CELLS = 100
-"""Up to so many cells the convolution is the fastest path."""
-LEAN_LOGITS = 2**24
-"""From so many logits on the batch is trained in strips whose logits are computed again in the backward pass."""
-STRIP = 128
-"""Cells in a strip of rows."""
 
 
 def cska_reference(
@@ -94,76 +92,13 @@ def cska(
     """
     _check(q, weight, bias, v, grid, path)
     if path == "auto":
-        path = _choose(q, weight, v)
+        path = choose(q, weight, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     bias = None if bias is None else bias * scale
     dense = (mask or NOTHING).dense(q, v.shape[-2])
-    run = _conv if path == "conv" else _patches
-    return run(q * scale, weight, bias, v, grid, dense, path == "lean")
-
-
-def _choose(q: Tensor, weight: Tensor, v: Tensor) -> str:
-    """The path for these sizes, from times on a CPU: `benchmarks/static_keys.py`."""
-    batch, heads, n, _ = q.shape
-    if n <= CONV_CELLS:
-        return "conv"
-    trained = torch.is_grad_enabled() and (q.requires_grad or weight.requires_grad or v.requires_grad)
-    return "patches" if trained and batch * heads * n * v.shape[-2] < LEAN_LOGITS else "lean"
-
-
-def _conv(
-    q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, dense: Tensor | None, lean: bool
-) -> Tensor:
-    batch, heads, n, _ = q.shape
-    image = q.mT.reshape(batch, -1, grid.height, grid.width)
-    logits = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=heads)
-    logits = logits.view(batch, heads, -1, n)  # keys before queries
-    if dense is None:
-        return logits.softmax(2).mT @ v
-    return softmax_rows(_masked(logits.mT, dense)) @ v
-
-
-def _patches(
-    q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, dense: Tensor | None, lean: bool
-) -> Tensor:
-    """The same with heads before the batch, so that one matrix product a head serves the whole batch."""
-    heads, kernel = q.shape[1], weight.shape[-1]
-    image = q.transpose(0, 1).unflatten(2, (grid.height, grid.width))
-    image = F.pad(image, (0, 0, *(kernel // 2,) * 4))
-    keys = weight.unflatten(0, (heads, -1)).flatten(3).mT.flatten(2)  # (H, M, k*k*d)
-    bias = None if bias is None else bias.view(heads, 1, -1)
-    v = v.transpose(0, 1)
-    if dense is not None:
-        dense = dense.view((1,) * (4 - dense.ndim) + dense.shape).transpose(0, 1)
-    rows = min(max(1, STRIP // grid.width), grid.height) if lean else grid.height
-    again = torch.is_grad_enabled() and rows < grid.height
-    out = []
-    for first in range(0, grid.height, rows):
-        last = min(first + rows, grid.height)
-        part = image[:, :, first : last + kernel - 1]
-        hidden = dense
-        if dense is not None and dense.shape[-2] > 1:
-            hidden = dense[..., first * grid.width : last * grid.width, :]
-        arguments = (part, keys, bias, v, hidden, kernel)
-        out.append(checkpoint(_strip, *arguments, use_reentrant=False) if again else _strip(*arguments))
-    return (torch.cat(out, 2) if len(out) > 1 else out[0]).transpose(0, 1)
-
-
-def _strip(
-    image: Tensor, keys: Tensor, bias: Tensor | None, v: Tensor, dense: Tensor | None, kernel: int
-) -> Float[Tensor, "H B n e"]:
-    # some rows of the padded map (H, B, rows + k - 1, width + k - 1, d)
-    rows, columns = image.shape[2] - kernel + 1, image.shape[3] - kernel + 1
-    taps = [image[:, :, i : i + rows, j : j + columns] for i in range(kernel) for j in range(kernel)]
-    patches = torch.cat(taps, -1).flatten(1, 3)
-    logits = patches @ keys.mT if bias is None else torch.baddbmm(bias, patches, keys.mT)
-    logits = logits.unflatten(1, (image.shape[1], -1))
-    a = logits.softmax(-1) if dense is None else softmax_rows(_masked(logits, dense))
-    return a @ v
-
-
-def _masked(logits: Tensor, dense: Tensor) -> Tensor:
-    return logits.masked_fill(~dense, -torch.inf) if dense.dtype == torch.bool else logits + dense
+    if path == "conv":
+        return by_convolution(q * scale, weight, bias, v, grid, dense)
+    return by_patches(q * scale, weight, bias, v, grid, dense, lean=path == "lean")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +111,8 @@ class CSKA(StaticConfig):
     factorised: a filter = a key times a depth-wise kernel on the queries that all keys share (not in the paper): k*k
     times fewer parameters and about as fast as SKA. It has no bias, and its kernel starts as the identity.
     bias: whether the filters have one bias a key, as in the paper's code. path: how `ops.cska` computes it.
+    reading: "logits", or "key" for a convolution that makes keys from queries (the authors' code for Swin), k*k*d
+    parameters a channel on any grid. Of the other fields it has scale, kernel, bias and init, and no cross-attention.
     A padding mask hides tokens from the filters too: their queries count as zeros, as those outside the grid do.
     """
 
@@ -185,6 +122,7 @@ class CSKA(StaticConfig):
     factorised: bool = False
     bias: bool = True
     path: Literal["auto", "conv", "patches", "lean"] = "auto"
+    reading: Literal["logits", "key"] = "logits"
 
     card: ClassVar[Card] = Card(
         title="Convolutional static key attention",
@@ -205,12 +143,24 @@ class CSKA(StaticConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_options({"rows": ("static", "centre"), "cols": ("static", "conv"), "path": PATHS})
+        self.check_options({"reading": ("logits", "key")})
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ConfigError(f"kernel is the odd side of a convolution, not {self.kernel}")
         if self.factorised and self.cols == "conv":
             raise ConfigError("a factorised key is one vector a token; cols='conv' needs factorised=False")
+        if self.reading == "key":
+            set_too = [name for name in _OF_LOGITS if getattr(self, name) != getattr(CSKA, name)]
+            if set_too or self.init not in ("trunc_normal", "paper"):
+                raise ConfigError(f"reading='key' has no {', '.join(set_too) or f'init={self.init!r}'}; leave it out")
 
-    def operator(self, site: Site) -> "CSKAOperator":
+    @property
+    def cross(self) -> bool:  # type: ignore[override]
+        """Keys made from queries belong to the queries' tokens."""
+        return self.reading == "logits"
+
+    def operator(self, site: Site) -> Operator:
+        if self.reading == "key":
+            return QueryKeyOperator(site, self.kernel, self.bias, self.scale, self.init == "paper")
         return CSKAOperator(self, site)
 
     def key_macs(self, site: Site, queries: Grid, keys: Grid) -> int:
@@ -221,6 +171,8 @@ class CSKA(StaticConfig):
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Static keys of extra tokens run as filters of one tap, at the cost of filters; "paper" counts one product."""
+        if self.reading == "key":
+            return query_keys_cost(site, self.kernel, self.bias)
         grid, memory = site.grid, site.memory or site.grid
         taps = self.kernel**2
         macs = self.key_macs(site, grid, memory) + grid.cells * memory.tokens * site.inner
@@ -375,19 +327,19 @@ class CSKAOperator(StaticOperator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q, v = _visible(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
+        q, v = visible(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
         memory = memory or grid
         made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
         extra, cells = apart(q, grid)
-        below, above = _rows_of(mask, grid)
+        below, above = rows_of(mask, grid)
         if self.windowed(memory):
             windows = (self.site_grid, self.grid)
             part, values, hidden = in_windows(cells, v, (grid, memory), windows, above)
-            out = join(self._cells(part, values, Grid(*_sides(self.site_grid)), made, hidden), grid, self.site_grid)
+            out = join(self._cells(part, values, Grid(*sides(self.site_grid)), made, hidden), grid, self.site_grid)
         else:
             if not torch.compiler.is_compiling() and not same_cells(self.site_grid, grid):
                 _warn(self.config.key_macs(self.site, grid, memory), grid, self.config)
-            out = self._cells(cells, v, Grid(*_sides(grid)), made, above)
+            out = self._cells(cells, v, Grid(*sides(grid)), made, above)
         if not grid.extra:
             return out
         keys, bias = self._extra_keys(made, memory)
@@ -425,92 +377,28 @@ class CSKAOperator(StaticOperator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q, v = _visible(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
+        q, v = visible(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
         memory = memory or grid
         made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
         extra, cells = apart(q, grid)
-        below, above = _rows_of(mask, grid)
+        below, above = rows_of(mask, grid)
         if self.config.factorised:  # as full filters
             taps = made["kernel"].view(self.heads, 1, self.width, self.taps, self.taps)
             weight, bias = (made["keys"][..., None, None] * taps).flatten(0, 1), None
         else:
             weight, bias = made["weight"], made.get("bias")
         scale = self.config.scale
+        plain = partial(cska_reference, scale=scale)
         if self.windowed(memory):
-            out = self._one_by_one(cells, v, (grid, memory), weight, bias, above)
+            filters = (weight, bias)
+            out = one_by_one(plain, cells, v, filters, (grid, memory), (self.site_grid, self.grid), above)
         else:
-            out = cska_reference(cells, weight, bias, v, Grid(*_sides(grid)), scale=scale, mask=above)
+            out = plain(cells, weight, bias, v, Grid(*sides(grid)), mask=above)
         if not grid.extra:
             return out
         keys, row_bias = self._extra_keys(made, memory)
         row = ska_reference(extra, keys, v, scale=scale, mask=_with(below, row_bias, self, extra))
         return tokens_of(out, row, grid)
-
-    def _one_by_one(
-        self,
-        q: Tensor,
-        v: Tensor,
-        grids: tuple[Grid, Grid],
-        weight: Tensor,
-        bias: Tensor | None,
-        mask: Mask | None,
-    ) -> Tensor:
-        """Each window alone: its part of the map, the filters of the cells that it has."""
-        grid, memory = grids
-        outside, places = _numbers(memory, q)
-        home_extra, filters = _numbers(self.grid, q)
-        image = q.unflatten(2, _sides(grid))
-        out = torch.zeros(*image.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
-        weight = weight.unflatten(0, (self.heads, -1))
-        down, across = windows_on(memory, self.grid)
-        for row in range(down):
-            for column in range(across):
-                rows, columns = (
-                    slice(i * side, (i + 1) * side)
-                    for i, side in zip((row, column), _sides(self.site_grid), strict=True)
-                )
-                part = image[:, :, rows, columns]
-                ours = places[row * self.grid.height :, column * self.grid.width :]
-                ours = ours[: self.grid.height, : self.grid.width]
-                theirs = filters[: ours.shape[0], : ours.shape[1]].flatten()
-                pick, chosen = torch.cat([outside, ours.flatten()]), torch.cat([home_extra, theirs])
-                made = cska_reference(
-                    part.flatten(2, 3),
-                    weight[:, chosen].flatten(0, 1),
-                    None if bias is None else bias.view(self.heads, -1)[:, chosen].flatten(),
-                    v[:, :, pick],
-                    Grid(*part.shape[2:4]),
-                    scale=self.config.scale,
-                    mask=None if mask is None or mask.keep is None else Mask(keep=mask.keep[:, pick]),
-                )
-                out[:, :, rows, columns] = made.unflatten(2, part.shape[2:4])
-        return out.flatten(2, 3)
-
-
-def _numbers(grid: Grid, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The places of the extra tokens in the sequence, and those of the cells as a map."""
-    numbers = torch.arange(grid.tokens, device=q.device)
-    start, stop = grid.span.start, grid.span.stop
-    return torch.cat([numbers[:start], numbers[stop:]]), numbers[start:stop].view(_sides(grid))
-
-
-def _sides(grid: Grid) -> tuple[int, int]:
-    return grid.height, grid.width
-
-
-def _visible(q: Tensor, mask: Mask | None) -> Tensor:
-    """Queries of hidden tokens as zeros, where keys and queries are the same tokens."""
-    return q if mask is None or mask.keep is None else q * mask.keep[:, None, :, None]
-
-
-def _rows_of(mask: Mask | None, grid: Grid) -> tuple[Mask | None, Mask | None]:
-    """A mask for the rows of extra tokens and one for those of the cells."""
-    if mask is None or not mask.kinds:
-        return None, None
-    if not grid.extra or mask.bias is None or mask.bias.shape[-2] == 1:
-        return mask, mask
-    extra, cells = apart(mask.bias, grid)
-    return Mask(keep=mask.keep, bias=extra), Mask(keep=mask.keep, bias=cells)
 
 
 def _with(mask: Mask | None, bias: Tensor | None, operator: CSKAOperator, q: Tensor) -> Mask | None:

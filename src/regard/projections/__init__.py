@@ -1,5 +1,6 @@
 """Projections: how queries, keys and values are made from tokens."""
 
+from .identity import IdentityQuery
 from .linear import LinearQKV
 from .sne import FSNE, PSNE, SNE
 
@@ -8,4 +9,5 @@ PROJECTIONS = (
     SNE,
     PSNE,
     FSNE,
+    IdentityQuery,
 )

@@ -60,6 +60,8 @@ class LinearProjection(Projection):
         )
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        if not roles:
+            return ()
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if roles != self.roles:
@@ -67,4 +69,4 @@ class LinearProjection(Projection):
             blocks = weight.unflatten(0, (len(self.roles), -1))
             weight = torch.cat([blocks[row] for row in rows])
             bias = None if bias is None else torch.cat([bias.unflatten(0, (len(self.roles), -1))[row] for row in rows])
-        return tuple(heads(y, self.heads) for y in F.linear(x, weight, bias).chunk(len(roles), -1)) if roles else ()
+        return tuple(heads(y, self.heads) for y in F.linear(x, weight, bias).chunk(len(roles), -1))

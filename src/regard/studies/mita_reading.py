@@ -86,13 +86,13 @@ def first_inputs(task: Task, number: int) -> Float[Tensor, "B C H W"]:
     return task.prepared(images, torch.device("cpu"))
 
 
-def photograph(task: Task) -> Photograph:
+def photograph(task: Task, name: str = PICTURE) -> Photograph:
     """A free photograph, or for grey images a digit, prepared as the task's own images are."""
     _, channels, height, width = task.example().shape
     grey = channels == 1
-    shown = sample_image((height, width), grey=grey, name=PICTURE)
+    shown = sample_image((height, width), grey=grey, name=name)
     inputs = task.prepared(torch.from_numpy(shown.copy()).permute(2, 0, 1)[None], torch.device("cpu"))
-    credit = CREDITS["digit" if grey else PICTURE]
+    credit = CREDITS["digit" if grey else name]
     return Photograph(inputs=inputs, image=base64.b64encode(png(shown)).decode(), note=f"Picture: {credit}.")
 
 

@@ -78,7 +78,8 @@ _OTHERS = {
 }
 _OTHER_NOTES = {
     "Swin CSKA": (
-        "The authors' code convolves queries into keys, apart for each window (26,883,574); here they become logits.",
+        "The authors' code convolves queries into keys, apart for each window (26,883,574: `CSKA(reading='key')` in "
+        "`swin_t_32(keys='window')`); here they become logits.",
     ),
     "CvT CSKA": ("The authors' code has 18,074,030: one key for two values in stage 3.",),
     "CvT SKA b": ("Widths are inferred from the printed size.",),
