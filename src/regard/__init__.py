@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from regard.mixers.spell import spell as spell
     from regard.mixers.xca import XCA as XCA
     from regard.projections import PROJECTIONS as PROJECTIONS
+    from regard.projections.identity import IdentityQuery as IdentityQuery
     from regard.projections.linear import LinearQKV as LinearQKV
     from regard.projections.sne import FSNE as FSNE
     from regard.projections.sne import PSNE as PSNE

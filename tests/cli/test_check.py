@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch import Tensor
 
 from regard import MIXERS, Card, Site, Softmax, parse
 from regard.cli.app import run
-from regard.cli.check import SMALL, checked, told
-from regard.core import ConfigError, GridError
+from regard.cli.check import SMALL, checked, compared, deit_counts, told
+from regard.core import ConfigError, GridError, MixerConfig
+from regard.measure.external import External
 from regard.mixers.softmax import SoftmaxOperator
+from regard.studies.mita_counts import PUBLISHED, TINY
+from regard.studies.mita_counts import SMALL as DEIT_S
 from regard.testing import GRIDS, ITEMS
 from samples import SAMPLES, Sample
 
@@ -48,6 +52,10 @@ def test_a_mechanism_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"reference", "gradients", "macs", "masks"} <= set(row["passed"])
     assert set(row["passed"]) | set(row["skipped"]) == set(ITEMS)
     assert row["skipped"]["compile"] == "left out (--no-compile)"
+    (found,) = row["compared"]
+    assert found["with"] == "plain equation"
+    assert 0 < found["difference"] < 1e-13
+    assert found["holds"]
 
 
 def test_the_table_says_why_items_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +69,66 @@ def test_a_failure_is_named_and_the_exit_code_is_1(capsys: pytest.CaptureFixture
     assert run(["check", "MiTA(m=400)", "--no-compile"]) == 1
     out = capsys.readouterr().out
     assert "failed: MiTA(m=400) refuses every grid" in out
+
+
+def test_another_package_and_the_published_counts_stand_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Contract, comparison with its difference, DeiT-T and DeiT-S beside the printed ones, in one command."""
+    pytest.importorskip("timm")
+    assert run(["check", "Softmax()", "--no-compile"]) == 0
+    out = capsys.readouterr().out
+    assert "torch nn.MultiheadAttention" in out
+    assert "e-16" in out
+    for text in ("5,717,416", "5.7M rounded", "1.25", "1.2G cut off", "22,050,664", "22M rounded", "4.6G rounded"):
+        assert text in out, text
+
+
+@pytest.mark.parametrize("cls", [cls for cls in MIXERS if cls.__name__ in {row.label[:-2] for row in PUBLISHED}])
+def test_the_first_published_row_is_counted(cls: type[MixerConfig]) -> None:
+    """The sample for small grids gives way to the paper's configuration."""
+    config = parse(SMALL.get(cls.__name__, cls.__name__))
+    for size, cells in deit_counts(config, standard=True).items():
+        rows = [row for row in PUBLISHED if row.label.startswith(f"{cls.__name__}-{size}")]
+        if rows:
+            assert (cells["params"], cells["macs"]) == rows[0].body.count(rows[0].mixer)  # type: ignore[arg-type]
+            assert cells["printed"]["params"].startswith(rows[0].params)
+            assert cells["printed"]["macs"].startswith(rows[0].macs)
+        else:
+            assert (cells["params"], cells["macs"]) == {"T": TINY, "S": DEIT_S}[size].count(cls())
+            assert cells["printed"] is None
+
+
+def test_counts_are_of_the_configuration_that_is_given() -> None:
+    counts = deit_counts(parse("MiTA(m=25, k=30)"))
+    assert (counts["T"]["params"], counts["T"]["macs"]) == TINY.count(parse("MiTA(m=25, k=30)"))
+    assert counts["T"]["printed"] is None
+    printed = deit_counts(parse("MiTA(dwc=3, gate=True)"))["S"]
+    assert (printed["params"], printed["printed"]["params"]) == (23_870_824, "22M not reproduced")
+    assert deit_counts(parse("MiTA(dwc=3, gate=True)"))["T"]["printed"] is None
+    refused = deit_counts(parse("MiTA(m=400)"))["T"]
+    assert refused["params"] is None
+    assert "400 windows" in refused["note"]
+
+
+def test_a_difference_that_is_too_large_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def apart() -> list[tuple[Tensor, Tensor]]:
+        return [(torch.zeros(2), torch.tensor([0.0, 1e-6]))]
+
+    wrong = External(mechanism="SKA", package="torch", what="another SKA", pairs=apart)
+    monkeypatch.setattr("regard.measure.external.EXTERNAL", (wrong,))
+    row = checked(parse("SKA()"), standard=True, compiled=False)
+    assert (row["result"], row["failure"]) == ("failed", "SKA() differs from another SKA")
+    assert row["compared"] == [{"with": "another SKA", "difference": pytest.approx(1e-6), "holds": False}]
+
+
+def test_a_missing_package_is_named_and_the_plain_equation_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pairs() -> list[tuple[Tensor, Tensor]]:
+        raise ModuleNotFoundError("No module named 'unheard_of'", name="unheard_of")
+
+    none = External(mechanism="SKA", package="unheard-of", what="another SKA", pairs=pairs)
+    monkeypatch.setattr("regard.measure.external.EXTERNAL", (none,))
+    found = compared(parse("SKA()"), GRIDS)
+    assert [one["with"] for one in found] == ["needs unheard-of", "plain equation"]
+    assert found[0]["difference"] is None
 
 
 @pytest.mark.parametrize("text", ["None", "Sofmax", "SNE()"])
@@ -93,3 +161,5 @@ def test_every_mechanism_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "--no-compile", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["mechanism"].partition("(")[0] for row in rows] == [cls.__name__ for cls in MIXERS]
+    assert all(one["holds"] for row in rows for one in row["compared"])
+    assert all(row["compared"] and row["deit"][size]["params"] for row in rows for size in "TS")

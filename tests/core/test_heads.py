@@ -53,7 +53,7 @@ def test_rotary_is_timms_and_leaves_extra_tokens() -> None:
     assert torch.allclose(turned[:, :, GRID.span], expected, rtol=0, atol=1e-12)
     assert torch.equal(turned[:, :, :1], x[:, :, :1])
     assert torch.equal(turned[:, :, -2:], x[:, :, -2:])
-    with pytest.raises(ShapeError, match="14 cells, the grid 15"):
+    with pytest.raises(ShapeError, match="14 rows, the grid 15 cells and 18 tokens"):
         rotate(x, rope[:-1], GRID)
 
 

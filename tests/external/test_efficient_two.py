@@ -4,11 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard import BRA, DAT, PVT, Grid, Site, Window
+from regard import BRA, DAT, Grid, Site
 from regard.core import merge
-from regard.mixers.reformer import LSHPlan
+from regard.measure.external import largest
+from regard.measure.external_pairs import hashing_pairs, pvt_pairs, sampling_pairs, window_pairs
 from regard.mixers.topk_index import Lightning
-from regard.ops import bra, bra_plan, lsh_plan, reformer, sample_points
+from regard.ops import bra, bra_plan
 
 
 def gap(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -19,53 +20,21 @@ def gap(one: torch.Tensor, other: torch.Tensor) -> float:
 @pytest.mark.parametrize("sides", [(14, 7), (14, 21)], ids=str)
 def test_window_is_timms_swin_attention(shift: int, sides: tuple[int, int]) -> None:
     """Fact 4.19, with copied weights, table and shift; timm takes a mask of -100 where ours is exact."""
-    swin = pytest.importorskip("timm.models.swin_transformer")
-    torch.manual_seed(0)
-    block = swin.SwinTransformerBlock(32, sides, num_heads=2, window_size=7, shift_size=shift, always_partition=True)
-    block = block.double().eval()
-    grid = Grid(*sides)
-    layer = Window(size=7, shift=shift).build(Site(32, 2, grid)).double()
-    with torch.no_grad():
-        block.attn.relative_position_bias_table.normal_()
-        layer.qkv.load_state_dict(block.attn.qkv.state_dict())
-        layer.proj.load_state_dict(block.attn.proj.state_dict())
-        layer.operator.table.copy_(block.attn.relative_position_bias_table.mT.unflatten(1, (13, 13)))
-        x = torch.randn(2, grid.cells, 32, dtype=torch.float64)
-        expected = block._attn(x.unflatten(1, sides)).flatten(1, 2)
-        assert gap(layer(x, grid), expected) < 1e-12
+    pytest.importorskip("timm.models.swin_transformer")
+    assert largest(window_pairs(shift, sides)) < 1e-12
 
 
-@pytest.mark.parametrize("config", [PVT(ratio=1), PVT(ratio=2), PVT(pool=7)], ids=str)
-def test_pvt_is_timms_attention(config: PVT) -> None:
+@pytest.mark.parametrize(("ratio", "pool"), [(1, 0), (2, 0), (2, 7)])
+def test_pvt_is_timms_attention(ratio: int, pool: int) -> None:
     """Fact 4.17, with copied weights, on a rectangular map that the ratio divides."""
-    pvt = pytest.importorskip("timm.models.pvt_v2")
-    torch.manual_seed(0)
-    theirs = pvt.Attention(32, num_heads=2, sr_ratio=config.ratio, linear_attn=config.pool > 0).double().eval()
-    grid = Grid(8, 10)
-    layer = config.build(Site(32, 2, grid)).double()
-    with torch.no_grad():
-        layer.qkv.weight.copy_(torch.cat([theirs.q.weight, theirs.kv.weight]))
-        layer.qkv.bias.copy_(torch.cat([theirs.q.bias, theirs.kv.bias]).normal_())
-        theirs.q.bias.copy_(layer.qkv.bias[:32])
-        theirs.kv.bias.copy_(layer.qkv.bias[32:])
-        layer.proj.load_state_dict(theirs.proj.state_dict())
-        if theirs.sr is not None:
-            theirs.norm.weight.normal_()
-            layer.operator.reduce.load_state_dict(theirs.sr.state_dict())
-            layer.operator.norm.load_state_dict(theirs.norm.state_dict())
-        x = torch.randn(3, grid.tokens, 32, dtype=torch.float64)
-        assert gap(layer(x, grid), theirs(x, (8, 10))) < 1e-12
+    pytest.importorskip("timm.models.pvt_v2")
+    assert largest(pvt_pairs(ratio, pool)) < 1e-12
 
 
 def test_sampling_is_torchvisions_deformable_convolution() -> None:
     """A 1x1 deformable convolution with the identity as its weight samples at cell + offset, inside the map."""
-    ops = pytest.importorskip("torchvision.ops")
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 5, 7)
-    y, z = torch.meshgrid(torch.arange(5.0), torch.arange(7.0), indexing="ij")
-    places = torch.stack([torch.rand(2, 5, 7) * 4, torch.rand(2, 5, 7) * 6], 1)
-    expected = ops.deform_conv2d(x, places - torch.stack([y, z]), torch.eye(3)[:, :, None, None])
-    assert gap(sample_points(x, places.flatten(2).mT), expected.flatten(2)) < 1e-5
+    pytest.importorskip("torchvision")
+    assert largest(sampling_pairs()) < 1e-5
 
 
 def test_dat_is_a_plain_layer_of_grid_sample() -> None:
@@ -104,27 +73,9 @@ def test_dat_is_a_plain_layer_of_grid_sample() -> None:
 @pytest.mark.parametrize(("chunk", "length"), [(8, 16), (4, 24)])
 def test_one_round_of_hashing_is_that_of_transformers(chunk: int, length: int) -> None:
     """Fact 4.11 for one round, with its buckets; its logits have no scale, its keys an epsilon of 1e-6 d."""
-    reformer_module = pytest.importorskip("transformers.models.reformer.modeling_reformer")
-    config = reformer_module.ReformerConfig(
-        num_attention_heads=2, attention_head_size=8, hidden_size=16, lsh_attn_chunk_length=chunk, num_hashes=1,
-        num_buckets=4, lsh_num_chunks_before=1, lsh_num_chunks_after=0, lsh_attention_probs_dropout_prob=0.0,
-        is_decoder=False, hash_seed=3, attn_layers=["lsh"], axial_pos_embds=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    theirs = reformer_module.LSHSelfAttention(config, 0).eval().double()
-    x = torch.randn(3, length, 16, dtype=torch.float64)
-    with torch.no_grad():
-        out = theirs(x)
-        qk, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in (theirs.query_key(x), theirs.value(x)))
-        plan = LSHPlan(out.buckets.view(3, 2, 1, length))
-        ours = reformer(qk, v, plan, chunk, scale=1.0)
-    assert gap(merge(ours), out.hidden_states) < 1e-5
-    assert gap(merge(reformer(qk, v, plan, chunk)), out.hidden_states) > 1e-2
-    torch.manual_seed(3)
-    rotations = torch.randn(2, 8, 1, 2, dtype=torch.float64)
-    for head in range(2):
-        own = lsh_plan(qk[:, head : head + 1], rotations[head].permute(1, 0, 2)).buckets
-        assert torch.equal(own, plan.buckets[:, head : head + 1])
+    pytest.importorskip("transformers.models.reformer.modeling_reformer")
+    assert largest(hashing_pairs(chunk, length)) < 1e-5
+    assert largest(hashing_pairs(chunk, length, scale=None)) > 1e-2
 
 
 def test_the_lightning_indexer_scores_as_transformers_does() -> None:

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.core import Grid, Mask, Site
+from regard.core import Grid, Site
+from regard.measure.external import largest
+from regard.measure.external_pairs import content_pairs, deformable_pairs, transformer_xl_pairs
 from regard.mixers.deform import DeformableConv2d, deformable_conv, deformable_conv_reference
 from regard.mixers.factors import Factors
 
@@ -29,21 +31,11 @@ WRONG = ("0100", "0110", "1100", "1110")
 )
 def test_deformable_convolution_is_torchvisions(call, masked, groups, weight_groups, places):
     """Values and gradients in float64: order of offsets, masks and groups, borders, strides."""
-    torchvision = pytest.importorskip("torchvision")
-    torch.manual_seed(0)
-    x = torch.randn(3, 8, 7, 9, dtype=torch.float64)
-    weight = torch.randn(4, 8 // weight_groups, 3, 3, dtype=torch.float64)
-    bias = torch.randn(4, dtype=torch.float64)
-    out = F.conv2d(x[:, :1], weight[:1, :1], **places).shape[2:]
-    offsets = torch.randn(3, 2 * groups * 9, *out, dtype=torch.float64) * 3
-    mask = torch.rand(3, groups * 9, *out, dtype=torch.float64) if masked else None
-    leaves = [t.requires_grad_() for t in (x, weight, bias, offsets, mask) if t is not None]
-    theirs = torchvision.ops.deform_conv2d(x, offsets, weight, bias, mask=mask, **places)
-    ours = call(x, weight, offsets, mask=mask, bias=bias, **places)
-    assert torch.allclose(ours, theirs, rtol=0, atol=1e-11)
-    grads = (torch.autograd.grad(y.sin().sum(), leaves) for y in (ours, theirs))
-    for one, other in zip(*grads, strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-10)
+    pytest.importorskip("torchvision")
+    pairs = deformable_pairs(groups, weight_groups, masked, places, call)
+    assert len(pairs) == 5 + masked
+    assert largest(pairs[:1]) < 1e-11
+    assert largest(pairs) < 1e-10
 
 
 def test_a_replaced_convolution_in_a_resnet():
@@ -60,33 +52,10 @@ def test_a_replaced_convolution_in_a_resnet():
     assert not unexpected
 
 
-def copied(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
-    """Weights of torch's attention into a Factors layer; a query bias goes into u, a key bias nowhere."""
-    width = theirs.embed_dim
-    with torch.no_grad():
-        ours.qkv.weight.copy_(theirs.in_proj_weight)
-        if ours.operator.u is not None:
-            ours.operator.u.copy_(theirs.in_proj_bias[:width].view_as(ours.operator.u))
-        ours.proj.weight.copy_(theirs.out_proj.weight)
-        ours.proj.bias.copy_(theirs.out_proj.bias + theirs.out_proj.weight @ theirs.in_proj_bias[2 * width :])
-
-
 @pytest.mark.parametrize("terms", ["1000", "1010"])
 def test_content_is_torchs_multihead_attention(terms):
-    """1000 without input biases; 1010 with u = the query bias, whatever the key bias."""
-    grid = Grid(3, 5, 1)
-    torch.manual_seed(0)
-    theirs = nn.MultiheadAttention(16, 2, batch_first=True).double()
-    nn.init.normal_(theirs.out_proj.bias)
-    if terms == "1010":
-        nn.init.normal_(theirs.in_proj_bias)
-    ours = Factors(terms, scale=None).build(Site(16, 2, grid, qkv_bias=False)).double()
-    copied(theirs, ours)
-    x = torch.randn(3, 16, 16, dtype=torch.float64)
-    assert torch.allclose(ours(x, grid), theirs(x, x, x, need_weights=False)[0], rtol=0, atol=1e-12)
-    keep = torch.rand(3, 16) > 0.3
-    expected = theirs(x, x, x, key_padding_mask=~keep, need_weights=False)[0]
-    assert torch.allclose(ours(x, grid, Mask(keep=keep)), expected, rtol=0, atol=1e-12)
+    """1000 without input biases; 1010 with u = the query bias, whatever the key bias; also with padding."""
+    assert largest(content_pairs(terms)) < 1e-12
 
 
 def test_content_is_torchs_fused_attention():
@@ -98,35 +67,8 @@ def test_content_is_torchs_fused_attention():
 
 
 def test_transformer_xl_is_relative_attention_of_wav2vec2_conformer():
-    transformers = pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
-    from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as conformer
-
-    options = transformers.Wav2Vec2ConformerConfig(
-        hidden_size=16, num_attention_heads=2, position_embeddings_type="relative", attention_dropout=0.0
-    )
-    torch.manual_seed(0)
-    theirs = conformer.Wav2Vec2ConformerSelfAttention(options).double().eval()
-    for weight in (theirs.pos_bias_u, theirs.pos_bias_v):
-        torch.nn.init.normal_(weight)
-    for linear in (theirs.linear_q, theirs.linear_k, theirs.linear_v, theirs.linear_out):
-        torch.nn.init.zeros_(linear.bias)
-    length = 11
-    x = torch.randn(2, length, 16, dtype=torch.float64)
-    positions = conformer.Wav2Vec2ConformerRelPositionalEmbedding(options)(x).double()
-    expected = theirs(x, relative_position_embeddings=positions)[0]
-
-    grid = Grid.sequence(length)
-    config = Factors("1111", scale=None, preset="transformer_xl", axes=1)
-    ours = config.build(Site(16, 2, grid, qkv_bias=False)).double()
-    even = torch.cat([torch.arange(0, 16, 2), torch.arange(1, 16, 2)])
-    with torch.no_grad():
-        ours.qkv.weight.copy_(torch.cat([theirs.linear_q.weight, theirs.linear_k.weight, theirs.linear_v.weight]))
-        ours.proj.weight.copy_(theirs.linear_out.weight)
-        ours.proj.bias.zero_()
-        ours.operator.u.copy_(theirs.pos_bias_u)
-        ours.operator.t.copy_(theirs.pos_bias_v)
-        ours.operator.positions_x.copy_(theirs.linear_pos.weight[:, even])
-    assert torch.allclose(ours(x, grid), expected, rtol=0, atol=1e-6)
+    pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
+    assert largest(transformer_xl_pairs()) < 1e-6
 
 
 def mmcv_module(layer: nn.Module, x: torch.Tensor, *, transposed: bool) -> torch.Tensor:

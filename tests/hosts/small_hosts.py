@@ -45,6 +45,12 @@ def rope() -> Small:
     return create_model(host, None), torch.randn(3, 3, 64, 96)
 
 
+def vit5() -> Small:
+    """A class token before the cells, four registers after them."""
+    host = "vit5_small(img_size=(32, 48), patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=7)"
+    return create_model(host, None), torch.randn(3, 3, 32, 48)
+
+
 def torchvision() -> Small:
     model = TorchvisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=32, num_classes=7)
     return model, torch.randn(3, 3, 32, 32)
@@ -59,6 +65,7 @@ HOSTS: dict[str, Callable[[], Small]] = {
     "swin": swin,
     "rope": rope,
     "torchvision": torchvision,
+    "vit5": vit5,
 }
 
 

@@ -62,6 +62,8 @@ def test_another_host_brings_its_size() -> None:
     task = moved.setting("smoke").task
     assert (task.data, task.size) == ("cifar10", (24, 24))
     assert STUDY.elsewhere("smoke", host="vit_tiny_patch16_224").setting("smoke").task.size == (224, 224)
+    assert STUDY.elsewhere("smoke", host="cait_s_32").setting("smoke").task.size == (32, 32)
+    assert STUDY.elsewhere("smoke", host="regard_vit5_small").setting("smoke").task.size == (224, 224)
     sized = STUDY.elsewhere("smoke", host="vit_desk", size=(16, 24)).setting("smoke").task
     assert (sized.host, sized.size) == ("vit_desk(img_size=(16, 24))", (16, 24))
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,14 @@ def test_a_baseline_below_a_control_judges_nothing(tmp_path: Path) -> None:
     table = load(tmp_path)
     assert table.gate.passed is False
     assert table.claims[0].verdict.word == "not judged"
+
+
+def test_an_interval_around_zero_leaves_the_gate_open_and_names_its_price(tmp_path: Path) -> None:
+    make_store(tmp_path, {**PILOT, "w/o": [87.0, 85.9, 88.7]})
+    gate = load(tmp_path).gate
+    assert gate.passed is None
+    assert re.search(r"w/o: \+\d.\d \[-\d.\d, \+\d.\d\] \(about \d+ seeds would decide", gate.sentence)
+    assert load(tmp_path).claims[0].verdict.word == "not judged"
 
 
 def test_a_gate_without_its_runs_is_open(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import Grid, Mask, ShapeError, Site, UnsupportedError
+from regard.measure.external import largest
+from regard.measure.external_pairs import xca_pairs
 from regard.mixers.spell import parse, spell
 from regard.mixers.xca import XCA, xca, xca_reference
 
@@ -79,19 +81,11 @@ def test_key_bias_gets_a_gradient():
     assert bias.grad.abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("qkv_bias", [True, False])
-def test_equals_timm(qkv_bias):
-    timm_xcit = pytest.importorskip("timm.models.xcit")
-    theirs = timm_xcit.XCA(24, num_heads=3, qkv_bias=qkv_bias).double()
-    ours = XCA().build(Site(dim=24, heads=3, grid=Grid(3, 5), qkv_bias=qkv_bias)).double()
-    torch.nn.init.uniform_(theirs.temperature, 0.5, 5.0)
-    state = {k.replace("temperature", "operator.temperature"): x for k, x in theirs.state_dict().items()}
-    ours.load_state_dict(state)
-    x = torch.randn(3, 15, 24, dtype=F64)
-    for fused in (True, False):
-        theirs.fused_attn = fused
-        assert torch.allclose(ours(x, Grid(3, 5)), theirs(x), atol=1e-12)
-    assert torch.allclose(ours.reference(x, Grid(3, 5)), theirs(x), atol=1e-12)
+def test_equals_timm(qkv_bias, fused):
+    pytest.importorskip("timm.models.xcit")
+    assert largest(xca_pairs(qkv_bias, fused)) < 1e-12
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)

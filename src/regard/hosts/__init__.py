@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from inspect import signature
 from typing import Any
 
 from torch import nn
 
 from .cait import cait_s_32
 from .cvt import cvt_13, cvt_13_32
-from .metaformer import cskaformer_b36, cskaformer_s18, skaformer_b36, skaformer_desk, skaformer_s18
+from .metaformer import cskaformer_b36, cskaformer_s18, metaformer, skaformer_b36, skaformer_desk, skaformer_s18
 from .register import register as register
 from .register import takes
 from .resnet import attended_resnet18, attended_resnet50
 from .swin import swin_t_32
+from .vit5 import vit5_base, vit5_large, vit5_small, vit5_xlarge
 from .vit_desk import vit_desk
 from .vit_spt import vit_s_32, vit_s_32_spt
 
@@ -32,6 +34,10 @@ HOSTS: dict[str, Callable[..., nn.Module]] = {
     "cskaformer_b36": cskaformer_b36,
     "attended_resnet18": attended_resnet18,
     "attended_resnet50": attended_resnet50,
+    "vit5_small": vit5_small,
+    "vit5_base": vit5_base,
+    "vit5_large": vit5_large,
+    "vit5_xlarge": vit5_xlarge,
 }
 
 
@@ -47,6 +53,16 @@ def make_own(name: str, **options: Any) -> nn.Module:
 
     indices = options.pop("out_indices", None)
     return as_features(make(**options), indices)
+
+
+def default_size(name: str) -> tuple[int, int] | None:
+    """(height, width) of images that one of Regard's hosts expects unless told otherwise; None for other hosts."""
+    make = HOSTS.get(name.removeprefix("regard_"))
+    if make is None:
+        return None
+    options = {**signature(metaformer).parameters, **signature(make).parameters}
+    side = options["size" if make is vit_desk else "img_size"].default
+    return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -16,6 +16,7 @@ from .hugging import CLIPPort, HuggingViT
 from .reading import fused_refuses, fused_site
 from .resnet import Attended
 from .small_ports import CvTPort, KeptLocality, LocalityViT, LooseTalking, Talking
+from .vit5 import ViT5Port
 from .window_ports import TimmSwin, WindowKeySwin
 
 
@@ -161,4 +162,5 @@ PORTS: tuple[type[Hosted], ...] = (
     HuggingViT,
     CLIPPort,
     Attended,
+    ViT5Port,
 )

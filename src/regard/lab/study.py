@@ -280,18 +280,20 @@ def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | 
 
 
 def size_of(host: str) -> tuple[int, int]:
-    """The image size that a host is made for: its option, or timm's configuration."""
+    """The image size that a host is made for: its option, its default, or timm's configuration."""
+    from regard.hosts import default_size
     from regard.hosts.swap import check_host, parse_host
 
     name, options = parse_host(host)
     given = options.get("img_size", options.get("size"))
     if given is not None:
         return (given, given) if isinstance(given, int) else (int(given[0]), int(given[1]))
-    if name.startswith("vit_desk"):
-        return 32, 32
     import timm
 
     check_host(name)
+    own = default_size(name)
+    if own is not None:
+        return own
     if not timm.is_model(name):
         raise ConfigError(f"give --size: the image size of {name} is not known")
     configuration = timm.models.get_pretrained_cfg(name)

@@ -237,7 +237,8 @@ def _diverged(outcome: Mapping[str, Any]) -> bool:
 
 
 def _gate(lines: Sequence[Line], values: Mapping[str, Mapping[int, float]], baseline: str, metric: str) -> Gate:
-    """The baseline has to beat every control, with the whole interval of the difference above zero."""
+    """The baseline has to beat every control, with the whole interval of the difference above zero. A control that is
+    ahead closes the gate; an interval around zero leaves it open, with the number of seeds that would decide."""
     controls = [line.label for line in lines if line.control]
     if not controls:
         return Gate(None, "The study has no controls: nothing shows that mixing tokens helps here.")
@@ -245,12 +246,14 @@ def _gate(lines: Sequence[Line], values: Mapping[str, Mapping[int, float]], base
     states: list[bool | None] = []
     for label in controls:
         ahead = paired(values.get(baseline, {}), values[label])
+        verdict = judge(ahead)
+        behind = verdict.word == "contradicted" or (verdict.word == "undecided" and (ahead.mean or 0.0) <= 0)
+        states.append(False if behind else True if verdict.word == "supported" else None)
         if ahead.low is None or ahead.high is None:
-            states.append(None)
             parts.append(f"{label}: {ahead.n} paired seeds, too few")
         else:
-            states.append(ahead.low > 0)
-            parts.append(f"{label}: {ahead.mean:+.1f} [{ahead.low:+.1f}, {ahead.high:+.1f}]")
+            price = "" if states[-1] is not None else f" ({verdict.sentence.rpartition('; ')[2]})"
+            parts.append(f"{label}: {ahead.mean:+.1f} [{ahead.low:+.1f}, {ahead.high:+.1f}]{price}")
     passed = False if False in states else None if None in states else True
     word = {True: "passed", False: "not passed", None: "open"}[passed]
     return Gate(passed, f"Gate {word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.")

@@ -183,17 +183,21 @@ class CrossMixer(HeadLayer):
 
 
 def rotate(x: Float[Tensor, "B H N d"], rope: Float[Tensor, "... n d2"], grid: Grid) -> Float[Tensor, "B H N d"]:
-    """Rotary embedding of the cells; neighbouring channels are pairs; rope has sines then cosines; extra tokens stay.
+    """Rotary embedding; neighbouring channels are pairs; rope has sines then cosines.
 
-    Raises: ShapeError if rope has another number of cells than the grid.
+    rope: a row for each cell, and extra tokens stay; or a row for each token.
+    Raises: ShapeError if rope has neither as many rows as the grid has cells nor as it has tokens.
     """
-    if rope.shape[-2] != grid.cells:
-        raise ShapeError(f"the rotary tensor has {rope.shape[-2]} cells, the grid {grid.cells}")
+    if rope.shape[-2] not in (grid.cells, grid.tokens):
+        raise ShapeError(
+            f"the rotary tensor has {rope.shape[-2]} rows, the grid {grid.cells} cells and {grid.tokens} tokens"
+        )
     sin, cos = rope.to(x.dtype).chunk(2, -1)
-    cells = x[..., grid.span, :]
+    every = rope.shape[-2] == grid.tokens
+    cells = x if every else x[..., grid.span, :]
     turned = torch.stack([-cells[..., 1::2], cells[..., ::2]], -1).flatten(-2)
     cells = cells * cos + turned * sin
-    if not grid.extra:
+    if every:
         return cells
     return torch.cat([x[..., : grid.prefix, :], cells, x[..., grid.prefix + grid.cells :, :]], -2)
 

@@ -115,7 +115,7 @@ def _finish(axes: Axes, plan: Mapping[str, Any]) -> None:
     if "x" in plan["logs"]:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(_plain())
-    elif plan["kind"] == "line" and all(float(x).is_integer() for line in axes.lines for x in line.get_xdata()):
+    elif plan["kind"] == "line" and all((np.asarray(line.get_xdata(), float) % 1 == 0).all() for line in axes.lines):
         axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     if "y" in plan["logs"]:
         axes.set_yscale("log")

@@ -336,6 +336,8 @@ def _gate(table: Table) -> dict[str, str]:
     sentence = words.typeset(table.gate.sentence)
     if table.gate.passed is False:
         sentence = f"Mixing does not pay at this scale, and nothing is judged. {sentence}"
+    elif table.gate.passed is None and table.scale != "smoke" and any(line.control for line in table.rows):
+        sentence = f"It is not decided yet whether mixing pays at this scale, and nothing is judged. {sentence}"
     return {"state": state, "css": state.replace(" ", ""), "sentence": sentence}
 
 

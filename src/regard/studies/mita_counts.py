@@ -129,7 +129,8 @@ PUBLISHED = (
 )  # fmt: skip
 """Tables 2 and 3 of the paper: DeiT-T and -S, and rows that are other networks."""
 
-_WORDS = {"R": "rounded", "T": "cut off", "R,T": "rounded", "no": "not reproduced"}
+WORDS = {"R": "rounded", "T": "cut off", "R,T": "rounded", "no": "not reproduced"}
+"""Verdicts on a printed number, in words."""
 
 
 def printed_sheet() -> Sheet:
@@ -138,7 +139,7 @@ def printed_sheet() -> Sheet:
     for row in PUBLISHED:
         params, macs = row.body.count(row.mixer) if row.mixer is not None else (None, None)
         said = [
-            "cited" if count is None else _WORDS[verdict(count, printed)]
+            "cited" if count is None else WORDS[verdict(count, printed)]
             for count, printed in ((params, row.params), (macs, row.macs))
         ]
         work = None if macs is None else round(macs / 1e9, 3)
