@@ -139,3 +139,9 @@ def test_the_verb_writes_a_picture(tmp_path):
     assert done.exit_code == 0, done.output
     assert "untrained weights" in done.output
     assert red(out.read_bytes()) > 200
+
+
+def test_attention_of_the_hosts_own_that_is_not_softmax_is_refused() -> None:
+    network = build_host("vit_s_32_spt", None)
+    with pytest.raises(UnsupportedError, match="attention of its own that is not plain softmax"):
+        pictures.attention_of(network, torch.randn(3, 32, 32))

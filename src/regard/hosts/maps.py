@@ -1,17 +1,41 @@
 """Attention maps of a forward pass."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, UnsupportedError
 from regard.mixers.heads import HeadMixer
+from regard.mixers.softmax import Softmax
 
+from .hosted import Hosted
+from .looking import matching, resting
 from .owners import swapped
 from .small_ports import ConvMixer
+from .swap import plan_layers
+
+
+def readable(model: nn.Module, inputs: Float[Tensor, "B ..."], layers: str = "*") -> nn.Module:
+    """The model, or where layers that match a glob have the host's own attention, a copy with our softmax in them.
+
+    inputs: as the model expects them; both are compared on them.
+    Raises: SwapError if no layer matches; UnsupportedError if the copy computes something else, as where the host's
+    attention is not plain softmax.
+    """
+    own = [name for name in matching(model, layers) if not isinstance(model.get_submodule(name), Hosted)]
+    if not own:
+        return model
+    reader = plan_layers(copy.deepcopy(model), Softmax(), own, inputs[:1]).apply()
+    with resting(reader), resting(model):
+        found, expected = reader(inputs), model(inputs)
+    if not torch.allclose(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
+        raise UnsupportedError(f"{type(model).__name__} has attention of its own that is not plain softmax")
+    return reader
 
 
 @contextmanager
@@ -20,7 +44,7 @@ def capture(model: nn.Module, layers: str = "*") -> Iterator[dict[str, Tensor]]:
 
     Maps are (B, H, N, M), float32 on the CPU, keyed by layer name; a second pass overwrites them. Rows sum to 1
     only for softmax kinds. Costs one extra operator call per layer with N-wide values: O(N^2 H) memory.
-    A host's own attention gives maps after `swap(model, Softmax())`, which changes nothing.
+    A host's own attention gives maps in the copy that `readable` makes.
     Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens.
     """
     maps: dict[str, Tensor] = {}

@@ -5,7 +5,6 @@ handwritten digits (UCI, CC BY 4.0).
 """
 
 import base64
-import copy
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +21,9 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, GridError, UnsupportedError, nearest
 from regard.hosts.hosted import Hosted
-from regard.hosts.maps import capture
-from regard.hosts.swap import swap, swapped
-from regard.mixers.softmax import Softmax
+from regard.hosts.looking import resting
+from regard.hosts.maps import capture, readable
+from regard.hosts.owners import swapped
 
 SAMPLES = ("china", "flower")
 CREDITS = {
@@ -91,7 +90,7 @@ def attention_of(
     Returns image (base64 PNG), credit, grid, query, layers; each layer has its name, its heads and their mean as lists
     of height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
     weights on extra tokens are left out too, so that a map may sum to less than 1.
-    Raises: GridError if the query lies outside the grid.
+    Raises: GridError if the query lies outside the grid; UnsupportedError if the model's own attention is not softmax.
     """
     grid = grid or grid_of(model)
     y, x = query if query is not None else (grid.height // 2, grid.width // 2)
@@ -128,25 +127,23 @@ def grid_of(model: nn.Module) -> Grid:
 def _forward(model: nn.Module, image: Tensor, layers: str) -> dict[str, Tensor]:
     """The maps of one image in evaluation mode, for the layers that have any; the model is left as it was.
 
-    A model in which nothing was swapped is read through a copy with our softmax, which computes the same.
+    A model in which nothing was swapped is read through a copy with our softmax.
+    Raises: UnsupportedError if that computes something else.
     """
-    own = not any(isinstance(module, Hosted) for module in model.modules())
-    reader = swap(copy.deepcopy(model), Softmax()) if own else model
-    example = next(reader.parameters())
-    training = reader.training
+    example = next(model.parameters())
+    inputs = image[None].to(example.device, example.dtype)
+    swaps = any(isinstance(module, Hosted) for module in model.modules())
+    reader = model if swaps else readable(model, inputs, layers)
     found: list[dict[str, Tensor]] = []
-    reader.eval()
     try:
-        with torch.no_grad(), ExitStack() as stack:
+        with resting(reader), ExitStack() as stack:
             for name in swapped(reader, layers):
                 with suppress(UnsupportedError):
                     found.append(stack.enter_context(capture(reader, name)))
             if found:
-                reader(image[None].to(example.device, example.dtype))
+                reader(inputs)
     except UnsupportedError:  # an operator that finds out during the pass
         return {}
-    finally:
-        reader.train(training)
     return {name: weights for maps in found for name, weights in maps.items()}
 
 

@@ -4,7 +4,6 @@ The paper shows the third stage of CAFormer-S18, maps averaged over heads. Its n
 whose runs the maps are read; the ViT of Table 1 stands beside them where that study has runs.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,14 +12,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Grid, RegardError, StoreError, UnsupportedError
-from regard.hosts.hosted import Hosted
 from regard.hosts.looking import grids_of, matching, resting
-from regard.hosts.maps import capture
-from regard.hosts.swap import plan_layers
+from regard.hosts.maps import capture, readable
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
 from regard.lab.run import Run, read_run, trained
 from regard.measure.pictures import SAMPLES
-from regard.mixers.softmax import Softmax
 from regard.tasks.base import Task
 
 from .mita_reading import Photograph, first_inputs, overlay, photograph
@@ -61,17 +57,10 @@ def maps_of(model: nn.Module, inputs: Float[Tensor, "B C H W"], layers: str = "*
     Raises: SwapError if no layer matches; UnsupportedError if a layer has no weights between all cells, or the copy
     computes something else than the model, as with attention that is not plain softmax.
     """
-    names = matching(model, layers)
-    grids = {name: grid for name, (grid, _) in grids_of(model, names, inputs[:1]).items()}
-    own = [name for name in names if not isinstance(model.get_submodule(name), Hosted)]
-    reader = plan_layers(copy.deepcopy(model), Softmax(), own, inputs[:1]).apply() if own else model
+    grids = {name: grid for name, (grid, _) in grids_of(model, matching(model, layers), inputs[:1]).items()}
+    reader = readable(model, inputs, layers)
     with resting(reader), capture(reader, layers) as found:
-        out = reader(inputs)
-    if own:
-        with resting(model):
-            expected = model(inputs)
-        if not torch.allclose(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
-            raise UnsupportedError(f"{type(model).__name__} has attention of its own that is not plain softmax")
+        reader(inputs)
     made = {}
     for name, weights in found.items():
         grid = grids[name]
