@@ -40,13 +40,13 @@ def test_contract(sample: Sample) -> None:
     assert len(report.grids) >= 3
 
 
-@pytest.mark.parametrize("sample", map(_slow_pair, pairs()), ids=lambda sample: sample.text)
+@pytest.mark.parametrize("sample", [_slow_pair(pair) for pair in pairs()], ids=lambda sample: sample.text)
 def test_contract_with_every_projection(sample: Sample) -> None:
     check(sample.config, grids=(Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(8, 7, 1)), **sample.options)
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize("sample", map(_slow_variant, samples()), ids=lambda sample: sample.text)
+@pytest.mark.parametrize("sample", [_slow_variant(one) for one in samples()], ids=lambda sample: sample.text)
 def test_compiles_without_a_graph_break(sample: Sample) -> None:
     report = check(sample.config, grids=(Grid(3, 5, 1, 2), Grid(8, 7, 1)), **sample.options)
     assert "compile" in report.passed or "compile" in sample.options.get("skip", {})
