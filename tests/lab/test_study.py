@@ -125,3 +125,14 @@ def test_failed_runs_are_repeated_only_with_retry(tmp_path: Path) -> None:
     store.finish(key, {"status": "failed", "error": "out of memory", "metrics": {}})
     assert run_study(STUDY, "smoke", store, workers=0, rows="softmax", seeds=1)["failed"] == 1
     assert run_study(STUDY, "smoke", store, workers=0, rows="softmax", seeds=1, retry=True)["done"] == 1
+
+
+def test_a_dry_run_gives_a_host_the_images_of_its_row_and_names_a_row_that_fails() -> None:
+    rows = (Row("large", Softmax(), task={"size": (16, 16)}), Row("bad", Softmax(), task={"size": (2, 2)}))
+    task = Classification(host="vit_tiny_patch16_224(patch_size=4, depth=1)", data="digits", size=(12, 12))
+    study = replace(STUDY, claims=(), baseline="large", settings={"smoke": Setting(task=task, recipe=None, rows=rows)})
+    large, bad = dry_run(study, "smoke", classes=10)
+    assert large.loss is not None
+    assert not large.error
+    assert bad.error
+    assert bad.params is None

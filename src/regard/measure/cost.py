@@ -1,6 +1,6 @@
 """Parameters and multiply-accumulates of a whole model, without memory for weights and without running it.
 
-What the mechanisms cost comes from their formulas; the rest of the host is counted once on the meta device.
+What the mechanisms' operators cost comes from their formulas; all else is counted on the meta device.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.core import Cost, MixerConfig
 from regard.hosts.counting import count_macs
 from regard.hosts.nothing import Nothing
-from regard.hosts.swap import create_model, plan_swap, remove
+from regard.hosts.swap import create_model, plan_swap
 
 
 def model_cost(
@@ -26,12 +26,8 @@ def model_cost(
             image = plan_swap(model, Nothing()).example if size is None else _image(model, size)
             return Cost(_parameters(model), count_macs(model, image))
         plan = plan_swap(model, mixer, example=None if size is None else _image(model, size))
-        macs = sum(mixer.cost(site.layer.mixer.site, accounting).macs for site in plan.sites)
-        image = plan.example
         plan.apply()
-        params = _parameters(model)
-        rest = count_macs(remove(model, example=image), image)
-    return Cost(params, rest + macs)
+        return Cost(_parameters(model), count_macs(model, plan.example, accounting))
 
 
 def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:

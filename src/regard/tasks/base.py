@@ -68,6 +68,10 @@ class Task(ABC):
         """The network with its first weights, a pure function of the arguments. removed: attention is taken out."""
 
     @abstractmethod
+    def built(self, mixer: MixerConfig | None, options: dict[str, Any]) -> nn.Module:
+        """The host with options, made for images of `size` where it takes that; needs no data."""
+
+    @abstractmethod
     def batches_per_epoch(self, recipe: Training) -> int:
         """Training batches in an epoch."""
 
