@@ -41,17 +41,14 @@ def count_macs(model: nn.Module, images: Tensor, accounting: str = "executed") -
 def _by_formula(model: nn.Module, accounting: str) -> Iterator[list[int]]:
     """Operators give zeros instead of a result, and write what their formula says into the list."""
     found: list[int] = []
-    silenced: list[nn.Module] = []
-    for module in model.modules():
-        if not isinstance(module, Hosted):
-            continue
-        mixer: Any = module.mixer
+    silenced: list[Any] = []
+    for mixer in [module.mixer for module in model.modules() if isinstance(module, Hosted)]:
         if not isinstance(mixer, HeadMixer):
             silenced.append(mixer)
-            mixer.forward = _whole(mixer, accounting, found)
+            silenced[-1].forward = _whole(mixer, accounting, found)
         elif _its_own(mixer):
             silenced.append(mixer.operator)
-            mixer.operator.forward = _operator(mixer, accounting, found)
+            silenced[-1].forward = _operator(mixer, accounting, found)
     try:
         yield found
     finally:
