@@ -128,7 +128,7 @@ def test_overlays_show_the_row_of_the_query() -> None:
     assert np.flatnonzero(pixels(drawn["middle, head 0"])).tolist() == [7]
 
 
-def test_colour_networks_are_shown_on_both_photographs() -> None:
+def test_colour_networks_are_shown_on_both_photographs(data_root: Path) -> None:
     shown = photographs(Classification(host=DESK, data="imagenette_small", size=(12, 20)))
     assert ["flower.jpg" in shown[0].note, "china.jpg" in shown[1].note] == [True, True]
     assert shown[0].inputs.shape == (1, 3, 12, 20)
