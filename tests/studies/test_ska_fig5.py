@@ -4,6 +4,7 @@ import base64
 import io
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
