@@ -1,23 +1,21 @@
 """`regard check`: the contract suite from the command line, and what it is told of each mechanism."""
 
 import json
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard import MIXERS, Card, Site, Softmax, parse
+from regard import MIXERS, Site, parse
 from regard.cli.app import run
 from regard.cli.check import SMALL, checked, compared, deit_counts, told
 from regard.core import ConfigError, GridError, MixerConfig
 from regard.measure.external import External
-from regard.mixers.softmax import SoftmaxOperator
 from regard.studies.mita_counts import PUBLISHED, TINY
 from regard.studies.mita_counts import SMALL as DEIT_S
 from regard.testing import GRIDS, ITEMS
 from samples import SAMPLES, Sample
+from wrong_softmax import Wrong
 
 EVERY = [sample for found in SAMPLES.values() for sample in found]
 
@@ -135,19 +133,6 @@ def test_a_missing_package_is_named_and_the_plain_equation_takes_its_place(monke
 def test_what_is_no_mechanism_is_wrong_use(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", text]) == 2
     assert text.strip("()") in capsys.readouterr().err
-
-
-class Louder(SoftmaxOperator):
-    def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Tensor:
-        return super().forward(q * 1.01, k, v, **options)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wrong(Softmax):
-    card: ClassVar[Card] = Softmax.card
-
-    def operator(self, site: Site) -> SoftmaxOperator:
-        return Louder(self)
 
 
 def test_a_wrong_mechanism_is_found() -> None:

@@ -1,20 +1,19 @@
 """The table of comparisons with other packages: what holds, what is missing, and that a wrong mechanism is found."""
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from regard.cli.check import SMALL
-from regard.core import Card, Grid, RegardError, Site
+from regard.core import Grid, RegardError, Site
 from regard.measure.external import EXTERNAL, Compared, External, compare, comparisons, largest, plain_gap
 from regard.measure.external_pairs import conv_pairs, copied, multihead
 from regard.mixers import MIXERS
 from regard.mixers.mita import MiTA
-from regard.mixers.softmax import Softmax, SoftmaxOperator
+from regard.mixers.softmax import Softmax
 from regard.mixers.spell import parse
+from wrong_softmax import Wrong
 
 GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2))
 
@@ -93,19 +92,6 @@ def test_padding_and_the_plain_form_are_compared_too() -> None:
 @pytest.mark.parametrize("name", [cls.__name__ for cls in MIXERS if not comparisons(cls.__name__)])
 def test_the_others_are_their_plain_equation(name: str) -> None:
     assert plain_gap(parse(SMALL.get(name, name)), GRIDS) < 1e-11
-
-
-class Louder(SoftmaxOperator):
-    def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Tensor:
-        return super().forward(q * 1.01, k, v, **options)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wrong(Softmax):
-    card: ClassVar[Card] = Softmax.card
-
-    def operator(self, site: Site) -> SoftmaxOperator:
-        return Louder(self)
 
 
 def test_a_fast_form_that_is_not_its_equation_is_found() -> None:

@@ -48,8 +48,6 @@ def matching(model: nn.Module, where: str) -> list[str]:
 def example_of(model: nn.Module) -> Tensor:
     """Noise of the size that the model says it expects."""
     modules = list(model.modules())
-    found = (getattr(module, "in_channels", None) for module in modules)
-    channels = next((number for number in found if isinstance(number, int)), 3)
     sizes = [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
     for module in modules:
         config = getattr(module, "pretrained_cfg", None)
@@ -57,8 +55,13 @@ def example_of(model: nn.Module) -> Tensor:
         sizes.append(tuple(listed[-2:]) if listed else None)
     for size in filter(None, sizes):
         height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
-        return torch.randn(1, channels, height, width, generator=torch.Generator().manual_seed(0))
+        return torch.randn(1, channels_of(model), height, width, generator=torch.Generator().manual_seed(0))
     raise SwapError(f"{type(model).__name__} does not tell its image size; pass example=, one input")
+
+
+def channels_of(model: nn.Module) -> int:
+    """Input channels, from the first convolution; 3 without one."""
+    return next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
 
 
 @contextmanager

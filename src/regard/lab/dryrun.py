@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from regard.core import ConfigError
 from regard.hosts.counting import count_macs
+from regard.hosts.looking import channels_of
 
 if TYPE_CHECKING:
     from regard.tasks.base import Task
@@ -95,7 +96,7 @@ def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float
     model = task.built(row.mixer, options)
     if row.removed:
         remove(model)
-    images = torch.randn(2, _channels(model), *task.size)
+    images = torch.randn(2, channels_of(model), *task.size)
     params = sum(parameter.numel() for parameter in model.parameters())
     macs = count_macs(model, images[:1])
     model.train()
@@ -112,9 +113,3 @@ def outputs_and_channels(task: "Task") -> tuple[int, int]:
     """Classes and channels of a task without reading its data: what the task says, else those of the named set."""
     known, channels = _SETS.get(task.data.lower(), (1000, 3))
     return int(getattr(task, "classes", 0)) or known, channels
-
-
-def _channels(model: torch.nn.Module) -> int:
-    """Input channels, from the first convolution."""
-    first = next((module for module in model.modules() if isinstance(module, torch.nn.Conv2d)), None)
-    return first.in_channels if first is not None else 3

@@ -7,7 +7,6 @@ and the step, and no state of any generator.
 import logging
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from regard.tasks.data.streams import seed_all
 
 from . import checkpoint
 from .recipe import Recipe
+from .signals import handled
 
 log = logging.getLogger("regard.lab")
 
@@ -337,21 +337,14 @@ class Loop:
     @contextmanager
     def _stoppable(self) -> Iterator[None]:
         """SIGINT and SIGTERM stop after the step that is under way; the second one stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
         def ask(number: int, frame: Any) -> None:
             if self._stop:
                 raise KeyboardInterrupt
             self._stop = True
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handled(ask, signal.SIGINT, signal.SIGTERM):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _average(model: nn.Module, decay: float) -> Any:

@@ -8,10 +8,31 @@ from .files import write_json
 from .results import Results
 
 if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from regard.tasks.base import Task
+
     from .run import Run
 
 PICTURE = "flower"
 """The photograph of every study's maps; images of research sets may not be shown in pages that are passed on."""
+
+
+def sample_inputs(task: "Task", name: str = PICTURE) -> "tuple[Tensor, np.ndarray, str]":
+    """A free photograph, or for grey images a digit, prepared as the task's own images are.
+
+    Returns the inputs (1, C, H, W), the picture (H, W, 3 or 1) in 0..255, and where it comes from.
+    """
+    import torch
+
+    from regard.measure.pictures import CREDITS, sample_image
+
+    _, channels, height, width = task.example().shape
+    grey = channels == 1
+    shown = sample_image((height, width), grey=grey, name=name)
+    pixels = torch.from_numpy(shown.copy()).permute(2, 0, 1)[None]
+    return task.prepared(pixels, torch.device("cpu")), shown, CREDITS["digit" if grey else name]
 
 
 def probe_maps(run: "Run", store: Results) -> str:
@@ -22,9 +43,7 @@ def probe_maps(run: "Run", store: Results) -> str:
     maps: a network without attention between tokens, or without a single grid.
     Raises: StoreError if the run has no checkpoint or the folder cannot be written.
     """
-    import torch
-
-    from regard.measure.pictures import CREDITS, attention_of, sample_image
+    from regard.measure.pictures import attention_of
 
     from .run import trained
 
@@ -32,12 +51,8 @@ def probe_maps(run: "Run", store: Results) -> str:
         return "no attention to show"
     model = trained(run, store)
     try:
-        _, channels, height, width = run.task.example().shape
-        grey = channels == 1
-        shown = sample_image((height, width), grey=grey, name=PICTURE)
-        pixels = torch.from_numpy(shown.copy()).permute(2, 0, 1)[None]
-        image = run.task.prepared(pixels, torch.device("cpu"))[0]
-        maps = attention_of(model, image, picture=shown, credit=CREDITS["digit" if grey else PICTURE])
+        inputs, shown, credit = sample_inputs(run.task)
+        maps = attention_of(model, inputs[0], picture=shown, credit=credit)
     except StoreError:
         raise
     except RegardError as error:

@@ -21,7 +21,8 @@ from regard.core import ConfigError, RegardError
 
 from .environment import hush
 from .loop import Interrupted, Watch
-from .spread import follow_parent, surroundings
+from .signals import handled
+from .spread import check_number, follow_parent, surroundings
 
 if TYPE_CHECKING:
     from .results import Results
@@ -35,9 +36,8 @@ def check_devices(devices: int, batch: int, device: str) -> None:
     if batch % devices:
         lower = next(count for count in range(devices, 0, -1) if batch % count == 0)
         raise ConfigError(f"a batch of {batch} cannot be cut into {devices} equal parts; use {lower} devices")
-    there = torch.cuda.device_count()
-    if device != "cpu" and torch.cuda.is_available() and devices > there:
-        raise ConfigError(f"{devices} devices are asked for, this machine has {there}")
+    if device != "cpu" and torch.cuda.is_available():
+        check_number(devices, torch.cuda.device_count())
 
 
 def in_ranks(run: "Run", folder: Path, store: "Results", device: str, devices: int, watch: Watch) -> dict[str, Any]:
@@ -115,9 +115,6 @@ def _hearing(told: Any, watch: Watch) -> Iterator[list[RegardError]]:
 @contextmanager
 def _passing_signals() -> Iterator[None]:
     """SIGINT and SIGTERM of the parent ask the processes to stop with a checkpoint; the second one ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     asked: list[int] = []
 
     def hand_on(number: int, frame: Any) -> None:
@@ -130,9 +127,5 @@ def _passing_signals() -> Iterator[None]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(hand_on, signal.SIGINT, signal.SIGTERM):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -17,6 +17,7 @@ from regard.measure.allocator import ALLOCATOR
 
 from .progress import Progress
 from .results import Busy, Results
+from .signals import handled
 
 TICK_SECONDS = 1.0
 ATTEMPTS = 2
@@ -112,10 +113,16 @@ def gpu_shares(gpus: Sequence[str], workers: int, devices: int) -> list[str]:
     """
     if len(gpus) <= 1 and devices == 1:
         return [""] * workers
-    if gpus and devices > len(gpus):
-        raise ConfigError(f"{devices} devices are asked for, this machine has {len(gpus)}")
+    if gpus:
+        check_number(devices, len(gpus))
     groups = [",".join(gpus[start : start + devices]) for start in range(0, len(gpus) - devices + 1, devices)] or [""]
     return [groups[worker % len(groups)] for worker in range(workers)]
+
+
+def check_number(devices: int, there: int) -> None:
+    """Raises: ConfigError for more devices than there are."""
+    if devices > there:
+        raise ConfigError(f"{devices} devices are asked for, this machine has {there}")
 
 
 def usable_gpus() -> list[str]:
@@ -204,7 +211,7 @@ def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progr
         for worker in free:
             worker.close()
     except BaseException:
-        with _uninterrupted():
+        with handled(signal.SIG_IGN, signal.SIGINT):  # a second Ctrl-C does not stop us from ending the workers
             for worker in (*free, *(worker for worker, _ in busy.values())):
                 worker.stop()
         raise
@@ -268,16 +275,3 @@ def surroundings(threads: int, gpus: str = "") -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not stop us from ending the workers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

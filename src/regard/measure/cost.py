@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.core import Cost, MixerConfig
 from regard.hosts.counting import count_macs
+from regard.hosts.looking import channels_of
 from regard.hosts.nothing import Nothing
 from regard.hosts.swap import create_model, plan_swap
 
@@ -31,8 +32,7 @@ def model_cost(
 
 
 def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:
-    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
-    return torch.zeros(1, channels, *size, device="meta")
+    return torch.zeros(1, channels_of(model), *size, device="meta")
 
 
 def _parameters(model: nn.Module) -> int:

@@ -1,6 +1,6 @@
 """What the layers of one kind were given in one forward pass of an image, and the cell of each that a query lies in."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -79,16 +79,27 @@ def cells(grids: Mapping[str, Grid], query: tuple[int, int] | None) -> dict[str,
     """
     if not grids:
         return {}
-    finest = max(grids.values(), key=lambda grid: grid.cells)
-    y, x = query if query is not None else (finest.height // 2, finest.width // 2)
-    if not (0 <= y < finest.height and 0 <= x < finest.width):
-        raise GridError(
-            f"query {y},{x} lies outside {finest}; rows are 0 to {finest.height - 1}, columns 0 to {finest.width - 1}"
-        )
+    shown = finest(grids.values())
+    y, x = cell_of(shown, query)
     return {
-        name: ((2 * y + 1) * grid.height // (2 * finest.height), (2 * x + 1) * grid.width // (2 * finest.width))
+        name: ((2 * y + 1) * grid.height // (2 * shown.height), (2 * x + 1) * grid.width // (2 * shown.width))
         for name, grid in grids.items()
     }
+
+
+def finest(grids: Iterable[Grid]) -> Grid:
+    """The grid with the most cells, the first of equals."""
+    return max(grids, key=lambda grid: grid.cells)
+
+
+def cell_of(grid: Grid, query: tuple[int, int] | None) -> tuple[int, int]:
+    """The (row, column) that is asked for, by default the middle. Raises: GridError if the grid does not have it."""
+    y, x = query if query is not None else (grid.height // 2, grid.width // 2)
+    if not (0 <= y < grid.height and 0 <= x < grid.width):
+        raise GridError(
+            f"query {y},{x} lies outside {grid}; rows are 0 to {grid.height - 1}, columns 0 to {grid.width - 1}"
+        )
+    return y, x
 
 
 def equal_cells(weights: Float[Tensor, "*B n"]) -> Float[Tensor, "*B"]:

@@ -19,11 +19,13 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, GridError, UnsupportedError, nearest
+from regard.core import ConfigError, Grid, UnsupportedError, nearest
 from regard.hosts.hosted import Hosted
 from regard.hosts.looking import resting
 from regard.hosts.maps import capture, readable
 from regard.hosts.owners import swapped
+
+from .passes import cell_of
 
 SAMPLES = ("china", "flower")
 CREDITS = {
@@ -93,11 +95,7 @@ def attention_of(
     Raises: GridError if the query lies outside the grid; UnsupportedError if the model's own attention is not softmax.
     """
     grid = grid or grid_of(model)
-    y, x = query if query is not None else (grid.height // 2, grid.width // 2)
-    if not (0 <= y < grid.height and 0 <= x < grid.width):
-        raise GridError(
-            f"query {y},{x} lies outside {grid}; rows are 0 to {grid.height - 1}, columns 0 to {grid.width - 1}"
-        )
+    y, x = cell_of(grid, query)
     found = _forward(model, image, layers)
     token = grid.prefix + y * grid.width + x
     entries = []

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.core import Grid, RegardError, StoreError
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
 from regard.lab.run import read_run, trained
-from regard.measure.passes import equal_cells
+from regard.measure.passes import equal_cells, finest
 from regard.measure.pictures import figure
 from regard.measure.taps import TapMoves, tap_kernels, tap_moves
 from regard.measure.terms import ALL, MEANING, TermMaps, term_maps
@@ -96,10 +96,6 @@ def _framed(grid: Grid, cell: tuple[int, int]) -> Tensor:
     return where.flatten()
 
 
-def _finest(grids: Sequence[Grid]) -> Grid:
-    return max(grids, key=lambda grid: grid.cells)
-
-
 # terms
 
 
@@ -128,7 +124,7 @@ def loudness(found: TermMaps) -> dict[str, tuple[float, float, float]]:
 def read_terms(net: Network) -> list[Sheet | Picture]:
     """A map of each term and of all terms, layer by layer; numbers are means over a few queries."""
     middle = term_maps(net.model, net.image)
-    places = queries(_finest([found.grid for found in middle]))
+    places = queries(finest(found.grid for found in middle))
     measured = [[loudness(found) for found in term_maps(net.model, net.image, place)] for place in places]
     lines: list[tuple[Cell, ...]] = []
     pictures: list[Sheet | Picture] = []
@@ -186,7 +182,7 @@ def _moved(found: TapMoves) -> tuple[Cell, ...]:
 def read_kernels(net: Network) -> list[Sheet | Picture]:
     """The kernels of the middle cell, layer by layer; numbers are means over a few queries."""
     middle = tap_kernels(net.model, net.image)
-    places = queries(_finest([found.grid for found in middle]))
+    places = queries(finest(found.grid for found in middle))
     measured = [tap_kernels(net.model, net.image, place) for place in places]
     lines: list[tuple[Cell, ...]] = []
     panels: list[Row] = []

@@ -17,7 +17,6 @@ from regard.lab.study import Claim, Row, Setting, Study, run_study
 from regard.mixers.deform import DeformableConv
 from regard.mixers.factors import Factors
 from regard.tasks.classification import Classification
-from regard.tasks.data.feed import evaluation_batches
 
 from .esa_parts import NOTES, SMOKE, controls, deformable, settings
 
@@ -107,13 +106,8 @@ def inserted(run: Run, plain: nn.Module) -> Inserted:
 
 
 def _logits(task: Classification, model: nn.Module) -> tuple[Tensor, Tensor]:
-    """Logits and labels of all test images, in the batches that the task evaluates."""
-    found, labels, cpu = [], [], torch.device("cpu")
-    model.eval()
-    with torch.inference_mode():
-        for images, truth in evaluation_batches(task.test_images(), task.size):
-            found.append(model(task.prepared(images, cpu)).float())
-            labels.append(truth)
+    """Logits and labels of all test images."""
+    found, labels = zip(*task.scores(model, torch.device("cpu")), strict=True)
     return torch.cat(found), torch.cat(labels)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Mask, UnsupportedError
 from regard.hosts.owners import swapped
-from regard.lab.probe import PICTURE
-from regard.measure.pictures import CREDITS, png, sample_image
+from regard.lab.probe import PICTURE, sample_inputs
+from regard.measure.pictures import png
 from regard.mixers.mita import MiTAOperator
 from regard.mixers.mita_plan import MitaPlan, mita_plan
 from regard.tasks.base import Task
@@ -88,11 +88,7 @@ def first_inputs(task: Task, number: int) -> Float[Tensor, "B C H W"]:
 
 def photograph(task: Task, name: str = PICTURE) -> Photograph:
     """A free photograph, or for grey images a digit, prepared as the task's own images are."""
-    _, channels, height, width = task.example().shape
-    grey = channels == 1
-    shown = sample_image((height, width), grey=grey, name=name)
-    inputs = task.prepared(torch.from_numpy(shown.copy()).permute(2, 0, 1)[None], torch.device("cpu"))
-    credit = CREDITS["digit" if grey else name]
+    inputs, shown, credit = sample_inputs(task, name)
     return Photograph(inputs=inputs, image=base64.b64encode(png(shown)).decode(), note=f"Picture: {credit}.")
 
 

@@ -16,6 +16,7 @@ from regard.hosts.looking import grids_of, matching, resting
 from regard.hosts.maps import capture, readable
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
 from regard.lab.run import Run, read_run, trained
+from regard.measure.passes import equal_cells
 from regard.measure.pictures import SAMPLES
 from regard.tasks.base import Task
 
@@ -91,9 +92,8 @@ def look_of(maps: Maps) -> Look:
     rows = rows / rows.sum(-1, keepdim=True).clamp_min(1e-30)
     steps = [torch.arange(side, dtype=rows.dtype) for side in (grid.height, grid.width)]
     places = torch.cartesian_prod(*steps)
-    entropy = -(rows * rows.clamp_min(1e-30).log()).sum(-1)
     return Look(
-        cells=float(entropy.exp().mean()),
+        cells=float(equal_cells(rows).mean()),
         distance=float((rows * torch.cdist(places, places)).sum(-1).mean()),
         by_query=_change(rows, 2),
         by_image=_change(rows, 0),

@@ -198,15 +198,19 @@ class Classification(Task):
         """Classes that the host tells apart."""
         return self.classes or len(self.images_of().classes)
 
-    def score(self, model: nn.Module, device: torch.device) -> Score:
+    def scores(self, model: nn.Module, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Class scores (B, classes) in float32 and labels (B,) of the test images, batch by batch, in their order."""
         model.eval()
-        right, total = [], 0.0
-        with torch.inference_mode():
-            for images, labels in evaluation_batches(self.test_images(), self.size):
+        for images, labels in evaluation_batches(self.test_images(), self.size):
+            with torch.inference_mode():
                 scores = model(self.prepared(images, device)).float()
-                labels = labels.to(device)
-                total += F.cross_entropy(scores, labels, reduction="sum").item()
-                right.append((scores.argmax(-1) == labels).cpu().numpy())
+            yield scores, labels.to(device)
+
+    def score(self, model: nn.Module, device: torch.device) -> Score:
+        right, total = [], 0.0
+        for scores, labels in self.scores(model, device):
+            total += F.cross_entropy(scores, labels, reduction="sum").item()
+            right.append((scores.argmax(-1) == labels).cpu().numpy())
         bits = np.concatenate(right)
         return Score({"top1": 100 * float(bits.mean()), "loss": total / len(bits)}, bits)
 
