@@ -6,6 +6,7 @@ seed share all streams that they have in common, so their difference is not blur
 
 import hashlib
 import random
+from functools import cache
 
 import numpy as np
 
@@ -26,9 +27,17 @@ def seed_all(*parts: str | int) -> None:
     import torch
 
     seed = number(*parts)
-    if torch.accelerator.is_available():
+    if _accelerated():
         torch.manual_seed(seed)
     else:  # the same numbers, without `manual_seed`'s 0.1 ms for devices that are not there
         torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  (timm's Mixup draws from the global generator)
     random.seed(seed)
+
+
+@cache
+def _accelerated() -> bool:
+    """Whether there are devices with generators of their own; asking takes longer than seeding."""
+    import torch
+
+    return torch.accelerator.is_available()
