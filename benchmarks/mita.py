@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from regard.measure.allocator import ALLOCATOR
 
 SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
-EXECUTIONS = ("auto", "lean-dense", "lean-grouped", "dense", "gather", "grouped")
+EXECUTIONS = ("auto", "native", "lean-dense", "lean-grouped", "dense", "gather", "grouped")
 CASES = ("196,25,25", "1024,25,25", "1024,64,64", "4096,128,128", "16384,128,128")
 
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=9, help="measured rounds after one warm-up")
     parser.add_argument("--cases", nargs="+", default=list(CASES), help="tokens,m,k; tokens fill h x w with h <= w")
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
-    parser.add_argument("--executions", nargs="+", default=["auto"], choices=EXECUTIONS)
+    parser.add_argument("--executions", nargs="+", default=["auto", "native"], choices=EXECUTIONS)
     parser.add_argument("--heads", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--width", type=int, default=64)

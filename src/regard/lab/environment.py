@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 import regard
+from regard.mixers.compiled import native_wanted
 
 
 def environment(device: torch.device, precision: str, devices: int = 1) -> dict[str, Any]:
-    """machine, python, torch, threads, device and how many, precision and versions, for the outcome."""
+    """machine, python, torch, threads, device and how many, precision, versions and kernels, for the outcome."""
     import lightning
     import timm
     import torchvision
@@ -33,6 +34,7 @@ def environment(device: torch.device, precision: str, devices: int = 1) -> dict[
         "devices": devices,
         "processor": name,
         "precision": precision,
+        "compiled kernels": native_wanted(),
     }
 
 

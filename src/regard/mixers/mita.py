@@ -30,7 +30,9 @@ from regard.core import (
 from .heads import HeadMixerConfig, check_heads, check_qkv
 from .landmarks import EXTRACTORS, POLICIES, Chosen
 from .mita_forms import Parts, choose_form
-from .mita_lean import Lean, Rule, takes
+from .mita_lean import Lean, lean_form
+from .mita_native import Native
+from .mita_pieces import Rule
 from .mita_plan import (
     MitaPlan,
     check_counts,
@@ -106,9 +108,10 @@ def mita(
     query share counts twice ("multiset", the literal Eq. 11-12) or once ("union"). landmark_scale: factor of the
     landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
-    "auto", "lean-dense", "lean-grouped", "dense", "gather" or "grouped", which differ in speed and memory only ("union"
-    of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU for short
-    and for long inputs, cannot be differentiated twice.
+    "auto", "lean-dense", "lean-grouped", "native", "dense", "gather" or "grouped", which differ in speed and memory
+    only ("union" of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU for
+    short and for long inputs, cannot be differentiated twice; neither can "native", compiled code for one expert a
+    query, which needs a C++ compiler once and which "auto" takes if REGARD_NATIVE=1 is in the environment.
     Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
     are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer others than `top`; a
     query to which nothing is left gets zeros. An expert without queries is normal. A score that is not finite makes
@@ -127,10 +130,12 @@ def mita(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     once = duplicates == "union" and experts > 1
     bias = key_bias("mita", mask, wide(k)[..., 0])
-    if branches != "compress" and takes(execution, q, k, bias, once):
-        rule = Rule(top, experts, branches == "both", landmark_scale, scale, once).suited(execution, q, k)
+    form = None if branches == "compress" else lean_form(execution, q, k, bias, experts, once)
+    if form is not None:
+        rule = Rule(top, experts, branches == "both", landmark_scale, scale, once, form)
         drop = None if landmark_keep is None else ~landmark_keep
-        return cast(Tensor, Lean.apply(q, k, v, landmarks, bias, drop, plan, rule))  # type: ignore[no-untyped-call]
+        run = Native if form == "native" else Lean
+        return cast(Tensor, run.apply(q, k, v, landmarks, bias, drop, plan, rule))  # type: ignore[no-untyped-call]
     with exact_products(q.device):
         probing = wide(landmarks) * scale
         probe = probing @ wide(k).mT  # (B, H, m, M)

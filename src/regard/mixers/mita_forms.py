@@ -148,7 +148,7 @@ FORMS: dict[str, Callable[[Parts], Tensor]] = {"dense": dense, "gather": gather,
 def choose_form(name: str, parts: Parts, once: bool = False) -> Callable[[Parts], Tensor]:
     """The form of that name; "auto" decides by size. once: keys that experts share count once, which only dense can."""
     if name not in ("auto", *FORMS):
-        raise ConfigError(f"execution is auto, lean-dense, lean-grouped, {', '.join(FORMS)}, not {name!r}")
+        raise ConfigError(f"execution is auto, lean-dense, lean-grouped, native, {', '.join(FORMS)}, not {name!r}")
     if once:
         if name not in ("auto", "dense"):
             raise UnsupportedError(f'mita: execution="{name}" cannot count shared keys once; use "dense" or "auto"')

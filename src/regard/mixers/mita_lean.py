@@ -6,150 +6,55 @@ cache. Small inputs compute all N x M logits (`Dense`), others blocks of queries
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from regard.core import UnsupportedError, softmax_rows
+from regard.core import UnsupportedError
 
-from .mita_plan import Blocks, MitaPlan, block_size, exact_products, largest, lay_out
-
-PIECE = 1 << 18
-"""Numbers that the logits of a piece may have: 1 MiB in float32, half of a usual second-level cache."""
+from .compiled import native_wanted
+from .mita_pieces import PIECE, Grads, Piece, Rule, make_piece, places
+from .mita_plan import Blocks, MitaPlan, block_size, exact_products, lay_out
 
 ALL = 256 * 256
 """Up to so many logits a head, sorting costs more than it saves; measured with benchmarks/mita.py."""
-
-
 LONG = 2048 * 2048
 """From so many logits a head, memory counts more than the third of the time that making things again takes."""
-LEAN = ("lean-dense", "lean-grouped")
+LEAN = {"lean-dense": "dense", "lean-grouped": "grouped", "native": "native"}
 
 
-def takes(execution: str, q: Tensor, k: Tensor, bias: Tensor | None, once: bool) -> bool:
-    """Whether this form runs: asked for, or "auto" in eager mode on the CPU with a bias that is not trained.
+def lean_form(execution: str, q: Tensor, k: Tensor, bias: Tensor | None, experts: int, once: bool) -> str | None:
+    """The form of `Rule` that runs, or None where a plain one does: it is asked for, or "auto" in eager mode on the CPU
+    with a bias that is not trained.
 
-    "auto" leaves sizes between `ALL` and `LONG` to the plain grouped form, which is faster there and keeps more; `once`
-    stays here, since the plain form would make the logits of all heads at a time.
+    "auto" takes compiled code where the environment asks for it and a query has one expert. Else it leaves sizes
+    between `ALL` and `LONG` to the plain grouped form, which is faster there and keeps more; `once` stays here, since
+    the plain form would make the logits of all heads at a time.
 
-    Raises: UnsupportedError if it was asked for and cannot run.
+    Raises: UnsupportedError if a form was asked for and cannot run.
     """
     eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())
     able = eager and q.device.type == "cpu" and type(q) in (Tensor, torch.nn.Parameter)
     able = able and not (bias is not None and bias.requires_grad)
-    if execution in LEAN and not able:
+    named = LEAN.get(execution)
+    if named and not able:
         raise UnsupportedError(
             f'mita: execution="{execution}" runs in eager mode on the CPU, without function transforms and without a '
             'bias that is trained; use "auto"'
         )
+    if named == "grouped" and once:
+        raise UnsupportedError('mita: execution="lean-grouped" cannot count shared keys once; use "auto"')
+    if named == "native" and experts > 1:
+        raise UnsupportedError(f'mita: execution="native" has one expert a query, not {experts}; use "auto"')
+    if named or execution != "auto" or not able:
+        return named
+    if experts == 1 and native_wanted():
+        return "native"
     size = q.shape[-2] * k.shape[-2]
-    return able and (execution in LEAN or (execution == "auto" and (once or not ALL < size < LONG)))
-
-
-@dataclass(frozen=True)
-class Rule:
-    """The numbers of `mita`; dense: whether all logits are computed. once: keys that experts share count once."""
-
-    top: int
-    experts: int
-    shared: bool
-    factor: float
-    scale: float
-    once: bool
-    dense: bool = True
-
-    def suited(self, execution: str, q: Tensor, k: Tensor) -> "Rule":
-        """The same with `dense` decided: as asked for, else for few tokens and for `once`.
-
-        Raises: UnsupportedError for `once` in groups.
-        """
-        if self.once and execution == "lean-grouped":
-            raise UnsupportedError('mita: execution="lean-grouped" cannot count shared keys once; use "auto"')
-        small = q.shape[-2] * k.shape[-2] <= ALL
-        return replace(self, dense=self.once or (small if execution == "auto" else execution == "lean-dense"))
-
-
-@dataclass
-class Piece:
-    """Some heads, g of them, in float32 or float64: q (g,N,d), v (g,M,e), landmarks (g,m,d), contiguous.
-
-    joint (g,m+M,d): landmarks and keys, times the scale. bias (g,1,M) of keys and drop (g,1,m) of landmarks, or None.
-    """
-
-    rule: Rule
-    q: Tensor
-    v: Tensor
-    landmarks: Tensor
-    joint: Tensor
-    bias: Tensor | None
-    drop: Tensor | None
-
-    @property
-    def m(self) -> int:
-        return self.landmarks.shape[1]
-
-    @property
-    def keys(self) -> Tensor:
-        """The scaled keys (g, M, d)."""
-        return self.joint[:, self.m :]
-
-    @property
-    def masked(self) -> bool:
-        """Whether a row of weights may be empty."""
-        return self.bias is not None or self.drop is not None
-
-    def softmax(self, logits: Tensor) -> Tensor:
-        return softmax_rows(logits) if self.masked else logits.softmax(-1)
-
-    def probe(self) -> Tensor:
-        """Logits of landmarks with keys (g, m, M)."""
-        logits = torch.bmm(self.landmarks, self.keys.mT)
-        return logits if self.bias is None else logits.add_(self.bias)
-
-    def route(self, logits: Tensor) -> Tensor:
-        """Logits of queries with landmarks (g, N, m), at -inf for those not to be used."""
-        return logits if self.drop is None else logits.masked_fill(self.drop, -torch.inf)
-
-    def select(self, probe: Tensor, route: Tensor, plan: MitaPlan | None) -> MitaPlan:
-        if plan is not None:
-            return plan
-        best = route.max(-1, keepdim=True).indices if self.rule.experts == 1 else None
-        return MitaPlan(
-            largest(probe, self.rule.top),
-            route.topk(self.rule.experts, sorted=False).indices if best is None else best,
-        )
-
-    def flat(self, of: Tensor, per: int) -> Tensor:
-        """Indices (g, ...) within a head as indices over all heads of the piece."""
-        start = per * torch.arange(len(of), device=of.device)
-        return of + start.view(-1, *[1] * (of.ndim - 1))
-
-    def finish(self, grads: "Grads", whole: Tensor | None) -> "Grads":
-        """Through the landmarks' values to their logits; grads.joint still holds the part of the attention only."""
-        m = self.m
-        if whole is not None and grads.values is not None:
-            ahead = torch.bmm(grads.values, self.v.mT)
-            ahead = torch._softmax_backward_data(ahead, whole, -1, whole.dtype)
-            grads.v.baddbmm_(whole.mT, grads.values)
-            grads.joint[:, m:].baddbmm_(ahead.mT, self.landmarks)
-            grads.landmarks = torch.bmm(ahead, self.keys)
-        grads.joint.mul_(self.rule.scale)
-        first = grads.joint[:, :m]
-        grads.landmarks = first if grads.landmarks is None else grads.landmarks.add_(first)
-        return grads
-
-
-@dataclass
-class Grads:
-    """q, v and joint as in `Piece`; values (g,m,e) of the landmarks' values; landmarks (g,m,d)."""
-
-    q: Tensor
-    v: Tensor
-    joint: Tensor
-    values: Tensor | None
-    landmarks: Tensor | None = None
+    if once or size <= ALL:
+        return "dense"
+    return "grouped" if size >= LONG else None
 
 
 class Dense:
@@ -358,20 +263,20 @@ class Lean(torch.autograd.Function):
     ) -> Tensor:
         b, h, n = q.shape[:3]
         out = q.new_empty(b, n, h, v.shape[-1]).transpose(1, 2)  # as the heads are merged afterwards
-        places, saved = [], []
+        parts, saved = [], []
         trained = any(ctx.needs_input_grad)
         with exact_products(q.device):
-            for place in _places(q, k, landmarks, rule):
-                form = _form(_piece(place, q, k, v, landmarks, bias, drop, rule))
+            for place in places(q, k, landmarks, rule):
+                form = _form(make_piece(place, q, k, v, landmarks, bias, drop, rule))
                 given = None if plan is None else MitaPlan(*(x[place].flatten(0, 1) for x in plan))
                 made, used, kept = form.forward(given)
                 out[place] = made.view(out[place].shape)
                 if trained:
-                    places.append((place, len(kept)))
+                    parts.append((place, len(kept)))
                     saved += [*used, *kept]
         if trained:
             ctx.save_for_backward(q, k, v, landmarks, bias, drop, *saved)
-            ctx.places, ctx.rule = places, rule
+            ctx.places, ctx.rule = parts, rule
         return out
 
     @staticmethod
@@ -387,7 +292,7 @@ class Lean(torch.autograd.Function):
             for place, number in ctx.places:
                 plan = MitaPlan(next(saved), next(saved))
                 kept = tuple(next(saved) for _ in range(number))
-                piece = _piece(place, q, k, v, landmarks, bias, drop, ctx.rule)
+                piece = make_piece(place, q, k, v, landmarks, bias, drop, ctx.rule)
                 given = ahead[place].flatten(0, 1).to(piece.q.dtype)
                 made = _form(piece).backward(given, plan, kept)
                 parts = (made.q, made.joint[:, piece.m :], made.v, cast(Tensor, made.landmarks))
@@ -399,43 +304,4 @@ class Lean(torch.autograd.Function):
 
 
 def _form(piece: Piece) -> Dense | Grouped:
-    return Dense(piece) if piece.rule.dense else Grouped(piece)
-
-
-def _places(q: Tensor, k: Tensor, landmarks: Tensor, rule: Rule) -> Iterator[tuple[slice, slice]]:
-    """Slices of batch and heads: whole samples where several fit into a piece, else some heads of one sample."""
-    b, h, n = q.shape[:3]
-    m = landmarks.shape[2]
-    width = m + (k.shape[2] if rule.dense else rule.experts * rule.top)
-    number = max(1, PIECE // max(n * width, m * k.shape[2]))
-    if number >= h:
-        step = number // h
-        yield from ((slice(i, i + step), slice(0, h)) for i in range(0, b, step))
-    else:
-        yield from ((slice(i, i + 1), slice(j, j + number)) for i in range(b) for j in range(0, h, number))
-
-
-def _piece(
-    place: tuple[slice, slice],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    landmarks: Tensor,
-    bias: Tensor | None,
-    drop: Tensor | None,
-    rule: Rule,
-) -> Piece:
-    kind = torch.promote_types(q.dtype, torch.float32)
-    here = [x[place].to(kind).flatten(0, 1).contiguous() for x in (q, v, landmarks)]
-    g, m = here[2].shape[:2]
-    joint = here[2].new_empty(g, m + k.shape[2], k.shape[3])
-    torch.mul(here[2], rule.scale, out=joint[:, :m])
-    keys = k[place].to(kind)
-    torch.mul(keys, rule.scale, out=joint[:, m:].view(keys.shape))
-    shape = (q.shape[0], q.shape[1])
-    if bias is not None:
-        bias = bias.expand(*shape, -1, -1)[place].flatten(0, 1)
-    if drop is not None:
-        drop = drop[:, None, None, :].expand(*shape, -1, -1)[place].flatten(0, 1)
-    queries, values, landmarks = here
-    return Piece(rule, queries, values, landmarks, joint, bias, drop)
+    return Dense(piece) if piece.rule.form == "dense" else Grouped(piece)

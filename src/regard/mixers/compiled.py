@@ -1,0 +1,82 @@
+"""Kernels in C++ that are compiled on the user's machine, when they are asked for, and kept in the user's cache.
+
+`REGARD_NATIVE=1` lets execution="auto" take them; nothing is compiled without it or a call that names them.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from regard.core import UnsupportedError
+
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-pthread")
+WIDE = {"x86_64": ("-mprefer-vector-width=512",)}
+"""More flags by processor: GCC and Clang else halve the vectors of loops on some."""
+REMEDY = "install g++ or clang++ (or name a compiler in CXX), or leave REGARD_NATIVE unset"
+
+
+def native_wanted() -> bool:
+    """Whether the environment asks for compiled kernels."""
+    return os.environ.get("REGARD_NATIVE", "") not in ("", "0")
+
+
+@cache
+def compiled(name: str) -> ctypes.CDLL:
+    """The library of a C++ file beside this one, compiled if the cache ($XDG_CACHE_HOME/regard) does not have it yet.
+
+    The cache tells apart sources, compilers and processors. The compiler is CXX, else c++, g++ or clang++.
+    Raises: UnsupportedError without a compiler, or with what it said.
+    """
+    source = Path(__file__).with_name(name)
+    compiler = _compiler()
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    parts = (source.read_text(), compiler, said, *_flags(), platform.machine(), _processor())
+    key = hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
+    library = folder / f"{source.stem}-{key}.so"
+    if not library.exists():
+        _compile(compiler, source, library)
+    return ctypes.CDLL(str(library))
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX", "")
+    found = next(filter(None, map(shutil.which, [named] if named else ["c++", "g++", "clang++"])), None)
+    if found is None:
+        raise UnsupportedError(f"compiled kernels need a C++ compiler and there is no {named or 'c++'} here; {REMEDY}")
+    return found
+
+
+def _flags() -> tuple[str, ...]:
+    return FLAGS + WIDE.get(platform.machine(), ())
+
+
+def _compile(compiler: str, source: Path, library: Path) -> None:
+    """Into a file of its own that is then renamed, so that several processes may do it at once."""
+    try:
+        library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            made = Path(folder) / library.name
+            done = subprocess.run(
+                [compiler, *_flags(), str(source), "-o", str(made)], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise UnsupportedError(f"{compiler} could not compile {source.name}: {done.stderr[-800:]}; {REMEDY}")
+            made.replace(library)
+    except OSError as error:
+        raise UnsupportedError(f"no compiled kernels in {library.parent}: {error}; {REMEDY}") from error
+
+
+def _processor() -> str:
+    """What -march=native depends on, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

@@ -1,0 +1,491 @@
+// Mixture of top-k attention (MiTA) on a CPU, one head at a time, with its gradient. Standard C++17 and the vector
+// extensions of GCC and Clang; no library. Compiled by compiled.py when it is asked for.
+//
+// m landmarks l (m, d) score the keys k (M, d): each chooses its `top` best, and its weights of all make one value of v
+// (M, e). A query of q (N, d) attends to the landmarks with these values and to the keys of its best landmark.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+extern "C" {
+
+struct Sizes {
+    long B, H, N, M, m, top, d, e, threads;
+    int shared, given;  // whether landmarks are attended to; whether the choice is an input
+    double scale, factor;  // of all logits, and of those of landmarks beside
+};
+
+// (B, H, rows, width): strides of samples, heads and rows in numbers; a row is contiguous.
+struct View {
+    void* data;
+    long batch, head, row;
+};
+
+}
+
+namespace {
+
+constexpr long BLOCK = 32;   // queries at a time
+constexpr long CHUNK = 128;  // keys at a time where all are read
+
+// vectors of 64 bytes
+
+template <typename T>
+struct Lanes;
+
+template <>
+struct Lanes<float> {
+    typedef float Vector __attribute__((vector_size(64)));
+    typedef int32_t Whole __attribute__((vector_size(64)));
+    typedef uint32_t Ordered;
+    static constexpr float TINY = -87.0f, ROUND = 12582912.0f, HIGH = 0.693359375f, LOW = -2.12194440e-4f;
+    static constexpr int BIAS = 127, SHIFT = 23, DEGREE = 7;
+};
+
+template <>
+struct Lanes<double> {
+    typedef double Vector __attribute__((vector_size(64)));
+    typedef int64_t Whole __attribute__((vector_size(64)));
+    typedef uint64_t Ordered;
+    static constexpr double TINY = -708.0, ROUND = 6755399441055744.0;
+    static constexpr double HIGH = 6.93145751953125e-1, LOW = 1.42860682030941723212e-6;
+    static constexpr int BIAS = 1023, SHIFT = 52, DEGREE = 13;
+};
+
+template <typename T>
+constexpr long WIDTH = 64 / sizeof(T);
+
+template <typename T>
+using Vector = typename Lanes<T>::Vector;
+
+template <typename T>
+long padded(long length) {
+    return (length + WIDTH<T> - 1) / WIDTH<T> * WIDTH<T>;
+}
+
+template <typename T>
+Vector<T> load(const T* from) {
+    Vector<T> value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+template <typename T>
+void store(T* to, Vector<T> value) {
+    std::memcpy(to, &value, sizeof value);
+}
+
+// exp of numbers that are at most 0; what is too small becomes exactly 0, NaN stays NaN
+template <typename T>
+Vector<T> exp_below(Vector<T> x) {
+    using L = Lanes<T>;
+    Vector<T> steps = (x * T(1.44269504088896340736) + L::ROUND) - L::ROUND;
+    Vector<T> rest = (x - steps * L::HIGH) - steps * L::LOW;
+    Vector<T> sum = rest * 0 + 1;
+    for (int i = L::DEGREE; i > 0; --i) sum = sum * rest * (T(1) / i) + 1;
+    typename L::Whole power = __builtin_convertvector(steps, typename L::Whole);
+    power = (power + L::BIAS) << L::SHIFT;
+    Vector<T> scale;
+    std::memcpy(&scale, &power, sizeof scale);
+    return x < L::TINY ? Vector<T>{} : sum * scale;
+}
+
+// C (rows, cols) = or += A (rows, len) B (len, cols); cols is a multiple of the vector, A has any strides
+
+template <typename T, int ROWS, int VECTORS, bool ADD>
+void tile(const T* a, long row, long column, const T* b, long ldb, T* c, long ldc, long len) {
+    Vector<T> sums[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; ++r)
+        for (int j = 0; j < VECTORS; ++j) sums[r][j] = ADD ? load(c + r * ldc + j * WIDTH<T>) : Vector<T>{};
+    for (long l = 0; l < len; ++l) {
+        Vector<T> right[VECTORS];
+        for (int j = 0; j < VECTORS; ++j) right[j] = load(b + l * ldb + j * WIDTH<T>);
+        for (int r = 0; r < ROWS; ++r)
+            for (int j = 0; j < VECTORS; ++j) sums[r][j] += a[r * row + l * column] * right[j];
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int j = 0; j < VECTORS; ++j) store(c + r * ldc + j * WIDTH<T>, sums[r][j]);
+}
+
+template <typename T, int VECTORS, bool ADD>
+void strip(long rows, const T* a, long row, long column, const T* b, long ldb, T* c, long ldc, long len) {
+    for (; rows >= 6; rows -= 6, a += 6 * row, c += 6 * ldc)
+        tile<T, 6, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
+    switch (rows) {
+        case 5: return tile<T, 5, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
+        case 4: return tile<T, 4, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
+        case 3: return tile<T, 3, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
+        case 2: return tile<T, 2, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
+        case 1: return tile<T, 1, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
+    }
+}
+
+template <typename T, bool ADD>
+void product(long rows, long cols, long len, const T* a, long row, long column, const T* b, long ldb, T* c, long ldc) {
+    long at = 0;
+    for (; at + 2 * WIDTH<T> <= cols; at += 2 * WIDTH<T>)
+        strip<T, 2, ADD>(rows, a, row, column, b + at, ldb, c + at, ldc, len);
+    if (at < cols) strip<T, 1, ADD>(rows, a, row, column, b + at, ldb, c + at, ldc, len);
+}
+
+// weights in place of logits; a row without any key gets zeros
+template <typename T>
+void softmax(T* row, long length) {
+    Vector<T> most = load(row);
+    for (long i = WIDTH<T>; i < length; i += WIDTH<T>) {
+        Vector<T> next = load(row + i);
+        most = (next > most) | (next != next) ? next : most;
+    }
+    T top = most[0];
+    for (long i = 1; i < WIDTH<T>; ++i) top = most[i] > top || most[i] != most[i] ? most[i] : top;
+    if (top == -std::numeric_limits<T>::infinity()) {
+        std::fill(row, row + length, T(0));
+        return;
+    }
+    Vector<T> sums{};
+    for (long i = 0; i < length; i += WIDTH<T>) {
+        Vector<T> weight = exp_below<T>(load(row + i) - top);
+        sums += weight;
+        store(row + i, weight);
+    }
+    T sum = 0;
+    for (long i = 0; i < WIDTH<T>; ++i) sum += sums[i];
+    for (long i = 0; i < length; i += WIDTH<T>) store(row + i, load(row + i) * (1 / sum));
+}
+
+
+// rows
+
+// Rows are short: calling memcpy for each would take longer than copying.
+template <typename T>
+void copy(const T* from, long length, T* to, T factor = 1) {
+    for (long i = 0; i < length; ++i) to[i] = from[i] * factor;
+}
+
+template <typename T>
+void add(const T* from, long length, T* to, T factor = 1) {
+    for (long i = 0; i < length; ++i) to[i] += from[i] * factor;
+}
+
+// Rows as columns of `to` (width, wide), a vector's worth of rows at a time; the last row fills what is left of it.
+template <typename T, typename Row>
+void turn(Row row, long count, long width, T* to, long wide, T factor = 1) {
+    for (long first = 0; first < count; first += WIDTH<T>) {
+        const T* at[WIDTH<T>];
+        for (long c = 0; c < WIDTH<T>; ++c) at[c] = row(std::min(first + c, count - 1));
+        for (long i = 0; i < width; ++i) {
+            T* line = to + i * wide + first;
+            for (long c = 0; c < WIDTH<T>; ++c) line[c] = at[c][i] * factor;
+        }
+    }
+}
+
+template <typename T>
+struct Rows {
+    T* first;
+    long stride;
+    Rows(const View& view, long b, long h)
+        : first(static_cast<T*>(view.data) + b * view.batch + h * view.head), stride(view.row) {}
+    T* operator()(long i) const { return first + i * stride; }
+};
+
+template <typename T>
+struct Head {
+    Rows<T> q, k, v, l;
+    const T* bias;  // of landmarks, then of keys; or null
+    int64_t *chosen, *experts;
+};
+
+// Indices of the `top` largest, in their order; of equals the first; NaN is the largest.
+template <typename T>
+void largest(const T* row, long length, long top, int64_t* found, std::vector<typename Lanes<T>::Ordered>& bits) {
+    using U = typename Lanes<T>::Ordered;
+    constexpr U SIGN = U(1) << (8 * sizeof(U) - 1);
+    for (long i = 0; i < length; ++i) {
+        U raw;
+        std::memcpy(&raw, row + i, sizeof raw);
+        raw = raw & SIGN ? ~raw : raw | SIGN;  // in the order of the numbers
+        bits[i] = row[i] != row[i] ? ~U(0) : raw;
+    }
+    U least = 0;  // the top-th largest, bit by bit
+    for (U bit = SIGN; bit; bit >>= 1) {
+        U tried = least | bit, count = 0;
+        for (long i = 0; i < length; ++i) count += bits[i] >= tried;
+        if (count >= U(top)) least = tried;
+        if (count == U(top)) break;
+    }
+    long above = 0;
+    for (long i = 0; i < length; ++i) above += bits[i] > least;
+    long equal = top - above;
+    for (long i = 0, at = 0; i < length && at < top; ++i) {
+        bool take = bits[i] > least || (bits[i] == least && equal-- > 0);
+        found[at] = i;
+        at += take;
+    }
+}
+
+
+// The queries of each expert of a head, one expert after the other.
+struct Sorted {
+    std::vector<long> start, query;
+
+    Sorted(const int64_t* experts, long N, long m) : start(m + 1), query(N) {
+        for (long i = 0; i < N; ++i) ++start[experts[i] + 1];
+        for (long j = 0; j < m; ++j) start[j + 1] += start[j];
+        std::vector<long> next(start.begin(), start.end() - 1);
+        for (long i = 0; i < N; ++i) query[next[experts[i]]++] = i;
+    }
+};
+
+// A head and its intermediate results. Columns of logits: the landmarks, if shared, padded to `wm`, then the keys of an
+// expert, padded to `wk`. Rows of keys and values are in the same places.
+template <typename T>
+struct Work {
+    const Sizes& s;
+    const T scale, factor;
+    const long wd, we, wl, wk, wm, wide, ldp;
+    std::vector<T> probe, values, change;    // (m, ldp) logits or weights of landmarks with keys, (m, we), as probe
+    std::vector<T> landmarks, landmarksT;    // scaled, (m, wd), (d, wl)
+    std::vector<T> joint, jointT, all, allT;  // scaled keys (wide, wd), (d, wide), values (wide, we), (e, wide)
+    std::vector<T> bias, near, given, w, slope, made, rows, rowsT;
+    std::vector<T> to_landmarks, to_values, to_keys, to_own;
+    std::vector<typename Lanes<T>::Ordered> bits;
+
+    Work(const Sizes& s, bool backward)
+        : s(s), scale(s.scale), factor(s.factor), wd(padded<T>(s.d)), we(padded<T>(s.e)), wl(padded<T>(s.m)),
+          wk(padded<T>(s.top)), wm(s.shared ? wl : 0), wide(wm + wk), ldp(padded<T>(s.M)), probe(s.m * ldp),
+          values(s.m * we), change(backward ? s.m * ldp : 0), landmarks(s.m * wd), landmarksT(s.d * wl),
+          joint(wide * wd), jointT(s.d * wide), all(wide * we), allT(s.e * wide), bias(wide), near(BLOCK * wd),
+          given(BLOCK * we), w(BLOCK * wide), slope(BLOCK * wide), made(CHUNK * std::max(wd, we)),
+          rows(CHUNK * std::max(wd, we)), rowsT(CHUNK * std::max(s.d, s.e)), to_landmarks(s.m * wd),
+          to_values(s.m * we), to_keys(s.top * wd), to_own(s.top * we), bits(s.M) {}
+
+    // Rows with padded length, copied where they are too short to be read so.
+    const T* whole_rows(const Rows<T>& from, long first, long count, long width, long& ld) {
+        ld = from.stride;
+        if (width % WIDTH<T> == 0) return from(first);
+        ld = padded<T>(width);
+        for (long i = 0; i < count; ++i) copy(from(first + i), width, &rows[i * ld]);
+        return rows.data();
+    }
+
+    template <typename Each>
+    void chunks(Each each) {
+        for (long first = 0; first < s.M; first += CHUNK) each(first, std::min(CHUNK, s.M - first));
+    }
+
+    // Logits of landmarks with keys; what pads is -inf.
+    void score(const Head<T>& x) {
+        for (long j = 0; j < s.m; ++j) copy(x.l(j), s.d, &landmarks[j * wd], scale);
+        turn([&](long j) { return x.l(j); }, s.m, s.d, landmarksT.data(), wl, scale);
+        chunks([&](long first, long count) {
+            turn([&](long i) { return x.k(first + i); }, count, s.d, rowsT.data(), CHUNK);
+            product<T, false>(s.m, padded<T>(count), s.d, landmarks.data(), wd, 1, rowsT.data(), CHUNK, &probe[first], ldp);
+        });
+        for (long j = 0; j < s.m; ++j) {
+            if (x.bias) add(x.bias + s.m, s.M, &probe[j * ldp]);
+            std::fill(&probe[j * ldp] + s.M, &probe[j * ldp] + ldp, -std::numeric_limits<T>::infinity());
+        }
+    }
+
+    void choose(const Head<T>& x) {
+        for (long j = 0; j < s.m; ++j) largest(&probe[j * ldp], s.M, s.top, x.chosen + j * s.top, bits);
+        std::vector<T> route(BLOCK * wl);
+        for (long at = 0; at < s.N; at += BLOCK) {
+            const long count = std::min(BLOCK, s.N - at);
+            product<T, false>(count, wl, s.d, x.q(at), x.q.stride, 1, landmarksT.data(), wl, route.data(), wl);
+            for (long r = 0; r < count; ++r) {
+                T* row = &route[r * wl];
+                if (x.bias) add(x.bias, s.m, row);
+                x.experts[at + r] = std::max_element(row, row + s.m) - row;
+            }
+        }
+    }
+
+    // The landmarks' values, from their weights in place of their logits; and what all experts share.
+    void compress(const Head<T>& x) {
+        const T none = -std::numeric_limits<T>::infinity();
+        std::fill(bias.begin(), bias.end(), none);
+        if (!s.shared) return;
+        std::fill(values.begin(), values.end(), T(0));
+        for (long j = 0; j < s.m; ++j) softmax(&probe[j * ldp], ldp);
+        chunks([&](long first, long count) {
+            long ld;
+            const T* from = whole_rows(x.v, first, count, s.e, ld);
+            product<T, true>(s.m, we, count, &probe[first], ldp, 1, from, ld, values.data(), we);
+        });
+        for (long j = 0; j < s.m; ++j) {
+            copy(&landmarks[j * wd], s.d, &joint[j * wd], factor);
+            copy(&values[j * we], s.e, &all[j * we]);
+            bias[j] = x.bias ? x.bias[j] : 0;
+        }
+        turn([&](long j) { return &joint[j * wd]; }, s.m, s.d, jointT.data(), wide);
+        turn([&](long j) { return &all[j * we]; }, s.m, s.e, allT.data(), wide);
+    }
+
+    // The keys and values of an expert.
+    void take(const Head<T>& x, const int64_t* chosen, bool backward) {
+        for (long c = 0; c < s.top; ++c) {
+            copy(x.v(chosen[c]), s.e, &all[(wm + c) * we]);
+            bias[wm + c] = x.bias ? x.bias[s.m + chosen[c]] : 0;
+            if (backward) copy(x.k(chosen[c]), s.d, &joint[(wm + c) * wd], scale);
+        }
+        turn([&](long c) { return x.k(chosen[c]); }, s.top, s.d, &jointT[wm], wide, scale);
+        if (backward) turn([&](long c) { return x.v(chosen[c]); }, s.top, s.e, &allT[wm], wide);
+    }
+
+    // Weights of some queries, which are gathered.
+    void weigh(const Head<T>& x, const long* query, long count) {
+        for (long r = 0; r < count; ++r) copy(x.q(query[r]), s.d, &near[r * wd]);
+        product<T, false>(count, wide, s.d, near.data(), wd, 1, jointT.data(), wide, w.data(), wide);
+        for (long r = 0; r < count; ++r) {
+            add(bias.data(), wide, &w[r * wide]);
+            softmax(&w[r * wide], wide);
+        }
+    }
+
+    template <typename Each>
+    void blocks(const Head<T>& x, bool backward, Each each) {
+        Sorted sorted(x.experts, s.N, s.m);
+        for (long j = 0; j < s.m; ++j) {
+            if (sorted.start[j] == sorted.start[j + 1]) continue;
+            take(x, x.chosen + j * s.top, backward);
+            for (long at = sorted.start[j]; at < sorted.start[j + 1]; at += BLOCK)
+                each(j, &sorted.query[at], std::min(BLOCK, sorted.start[j + 1] - at), at + BLOCK >= sorted.start[j + 1]);
+        }
+    }
+
+    void forward(const Head<T>& x, Rows<T> out) {
+        score(x);
+        if (!s.given) choose(x);
+        compress(x);
+        blocks(x, false, [&](long, const long* query, long count, bool) {
+            weigh(x, query, count);
+            product<T, false>(count, we, wide, w.data(), wide, 1, all.data(), we, made.data(), we);
+            for (long r = 0; r < count; ++r) copy(&made[r * we], s.e, out(query[r]));
+        });
+    }
+
+    void backward(const Head<T>& x, Rows<T> ahead, Rows<T> to_q, Rows<T> to_k, Rows<T> to_v, Rows<T> to_l) {
+        score(x);
+        compress(x);
+        for (auto* sums : {&to_landmarks, &to_values, &to_keys, &to_own}) std::fill(sums->begin(), sums->end(), T(0));
+        for (long i = 0; i < s.M; ++i) {
+            std::fill(to_k(i), to_k(i) + s.d, T(0));
+            std::fill(to_v(i), to_v(i) + s.e, T(0));
+        }
+        blocks(x, true, [&](long j, const long* query, long count, bool last) {
+            weigh(x, query, count);
+            for (long r = 0; r < count; ++r) copy(ahead(query[r]), s.e, &given[r * we]);
+            product<T, false>(count, wide, s.e, given.data(), we, 1, allT.data(), wide, slope.data(), wide);
+            for (long r = 0; r < count; ++r) descend(&w[r * wide], &slope[r * wide], wide);
+            product<T, false>(count, wd, wide, slope.data(), wide, 1, joint.data(), wd, made.data(), wd);
+            for (long r = 0; r < count; ++r) copy(&made[r * wd], s.d, to_q(query[r]));
+            product<T, true>(s.top, wd, count, &slope[wm], 1, wide, near.data(), wd, to_keys.data(), wd);
+            product<T, true>(s.top, we, count, &w[wm], 1, wide, given.data(), we, to_own.data(), we);
+            if (s.shared) {
+                product<T, true>(s.m, wd, count, slope.data(), 1, wide, near.data(), wd, to_landmarks.data(), wd);
+                product<T, true>(s.m, we, count, w.data(), 1, wide, given.data(), we, to_values.data(), we);
+            }
+            if (!last) return;
+            for (long c = 0; c < s.top; ++c) {
+                add(&to_keys[c * wd], s.d, to_k(x.chosen[j * s.top + c]), scale);
+                add(&to_own[c * we], s.e, to_v(x.chosen[j * s.top + c]));
+            }
+            std::fill(to_keys.begin(), to_keys.end(), T(0));
+            std::fill(to_own.begin(), to_own.end(), T(0));
+        });
+        for (long j = 0; j < s.m; ++j) copy(&to_landmarks[j * wd], s.d, to_l(j), scale * factor);
+        if (s.shared) expand(x, to_k, to_v, to_l);
+    }
+
+    // From the gradient of weights to that of logits, in its place; columns without weight get 0.
+    static void descend(const T* weight, T* change, long length) {
+        Vector<T> sums{};
+        for (long i = 0; i < length; i += WIDTH<T>) sums += load(weight + i) * load(change + i);
+        T sum = 0;
+        for (long i = 0; i < WIDTH<T>; ++i) sum += sums[i];
+        for (long i = 0; i < length; i += WIDTH<T>) store(change + i, load(weight + i) * (load(change + i) - sum));
+    }
+
+    // From the gradient of the landmarks' values through their weights to values, keys and landmarks.
+    void expand(const Head<T>& x, Rows<T> to_k, Rows<T> to_v, Rows<T> to_l) {
+        chunks([&](long first, long count) {
+            turn([&](long i) { return x.v(first + i); }, count, s.e, rowsT.data(), CHUNK);
+            product<T, false>(s.m, padded<T>(count), s.e, to_values.data(), we, 1, rowsT.data(), CHUNK, &change[first], ldp);
+        });
+        for (long j = 0; j < s.m; ++j) descend(&probe[j * ldp], &change[j * ldp], ldp);
+        std::fill(to_landmarks.begin(), to_landmarks.end(), T(0));
+        chunks([&](long first, long count) {
+            product<T, false>(count, we, s.m, &probe[first], 1, ldp, to_values.data(), we, made.data(), we);
+            for (long i = 0; i < count; ++i) add(&made[i * we], s.e, to_v(first + i));
+            product<T, false>(count, wd, s.m, &change[first], 1, ldp, landmarks.data(), wd, made.data(), wd);
+            for (long i = 0; i < count; ++i) add(&made[i * wd], s.d, to_k(first + i));
+            long ld;
+            const T* from = whole_rows(x.k, first, count, s.d, ld);
+            product<T, true>(s.m, wd, count, &change[first], ldp, 1, from, ld, to_landmarks.data(), wd);
+        });
+        for (long j = 0; j < s.m; ++j) add(&to_landmarks[j * wd], s.d, to_l(j), scale);
+    }
+};
+
+// Heads are shared out between threads.
+template <typename T, typename Each>
+void heads(const Sizes& s, const View* in, const T* bias, int64_t* chosen, int64_t* experts, bool backward, Each each) {
+    const long all = s.B * s.H, threads = std::max(1L, std::min(s.threads, all));
+    auto part = [&](long number) {
+        Work<T> work(s, backward);
+        for (long g = number * all / threads; g < (number + 1) * all / threads; ++g) {
+            const long b = g / s.H, h = g % s.H;
+            Head<T> x{{in[0], b, h}, {in[1], b, h}, {in[2], b, h}, {in[3], b, h}, bias ? bias + g * (s.m + s.M) : bias,
+                      chosen + g * s.m * s.top, experts + g * s.N};
+            each(work, x, b, h);
+        }
+    };
+    std::vector<std::thread> others;
+    for (long number = 1; number < threads; ++number) others.emplace_back(part, number);
+    part(0);
+    for (auto& other : others) other.join();
+}
+
+// in: q, k, v, l. out: the output.
+template <typename T>
+void forward(const Sizes& s, const View* in, const T* bias, int64_t* chosen, int64_t* experts, const View* out) {
+    heads<T>(s, in, bias, chosen, experts, false, [&](Work<T>& work, const Head<T>& x, long b, long h) {
+        work.forward(x, {out[0], b, h});
+    });
+}
+
+// in: q, k, v, l and the gradient of the output. out: the gradients of q, k, v, l.
+template <typename T>
+void backward(const Sizes& s, const View* in, const T* bias, int64_t* chosen, int64_t* experts, const View* out) {
+    heads<T>(s, in, bias, chosen, experts, true, [&](Work<T>& work, const Head<T>& x, long b, long h) {
+        work.backward(x, {in[4], b, h}, {out[0], b, h}, {out[1], b, h}, {out[2], b, h}, {out[3], b, h});
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void mita_forward_float32(const Sizes* s, const View* in, const float* bias, int64_t* chosen, int64_t* experts, const View* out) {
+    forward(*s, in, bias, chosen, experts, out);
+}
+
+void mita_forward_float64(const Sizes* s, const View* in, const double* bias, int64_t* chosen, int64_t* experts, const View* out) {
+    forward(*s, in, bias, chosen, experts, out);
+}
+
+void mita_backward_float32(const Sizes* s, const View* in, const float* bias, int64_t* chosen, int64_t* experts, const View* out) {
+    backward(*s, in, bias, chosen, experts, out);
+}
+
+void mita_backward_float64(const Sizes* s, const View* in, const double* bias, int64_t* chosen, int64_t* experts, const View* out) {
+    backward(*s, in, bias, chosen, experts, out);
+}
+
+}
