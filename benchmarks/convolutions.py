@@ -43,6 +43,14 @@ def measure(case: str, rounds: int) -> list[dict]:
             lambda: ops.deformable_conv(*low, offsets, mask=mask, padding=1),
             [*low, offsets, mask],
         ),
+        "compiled": (
+            lambda: ops.deformable_conv(x, weight, offsets, mask=mask, padding=1, execution="native"),
+            leaves,
+        ),
+        "compiled, bfloat16": (
+            lambda: ops.deformable_conv(*low, offsets, mask=mask, padding=1, execution="native"),
+            [*low, offsets, mask],
+        ),
     }
     apart = (forms["torchvision"][0]() - forms["regard"][0]()).abs().max().item()
     assert apart < 1e-4, apart

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from compiler import needs_compiler
 from regard.core import ConfigError, Grid, ShapeError, Site, UnsupportedError
 from regard.mixers.deform import (
     DeformableConv,
@@ -17,6 +19,7 @@ from regard.mixers.deform import (
 )
 from regard.mixers.taps import sample_maps, sample_rows
 
+EXECUTIONS = pytest.mark.parametrize("execution", ["eager", pytest.param("native", marks=needs_compiler)])
 BOTH = pytest.mark.parametrize("call", [deformable_conv, deformable_conv_reference], ids=lambda f: f.__name__)
 PLACES = [
     {"padding": 1},
@@ -117,13 +120,14 @@ def test_spatial_3_2_half_outside_samples_interpolate_with_zero(call):
     assert (call(x, weight, offsets + 50) == 0).all()
 
 
+@EXECUTIONS
 @pytest.mark.parametrize("places", PLACES, ids=str)
 @pytest.mark.parametrize(("groups", "weight_groups"), [(1, 1), (2, 1), (2, 2), (4, 4), (1, 4)])
-def test_fast_and_plain_form(places, groups, weight_groups):
+def test_fast_and_plain_form(places, groups, weight_groups, execution):
     x, weight, offsets, mask = inputs(groups, weight_groups, outputs=8, spread=3.0, **places)
     leaves = [t.requires_grad_() for t in (x, weight, offsets, mask)]
     results = []
-    for call in (deformable_conv, deformable_conv_reference):
+    for call in (partial(deformable_conv, execution=execution), deformable_conv_reference):
         out = call(x, weight, offsets, mask=mask, **places)
         results.append((out, *torch.autograd.grad(out.sin().sum(), leaves)))
     for one, other in zip(*results, strict=True):
@@ -138,9 +142,11 @@ def test_both_ways_of_sampling_agree():
     assert torch.allclose(one, other, rtol=0, atol=1e-12)
 
 
+@EXECUTIONS
 @pytest.mark.parametrize("groups", [1, 2])
-def test_bfloat16_keeps_positions_in_float32(groups):
+def test_bfloat16_keeps_positions_in_float32(groups, execution, monkeypatch):
     """In bfloat16 the place 60.6 would be 60.5: the positions, not the values, would be wrong."""
+    monkeypatch.setenv("REGARD_NATIVE", str(int(execution == "native")))
     x, weight, offsets, mask = inputs(groups, channels=16, outputs=8, sides=(5, 70), padding=1)
     exact = deformable_conv(x, weight, offsets, mask=mask, padding=1)
     low = (t.bfloat16() for t in (x, weight))
@@ -263,6 +269,84 @@ def test_costs_by_hand():
     assert config.cost(site).macs == 20 * (8 * 8 * 9 + predictor)
     assert config.cost(site).params == 8 * 8 * 9 + 8 + predictor + 54
     assert DeformableConv(offset_kernel=1).cost(site).macs == 20 * (8 * 8 * 9 + 8 * 18)
+
+
+# Compiled code
+
+
+@needs_compiler
+def test_gradcheck_of_compiled_sampling():
+    for mask in (True, False):
+        x, weight, offsets, factors = inputs(groups=2, channels=6, outputs=2, sides=(4, 5), padding=1)
+        whole = [t[:1] for t in (x, offsets, factors)]
+        leaves = [t.requires_grad_() for t in (whole[0], weight, whole[1], whole[2])]
+
+        def run(x, weight, offsets, factors, mask=mask):
+            factors = factors if mask else None
+            return deformable_conv(x, weight, offsets, mask=factors, padding=1, execution="native")
+
+        assert torch.autograd.gradcheck(run, leaves)
+
+
+@needs_compiler
+def test_points_far_out_at_the_border_and_unknown():
+    """Beyond the border there is nothing, on a whole cell just that cell; NaN is seen in its own output alone."""
+    x, weight = torch.randn(1, 3, 4, 4, dtype=torch.float64), torch.randn(2, 3, 1, 1, dtype=torch.float64)
+    offsets = torch.zeros(1, 2, 4, 4, dtype=torch.float64)
+    for i, place in enumerate((-1.0, -0.5, math.inf, -math.inf, 1e9, 3.0, 3.999, 4.0)):
+        offsets[0, 0].view(-1)[i] = place
+    plain = deformable_conv(x, weight, offsets.nan_to_num(posinf=1e9, neginf=-1e9), execution="eager")
+    assert torch.allclose(deformable_conv(x, weight, offsets, execution="native"), plain, rtol=0, atol=1e-12)
+    offsets[0, 1, 2, 2] = math.nan
+    leaves = [t.requires_grad_() for t in (x, weight, offsets)]
+    out = deformable_conv(*leaves, execution="native")
+    assert out[0, :, 2, 2].isnan().all()
+    assert out.isnan().sum() == 2
+    grads = torch.autograd.grad(out.nan_to_num().sum(), leaves)
+    assert grads[2][0, :, 2, 2].isnan().all()
+    assert grads[2].isnan().sum() == 2
+
+
+@needs_compiler
+def test_threads_change_no_bit_and_other_layouts_no_value():
+    x, weight, offsets, mask = (t.float() for t in inputs(groups=2, padding=1))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads, given in ((1, x), (5, x), (5, x.to(memory_format=torch.channels_last)), (1, x.mT.contiguous().mT)):
+            torch.set_num_threads(threads)
+            leaves = [t.detach().requires_grad_() for t in (given, weight, offsets, mask)]
+            out = deformable_conv(*leaves[:3], mask=leaves[3], padding=1, execution="native")
+            found.append((out, *torch.autograd.grad(out.sin().sum(), leaves)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
+
+
+@needs_compiler
+def test_auto_takes_compiled_code_when_the_environment_asks(monkeypatch):
+    x, weight, offsets, _ = inputs(padding=1)
+    x.requires_grad_()
+
+    def taken(**options):
+        seen, nodes = set(), [deformable_conv(x, weight, offsets, padding=1, **options).grad_fn]
+        while nodes:
+            node = nodes.pop()
+            seen.add(type(node).__name__)
+            nodes += [parent for parent, _ in node.next_functions if parent is not None]
+        return "SampleBackward" in seen
+
+    assert not taken()
+    monkeypatch.setenv("REGARD_NATIVE", "1")
+    assert taken()
+    assert not taken(execution="eager")
+    compiled = torch.compile(lambda: deformable_conv(x.detach(), weight, offsets, padding=1), backend="eager")
+    assert torch.allclose(compiled(), deformable_conv(x, weight, offsets, padding=1), rtol=0, atol=1e-12)
+    with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
+        torch.autograd.grad(deformable_conv(x, weight, offsets, padding=1).sum(), x, create_graph=True)
+    with pytest.raises(UnsupportedError, match="eager mode on the CPU"):
+        torch.func.vmap(lambda t: deformable_conv(t[None], weight, offsets[:1], padding=1, execution="native"))(x)
+    with pytest.raises(ConfigError, match="execution is auto, eager or native"):
+        deformable_conv(x, weight, offsets, padding=1, execution="fast")
 
 
 @pytest.mark.untyped

@@ -1,8 +1,6 @@
 """MiTA in compiled code against the plain form; skipped where there is no compiler."""
 
 import math
-import os
-import shutil
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compiler import needs_compiler
 from regard import Grid, Mask, MiTA, Site
 from regard.core import ShapeError, UnsupportedError
 from regard.mixers import compiled as compiling
@@ -19,9 +18,6 @@ from regard.mixers.mita_native import SOURCE
 from regard.mixers.mita_plan import MitaPlan
 from regard.ops import mita, mita_plan, mita_reference, pool_landmarks
 from regard.testing import check
-
-COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C++ compiler")
 
 
 def gap(one: Tensor, other: Tensor) -> float:

@@ -13,12 +13,31 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from regard.core import UnsupportedError
 
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-pthread")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-shared",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-pthread",
+    "-fopenmp-simd",
+)
 WIDE = {"x86_64": ("-mprefer-vector-width=512",)}
 """More flags by processor: GCC and Clang else halve the vectors of loops on some."""
 REMEDY = "install g++ or clang++ (or name a compiler in CXX), or leave REGARD_NATIVE unset"
+
+
+def eager_on_cpu(x: Tensor) -> bool:
+    """Whether code that reads memory may take this tensor: nothing is traced or transformed, and it is a plain one."""
+    eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())
+    return eager and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
 
 
 def native_wanted() -> bool:

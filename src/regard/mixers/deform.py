@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError
 
+from .compiled import eager_on_cpu, native_wanted
+from .deform_native import sample_native
 from .mita_plan import exact_products, wide
 from .taps import (
     TapsConfig,
@@ -80,22 +82,39 @@ def deformable_conv(
     stride: Pair = 1,
     padding: Pair = 0,
     dilation: Pair = 1,
+    execution: str = "auto",
 ) -> Float[Tensor, "B O hh ww"]:
     """The same, sampled. Orders are those of `torchvision.ops.deform_conv2d`, whose kernel runs on CUDA.
 
     offsets: P = 2 groups taps channels: group of contiguous input channels, tap (rows first), (dy, dx); in cells, in
     float32 or better (bfloat16 is off by a quarter of a cell at 64). mask: Q = groups taps factors of the samples.
     weight: c = C / weight groups, which are independent of the offsets' groups. Pairs are (rows, columns).
-    Raises: ShapeError for tensors that do not fit.
+    execution: "eager", "native" (compiled code for the CPU; needs a C++ compiler once, cannot be differentiated twice)
+    or "auto", which is torchvision's kernel on CUDA and else eager, or native if REGARD_NATIVE=1 is in the environment.
+    Raises: ShapeError for tensors that do not fit; ConfigError for an unknown execution; UnsupportedError where
+    compiled code cannot run.
     """
     frame = check_offsets(x, weight, offsets, mask, bias, stride, padding, dilation)
-    if x.device.type == "cuda":
+    if x.device.type == "cuda" and execution == "auto":
         return _kernel(x, weight, offsets, mask, bias, frame)
     points = positions(offsets, frame)
     factors = None if mask is None else mask.unflatten(1, (frame.groups, -1))
     take = sample_rows if x.dtype in (torch.bfloat16, torch.float16) else sample_maps
+    if _native(execution, x):
+        take = sample_native
     seen = take(x, points, factors)  # (B, C, K, L)
     return _weighted(weight, seen, bias).unflatten(-1, frame.out)
+
+
+def _native(execution: str, x: Tensor) -> bool:
+    if execution not in ("auto", "eager", "native"):
+        raise ConfigError(f"execution is auto, eager or native, not {execution!r}")
+    able = eager_on_cpu(x)
+    if execution == "native" and not able:
+        raise UnsupportedError(
+            'deformable_conv: execution="native" runs in eager mode on the CPU, without function transforms; use "auto"'
+        )
+    return execution == "native" or (execution == "auto" and able and native_wanted())
 
 
 def check_offsets(

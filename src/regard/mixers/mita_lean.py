@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.core import UnsupportedError
 
-from .compiled import native_wanted
+from .compiled import eager_on_cpu, native_wanted
 from .mita_pieces import PIECE, Grads, Piece, Rule, make_piece, places
 from .mita_plan import Blocks, MitaPlan, block_size, exact_products, lay_out
 
@@ -34,9 +34,7 @@ def lean_form(execution: str, q: Tensor, k: Tensor, bias: Tensor | None, experts
 
     Raises: UnsupportedError if a form was asked for and cannot run.
     """
-    eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())
-    able = eager and q.device.type == "cpu" and type(q) in (Tensor, torch.nn.Parameter)
-    able = able and not (bias is not None and bias.requires_grad)
+    able = eager_on_cpu(q) and not (bias is not None and bias.requires_grad)
     named = LEAN.get(execution)
     if named and not able:
         raise UnsupportedError(
