@@ -1,5 +1,7 @@
 """Fast forms of the spatial factors against the materialised and the dense separable one.
 
+"separable" is the dense form as mmcv runs it: all logits, a softmax, a product. "separable, fused" leaves the last two
+to fused attention where there are queries and keys to give it.
 Prints the median milliseconds of the forward pass of the operator with its tables (one image, C channels, 8 heads,
 float32) and their ratio to "auto". Candidates take turns in one process; plain softmax attention is shown beside them.
 `python benchmarks/factors.py [--sides 14 32 64] [--terms 1111 0110 0011] [--rounds 5] [--threads 1]`
@@ -11,6 +13,7 @@ import platform
 import statistics
 import sys
 import time
+from unittest import mock
 
 from regard.measure.allocator import ALLOCATOR
 
@@ -23,6 +26,7 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int) -> dict[st
     import torch
 
     from regard import Factors, Grid, Site, ops
+    from regard.mixers import factor_forms
 
     torch.manual_seed(0)
     grid = Grid(side, side)
@@ -34,10 +38,17 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int) -> dict[st
         basis = (operator.basis_x, operator.basis_y)
         return ops.factors(q, k, v, **shape, tables=operator.tables(grid, grid), basis=basis, backend=backend)
 
+    def by_hand():
+        with mock.patch.object(factor_forms, "sdpa", dense):
+            return run("separable")
+
     def plain():
         return ops.softmax(q, k, v, scale=1.0)
 
-    forms = {name: lambda name=name: run(name) for name in ("auto", "compressed", "separable", "materialised")}
+    forms = {name: lambda name=name: run(name) for name in ("auto", "compressed", "materialised")}
+    forms["separable"] = by_hand
+    if terms[0] == "1":
+        forms["separable, fused"] = lambda: run("separable")
     if grid.tokens**2 * dim > MATERIALISED_LIMIT:
         del forms["materialised"]
     forms["softmax attention"] = plain
@@ -53,6 +64,11 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int) -> dict[st
                 form()
                 taken[name].append(time.perf_counter() - start)
     return taken
+
+
+def dense(q, k, v, *, attn_mask, scale):
+    """Attention with all logits at once."""
+    return (q @ k.mT * scale).add_(attn_mask).softmax(-1) @ v
 
 
 def main() -> None:

@@ -176,6 +176,17 @@ def test_what_is_not_finite_stays_in_its_head(value: float) -> None:
 
 
 @needs_compiler
+def test_an_unknown_score_is_chosen_and_seen() -> None:
+    """NaN counts as the largest, so that it does not hide where only chosen keys are attended to."""
+    inputs = [x.detach() for x in draw(24, 24, 6)]
+    inputs[1][0, 1, 7] = math.nan
+    for form in ("dense", "native"):
+        out = mita(*inputs, 5, branches="route", execution=form)
+        assert out[0, 1].isnan().all()
+        assert out.isnan().sum() == out[0, 1].numel()
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_chooses_what_topk_chooses(dtype: torch.dtype) -> None:
     """With v = one-hot positions the weights of a route-only output show the keys that were chosen."""
