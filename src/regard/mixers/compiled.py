@@ -19,18 +19,11 @@ from torch import Tensor
 from regard.core import UnsupportedError
 
 FLAGS = (
-    "-O3",
-    "-march=native",
-    "-std=c++17",
-    "-shared",
-    "-fPIC",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-pthread",
-    "-fopenmp-simd",
+    *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread"),
+    *("-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"),  # lets loops become vectors; NaN stays NaN
 )
-WIDE = {"x86_64": ("-mprefer-vector-width=512",)}
-"""More flags by processor: GCC and Clang else halve the vectors of loops on some."""
+# a compiler would else halve the vectors on some processors
+TUNING = {"x86_64": ("-march=native", "-mprefer-vector-width=512")}
 REMEDY = "install g++ or clang++ (or name a compiler in CXX), or leave REGARD_NATIVE unset"
 
 
@@ -38,6 +31,19 @@ def eager_on_cpu(x: Tensor) -> bool:
     """Whether code that reads memory may take this tensor: nothing is traced or transformed, and it is a plain one."""
     eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())
     return eager and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
+
+
+def takes_native(name: str, execution: str, x: Tensor) -> bool:
+    """Whether compiled code runs: execution is "native", or "auto" where the environment asks and x allows it.
+
+    Raises: UnsupportedError if it was asked for by name and cannot run.
+    """
+    able = eager_on_cpu(x)
+    if execution == "native" and not able:
+        raise UnsupportedError(
+            f'{name}: execution="native" runs in eager mode on the CPU, without function transforms; use "auto"'
+        )
+    return able and (execution == "native" or (execution == "auto" and native_wanted()))
 
 
 def native_wanted() -> bool:
@@ -73,7 +79,7 @@ def _compiler() -> str:
 
 
 def _flags() -> tuple[str, ...]:
-    return FLAGS + WIDE.get(platform.machine(), ())
+    return FLAGS + TUNING.get(platform.machine(), ("-mcpu=native",))
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
@@ -93,7 +99,7 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 
 
 def _processor() -> str:
-    """What -march=native depends on, as far as the system tells."""
+    """What "native" depends on, as far as the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

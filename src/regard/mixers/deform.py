@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError
 
-from .compiled import eager_on_cpu, native_wanted
+from .compiled import takes_native
 from .deform_native import sample_native
 from .mita_plan import exact_products, wide
 from .taps import (
@@ -94,27 +94,18 @@ def deformable_conv(
     Raises: ShapeError for tensors that do not fit; ConfigError for an unknown execution; UnsupportedError where
     compiled code cannot run.
     """
+    if execution not in ("auto", "eager", "native"):
+        raise ConfigError(f"execution is auto, eager or native, not {execution!r}")
     frame = check_offsets(x, weight, offsets, mask, bias, stride, padding, dilation)
     if x.device.type == "cuda" and execution == "auto":
         return _kernel(x, weight, offsets, mask, bias, frame)
     points = positions(offsets, frame)
     factors = None if mask is None else mask.unflatten(1, (frame.groups, -1))
     take = sample_rows if x.dtype in (torch.bfloat16, torch.float16) else sample_maps
-    if _native(execution, x):
+    if takes_native("deformable_conv", execution, x):
         take = sample_native
     seen = take(x, points, factors)  # (B, C, K, L)
     return _weighted(weight, seen, bias).unflatten(-1, frame.out)
-
-
-def _native(execution: str, x: Tensor) -> bool:
-    if execution not in ("auto", "eager", "native"):
-        raise ConfigError(f"execution is auto, eager or native, not {execution!r}")
-    able = eager_on_cpu(x)
-    if execution == "native" and not able:
-        raise UnsupportedError(
-            'deformable_conv: execution="native" runs in eager mode on the CPU, without function transforms; use "auto"'
-        )
-    return execution == "native" or (execution == "auto" and able and native_wanted())
 
 
 def check_offsets(
