@@ -29,7 +29,7 @@ def advise(
 
     from regard.measure.advise import advise as run
     from regard.measure.advise import attention_sites
-    from regard.measure.bench import allocator_is_fixed
+    from regard.measure.bench import conditions
     from regard.mixers import MIXERS
     from regard.mixers.spell import parse_mixer
 
@@ -55,9 +55,8 @@ def advise(
         f"layers with their projections, {dtype}, batch {batch}, {device}; the ratio is that of forward and backward "
         "to softmax; *: no other is better in parameters, MACs and that time at once",
         *(f"{one.mixer} is left out: {one.refused}" for one in found if one.refused),
+        *conditions(),
     ]
-    if not allocator_is_fixed():
-        notes.append("the allocator's settings were not fixed: page faults may dominate")
     show([_row(one) for one in found if not one.refused], notes=notes)
 
 

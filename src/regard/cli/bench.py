@@ -28,8 +28,8 @@ def bench(
     import torch
 
     from regard.core import ConfigError
-    from regard.measure.bench import allocator_is_fixed
     from regard.measure.bench import bench as run
+    from regard.measure.bench import conditions
     from regard.mixers.spell import parse_mixer
 
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -57,10 +57,9 @@ def bench(
     mode = "forward and backward" if backward else "forward"
     clock = "CUDA events" if device.startswith("cuda") else "CPU time of one thread"
     notes = [
-        f"{part}, {mode}, {dtype}, batch {batch}, {dim} channels, {heads} heads; {clock}; torch {torch.__version__}"
+        f"{part}, {mode}, {dtype}, batch {batch}, {dim} channels, {heads} heads; {clock}; torch {torch.__version__}",
+        *conditions(),
     ]
-    if not allocator_is_fixed():
-        notes.append("the allocator's settings were not fixed: page faults may dominate")
     show([_row(row) for row in rows], notes=notes)
 
 

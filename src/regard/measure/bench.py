@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.core import ConfigError, Grid, MixerConfig, Site, nearest
+from regard.mixers.compiled import native_wanted
 from regard.mixers.heads import HeadMixer
 from regard.mixers.spell import spell
 
@@ -95,9 +96,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def allocator_is_fixed() -> bool:
-    """Whether this process was started with the allocator settings under which times are comparable."""
-    return all(name in os.environ for name in ALLOCATOR)
+def conditions() -> list[str]:
+    """What else the times of this process depend on, in words."""
+    said = ["compiled kernels where there are some (REGARD_NATIVE)"] if native_wanted() else []
+    if not all(name in os.environ for name in ALLOCATOR):
+        said.append("the allocator's settings were not fixed: page faults may dominate")
+    return said
 
 
 def _prepare(

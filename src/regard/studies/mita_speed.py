@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from regard.core import Grid
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source
-from regard.measure.bench import allocator_is_fixed, bench
+from regard.measure.bench import bench, conditions
 from regard.mixers.mita import MiTA
 from regard.mixers.softmax import Softmax
 
@@ -31,14 +31,13 @@ def throughput(sides: Sequence[int] = SIDES, seconds: float = SECONDS) -> Sheet:
         images, low, high = (_BATCH / (_LAYERS * value) for value in (timing.seconds, timing.high, timing.low))
         speeds = (round(value, 2) for value in (images, low, high, 1 / timing.ratio))
         rows.append((name, timing.tokens, *speeds, timing.rounds))
-    fixed = "" if allocator_is_fixed() else " The allocator was not fixed at the start: take ratios with care."
     return Sheet(
         title="Inputs a second",
         columns=("mechanism", "N", "inputs a second", "lower quartile", "upper quartile", "ratio to softmax", "rounds"),
         rows=tuple(rows),
         note=f"Medians of CPU seconds of one thread, float32, {_BATCH} inputs at a time, mechanisms interleaved; "
         f"{_LAYERS} attention layers with their projections (three times the time of one), no MLP. Comparable within "
-        f"this table only.{fixed}",
+        f"this table only. {'; '.join(conditions())}".strip(),
         chart=Chart(x="N", y="inputs a second", series="mechanism", logs="xy"),
     )
 
