@@ -22,7 +22,7 @@ class Small:
         """12 hex digits."""
         return f"{self.number:012x}"
 
-    def execute(self, store: Results) -> dict[str, Any]:
+    def execute(self, store: Results, devices: int = 1) -> dict[str, Any]:
         """As `Run.execute`: under the lock, and nothing if it is finished."""
         with store.lock(self.key) as folder:
             found = store.outcome(self.key)
