@@ -133,7 +133,7 @@ def test_metrics_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
     assert [row["step"] for row in table.read()] == ["4", "8"]
 
 
-def test_threads_of_the_first_start_are_used_again(tmp_path: Path) -> None:
+def test_threads_of_the_first_start_are_used_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
     try:
         torch.set_num_threads(2)
@@ -141,8 +141,22 @@ def test_threads_of_the_first_start_are_used_again(tmp_path: Path) -> None:
             run.execute(store, device="cpu", watch=stop_at(4))
         torch.set_num_threads(1)
         assert run.execute(store, device="cpu")["environment"]["threads"] == 2
+        assert "bits will differ" not in caplog.text
     finally:
         torch.set_num_threads(1)
+
+
+def test_who_goes_on_in_another_way_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    monkeypatch.delenv("REGARD_NATIVE", raising=False)
+    with pytest.raises(Interrupted):
+        run.execute(store, device="cpu", watch=stop_at(4))
+    monkeypatch.setenv("REGARD_NATIVE", "1")
+    outcome = run.execute(store, device="cpu")
+    assert "began with compiled kernels False and goes on with True: bits will differ" in caplog.text
+    assert outcome["environment"]["compiled kernels"] is True
 
 
 def test_a_start_gives_its_weights(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from regard.core import ConfigError, MixerConfig, StoreError
 from regard.hosts.counting import count_macs
 from regard.hosts.saving import describe
+from regard.mixers.compiled import native_wanted
 from regard.mixers.spell import parse, spell
 from regard.tasks import TASKS
 from regard.tasks.base import Score, Task
@@ -228,35 +229,19 @@ class Run:
     def _remember(self, folder: Path, device: str, devices: int) -> None:
         """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
         path = folder / "run.json"
+        how = {"device": device, "devices": devices, "compiled kernels": native_wanted()}
         if path.exists():
             known = _run_file(path)
             if known.get("threads") and known["threads"] != torch.get_num_threads():
                 torch.set_num_threads(known["threads"])
-            before = known.get("device"), known.get("devices", 1)
-            if before != (device, devices):
-                log.warning(
-                    "run %s began on %s x %d and goes on on %s x %d: bits will differ",
-                    self.key,
-                    *before,
-                    device,
-                    devices,
-                )
+            for name, value in how.items():
+                if (before := known.get(name, value)) != value:
+                    text = "run %s began with %s %s and goes on with %s: bits will differ"
+                    log.warning(text, self.key, name, before, value)
             return
-        write_json(
-            path,
-            {
-                "version": 1,
-                "key": self.key,
-                "spelling": spell(self),
-                "canonical": canonical(self._identity()),
-                "seed": self.seed,
-                "threads": torch.get_num_threads(),
-                "device": device,
-                "devices": devices,
-                "code": code_version(),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            },
-        )
+        own = {"version": 1, "key": self.key, "spelling": spell(self), "canonical": canonical(self._identity())}
+        begun = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
+        write_json(path, {**own, "seed": self.seed, "threads": torch.get_num_threads(), **how, **begun})
 
 
 def _run_file(path: Path) -> dict[str, Any]:
