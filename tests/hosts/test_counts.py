@@ -1,11 +1,13 @@
 """Parameter integers of hosts and swaps: hard numbers, derived by hand from the papers and their code."""
 
 import pytest
+import timm
 import torch
 from torch import nn
 
+from regard.core import ConfigError
 from regard.hosts.published import build, printed_rows, published_counts, verdict
-from regard.hosts.swap import create_model, parse_host, spell_host, swap
+from regard.hosts.swap import create_model, parse_host, remove, spell_host, swap
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
 from regard.mixers.spell import parse_mixer
@@ -238,6 +240,30 @@ def test_vit_desk_is_what_its_spelling_says():
     assert torch.allclose(table[1, 0, 0], 0.5 * torch.tensor(1.0).sin())  # rows first
     assert torch.equal(table[0, :, :8], table[0, :1, :8].expand(3, -1))
     assert create_model("vit_desk(size=32)", None, img_size=16).pos_embed.shape == (1, 16, 64)
+
+
+def test_xcit_desk_is_xcit_with_another_stem():
+    text = "xcit_desk(size=(8, 12), patch=4, dim=32, depth=2, heads=2)"
+    model = create_model(text, None, num_classes=7, in_chans=1).double().eval()
+    x = torch.randn(2, 1, 8, 12, dtype=torch.float64)
+    tokens, grid = model.patch_embed(x)
+    assert grid == (2, 3)
+    assert torch.equal(tokens.mT.reshape(2, 32, 2, 3), model.patch_embed.norm(model.patch_embed.proj(x)))
+    whole = timm.create_model("xcit_nano_12_p16_224", depth=2, embed_dim=32, num_heads=2, cls_attn_layers=1)
+    stem = ("patch_embed.",)
+    assert [k for k in model.state_dict() if not k.startswith(stem)] == [
+        k for k in whole.state_dict() if not k.startswith(stem)
+    ]
+    before = model(x)
+    assert before.shape == (2, 7)
+    assert torch.allclose(swap(model, XCA())(x), before, rtol=0, atol=1e-12)
+    assert not torch.allclose(remove(model)(x), before)
+    maps = create_model(text, XCA(), in_chans=1, features_only=True)(x.float())
+    assert [tuple(one.shape) for one in maps] == [(2, 32, 2, 3)] * 2
+    with pytest.raises(ConfigError, match="cannot be cut into patches of 4x4"):
+        create_model("xcit_desk(size=10)", None)
+    with pytest.raises(ConfigError, match="multiple of 3 heads"):
+        create_model("xcit_desk(heads=3)", None)
 
 
 @pytest.mark.parametrize("text", ["vit_desk", "vit_desk(size=(8, 12), dim=32)", "vit_tiny_patch16_224(qkv_bias=False)"])

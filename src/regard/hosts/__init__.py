@@ -17,10 +17,12 @@ from .swin import swin_t_32
 from .vit5 import vit5_base, vit5_large, vit5_small, vit5_xlarge
 from .vit_desk import vit_desk
 from .vit_spt import vit_s_32, vit_s_32_spt
+from .xcit_desk import xcit_desk
 
 # models that no library has
 HOSTS: dict[str, Callable[..., nn.Module]] = {
     "vit_desk": vit_desk,
+    "xcit_desk": xcit_desk,
     "vit_s_32": vit_s_32,
     "vit_s_32_spt": vit_s_32_spt,
     "cait_s_32": cait_s_32,
@@ -61,7 +63,7 @@ def default_size(name: str) -> tuple[int, int] | None:
     if make is None:
         return None
     options = {**signature(metaformer).parameters, **signature(make).parameters}
-    side = options["size" if make is vit_desk else "img_size"].default
+    side = options["size" if make in (vit_desk, xcit_desk) else "img_size"].default
     return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 

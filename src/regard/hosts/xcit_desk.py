@@ -1,0 +1,65 @@
+"""xcit_desk: the small XCiT of the desk studies, where cross-covariance attention is at home."""
+
+from timm.models.xcit import Xcit
+from torch import Tensor, nn
+
+from regard.core import ConfigError
+
+
+class Patches(nn.Module):
+    """One convolution in the place of XCiT's stem, which divides by 8 or 16. Returns (B, N, C) and (height, width)."""
+
+    def __init__(self, img_size: tuple[int, int], patch: int, in_chans: int, dim: int) -> None:
+        super().__init__()
+        self.img_size, self.patch_size = img_size, (patch, patch)
+        self.grid_size = (img_size[0] // patch, img_size[1] // patch)
+        self.num_patches = self.grid_size[0] * self.grid_size[1]
+        self.proj = nn.Conv2d(in_chans, dim, patch, patch, bias=False)
+        self.norm = nn.BatchNorm2d(dim)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Tokens of a map (B, C, h, w)."""
+        x = self.norm(self.proj(x))
+        return x.flatten(2).mT, (x.shape[2], x.shape[3])
+
+
+def xcit_desk(
+    *,
+    size: int | tuple[int, int] = 32,
+    patch: int = 4,
+    dim: int = 64,
+    depth: int = 4,
+    heads: int = 2,
+    mlp_ratio: float = 2.0,
+    class_layers: int = 1,
+    in_chans: int = 3,
+    num_classes: int = 10,
+    img_size: int | tuple[int, int] | None = None,
+    drop_path_rate: float = 0.0,
+) -> Xcit:
+    """timm's Xcit with another stem: local patch interaction in every block, then class attention.
+
+    size: image side or (height, width); img_size: the same by timm's name, and it wins. class_layers: 2 in XCiT. q, k
+    and v have biases, as there. Raises: ConfigError if the sizes do not fit.
+    """
+    size = size if img_size is None else img_size
+    height, width = (size, size) if isinstance(size, int) else size
+    if height % patch or width % patch:
+        raise ConfigError(f"xcit_desk: an image of {height}x{width} cannot be cut into patches of {patch}x{patch}")
+    if dim % heads:
+        raise ConfigError(f"xcit_desk: dim {dim} must be a multiple of {heads} heads")
+    model = Xcit(
+        img_size=16,  # of the stem that is replaced
+        patch_size=16,
+        in_chans=in_chans,
+        num_classes=num_classes,
+        embed_dim=dim,
+        depth=depth,
+        num_heads=heads,
+        mlp_ratio=mlp_ratio,
+        drop_path_rate=drop_path_rate,
+        cls_attn_layers=class_layers,
+    )
+    model.patch_embed = Patches((height, width), patch, in_chans, dim)
+    model.feature_info = [{**one, "reduction": patch} for one in model.feature_info]
+    return model
