@@ -12,7 +12,8 @@ from regard.lab.results import Results
 
 @dataclass(frozen=True)
 class Small:
-    """action: "work", "fail" (an error), "die" (killed), "die once", or "wait" (for a minute)."""
+    """action: "work", "fail" (an error), "die" (killed), "die once", "wait" (for a minute), "late" (soon) or
+    "hold" (the next number's lock, for a second and a half)."""
 
     number: int
     action: str = "work"
@@ -24,20 +25,25 @@ class Small:
 
     def execute(self, store: Results, devices: int = 1) -> dict[str, Any]:
         """As `Run.execute`: under the lock, and nothing if it is finished."""
+        if self.action == "late":
+            time.sleep(0.5)
         with store.lock(self.key) as folder:
             found = store.outcome(self.key)
             if found is not None:
                 return found
             with (folder / "run.json").open("a") as file:
                 file.write(f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS')}\n")
-            self._act(len((folder / "run.json").read_text().splitlines()))
+            self._act(store, len((folder / "run.json").read_text().splitlines()))
             store.finish(self.key, {"status": "done", "metrics": {"top1": 1.0}, "seconds": 0.1})
         return store.outcome(self.key) or {}
 
-    def _act(self, attempt: int) -> None:
+    def _act(self, store: Results, attempt: int) -> None:
         if self.action == "fail":
             raise DataError("images are missing")
         if self.action == "die" or (self.action == "die once" and attempt == 1):
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.action == "hold":
+            with store.lock(Small(self.number + 1).key):
+                time.sleep(1.5)
         if self.action == "wait":
             time.sleep(60)

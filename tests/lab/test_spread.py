@@ -101,6 +101,26 @@ def test_a_run_held_elsewhere_is_busy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_held_by_another_worker_is_asked_for_again(tmp_path: Path) -> None:
+    """As when a row is the start of another row, whose worker carries it out first."""
+    events: list[Event] = []
+    counts = run_all(jobs_of(["hold", "late", "work"]), Results(tmp_path), 2, Progress(events.append))
+    assert counts == {"done": 3, "failed": 0, "died": 0, "busy": 0}
+    assert [event.row for event in events if event.kind == "start"].count("row 1") > 1
+    assert events[-1].counts["waiting"] == events[-1].counts["running"] == 0
+
+
+@pytest.mark.slow
+def test_what_another_process_holds_to_the_end_is_busy(tmp_path: Path) -> None:
+    events: list[Event] = []
+    store = Results(tmp_path)
+    with store.lock(Small(0).key), store.lock(Small(2).key):
+        counts = run_all(jobs_of(["work"] * 4), store, 2, Progress(events.append))
+    assert counts == {"done": 2, "failed": 0, "died": 0, "busy": 2}
+    assert events[-1].counts["waiting"] == events[-1].counts["running"] == 0
+
+
+@pytest.mark.slow
 def test_two_studies_at_once_do_every_run_once(tmp_path: Path) -> None:
     both = [drive(tmp_path, "work", 12) for _ in range(2)]
     for process in both:

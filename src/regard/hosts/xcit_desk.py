@@ -1,5 +1,7 @@
 """xcit_desk: the small XCiT of the desk studies, where cross-covariance attention is at home."""
 
+from typing import Any, cast
+
 from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
@@ -60,6 +62,6 @@ def xcit_desk(
         drop_path_rate=drop_path_rate,
         cls_attn_layers=class_layers,
     )
-    model.patch_embed = Patches((height, width), patch, in_chans, dim)
+    model.patch_embed = cast(Any, Patches((height, width), patch, in_chans, dim))
     model.feature_info = [{**one, "reduction": patch} for one in model.feature_info]
     return model

@@ -5,6 +5,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -184,30 +185,43 @@ def _ended(job: Job, result: tuple[str, dict[str, Any] | None, str]) -> tuple[st
 
 
 def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progress: Progress, devices: int) -> None:
-    """Give each free worker the next job; replace workers that die."""
+    """Give each free worker the next job; replace workers that die.
+
+    A run that is carried out elsewhere, as by another worker whose own run begins with it, is asked for again whenever
+    one of ours ends; it is reported as busy when nothing else is left.
+    """
     shares = gpu_shares(usable_gpus(), number, devices)
     free: list[Worker] = []
     busy: dict[Future[Any], tuple[Worker, Job]] = {}
-    attempts: dict[str, int] = {}
-    queue = list(jobs)
+    deaths: Counter[str] = Counter()
+    queue, held = list(jobs), list[tuple[Job, Any]]()
     try:
         while queue or busy:
             while queue and len(busy) < number:
                 worker = free.pop() if free else Worker(threads, shares.pop(0))
                 job = queue.pop(0)
-                attempts[job.run.key] = attempts.get(job.run.key, 0) + 1
                 busy[worker.submit(job, store, devices)] = (worker, job)
                 progress.start(job.row, job.seed, job.run.key, job.epochs)
             over, _ = wait(busy, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
+            ended = False
             for future in over:
                 worker, job = busy.pop(future)
                 if _died(future):
                     shares.append(worker.gpus)
-                    _bury(worker, job, attempts, queue, progress)
+                    _bury(worker, job, deaths, queue, progress)
+                    ended = True
+                    continue
+                free.append(worker)
+                if (result := future.result())[0] == "busy":
+                    held.append((job, result))
                 else:
-                    free.append(worker)
-                    progress.end(*_ended(job, future.result()))
+                    progress.end(*_ended(job, result))
+                    ended = True
+            if ended:
+                _ask_again(held, queue, progress)
             progress.tick(store)
+        for job, result in held:
+            progress.end(*_ended(job, result))
         for worker in free:
             worker.close()
     except BaseException:
@@ -215,6 +229,13 @@ def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progr
             for worker in (*free, *(worker for worker, _ in busy.values())):
                 worker.stop()
         raise
+
+
+def _ask_again(held: list[tuple[Job, Any]], queue: list[Job], progress: Progress) -> None:
+    for job, _ in held:
+        progress.again(job.row, job.seed)
+        queue.append(job)
+    held.clear()
 
 
 def _died(future: "Future[Any]") -> bool:
@@ -226,9 +247,10 @@ def _died(future: "Future[Any]") -> bool:
     return False
 
 
-def _bury(worker: Worker, job: Job, attempts: Mapping[str, int], queue: list[Job], progress: Progress) -> None:
+def _bury(worker: Worker, job: Job, deaths: Counter[str], queue: list[Job], progress: Progress) -> None:
     worker.stop()
-    if attempts[job.run.key] < ATTEMPTS:
+    deaths[job.run.key] += 1
+    if deaths[job.run.key] < ATTEMPTS:
         progress.again(job.row, job.seed)
         queue.append(job)
     else:
