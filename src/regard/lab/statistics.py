@@ -169,6 +169,11 @@ def seeds_needed(
     return None
 
 
+def seed_pairs(number: int) -> str:
+    """In words."""
+    return "1 paired seed" if number == 1 else f"{number} paired seeds"
+
+
 def judge(
     difference: Interval,
     *,
@@ -191,7 +196,7 @@ def judge(
     if scale == "smoke":
         refusal = "smoke scale proves the road, not a claim"
     elif difference.n < FEWEST:
-        refusal = f"{difference.n} paired seeds, at least {FEWEST} are needed"
+        refusal = f"{seed_pairs(difference.n)}, at least {FEWEST} are needed"
     if refusal or difference.low is None or difference.high is None or difference.mean is None:
         return Verdict("not judged", f"not judged: {refusal}", difference, sampling=sampling)
     word = _word(difference.low, difference.high, within, by if scale == "paper" else None)

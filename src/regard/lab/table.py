@@ -18,7 +18,7 @@ from regard.core import ConfigError, StoreError, nearest
 
 from .files import read_json
 from .results import Results, check_version
-from .statistics import Interval, Pooled, Verdict, holm, interval, judge, paired, pooled, sampling_error
+from .statistics import Interval, Pooled, Verdict, holm, interval, judge, paired, pooled, sampling_error, seed_pairs
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def _gate(lines: Sequence[Line], values: Mapping[str, Mapping[int, float]], base
         behind = verdict.word == "contradicted" or (verdict.word == "undecided" and (ahead.mean or 0.0) <= 0)
         states.append(False if behind else True if verdict.word == "supported" else None)
         if ahead.low is None or ahead.high is None:
-            parts.append(f"{label}: {ahead.n} paired seeds, too few")
+            parts.append(f"{label}: {seed_pairs(ahead.n)}, too few")
         else:
             price = "" if states[-1] is not None else f" ({verdict.sentence.rpartition('; ')[2]})"
             parts.append(f"{label}: {ahead.mean:+.1f} [{ahead.low:+.1f}, {ahead.high:+.1f}]{price}")
