@@ -63,7 +63,8 @@ def default_size(name: str) -> tuple[int, int] | None:
     if make is None:
         return None
     options = {**signature(metaformer).parameters, **signature(make).parameters}
-    side = options["size" if make in (vit_desk, xcit_desk) else "img_size"].default
+    sides = (options[label].default for label in ("size", "img_size") if label in options)
+    side = next(found for found in sides if isinstance(found, int | tuple))  # `size` of MetaFormers is a letter
     return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError
 
+from .vit_desk import sides_in_patches
+
 
 class Patches(nn.Module):
     """One convolution in the place of XCiT's stem, which divides by 8 or 16. Returns (B, N, C) and (height, width)."""
@@ -44,10 +46,7 @@ def xcit_desk(
     size: image side or (height, width); img_size: the same by timm's name, and it wins. class_layers: 2 in XCiT. q, k
     and v have biases, as there. Raises: ConfigError if the sizes do not fit.
     """
-    size = size if img_size is None else img_size
-    height, width = (size, size) if isinstance(size, int) else size
-    if height % patch or width % patch:
-        raise ConfigError(f"xcit_desk: an image of {height}x{width} cannot be cut into patches of {patch}x{patch}")
+    sides = sides_in_patches("xcit_desk", size if img_size is None else img_size, patch)
     if dim % heads:
         raise ConfigError(f"xcit_desk: dim {dim} must be a multiple of {heads} heads")
     model = Xcit(
@@ -62,6 +61,6 @@ def xcit_desk(
         drop_path_rate=drop_path_rate,
         cls_attn_layers=class_layers,
     )
-    model.patch_embed = cast(Any, Patches((height, width), patch, in_chans, dim))
+    model.patch_embed = cast(Any, Patches(sides, patch, in_chans, dim))
     model.feature_info = [{**one, "reduction": patch} for one in model.feature_info]
     return model

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import regard
-from regard.mixers.compiled import native_wanted
+from regard.mixers.compiled import native_wanted, processor
 
 
 def environment(device: torch.device, precision: str, devices: int = 1) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def environment(device: torch.device, precision: str, devices: int = 1) -> dict[
     import timm
     import torchvision
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor("model name")
     return {
         "machine": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -41,17 +41,6 @@ def environment(device: torch.device, precision: str, devices: int = 1) -> dict[
 def hush() -> None:
     """Lightning says on standard error which precision and processes it uses; let it tell of warnings alone."""
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-
-
-def processor() -> str:
-    """The processor's name, as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 @lru_cache(maxsize=1)

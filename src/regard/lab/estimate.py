@@ -17,13 +17,13 @@ from torch import nn
 
 from regard.core import RegardError, UnsupportedError
 from regard.hosts.swap import remove
+from regard.mixers.compiled import processor
 from regard.tasks.classification import Classification
 from regard.tasks.data.catalog import PARQUET
 from regard.tasks.data.feed import Batches, to_tensor
 from regard.tasks.data.images import Images
 
 from .dryrun import outputs_and_channels
-from .environment import processor
 from .files import read_json, write_json
 from .loop import EVALUATIONS, make_optimizer
 from .results import Results
@@ -78,7 +78,7 @@ def estimate(
 
 def machine(workers: int) -> str:
     """What times depend on besides the run: processor, cores, threads of a run and torch."""
-    return f"{processor()}, {_cores()} cores, {_share(workers)} a run, torch {torch.__version__}"
+    return f"{processor('model name')}, {_cores()} cores, {_share(workers)} a run, torch {torch.__version__}"
 
 
 def measure(run: "Run") -> Speed:

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,13 +62,20 @@ def compiled(name: str) -> ctypes.CDLL:
     source = Path(__file__).with_name(name)
     compiler = _compiler()
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    parts = (source.read_text(), compiler, said, *_flags(), platform.machine(), _processor())
+    parts = (source.read_text(), compiler, said, *_flags(), platform.machine(), processor("flags", "Features"))
     key = hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
     library = folder / f"{source.stem}-{key}.so"
     if not library.exists():
         _compile(compiler, source, library)
     return ctypes.CDLL(str(library))
+
+
+def kernel(source: str, name: str, dtype: torch.dtype) -> Any:
+    """A function of a C++ file that returns nothing, for float32 or float64. Raises: as `compiled`."""
+    function = getattr(compiled(source), f"{name}_{str(dtype).removeprefix('torch.')}")
+    function.restype = None
+    return function
 
 
 def _compiler() -> str:
@@ -98,10 +106,10 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
         raise UnsupportedError(f"no compiled kernels in {library.parent}: {error}; {REMEDY}") from error
 
 
-def _processor() -> str:
-    """What "native" depends on, as far as the system tells."""
+def processor(*names: str) -> str:
+    """What the system says of the processor under the first of these names that it has; else Python's name of it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), platform.processor())

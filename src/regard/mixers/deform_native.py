@@ -9,10 +9,9 @@ from torch import Tensor
 
 from regard.core import UnsupportedError
 
-from .compiled import compiled
+from .compiled import kernel
 
 SOURCE = "deform_native.cpp"
-_NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class _Sizes(ctypes.Structure):
@@ -56,7 +55,5 @@ class Sample(torch.autograd.Function):
 def _call(what: str, rows: Tensor, points: Tensor, *arrays: Tensor | None) -> None:
     (batch, height, width, channels), (_, groups, taps, places, _) = rows.shape, points.shape
     sizes = _Sizes(batch, channels, height, width, groups, taps, places, torch.get_num_threads())
-    function = getattr(compiled(SOURCE), f"sample_{what}_{_NAMES[rows.dtype]}")
-    function.restype = None
     pointers = (c_void_p(None if array is None else array.data_ptr()) for array in (rows, points, *arrays))
-    function(byref(sizes), *pointers)
+    kernel(SOURCE, f"sample_{what}", rows.dtype)(byref(sizes), *pointers)

@@ -281,7 +281,6 @@ struct Work {
     // Logits of landmarks with keys; what pads is -inf.
     void score(const Head<T>& x) {
         for (long j = 0; j < s.m; ++j) copy(x.l(j), s.d, &landmarks[j * wd], scale);
-        turn([&](long j) { return x.l(j); }, s.m, s.d, landmarksT.data(), wl, scale);
         chunks([&](long first, long count) {
             turn([&](long i) { return x.k(first + i); }, count, s.d, rowsT.data(), CHUNK);
             product<T, false>(s.m, padded<T>(count), s.d, landmarks.data(), wd, 1, rowsT.data(), CHUNK, &probe[first], ldp);
@@ -295,6 +294,7 @@ struct Work {
     void choose(const Head<T>& x) {
         for (long j = 0; j < s.m; ++j) largest(&probe[j * ldp], s.M, s.top, x.chosen + j * s.top, bits);
         std::vector<T> route(BLOCK * wl);
+        turn([&](long j) { return x.l(j); }, s.m, s.d, landmarksT.data(), wl, scale);
         for (long at = 0; at < s.N; at += BLOCK) {
             const long count = std::min(BLOCK, s.N - at);
             product<T, false>(count, wl, s.d, x.q(at), x.q.stride, 1, landmarksT.data(), wl, route.data(), wl);
@@ -360,7 +360,7 @@ struct Work {
     }
 
     void forward(const Head<T>& x, Rows<T> out) {
-        score(x);
+        if (s.shared || !s.given) score(x);
         if (!s.given) choose(x);
         compress(x);
         blocks(x, false, [&](long, const long* query, long count, bool) {
@@ -371,7 +371,7 @@ struct Work {
     }
 
     void backward(const Head<T>& x, Rows<T> ahead, Rows<T> to_q, Rows<T> to_k, Rows<T> to_v, Rows<T> to_l) {
-        score(x);
+        if (s.shared) score(x);
         compress(x);
         for (auto* sums : {&to_landmarks, &to_values, &to_keys, &to_own}) std::fill(sums->begin(), sums->end(), T(0));
         for (long i = 0; i < s.M; ++i) {

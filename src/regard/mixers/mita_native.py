@@ -8,12 +8,11 @@ from torch import Tensor
 
 from regard.core import ShapeError, UnsupportedError
 
-from .compiled import compiled
+from .compiled import kernel
 from .mita_pieces import Rule
 from .mita_plan import MitaPlan
 
 SOURCE = "mita_native.cpp"
-_NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class _Sizes(ctypes.Structure):
@@ -121,9 +120,8 @@ def _call(
         *(torch.get_num_threads(), rule.shared, given, rule.scale, rule.factor),
     )
     views = [(_View * len(arrays))(*map(_view, arrays)) for arrays in (inputs, outputs)]
-    function = getattr(compiled(SOURCE), f"mita_{what}_{_NAMES[q.dtype]}")
+    function = kernel(SOURCE, f"mita_{what}", q.dtype)
     function.argtypes = [POINTER(_Sizes), POINTER(_View), c_void_p, c_void_p, c_void_p, POINTER(_View)]
-    function.restype = None
     bias = None if added is None else added.data_ptr()
     function(byref(sizes), views[0], bias, plan.keys.data_ptr(), plan.experts.data_ptr(), views[1])
 
