@@ -1,8 +1,9 @@
 """Deformable convolution against torchvision's operator, and the memory of dynamic convolution.
 
 Prints the median milliseconds (CPU time of one thread) of the 3x3 operator with factors, forward and forward+backward,
-and the ratio to torchvision, which has no bfloat16 on the CPU; candidates take turns in one process. Then the seconds
-of a whole dynamic convolution layer, and the peak of its process above what it had before the call, in fresh processes.
+and the ratio to torchvision, which has no bfloat16 on the CPU; candidates take turns in one process, and REGARD_NATIVE
+does not matter. Then the seconds of a whole dynamic convolution layer, and the peak of its process above what it had
+before the call, in fresh processes.
 `python benchmarks/convolutions.py [--cases 4x64x14x14 ...] [--rounds 5] [--memory 31] [--json]`
 """
 
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 from regard.measure.allocator import ALLOCATOR
 
@@ -38,21 +40,12 @@ def measure(case: str, rounds: int) -> list[dict]:
 
     forms = {
         "torchvision": (lambda: deform_conv2d(x, offsets, weight, padding=1, mask=mask), leaves),
-        "regard": (lambda: ops.deformable_conv(x, weight, offsets, mask=mask, padding=1), leaves),
-        "regard, bfloat16": (
-            lambda: ops.deformable_conv(*low, offsets, mask=mask, padding=1),
-            [*low, offsets, mask],
-        ),
-        "compiled": (
-            lambda: ops.deformable_conv(x, weight, offsets, mask=mask, padding=1, execution="native"),
-            leaves,
-        ),
-        "compiled, bfloat16": (
-            lambda: ops.deformable_conv(*low, offsets, mask=mask, padding=1, execution="native"),
-            [*low, offsets, mask],
-        ),
     }
-    apart = (forms["torchvision"][0]() - forms["regard"][0]()).abs().max().item()
+    for name, execution in (("eager", "eager"), ("compiled", "native")):
+        for label, values in ((name, [x, weight]), (f"{name}, bfloat16", low)):
+            call = partial(ops.deformable_conv, *values, offsets, mask=mask, padding=1, execution=execution)
+            forms[label] = (call, [*values, offsets, mask])
+    apart = (forms["torchvision"][0]() - forms["eager"][0]()).abs().max().item()
     assert apart < 1e-4, apart
     taken: dict[tuple[str, str], list[float]] = {}
     for turn in range(rounds + 1):

@@ -4,24 +4,27 @@
 to fused attention where there are queries and keys to give it.
 Prints the median milliseconds of the forward pass of the operator with its tables (one image, C channels, 8 heads,
 float32) and their ratio to "auto". Candidates take turns in one process; plain softmax attention is shown beside them.
-`python benchmarks/factors.py [--sides 14 32 64] [--terms 1111 0110 0011] [--rounds 5] [--threads 1]`
+With --memory it prints instead the peak of a forward and backward pass above what its process had before, in a fresh
+process for each form, at the first of --sides and --terms, one thread.
+`python benchmarks/factors.py [--sides 14 32 64] [--terms 1111 0110 0011] [--rounds 5] [--threads 1] [--window 7]`
 """
 
 import argparse
 import os
 import platform
+import resource
 import statistics
+import subprocess
 import sys
 import time
 from unittest import mock
 
 from regard.measure.allocator import ALLOCATOR
 
-# glibc gives large blocks back at every free, and page faults then double the times
 MATERIALISED_LIMIT = 2**29  # numbers in the tensor over pairs: 2 GB of float32
 
 
-def measure(side: int, terms: str, rounds: int, dim: int, heads: int) -> dict[str, list[float]]:
+def measure(side: int, terms: str, rounds: int, dim: int, heads: int, window: int) -> dict[str, list[float]]:
     """Seconds of each round for each form that fits."""
     import torch
 
@@ -32,15 +35,19 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int) -> dict[st
     grid = Grid(side, side)
     operator = Factors(terms).build(Site(dim, heads, grid, qkv_bias=False)).operator
     q, k, v = torch.randn(3, 1, heads, grid.tokens, dim // heads) * (dim // heads) ** -0.25
-    shape = {"terms": terms, "grid": grid, "u": operator.u, "t": operator.t}
+    shape = {"terms": terms, "grid": grid, "u": operator.u, "t": operator.t, "window": window}
 
-    def run(backend):
-        basis = (operator.basis_x, operator.basis_y)
-        return ops.factors(q, k, v, **shape, tables=operator.tables(grid, grid), basis=basis, backend=backend)
+    def run(backend, **more):
+        basis, tables = (operator.basis_x, operator.basis_y), operator.tables(grid, grid)
+        return ops.factors(q, k, v, **shape | more, tables=tables, basis=basis, backend=backend)
 
     def by_hand():
         with mock.patch.object(factor_forms, "sdpa", dense):
             return run("separable")
+
+    def masked():
+        with mock.patch.object(factor_forms, "cut_of", return_value=None):
+            return run("compressed")
 
     def plain():
         return ops.softmax(q, k, v, scale=1.0)
@@ -51,12 +58,14 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int) -> dict[st
         forms["separable, fused"] = lambda: run("separable")
     if grid.tokens**2 * dim > MATERIALISED_LIMIT:
         del forms["materialised"]
+    if window:
+        forms |= {"compressed, masked": masked, "no window": lambda: run("auto", window=0)}
     forms["softmax attention"] = plain
     taken: dict[str, list[float]] = {name: [] for name in forms}
     with torch.no_grad():
         expected = run("auto")
         for name, form in forms.items():
-            if name != "softmax attention":
+            if name not in ("softmax attention", "no window"):
                 assert (form() - expected).abs().max() < 1e-4, name
         for _ in range(rounds):
             for name, form in forms.items():
@@ -64,6 +73,53 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int) -> dict[st
                 form()
                 taken[name].append(time.perf_counter() - start)
     return taken
+
+
+def peak(side: int, terms: str, form: str, dim: int, heads: int) -> float:
+    """Megabytes that a forward and backward pass of one form adds to this process at its peak."""
+    import torch
+
+    from regard import Factors, Grid, Site, ops
+    from regard.mixers import factor_forms
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if form == "separable":
+        factor_forms.sdpa = dense  # this process has no other form to run
+
+    def step(side):
+        grid = Grid(side, side)
+        operator = Factors(terms).build(Site(dim, heads, grid, qkv_bias=False)).operator
+        q, k, v = (torch.randn(3, 1, heads, grid.tokens, dim // heads) * (dim // heads) ** -0.25).unbind()
+        tables, basis = operator.tables(grid, grid), (operator.basis_x, operator.basis_y)
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        backend = form.partition(",")[0]
+        before = _resident()
+        out = ops.factors(
+            *leaves, terms=terms, grid=grid, tables=tables, u=operator.u, t=operator.t, basis=basis, backend=backend
+        )
+        out.sum().backward()
+        return before
+
+    step(8)  # libraries are loaded
+    before = step(side)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e6
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory(side: int, terms: str, dim: int, heads: int) -> None:
+    """Print the peaks of the forms."""
+    own = 0.0
+    for form in ("auto", "separable", "separable, fused"):
+        options = ["--sides", str(side), "--terms", terms, "--dim", str(dim), "--heads", str(heads), "--peak", form]
+        command = [sys.executable, __file__, *options]
+        found = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        own = own or found
+        print(f"{side}x{side:<4} {terms:>5}  {form:<18} {found:9.0f} MB  auto has {own / found:.3f} of it", flush=True)
 
 
 def dense(q, k, v, *, attn_mask, scale):
@@ -79,9 +135,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument(
+        "--window", type=int, default=0, help="side in cells: also the mask over all pairs, and no window"
+    )
+    parser.add_argument("--memory", action="store_true", help="peaks of memory instead of times")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
+    if options.peak:
+        print(peak(options.sides[0], options.terms[0], options.peak, options.dim, options.heads))
+        return
     import torch
 
     torch.set_num_threads(options.threads)
@@ -89,10 +153,13 @@ def main() -> None:
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"{options.threads} thread(s), C={options.dim}, {options.heads} heads, median of {options.rounds} rounds"
     )
+    if options.memory:
+        memory(options.sides[0], options.terms[0], options.dim, options.heads)
+        return
     print(f"{'grid':>7} {'terms':>5}  {'form':<18} {'ms':>9} {'quartiles':>17} {'/ auto':>7}")
     for side in options.sides:
         for terms in options.terms:
-            taken = measure(side, terms, options.rounds, options.dim, options.heads)
+            taken = measure(side, terms, options.rounds, options.dim, options.heads, options.window)
             own = statistics.median(taken["auto"])
             for name, seconds in taken.items():
                 low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4))

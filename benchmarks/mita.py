@@ -4,9 +4,15 @@
 Candidates and `scaled_dot_product_attention` take turns; a ratio is of medians of CPU time in one thread. Ratios above
 1 are losses and are marked. The process starts itself again with an allocator that keeps freed memory: otherwise page
 faults of temporaries are what is measured. Landmarks are pooled inside the measured time.
+
+`--choice` compares execution="auto" with the fastest of the executions that it could have taken, from 196 to 16384
+tokens. `--memory` prints the peak memory of a pass above its inputs, beside softmax attention's, each in a fresh
+process with the allocator as it is; it needs Linux, which counts a process's peak in /proc.
 """
 
 import argparse
+import math
+import multiprocessing
 import os
 import platform
 import resource
@@ -20,36 +26,154 @@ from regard.measure.allocator import ALLOCATOR
 SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
 EXECUTIONS = ("auto", "native", "lean-dense", "lean-grouped", "dense", "gather", "grouped")
 CASES = ("196,25,25", "1024,25,25", "1024,64,64", "4096,128,128", "16384,128,128")
+CHOICES = tuple(
+    f"{n},{m},{m}" for m in (25, 64) for n in (196, 256, 400, 576, 784, 1024, 1600, 2304, 4096, 9216, 16384)
+)
+PEAKS = tuple(f"{n},{m},{m}" for m in (25, 64) for n in (1024, 4096, 16384))
+WARM = 64
+"""Tokens of the pass before `--memory` measures."""
+DENSE = 2304**2
+"""Up to so many logits a head `--choice` tries the executions that compute all of them."""
+COPIES = 4096 * 64
+"""Up to so many copied keys a head it tries the execution that copies them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print one table; exit code 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="measured rounds after one warm-up")
-    parser.add_argument("--cases", nargs="+", default=list(CASES), help="tokens,m,k; tokens fill h x w with h <= w")
+    parser.add_argument("--cases", nargs="+", help="tokens,m,k; tokens fill h x w with h <= w")
     parser.add_argument("--dtype", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
-    parser.add_argument("--executions", nargs="+", default=["auto", "native"], choices=EXECUTIONS)
+    parser.add_argument("--executions", nargs="+", choices=EXECUTIONS, help="of the table of times and of --memory")
     parser.add_argument("--heads", type=int, default=3)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--width", type=int, default=64)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--choice", action="store_true", help='time of "auto" to that of the fastest execution')
+    kind.add_argument("--memory", action="store_true", help="peak memory instead of time")
     options = parser.parse_args(arguments)
+    settings = {"OMP_NUM_THREADS": "1"} if options.memory else SETTINGS
+    if any(os.environ.get(name) != value for name, value in settings.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
     import torch
 
     torch.set_num_threads(1)
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, 1 thread, allocator fixed")
-    print(f"batch {options.batch}, {options.heads} heads of {options.width}, {options.rounds} rounds, CPU-time medians")
-    print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'execution':<12} {'forward':>9} {'for+back':>9} {'faults':>9}")
+    allocator = "as it is" if options.memory else "fixed"
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, 1 thread, allocator {allocator}")
+    print(f"batch {options.batch}, {options.heads} heads of {options.width}")
+    table, default = (memory, PEAKS) if options.memory else (choice, CHOICES) if options.choice else (speed, CASES)
     for dtype in options.dtype:
-        for case in options.cases:
-            tokens, m, top = (int(part) for part in case.split(","))
-            for row in measure(tokens, m, top, getattr(torch, dtype), options):
-                print(row, flush=True)
-    print("ratio to softmax attention; (loss) marks ratios above 1; faults: minor page faults a measured call")
+        cases = [(*map(int, case.split(",")),) for case in options.cases or default]
+        table(cases, getattr(torch, dtype), options)
     return 0
 
 
-def measure(tokens: int, m: int, top: int, dtype: object, options: argparse.Namespace) -> list[str]:
-    """Rows of one size: every execution and softmax attention take turns."""
+Case = tuple[int, ...]
+"""Tokens, landmarks and keys of each."""
+
+
+def speed(cases: list[Case], dtype: object, options: argparse.Namespace) -> None:
+    """Every execution to softmax attention."""
+    print(f"{options.rounds} rounds, CPU-time medians")
+    print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'execution':<12} {'forward':>9} {'for+back':>9} {'faults':>9}")
+    names = options.executions or ["auto", "native"]
+    for case in cases:
+        times, faults = timed(case, ["softmax", *names], dtype, options)
+        for name in names:
+            ratio = {part: times[name, part] / times["softmax", part] for part in ("f", "fb")}
+            losses = " and ".join(part for part in ratio if ratio[part] > 1)
+            numbers = f"{ratio['f']:>9.3f} {ratio['fb']:>9.3f} {faults[name]:>9.0f}"
+            print(f"{_sizes(case, dtype)} {name:<12} {numbers}{f' (loss: {losses})' if losses else ''}", flush=True)
+    print("ratio to softmax attention; (loss) marks ratios above 1; faults: minor page faults a measured call")
+
+
+def choice(cases: list[Case], dtype: object, options: argparse.Namespace) -> None:
+    """What "auto" takes to the fastest execution, which has to be given room: the large ones are left out."""
+    from regard.mixers.compiled import native_wanted
+
+    print(f"{options.rounds} rounds, CPU-time medians")
+    print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'forward':>8}  {'fastest':<13} {'for+back':>8}  {'fastest':<13}")
+    for case in cases:
+        tokens, _, top = case
+        names = ["lean-grouped", "grouped"]
+        names += ["lean-dense", "dense"] if tokens**2 <= DENSE else []
+        names += ["gather"] if tokens * top <= COPIES else []
+        names += ["native"] if native_wanted() else []
+        times, _ = timed(case, ["auto", *names], dtype, options)
+        cells, late = [], False
+        for part in ("f", "fb"):
+            best = min(names, key=lambda name: times[name, part])  # noqa: B023
+            ratio = times["auto", part] / times[best, part]
+            late = late or ratio > 1.05
+            cells.append(f"{ratio:>8.3f}  {best:<13}")
+        print(f"{_sizes(case, dtype)} {' '.join(cells)}{' (more than 5 %)' if late else ''}", flush=True)
+
+
+def memory(cases: list[Case], dtype: object, options: argparse.Namespace) -> None:
+    """Peaks in MB, their ratio to softmax attention's, and how they grow with the tokens."""
+    print(
+        f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'execution':<12} "
+        f"{'forward':>9} {'ratio':>6} {'for+back':>9} {'ratio':>6}"
+    )
+    names = options.executions or ["auto", "grouped", "lean-grouped"]
+    peaks: dict[tuple[str, Case], list[float]] = {}
+    for case in cases:
+        alone = (case[0], 1, 1)  # softmax attention has no landmarks
+        for name, key in (("softmax", alone), *((name, case) for name in names)):
+            if (name, key) not in peaks:
+                peaks[name, key] = [_apart(peak, key, name, dtype, options, trained) for trained in (False, True)]
+            both = zip(peaks[name, key], peaks["softmax", alone], strict=True)
+            numbers = " ".join(f"{own:>9.1f} {own / other:>6.2f}" for own, other in both)
+            print(f"{_sizes(case, dtype)} {name:<12} {numbers}", flush=True)
+    for m, top in dict.fromkeys(case[1:] for case in cases):
+        same = [case for case in cases if case[1:] == (m, top)]
+        for name in names if len(same) > 1 else ():
+            own = zip(peaks[name, same[0]], peaks[name, same[-1]], strict=True)
+            grown = [math.log(high / low) / math.log(same[-1][0] / same[0][0]) for low, high in own]
+            print(f"exponent of N, m={m}, k={top}, {name}: {grown[0]:.2f} / {grown[1]:.2f} (forward / for+back)")
+
+
+def _apart(run: Callable[..., float], *arguments: object) -> float:
+    """The function's result from a process that has done nothing else."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(run, arguments)
+
+
+def peak(case: Case, name: str, dtype: object, options: argparse.Namespace, trained: bool) -> float:
+    """MB that one pass adds at its peak to what the process holds with the inputs in it.
+
+    A small pass goes before; the buffers that libraries keep for large products, some MB, are counted.
+    """
+    import torch
+
+    added = 0.0
+    for tokens in (WARM, case[0]):
+        runs, _ = candidates((tokens, min(tokens, case[1]), min(tokens, case[2])), [name], dtype, options)
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # the peak begins anew
+        before = _status("VmRSS")
+        with torch.set_grad_enabled(trained):
+            out = runs[name]()
+        if trained:
+            out.backward(torch.ones_like(out))
+        added = _status("VmHWM") - before
+    return added
+
+
+def _status(name: str) -> float:
+    """MB of a line of /proc/self/status."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(f"{name}:")) / 1024
+
+
+def _sizes(case: Case, dtype: object) -> str:
+    return f"{case[0]:>6} {case[1]:>4} {case[2]:>4}  {str(dtype).removeprefix('torch.'):<9}"
+
+
+def candidates(
+    case: Case, names: Sequence[str], dtype: object, options: argparse.Namespace
+) -> tuple[dict[str, Callable], tuple]:
+    """A pass of each of these executions ("softmax" is another attention), and the q, k and v of all."""
     import torch
     import torch.nn.functional as F
 
@@ -57,39 +181,42 @@ def measure(tokens: int, m: int, top: int, dtype: object, options: argparse.Name
     from regard.ops import mita, pool_landmarks
 
     torch.manual_seed(0)
+    tokens, m, top = case
     height = max(h for h in range(1, int(tokens**0.5) + 1) if tokens % h == 0)
     grid = Grid(height, tokens // height)
     shape = (options.batch, options.heads, tokens, options.width)
     q, k, v = (torch.randn(shape, dtype=dtype).requires_grad_() for _ in range(3))  # type: ignore[call-overload]
 
     def attend(execution: str) -> Callable[[], torch.Tensor]:
+        if execution == "softmax":
+            return lambda: F.scaled_dot_product_attention(q, k, v)
         return lambda: mita(q, k, v, pool_landmarks(q, grid, m), top, execution=execution)
 
-    runs = {"softmax": lambda: F.scaled_dot_product_attention(q, k, v)}
-    runs.update({name: attend(name) for name in options.executions})
+    return {name: attend(name) for name in names}, (q, k, v)
+
+
+def timed(
+    case: Case, names: Sequence[str], dtype: object, options: argparse.Namespace
+) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
+    """Median seconds of every execution, forward ("f") and with the backward pass ("fb"), and page faults of a call."""
+    import torch
+
+    runs, inputs = candidates(case, names, dtype, options)
     times: dict[tuple[str, str], list[float]] = {(name, part): [] for name in runs for part in ("f", "fb")}
-    faults = dict.fromkeys(runs, 0)
+    faults = dict.fromkeys(runs, 0.0)
     for turn in range(options.rounds + 1):
         for name, run in runs.items():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             with torch.no_grad():
                 forward = _seconds(run)
-            both = _seconds(lambda run=run: run().backward(torch.ones_like(v)))  # type: ignore[misc]
-            q.grad = k.grad = v.grad = None
+            both = _seconds(lambda run=run: run().backward(torch.ones_like(inputs[2])))  # type: ignore[misc]
+            for x in inputs:
+                x.grad = None
             if turn:
-                faults[name] += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+                faults[name] += (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / options.rounds / 2
                 times[name, "f"].append(forward)
                 times[name, "fb"].append(both)
-    rows = []
-    kind = str(dtype).removeprefix("torch.")
-    for name in options.executions:
-        ratio = {part: _median(times[name, part]) / _median(times["softmax", part]) for part in ("f", "fb")}
-        losses = (
-            f" (loss: {' and '.join(part for part in ratio if ratio[part] > 1)})" if max(ratio.values()) > 1 else ""
-        )
-        numbers = f"{ratio['f']:>9.3f} {ratio['fb']:>9.3f} {faults[name] / options.rounds / 2:>9.0f}"
-        rows.append(f"{tokens:>6} {m:>4} {top:>4}  {kind:<9} {name:<12} {numbers}{losses}")
-    return rows
+    return {key: statistics.median(values) for key, values in times.items()}, faults
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -98,11 +225,5 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def _median(values: list[float]) -> float:
-    return statistics.median(values)
-
-
 if __name__ == "__main__":
-    if any(os.environ.get(name) != value for name, value in SETTINGS.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | SETTINGS)
     sys.exit(main())

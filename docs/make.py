@@ -74,6 +74,24 @@ weights are made from keys and values (an expert). Conditions: what the making a
 
 {table(("name", "strategy", "experts", "number", "construction", "topology", "conditions"), sorted_out)}
 
+## Static keys
+
+`SKA` and `CSKA` put learned keys in the place of projected ones. In a trained model they start from the host's own:
+
+```python
+import copy
+from regard import SKA, Softmax, calibrate, create_model, freeze_keys, swap
+
+host = create_model("deit_tiny_patch16_224", None, pretrained=True).eval()
+teacher = swap(copy.deepcopy(host), Softmax())
+student = swap(host, SKA(init="calibrate"))
+calibrate(student, teacher, [images])  # the teacher's mean keys; on one image the student then equals it
+freeze_keys(student, images)           # constants for the grid of these images, for export
+```
+
+On another grid keys are resampled (`resize="interpolate"`), or the trained grid is laid over it as windows
+(`resize="window"`).
+
 ## Projections
 
 How queries, keys and values are made. Every mechanism on heads takes each: `SKA(projection=FSNE(code=8))`.
@@ -136,6 +154,8 @@ in Deep Networks*. `regard study show NAME --scale desk` prints rows, seeds, wha
 
 Scales: `smoke` proves the road in minutes and judges nothing; `desk` is sized for two CPU cores and some hours; `paper`
 is the paper's recipe, for a cluster. `--dry-run` builds every row of any scale and trains none.
+
+Figure 7 of MiTA is not built: no source that these studies were made from says what it shows.
 """
 
 

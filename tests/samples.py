@@ -38,12 +38,14 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
         Sample("SKA(scale=1.0, dwc=5)"),
         Sample('SKA(resize="window")'),
         Sample("SKA(projection=IdentityQuery())"),
+        Sample('SKA(activation="none", normalise="1/N")'),
     ),
     "CSKA": (
         Sample("CSKA()"),
         Sample('CSKA(rows="centre", cols="conv", resize="window", path="lean")'),
         Sample('CSKA(factorised=True, rows="centre", path="patches")'),
         Sample('CSKA(reading="key", dwc=3)'),
+        Sample('CSKA(activation="gelu")'),
     ),
     "XCA": (Sample("XCA()", ANYWHERE),),
     "MiTA": (
@@ -88,6 +90,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "Agent": (
         Sample("Agent(m=4)"),
         Sample('Agent(m=(1, 3), landmarks="avg1d", dwc=3, gate=True)'),
+        Sample('Agent(m=4, preset="official")'),
         Sample("Agent(m=4, bias=True)", {"skip": {"cross": "the biases have places"}}),
     ),
     "InLine": (

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard import MIXERS, Card, ConfigError, Cost, Grid, Mask, Mixer, Site, Softmax
 from regard.mixers.softmax import SoftmaxOperator
@@ -16,7 +16,7 @@ PAPERS = ("Softmax", "SKA", "CSKA", "XCA", "MiTA", "Factors")
 
 
 def _slow_pair(sample: Sample) -> Any:
-    """The papers' mechanisms meet every projection, the others F-SNE; the other pairs take minutes."""
+    """The papers' mechanisms and F-SNE run each time, the others, which take minutes, in `make slow`."""
     quick = sample.text.startswith(PAPERS) or "FSNE" in sample.text
     return sample if quick else pytest.param(sample, marks=pytest.mark.slow)
 
@@ -52,6 +52,28 @@ def test_compiles_without_a_graph_break(sample: Sample) -> None:
     assert "compile" in report.passed or "compile" in sample.options.get("skip", {})
 
 
+class OnGrid(nn.Module):
+    """A layer on one grid, as `torch.export` takes it."""
+
+    def __init__(self, sample: Sample, grid: Grid) -> None:
+        super().__init__()
+        self.grid, self.layer = grid, sample.config.build(Site(16, 2, grid)).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.grid)
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("sample", [_slow_pair(made[0]) for made in SAMPLES.values()], ids=lambda sample: sample.text)
+def test_exports_on_a_fixed_grid(sample: Sample) -> None:
+    torch.manual_seed(0)
+    grid = Grid(4, 6, 1)
+    model, x = OnGrid(sample, grid), torch.randn(2, grid.tokens, 16)
+    exported = torch.export.export(model, (x,), strict=False).module()
+    with torch.no_grad():
+        assert torch.allclose(exported(x), model(x), rtol=0, atol=1e-6)
+
+
 # Mechanisms that break one item each; the contract must name it.
 
 
@@ -65,6 +87,8 @@ class BrokenOperator(SoftmaxOperator):
             return super().forward(q, k - k.mean(0), v, **options)
         if self.fault == "detach":
             return super().forward(q, k.detach(), v, **options)
+        if self.fault == "images":
+            return super().forward(q + 0 * q.mean(0), k, v, **options)
         if self.fault == "dtype":
             return super().forward(q, k, v, **options).float()
         return super().forward(q, k, v, **options)
@@ -90,6 +114,8 @@ class Broken(Softmax):
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         extra = {"parameters": Cost(1, 0), "macs": Cost(0, 1)}.get(self.fault, Cost())
+        if self.fault == "memory" and site.memory is not None:
+            extra = Cost(0, site.memory.tokens)
         return super().operator_cost(site, accounting) + extra
 
     def build(self, site: Site, shared: torch.nn.Module | None = None) -> Any:
@@ -102,6 +128,8 @@ class Broken(Softmax):
 FAULTS = {
     "scale": "reference",
     "batch": "batch",
+    "images": "images",
+    "memory": "cross",
     "detach": "gradients",
     "weights": "weights",
     "parameters": "parameters",

@@ -4,6 +4,9 @@ core <- projections <- mixers <- hosts <- {measure, tasks} <- lab <- studies <- 
 """
 
 import ast
+import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +28,8 @@ LAYERS = {
     "cli": 9,
 }
 FILES = sorted(SOURCE.rglob("*.py"))
+PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+PACKAGES = {"PIL": "pillow", "performer_pytorch": "performer-pytorch", "sklearn": "scikit-learn"}
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:
@@ -82,3 +87,10 @@ def test_the_rule_sees_a_wrong_import(tmp_path: Path) -> None:
         "regard.core.card.Card"
     ]
     assert LAYERS["mixers"] < LAYERS["hosts"]
+
+
+def test_dependencies_are_what_is_imported() -> None:
+    wanted = PROJECT["dependencies"] + [name for extra in PROJECT["optional-dependencies"].values() for name in extra]
+    declared = {re.match(r"[\w-]+", name)[0] for name in wanted}
+    tops = {module.split(".")[0] for path in FILES for _, module in imported(path)}
+    assert {PACKAGES.get(top, top) for top in tops - sys.stdlib_module_names - {"regard"}} == declared

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from regard.mixers.softmax import Softmax as Softmax
     from regard.mixers.spell import parse as parse
     from regard.mixers.spell import spell as spell
+    from regard.mixers.static import calibrate as calibrate
+    from regard.mixers.static import freeze_keys as freeze_keys
     from regard.mixers.xca import XCA as XCA
     from regard.projections import PROJECTIONS as PROJECTIONS
     from regard.projections.identity import IdentityQuery as IdentityQuery
@@ -51,6 +53,7 @@ _HOMES: dict[str, str] = {
         ("Card", "ConfigError", "Cost", "Grid", "Mask", "Mixer", "MixerConfig", "Operator", "RegardError", "Site"),
         "regard.core",
     ),
+    **dict.fromkeys(("calibrate", "freeze_keys"), "regard.mixers.static"),
     **dict.fromkeys(("create_model", "plan_swap", "remove", "restore", "retune", "swap"), "regard.hosts.swap"),
     "load": "regard.lab.loading",
     "save": "regard.hosts.saving",

@@ -18,6 +18,9 @@ from PIL import Image
 
 from regard.cli.app import run
 from regard.lab.files import write_json
+from regard.lab.loading import load
+from regard.lab.results import Results
+from regard.lab.run import read_run
 
 pytestmark = pytest.mark.untyped
 
@@ -55,7 +58,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *said: str
     [
         ("Sofmax", ("unknown name 'Sofmax'", "did you mean Softmax?")),
         ("MiTA(mm=9)", ("MiTA has no 'mm'", "it has", " m,", " k,")),
-        ("MiTA(m='a')", ("cannot build MiTA(m='a')", "expected m: int")),
+        ("MiTA(m='a')", ("MiTA has m='a'", "a whole number")),
         ("MiTA(m=7, k=4)", ("7 windows cannot be laid on 6x6 cells", "nearest possible: 5, 6, 8, 9")),
         ("MiTA(m=9, k=37)", ("k=37", "has 36 keys", "choose k between 1 and 36")),
         ("Softmax(projection=FSNE(code=0))", ("code",)),
@@ -66,6 +69,46 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *said: str
 def test_a_wrong_mechanism(capsys, results: Path, mixer: str, said: tuple[str, ...]) -> None:
     refused(capsys, train(results, mixer), *said)
     assert not list(results.glob("*/outcome.json"))
+
+
+@pytest.mark.parametrize("mixer", ["SKA()", "host", "None"])
+def test_images_that_a_host_does_not_take(capsys, results: Path, mixer: str) -> None:
+    """The default data are 12 x 12, less than a patch of a model for 224 x 224."""
+    said = ("does not take inputs of 1x12x12", "img_size=, patch_size=")
+    refused(capsys, train(results, mixer, host="vit_tiny_patch16_224(depth=1)"), *said)
+    assert not list(results.glob("*/outcome.json"))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "vit_desk(dim=-4)",
+        "vit_desk(patch=0)",
+        "vit_desk(heads=0)",
+        "vit_desk(size='a')",
+        "vit_desk(mlp_ratio='x')",
+        "vit_tiny_patch16_224(patch_size=0)",
+    ],
+)
+def test_options_that_a_host_cannot_be_made_with(capsys, results: Path, host: str) -> None:
+    refused(capsys, train(results, host=host))
+    assert not list(results.glob("*/outcome.json"))
+
+
+@pytest.mark.parametrize("change", ["size=(8.5,8.5)", "host=5", "data=5"])
+def test_fields_of_a_wrong_kind(capsys, results: Path, change: str) -> None:
+    refused(capsys, train(results, "Softmax", "--set", f"task.{change}"), change.partition("=")[0])
+
+
+@pytest.mark.parametrize("more", [["--device", "tpu"], ["--seconds", "-1"], ["--seconds", "nan"], ["--batch", "0"]])
+def test_timing_with_a_wrong_option(capsys, more: list[str]) -> None:
+    refused(capsys, ["bench", "Softmax", "--grid", "3x3", *more], more[0].strip("-"), more[1])
+
+
+@pytest.mark.parametrize("mixer", ["SKA()", "None"])
+def test_the_cost_at_a_size_that_a_host_does_not_take(capsys, mixer: str) -> None:
+    arguments = ["cost", mixer, "--host", "vit_tiny_patch16_224(depth=1)", "--size", "7x7"]
+    refused(capsys, arguments, "does not take inputs of 3x7x7")
 
 
 @pytest.mark.parametrize("verb", ["cost", "bench"])
@@ -131,11 +174,11 @@ def test_a_wrong_study(capsys, arguments: list[str], said: str, results: Path) -
 # the user's own data
 
 
-def class_folders(root: Path, classes: int = 2, images: int = 10) -> Path:
+def class_folders(root: Path, classes: int = 2, images: int = 10, dark: bool = False) -> Path:
     for label in range(classes):
         (root / f"class{label}").mkdir(parents=True)
         for i in range(images):
-            pixels = np.full((20, 24, 3), 100 * label + i, np.uint8)
+            pixels = np.full((20, 24, 3), (100 * label + i) % 256 // (4 if dark else 1), np.uint8)
             Image.fromarray(pixels).save(root / f"class{label}" / f"{i}.png")
     return root
 
@@ -168,9 +211,11 @@ def test_one_class_only(capsys, tmp_path: Path, results: Path) -> None:
     [
         ([0, 7] * 10, '["cat", "dog"]', "label 7 of row 1 is outside 0..1"),
         ([0, -1] * 10, "", "label -1 of row 1 is outside"),
+        ([0, 1] * 10, "cat, dog", "class_names in its metadata is no JSON list"),
+        ([0, 1] * 10, "2", "class_names in its metadata is no JSON list"),
         (["a", "b"] * 10, "", "expected whole numbers"),
     ],
-    ids=["above", "below", "words"],
+    ids=["above", "below", "no JSON", "no list", "words"],
 )
 def test_a_label_out_of_range(capsys, tmp_path: Path, results: Path, labels: list, names: str, said: str) -> None:
     refused(capsys, on(results, table(tmp_path, labels, names)), "t.parquet", said)
@@ -186,6 +231,15 @@ def test_a_damaged_image_is_named_and_training_stops_or_goes_on(capsys, tmp_path
     bad = root / "class1" / "3.png"
     bad.write_bytes(bad.read_bytes()[:40])
     refused(capsys, on(results, root), str(bad), "cannot be read as an image", 'corrupt="skip"')
+    assert run([*on(results, root, "--set", "task.corrupt=skip"), "--json"]) == 0
+    sizes = json.loads(capsys.readouterr().out)["data"]
+    assert sizes["train"] + sizes["test"] == 19
+
+
+def test_a_damaged_image_of_a_set_too_large_for_memory(capsys, tmp_path: Path, results: Path, monkeypatch) -> None:
+    monkeypatch.setattr("regard.tasks.data.own.IN_MEMORY", 0)
+    root = class_folders(tmp_path / "data")
+    (root / "class1" / "3.png").write_bytes(b"no picture")
     assert run([*on(results, root, "--set", "task.corrupt=skip"), "--json"]) == 0
     sizes = json.loads(capsys.readouterr().out)["data"]
     assert sizes["train"] + sizes["test"] == 19
@@ -210,7 +264,48 @@ def finished(capsys, results: Path) -> str:
 
 
 def test_evaluation_of_what_is_not_there(capsys, results: Path) -> None:
-    refused(capsys, ["eval", "0" * 12, "--results", str(results)], "has no run", "regard study status", code=1)
+    refused(capsys, ["eval", "0" * 12, "--results", str(results)], "has no run", "regard study status")
+
+
+def test_a_run_is_named_by_its_key_or_its_folder(capsys, tmp_path: Path, results: Path, finished: str) -> None:
+    assert run(["eval", finished, "--results", str(results)]) == 0
+    first = capsys.readouterr().out
+    assert run(["eval", str(results / finished), "--results", str(tmp_path / "elsewhere")]) == 0
+    assert capsys.readouterr().out == first
+    picture = ["maps", finished, "digit", "--results", str(results), "--out", str(tmp_path / "maps.png")]
+    assert run(picture) == 0
+    assert (tmp_path / "maps.png").stat().st_size > 1000
+
+
+def test_other_data_are_scored_as_the_run_saw_its_own(capsys, tmp_path: Path, results: Path) -> None:
+    """Normalised by the statistics of the training, by classes of the same names."""
+    root = class_folders(tmp_path / "data")
+    assert run([*on(results, root), "--json"]) == 0
+    key = json.loads(capsys.readouterr().out)["key"]
+    model = load(results / key)
+    task = read_run(Results(results), key).task
+    record = (Results(results).outcome(key) or {})["data"]
+    darker = class_folders(tmp_path / "darker", dark=True)
+    given = task.on(str(darker)).images_of().test
+    mean, std = (torch.tensor(one) for one in task.statistics())
+    with torch.no_grad():
+        pixels = torch.from_numpy(np.stack([image[1:15, 1:15] for image in given.pixels])) / 255
+        expected = model(((pixels - mean) / std).permute(0, 3, 1, 2)).argmax(-1).numpy() == given.labels
+    found = task.score_on(str(darker), model, torch.device("cpu"), record)
+    assert found.right.tolist() == expected.tolist()
+    assert run(["eval", key, "--results", str(results), "--data", str(darker)]) == 0
+    assert abs(task.on(str(darker)).statistics()[0][0] - mean[0]) > 0.1
+    named = class_folders(tmp_path / "named")
+    (named / "class0").rename(named / "zebra")
+    refused(capsys, ["eval", key, "--results", str(results), "--data", str(named)], "other classes", "class1, zebra")
+
+
+def test_grey_images_and_coloured_ones(capsys, tmp_path: Path, results: Path, finished: str) -> None:
+    root = class_folders(tmp_path / "ten", 10)
+    for number in range(10):
+        (root / f"class{number}").rename(root / str(number))
+    arguments = ["eval", finished, "--results", str(results), "--data", str(root)]
+    refused(capsys, arguments, "1 channel (grey)", "3 channels")
 
 
 def test_wrong_numbers_for_a_finished_run(capsys, results: Path, finished: str) -> None:

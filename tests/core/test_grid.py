@@ -82,3 +82,11 @@ def test_windows_fit_or_are_refused_with_possible_numbers(grid: Grid, m: int) ->
     assert rows * columns == m
     assert rows <= grid.height
     assert columns <= grid.width
+
+
+def test_an_absurd_number_of_windows_is_refused_at_once() -> None:
+    """No loop goes to the number itself."""
+    with pytest.raises(GridError, match="nearest possible: 24, 25, 28, 30"):
+        Grid(5, 7).factor(26)
+    with pytest.raises(GridError, match="nearest possible: 25, 28, 30, 35"):
+        Grid(5, 7).factor(10**10)

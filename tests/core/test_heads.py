@@ -99,6 +99,13 @@ def test_cross_attention_takes_keys_from_the_memory() -> None:
     assert torch.allclose(out, expected, rtol=0, atol=1e-12)
 
 
+def test_cross_attention_on_one_grid_has_the_convolution_of_its_values() -> None:
+    plain, cross = layer(Softmax(dwc=3)), Softmax(dwc=3).build_cross(Site(16, 2, GRID, memory=GRID)).double().eval()
+    cross.load_state_dict(plain.state_dict())
+    x = tokens()
+    assert torch.allclose(cross(x, GRID, memory=x, memory_grid=GRID), plain(x, GRID), rtol=0, atol=1e-12)
+
+
 def test_cross_attention_refuses_a_convolution_between_grids() -> None:
     mixer = Softmax(dwc=3).build_cross(Site(16, 2, GRID, memory=Grid(2, 4))).double()
     with pytest.raises(ShapeError, match="dwc=0"):
@@ -130,7 +137,7 @@ def test_the_doors_of_an_operator_name_the_tensors() -> None:
 def test_the_door_of_a_layer_names_the_shape() -> None:
     with pytest.raises(ShapeError, match=r"x has shape \(18, 16\); expected \(batch, tokens, 16\)"):
         layer()(tokens()[0], GRID)
-    with pytest.raises(ConfigError, match="projection is a configuration"):
+    with pytest.raises(ConfigError, match="a ProjectionConfig such as LinearQKV"):
         Softmax(projection="linear")  # type: ignore[arg-type]
 
 

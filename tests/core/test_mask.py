@@ -1,10 +1,13 @@
 """Mask: kinds, the dense form for SDPA against the plain one, rows without any key."""
 
+import re
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from regard import Mask
+from regard import Grid, Mask, Site, parse
 from regard.core import ShapeError, softmax_rows
 
 KEEP = torch.tensor([[True, True, False, True], [True, False, True, True]])
@@ -49,3 +52,77 @@ def test_sizes_that_do_not_fit_are_named() -> None:
         Mask(causal=True).allowed(4, 5, torch.device("cpu"))
     with pytest.raises(ShapeError, match="keep has 4 keys, the operator has 5"):
         Mask(keep=KEEP).allowed(4, 5, torch.device("cpu"))
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("keep", "came"),
+    [
+        (torch.ones(2, 4), r"torch.float32 \(2, 4\)"),  # would be added to the logits, and hide nothing
+        (torch.ones(2, 4, dtype=torch.long), r"torch.int64 \(2, 4\)"),
+        (KEEP[0], r"torch.bool \(4,\)"),
+        (KEEP.tolist(), "list"),
+    ],
+    ids=["float", "int", "one axis", "list"],
+)
+def test_what_is_kept_is_boolean_with_two_axes(keep: Any, came: str) -> None:
+    with pytest.raises(ShapeError, match=f"Mask.keep is {came}; expected bool .*pass keep.bool"):
+        Mask(keep=keep)
+
+
+@pytest.mark.untyped
+def test_a_bias_is_added_and_says_no_yes_or_no() -> None:
+    with pytest.raises(ShapeError, match=r"Mask.bias is torch.bool \(1, 4\); expected the floating-point"):
+        Mask(bias=KEEP[:1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["Softmax", "MiTA(m=4, k=5)", "Linear", "Window(size=3)", "TopK(k=5)", "Conv"])
+def test_a_layer_refuses_the_mask_of_other_tokens(text: str) -> None:
+    grid = Grid(5, 5)
+    layer, x = parse(text).build(Site(16, 2, grid)), torch.randn(2, 25, 16)
+    for shape in ((3, 25), (1, 25), (2, 24)):
+        said = re.escape(f"Mask.keep is {shape}; expected (batch, keys) = (2, 25)")
+        with pytest.raises(ShapeError, match=said):
+            layer(x, grid, Mask(keep=torch.ones(shape, dtype=torch.bool)))
+
+
+def test_in_cross_attention_the_mask_counts_the_memory() -> None:
+    grid, memory = Grid(2, 3), Grid(2, 4)
+    layer = parse("Softmax").build_cross(Site(16, 2, grid, memory=memory))
+    x, y, keep = torch.randn(2, 6, 16), torch.randn(2, 8, 16), torch.ones(2, 8, dtype=torch.bool)
+    assert layer(x, grid, Mask(keep=keep), memory=y, memory_grid=memory).shape == x.shape
+    with pytest.raises(ShapeError, match=r"\(batch, keys\) = \(2, 8\)"):
+        layer(x, grid, Mask(keep=keep[:, :6]), memory=y, memory_grid=memory)
+
+
+@pytest.mark.untyped
+def test_a_memory_has_the_batch_of_the_queries() -> None:
+    grid, memory = Grid(2, 3), Grid(2, 4)
+    layer = parse("Softmax").build_cross(Site(16, 2, grid, memory=memory))
+    x, y = torch.randn(2, 6, 16), torch.randn(2, 8, 16)
+    with pytest.raises(ShapeError, match=r"the memory has shape \(1, 8, 16\); expected \(2, tokens, 16\)"):
+        layer(x, grid, memory=y[:1], memory_grid=memory)
+
+
+def test_operators_name_a_batch_that_does_not_fit() -> None:
+    q = torch.zeros(3, 1, 4, 2)
+    with pytest.raises(ShapeError, match="keep has a batch of 2, the operator has 3"):
+        Mask(keep=KEEP).dense(q, 4)
+    dense = Mask(keep=KEEP[:1]).dense(q, 4)  # one row for all images
+    assert dense is not None
+    assert dense.shape == (1, 1, 1, 4)
+
+
+@pytest.mark.untyped
+def test_a_mask_and_identity_queries_compile_as_one_graph() -> None:
+    """Doors look at shapes and dtypes only, and so does the dtype of queries under autocast."""
+    grid = Grid(2, 2)
+    layer = parse("Softmax(projection=IdentityQuery())").build(Site(8, 2, grid))
+
+    def run(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x, grid, Mask(keep=keep))
+
+    x = torch.randn(2, 4, 8)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, KEEP), run(x, KEEP))

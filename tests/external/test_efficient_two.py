@@ -4,12 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard import BRA, DAT, Grid, Site
+from regard import DAT, Grid, Site
 from regard.core import merge
 from regard.measure.external import largest
 from regard.measure.external_pairs import hashing_pairs, pvt_pairs, sampling_pairs, window_pairs
-from regard.mixers.topk_index import Lightning
-from regard.ops import bra, bra_plan
 
 
 def gap(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -76,46 +74,3 @@ def test_one_round_of_hashing_is_that_of_transformers(chunk: int, length: int) -
     pytest.importorskip("transformers.models.reformer.modeling_reformer")
     assert largest(hashing_pairs(chunk, length)) < 1e-5
     assert largest(hashing_pairs(chunk, length, scale=None)) > 1e-2
-
-
-def test_the_lightning_indexer_scores_as_transformers_does() -> None:
-    """DeepSeek-V3.2's score: ReLU of every head's product, weighted by head, summed; a plain form with its shapes."""
-    torch.manual_seed(0)
-    index = Lightning(16, 3, 4).double()
-    q, k = torch.randn(2, 2, 5, 8, dtype=torch.float64), torch.randn(2, 2, 7, 8, dtype=torch.float64)
-    heads = index.query(merge(q)).view(2, 5, 3, 4)
-    scores = F.relu(torch.einsum("bshd,btd->bsht", heads, index.key(merge(k))))
-    expected = torch.einsum("bsht,bsh->bst", scores, index.weight(merge(q)))
-    assert gap(index.parts(q, k)[0], expected) < 1e-12
-
-
-def test_bra_is_the_published_algorithm_in_windows() -> None:
-    """BiFormer's own order of steps: partition, window means, router on all channels, gather, attention per window,
-    scale C^-0.5; written here from its equations with unfolded windows."""
-    torch.manual_seed(0)
-    h, w, s, top, heads = 6, 10, 2, 3, 2
-    x = torch.randn(2, 16, h, w, dtype=torch.float64)
-    layer = BRA(regions=s, k=top, preset="official").build(Site(16, heads, Grid(h, w))).double()
-    tokens = x.flatten(2).mT
-    with torch.no_grad():
-        q, k, v = F.linear(tokens, layer.qkv.weight, layer.qkv.bias).chunk(3, -1)
-        windows = []
-        for y in (q, k, v):
-            image = y.mT.unflatten(-1, (h, w))
-            windows.append(F.unfold(image, (h // s, w // s), stride=(h // s, w // s)).unflatten(1, (16, -1)))
-        qw, kw, vw = (y.permute(0, 3, 2, 1) for y in windows)  # (B, s*s, area, C)
-        routes = (qw.mean(2) * 16**-0.5 @ kw.mean(2).mT).topk(top).indices
-        out = torch.zeros_like(qw)
-        for b in range(2):
-            for r in range(s * s):
-                keys, values = (torch.cat([y[b, i] for i in routes[b, r]]) for y in (kw, vw))
-                for part in torch.arange(16).chunk(heads):
-                    a = (qw[b, r][:, part] * 16**-0.5 @ keys[:, part].mT).softmax(-1)
-                    out[b, r][:, part] = a @ values[:, part]
-        image = F.fold(out.permute(0, 3, 2, 1).flatten(1, 2), (h, w), (h // s, w // s), stride=(h // s, w // s))
-        expected = layer.proj(image.flatten(2).mT)
-        assert gap(layer(tokens, Grid(h, w)), expected) < 1e-12
-        made = layer.roles(tokens, Grid(h, w))
-        plan = bra_plan(made["q"], made["k"], Grid(h, w), s, top)
-        assert torch.equal(plan.regions.sort(-1).values, routes.sort(-1).values)
-        assert bra(made["q"], made["k"], made["v"], Grid(h, w), s, top, plan=plan).shape == made["q"].shape

@@ -1,4 +1,4 @@
-"""Hosts and ports against code that Regard did not write: timm, transformers, equations written out anew."""
+"""Hosts and ports against code that Regard did not write: timm, transformers, vit-pytorch, equations anew."""
 
 import pytest
 import timm
@@ -143,3 +143,143 @@ def test_cait_s_32_is_its_equations():
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     wanted = cait_by_hand(dict(model.named_parameters()), x, 8)
     assert (model(x) - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+
+
+# vit-pytorch, which the SKA paper's code is built on
+
+
+def ours_spread(name):
+    torch.manual_seed(0)
+    model = create_model(name, None).double().eval()
+    for value in model.parameters():
+        nn.init.normal_(value, std=0.08)
+    return model, torch.randn(2, 3, 32, 32, dtype=torch.float64)
+
+
+def given(theirs, ours, names, state):
+    """Their model in float64 with our weights. names: theirs -> ours, of modules; state: theirs -> values."""
+    own = ours.state_dict()
+    for their, our in names.items():
+        for leaf in ("weight", "bias"):
+            if f"{our}.{leaf}" in own:
+                state[f"{their}.{leaf}"] = own[f"{our}.{leaf}"]
+    theirs = theirs.double().eval()
+    shapes = {name: value.shape for name, value in theirs.state_dict().items()}
+    theirs.load_state_dict({**state, **{name: state[name].reshape(shape) for name, shape in shapes.items()}})
+    return theirs
+
+
+def block_names(theirs, ours, wrapped=""):
+    """Of a block: attention with its norm first, then the MLP with its norm. wrapped: how layer scale names it."""
+    first, second = f"{theirs}.0.{wrapped}", f"{theirs}.1.{wrapped}net."
+    return {
+        f"{first}norm": f"{ours}.norm1",
+        f"{first}to_out.0": f"{ours}.attn.proj",
+        f"{second}0": f"{ours}.norm2",
+        f"{second}1": f"{ours}.mlp.fc1",
+        f"{second}4": f"{ours}.mlp.fc2",
+    }
+
+
+def same(ours, wanted):
+    return (ours - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+
+
+@pytest.mark.slow
+def test_vit_s_32_spt_is_vit_pytorchs_vit_for_small_datasets():
+    """The whole model; their patches have channels last."""
+    module = pytest.importorskip("vit_pytorch.vit_for_small_dataset", reason="pip install vit-pytorch")
+    ours, x = ours_spread("vit_s_32_spt")
+    theirs = module.ViT(image_size=32, patch_size=4, num_classes=10, dim=512, depth=6, heads=8, mlp_dim=512)
+    names = {"mlp_head.0": "norm", "mlp_head.1": "head"}
+    state = {"pos_embedding": ours.pos_embed, "cls_token": ours.cls_token}
+    patches, start = ours.patch_embed.proj, "to_patch_embedding.to_patch_tokens"
+    last = torch.arange(15 * 16).view(15, 16).T.flatten()
+    state |= {f"{start}.1.weight": patches.norm.weight[last], f"{start}.1.bias": patches.norm.bias[last]}
+    state |= {f"{start}.2.weight": patches.linear.weight[:, last], f"{start}.2.bias": patches.linear.bias}
+    for i, block in enumerate(ours.blocks):
+        names |= block_names(f"transformer.layers.{i}", f"blocks.{i}") | {
+            f"transformer.layers.{i}.0.to_qkv": f"blocks.{i}.attn.qkv"
+        }
+        state[f"transformer.layers.{i}.0.temperature"] = block.attn.temperature
+    with torch.no_grad():
+        assert same(ours(x), given(theirs, ours, names, state)(x))
+
+
+@pytest.mark.slow
+def test_vit_s_32_is_vit_pytorchs_vit_behind_the_patches():
+    """Theirs has a norm before and after the matrix of patches, ours (timm's) none: the patches are ours in both."""
+    module = pytest.importorskip("vit_pytorch.vit", reason="pip install vit-pytorch")
+    ours, x = ours_spread("vit_s_32")
+    theirs = module.ViT(image_size=32, patch_size=4, num_classes=10, dim=512, depth=6, heads=8, mlp_dim=512)
+    theirs.to_patch_embedding = nn.Identity()
+    names = {"transformer.norm": "norm", "mlp_head": "head"}
+    for i in range(6):
+        names |= block_names(f"transformer.layers.{i}", f"blocks.{i}") | {
+            f"transformer.layers.{i}.0.to_qkv": f"blocks.{i}.attn.qkv"
+        }
+    theirs = given(theirs, ours, names, {"pos_embedding": ours.pos_embed, "cls_token": ours.cls_token})
+    with torch.no_grad():
+        wanted = theirs(ours.patch_embed(x))
+        assert same(ours(x), wanted)
+        swap(ours, Softmax(), example=x[:1])
+        assert same(ours(x), wanted)
+
+
+@pytest.mark.slow
+def test_cait_s_32_is_vit_pytorchs_cait_behind_the_patches():
+    """Two differences beside the norms of patches: the class layers of theirs do not normalise the patches they read,
+    the paper's (and timm's) do; so theirs are given normalised ones."""
+    module = pytest.importorskip("vit_pytorch.cait", reason="pip install vit-pytorch")
+    ours, x = ours_spread("cait_s_32")
+    theirs = module.CaiT(
+        image_size=32, patch_size=4, num_classes=10, dim=512, depth=6, cls_depth=2, heads=8, mlp_dim=512
+    )
+    theirs.to_patch_embedding = nn.Identity()
+    names, state = {"mlp_head.0": "norm", "mlp_head.1": "head"}, {}
+    for part, blocks in (("patch", "blocks"), ("cls", "blocks_token_only")):
+        for i, block in enumerate(getattr(ours, blocks)):
+            place = f"{part}_transformer.layers.{i}"
+            names |= block_names(place, f"{blocks}.{i}", "fn.")
+            q, kv = block.attn.qkv.weight.split([512, 1024])
+            state |= {f"{place}.0.fn.to_q.weight": q, f"{place}.0.fn.to_kv.weight": kv}
+            state |= {f"{place}.0.scale": block.gamma_1, f"{place}.1.scale": block.gamma_2}
+            state |= {f"{place}.0.fn.mix_heads_pre_attn": block.attn.proj_l.weight.T}
+            state |= {f"{place}.0.fn.mix_heads_post_attn": block.attn.proj_w.weight.T}
+    state |= {"pos_embedding": ours.pos_embed, "cls_token": ours.cls_token}
+    theirs = given(theirs, ours, names, state)
+    with torch.no_grad():
+        patches = theirs.patch_transformer(ours.patch_embed(x) + theirs.pos_embedding)
+        token = theirs.cls_token.expand(2, -1, -1)
+        for block, (attention, mlp) in zip(ours.blocks_token_only, theirs.cls_transformer.layers, strict=True):
+            token = attention(token, context=block.norm1(patches)) + token
+            token = mlp(token) + token
+        assert same(ours(x), theirs.mlp_head(token[:, 0]))
+
+
+@pytest.mark.slow
+def test_cvt_13_32_is_vit_pytorchs_cvt():
+    """The whole model, running means of the batch norms among its weights."""
+    module = pytest.importorskip("vit_pytorch.cvt", reason="pip install vit-pytorch")
+    ours, x = ours_spread("cvt_13_32")
+    state, names = {}, {"to_logits.2": "head"}
+    for name, value in ours.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            nn.init.uniform_(value, 0.5, 1.5)
+    for s, stage in enumerate(ours.stages):
+        names[f"layers.{s}.0"] = f"stages.{s}.embed.proj"
+        state |= {f"layers.{s}.1.g": stage.embed.norm.weight, f"layers.{s}.1.b": stage.embed.norm.bias}
+        for i, block in enumerate(stage.blocks):
+            place, own, attention = f"layers.{s}.2.layers.{i}", f"stages.{s}.blocks.{i}", block.attn
+            for norm, their in ((block.norm1, f"{place}.0.norm"), (block.norm2, f"{place}.1.net.0")):
+                state |= {f"{their}.g": norm.weight, f"{their}.b": norm.bias}
+            joined = torch.cat([attention.proj_k.weight, attention.proj_v.weight])
+            for role, matrix in (("q", attention.proj_q.weight), ("kv", joined)):
+                state[f"{place}.0.to_{role}.net.0.weight"] = getattr(attention, f"conv_{role}").conv.weight
+                norm = getattr(attention, f"conv_{role}").bn.state_dict()
+                state |= {f"{place}.0.to_{role}.net.1.{key}": value for key, value in norm.items()}
+                state[f"{place}.0.to_{role}.net.2.weight"] = matrix
+            names |= {f"{place}.0.to_out.0": f"{own}.attn.proj", f"{place}.1.net.1": f"{own}.mlp.fc1"}
+            names |= {f"{place}.1.net.4": f"{own}.mlp.fc2"}
+    with torch.no_grad():
+        assert same(ours(x), given(module.CvT(num_classes=10), ours, names, state)(x))

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError
-from regard.hosts.published import build, printed_rows, published_counts, verdict
+from regard.hosts.derived import built, derived_rows
+from regard.hosts.published import OURS, SKA_TABLE1_100, build, printed_rows, published_counts, verdict
 from regard.hosts.swap import create_model, parse_host, remove, spell_host, swap
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
@@ -105,7 +106,7 @@ ROWS = {
     "Swin-T": (26_598_646, "R"),
     "SKA-Swin-T a": (24_577_270, "R"),
     "SKA-Swin-T b": (26_778_870, "T"),
-    "CSKA-Swin-T": (25_080_214, "no"),
+    "CSKA-Swin-T": (26_883_574, "T"),
     "CvT-13": (19_616_330, "R,T"),
     "SKA-CvT-13 a": (18_022_730, "R,T"),
     "SKA-CvT-13 b": (19_694_000, "T"),
@@ -150,7 +151,7 @@ ROWS = {
     "XCiT-Tiny F-SNE 64": (6_419_248, "R,T"),
 }
 # the code of the paper computes something else there
-DIFFERENT = {"CSKA-CvT-13": 18_074_030, "CSKA-Swin-T": 26_883_574}
+DIFFERENT = {"CSKA-CvT-13": 18_074_030}
 QUICK = ("ViT-S", "SKA-ViT-S b", "SKA-CaiT-S b", "SKA-Swin-T a", "SKA-CvT-13 a", "XCiT-Nano F-SNE 8*")
 
 
@@ -176,6 +177,30 @@ def test_published_rows(row):
     check_row(row)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("row", derived_rows(), ids=lambda row: f"{row.host} {row.mixer}"[:70])
+def test_models_without_a_table(row):
+    with torch.device("meta"):
+        assert count(built(row)) == row.params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("label", "wanted"), SKA_TABLE1_100.items(), ids=lambda value: str(value))
+def test_sizes_with_100_classes(label, wanted):
+    row = next(row for row in printed_rows() if row.label == label)
+    with torch.device("meta"):
+        params = count(build(row, classes=100))
+    assert params == OURS.get(label, (0, wanted))[1]
+
+
+def test_heads_of_the_authors_cskaformer():
+    """784 biases a layer and head: four heads more in three layers."""
+    with torch.device("meta"):
+        assert count(create_model("cskaformer_s18(heads=8)", None)) == 28_983_186 == 28_973_778 + 4 * 3 * 784
+    with pytest.raises(ConfigError, match="5 heads do not divide a width of 64"):
+        create_model("skaformer_desk(heads=5)", None, img_size=32)
+
+
 def test_every_printed_row_has_its_integer():
     assert [row.label for row in printed_rows()] == list(ROWS)
     assert len(ROWS) == 16 + 20 + 18
@@ -186,6 +211,20 @@ def test_published_counts_gives_rows_with_flops():
     first = next(iter(published_counts("SKA Table 1", flops=True)))
     assert (first.row.label, first.params, first.verdict) == ("ViT-S", 9_622_512, "R,T")
     assert first.gflops == pytest.approx(1.2945, abs=5e-5)
+    assert first.gflops_verdict == "R,T"
+
+
+@pytest.mark.parametrize(
+    ("label", "wanted"),
+    [("CaiT-S", 1.4085), ("SKA-CaiT-S a", 1.2072), ("SKA-CaiT-S b", 1.3780), ("CSKA-CaiT-S", 1.4085)],
+)
+def test_flops_of_cait_with_static_keys(label, wanted):
+    """Logits with learned keys are one product, and nine for the convolution, between the talking heads too."""
+    from regard.hosts.published import _gflops
+
+    row = next(row for row in printed_rows() if row.label == label)
+    with torch.device("meta"):
+        assert _gflops(build(row)) == pytest.approx(wanted, abs=5e-5)
 
 
 def test_static_keys_in_stage_3_save_exactly_one_projection():

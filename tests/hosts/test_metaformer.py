@@ -1,5 +1,7 @@
 """SKAFormer with queries that are the input, as in the authors' code."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -48,3 +50,50 @@ def test_a_query_without_a_mechanism_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             create_model("skaformer_desk", None, img_size=64, **options)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A skaformer_desk and the path of its weights."""
+    torch.manual_seed(0)
+    model = create_model("skaformer_desk", None, img_size=64)
+    torch.save(model.state_dict(), tmp_path / "own.pt")
+    return model, str(tmp_path / "own.pt")
+
+
+def test_its_own_checkpoint_is_taken_whole(own) -> None:
+    """With the keys of its static mechanism, without a warning."""
+    model, path = own
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = create_model("skaformer_desk", None, img_size=64, pretrained=path)
+    state = model.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in again.state_dict().items())
+
+
+def test_what_a_checkpoint_leaves_out_is_said(own) -> None:
+    model, path = own
+    with pytest.warns(
+        UserWarning, match="2 of the .* tensors of .*own.pt .* left out: head.fc.fc2.weight, head.fc.fc2.bias$"
+    ):
+        again = create_model("skaformer_desk", None, img_size=64, num_classes=3, pretrained=path)
+    assert torch.equal(again.stages[3].blocks[0].mlp.fc1.weight, model.stages[3].blocks[0].mlp.fc1.weight)
+
+
+def test_checkpoints_that_give_nothing_are_refused(tmp_path) -> None:
+    files = {"foreign": create_model("vit_desk", None).state_dict(), "empty": {"epoch": 3}, "list": [1, 2]}
+    for name, content in files.items():
+        torch.save(content, tmp_path / f"{name}.pt")
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    (tmp_path / "text.safetensors").write_text("no checkpoint")
+    for pretrained, said in (
+        (tmp_path / "foreign.pt", "none of the 51 tensors of .*foreign.pt fits, such as pos_embed"),
+        (tmp_path / "empty.pt", "has no tensors"),
+        (tmp_path / "list.pt", "no checkpoint that can be read"),
+        (tmp_path / "text.pt", "no checkpoint that can be read"),
+        (tmp_path / "text.safetensors", "no checkpoint that can be read"),
+        (tmp_path / "nowhere.pt", "there is no such file"),
+        (True, "no published weights of caformer_desk"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            create_model("skaformer_desk", None, img_size=64, pretrained=pretrained)

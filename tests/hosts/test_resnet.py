@@ -151,6 +151,53 @@ def test_maps_are_rows_first() -> None:
     torch.testing.assert_close(layer(x), wanted)
 
 
+def test_a_second_attend_gives_what_it_is_asked() -> None:
+    """Another mechanism with weights that fit, another number of heads, empty slots; a failure changes nothing."""
+    model, x = made("torchvision basic"), image()
+    wanted = model(x)
+    attend(model, E0110, heads=4, example=x)
+    block = model.layer3[0]
+    with torch.no_grad():
+        block.attn.gamma.fill_(0.5)
+    output = block.attn.mixer.proj.weight
+    attend(model, Factors("1111"), heads=8, example=x)
+    assert {layer.mixer.site.heads for layer in attended(model)} == {8}
+    assert block.attn.mixer.operator.u.shape == (8, output.shape[0] // 8)
+    assert torch.equal(block.attn.mixer.proj.weight, output)
+    assert block.attn.gamma.item() == 0.5
+    with pytest.raises(ConfigError, match="groups do not divide"):
+        attend(model, DynamicConv(groups=7), heads=2, example=x)
+    assert {layer.host.heads for layer in attended(model)} == {8}
+    attend(model, None, stages=(4,), heads=2)
+    assert isinstance(model.layer4[0].attn, Slot)
+    assert model.layer4[0].attn.heads == 2
+    assert isinstance(block.attn, Attended)
+    attend(model, None)
+    assert not attended(model)
+    assert torch.equal(model(x), wanted)
+
+
+def test_deformable_convolutions_keep_their_options() -> None:
+    model = attend(made("torchvision basic"), None, deformable=DeformableConv(version=2))
+    conv = model.layer4[0].conv1
+    for same in (True, False, DeformableConv(version=2)):
+        attend(model, None, deformable=same)
+        assert model.layer4[0].conv1 is conv
+    with pytest.raises(SwapError, match=r"layer3.0.conv1 is a DeformableConv.version=2. already.*deformable=True"):
+        attend(model, E0110, deformable=DeformableConv(groups=2), example=image())
+    assert isinstance(model.layer4[0].attn, Slot)
+
+
+def test_what_was_frozen_stays_frozen() -> None:
+    model = made("timm basic").requires_grad_(False)
+    attend(model, E0110, heads=4, deformable=True, example=image())
+    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert learning
+    assert all(".attn." in name or ".offset." in name for name in learning)
+    model = attend(made("timm basic"), None, deformable=True)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_copies_pickles_and_folders(tmp_path: Path) -> None:
     model = create_model(HOST.replace("heads=2", "heads=2, deformable=True"), E0110).eval()
     with torch.no_grad():
@@ -248,6 +295,12 @@ def test_wrong_use_leaves_the_model_alone() -> None:
         attend(model, E0110, stages=(4, 5, 7))
     with pytest.raises(SwapError, match="stages is empty"):
         attend(model, E0110, stages=())
+    for stages in (3, "34", ("layer3",), (3.0,), None):
+        with pytest.raises(ConfigError, match=r"numbers of layer1 to layer4, such as \(3, 4\), not"):
+            attend(model, E0110, stages=stages)
+    for options in ({"kernel": 5}, {"dilation": 3}, {"extra": "zero"}, {"axes": 1}, {"axes": 1, "causal": True}):
+        with pytest.raises(ConfigError, match=f"{list(options)[-1]}=.*these come from the convolution"):
+            attend(model, None, deformable=DeformableConv(**options))
     with pytest.raises(ConfigError, match="not a multiple of 7 heads"):
         attend(model, E0110, heads=7)
     with pytest.raises(ConfigError, match="configuration, its spelling or None"):

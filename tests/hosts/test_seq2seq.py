@@ -150,6 +150,8 @@ def test_wrong_use_says_what_to_do() -> None:
         DecoderLayer(replace(SMALL, attention=XCA()))
     with pytest.raises(UnsupportedError, match="cannot attend to another input"):
         replace(SMALL, cross=XCA())
+    with pytest.raises(UnsupportedError, match="window needs queries and keys on one grid.*give window=0"):
+        replace(SMALL, cross=Factors(terms="1111", window=5))
     with pytest.raises(ConfigError, match="goes with unit=None"):
         replace(SMALL, attention=None, unit=UNIT)
     with pytest.raises(ConfigError, match="drop is a share"):

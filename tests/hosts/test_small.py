@@ -11,6 +11,8 @@ from torch import nn
 from hosts.small_hosts import spread
 from regard.core import ConfigError, GridError, UnsupportedError
 from regard.hosts import HOSTS, list_models, register
+from regard.hosts.cvt import convolved
+from regard.hosts.looking import channels_of
 from regard.hosts.maps import capture
 from regard.hosts.metaformer import load_fitting
 from regard.hosts.swap import create_model, remove, restore, retune, swap
@@ -175,6 +177,50 @@ def test_wrong_options_of_small_hosts_are_said():
             create_model(host, None)
 
 
+@pytest.mark.parametrize("host", ["vit_s_32_spt", "swin_t_32"])
+def test_hosts_without_a_convolution_tell_their_channels(host):
+    """Plans make an image of noise; these hosts have no convolution that would say how many channels it has."""
+    assert not any(isinstance(module, nn.Conv2d) for module in create_model(host, None).modules())
+    model = create_model(host, Softmax(), in_chans=1).eval()
+    assert model(torch.randn(1, 1, 32, 32)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("host", ["vit_desk", "xcit_desk", "cait_s_32", "cvt_13", "skaformer_desk", "vit5_small"])
+def test_every_host_tells_its_channels(host):
+    with torch.device("meta"):
+        assert channels_of(create_model(host, None, in_chans=2)) == 2
+
+
+@pytest.mark.parametrize("host", ["cvt_13", pytest.param("cvt_13_32", marks=pytest.mark.slow)])
+def test_an_explicit_scale_is_the_scale_of_cvt(host):
+    """The host's own factor, given as `scale`, is the host; 384^-0.5 in cvt_13, 64^-0.5 in the plainer variant."""
+    model, x = made(host)
+    before = model(x)
+    scale = model.stages[2].blocks[0].attn.scale
+    assert scale == (384 if host == "cvt_13" else 64) ** -0.5
+    swap(model, Softmax(scale=scale), "stages.2.*")
+    assert (model(x) - before).abs().max() <= 1e-12 * before.abs().max()
+    mixer = swap(model, SKA(scale=1.0), "stages.2.*").stages[2].blocks[0].attn.mixer
+    grid = mixer.site.grid
+    tokens = torch.randn(2, grid.tokens, 384, dtype=torch.float64)
+    raw = mixer.qkv(convolved(mixer, "q", tokens, grid), "q")[0]
+    assert torch.equal(mixer.roles(tokens, grid)["q"], raw)
+
+
+def test_stages_that_are_not_there_are_named():
+    for host, options, said in (
+        ("cvt_13", {"out_indices": (5,)}, "there are the 3 stages 0 to 2"),
+        ("swin_t_32", {"out_indices": (0, -5)}, "there are the 4 stages 0 to 3, or -1 to -4"),
+        ("vit_s_32", {"out_indices": (6,)}, "there are the 6 stages 0 to 5"),
+        ("cvt_13", {"out_indices": ()}, "at least one"),
+        ("skaformer_desk", {"out_indices": (4,), "img_size": 64}, "there are the 4 stages 0 to 3"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            create_model(host, None, features_only=True, **options)
+    last = create_model("cvt_13", None, features_only=True, out_indices=(-1, 0))
+    assert last.feature_info.channels() == [384, 64]
+
+
 def test_features_of_every_small_host():
     x = torch.randn(1, 3, 32, 32)
     for host, channels in (("swin_t_32", [96, 192, 384, 768]), ("cvt_13", [64, 192, 384]), ("vit_s_32", [512] * 6)):
@@ -220,7 +266,8 @@ def test_checkpoints_load_into_every_layer_that_keeps_its_shape(tmp_path):
     plain = timm.create_model("caformer_s18", num_classes=1000)
     path = str(tmp_path / "caformer.pt")
     torch.save(plain.state_dict(), path)
-    model = create_model("skaformer_s18", None, pretrained=path, img_size=64)
+    with pytest.warns(UserWarning, match="15 of the 206 tensors"):
+        model = create_model("skaformer_s18", None, pretrained=path, img_size=64)
     state = plain.state_dict()
     for key, value in model.state_dict().items():
         if "stages.1" not in key or "mlp" in key or "norm" in key or "downsample" in key:
@@ -228,7 +275,8 @@ def test_checkpoints_load_into_every_layer_that_keeps_its_shape(tmp_path):
     left = load_fitting(model, state)
     assert left
     assert all(key.startswith("stages.1.blocks.") and ".token_mixer." in key for key in left)
-    backbone = create_model("skaformer_s18", None, pretrained=path, features_only=True, img_size=64)
+    with pytest.warns(UserWarning, match="left out: stages.1.blocks.0.token_mixer"):
+        backbone = create_model("skaformer_s18", None, pretrained=path, features_only=True, img_size=64)
     assert torch.equal(backbone.stages_3.blocks[0].mlp.fc1.weight, state["stages.3.blocks.0.mlp.fc1.weight"])
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from regard.core import GridError
 from regard.hosts.swap import create_model, swap
 from regard.mixers.softmax import Softmax
 
@@ -61,3 +62,13 @@ def test_blocks_are_those_of_torchvision(model):
                 proj_bias=own.proj.bias,
             )
             assert torch.allclose(block(x), y + block.mlp(block.norm2(y)), rtol=0, atol=1e-10)
+
+
+def test_images_of_another_size_are_refused(model):
+    """Masks of shifts, clipped windows and keys of windows are those of the size that the model was made for."""
+    for height, width in ((64, 64), (32, 64), (40, 40)):
+        with pytest.raises(GridError, match=rf"not {height}x{width}.*make it with img_size=\({height}, {width}\)"):
+            model(torch.randn(1, 3, height, width))
+    larger = create_model("swin_t_32", None, img_size=(32, 64)).eval()
+    larger.load_state_dict(model.state_dict())
+    assert torch.isfinite(larger(torch.randn(1, 3, 32, 64))).all()

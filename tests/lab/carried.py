@@ -6,14 +6,19 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from regard.core import DataError
+from regard.core import ConfigError, DataError, StoreError
 from regard.lab.results import Results
+
+SURROUNDINGS = {
+    "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),
+    "option": ConfigError("5 devices"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Small:
-    """action: "work", "fail" (an error), "die" (killed), "die once", "wait" (for a minute), "late" (soon) or
-    "hold" (the next number's lock, for a second and a half)."""
+    """action: "work", "fail" (an error), one of SURROUNDINGS, "die" (killed), "die once", "wait" (for a minute), "late"
+    (soon) or "hold" (the next number's lock, for a second and a half)."""
 
     number: int
     action: str = "work"
@@ -40,6 +45,8 @@ class Small:
     def _act(self, store: Results, attempt: int) -> None:
         if self.action == "fail":
             raise DataError("images are missing")
+        if self.action in SURROUNDINGS:
+            raise SURROUNDINGS[self.action]
         if self.action == "die" or (self.action == "die once" and attempt == 1):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.action == "hold":

@@ -266,9 +266,11 @@ def test_one_takes_a_dead_lock_away_while_the_other_waits(tmp_path: Path) -> Non
     folder = tmp_path / KEY
     dead_lock(folder)
     results._create(folder / "takeover", results._self())
+    os.utime(folder / "takeover", (1.0, 1.0))  # its process is only slow
     assert not results._take_away(folder)
     assert (folder / "lock").exists()
-    os.utime(folder / "takeover", (1.0, 1.0))  # its process is gone
+    (folder / "takeover").write_text((folder / "lock").read_text())  # of a process that is gone
+    os.utime(folder / "takeover", (1.0, 1.0))
     assert not results._take_away(folder)
     assert not (folder / "takeover").exists()
     assert results._take_away(folder)
@@ -301,6 +303,22 @@ def test_a_lock_that_was_taken_from_us_is_not_removed_by_us(tmp_path: Path) -> N
     with store.lock(KEY) as folder:
         (folder / "lock").write_text('{"host": "another", "pid": 1, "token": "x"}')
     assert json.loads((folder / "lock").read_text())["token"] == "x"
+
+
+def test_a_run_that_was_taken_over_is_not_written_any_more(tmp_path: Path) -> None:
+    """A process of another machine has taken the lock while this one was silent."""
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    folder, seen = store.folder(run.key), list[bytes]()
+
+    def report(progress: Any) -> None:
+        if progress.step == 8:
+            seen.append((folder / checkpoint.LAST).read_bytes())
+            (folder / "lock").write_text('{"host": "another", "pid": 1, "token": "x"}')
+
+    with pytest.raises(StoreError, match=r"process 1 on another has taken it over; repeat the command"):
+        run.execute(store, device="cpu", watch=Watch(report=report, save_steps=1))
+    assert (folder / checkpoint.LAST).read_bytes() == seen[0]
+    assert store.outcome(run.key) is None
 
 
 def test_a_lock_that_could_not_be_written_leaves_no_empty_lock(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The store: states, locks between real processes, and what becomes of them when a process dies."""
 
+import json
 import os
 import signal
 import subprocess
@@ -99,6 +100,38 @@ def test_a_silent_lock_of_another_machine_becomes_stale(tmp_path: Path) -> None:
     os.utime(lock, (old, old))
     with store.lock(KEY):
         assert store.status(KEY) == "running"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs the start times of /proc, which Linux has")
+def test_a_suspended_process_keeps_its_lock_until_it_is_gone(tmp_path: Path) -> None:
+    """Ctrl-Z stops the beat; the process is alive, and would go on to write."""
+    holder, store = child(HOLD, str(tmp_path), KEY), Results(tmp_path)
+    try:
+        assert said(holder) == "held"
+        holder.send_signal(signal.SIGSTOP)
+        os.utime(store.folder(KEY) / "lock", (1.0, 1.0))
+        assert store.status(KEY) == "running"
+        with pytest.raises(Busy, match=str(holder.pid)), store.lock(KEY):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+    with store.lock(KEY):
+        assert store.status(KEY) == "running"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs the start times of /proc, which Linux has")
+def test_a_number_that_another_process_got_holds_no_lock(tmp_path: Path) -> None:
+    store, lock = Results(tmp_path), Results(tmp_path).folder(KEY) / "lock"
+    lock.parent.mkdir()
+    own = results._self()
+    lock.write_text(json.dumps({**own, "begun": own["begun"] - 1}))
+    assert store.status(KEY) == "new"
+    del own["begun"]  # as locks were before they had it: the time of the lock counts
+    lock.write_text(json.dumps(own))
+    assert store.status(KEY) == "running"
+    os.utime(lock, (1.0, 1.0))
+    assert store.status(KEY) == "new"
 
 
 def test_a_lock_keeps_beating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

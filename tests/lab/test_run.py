@@ -1,6 +1,8 @@
 """Runs: keys, the loop, resuming, and what happens when something goes wrong."""
 
 import base64
+import csv
+import ctypes
 import dataclasses
 import os
 import signal
@@ -13,12 +15,16 @@ import torch
 from regard import Softmax
 from regard.core import ConfigError, StoreError
 from regard.lab import checkpoint
+from regard.lab.environment import PeakMemory, resolved
+from regard.lab.files import read_json, write_json
 from regard.lab.loop import groups
 from regard.lab.results import Results
 from regard.lab.run import Interrupted, Recipe, Run, Watch, copy_weights, read_run, trained
 from regard.mixers.spell import parse, spell
 from regard.tasks import TASKS, Classification
 from tiny_task import Tiny
+
+from .test_failures import in_child
 
 SHORT = Recipe(epochs=3, batch=32, augment="none")
 
@@ -102,7 +108,16 @@ def test_a_nan_loss_is_a_failed_outcome_with_its_step(tmp_path: Path) -> None:
     outcome = run.execute(Results(tmp_path), device="cpu")
     assert outcome["status"] == "failed"
     assert outcome["step"] >= 1
+    assert outcome["diverged"] is True
     assert f"at step {outcome['step']}" in outcome["error"]
+
+
+def test_a_test_loss_that_is_not_finite_is_a_failed_outcome(tmp_path: Path) -> None:
+    """One step: its training loss is that of the first weights, and only the evaluation sees what became of them."""
+    run = Run(task=Tiny(), recipe=Recipe(epochs=1, batch=128, augment="none", lr=1e30, warmup=0.0))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert (outcome["status"], outcome["diverged"], outcome["metrics"]) == ("failed", True, {})
+    assert outcome["error"].startswith("the test loss is nan at step 0; try a smaller lr")
 
 
 def test_accuracy_at_chance_is_called_diverged(tmp_path: Path) -> None:
@@ -157,6 +172,44 @@ def test_who_goes_on_in_another_way_is_told(
     outcome = run.execute(store, device="cpu")
     assert "began with compiled kernels False and goes on with True: bits will differ" in caplog.text
     assert outcome["environment"]["compiled kernels"] is True
+
+
+def test_the_device_that_was_used_is_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    with pytest.raises(Interrupted):
+        run.execute(store, watch=stop_at(4))
+    path = store.folder(run.key) / "run.json"
+    begun = read_json(path)
+    assert begun["device"] == resolved("auto") != "auto"
+    with pytest.raises(Interrupted):
+        run.execute(store, device=begun["device"], watch=stop_at(8))
+    assert "bits will differ" not in caplog.text
+    write_json(path, {**begun, "device": "auto"})  # as it was written before
+    run._remember(path.parent, "cpu", 1)
+    assert "bits will differ" not in caplog.text
+    write_json(path, {**begun, "device": "another"})
+    run._remember(path.parent, "cpu", 1)
+    assert "began with device another and goes on with cpu: bits will differ" in caplog.text
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs clear_refs, which Linux has")
+def test_peak_memory_is_that_of_one_run() -> None:
+    """What an earlier run had and gave back is not counted, even where the allocator keeps its pages."""
+
+    def work() -> str:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, as in workers
+        libc.mallopt(-1, 2**31 - 1)
+        found = []
+        for megabytes in (256, 1, 128):
+            peak = PeakMemory(torch.device("cpu"))
+            torch.ones(megabytes, 2**18).sum()
+            found.append(peak.bytes() or 0)
+        return " ".join(map(str, found))
+
+    large, small, middle = (int(number) / 2**20 for number in in_child(work).split())
+    assert large - small > 200
+    assert 100 < middle - small < 156
 
 
 def test_a_start_gives_its_weights(tmp_path: Path) -> None:
@@ -245,6 +298,33 @@ def test_vectors_and_positions_have_no_weight_decay() -> None:
     assert any(parameter is model.pos_embed for parameter in spared["params"])
 
 
+def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
+    """The same rates, losses and accuracies to the last bit; cut off in the middle, it goes on to the same end."""
+    whole, early = Run(task=Tiny(), recipe=SHORT), Run(task=Tiny(), recipe=dataclasses.replace(SHORT, stop_after=2))
+    one, two, cut = (Results(tmp_path / name) for name in ("one", "two", "cut"))
+    whole.execute(one, device="cpu")
+    assert early.execute(two, device="cpu")["status"] == "done"
+    curves = []
+    for store, run in ((one, whole), (two, early)):
+        with (store.folder(run.key) / "metrics.csv").open() as file:
+            curves.append([{**line, "seconds": ""} for line in csv.DictReader(file)])
+    assert [line["step"] for line in curves[1]] == ["4", "8"]
+    assert curves[0][:2] == curves[1]
+    with pytest.raises(Interrupted):
+        early.execute(cut, device="cpu", watch=stop_at(4))
+    early.execute(cut, device="cpu")
+    assert same(weights(cut, early), weights(two, early))
+    assert len({whole.key, early.key, Run(task=Tiny(), recipe=dataclasses.replace(SHORT, epochs=2)).key}) == 3
+
+
+def test_lr_stays_low_in_the_end() -> None:
+    recipe = Recipe(lr=1.0, warmup=0.1, floor=0.2, cooldown=0.25)
+    lrs = [recipe.lr_at(step, 100) for step in range(100)]
+    assert lrs[75:] == [pytest.approx(0.2)] * 25
+    assert lrs[74] > 0.2004
+    assert lrs[:75] == pytest.approx([Recipe(lr=1.0, warmup=10 / 75, floor=0.2).lr_at(step, 75) for step in range(75)])
+
+
 def test_lr_rises_and_falls() -> None:
     recipe = Recipe(lr=1.0, warmup=0.1, floor=0.2)
     lrs = [recipe.lr_at(step, 100) for step in range(101)]
@@ -255,7 +335,8 @@ def test_lr_rises_and_falls() -> None:
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize("field", [{"lr": 0.0}, {"epochs": 0}, {"precision": "bf16"}, {"warmup": 1.0}, {"clip": -1.0}])
+@pytest.mark.parametrize("field", [{"lr": 0.0}, {"epochs": 0}, {"precision": "bf16"}, {"warmup": 1.0}, {"clip": -1.0},
+                                   {"stop_after": 21}, {"erasing": 1.0}, {"cooldown": 0.9}])  # fmt: skip
 def test_impossible_recipes_are_refused(field: dict) -> None:
     with pytest.raises(ConfigError):
         Recipe(**field)

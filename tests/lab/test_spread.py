@@ -14,7 +14,7 @@ from regard.lab.progress import Event, Progress
 from regard.lab.results import Results
 from regard.lab.spread import Job, run_all
 
-from .carried import Small
+from .carried import SURROUNDINGS, Small
 
 HERE = Path(__file__).parents[1]
 
@@ -66,18 +66,31 @@ def test_states_and_events(tmp_path: Path, workers: int) -> None:
     events: list[Event] = []
     store = Results(tmp_path)
     counts = run_all(jobs_of(["work", "fail", "work"]), store, workers, Progress(events.append))
-    assert counts == {"done": 2, "failed": 1, "died": 0, "busy": 0}
+    assert counts == {"done": 2, "failed": 1, "stopped": 0, "died": 0, "busy": 0}
     assert store.outcome(Small(1).key)["error"] == "DataError: images are missing"  # type: ignore[index]
     assert store.outcome(Small(0).key)["row"] == "row 0"  # type: ignore[index]
     assert [event.kind for event in events if event.kind != "tick"].count("start") == 3
     assert events[-1].counts["waiting"] == 0
 
 
+@pytest.mark.parametrize("action", SURROUNDINGS)
+def test_an_error_of_the_surroundings_is_no_result(tmp_path: Path, action: str) -> None:
+    """The run is not failed for good: the same command carries it out when the error is gone."""
+    store, events = Results(tmp_path), list[Event]()
+    counts = run_all(jobs_of([action, "work"]), store, 0, Progress(events.append))
+    assert counts == {"done": 1, "failed": 0, "stopped": 1, "died": 0, "busy": 0}
+    assert [event.text for event in events if event.kind == "stopped"] == [
+        f"{type(SURROUNDINGS[action]).__name__}: {SURROUNDINGS[action]}"
+    ]
+    assert store.status(Small(0).key) == "begun"
+    assert run_all(jobs_of(["work"]), store, 0, Progress(events.append))["done"] == 1
+
+
 @pytest.mark.slow
 def test_a_killed_worker_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
     store = Results(tmp_path)
     counts = run_all(jobs_of(["die", "work", "die once", "work"]), store, 2, Progress(lambda event: None))
-    assert counts == {"done": 3, "failed": 0, "died": 1, "busy": 0}
+    assert counts == {"done": 3, "failed": 0, "stopped": 0, "died": 1, "busy": 0}
     assert store.status(Small(0).key) == "begun"  # resumable: no outcome, no living lock
     assert len((store.folder(Small(2).key) / "run.json").read_text().splitlines()) == 2
 
@@ -97,7 +110,7 @@ def test_a_run_held_elsewhere_is_busy(tmp_path: Path) -> None:
     store = Results(tmp_path)
     with store.lock(Small(0).key):
         counts = run_all(jobs_of(["work", "work"]), store, 0, Progress(lambda event: None))
-    assert counts == {"done": 1, "failed": 0, "died": 0, "busy": 1}
+    assert counts == {"done": 1, "failed": 0, "stopped": 0, "died": 0, "busy": 1}
 
 
 @pytest.mark.slow
@@ -105,7 +118,7 @@ def test_a_run_held_by_another_worker_is_asked_for_again(tmp_path: Path) -> None
     """As when a row is the start of another row, whose worker carries it out first."""
     events: list[Event] = []
     counts = run_all(jobs_of(["hold", "late", "work"]), Results(tmp_path), 2, Progress(events.append))
-    assert counts == {"done": 3, "failed": 0, "died": 0, "busy": 0}
+    assert counts == {"done": 3, "failed": 0, "stopped": 0, "died": 0, "busy": 0}
     assert [event.row for event in events if event.kind == "start"].count("row 1") > 1
     assert events[-1].counts["waiting"] == events[-1].counts["running"] == 0
 
@@ -116,7 +129,7 @@ def test_what_another_process_holds_to_the_end_is_busy(tmp_path: Path) -> None:
     store = Results(tmp_path)
     with store.lock(Small(0).key), store.lock(Small(2).key):
         counts = run_all(jobs_of(["work"] * 4), store, 2, Progress(events.append))
-    assert counts == {"done": 2, "failed": 0, "died": 0, "busy": 2}
+    assert counts == {"done": 2, "failed": 0, "stopped": 0, "died": 0, "busy": 2}
     assert events[-1].counts["waiting"] == events[-1].counts["running"] == 0
 
 

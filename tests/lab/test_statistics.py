@@ -102,6 +102,59 @@ def test_an_amount_counts_at_paper_scale_alone() -> None:
     assert judge(near(0.4, 0.3), by=0.8, scale="paper").word == "contradicted"
 
 
+def of_t(mean: float, half: float, degrees: int = 4) -> float:
+    """Two-sided p of a mean with a 95 % half-width, from scipy's own distribution."""
+    from scipy.stats import t
+
+    return 2 * float(t.sf(abs(mean) / (half / t.ppf(0.975, degrees)), degrees))
+
+
+def test_a_contradicted_equivalence_has_the_p_of_its_margin() -> None:
+    for mean in (5.0, -5.0):
+        found = judge(near(mean, 0.1), within=1.0)
+        assert found.word == "contradicted"
+        assert found.p == pytest.approx(of_t(4.0, 0.1), rel=1e-9)
+
+
+def test_a_supported_equivalence_has_the_p_of_its_nearer_margin() -> None:
+    for mean in (0.1, -0.1):
+        assert judge(near(mean, 0.5), within=1.0).p == pytest.approx(of_t(0.9, 0.5), rel=1e-9)
+    assert judge(near(1.3, 0.5), within=1.0).p == 1.0
+
+
+def test_an_amount_is_what_p_and_price_are_about() -> None:
+    close = judge(near(0.9, 0.05), by=0.84, scale="paper")
+    assert close.word == "supported"
+    assert close.p == pytest.approx(of_t(0.06, 0.05), rel=1e-9)
+    assert judge(near(0.9, 0.05), by=0.84, scale="desk").p == pytest.approx(of_t(0.9, 0.05), rel=1e-9)
+    undecided = judge(near(0.85, 0.3), by=0.8, scale="paper")
+    assert undecided.sentence.endswith("about 186 seeds would decide a difference of 0.05 from 0.8")
+    assert undecided.needed == seeds_needed(0.3 / 2.7764451 * 5**0.5, 0.05)
+
+
+def test_an_undecided_equivalence_says_on_which_side_it_would_end() -> None:
+    outside, inside = judge(near(1.3, 0.5), within=1.0), judge(near(-0.7, 0.5), within=1.0)
+    assert outside.sentence.endswith("about 17 seeds would bring the interval outside +-1")
+    assert inside.sentence.endswith("about 17 seeds would bring the interval inside +-1")
+
+
+def test_a_pooled_interval_brings_its_p_and_price() -> None:
+    alone = near(1.0, 2.0)
+    found = judge(alone, half=0.5, degrees=28)
+    assert (judge(alone).word, found.word) == ("undecided", "supported")
+    assert found.p == pytest.approx(of_t(1.0, 0.5, 28), rel=1e-9)
+    sd = 0.5 / 2.0484071 * 5**0.5
+    assert judge(near(0.4, 2.0), half=0.5, degrees=28).needed == seeds_needed(sd, 0.4, rows=8)
+
+
+@pytest.mark.parametrize("mean", [-1.6, -1.4, -0.6, -0.4, 0.0, 0.4, 0.6, 1.4, 1.6])
+def test_p_is_small_exactly_where_a_claim_is_decided(mean: float) -> None:
+    for options in ({"within": 1.0}, {"by": 0.0}, {"by": 0.8, "scale": "paper"}):
+        found = judge(near(mean, 0.5), **options)
+        assert found.p is not None
+        assert (found.p < 0.05) == (found.word != "undecided"), options
+
+
 def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == [True, False, False, True]  # 0.03 > 0.05 / 2 stops
 

@@ -5,15 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from regard.core import ConfigError
+from regard.core import ConfigError, StoreError
 from regard.lab.dryrun import compare, dry_run
+from regard.lab.files import write_json
+from regard.lab.progress import Event
 from regard.lab.recipe import Recipe
 from regard.lab.results import Results
+from regard.lab.snapshot import write_snapshot
 from regard.lab.study import Claim, Row, Setting, Study, run_study
-from regard.lab.table import Table, load_snapshot
+from regard.lab.table import Table, load_snapshot, snapshot_path
 from regard.mixers.softmax import Softmax
 from regard.studies import STUDIES, load_study
 from regard.tasks import Classification
+from tiny_task import Tiny
 
 TASK = Classification(
     host="vit_desk(size=12, patch=4, dim=16, depth=1, heads=2)", data="digits-canvas", size=(12, 12), limit=64
@@ -125,6 +129,38 @@ def test_failed_runs_are_repeated_only_with_retry(tmp_path: Path) -> None:
     store.finish(key, {"status": "failed", "error": "out of memory", "metrics": {}})
     assert run_study(STUDY, "smoke", store, workers=0, rows="softmax", seeds=1)["failed"] == 1
     assert run_study(STUDY, "smoke", store, workers=0, rows="softmax", seeds=1, retry=True)["done"] == 1
+
+
+def test_options_that_no_run_can_have_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="32 cannot be cut into 5 equal parts; use 4 devices"):
+        run_study(STUDY, "smoke", Results(tmp_path), workers=0, devices=5)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_no_row_is_repeated_by_the_same_options(tmp_path: Path) -> None:
+    """The start of a row failed: the row is not carried out, until --retry repeats both; --fresh begins both anew."""
+    hidden = Row("hidden", None, removed=True, recipe={"lr": 1e-3})
+    row = Row("tuned", None, removed=True, start=hidden)
+    setting = Setting(task=Tiny(limit=64), recipe=Recipe(epochs=1, batch=32, augment="none"), rows=(row,), seeds=1)
+    study, store = replace(STUDY, baseline="tuned", settings={"smoke": setting}), Results(tmp_path)
+    start = study.run("smoke", hidden, 0).key
+    store.finish(start, {"status": "failed", "error": "out of memory", "metrics": {}})
+    events: list[Event] = []
+    assert run_study(study, "smoke", store, workers=0, watch=events.append)["stopped"] == 1
+    assert events[-1].text == f"StoreError: run {start}, which this one needs, failed: out of memory"
+    assert run_study(study, "smoke", store, workers=0, retry=True)["done"] == 1
+    assert store.status(start) == "done"
+    (store.folder(start) / "mark").write_text("of the first time")
+    assert run_study(study, "smoke", store, workers=0, retry=True)["done"] == 1
+    assert (store.folder(start) / "mark").exists()
+    assert run_study(study, "smoke", store, workers=0, fresh=True)["done"] == 1
+    assert not (store.folder(start) / "mark").exists()
+
+
+def test_a_foreign_snapshot_is_named(tmp_path: Path) -> None:
+    write_json(snapshot_path(tmp_path, "tiny", "smoke"), [1])
+    with pytest.raises(StoreError, match="tiny-smoke.json is not a study's snapshot; delete it"):
+        write_snapshot(STUDY, "smoke", Results(tmp_path))
 
 
 def test_a_dry_run_gives_a_host_the_images_of_its_row_and_names_a_row_that_fails() -> None:

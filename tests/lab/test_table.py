@@ -14,7 +14,7 @@ from regard.core import ConfigError, StoreError
 from regard.lab.exchange import csv_text, evidence, import_runs, json_text, latex, markdown
 from regard.lab.files import read_json, write_json
 from regard.lab.results import Results
-from regard.lab.table import Table, right_bits
+from regard.lab.table import Table, right_bits, snapshot_path
 
 from .made import PILOT, key_of, make_store
 
@@ -66,12 +66,27 @@ def test_smoke_scale_prints_intervals_and_judges_nothing(tmp_path: Path) -> None
 
 def test_a_failed_run_is_said_and_left_out(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    store.finish(key_of(1, 2), {"status": "failed", "error": "loss is nan at step 7", "metrics": {"top1": None}})
+    store.finish(key_of(1, 2), {"status": "failed", "diverged": True, "error": "the loss is inf", "metrics": {}})
     table = load(tmp_path)
     line = table.line("SKA")
     assert (line.n, line.failed, line.diverged) == (2, 1, 1)
     assert "SKA: diverged 1/3" in table.warnings
     assert table.claims[0].verdict.word == "not judged"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "number"),
+    [
+        ({"diverged": True, "error": "the loss is inf at step 7"}, 1),
+        ({"step": 7, "error": "the loss is inf at step 7"}, 1),  # as outcomes were before they had the word
+        ({"error": "DataError: /data/finance/nan.jpg cannot be read"}, 0),
+    ],
+)
+def test_what_diverged_is_said_by_the_outcome_and_not_read_from_words(
+    tmp_path: Path, outcome: dict, number: int
+) -> None:
+    make_store(tmp_path).finish(key_of(1, 2), {"status": "failed", "metrics": {}, **outcome})
+    assert load(tmp_path).line("SKA").diverged == number
 
 
 def test_missing_runs_are_counted(tmp_path: Path) -> None:
@@ -84,6 +99,26 @@ def test_mixed_code_versions_are_said(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     store.finish(key_of(1, 0), {**(store.outcome(key_of(1, 0)) or {}), "code": "def"})
     assert any("code versions" in warning and "def" in warning for warning in load(tmp_path).warnings)
+
+
+@pytest.mark.parametrize(
+    ("field", "values", "said"),
+    [
+        ("processor", ("Xeon", "EPYC"), "machines: here with Xeon (14 runs), here with EPYC (1 runs)"),
+        ("threads", (2, 1), "numbers of threads: 2 (14 runs), 1 (1 runs)"),
+        ("compiled kernels", (False, True), "compiled kernels: False (14 runs), True (1 runs)"),
+        ("devices", (1, 2), "numbers of devices: 1 (14 runs), 2 (1 runs)"),
+        ("devices", (1, None), ""),
+    ],
+)
+def test_mixed_surroundings_are_said(tmp_path: Path, field: str, values: tuple, said: str) -> None:
+    store = make_store(tmp_path)
+    for run in store.outcomes():
+        surroundings = {**run["environment"], field: values[run["key"] == key_of(1, 0)]}
+        store.finish(run["key"], {**run, "environment": surroundings})
+    found = [warning for warning in load(tmp_path).warnings if "mixes" in warning]
+    assert len(found) == bool(said)
+    assert not said or found[0].endswith(said)
 
 
 def test_devices_are_never_mixed_in_an_interval(tmp_path: Path) -> None:
@@ -144,6 +179,38 @@ def test_import_adds_seeds_to_a_snapshot(tmp_path: Path) -> None:
     make_store(tmp_path / "there", {"softmax": [1.0, 2.0, 3.0], "SKA": [1.0, 2.0, 4.0]})
     import_runs(tmp_path / "there", Results(tmp_path / "here"))
     assert load(tmp_path / "here").line("SKA").n == 3
+
+
+@pytest.mark.parametrize("field", ["spelling", "host"])
+def test_import_leaves_another_mechanism_out(tmp_path: Path, field: str) -> None:
+    """A row of the same name that means something else does not change what is here."""
+    make_store(tmp_path / "here")
+    before = load(tmp_path / "here").line("SKA")
+    path = snapshot_path(tmp_path / "there", "pilot", "desk")
+    there = make_store(tmp_path / "there", {**PILOT, "SKA": [1.0, 1.0, 1.0, 1.0]})
+    value = read_json(path)
+    value["rows"][1][field] = "SKA(scale=1.0)"
+    for run in value["runs"]:
+        if run["row"] == "SKA":
+            outcome = there.outcome(run["key"]) or {}
+            run["key"] = f"f{run['key'][1:]}"
+            there.finish(run["key"], outcome)
+    write_json(path, value)
+    assert import_runs(tmp_path / "there", Results(tmp_path / "here"))["left out"] == 4
+    after = load(tmp_path / "here").line("SKA")
+    assert (after.mean, after.runs, after.n) == (before.mean, 3, 3)
+
+
+def test_import_leaves_a_seed_out_that_is_here(tmp_path: Path) -> None:
+    make_store(tmp_path / "here", {"softmax": [1.0, 2.0], "SKA": [1.0, 2.0]})
+    there = make_store(tmp_path / "there", {"softmax": [1.0, 2.0], "SKA": [1.0, 9.0]})
+    path = snapshot_path(tmp_path / "there", "pilot", "desk")
+    value = read_json(path)
+    value["runs"][3]["key"] = "f" * 12
+    write_json(path, value)
+    there.finish("f" * 12, there.outcome(key_of(1, 1)) or {})
+    assert import_runs(tmp_path / "there", Results(tmp_path / "here"))["left out"] == 1
+    assert load(tmp_path / "here").line("SKA").mean == 1.5
 
 
 def test_import_of_nothing_is_an_error(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_table_is_in_the_order_of_the_mechanisms() -> None:
     assert len(places) == len(EXTERNAL)
     assert places == sorted(places)
     assert [one.package for one in comparisons("Factors")] == ["torch", "transformers"]
-    assert comparisons("MiTA") == ()
+    assert comparisons("SKA") == ()
 
 
 def missing(name: str) -> External:

@@ -62,6 +62,22 @@ def test_class_and_register_tokens_are_not_pooled():
     assert torch.allclose(operator(other, k, v, grid=grid)[:, :, 1:25], out[:, :, 1:25], atol=1e-12)
 
 
+def test_official_pools_from_the_first_token_on():
+    """Section 2.10-2: the published layer without biases takes the class token for a pixel and drops the last patch."""
+    grid = Grid(4, 6, 1)
+    q, k, v, _ = tensors(25, 25)
+    paper, official = (Agent(m=(2, 3), preset=p).operator(Site(16, 2, grid)) for p in ("paper", "official"))
+    image = q[:, :, :-1].unflatten(2, (4, 6)).flatten(0, 1).permute(0, 3, 1, 2)
+    pooled = F.adaptive_avg_pool2d(image, (2, 3)).flatten(2).mT.unflatten(0, (3, 2))
+    assert torch.allclose(official(q, k, v, grid=grid), agent(q, k, v, pooled), atol=1e-12)
+    assert (paper(q, k, v, grid=grid) - official(q, k, v, grid=grid)).abs().max() > 1e-3
+    keep = torch.rand(3, 25) > 0.4
+    masked = [f(q, k, v, grid=grid, mask=Mask(keep=keep)) for f in (official.forward, official.reference)]
+    assert torch.allclose(*masked, atol=1e-12)
+    site = Site(192, 3, Grid(14, 14, 1))
+    assert Agent(preset="official").cost(site) == Agent().cost(site)
+
+
 def test_bias_of_each_landmark_and_cell():
     """Resized table + rows + columns; the places of extra tokens; a rectangular grid that is not 7 x 7."""
     grid = Grid(4, 9, 1, 2)
@@ -157,11 +173,15 @@ def test_refusals():
         Agent(m=17).operator(site)
     with pytest.raises(ConfigError, match="m is at least 1"):
         Agent(m=(0, 2))
+    with pytest.raises(ConfigError, match='bias=True needs preset="paper"'):
+        Agent(bias=True, preset="official")
 
 
 @pytest.mark.untyped
 def test_wrong_calls_say_what_was_expected():
     q, k, v, landmarks = tensors()
+    with pytest.raises(ConfigError, match="no preset='code': preset is paper or official"):
+        Agent(preset="code")
     with pytest.raises(ShapeError, match="landmarks have width 7, q has 8"):
         agent(q, k, v, landmarks[..., 1:])
     with pytest.raises(ShapeError, match=r"read_bias has shape \(2, 4, 13\); expected \(2, 13, 4\)"):

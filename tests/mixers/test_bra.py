@@ -54,6 +54,21 @@ def test_routing_by_hand_on_a_rectangular_grid() -> None:
             assert set(plan[b, r].tolist()) == set(scores[r].topk(2).indices.tolist())
 
 
+def test_regions_with_equal_scores_are_distinct_and_serve_both_forms() -> None:
+    """Which of equal regions are taken is open, not that a query reads exactly `top` of them, each once."""
+    grid = Grid(4, 6)
+    q, k, v = (x.detach() for x in draw(grid))
+    k = k[:, :, :1].expand_as(k)  # every region scores the same
+    plan = bra_plan(q, k, grid, (2, 3), 4)
+    assert all(len(set(row)) == 4 and set(row) <= set(range(6)) for row in plan.regions.flatten(0, 1).tolist())
+    fast, plain = (form(q, k, v, grid, (2, 3), 4, plan=plan) for form in (bra, bra_reference))
+    assert gap(fast, plain) < 1e-12
+    means = v.unflatten(2, (2, 2, 3, 2)).mean((3, 5)).flatten(2, 3)  # (B, H, 6, e): of the regions
+    wanted = torch.stack([means[image][:, rows].mean(2) for image, rows in enumerate(plan.regions)])
+    assert gap(fast.unflatten(2, (2, 2, 3, 2))[:, :, :, 0, :, 0].flatten(2, 3), wanted) < 1e-12
+    assert bra(q, k, v, grid, (2, 3), 4).isfinite().all()
+
+
 def test_a_bright_cell_is_seen_from_where_its_region_is_chosen() -> None:
     """Region 1 of 2x3 on 4x6 cells (rows 0-1, columns 2-3) attends to region 5 (rows 2-3, columns 4-5)."""
     grid = Grid(4, 6, 1)

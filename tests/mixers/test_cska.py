@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.cska import CSKA, cska, cska_reference
-from regard.mixers.cska_forms import CONV_CELLS, choose
+from regard.mixers.cska_forms import CONV_CELLS, LEAN_LOGITS, choose
 from regard.mixers.ska import SKA, ska
 from regard.mixers.softmax import Softmax
 from regard.mixers.spell import parse, spell
-from regard.mixers.static import calibrate, freeze_keys, resample
+from regard.mixers.static import ACTIVATIONS, calibrate, freeze_keys
+from regard.mixers.static_grids import resample
 
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))
 EVERY = (
@@ -69,6 +72,33 @@ def test_every_path_equals_the_reference(path, grid, m, kernel):
             made = cska(q, weight, bias, v, grid, mask=mask, path=path, **options)
             assert torch.allclose(made, expected, atol=1e-12)
     assert torch.allclose(cska(q, weight, None, v, grid, path=path), cska_reference(q, weight, None, v, grid))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_every_activation_on_every_path_equals_the_reference(activation, path):
+    """In value and gradient; a bias of -inf is a forbidden key as well."""
+    grid = Grid(26, 10)
+    values = [x.requires_grad_() for x in tensors(grid, 5)]
+    rows = torch.randn(2, grid.cells, 5, dtype=F64)
+    rows[:, ::7, 2] = -torch.inf
+    keep = torch.rand(3, 5) > 0.3
+    keep[1] = False
+    for mask in (None, Mask(keep=keep), Mask(bias=rows), Mask(keep=keep, bias=rows)):
+        made, expected = (
+            run(*values, grid, mask=mask, path=path, activation=activation) for run in (cska, cska_reference)
+        )
+        assert torch.allclose(made, expected, atol=1e-12)
+        gradients = (torch.autograd.grad(out.square().sum(), values) for out in (made, expected))
+        for one, other in zip(*gradients, strict=True):
+            assert torch.allclose(one, other, atol=1e-9)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_c1_kernel_1_is_ska_for_every_activation(activation):
+    q, weight, _, v = tensors(kernel=1)
+    out = cska(q, weight, None, v, Grid(3, 5), activation=activation)
+    assert torch.allclose(out, ska(q, weight.view(2, 15, 4), v, activation=activation), atol=1e-12)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -217,6 +247,63 @@ def test_parameters_and_macs_are_those_of_the_formula(config, grid):
     assert sum(p.numel() for p in config.operator(site).parameters()) == params
 
 
+@pytest.mark.parametrize("activation", ["relu", "none"])
+@pytest.mark.parametrize("config", EVERY, ids=spell)
+def test_a_layer_with_another_activation(config, activation):
+    """Equals its plain form, also divided by the number of keys, in windows and hidden; its cost is exact."""
+    home = Grid(3, 5, 1, 1)
+    config = replace(config, activation=activation, normalise="1/N", resize="window")
+    layer = mixer(config, home)
+    for grid in (home, Grid(4, 9, 1, 1)):
+        x, keep = torch.randn(2, grid.tokens, 16, dtype=F64), torch.rand(2, grid.tokens) > 0.3
+        for mask in (None, Mask(keep=keep)):
+            assert torch.allclose(layer(x, grid, mask), layer.reference(x, grid, mask), atol=1e-12)
+    whole = mixer(replace(config, normalise="none"), home)
+    whole.load_state_dict(layer.state_dict())
+    q, v = torch.randn(2, 2, 17, 8, dtype=F64), torch.randn(2, 2, 17, 8, dtype=F64)
+    out = layer.operator(q, None, v, grid=home)
+    assert torch.allclose(17 * out, whole.operator(q, None, v, grid=home), atol=1e-12)
+    for grid in (Grid(3, 5), home):
+        site = Site(dim=18, heads=2, width=8, grid=grid)
+        layer = config.build(site)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            layer(torch.randn(1, grid.tokens, 18), grid)
+        assert config.cost(site).flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("reading", ["logits", "key"])
+def test_heads_are_groups_and_have_the_width_of_the_hosts(reading):
+    config, site = CSKA(heads=5, reading=reading), Site(dim=16, heads=2, grid=Grid(3, 5, 1))
+    layer = config.build(site)
+    assert layer.operator.weight.shape == ((75, 8, 3, 3) if reading == "logits" else (40, 8, 3, 3))
+    assert layer.site.heads == 5
+    assert layer(torch.randn(2, 16, 16), site.grid).shape == (2, 16, 16)
+    assert config.cost(site).params == sum(p.numel() for p in layer.parameters())
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        layer(torch.randn(1, 16, 16), site.grid)
+    assert config.cost(site).flops == counter.get_total_flops()
+    assert parse(spell(config)) == config
+
+
+EMPTY = (*EVERY, *(CSKA(path=path) for path in PATHS), CSKA(reading="key"), CSKA(activation="gelu"), SKA())
+
+
+@pytest.mark.parametrize("config", EMPTY, ids=spell)
+def test_an_empty_batch_goes_forward_and_back(config):
+    home = Grid(3, 5, 1)
+    grids = [home, Grid(11, 13, 1)] if config.resize == "interpolate" else [home]
+    windows = [] if config == CSKA(reading="key") else [replace(config, resize="window")]
+    for made in (config, *windows):
+        layer = made.build(Site(dim=16, heads=2, grid=home))
+        for grid in grids:
+            for run in (layer, layer.reference):
+                x = torch.randn(0, grid.tokens, 16, requires_grad=True)
+                out = run(x, grid)
+                assert out.shape == (0, grid.tokens, 16)
+                out.sum().backward()
+                assert x.grad.shape == x.shape
+
+
 def test_keys_stand_in_token_order():
     """With v one-hot per token and a key that is strong for every query, the output names that key's token."""
     grid = Grid(3, 5, 1, 2)
@@ -342,13 +429,14 @@ def test_lean_holds_less_than_0_6_of_the_convolution_at_28x28():
     assert peaks["lean", True] <= 0.6 * peaks["conv", True], peaks
 
 
-def test_auto_takes_the_convolution_on_small_maps_and_strips_without_gradients():
-    q, weight, _, v = tensors(Grid(8, 8))
-    assert q.shape[2] <= CONV_CELLS
-    assert choose(q, weight, v) == "conv"
-    q, weight, _, v = tensors(Grid(14, 14))
-    assert choose(q, weight, v) == "lean"
-    assert choose(q.requires_grad_(), weight, v) == "patches"
+@pytest.mark.parametrize("trained", [False, True])
+def test_auto_takes_the_convolution_on_small_maps_and_strips_where_logits_are_many(trained):
+    """As the table of benchmarks/README.md has it: patches are faster than strips, with gradients and without."""
+    for cells, batch, path in ((CONV_CELLS, 10**6, "conv"), (196, 100, "patches"), (784, 13, "patches")):
+        q = torch.empty(batch, 2, cells, 4, device="meta", requires_grad=trained)
+        assert choose(q, q) == path
+    q = torch.empty(LEAN_LOGITS // (2 * 784**2) + 1, 2, 784, 4, device="meta", requires_grad=trained)
+    assert choose(q, q) == "lean"
 
 
 def test_cross_attention_frees_the_grid_of_the_queries():
@@ -487,6 +575,8 @@ def test_wrong_calls_say_what_was_expected():
         cska(q, weight, bias, v, Grid(3, 4))
     with pytest.raises(ConfigError, match="lean"):
         cska(q, weight, bias, v, grid, path="leen")
+    with pytest.raises(ConfigError, match="gelu"):
+        cska(q, weight, bias, v, grid, activation="gellu")
     for wrong in ({"kernel": 2}, {"rows": "x"}, {"cols": "x"}, {"resize": "x"}, {"factorised": True, "cols": "conv"}):
         with pytest.raises(ConfigError):
             CSKA(**wrong)

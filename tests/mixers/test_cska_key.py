@@ -209,6 +209,7 @@ def test_wrong_options_are_refused():
         ({"reading": "key", "factorised": True}, "has no factorised"),
         ({"reading": "key", "rows": "centre", "resize": "window"}, "has no rows, resize"),
         ({"reading": "key", "init": "calibrate"}, "has no init='calibrate'"),
+        ({"reading": "key", "activation": "relu"}, "has no activation"),
     ):
         with pytest.raises(ConfigError, match=said):
             CSKA(**options)

@@ -25,6 +25,33 @@ def test_sampling_agrees_with_hats_within_and_beyond_the_map(sides: tuple[int, i
     assert gap(sample_points(x, inside)[..., 0], x[:, :, -1, 0]) < 1e-12
 
 
+def test_a_point_that_is_nan_gives_nan_and_the_others_their_values() -> None:
+    """grid_sample itself reads and writes outside the map there, which ends the process in backward."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 4, 6, dtype=torch.float64, requires_grad=True)
+    places = [[torch.nan, 1.0], [1.0, torch.nan], [torch.inf, 2.0], [-torch.inf, 2.0], [1.5, 2.5]]
+    points = torch.tensor([places], dtype=torch.float64, requires_grad=True)
+    fast, plain = sample_points(x, points), sample_points_reference(x, points)
+    assert fast[..., :2].isnan().all()
+    assert plain[..., :2].isnan().all()
+    assert gap(fast[..., 2:], plain[..., 2:]) < 1e-12
+    assert all(one.isfinite().all() for one in torch.autograd.grad(fast[..., 2:].sum(), (x, points)))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_input_that_is_not_finite_spoils_its_own_image_only(value: float) -> None:
+    torch.manual_seed(0)
+    grid = Grid(4, 6, 1)
+    layer = DAT(stride=2, kernel=3).build(Site(16, 2, grid))
+    x = torch.randn(2, 25, 16)
+    clean = layer(x, grid)[1].detach()
+    x[0, 7, 3] = value
+    out = layer(x.requires_grad_(), grid)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(out[1], clean)
+    assert [bool(image.isfinite().all()) for image in (*out, *gradient)] == [False, True] * 2
+
+
 def test_points_start_in_the_middle_of_their_patches() -> None:
     """Facts 0.9, 4.18: at half-pixel centres, in (y, x); the published ones lie half a cell beside and outside."""
     grid = Grid(6, 8, 1)

@@ -99,18 +99,23 @@ def test_spatial_3_3_on_a_line_it_is_the_published_unfolded_form(kernel, causal)
     assert torch.allclose(layer(x, grid), layer.leave(mixed).transpose(0, 1), rtol=0, atol=1e-12)
 
 
-def test_spatial_3_3_on_a_line_it_is_the_published_band_matrix():
-    """The other path of fairseq's code: kernels written into a band of a (T, T + K - 1) matrix, then one product."""
-    grid, kernel = Grid.sequence(7), 3
-    layer = layer_of(DynamicConv(axes=1, kernel=kernel, groups=2), grid)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_spatial_3_3_on_a_line_it_is_the_published_band_matrix(kernel, causal):
+    """The other path of fairseq's code: kernels written into a band of a (T, T + K - 1) matrix, then one product.
+
+    Padding K // 2 in encoders, K - 1 in decoders: the columns of the band that are cut off on the left.
+    """
+    grid, left = Grid.sequence(7), kernel - 1 if causal else kernel // 2
+    layer = layer_of(DynamicConv(axes=1, kernel=kernel, groups=2, causal=causal), grid)
     x = torch.randn(2, 7, 8, dtype=torch.float64)
     h = gated(layer, x)
     weight = layer.kernels(h).view(2, 7, 2, kernel).softmax(-1).transpose(1, 2)  # (B, H, T, K)
-    band = torch.zeros(2, 2, 7, 9, dtype=torch.float64)
+    band = torch.zeros(2, 2, 7, 7 + kernel - 1, dtype=torch.float64)
     for t in range(7):
         band[:, :, t, t : t + kernel] = weight[:, :, t]
     values = h.view(2, 7, 2, 4).transpose(1, 2)
-    mixed = (band[..., 1:8] @ values).transpose(1, 2).flatten(2)
+    mixed = (band[..., left : left + 7] @ values).transpose(1, 2).flatten(2)
     assert torch.allclose(layer(x, grid), layer.leave(mixed), rtol=0, atol=1e-12)
 
 

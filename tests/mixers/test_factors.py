@@ -326,7 +326,7 @@ def test_parameters_and_executed_macs(terms):
     from torch.utils.flop_counter import FlopCounterMode
 
     for grid, options in itertools.product(
-        (Grid(5, 7, 2), Grid(24, 18)),
+        (Grid(5, 7, 2), Grid(24, 18, 1)),
         ({}, {"window": 3}, {"stride": 2}, {"backend": "separable"}, {"backend": "compressed"}),
     ):
         site = Site(32, 4, grid, qkv_bias=False)
@@ -383,6 +383,27 @@ def test_macs_of_the_paper_in_windows(window, published):
     assert total == pytest.approx(published, abs=0.1)
 
 
+def test_macs_of_the_paper_on_a_line():
+    """N = M = C = 64 on one axis, by hand: displacements, the window's keys along it, and never its square."""
+    site = Site(64, 8, Grid.sequence(64), qkv_bias=False)
+    positions = 64 * 64
+    by_hand = {0: (127 * positions, 64), 7: (7 * positions, 7), 31: (31 * positions, 31)}
+    for window, (table, seen) in by_hand.items():
+        each = 64 * seen * 64
+        for terms, products in (("1111", 2), ("0100", 2), ("0011", 1)):
+            macs = Factors(terms, axes=1, window=window).operator_cost(site, "paper").macs
+            assert macs == table + products * each, (terms, window)
+
+
+@pytest.mark.parametrize("grid", [Grid(8, 8), Grid(5, 9, 2)], ids=str)
+@pytest.mark.parametrize("terms", TERMS)
+def test_macs_of_the_paper_know_no_more_keys_than_the_map_has(terms, grid):
+    site = Site(64, 8, grid, qkv_bias=False)
+    macs = {w: Factors(terms, window=w).operator_cost(site, "paper").macs for w in (0, 1, 3, 7, 13, 17, 31)}
+    assert macs[17] == macs[31] == macs[0]
+    assert macs[1] <= macs[3] <= macs[7] <= macs[13] <= macs[0]
+
+
 def test_card_and_uses_follow_the_terms():
     assert [Factors(terms).uses for terms in ("0000", "0001", "0010", "0100", "1000")] == ["v", "v", "kv", "qv", "qkv"]
     assert not Factors("1010").card.relative_position
@@ -431,6 +452,50 @@ def test_positions_ignore_autocast(terms):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(operator.tables(grid, grid)[0], tables[0])
         assert torch.equal(operator(q, k, v, grid=grid), expected)
+
+
+RANKS = {14: 12, 25: 16, 42: 22, 50: 24, 64: 28, 84: 32, 97: 35, 128: 40}
+
+
+@pytest.mark.parametrize(("side", "rank"), RANKS.items())
+def test_spatial_2_3_ranks_of_the_sinusoids(side, rank):
+    """P = 256 (128 an axis) at 1e-6; a square map has twice as many features: 24, 32, 48, 56 for 14, 25, 50, 64."""
+    assert sinusoid_basis(side, 128, 1000.0, tolerance=1e-6).shape == (side, rank)
+
+
+@pytest.mark.parametrize("terms", ["0110", "1111", "0011"])
+def test_function_transforms_take_a_form_that_never_underflows(terms):
+    """Above 400 cells with E2 and E3 the eager form looks at its denominators, which vmap does not allow."""
+    grid = Grid(21, 20)
+    assert grid.cells > COMPRESSED_CELLS
+    torch.manual_seed(0)
+    layer = Factors(terms).build(Site(8, 2, grid, qkv_bias=False)).double()
+    x = torch.randn(2, grid.tokens, 8, dtype=torch.float64)
+    one = lambda p, y: torch.func.functional_call(layer, p, (y[None], grid)).square().sum()  # noqa: E731
+    weights = dict(layer.named_parameters())
+    mapped = torch.func.vmap(lambda y: layer(y[None], grid)[0])(x)
+    assert torch.allclose(mapped, layer(x, grid), rtol=0, atol=1e-12)
+    each = torch.func.vmap(torch.func.grad(one), (None, 0))(weights, x)
+    for i in range(2):
+        wanted = torch.autograd.grad(one(weights, x[i]), list(weights.values()))
+        for name, grad in zip(weights, wanted, strict=True):
+            assert torch.allclose(each[name][i], grad, rtol=1e-9, atol=1e-9), name
+
+
+def test_sign_and_scale_of_positions_are_options():
+    """mmcv's conventions by hand, on the paper's base; the presets are spelled as before."""
+    grid = Grid(4, 6)
+    made = [
+        Factors("0100", **options).build(Site(16, 2, grid)).double().operator
+        for options in ({}, {"sign": -1, "position_scale": 0.5}, {"sign": 1, "preset": "transformer_xl"})
+    ]
+    plain, turned, forward = made
+    turned.load_state_dict(plain.state_dict())
+    for here, there in zip(plain.tables(grid, grid), turned.tables(grid, grid), strict=True):
+        assert torch.allclose(there, here.flip(1) / 2, rtol=0, atol=1e-12)
+    assert (forward.sign, forward.factor, forward.base) == (1, 1.0, 10000.0)
+    assert spell(Factors("0100", preset="mmcv")) == spell(parse("Factors('0100', preset='mmcv')"))
+    assert parse(spell(Factors(sign=-1, position_scale=0.5))) == Factors(sign=-1, position_scale=0.5)
 
 
 def test_parameters_are_drawn_again():
@@ -619,9 +684,11 @@ def test_compiles_without_breaks(terms, options):
 
 @pytest.mark.untyped
 def test_wrong_use_is_said():
-    for bad in ("111", "1121", "", 1111):
+    for bad in ("111", "1121", ""):
         with pytest.raises(ConfigError, match="four of 0/1"):
             Factors(bad)
+    with pytest.raises(ConfigError, match="terms"):
+        Factors(1111)
     with pytest.raises(ConfigError, match="window"):
         Factors(window=4)
     with pytest.raises(ConfigError, match="window"):
@@ -632,6 +699,8 @@ def test_wrong_use_is_said():
         Factors(preset="mmvc")
     with pytest.raises(ConfigError, match="multiple of 4"):
         Factors("0100").build(Site(6, 2, Grid(3, 3)))
+    with pytest.raises(ConfigError, match="position_scale"):
+        Factors("0100", position_scale=-1.0)
     with pytest.raises(ConfigError, match="positions=7"):
         Factors("0100", positions=7)
     with pytest.raises(ConfigError, match="dim 10 is not a multiple of 4 heads"):

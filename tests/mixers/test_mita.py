@@ -1,6 +1,7 @@
 """MiTA: its executions against the plain form, and what its equations imply in degenerate cases."""
 
 import math
+import warnings
 from dataclasses import replace
 from itertools import product
 
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from operators import check_heads_apart, check_transforms
 from regard import ConfigError, Grid, Mask, MiTA, Site, parse, spell
 from regard.core import GridError, ShapeError, UnsupportedError
 from regard.mixers.mita_plan import MitaPlan, block_size, largest, lay_out
@@ -78,6 +80,10 @@ def test_blocks_hold_every_pair_once_with_its_expert(bounded: bool) -> None:
     assert torch.equal(blocks.expert[blocks.slot // 8], own)
     assert int(blocks.real.sum()) == own.numel()
     assert blocks.source.numel() == 8 * blocks.expert.numel()
+    owner, expert = own[blocks.source].view(-1, 8), blocks.expert[:, None].expand(-1, 8)
+    filled = blocks.real.view(-1, 8).any(-1)
+    assert torch.equal(owner[filled], expert[filled])  # rows without a pair too
+    assert torch.equal(owner // 5, expert // 5)  # and a block without any takes its rows from its own head
     if not bounded:
         assert blocks.expert.numel() == sum(-(-int(n) // 8) for n in own.bincount())
 
@@ -131,14 +137,15 @@ def test_more_landmarks_do_not_lead_to_softmax_even_with_all_keys() -> None:
     assert gaps[2] > 0.02
 
 
-def test_branches_merge_by_their_log_sums() -> None:
+@pytest.mark.parametrize("experts", [1, 2, 3])
+def test_branches_merge_by_their_log_sums(experts: int) -> None:
     grid = Grid(7, 8)
     q, k, v = draw(grid)
     landmarks = pool_landmarks(q, grid, 6)
-    plan = mita_plan(q, k, landmarks, 9, experts=2)
+    plan = mita_plan(q, k, landmarks, 9, experts=experts)
     scale = 8**-0.5
     parts = [(q @ landmarks.mT * scale, softmax_reference(landmarks, k, v)[:, :, None].expand(-1, -1, 56, -1, -1))]
-    for choice in range(2):
+    for choice in range(experts):
         ids = plan.keys.gather(2, plan.experts[..., choice, None].expand(-1, -1, -1, 9))  # (B, H, N, top)
         own = [
             x[:, :, None].expand(-1, -1, 56, -1, -1).gather(3, ids[..., None].expand(-1, -1, -1, -1, 8)) for x in (k, v)
@@ -151,7 +158,8 @@ def test_branches_merge_by_their_log_sums() -> None:
         one = (logits.softmax(-1)[..., None, :] @ values)[..., 0, :]
         out = (total - new).exp()[..., None] * out + (lse - new).exp()[..., None] * one
         total = new
-    assert gap(mita(q, k, v, landmarks, 9, experts=2), out) < 1e-12
+    for form in FORMS:
+        assert gap(mita(q, k, v, landmarks, 9, experts=experts, execution=form), out) < 1e-12
 
 
 @pytest.mark.parametrize("form", FORMS[3:])
@@ -217,16 +225,14 @@ def test_ties_keep_exactly_k_keys(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["auto", *FORMS])
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_stays_in_its_head(form: str, value: float) -> None:
-    q, k, v = (x.detach() for x in draw(Grid(4, 6)))
-    landmarks = pool_landmarks(q, Grid(4, 6), 6)
-    clean = mita(q, k, v, landmarks, 5)
-    k[1, 0, 7, 3] = value
-    out = mita(q, k, v, landmarks, 5, execution=form)
-    assert not out[1, 0].isfinite().all()
-    out[1, 0] = clean[1, 0]
-    assert gap(out, clean) < 1e-12
+@pytest.mark.parametrize("experts", [1, 2])
+def test_what_is_not_finite_stays_in_its_head(form: str, experts: int) -> None:
+    grid = Grid(4, 6)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mita(q, k, v, pool_landmarks(q, grid, 6), 5, experts=experts, execution=form)
+
+    check_heads_apart(run, draw(grid))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -314,11 +320,21 @@ def test_one_landmark_compressed_gives_all_queries_the_mean_querys_output() -> N
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_constant_values_stay_and_orders_do_not_matter(form: str) -> None:
+@pytest.mark.parametrize("branches", ["both", "route", "compress"])
+def test_constant_values_stay(form: str, branches: str) -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    same = v[:, :, :1].expand_as(v)
+    for m, top, experts in product((1, 4, 6), (1, 5, 25), (1, 2, 3)):
+        if experts <= m:
+            options = {"experts": experts, "branches": branches, "execution": form}
+            assert gap(mita(q, k, same, pool_landmarks(q, grid, m), top, **options), same) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_orders_do_not_matter(form: str) -> None:
     q, k, v = draw(Grid(4, 6, 1))
     landmarks = pool_landmarks(q, Grid(4, 6, 1), 6)
-    ones = mita(q, k, torch.ones_like(v), landmarks, 5, experts=2, execution=form)
-    assert gap(ones, torch.ones_like(ones)) < 1e-12
     out = mita(q, k, v, landmarks, 5, experts=2, execution=form)
     order = torch.randperm(25)
     assert gap(mita(q, k[:, :, order], v[:, :, order], landmarks, 5, experts=2, execution=form), out) < 1e-12
@@ -390,6 +406,60 @@ def test_with_everything_hidden_the_output_and_gradients_are_zero() -> None:
 
 
 # Gradients, precision, compilation, cost
+
+
+def published(q: Tensor, k: Tensor, v: Tensor, rows: int, top: int) -> Tensor:
+    """The published layer between its projections: the first token is the first pixel, landmark keys scaled twice."""
+    b, h, n, d = q.shape
+    image = q[:, :, :-1].flatten(0, 1).mT.unflatten(-1, (math.isqrt(n - 1), -1))
+    pooled = F.adaptive_avg_pool2d(image, rows).flatten(-2).mT.unflatten(0, (b, h))
+    scores = pooled @ k.mT
+    own = (q @ pooled.mT).argmax(-1, keepdim=True).expand(-1, -1, -1, top)
+    ids = scores.topk(top).indices.gather(2, own)[..., None].expand(-1, -1, -1, -1, d)
+    keys, values = (x[:, :, None].expand(-1, -1, n, -1, -1).gather(3, ids) for x in (k, v))
+    logits = torch.cat([q @ (pooled * d**-0.5).mT, (keys @ q[..., None])[..., 0]], -1) * d**-0.5
+    to_landmarks, to_keys = logits.softmax(-1).split([rows**2, top], -1)
+    return to_landmarks @ ((scores * d**-0.5).softmax(-1) @ v) + (to_keys[..., None, :] @ values)[..., 0, :]
+
+
+@pytest.mark.parametrize("form", ["auto", *FORMS])
+def test_the_official_preset_is_the_published_layer_with_its_gradients(form: str) -> None:
+    grid = Grid(6, 6, 1)
+    q, k, v = draw(grid)
+    for rows, top in ((3, 7), (4, 5)):  # windows side by side, and windows that overlap
+        operator = MiTA(m=rows**2, k=top, preset="official").operator(Site(16, 2, grid))
+        operator.execution = form
+        out, expected = operator(q, k, v, grid=grid), published(q, k, v, rows, top)
+        assert gap(out, expected) < 1e-12
+        assert gap(mita(q, k, v, pool_landmarks(q, grid, (rows, rows)), top), expected) > 1e-2
+        ahead = torch.randn_like(out)
+        grads = (torch.autograd.grad(x, (q, k, v), ahead, retain_graph=True) for x in (out, expected))
+        assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-11
+
+
+@pytest.mark.parametrize("form", ["auto", *TRACED])
+@pytest.mark.parametrize("experts", [1, 2])
+def test_function_transforms(form: str, experts: int) -> None:
+    grid = Grid(12, 14, 1)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mita(q, k, v, pool_landmarks(q, grid, 12), 9, experts=experts, execution=form)
+
+    check_transforms(run, draw(grid))
+
+
+def test_gradients_of_a_layer_for_every_image() -> None:
+    grid = Grid(12, 14, 1)
+    layer = MiTA(m=12, k=9).build(Site(16, 2, grid)).double()
+    x, own = torch.randn(3, 169, 16, dtype=torch.float64), dict(layer.named_parameters())
+    loss = layer(x, grid).square().sum()
+    wanted = torch.autograd.grad(loss, list(own.values()))
+
+    def of_one(own: dict[str, Tensor], image: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, own, (image[None], grid)).square().sum()
+
+    made = torch.vmap(torch.func.grad(of_one), (None, 0))({name: x.detach() for name, x in own.items()}, x)
+    assert max(gap(one.sum(0), other) for one, other in zip(made.values(), wanted, strict=True)) < 1e-10
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -569,6 +639,28 @@ def test_queries_of_another_input() -> None:
 def test_impossible_numbers_are_refused_when_built(error: type, words: str, run: object) -> None:
     with pytest.raises(error, match=words):
         run()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("form", ["auto", "native", *FORMS])
+def test_a_plan_beyond_the_keys_or_landmarks_is_refused(form: str) -> None:
+    """Of the first head alone: a flat index would read the next one's."""
+    q, k, v = (x.detach() for x in draw(Grid(4, 6)))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    for label, change in (("keys", 20), ("keys", -24), ("experts", 4), ("experts", -1)):
+        plan = mita_plan(q, k, landmarks, 5)
+        getattr(plan, label)[0, 0] += change
+        with pytest.raises(ShapeError, match=f"plan.{label} has indices from .*; expected 0 to"):
+            mita(q, k, v, landmarks, 5, plan=plan, execution=form)
+
+
+def test_strips_are_warned_of_unless_a_pair_asks_for_them() -> None:
+    with pytest.warns(UserWarning, match=r"7x1 landmarks, averages over strips of 2 x 14 cells"):
+        MiTA(m=7, k=5).build(Site(16, 2, Grid(14, 14)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for m, grid in (((7, 1), Grid(14, 14)), (2, Grid(14, 14)), (25, Grid(14, 14)), (7, Grid(1, 21))):
+            MiTA(m=m, k=5).build(Site(16, 2, grid))
+        MiTA(m=7, k=5, landmarks="avg1d").build(Site(16, 2, Grid(14, 14)))
 
 
 def test_operators_refuse_what_does_not_fit() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from compiler import needs_compiler
+from operators import check_heads_apart
 from regard import Grid, Mask, MiTA, Site
 from regard.core import ShapeError, UnsupportedError
 from regard.mixers import compiled as compiling
@@ -162,17 +163,9 @@ def test_queries_to_which_nothing_is_left_get_zeros() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_stays_in_its_head(value: float) -> None:
-    inputs = [x.detach() for x in draw(24, 24, 6)]
-    clean = mita(*inputs, 5, execution="native")
-    for place in range(3):
-        bad = [x.clone() for x in inputs]
-        bad[place][1, 0, 7, 3] = value
-        out = mita(*bad, 5, execution="native")
-        assert not out[1, 0].isfinite().all()
-        out[1, 0] = clean[1, 0]
-        assert gap(out, clean) == 0
+def test_what_is_not_finite_stays_in_its_head() -> None:
+    *inputs, landmarks = draw(24, 24, 6)
+    check_heads_apart(lambda *x: mita(*x, landmarks.detach(), 5, execution="native"), inputs)
 
 
 @needs_compiler
@@ -216,7 +209,7 @@ def test_a_given_plan_is_used_and_checked() -> None:
     out = mita(*inputs, 5, plan=other, execution="native")
     assert gap(out, mita_reference(*inputs, 5, plan=other)) < 1e-13
     for bad in (MitaPlan(plan.keys + 20, plan.experts), MitaPlan(plan.keys, plan.experts - 6)):
-        with pytest.raises(ShapeError, match="has indices outside 0 to"):
+        with pytest.raises(ShapeError, match="has indices from .*; expected 0 to"):
             mita(*inputs, 5, plan=bad, execution="native")
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from operators import check_heads_apart, check_transforms
 from regard import ConfigError, Grid, Mask, MoBA, Site
 from regard.core import ShapeError, UnsupportedError
 from regard.mixers.blocks import BlockPlan
@@ -96,6 +97,18 @@ def test_a_frozen_plan_serves_half_precision() -> None:
         assert gap(low.float(), exact) < 2e-2 * exact.abs().max().item()
 
 
+@pytest.mark.parametrize("form", ["auto", *FORMS])
+def test_what_is_not_finite_stays_in_its_head(form: str) -> None:
+    for grid, block in ((Grid(4, 6, 2), (2, 3)), (Grid(3, 5, 1, 2), 4)):
+        check_heads_apart(lambda *x, g=grid, b=block: moba(*x, g, b, 2, execution=form), draw(grid))
+
+
+@pytest.mark.parametrize("form", ["auto", *FORMS])
+def test_function_transforms(form: str) -> None:
+    for grid, block in ((Grid(12, 14, 1), (4, 7)), (Grid(12, 13), 9)):
+        check_transforms(lambda *x, g=grid, b=block: moba(*x, g, b, 2, execution=form), draw(grid))
+
+
 @pytest.mark.untyped
 def test_what_is_refused() -> None:
     grid = Grid(4, 6)
@@ -110,6 +123,10 @@ def test_what_is_refused() -> None:
         moba(q, k, v, grid, 4, 1, mask=Mask(causal=True))
     with pytest.raises(ShapeError, match="plan.blocks"):
         moba(q, k, v, grid, 4, 1, plan=BlockPlan(torch.zeros(3, 2, 24, 2, dtype=torch.long)))
+    plan = BlockPlan(torch.arange(24).expand(3, 2, -1)[..., None] % 7)
+    for form in FORMS:
+        with pytest.raises(ShapeError, match="plan.blocks has indices from 0 to 6; expected 0 to 5"):
+            moba(q, k, v, grid, 4, 1, plan=plan, execution=form)
 
 
 def test_cost() -> None:

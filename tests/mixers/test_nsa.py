@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from operators import check_heads_apart, check_transforms
 from regard import NSA, ConfigError, Grid, Mask, Site
 from regard.core import ShapeError
 from regard.mixers.blocks import BlockPlan
@@ -80,6 +81,18 @@ def test_neighbours_of_a_corner() -> None:
     assert sorted(cells[7][real[7]].tolist()) == [2, 3, 6, 7, 10, 11]
 
 
+@pytest.mark.parametrize("form", ["auto", "dense", "gather", "grouped"])
+def test_what_is_not_finite_stays_in_its_head(form: str) -> None:
+    grid = Grid(3, 5, 1, 2)
+    check_heads_apart(lambda *x: nsa(*x, grid, 4, 2, 3, execution=form), draw(grid))
+
+
+@pytest.mark.parametrize("form", ["auto", "dense", "gather", "grouped"])
+def test_function_transforms(form: str) -> None:
+    for grid, block in ((Grid(12, 14), (4, 7)), (Grid(12, 13), 9)):
+        check_transforms(lambda *x, g=grid, b=block: nsa(*x, g, b, 2, 3, execution=form), draw(grid))
+
+
 @pytest.mark.untyped
 def test_what_is_refused() -> None:
     q, k, v, gates = draw(grid := Grid(4, 6))
@@ -89,6 +102,9 @@ def test_what_is_refused() -> None:
         NSA(group=3).build(Site(16, 2, grid))
     with pytest.raises(ShapeError, match="top=7 of 6 blocks"):
         nsa(q, k, v, gates, grid, 4, 7, 3)
+    plan = BlockPlan(torch.full((3, 2, 24, 1), 6))
+    with pytest.raises(ShapeError, match="plan.blocks has indices from 6 to 6; expected 0 to 5"):
+        nsa(q, k, v, gates, grid, 4, 1, 3, plan=plan)
     with pytest.raises(ShapeError, match="gates have shape"):
         nsa(q, k, v, torch.zeros(3, 2, 23, 3, dtype=torch.float64), grid, 4, 1, 3)
 

@@ -1,6 +1,7 @@
 """Static key attention: facts S1 to S10 of the mathematics, against softmax attention and against hand-made cases."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,12 +9,16 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import regard
 from regard.core import NOTHING, ConfigError, Grid, GridError, Mask, ShapeError, Site, SwapError, UnsupportedError
-from regard.hosts.swap import create_model, swap
-from regard.mixers.ska import ACTIVATIONS, SKA, SKAOperator, ska, ska_reference
+from regard.hosts.swap import create_model, plan_swap, swap
+from regard.hosts.window_ports import PerWindow
+from regard.mixers.cska import CSKA
+from regard.mixers.ska import SKA, SKAOperator, ska, ska_reference
 from regard.mixers.softmax import Softmax, softmax
 from regard.mixers.spell import parse, spell
-from regard.mixers.static import calibrate, freeze_keys, resample
+from regard.mixers.static import ACTIVATIONS, calibrate, freeze_keys
+from regard.mixers.static_grids import former_grid, resample
 
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12))
 F64 = torch.float64
@@ -91,6 +96,21 @@ def test_a_forbidden_key_does_not_matter(activation):
     assert torch.equal(ska(q, keys, v, mask=nothing, activation=activation), torch.zeros_like(v))
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_bias_of_minus_infinity_forbids_a_key_in_value_and_gradient(activation):
+    q, keys, v = (x.requires_grad_() for x in tensors())
+    bias = torch.zeros(17, 17, dtype=F64)
+    bias[:, 5] = -torch.inf
+    keep = torch.ones(3, 17, dtype=torch.bool)
+    keep[:, 5] = False
+    made = []
+    for mask in (Mask(bias=bias), Mask(keep=keep)):
+        out = ska(q, keys, v, mask=mask, activation=activation)
+        made.append((out, *torch.autograd.grad(out.square().sum(), (q, keys, v))))
+    for one, other in zip(*made, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+
+
 def test_s1_keys_taken_from_one_input_give_softmax_attention():
     q, keys, v = tensors(batch=1)
     assert torch.allclose(ska(q, keys, v), softmax(q, keys[None], v), atol=1e-12)
@@ -111,7 +131,16 @@ def test_s3_softmax_ignores_a_common_vector_in_the_keys():
     (gradient,) = torch.autograd.grad(out.square().sum(), keys)
     assert gradient.abs().max() > 1e-3
     assert gradient.sum(1).abs().max() < 1e-12
-    (gradient,) = torch.autograd.grad(ska(q, keys, v, activation="relu").square().sum(), keys)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_s3_no_other_activation_ignores_it(activation):
+    q, keys, v = tensors()
+    keys.requires_grad_()
+    out = ska(q, keys, v, activation=activation)
+    other = ska(q, keys + torch.randn(2, 1, 8, dtype=F64), v, activation=activation)
+    assert not torch.allclose(out, other, atol=1e-3)
+    (gradient,) = torch.autograd.grad(out.square().sum(), keys)
     assert gradient.sum(1).abs().max() > 1e-3
 
 
@@ -121,6 +150,17 @@ def test_s4_query_and_keys_fold_into_one_matrix():
     q = torch.einsum("bnc,hdc->bhnd", x, weight)
     folded = torch.einsum("bnc,hmc->bhnm", x, keys @ weight) * 8**-0.5
     assert torch.allclose(ska(q, keys, v), folded.softmax(-1) @ v, atol=1e-12)
+
+
+def test_s4_the_rank_of_the_logits_is_the_width_of_a_head():
+    """51 tokens of 16 channels and 17 keys would allow the rank 16; heads of 8 have 8."""
+    layer = mixer(SKA(init="paper", activation="none"), Grid(1, 17))
+    with torch.no_grad():
+        layer.qkv.bias.zero_()
+    q = layer.roles(torch.randn(3, 17, 16, dtype=F64), Grid(1, 17))["q"]
+    logits = layer.operator.weights(q, None, q, grid=Grid(1, 17)).transpose(0, 1).flatten(1, 2)
+    assert torch.linalg.matrix_rank(logits).tolist() == [8, 8]
+    assert torch.linalg.matrix_rank(torch.randn(51, 16, dtype=F64) @ torch.randn(16, 17, dtype=F64)) == 16
 
 
 def test_s5_tokens_and_keys_permute_together():
@@ -172,8 +212,11 @@ def test_s9_windows_are_a_block_mask_with_tiled_keys():
 def test_s10_resampling_keeps_the_same_grid_and_constants():
     keys = torch.randn(2, 15, 8)
     assert resample(keys, Grid(3, 5), Grid(3, 5)) is keys
-    constant = keys[:, :1].expand(2, 15, 8)
-    assert (resample(constant, Grid(3, 5), Grid(7, 4)) - constant[:, :1]).abs().max() < 1e-6
+    for dtype in (torch.float32, F64):
+        constant = keys[:, :1].to(dtype).expand(2, 15, 8)
+        for new in (Grid(7, 4), Grid(2, 9), Grid(30, 50)):
+            made = resample(constant, Grid(3, 5), new)
+            assert (made / constant[:, :1] - 1).abs().max() <= 4 * torch.finfo(dtype).eps, new
 
 
 def test_resampling_keeps_rows_and_columns_apart():
@@ -330,6 +373,21 @@ def test_model_b_of_table_1_has_ten_heads_of_the_same_width():
     assert layer(torch.randn(1, 65, 512), site.grid).shape == (1, 65, 512)
 
 
+@pytest.mark.parametrize("config", [SKA(activation="gelu"), SKA(activation="none", resize="window")], ids=spell)
+def test_normalise_divides_by_the_number_of_keys(config):
+    """In windows by that of a window's keys, for the queries of extra tokens by that of all keys."""
+    home = Grid(3, 5, 1)
+    layer, divided = mixer(config, home), mixer(replace(config, normalise="1/N"), home)
+    divided.load_state_dict(layer.state_dict())
+    for grid in (home, Grid(4, 7, 1)):
+        q, v = torch.randn(2, 2, grid.tokens, 8, dtype=F64), torch.randn(2, 2, grid.tokens, 8, dtype=F64)
+        out = layer.operator(q, None, v, grid=grid) / grid.tokens
+        if config.resize == "window":
+            out[:, :, 1:] *= grid.tokens / 16
+        assert torch.allclose(divided.operator(q, None, v, grid=grid), out, atol=1e-12)
+        assert torch.allclose(divided.operator.reference(q, None, v, grid=grid), out, atol=1e-12)
+
+
 def test_swap_keeps_only_queries_and_values():
     assert SKA().uses == "qv"
     assert mixer(SKA()).qkv.weight.shape == (32, 16)
@@ -418,23 +476,15 @@ def test_swin_shares_one_key_among_windows_and_keeps_its_position_bias():
 
 
 def test_the_papers_swin_has_a_key_for_each_window():
-    """windows=4: sample i of the batch meets key i mod 4; other batches are refused."""
-    layer = mixer(SKA(init="paper", windows=4), Grid(2, 3))
-    assert layer.operator.keys.shape == (8, 6, 8)
-    x, bias = torch.randn(12, 6, 16, dtype=F64), torch.randn(2, 6, 6, dtype=F64)
-    for mask in (None, Mask(bias=bias), Mask(bias=torch.randn(12, 1, 6, 6, dtype=F64))):
-        assert torch.allclose(layer(x, Grid(2, 3), mask), layer.reference(x, Grid(2, 3), mask), atol=1e-12)
-    out = layer(x, Grid(2, 3), Mask(bias=bias))
-    single = mixer(SKA(), Grid(2, 3))
-    state = layer.state_dict() | {"operator.keys": layer.operator.keys[4:6]}
-    single.load_state_dict(state)
-    assert torch.allclose(out[[2, 6, 10]], single(x[[2, 6, 10]], Grid(2, 3), Mask(bias=bias)), atol=1e-12)
-    with pytest.raises(ShapeError, match="10 windows does not divide into images of 4"):
-        layer(x[:10], Grid(2, 3))
-    with pytest.raises(UnsupportedError, match="padding"):
-        layer(x, Grid(2, 3), Mask(keep=torch.ones(12, 6, dtype=torch.bool)))
-    total = sum(p.numel() for p in layer.parameters())
-    assert SKA(windows=4).cost(Site(dim=16, heads=2, grid=Grid(2, 3))).params == total
+    """A host lends the operator the heads of all windows: sample i of the batch meets key i mod 4."""
+    grid, config = Grid(2, 3), SKA(init="paper")
+    every = PerWindow(config.operator(Site(dim=64, heads=8, grid=grid)).double(), 4)
+    q, v, bias = torch.randn(12, 2, 6, 8, dtype=F64), torch.randn(12, 2, 6, 8, dtype=F64), torch.randn(2, 6, 6)
+    out = every(q, None, v, grid=grid, mask=Mask(bias=bias.double()))
+    alone = config.operator(Site(dim=16, heads=2, grid=grid)).double()
+    alone.load_state_dict({"keys": every.inner.keys[4:6]})
+    expected = alone(q[2::4], None, v[2::4], grid=grid, mask=Mask(bias=bias.double()))
+    assert torch.allclose(out[2::4], expected, atol=1e-12)
 
 
 def test_strided_keys_lie_on_the_grid_of_the_values():
@@ -468,6 +518,24 @@ def test_frozen_keys_are_constants_for_one_grid(resize):
     layer.load_state_dict(mixer(SKA(init="paper"), Grid(3, 5, 1)).state_dict())
     assert layer.operator.frozen is None
     assert not torch.allclose(layer(x, new), out, atol=1e-3)
+
+
+@pytest.mark.parametrize("config", [SKA(init="calibrate"), CSKA(init="calibrate")], ids=spell)
+def test_new_keys_end_a_freeze(config):
+    """Frozen, then calibrated: the output follows the new keys, not the constants of the old ones."""
+    host = vit(None)
+    teacher, student = swap(copy.deepcopy(host), Softmax()), swap(copy.deepcopy(host), config)
+    image = torch.randn(1, *first_shape(host), dtype=F64)
+    names = freeze_keys(student, image)
+    calibrate(student, teacher, [image])
+    assert all(student.get_submodule(name).frozen is None for name in names)
+    assert torch.allclose(student(image), teacher(image), atol=1e-12)
+
+
+def test_calibration_is_found_and_a_plan_names_it():
+    assert (regard.calibrate, regard.freeze_keys) == (calibrate, freeze_keys)
+    said = {init: str(plan_swap(vit(None), SKA(init=init))) for init in ("trunc_normal", "calibrate", "positions")}
+    assert ["regard.calibrate" in text for text in said.values()] == [False, True, True]
 
 
 def vit(mixer):
@@ -539,8 +607,39 @@ def test_a_checkpoint_of_another_grid_or_prefix_says_what_to_do():
             layer.load_state_dict(mixer(SKA(), grid).state_dict())
 
 
+def test_a_former_grid_is_square_or_of_the_same_shape():
+    known = {(196, Grid(24, 24)): (14, 14), (196, Grid(12, 16)): (14, 14), (24, Grid(8, 12)): (4, 6)}
+    for (cells, now), (height, width) in known.items():
+        assert former_grid(cells, now) == Grid(height, width)
+    assert former_grid(24, Grid(6, 6)) is None
+    assert former_grid(64, Grid(8, 2)) is None  # 8x8 or 16x4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SKA(), CSKA(), CSKA(factorised=True), CSKA(rows="centre", cols="conv", bias=False)],
+    ids=spell,
+)
+@pytest.mark.parametrize(("old", "new"), [(Grid(4, 4, 1), Grid(6, 6, 1)), (Grid(4, 4, 1), Grid(3, 5, 1, 0))], ids=str)
+def test_a_checkpoint_of_another_grid_is_resampled(config, old, new):
+    """It then is the trained layer, called on the new grid; keys of extra tokens are bit-identical."""
+    trained, layer = (mixer(replace(config, init="paper"), grid) for grid in (old, new))
+    state = trained.state_dict()
+    before = {name: value.clone() for name, value in state.items()}
+    layer.load_state_dict(state)
+    assert all(torch.equal(state[name], value) for name, value in before.items())
+    x = torch.randn(2, new.tokens, 16, dtype=F64)
+    assert torch.allclose(layer(x, new), trained(x, new), atol=1e-12)
+    for name, value in layer.named_parameters():
+        if "extra" in name or "col" in name:
+            assert torch.equal(value, before[name])
+    for resize in ("window", "error"):
+        with pytest.raises(RuntimeError, match="trained on another grid"):
+            mixer(replace(config, resize=resize), new).load_state_dict(state)
+
+
 @pytest.mark.untyped
-@pytest.mark.parametrize("field", ["init", "resize", "activation"])
+@pytest.mark.parametrize("field", ["init", "resize", "activation", "normalise"])
 def test_unknown_values_are_refused_with_the_known_ones(field):
     with pytest.raises(ConfigError, match=f"no {field}="):
         SKA(**{field: "nonsense"})
@@ -555,6 +654,13 @@ def test_wrong_shapes_say_what_was_expected():
         ska(q, keys.float(), v)
     with pytest.raises(ConfigError, match="relu"):
         ska(q, keys, v, activation="rellu")
+    for config in (SKA(heads=3), CSKA(heads=3)):
+        with pytest.raises(ShapeError, match="bias is of 2 heads, the queries have 3"):
+            mixer(config)(torch.randn(1, 15, 16, dtype=F64), GRIDS[0], Mask(bias=torch.zeros(2, 15, 15, dtype=F64)))
+    with pytest.raises(ConfigError, match="not heads=-1"):
+        SKA(heads=-1)
+    with pytest.raises(ConfigError, match="sums to 1 already"):
+        CSKA(normalise="1/N")
 
 
 @pytest.mark.untyped

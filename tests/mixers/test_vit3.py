@@ -1,4 +1,4 @@
-"""Test-time training: the written-out step against autograd, known cases, counts."""
+"""Test-time training: the written-out step against autograd, known cases, counts. The whole block: tests/measure."""
 
 import pytest
 import torch
@@ -55,32 +55,6 @@ def test_clipped_columns_are_shorter_than_one() -> None:
     k, q = 1e3 * k, torch.eye(8, dtype=torch.float64).expand(3, 2, -1, -1)
     learned = ttt(q, k, v, torch.zeros(2, 8, 8, dtype=torch.float64))
     assert 0.9 < learned.norm(dim=-2).max() < 1
-
-
-def test_the_whole_block_is_the_published_one() -> None:
-    """Fact 4.20, on a 5x7 grid: split of the projection, heads, the convolution on the side, in this order."""
-    torch.manual_seed(0)
-    grid = Grid(5, 7)
-    layer = ViT3().build(Site(16, 2, grid)).double()
-    x = torch.randn(3, 35, 16, dtype=torch.float64)
-    q, k, v, q2, k2, v2 = layer.qkv(x).split([16, 16, 16, 8, 8, 8], -1)
-    start = [layer.inner.w1.expand(3, -1, -1, -1), layer.inner.w2.expand(3, -1, -1, -1)]
-    q, k, v = (y.reshape(3, 35, 2, 8).transpose(1, 2) for y in (q, k, v))
-    loss = -((k @ start[0]) * F.silu(k @ start[1]) * v).sum(3).mean(2).sum() * 9**-0.5
-    w1, w2 = (
-        w - g / (g.norm(dim=-2, keepdim=True) + 1) for w, g in zip(start, torch.autograd.grad(loss, start), strict=True)
-    )
-    one = ((q @ w1) * F.silu(q @ w2)).transpose(1, 2).reshape(3, 35, 16)
-    q2, k2, v2 = (y.reshape(3, 5, 7, 8).permute(0, 3, 1, 2) for y in (q2, k2, v2))
-    two = []
-    for i in range(3):
-        w3 = layer.inner.w3[:, None]
-        loss = -(F.conv2d(k2[i : i + 1], w3, padding=1, groups=8) * v2[i : i + 1]).sum() / 35 * 9**-0.5
-        (g,) = torch.autograd.grad(loss, w3)
-        w3 = w3 - g / (g.norm(dim=(-2, -1), keepdim=True) + 1)
-        two.append(F.conv2d(q2[i : i + 1], w3, padding=1, groups=8))
-    expected = layer.proj(torch.cat([one, torch.cat(two).flatten(2).mT], -1))
-    assert gap(layer(x, grid), expected) < 1e-12
 
 
 def test_extra_tokens_train_and_get_nothing_from_the_convolution() -> None:

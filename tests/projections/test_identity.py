@@ -1,5 +1,7 @@
 """Queries that are the input: what is left out, and nothing else."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -78,3 +80,18 @@ def test_hosts_with_separate_matrices_keep_their_convolutions():
     assert sum(value.numel() for value in model.parameters()) == 18_022_730 - queries
     mixer = model.stages[1].blocks[0].attn.mixer
     assert {name for name, _ in mixer.named_children() if name.startswith("conv_")} == {"conv_q", "conv_v"}
+
+
+def test_under_autocast_queries_have_the_dtype_of_keys_and_values():
+    """A LayerNorm before the layer gives float32 there, and a linear map bfloat16."""
+    grid, other = Grid(4, 6, 1), Grid(2, 3)
+    x, memory = torch.randn(2, 25, 16), torch.randn(2, 6, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        for text in ("Softmax", "SKA", "MHLA(m=4)", "PVT"):
+            layer = replace(parse(text), projection=IdentityQuery()).build(Site(16, 2, grid))
+            assert layer(x, grid).dtype == torch.bfloat16
+        cross = Softmax(projection=IdentityQuery()).build_cross(Site(16, 2, grid, memory=other))
+        assert cross(x, grid, memory=memory, memory_grid=other).dtype == torch.bfloat16
+        double = Softmax(projection=IdentityQuery()).build(Site(16, 2, grid)).double()
+        assert {y.dtype for y in double.qkv(x.double(), "qkv")} == {torch.float64}
+    assert layer(x, grid).dtype == torch.float32

@@ -115,6 +115,20 @@ def test_the_data_of_the_script_is_json(study):
     assert len(data["curves"]["top1-wide"]["lines"][0]["mean"]) == 12
 
 
+def test_errata_of_the_paper_stand_on_the_page_of_their_table(study):
+    root = study()
+    assert "Known errata of the paper" not in render(root, "demo", "desk")
+    path = root / "studies" / "demo-desk.json"
+    snapshot = json.loads(path.read_text())
+    path.write_text(json.dumps({**snapshot, "source": "Static Key Attention in Vision, Table 1"}))
+    page = render(root, "demo", "desk")
+    part = re.search(r'<section aria-labelledby="h-errata">.*?</section>', page, re.DOTALL)[0]
+    assert part.count("<li>") == 5
+    assert "<strong>Table 1, SKA-ViT-S a.</strong> Printed: 8.1M parameters. Found: 8,249,322" in part
+    assert "Six static keys save 1.373M." in part
+    assert "CAFormer-S18" not in page
+
+
 def test_a_page_is_called_by_study_and_scale(study, tmp_path):
     root = study()
     pages = write_report(root, tmp_path / "pages", "demo")

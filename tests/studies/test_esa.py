@@ -14,7 +14,7 @@ from regard.lab.start import copy_weights
 from regard.mixers.dynamic import DynamicConv
 from regard.mixers.factors import Factors
 from regard.studies import ANALYSES, STUDIES, load_analysis, load_study
-from regard.studies.esa_costs import DETECTION, SEGMENTATION, compute, overhead, total
+from regard.studies.esa_costs import DETECTION, SEGMENTATION, compute, one_by_one, overhead, total
 
 NOWHERE = Source(Results("results"), "desk")
 # reference: detection and segmentation GMACs, computed beside published
@@ -46,6 +46,22 @@ def test_offsets_cost_nothing_on_paper_and_1_31_g_in_fact() -> None:
     """9 * 18 * C * N multiply-accumulates over conv4 and conv5."""
     assert overhead(DETECTION, None, deformable=True) == 0
     assert overhead(DETECTION, None, deformable=True, accounting="executed") == pytest.approx(1.31, abs=0.005)
+
+
+def test_exponentials_and_interpolation_have_columns_of_their_own() -> None:
+    """By hand for conv4 and conv5: 8 N^2, 8 N (H + W) and 16 * 9 N exponentials; 4 * 9 N C samples times weights."""
+    places = ((50, 84, 256, 6), (25, 42, 512, 3))
+    pairs = sum(number * 8 * (h * w) ** 2 for h, w, _, number in places)
+    sides = sum(number * 8 * h * w * (h + w) for h, w, _, number in places)
+    taps = sum(number * 16 * 9 * h * w for h, w, _, number in places)
+    samples = sum(number * 4 * 9 * h * w * dim for h, w, dim, number in places)
+    for config, wanted in ((Factors("1111"), pairs), (Factors("0100"), sides), (DynamicConv(kernel=3), taps)):
+        assert one_by_one(DETECTION, config, False) == (wanted / 1e9, 0)
+    assert one_by_one(DETECTION, None, True) == (0, samples / 1e9)
+    figure = compute(NOWHERE)[1]
+    row = dict(zip(figure.columns, figure.rows[-1], strict=True))  # type: ignore[union-attr]
+    assert row["configuration"] == "0010 + deformable"
+    assert row["interpolation (10^9)"] > 0
 
 
 def test_all_but_the_known_misfit_is_reproduced() -> None:

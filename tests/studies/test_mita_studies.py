@@ -23,7 +23,17 @@ from regard.mixers.mita_plan import MitaPlan
 from regard.mixers.softmax import Softmax
 from regard.studies import load_analysis, load_study
 from regard.studies.mita_counts import PUBLISHED, SMALL, TINY, library_sheet, printed_sheet
-from regard.studies.mita_figures import _window, boundaries, exchanged, keys_of, overlap, queries_of, retuned
+from regard.studies.mita_figures import (
+    _window,
+    boundaries,
+    exchanged,
+    keys_of,
+    middle,
+    outlines,
+    overlap,
+    queries_of,
+    retuned,
+)
 from regard.studies.mita_reading import SCALE, Choice, choices, overlay
 from regard.studies.mita_speed import throughput
 from regard.studies.mita_table2 import STUDY
@@ -274,6 +284,27 @@ def test_the_window_of_a_landmark() -> None:
     assert _window(MiTA(m=4, landmarks="random"), choice, 0) is None
 
 
+@pytest.mark.parametrize(
+    ("mixer", "grid", "expert"),
+    [
+        (MiTA(m=25), Grid(14, 14, 1), 12),
+        (MiTA(m=16), Grid(12, 12), 10),
+        (MiTA(m=(2, 3)), Grid(4, 6, 1), 4),
+        (MiTA(m=(3, 2)), Grid(6, 4), 3),
+    ],
+    ids=["5x5", "4x4", "2x3", "3x2"],
+)
+def test_the_expert_of_figure3_lies_in_the_middle(mixer: MiTA, grid: Grid, expert: int) -> None:
+    assert middle(mixer, grid) == expert
+    window = _window(mixer, made_choice([0], [0], grid), expert)
+    assert window is not None
+    assert window[grid.height // 2 * grid.width + grid.width // 2]
+
+
+def test_landmarks_without_a_place_have_a_middle_number() -> None:
+    assert middle(MiTA(m=16, landmarks="random"), Grid(12, 12)) == 8
+
+
 # other mechanisms and numbers in a trained network
 
 
@@ -291,7 +322,12 @@ def test_exchange_keeps_the_weights_and_the_original() -> None:
 
 def test_boundaries_of_known_accuracies() -> None:
     found = {(4, 4): 80.0, (4, 9): 80.5, (9, 4): 79.2, (9, 9): 79.1}
-    assert list(boundaries(found, (4, 4)).values()) == ["at least as trained"] * 2 + ["at least 99 %", "below"]
+    where = boundaries(found, (4, 4))
+    assert list(where.values()) == ["at least as trained"] * 2 + ["at least 99 %", "below"]
+    assert outlines(where) == {
+        "at least as trained": ((4, 4), (4, 9)),
+        "at least 99 % of it": ((4, 4), (4, 9), (9, 4)),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +350,7 @@ def test_figures_of_choices_are_computed_from_a_run(source: Source, name: str, p
     rows = [dict(zip(value["sheets"][0]["columns"], row, strict=True)) for row in value["sheets"][0]["rows"]]
     if name == "mita_fig3":
         assert [row["layer"] for row in rows] == ["blocks.0.attn", "blocks.1.attn"]
+        assert [row["expert"] for row in rows] == [3, 3]  # of 2 x 2
         assert all(4 <= row["cells gathered by some head"] <= 8 for row in rows)
         assert all("scikit-learn" in picture["note"] for picture in value["pictures"])
     elif name == "mita_fig4":
@@ -331,6 +368,7 @@ def test_figure9_says_who_is_not_trained_yet(source: Source) -> None:
     assert set(pairs) == {(a, b) for a in ("Softmax", "MiTA") for b in ("Softmax", "Agent", "MiTA")}
     assert all(pairs[name, name][3] == 100 for name in ("Softmax", "MiTA"))
     assert "Not trained yet: Agent" in sheet.note
+    assert sheet.chart.outlines == {"run as trained": (("Softmax", "Softmax"), ("MiTA", "MiTA"))}  # type: ignore[union-attr]
     for name in ("Softmax", "MiTA"):  # the diagonal is what the run itself found
         key = next(run.key for row, run in _quick_runs(source) if row == name)
         outcome = source.store.outcome(key)
@@ -349,6 +387,8 @@ def test_figure10_marks_the_point_of_training(source: Source, monkeypatch: pytes
     monkeypatch.setattr("regard.studies.mita_figures._NUMBERS", (4, 9, 49))
     (sheet,) = load_analysis("mita_fig10").compute(source)
     assert sheet.chart.mark == (4, 4)  # type: ignore[union-attr]
+    for cells in sheet.chart.outlines.values():  # type: ignore[union-attr]
+        assert (4, 4) in cells
     assert [row[:2] for row in sheet.rows] == [(4, 4), (4, 9), (9, 4), (9, 9)]  # type: ignore[union-attr]
     assert sheet.rows[0][3] == 100  # type: ignore[union-attr]
     assert "At least as trained: " in sheet.note
@@ -366,7 +406,16 @@ def test_figures_without_runs_say_what_to_run(tmp_path) -> None:
             load_analysis(name).compute(Source(Results(tmp_path), "smoke"))
 
 
-# Figure 5
+# Table 1 and Figure 5
+
+
+def test_table1_has_every_mechanism_and_its_picture() -> None:
+    sheet, drawn = load_analysis("mita_table1").compute(Source(Results("nowhere"), "smoke"))
+    assert [row[0] for row in sheet.rows] == [kind.__name__ for kind in MIXERS]  # type: ignore[union-attr]
+    rows = {row[0]: row for row in sheet.rows}  # type: ignore[union-attr]
+    assert (rows["Agent"][1], rows["MiTA"][1]) == ("compress", "both")
+    image = Image.open(io.BytesIO(base64.b64decode(drawn.image)))  # type: ignore[union-attr]
+    assert image.width > 1000
 
 
 def test_throughput_is_of_three_layers() -> None:

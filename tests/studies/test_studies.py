@@ -34,7 +34,7 @@ def test_an_analysis_says_what_it_answers(name):
     assert analysis.of in ("", *STUDIES)
 
 
-@pytest.mark.parametrize("name", ["ska_table6", "ska_table7", "ska_fig4", "errata"])
+@pytest.mark.parametrize("name", ["mita_table1", "ska_table6", "ska_table7", "ska_fig4", "errata"])
 def test_an_analysis_of_costs_computes(name, tmp_path):
     value = carry_out(load_analysis(name), Results(tmp_path))
     assert all(sheet["rows"] for sheet in value["sheets"])
@@ -68,6 +68,10 @@ def test_codes_and_accuracies_are_read_from_transfer_runs(tmp_path):
     run_study(load_study("sne_table4"), "smoke", store, rows="linear,SNE,F-SNE 8,P-SNE", seeds=1, workers=2)
     codes = carry_out(load_analysis("sne_fig4"), store, "smoke")
     norms = codes["sheets"][0]["rows"]
+    matrices = [sheet for sheet in codes["sheets"] if sheet["chart"]]
+    assert [sheet["title"].removeprefix("F-SNE 8: ") for sheet in matrices] == [
+        "codes before and after", "codes before transfer", "codes after transfer",
+    ]  # fmt: skip
     assert [row[:2] for row in norms] == [("F-SNE 8", "before"), ("F-SNE 8", "after")]
     assert norms[0][2] != norms[1][2]
     points, fit = carry_out(load_analysis("sne_fig5"), store, "smoke")["sheets"]

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from regard.tasks.data.augment import augmented, centre, random_windows, windows
-from regard.tasks.data.streams import generator
+from regard.core import ConfigError
+from regard.tasks.data.augment import augmented, by_image, centre, check_augment, random_windows, transform, windows
+from regard.tasks.data.streams import generator, seed_all
 
 PIXELS = np.arange(4 * 6 * 9 * 2, dtype=np.uint16).reshape(4, 6, 9, 2)
 
@@ -60,3 +62,41 @@ def test_padding_is_zero_on_all_sides() -> None:
     rows = [sum(0 <= y + shift < 5 for shift in range(-4, 5)) / 9 for y in range(5)]
     columns = [sum(0 <= x + shift < 6 for shift in range(-4, 5)) / 9 for x in range(6)]
     assert np.abs(filled - np.outer(rows, columns)).max() < 0.05
+
+
+def test_pad_shifts_and_never_mirrors() -> None:
+    """Columns that rise from left to right go on rising wherever the image is."""
+    images = np.tile(np.arange(10, 22, dtype=np.uint8)[None, None, :, None], (200, 9, 1, 1))
+    made = augmented(images, (9, 12), "pad", False, generator("pad")).astype(int)[..., 0]
+    inside = (made[:, :, 1:] > 0) & (made[:, :, :-1] > 0)
+    assert (np.diff(made, axis=2)[inside] == 1).all()
+    assert not np.array_equal(made[0], made[1])
+    assert (
+        np.diff(augmented(images, (9, 12), "crop", False, generator("pad")).astype(int)[..., 0], axis=2) == -1
+    ).any()
+
+
+@pytest.mark.parametrize(("name", "mirrors"), [("randaugment+crop", True), ("randaugment+pad", False)])
+def test_torchvisions_policy_ends_in_a_crop(name: str, mirrors: bool) -> None:
+    """Colours that no operation turns round: which half is the lighter one tells whether an image was mirrored."""
+    pixels = np.zeros((16, 20, 3), np.uint8)
+    pixels[:, 10:] = 200
+    change = transform(name, (16, 20), 3)
+    assert ("RandomHorizontalFlip" in str(change)) == mirrors
+    assert str(change).index("RandAugment") < str(change).index("RandomCrop")
+    made = []
+    for seed in (0, 0, 1):
+        seed_all("test", seed)
+        made.append(change(Image.fromarray(pixels)).numpy())
+    assert made[0].shape == (3, 16, 20)
+    assert made[0].dtype == np.uint8
+    assert np.array_equal(made[0], made[1])
+    assert not np.array_equal(made[0], made[2])
+
+
+def test_augmentations_that_go_image_by_image() -> None:
+    assert [by_image(name) for name in ("crop", "pad", "randaugment+pad", "timm", "timm:3a")] == [False] * 2 + [
+        True
+    ] * 3
+    with pytest.raises(ConfigError, match=r"randaugment\+crop"):
+        check_augment("randaugment+crops")

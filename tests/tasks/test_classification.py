@@ -1,5 +1,6 @@
 """Classification: data sets by name and of the user's own, first weights, and wrong data."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from regard.core import ConfigError, DataError
 from regard.lab.run import Recipe, Run
 from regard.tasks import Classification
 from regard.tasks.data.augment import augmented, placed, random_windows
-from regard.tasks.data.catalog import digits, identity, load
-from regard.tasks.data.streams import generator
+from regard.tasks.data.catalog import classes_and_channels, digits, identity, load
+from regard.tasks.data.streams import generator, seed_all
 from regard.tasks.weights import outputs
 
 PLAIN = Recipe(batch=32, augment="none")
@@ -69,7 +70,7 @@ def test_crops_are_windows_of_the_image() -> None:
         assert len(places) == 1
 
 
-@pytest.mark.parametrize("augment", ["none", "flip", "crop", "shift", "resized"])
+@pytest.mark.parametrize("augment", ["none", "flip", "crop", "pad", "shift", "resized"])
 def test_augmentation_keeps_shape_and_depends_on_the_stream_alone(augment: str) -> None:
     pixels = generator("pixels").integers(0, 256, (6, 9, 7, 3), dtype=np.uint8)
     made = [augmented(pixels, (9, 7), augment, False, generator("a", i)) for i in (0, 0, 1)]
@@ -203,9 +204,58 @@ def test_cifar10_is_whole(data_root: Path) -> None:
     assert images.shape == (64, 3, 24, 24)
 
 
-def test_timm_transforms_are_functions_of_the_sample(tmp_path: Path) -> None:
+class Seen(torch.nn.Module):
+    """Keeps the images that it gets."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.images = x
+        return x.mean((1, 2, 3))[:, None].expand(-1, 10)
+
+
+def test_erasing_makes_a_rectangle_noise() -> None:
+    """In the asked share of images; it has mean 0 and deviation 1, as normalised images have."""
+    task, seen, device = canvas(), Seen(), torch.device("cpu")
+    batch = next(task.batches(dataclasses.replace(PLAIN, batch=400), 0, 0, 1))
+    task.loss(seen, batch, PLAIN, device)
+    plain = seen.images
+    seed_all("erasing")
+    task.loss(seen, batch, dataclasses.replace(PLAIN, erasing=0.25), device)
+    changed = (seen.images != plain)[:, 0]
+    hit = changed.flatten(1).any(1)
+    assert hit.float().mean().item() == pytest.approx(0.25, abs=0.07)
+    for mask in changed[hit]:
+        rows, columns = mask.any(1), mask.any(0)
+        assert torch.equal(mask, rows[:, None] & columns[None])
+    noise = seen.images[:, 0][changed]
+    assert noise.mean().item() == pytest.approx(0.0, abs=0.1)
+    assert noise.std().item() == pytest.approx(1.0, abs=0.1)
+
+
+def idx(path: Path, values: np.ndarray) -> None:
+    """An array as MNIST's files hold it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = b"".join(side.to_bytes(4, "big") for side in values.shape)
+    path.write_bytes(bytes([0, 0, 8, values.ndim]) + shape + values.tobytes())
+
+
+def test_what_is_known_of_a_torchvision_set_is_what_it_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grey images become RGB: a host that is built without the data has as many channels as one that is trained."""
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    for split, number in (("train", 20), ("t10k", 10)):
+        raw = tmp_path / "torchvision" / "FashionMNIST" / "raw"
+        idx(raw / f"{split}-images-idx3-ubyte", generator(split).integers(0, 256, (number, 28, 28), dtype=np.uint8))
+        idx(raw / f"{split}-labels-idx1-ubyte", np.arange(number, dtype=np.uint8) % 10)
+    task = Classification(host="vit_desk(dim=16, depth=1)", data="FashionMNIST", size=(32, 32))
+    found = task.images_of()
+    assert (len(found.classes), found.channels) == classes_and_channels("FashionMNIST") == (10, 3)
+    assert classes_and_channels("fashion_mnist") == (10, 1)
+    assert task.model(None, 0).patch_embed.proj.in_channels == 3
+
+
+@pytest.mark.parametrize("augment", ["timm:rand-m9-mstd0.5-inc1", "randaugment+crop"])
+def test_transforms_of_images_are_functions_of_the_sample(tmp_path: Path, augment: str) -> None:
     task = canvas(init="host").on(str(folder(tmp_path / "data")))
-    recipe = Recipe(batch=4, augment="timm:rand-m9-mstd0.5-inc1")
+    recipe = Recipe(batch=4, augment=augment)
     (x, _), (y, _) = (next(task.batches(recipe, 0, 5, 6, workers=workers)) for workers in (0, 1))
     assert x.shape == (4, 3, 12, 12)
     assert torch.equal(x, y)

@@ -10,6 +10,7 @@ from regard.core import ConfigError
 
 from .show import AsJson, show
 from .sizes import read_size
+from .training import find_device
 
 
 def advise(
@@ -25,23 +26,20 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Rank mechanisms for a model's attention layers by time here, with parameters and MACs (not quality)."""
-    import torch
-
     from regard.measure.advise import advise as run
     from regard.measure.advise import attention_sites
     from regard.measure.bench import conditions
     from regard.mixers import MIXERS
     from regard.mixers.spell import parse_mixer
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("there is no CUDA device here; use --device cpu")
+    place = str(find_device(device))
     texts = [text for text in mixers.split(";") if text.strip()]
     configs = [parse_mixer(text) for text in texts] if texts else [cls() for cls in MIXERS]
     usable = [config for config in configs if config is not None]
     if len(usable) < len(configs):
         raise ConfigError("None cannot be timed: it stands for no mixer at all")
     sides = read_size(size) if size else None
-    found = run(model, usable, size=sides, batch=batch, dtype=dtype, device=device, seconds=seconds,
+    found = run(model, usable, size=sides, batch=batch, dtype=dtype, device=place, seconds=seconds,
                 report=lambda line: print(line, file=sys.stderr))  # fmt: skip
     if as_json:
         show([asdict(one) for one in found], as_json)
@@ -52,7 +50,7 @@ def advise(
     )
     notes = [
         f"attention layers of {model}: {sites}",
-        f"layers with their projections, {dtype}, batch {batch}, {device}; the ratio is that of forward and backward "
+        f"layers with their projections, {dtype}, batch {batch}, {place}; the ratio is that of forward and backward "
         "to softmax; *: no other is better in parameters, MACs and that time at once",
         *(f"{one.mixer} is left out: {one.refused}" for one in found if one.refused),
         *conditions(),

@@ -8,6 +8,7 @@ import typer
 
 from .show import AsJson, show
 from .sizes import read_grids
+from .training import find_device
 
 
 def bench(
@@ -32,8 +33,7 @@ def bench(
     from regard.measure.bench import conditions
     from regard.mixers.spell import parse_mixer
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("there is no CUDA device here; use --device cpu")
+    place = find_device(device)
     configs = [config for text in mixers if (config := parse_mixer(text)) is not None]
     if len(configs) < len(mixers):
         raise ConfigError("None cannot be timed: it stands for no mixer at all")
@@ -46,7 +46,7 @@ def bench(
         dtype=dtype,
         backward=backward,
         part=part,
-        device=device,
+        device=str(place),
         seconds=seconds,
         report=lambda line: print(line, file=sys.stderr),
     )
@@ -55,7 +55,7 @@ def bench(
         show(rows, as_json)
         return
     mode = "forward and backward" if backward else "forward"
-    clock = "CUDA events" if device.startswith("cuda") else "CPU time of one thread"
+    clock = "CUDA events" if place.type == "cuda" else "CPU time of one thread"
     notes = [
         f"{part}, {mode}, {dtype}, batch {batch}, {dim} channels, {heads} heads; {clock}; torch {torch.__version__}",
         *conditions(),

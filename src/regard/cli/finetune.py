@@ -23,6 +23,8 @@ from .training import (
     Workers,
     carry_out,
     changed,
+    find_run,
+    is_run,
     make_run,
     use_data,
 )  # fmt: skip
@@ -89,7 +91,6 @@ def finetuning(
 def _start(start: str, results: Path) -> "tuple[str, str, Run | Saved | None]":
     """(host, mechanism as it is, source); source None: timm's weights, which the host's spelling asks for."""
     from regard.hosts.swap import parse_host, spell_host
-    from regard.lab.results import Results
     from regard.lab.run import Saved, read_run
     from regard.mixers.spell import spell
 
@@ -103,18 +104,15 @@ def _start(start: str, results: Path) -> "tuple[str, str, Run | Saved | None]":
             raise ConfigError(f"{start} mixes {', '.join(sorted(mixers))}; say with --mixer which one to train")
         own = next(iter(mixers)).replace("removed", "None") if mixers else "host"
         return _bare(about["host"]), own, Saved(str(folder))
-    store = Results(results)
-    key = folder.name if (folder / "run.json").exists() else start
-    if (store.folder(key) / "run.json").exists():
-        if (folder / "run.json").exists() and folder.resolve() != store.folder(key).resolve():
-            raise ConfigError(f"run {key} lies in {folder.parent}; pass --results {folder.parent} to go on there")
+    if is_run(start, results):
+        store, key = find_run(start, results)
+        if store.root.resolve() != results.expanduser().resolve():
+            raise ConfigError(f"run {key} lies in {store.root}; pass --results {store.root} to go on there")
         run = read_run(store, key)
         if store.status(key) != "done":
             raise ConfigError(f"run {key} is not finished; carry it out first, with the command that began it")
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
         return _bare(run.task.host), mixer, run
-    if (folder / "run.json").exists():
-        raise ConfigError(f"run {key} lies in {folder.parent}; pass --results {folder.parent} to go on there")
     if folder.is_dir():
         raise ConfigError(f"{start} is neither a saved model (model.json) nor a run (run.json)")
     name, options = parse_host(start)

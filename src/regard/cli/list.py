@@ -56,7 +56,10 @@ def _data() -> list[dict[str, Any]]:
     rows.append(
         {"name": "imagenet", "from": "REGARD_DATA/imagenet/{train,val}", "classes": 1000, "training images": 1_281_167}
     )
-    rows += [{"name": name, "from": "torchvision", "classes": None, "training images": None} for name in TORCHVISION]
+    rows += [
+        {"name": name, "from": "torchvision", "classes": known[3], "training images": None}
+        for name, known in TORCHVISION.items()
+    ]
     return rows
 
 

@@ -5,9 +5,13 @@ from typing import Annotated
 
 import typer
 
+from .training import ResultsOption, find_run, is_run
+
 
 def maps(
-    model: Annotated[str, typer.Argument(help="A timm model, a spelled host, a run's folder, or one of `save`.")],
+    model: Annotated[
+        str, typer.Argument(help="A run (key or folder), a folder that `save` wrote, a timm model or a spelled host.")
+    ],
     image: Annotated[str, typer.Argument(help='A picture file, or a sample: "china", "flower", "digit".')] = "flower",
     mixer: Annotated[str, typer.Option(help="Replace attention by this mechanism, such as 'MiTA(m=25, k=25)'.")] = "",
     layer: Annotated[str, typer.Option(help='Layers by name, such as "blocks.1?.attn", or "last".')] = "last",
@@ -33,12 +37,16 @@ def maps(
     ] = "auto",
     pretrained: Annotated[bool, typer.Option(help="Load timm's published weights.")] = False,
     out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("maps.png"),
+    results: ResultsOption = Path("results"),
 ) -> None:
     """Draw attention maps over a picture, or what takes their place. Untrained weights carry a warning."""
     from regard.lab.files import write_atomically
     from regard.measure import pictures, views
 
     cell = _cell(query)
+    if is_run(model, results):
+        store, key = find_run(model, results)
+        model = str(store.folder(key))
     network, trained = _network(model, mixer, pretrained)
     view = views.chosen_view(network, show)
     tensor, shown, credit = _input(network, image, model)

@@ -175,7 +175,7 @@ def run(
     missing = [f"{number} {state}" for state, number in counts.items() if state != "done" and number]
     if missing:
         print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
-    raise typer.Exit(1 if counts["failed"] or counts["died"] else 0)
+    raise typer.Exit(1 if counts["failed"] or counts["stopped"] or counts["died"] else 0)
 
 
 @study_app.command("status")
@@ -249,7 +249,9 @@ def import_(
     """Take in finished runs from another machine or from committed evidence."""
     from regard.lab.exchange import import_runs
 
-    show([import_runs(path, Results(results), replace)], as_json)
+    counts = import_runs(path, Results(results), replace)
+    left = "left out: runs of another mechanism, host, task or recipe than the study here has, or of a seed it has"
+    show([counts], as_json, notes=[left] if counts["left out"] else [])
 
 
 def _study(name: str, scale: str, data: str | None, host: str | None, size: str | None, root: Path | None) -> "Study":
@@ -309,6 +311,11 @@ def _again(name: str, scale: str, arguments: Sequence[str]) -> str:
 def _advice(counts: dict[str, int]) -> str:
     if counts["died"]:
         return "Killed runs go on with the same command; fewer --workers need less memory."
+    if counts["stopped"]:
+        return (
+            "Stopped runs go on with the same command once what is named above is put right; with --retry where a run "
+            "that they need has failed."
+        )
     if counts["failed"]:
         return "Failed runs are repeated with --retry; outcome.json in the run's folder says why they failed."
     return "The others are carried out by another process."

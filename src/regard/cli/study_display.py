@@ -2,12 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from regard.lab.progress import STATES, Event
 
 from .show import show
-
-if TYPE_CHECKING:
-    from regard.lab.progress import Event
 
 
 def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
@@ -70,13 +69,13 @@ class Display:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def see(self, event: "Event") -> None:
+    def see(self, event: Event) -> None:
         """Show what happened."""
         counts = event.counts
-        over = counts["done"] + counts["failed"] + counts["died"] + counts["busy"]
+        over = sum(counts[state] for state in STATES)
         total = over + counts["running"] + counts["waiting"]
         left = "" if event.left is None else f", about {_duration(event.left)} left"
-        if event.kind in ("done", "failed", "died", "busy"):
+        if event.kind in STATES:
             metrics = (event.outcome or {}).get("metrics") or {}
             result = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if value is not None)
             text = "; ".join(part for part in (result, event.text) if part)

@@ -1,4 +1,4 @@
-"""`regard train` and `regard evaluate`: one run of a mechanism in a host, and the score of a finished one."""
+"""`regard train` and `regard eval`: one run of a mechanism in a host, and the score of a finished one."""
 
 import json
 from pathlib import Path
@@ -23,6 +23,7 @@ from .training import (
     carry_out,
     changed,
     find_device,
+    find_run,
     make_run,
     numbers,
     use_data,
@@ -59,7 +60,7 @@ def train(
 
 
 def evaluate(
-    key: Annotated[str, typer.Argument(help="The key of a finished run: 12 letters and digits.")],
+    key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
     best: Annotated[bool, typer.Option("--best", help="The weights of the best evaluation, not the last.")] = False,
     retune: Annotated[str, typer.Option(help="Numbers of the mechanism to change, such as m=16,k=16.")] = "",
     device: DeviceOption = "auto",
@@ -69,11 +70,10 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a finished run on its test images again, with other numbers of the mechanism or on other data."""
-    from regard.lab.results import Results
     from regard.lab.run import read_run, trained
 
     use_data(data_root)
-    store = Results(results)
+    store, key = find_run(key, results)
     run = read_run(store, key)
     model = trained(run, store, best)
     if retune:
@@ -81,8 +81,9 @@ def evaluate(
 
         change_numbers(model, **numbers(retune))
     place = find_device(device)
-    task = run.task.on(data) if data else run.task
-    metrics = task.score(model.to(place), place).metrics
+    model = model.to(place)
+    record = (store.outcome(key) or {}).get("data") or {}
+    metrics = (run.task.score_on(data, model, place, record) if data else run.task.score(model, place)).metrics
     if as_json:
         typer.echo(json.dumps({"key": key, "metrics": metrics, "retune": retune}))
     else:

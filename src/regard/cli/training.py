@@ -12,6 +12,7 @@ import typer
 from regard.core import ConfigError, nearest
 
 if TYPE_CHECKING:
+    from regard.lab.results import Results
     from regard.lab.run import Progress, Run, Saved
 
 ResultsOption = Annotated[Path, typer.Option(help="The folder with one sub-folder a run.")]
@@ -34,6 +35,27 @@ def use_data(root: Path | None) -> None:
     """Data sets lie in this folder, for this command."""
     if root is not None:
         os.environ["REGARD_DATA"] = str(root)
+
+
+def find_run(text: str, results: Path) -> "tuple[Results, str]":
+    """The store and the key of a run that is named by its folder, or by its key in `results`. Raises: ConfigError."""
+    from regard.lab.results import Results
+
+    folder = Path(text).expanduser()
+    if (folder / "run.json").exists():
+        folder = folder.resolve()
+        return Results(folder.parent), folder.name
+    if Path(text).name == text and (results.expanduser() / text / "run.json").exists():
+        return Results(results), text
+    raise ConfigError(
+        f"{text!r} is no run's folder, and {results} has no run of this key; "
+        "`regard study status` lists runs, --results says where they lie"
+    )
+
+
+def is_run(text: str, results: Path) -> bool:
+    """Whether `find_run` finds it."""
+    return any((folder.expanduser() / "run.json").exists() for folder in (Path(text), results / text))
 
 
 def make_run(
@@ -146,7 +168,7 @@ def find_device(name: str) -> Any:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda", "mps"):
-        raise ConfigError(f"--device is auto, cpu, cuda or mps, not {name!r}")
+        raise ConfigError(f"--device is auto, cpu, cuda or mps, not {name!r}; CUDA_VISIBLE_DEVICES chooses a GPU")
     if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not torch.backends.mps.is_available()):
         raise ConfigError(f"this machine has no {name} device; pass --device cpu")
     return torch.device(name)
@@ -228,7 +250,7 @@ def show_outcome(run: "Run", outcome: dict[str, Any], as_json: bool) -> None:
     if outcome["status"] != "done":
         typer.echo(f"run {run.key} failed: {outcome['error']}", err=True)
         return
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in outcome["metrics"].items())
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in outcome["metrics"].items() if value is not None)
     speed = f"{outcome['seconds']:.0f} s, {outcome['images_per_second'] or 0:.0f} images/s"
     typer.echo(
         f"run {run.key}: {scores} on {outcome['data']['test']} images; {speed}; {outcome['parameters']} parameters"

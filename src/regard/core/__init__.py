@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .card import Card
-from .cost import Cost, attend, linear
+from .cost import Cost, attend, check_accounting, linear
 from .errors import (
     ConfigError,
     DataError,
@@ -59,6 +59,7 @@ __all__ = [
     "SwapError",
     "UnsupportedError",
     "attend",
+    "check_accounting",
     "heads",
     "linear",
     "merge",

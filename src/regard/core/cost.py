@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+from .errors import ConfigError, nearest
+
+ACCOUNTINGS = ("executed", "paper")
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -21,6 +25,12 @@ class Cost:
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.params + other.params, self.macs + other.macs)
+
+
+def check_accounting(accounting: str) -> None:
+    """The door of every `cost`. Raises: ConfigError unless the accounting is "executed" or "paper"."""
+    if accounting not in ACCOUNTINGS:
+        raise ConfigError(f"there is no accounting {accounting!r}; {nearest(str(accounting), ACCOUNTINGS)}")
 
 
 def linear(tokens: int, inputs: int, outputs: int, bias: bool = True) -> Cost:

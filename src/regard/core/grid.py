@@ -83,16 +83,12 @@ class Grid:
 
         Raises: GridError if no factorisation fits into the cells (m < 1, or m prime and larger than both sides).
         """
-        options = [(r, m // r) for r in range(1, m + 1) if m % r == 0 and r <= self.height and m // r <= self.width]
+        options = [(r, m // r) for r in range(1, min(m, self.height) + 1) if m % r == 0 and m // r <= self.width]
         if not options:
-            fits = [n for n in range(1, self.cells + 1) if _fits(n, self.height, self.width)]
+            fits = {r * c for r in range(1, self.height + 1) for c in range(1, self.width + 1)}
             close = sorted(fits, key=lambda n: (abs(n - m), n))[:4]
             raise GridError(
                 f"{m} windows cannot be laid on {self}; nearest possible: {', '.join(map(str, sorted(close)))}"
             )
         aspect = math.log(self.height / self.width)
         return min(options, key=lambda rc: (round(abs(math.log(rc[0] / rc[1]) - aspect), 9), -rc[0]))
-
-
-def _fits(m: int, height: int, width: int) -> bool:
-    return any(m % r == 0 and m // r <= width for r in range(1, min(m, height) + 1))

@@ -13,12 +13,32 @@ from .errors import ShapeError
 class Mask:
     """causal: query i sees keys up to i. keep (B, M): True where a key may be attended. bias (..., N, M): added logits.
 
-    A query that may attend to nothing gets an output of zeros. A bias with one row is a key bias.
+    A query that may attend to nothing gets an output of zeros. A bias with one row is a key bias. In cross-attention M
+    counts the tokens of the memory.
+    Raises: ShapeError for a keep that is not boolean with two axes, or a bias of whole numbers.
     """
 
     causal: bool = False
     keep: Bool[Tensor, "B M"] | None = None
     bias: Float[Tensor, "... N M"] | None = None
+
+    def __post_init__(self) -> None:
+        keep, bias = self.keep, self.bias
+        if keep is not None and not (isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.ndim == 2):
+            raise ShapeError(
+                f"Mask.keep is {_came(keep)}; expected bool (batch, keys), True for a key that may be attended: "
+                "pass keep.bool(), or what is added to the logits as bias="
+            )
+        if bias is not None and not (isinstance(bias, Tensor) and bias.is_floating_point()):
+            raise ShapeError(
+                f"Mask.bias is {_came(bias)}; expected the floating-point numbers that are added to the logits: "
+                "-inf where attention is forbidden"
+            )
+
+    def check(self, batch: int, keys: int) -> None:
+        """Where a mask meets its tokens. Raises: ShapeError unless keep has a row for each image and all its keys."""
+        if self.keep is not None and self.keep.shape != (batch, keys):
+            raise ShapeError(f"Mask.keep is {tuple(self.keep.shape)}; expected (batch, keys) = {(batch, keys)}")
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -26,8 +46,13 @@ class Mask:
         named = (("causal", self.causal), ("padding", self.keep is not None), ("bias", self.bias is not None))
         return frozenset(name for name, used in named if used)
 
-    def allowed(self, rows: int, columns: int, device: torch.device) -> Bool[Tensor, "..."] | None:
-        """True where attention is allowed, broadcastable to (B, H, rows, columns); None if everything is."""
+    def allowed(
+        self, rows: int, columns: int, device: torch.device, batch: int | None = None
+    ) -> Bool[Tensor, "..."] | None:
+        """True where attention is allowed, broadcastable to (B, H, rows, columns); None if everything is.
+
+        Raises: ShapeError for another number of keys, or of images where `batch` is given (one row fits all).
+        """
         keep = None
         if self.causal:
             if rows != columns:
@@ -36,6 +61,8 @@ class Mask:
         if self.keep is not None:
             if self.keep.shape[-1] != columns:
                 raise ShapeError(f"Mask.keep has {self.keep.shape[-1]} keys, the operator has {columns}")
+            if batch is not None and 1 != self.keep.shape[0] != batch != 1:
+                raise ShapeError(f"Mask.keep has a batch of {self.keep.shape[0]}, the operator has {batch}")
             padding = self.keep[:, None, None, :]
             keep = padding if keep is None else keep & padding
         return keep
@@ -44,7 +71,7 @@ class Mask:
         """The plain form, for references: the bias added, the forbidden at -inf."""
         if self.bias is not None:
             logits = logits + self.bias
-        keep = self.allowed(logits.shape[-2], logits.shape[-1], logits.device)
+        keep = self.allowed(logits.shape[-2], logits.shape[-1], logits.device, logits.shape[0])
         return logits if keep is None else logits.masked_fill(~keep, -torch.inf)
 
     def dense(self, q: Tensor, columns: int) -> Tensor | None:
@@ -52,11 +79,15 @@ class Mask:
 
         q (B, H, N, d) gives the number of rows, dtype and device; columns is the number of keys.
         """
-        keep = self.allowed(q.shape[-2], columns, q.device)
+        keep = self.allowed(q.shape[-2], columns, q.device, q.shape[0])
         if self.bias is None:
             return keep
         bias = self.bias.to(q.dtype)
         return bias if keep is None else torch.where(keep, bias, -torch.inf)
+
+
+def _came(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 NOTHING = Mask()

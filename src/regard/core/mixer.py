@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .card import Card
 from .cost import Cost
 from .errors import ShapeError, UnsupportedError
+from .fields import check_fields
 from .grid import Grid
 from .mask import Mask
 from .site import Site
@@ -85,14 +86,19 @@ class Mixer(nn.Module):
         """The same layer in its plain form."""
         raise NotImplementedError
 
-    def check(self, x: Tensor, grid: Grid, mask: Mask | None) -> None:
-        """The door of a layer. Raises: ShapeError, GridError, UnsupportedError."""
+    def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
+        """The door of a layer. memory: the grid of the keys where it differs, for the mask.
+
+        Raises: ShapeError, GridError, UnsupportedError.
+        """
         if x.ndim != 3 or x.shape[-1] != self.site.dim:
             raise ShapeError(f"x has shape {tuple(x.shape)}; expected (batch, tokens, {self.site.dim})")
         if not x.is_floating_point():
             raise ShapeError(f"x is {x.dtype}; a layer takes floating-point numbers: pass x.float()")
         grid.check(x)
         refuse_masks(self.config, mask)
+        if mask is not None:
+            mask.check(x.shape[0], (memory or grid).tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +106,16 @@ class MixerConfig(ABC):
     """Describes a mechanism. Frozen, keyword-only, and all that is needed to build it at a Site.
 
     card: what is known about it. masks: the kinds of mask that it can apply. cross: whether queries may come from
-    another input than keys and values.
+    another input than keys and values. Subclasses with a `__post_init__` call this one first.
+    Raises: ConfigError for a field whose value its annotation does not allow.
     """
 
     card: ClassVar[Card]
     masks: ClassVar[frozenset[str]] = frozenset()
     cross: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def uses(self) -> str:
@@ -120,7 +130,8 @@ class MixerConfig(ABC):
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Parameters and MACs of the built layer on site.grid for one sample, by formula.
 
-        accounting: "executed" counts what runs; "paper" counts as the mechanism's paper does, where that differs.
+        With a `site.memory` it is the layer of `build_cross`, with keys and values there. accounting: "executed" counts
+        what runs; "paper" counts as the mechanism's paper does, where that differs (`check_accounting` refuses others).
         """
 
     def shared(self) -> nn.Module | None:

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .cost import Cost
+from .fields import check_fields
 from .site import Site
 
 
@@ -40,7 +41,13 @@ class Projection(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectionConfig(ABC):
-    """Describes a projection; any projection can be used with any mechanism on heads."""
+    """Describes a projection; any projection can be used with any mechanism on heads.
+
+    Raises: ConfigError for a field whose value its annotation does not allow.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> Projection:
@@ -48,7 +55,10 @@ class ProjectionConfig(ABC):
 
     @abstractmethod
     def cost(self, site: Site, roles: str) -> Cost:
-        """Parameters and MACs of one sample on site.grid, without the parameters that layers share."""
+        """Parameters and MACs of one sample, without the parameters that layers share.
+
+        `site.tokens(role)` tokens for each role: with a `site.memory`, k and v are made from the tokens there.
+        """
 
     def shared(self, roles: str) -> nn.Module | None:
         """A module with the parameters that all layers have in common; None if there are none."""

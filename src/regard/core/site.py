@@ -45,3 +45,7 @@ class Site:
     def inner(self) -> int:
         """heads * width: the channels between the projections."""
         return self.heads * self.width
+
+    def tokens(self, role: str) -> int:
+        """The number of tokens that q, k or v is made from: in cross-attention k and v are made from the memory."""
+        return (self.grid if role == "q" or self.memory is None else self.memory).tokens

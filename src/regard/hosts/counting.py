@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core import Grid, Mixer
+from regard.core import Grid, Mixer, check_accounting
 from regard.mixers.heads import HeadMixer
 
 from .hosted import Hosted
@@ -21,8 +21,9 @@ def count_macs(model: nn.Module, images: Tensor, accounting: str = "executed") -
 
     Operators of swapped layers are not run: their formulas count, once for each window and image that they get, so that
     the form which runs at a size (dense on small grids) does not matter. Parameters and images may lie on the meta
-    device. accounting: of the formulas, as in `MixerConfig.cost`.
+    device. accounting: of the formulas, as in `MixerConfig.cost`. Raises: ConfigError for another.
     """
+    check_accounting(accounting)
     counter = FlopCounterMode(display=False)
     model.eval()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

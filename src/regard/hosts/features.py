@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from timm.models import FeatureInfo
 from torch import Tensor, nn
 
+from regard.core import ConfigError
+
 
 class Pyramid(nn.Module):
     """A model of stages. A subclass calls `describe` for each and has `maps`, which gives (B, D, h, w) of each."""
@@ -27,8 +29,7 @@ class Features(nn.Module):
 
     def __init__(self, model: Pyramid, out_indices: Sequence[int]) -> None:
         super().__init__()
-        stages = len(model.feature_info)
-        self.out_indices = tuple(range(stages)[index] for index in out_indices)
+        self.out_indices = checked_indices(out_indices, len(model.feature_info))
         self.feature_info = FeatureInfo(model.feature_info, self.out_indices)
         self.model = model
 
@@ -37,10 +38,25 @@ class Features(nn.Module):
         return [found[index] for index in self.out_indices]
 
 
+def checked_indices(out_indices: Sequence[int], stages: int) -> tuple[int, ...]:
+    """Indices of stages, those from the end (-1) as from the start.
+
+    Raises: ConfigError for a stage that is not there, and for none.
+    """
+    wrong = [index for index in out_indices if not -stages <= index < stages]
+    if wrong or not out_indices:
+        raise ConfigError(
+            f"out_indices={tuple(out_indices)}: there are the {stages} stages 0 to {stages - 1}, or -1 to {-stages} "
+            "from the end; name at least one of them"
+        )
+    return tuple(range(stages)[index] for index in out_indices)
+
+
 def as_features(model: nn.Module, out_indices: Sequence[int] | None = None) -> nn.Module:
     """A classifier as a backbone: its forward pass gives a list of maps (B, D, h, w).
 
-    out_indices: stages (of a ViT: blocks), None = all. Raises: TypeError if the model has no stages to give.
+    out_indices: stages (of a ViT: blocks), None = all. Raises: TypeError if the model has no stages to give,
+    ConfigError for a stage that is not there.
     """
     from timm.models._features import FeatureGetterNet
 
@@ -48,5 +64,6 @@ def as_features(model: nn.Module, out_indices: Sequence[int] | None = None) -> n
         return Features(model, range(len(model.feature_info)) if out_indices is None else out_indices)
     if not hasattr(model, "forward_intermediates"):
         raise TypeError(f"{type(model).__name__} gives no intermediate features")
-    indices = len(model.blocks) if out_indices is None else tuple(out_indices)  # type: ignore[arg-type]
-    return FeatureGetterNet(model, out_indices=indices)
+    blocks = len(model.blocks)  # type: ignore[arg-type]
+    chosen = blocks if out_indices is None else checked_indices(out_indices, blocks)
+    return FeatureGetterNet(model, out_indices=chosen)

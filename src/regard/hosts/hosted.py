@@ -130,68 +130,78 @@ class Hosted(nn.Module):
         linear = (LinearProjection, SeparateProjection)
         return not ours.startswith("qkv.") or isinstance(getattr(self.mixer, "qkv", None), linear)
 
-    def rows(self, ours: str) -> str:
-        """The roles whose rows the mixer has in this key, where they are fewer than the host's; else ""."""
-        projection = getattr(self.mixer, "qkv", None)
-        partial = ours in ("qkv.weight", "qkv.bias") and isinstance(projection, LinearProjection)
-        return projection.roles if partial and projection.roles != "qkv" else ""  # type: ignore[union-attr]
+    def places(self) -> dict[str, str]:
+        """The host's keys that the mixer has a place for, and of which roles: "qkv" for all that the host has there.
+
+        "qv" where the mixer has the rows of these roles of a fused matrix, head by head as the host's; a mechanism with
+        another number of heads has no row of the host.
+        """
+        own, projection, found = self.mixer.state_dict(), getattr(self.mixer, "qkv", None), {}
+        for key, shape in self.host_shapes.items():
+            ours = self.own_name(key)
+            if ours not in own or not self._same(ours):
+                continue
+            fused = ours in ("qkv.weight", "qkv.bias") and isinstance(projection, LinearProjection)
+            roles = str(projection.roles) if fused else "qkv"  # type: ignore[union-attr]
+            if roles == "qkv":
+                fits = own[ours].shape == shape
+            else:
+                fits = own[ours].shape[0] * 3 == shape[0] * len(roles) and own[ours].shape[1:] == shape[1:]
+            if fits and roles:
+                found[key] = roles
+        return found
 
     def inward(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The host's tensors by the mixer's names, as far as they have a place; of fused ones the rows that are used.
 
         A tensor of another shape than the host's is passed on, so that loading reports it.
         """
-        own = self.mixer.state_dict()
-        found = {}
+        own, places, found = self.mixer.state_dict(), self.places(), {}
         for key, value in state.items():
-            ours = self.own_name(key)
-            if ours not in own or not self._same(ours):
-                continue
-            foreign = value.shape != self.host_shapes[key]
-            if (roles := self.rows(ours)) and not foreign:
-                blocks = value.unflatten(0, (3, -1))
-                value = torch.cat([blocks["qkv".index(role)] for role in roles])
-            if foreign or value.shape == own[ours].shape:
+            ours, roles = self.own_name(key), places.get(key, "")
+            if value.shape != self.host_shapes[key]:
+                if ours in own and self._same(ours):
+                    found[ours] = value
+            elif roles == "qkv":
                 found[ours] = value
+            elif roles:
+                blocks = value.unflatten(0, (3, -1))
+                found[ours] = torch.cat([blocks["qkv".index(role)] for role in roles])
         return found
 
     def kept(self) -> set[str]:
         """Keys of the host that the swapped layer has in full."""
-        own = self.mixer.state_dict()
-        return {
-            key
-            for key, shape in self.host_shapes.items()
-            if key in self._parameters
-            or ((ours := self.own_name(key)) in own and self._same(ours) and own[ours].shape == shape)
-        }
+        return {key for key, roles in self.places().items() if roles == "qkv"} | (
+            self.host_shapes.keys() & self._parameters.keys()
+        )
 
     def account(self) -> tuple[list[str], list[str], list[str]]:
         """What is kept, new and dropped; `qkv.weight[qv]` are the rows of these roles."""
         own, kept, dropped = set(self.mixer.state_dict()), [], []
-        full = self.kept()
+        full, places = self.kept(), self.places()
         for key in self.host_shapes:
-            ours = self.own_name(key)
             if key in full:
                 kept.append(key)
-            elif ours in own and (roles := self.rows(ours)):
+            elif roles := places.get(key):
                 kept.append(f"{key}[{roles}]")
                 dropped.append(f"{key}[{''.join(role for role in 'qkv' if role not in roles)}]")
             else:
                 dropped.append(key)
                 continue
-            own.discard(ours)
+            own.discard(self.own_name(key))
         return kept, sorted(f"{CHILD}.{key}" for key in own), dropped
 
     def host_state(self) -> dict[str, Tensor]:
         """The host's whole state: the mixer's present tensors where they fit, what was dropped as it was."""
         own, state = self.mixer.state_dict(), dict(self.host.state_dict())
+        places = self.places()
         for key, old in state.items():
-            ours = self.own_name(key)
+            ours, roles = self.own_name(key), places.get(key, "")
             if key in self._parameters:
                 state[key] = getattr(self, key).detach()
-            elif ours in own and self._same(ours) and own[ours].shape == old.shape:
+            elif roles == "qkv":
                 state[key] = own[ours]
-            elif ours in own and (roles := self.rows(ours)):
+            elif roles:
                 blocks = old.to(own[ours], copy=True).unflatten(0, (3, -1))
                 for role, value in zip(roles, own[ours].unflatten(0, (len(roles), -1)), strict=True):
                     blocks["qkv".index(role)] = value
@@ -217,6 +227,8 @@ class Hosted(nn.Module):
         theirs = {self.own_name(key): value for key, value in state.items()}
         if not isinstance(projection, Projection) or self._same("qkv.weight") or "qkv.weight" not in theirs:
             return
+        if len(theirs["qkv.weight"]) != 3 * self.mixer.site.inner:
+            return  # another number of heads: no row is the host's
         config: Any = self.mixer.config
         roles = ["qkv".index(role) for role in config.roles]
 

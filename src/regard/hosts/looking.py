@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.core import Grid, SwapError
+from regard.core import ConfigError, Grid, RegardError, SwapError
 
 from .hosted import GridSource, Hosted, find_watched
 from .owners import is_source
@@ -60,8 +60,12 @@ def example_of(model: nn.Module) -> Tensor:
 
 
 def channels_of(model: nn.Module) -> int:
-    """Input channels, from the first convolution; 3 without one."""
-    return next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), 3)
+    """Input channels: `in_chans` where a module tells it, or those of the first convolution; 3 without either."""
+    for module in model.modules():
+        told = module.in_channels if isinstance(module, nn.Conv2d) else getattr(module, "in_chans", None)
+        if isinstance(told, int):
+            return told
+    return 3
 
 
 @contextmanager
@@ -75,6 +79,22 @@ def resting(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def taking(model: nn.Module, example: Tensor) -> Iterator[None]:
+    """Turn the failure of a host's own forward pass into one that speaks of its input. Raises: ConfigError."""
+    try:
+        yield
+    except RegardError:
+        raise
+    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
+        shape = "x".join(map(str, example.shape[1:]))
+        raise ConfigError(
+            f"{type(model).__name__} does not take inputs of {shape} (channels, height, width): "
+            f"{str(error).strip() or type(error).__name__}; "
+            "give images of the size that it is made for, or make it for these (img_size=, patch_size=)"
+        ) from error
 
 
 def inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> dict[str, torch.Size]:
@@ -121,7 +141,8 @@ def grids_of(model: nn.Module, names: list[str], example: Tensor) -> dict[str, t
         watched[name] = sources[place]
     layers = {name: model.get_submodule(name) for name in names}
     try:
-        seen = inputs_of(model, layers, example)
+        with taking(model, example):
+            seen = inputs_of(model, layers, example)
     finally:
         for handle in handles:
             handle.remove()

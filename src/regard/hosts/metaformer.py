@@ -4,13 +4,17 @@ The tables of "Static Key Attention in Vision" leave open which stage is meant; 
 the published size of CSKAFormer-B36 and is the best placement of Table 5. Any other is a choice of `mixers`.
 """
 
+import os
+import pickle
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
+from safetensors import SafetensorError
 from timm.models import build_model_with_cfg, load_state_dict
 from timm.models.metaformer import Attention, LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
 from torch import Tensor, nn
@@ -20,6 +24,8 @@ from regard.mixers.heads import HeadMixerConfig
 from regard.mixers.spell import parse_mixer, spell
 from regard.projections.identity import IdentityQuery
 from regard.projections.linear import LinearQKV
+
+from .features import checked_indices
 
 SIZES: dict[str, dict[str, Any]] = {
     "s18": {"depths": (3, 3, 9, 3), "dims": (64, 128, 320, 512)},
@@ -63,7 +69,8 @@ def metaformer(
     img_size: int | tuple[int, int] = 224,
     resize: str | None = None,
     query: str = "linear",
-    pretrained: bool | str = False,
+    heads: int = 0,
+    pretrained: bool | str | os.PathLike[str] = False,
     features_only: bool = False,
     **options: Any,
 ) -> nn.Module:
@@ -73,9 +80,13 @@ def metaformer(
     img_size: the image whose grids the static keys have. resize: what they do on others, where it is not spelled.
     query: "linear", or "identity" for queries of the mechanisms that are the input itself, as in the authors' code:
     with static keys in stages 3 and 4 and width 32 a head its S18 has 23,565,336 parameters.
-    pretrained: True takes timm's weights of caformer_<size> for every layer that keeps its shape; a string is the path
-    of a checkpoint. options: timm's, such as num_classes, in_chans, drop_path_rate, out_indices.
-    Raises: ConfigError if mixers are not four known ones, or query is neither or has no mechanism to apply to.
+    heads: number of heads that share the width of a stage with a mechanism; 0 = heads of width 32. The authors' code
+    has heads of width 16 in its CSKAFormer: 8 in stage 2 of S18, 28,983,186 parameters.
+    pretrained: True takes timm's weights of caformer_<size> for every layer that keeps its shape; else the path of a
+    checkpoint of that, or of the same model. What a checkpoint has and the model has not is said in a warning.
+    options: timm's, such as num_classes, in_chans, drop_path_rate, out_indices.
+    Raises: ConfigError if mixers are not four known ones, query is neither or has no mechanism to apply to, heads do
+    not divide a width, a stage is not there, or a checkpoint is missing, cannot be read or has nothing that fits.
     """
     name = f"caformer_{size}"
     if isinstance(mixers, str) or len(mixers) != 4:
@@ -88,7 +99,8 @@ def metaformer(
     if query == "identity":
         configs = _direct(configs)
     convolutions = [text == "conv" for text in mixers]
-    indices = options.pop("out_indices", (0, 1, 2, 3))
+    indices = checked_indices(options.pop("out_indices", range(4)), 4)
+    state = _weights(name, pretrained) if pretrained else {}
     model: Any = build_model_with_cfg(
         MetaFormer,
         name,
@@ -100,9 +112,10 @@ def metaformer(
         **SIZES[size],
         **options,
     )
-    if pretrained:
-        load_fitting(model, load_state_dict(pretrained) if isinstance(pretrained, str) else _published(name))
-    _fill(model, configs, img_size, options.get("in_chans", 3))
+    left = load_fitting(model, state)
+    _fill(model, configs, heads, img_size, options.get("in_chans", 3))
+    if left:  # a checkpoint of the same model has tensors of its mechanisms
+        _say(load_fitting(model, {key: state[key] for key in left}), len(state), name, pretrained)
     return model
 
 
@@ -128,8 +141,39 @@ def _plain(shape: torch.Size) -> tuple[int, ...]:
     return tuple(shape[:-2]) if tuple(shape[2:]) == (1, 1) else tuple(shape)
 
 
-def _published(name: str) -> dict[str, Tensor]:
-    return timm.create_model(name, pretrained=True).state_dict()
+def _weights(name: str, pretrained: bool | str | os.PathLike[str]) -> Mapping[str, Tensor]:
+    """The published weights of a timm model (True), or those in a file."""
+    if isinstance(pretrained, bool):
+        if not timm.is_model(name):
+            raise ConfigError(f"there are no published weights of {name}; pass pretrained=PATH, a checkpoint of yours")
+        return timm.create_model(name, pretrained=True).state_dict()
+    if not os.path.isfile(pretrained):
+        raise ConfigError(f"pretrained={str(pretrained)!r}: there is no such file; pass the path of a checkpoint")
+    try:
+        state = load_state_dict(os.fspath(pretrained))
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, AttributeError, OSError) as error:
+        raise ConfigError(f"pretrained={str(pretrained)!r} is no checkpoint that can be read: {error}") from error
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ConfigError(f"pretrained={str(pretrained)!r} has no tensors by name; pass a file with a state dict")
+    return tensors
+
+
+def _say(left: Sequence[str], number: int, name: str, pretrained: bool | str | os.PathLike[str]) -> None:
+    """Warn about tensors that were left out. Raises: ConfigError if all were."""
+    source = name if isinstance(pretrained, bool) else str(pretrained)
+    if len(left) == number:
+        raise ConfigError(
+            f"none of the {number} tensors of {source} fits, such as {', '.join(left[:3])}; expected a checkpoint of "
+            f"{name} or of this model"
+        )
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        warnings.warn(
+            f"{len(left)} of the {number} tensors of {source} have no place in this model and were left out: "
+            f"{', '.join(left[:3])}{more}",
+            stacklevel=4,
+        )
 
 
 def _config(text: str, resize: str | None) -> MixerConfig | None:
@@ -157,7 +201,13 @@ def _direct(configs: Sequence[MixerConfig | None]) -> list[MixerConfig | None]:
     return made
 
 
-def _fill(model: nn.Module, configs: Sequence[MixerConfig | None], img_size: int | tuple[int, int], chans: int) -> None:
+def _fill(
+    model: nn.Module,
+    configs: Sequence[MixerConfig | None],
+    heads: int,
+    img_size: int | tuple[int, int],
+    chans: int,
+) -> None:
     from .looking import all_sites
     from .swap import plan_layers
 
@@ -165,5 +215,17 @@ def _fill(model: nn.Module, configs: Sequence[MixerConfig | None], img_size: int
     example = torch.zeros(1, chans, height, width)
     for stage, config in enumerate(configs):
         names = [name for name in all_sites(model) if (found := STAGE.search(name)) and int(found[1]) == stage]
+        for name in names if config is not None and heads else ():
+            _divide(cast(Attention, model.get_submodule(name)), heads)
         if config is not None and names:
             plan_layers(model, config, names, example).apply(faithful=False)
+
+
+def _divide(attention: Attention, heads: int) -> None:
+    """Another number of heads of the same width together, before a mechanism takes the place of the attention."""
+    if attention.attention_dim % heads:
+        raise ConfigError(
+            f"{heads} heads do not divide a width of {attention.attention_dim}; leave heads out or change it"
+        )
+    attention.num_heads, attention.head_dim = heads, attention.attention_dim // heads
+    attention.scale = attention.head_dim**-0.5

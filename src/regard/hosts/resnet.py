@@ -19,7 +19,7 @@ from torchvision.models import resnet as torchvision_resnet
 
 from regard.core import ConfigError, Grid, MixerConfig, Site, SwapError
 from regard.mixers.deform import DeformableConv, DeformableConv2d
-from regard.mixers.spell import parse_mixer
+from regard.mixers.spell import parse_mixer, spell
 
 from .hosted import CHILD, Hosted
 
@@ -181,24 +181,31 @@ def attend(
     The model may contain the ResNet, such as a feature pyramid or a detector's backbone. mixer: a configuration, its
     spelling, or None for empty slots. stages: numbers of `layer1` to `layer4`; the paper's conv4 and conv5 are 3 and 4.
     deformable: the 3x3 convolution before attention becomes a deformable one with the same weights and offsets of zero
-    (True, or the options); `lr_scale()` of that layer tells the slower rate of its offsets. example: an input that
-    tells mechanisms their first grid; other sizes may follow. Without one: the size that the model names, or 224x224.
-    Raises: SwapError if the model has not these stages, or other blocks; ConfigError for heads that do not divide the
-    channels; the errors of `plan_swap`. The model is then as it was.
+    (True, or the options: version, groups, offset_kernel, mask_init); `lr_scale()` of that layer tells the slower rate
+    of its offsets. False leaves the convolution as it is. example: an input that tells mechanisms their first grid;
+    other sizes may follow. Without one: the size that the model names, or 224x224.
+    With attention alone the model's output is bit-identical at first, with deformable convolutions it is equal up to
+    rounding (about 1e-6 of its size in float32): a sum over taps runs in another order.
+    Blocks that were attended before get what is asked now: another mechanism (with weights that fit, as `swap` does),
+    another number of heads, empty slots for None. Deformable convolutions keep their options.
+    Raises: SwapError if the model has not these stages, or other blocks, or deformable convolutions with other options;
+    ConfigError for stages that are no numbers, heads that do not divide the channels and options that a convolution
+    has itself; the errors of `plan_swap`. The model is then as it was.
     """
     from .looking import example_of
+    from .owners import tidy
     from .swap import plan_layers
 
     known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
     if known is not None and not isinstance(known, MixerConfig):
         raise ConfigError(f"mixer is a configuration, its spelling or None for empty slots, not {mixer!r}")
     found = blocks_of(model, stages)
-    before = [(block, type(block), _spatial(block)) for _, block in found]
+    before = [(block, type(block), _spatial(block), _heads_of(block)) for _, block in found]
     for name, block in found:
         Site(dim=_width(block), heads=heads, grid=Grid(1, 1), name=name)  # a door: heads that do not fit
     try:
-        for _, block in found:
-            _open(block, heads, deformable)
+        for name, block in found:
+            _open(block, name, heads, deformable)
         if known is not None:
             if example is None:
                 try:
@@ -207,17 +214,26 @@ def attend(
                     example = torch.randn(1, _inputs(model), 224, 224, generator=torch.Generator().manual_seed(0))
             plan_layers(model, known, [f"{name}.attn" for name, _ in found], example).apply()
     except Exception:
-        for block, kind, conv in before:
+        for block, kind, conv, number in before:
             if kind in BLOCKS:
                 block.__class__ = kind
                 block._modules.pop("attn", None)
+            else:
+                _slot(block).heads = number
             setattr(block, _spatial_name(block), conv)
         raise
+    if known is None:
+        for _, block in found:
+            if isinstance(block.attn, Attended):
+                block.attn = block.attn.release()
+        tidy(model)
     return model
 
 
 def blocks_of(model: nn.Module, stages: Sequence[int]) -> list[tuple[str, nn.Module]]:
-    """Names and blocks of some stages of the ResNet in a model. Raises: SwapError."""
+    """Names and blocks of some stages of the ResNet in a model. Raises: ConfigError for no numbers; SwapError."""
+    if isinstance(stages, str) or not isinstance(stages, Sequence) or not all(type(stage) is int for stage in stages):
+        raise ConfigError(f"stages are numbers of layer1 to layer4, such as (3, 4), not {stages!r}")
     there: dict[int, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
@@ -255,13 +271,30 @@ def _inputs(model: nn.Module) -> int:
     return next(module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
 
 
-def _open(block: nn.Module, heads: int, deformable: bool | DeformableConv) -> None:
-    """An empty slot, unless there is one, and the deformable convolution."""
+def _slot(block: nn.Module) -> Slot:
+    """The slot of an attended block, which a port has inside."""
+    attn = cast(nn.Module, block.attn)
+    return cast(Slot, attn.host if isinstance(attn, Attended) else attn)
+
+
+def _heads_of(block: nn.Module) -> int:
+    return 0 if type(block) in BLOCKS else _slot(block).heads
+
+
+def _open(block: nn.Module, name: str, heads: int, deformable: bool | DeformableConv) -> None:
+    """A slot for so many heads, and the deformable convolution."""
     conv = _spatial(block)
     if type(block) in BLOCKS:
         block.__class__ = BLOCKS[type(block)]
         block.attn = Slot(conv.out_channels, heads).to(conv.weight).train(block.training)
-    if deformable and not isinstance(conv, DeformableConv2d):
+    _slot(block).heads = heads
+    if isinstance(conv, DeformableConv2d):
+        if isinstance(deformable, DeformableConv) and deformable != conv.options:
+            raise SwapError(
+                f"{name}.{_spatial_name(block)} is a {spell(conv.options)} already; as {spell(deformable)} its offsets "
+                "would be lost: give deformable=True to keep it, or attend to a new model"
+            )
+    elif deformable:
         options = deformable if isinstance(deformable, DeformableConv) else DeformableConv()
         setattr(block, _spatial_name(block), DeformableConv2d.from_conv(conv, options).train(conv.training))
 

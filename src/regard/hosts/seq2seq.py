@@ -34,7 +34,7 @@ class Layer:
     self-attention (nor unit). cross: of the attention to the encoder. unit: the deformable convolution before
     self-attention, None = none. dirac: the unit starts as the identity; else with ordinary first weights. hidden: of
     the feed-forward net. drop: dropout of every branch. length: tokens at build time; others may follow.
-    Raises: ConfigError, UnsupportedError if cross cannot attend to another input.
+    Raises: ConfigError, UnsupportedError if cross cannot attend to another input of any length.
     """
 
     dim: int = 512
@@ -62,6 +62,11 @@ class Layer:
             object.__setattr__(self, name, value)
         if not self.cross.cross:  # type: ignore[union-attr]
             raise UnsupportedError(f"{spell(self.cross)} cannot attend to another input; give a cross= that can")
+        if isinstance(self.cross, Factors) and self.cross.window:
+            raise UnsupportedError(
+                f"cross={spell(self.cross)}: a window needs queries and keys on one grid, and the encoder's sequence "
+                "may have another length; give window=0"
+            )
         if self.attention is None and self.unit is not None:
             raise ConfigError("the deformable unit stands before self-attention: attention=None goes with unit=None")
 

@@ -1,35 +1,21 @@
 """Ports of Regard's own hosts and of CaiT: what stands around their attention stays around the new mechanism."""
 
-from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from timm.models.cait import TalkingHeadAttn
 from torch import Tensor, nn
 
-from regard.core import (
-    ConfigError,
-    Grid,
-    Mask,
-    Mixer,
-    MixerConfig,
-    Operator,
-    Site,
-    UnsupportedError,
-    merge,
-    softmax_rows,
-)
-from regard.mixers.cska import CSKA
+from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError, merge
 from regard.mixers.heads import HeadMixer, HeadMixerConfig
-from regard.mixers.ska import SKA
-from regard.mixers.softmax import Softmax
 from regard.projections.linear import LinearProjection
 
-from .cait import LooseTalkingAttention, TalkingAttention, over_heads
+from .cait import LooseTalkingAttention, TalkingAttention
 from .cvt import ConvAttention, DepthwiseProjection, coarser, convolved
 from .hosted import Hosted, additive
 from .reading import fused_site
 from .separate import SeparateProjection, biased
+from .talking import TalkingHeads, logits_of, silent
 from .vit_spt import KeptLocalityAttention, LocalityAttention
 
 
@@ -96,7 +82,7 @@ class Talking(Hosted):
             bias = "proj_l.bias" in self.host_shapes
             mixer.operator = TalkingHeads(inner, mixer.site.heads, bias)
         elif config.uses:
-            raise _silent(config)
+            raise silent(config)
         return mixer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,102 +103,11 @@ class LooseTalking(Hosted):
         return self.mixer(x, self.grid())
 
 
-class TalkingHeads(Operator):
-    """proj_w softmax(proj_l logits) v; the maps proj_l and proj_w of the head axis are those of the host.
-
-    logits: an operator whose weights are the mechanism's logits. The map is held whole: O(N M H) memory.
-    """
-
-    def __init__(self, logits: Operator, heads: int, bias: bool) -> None:
-        super().__init__()
-        self.logits = logits
-        self.proj_l, self.proj_w = (nn.Linear(heads, heads, bias=bias) for _ in range(2))
-
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        v = cast(Tensor, v)
-        logits = over_heads(self.proj_l, self.logits.weights(q, k, v, grid=grid, memory=memory))
-        a = softmax_rows(logits if mask is None else mask.added(logits))
-        return over_heads(self.proj_w, a) @ v
-
-    reference = forward
-
-
-class SoftmaxLogits(Operator):
-    """scale q k^T. No parameters."""
-
-    def __init__(self, scale: float | None) -> None:
-        super().__init__()
-        self.scale = scale
-
-    def weights(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, k = cast(Tensor, q), cast(Tensor, k)
-        return q @ k.mT * (q.shape[-1] ** -0.5 if self.scale is None else self.scale)
-
-
-class LogWeights(Operator):
-    """Logarithms of an operator's weights: its logits but for one number a row and head.
-
-    A map of the heads turns that into one number a row, which the softmax after it takes out. Weights that underflow
-    count as the smallest number.
-    """
-
-    def __init__(self, inner: Operator) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def weights(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        eye = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
-        a = self.inner(q, k, eye, grid=grid, memory=memory)
-        return a.clamp_min(torch.finfo(a.dtype).tiny).log()
-
-
-def logits_of(config: HeadMixerConfig, site: Site) -> Operator:
-    """The part of a mechanism before its softmax. Raises: UnsupportedError if it has no map over all keys."""
-    if isinstance(config, Softmax):
-        return SoftmaxLogits(config.scale)
-    if isinstance(config, SKA):
-        return replace(config, activation="none").operator(site)
-    if isinstance(config, CSKA):
-        return LogWeights(config.operator(site))
-    raise _silent(config)
-
-
-def _silent(config: MixerConfig) -> UnsupportedError:
-    return UnsupportedError(
-        f"CaiT mixes its heads before and after the softmax over all keys, which {type(config).__name__} has not; "
-        "Softmax, SKA and CSKA keep that, and cait_s_32(keep_talking=False) leaves it out"
-    )
-
-
 class CvTPort(Hosted):
-    """CvT's attention: its convolutions and the grid of its keys stay; scale=None is the host's scale."""
+    """CvT's attention: its convolutions and the grid of its keys stay.
+
+    A mechanism's `scale` is the factor of its logits; where it is None or missing, its d^-0.5 gives way to the host's.
+    """
 
     library: ClassVar[tuple[type, ...]] = (ConvAttention,)
     watch: ClassVar[str] = "embed.proj"
@@ -256,7 +151,8 @@ class ConvMixer(HeadMixer):
             biases = biased(q=host.proj_q, k=host.proj_k, v=host.proj_v)
             self.qkv = SeparateProjection(site, roles, biases)
         self.stride = host.kv_stride
-        self.factor = host.scale * site.width**0.5
+        given = getattr(config, "scale", None) is not None
+        self.factor = 1.0 if given else host.scale * site.width**0.5
         for name, _ in host.named_children():
             if name.startswith("conv_") and set(name[5:]) & set(roles):
                 self.add_module(name, DepthwiseProjection(site.dim, 1 if name == "conv_q" else host.kv_stride))
@@ -269,15 +165,15 @@ class ConvMixer(HeadMixer):
         made: dict[str, Tensor | None] = dict.fromkeys("qkv")
         for role in self.config.roles:
             made[role] = self.normalised(role, self.qkv(convolved(self, role, x, grid), role)[0], grid, rope)
-        if made["q"] is not None:
+        if made["q"] is not None and self.factor != 1.0:
             made["q"] = made["q"] * self.factor
         return made
 
     def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
-        self.check(x, grid, mask)
+        memory = self.memory_grid(grid)
+        self.check(x, grid, mask, memory)
         made = self.roles(x, grid, rope)
         operator = self.operator.reference if plain else self.operator
-        memory = self.memory_grid(grid)
         out = merge(operator(made["q"], made["k"], made["v"], grid=grid, memory=memory, mask=mask))
         if self.dwc is not None and made["v"] is not None:
             extra, cells = grid.to_map(merge(made["v"]))

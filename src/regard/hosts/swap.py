@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedError, nearest
+from regard.core import ConfigError, Grid, MixerConfig, RegardError, SwapError, UnsupportedError, nearest
 from regard.mixers.spell import parse_mixer, spell
+from regard.mixers.static import FROM_TEACHER, StaticConfig
 
 from .hosted import CHILD, Hosted
 from .looking import all_sites, example_of, grids_of, inputs_of, matching, port_of
@@ -251,12 +252,16 @@ def _make(name: str, options: dict[str, Any]) -> nn.Module:
         make = partial(timm.create_model, name)
     try:
         return make(**options)
-    except (TypeError, AttributeError) as error:
+    except RegardError:
+        raise
+    except (TypeError, AttributeError, ValueError, ArithmeticError, LookupError, AssertionError, RuntimeError) as error:
         said = ", ".join(f"{key}={value!r}" for key, value in options.items())
         known = list(inspect.signature(HOSTS[plain]).parameters) if plain in HOSTS else []
         wrong = [key for key in options if known and key not in known]
         hint = "".join(f"; it has no {key!r}: {nearest(key, known)}" for key in wrong)
-        raise ConfigError(f"{name} cannot be made with {said or 'its defaults'}: {error}{hint}") from error
+        raise ConfigError(
+            f"{name} cannot be made with {said or 'its defaults'}: {error or type(error).__name__}{hint}"
+        ) from error
 
 
 def _refuse(module: nn.Module, name: str, mixer: MixerConfig) -> None:
@@ -276,6 +281,8 @@ def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:
         notes.append(f"dropout {rate} of attention weights is left out")
     if bias and "q" in mixer.uses:
         notes.append("q, k, v keep the host's bias (a hidden content term)")
+    if isinstance(mixer, StaticConfig) and mixer.init in FROM_TEACHER:
+        notes.append("static keys start at random until regard.calibrate(model, teacher, batches) sets them")
     return notes
 
 

@@ -2,6 +2,7 @@
 
 Patch merging before each stage is an unfolding by 2, 2, 2, 1 and a linear layer, so an image of 32 has the grids 16, 8,
 4, 4; window 4, one table of relative biases for all heads of a layer, no bias of q, k and v (SKA paper, Table 1).
+Windows, shifts and their masks belong to the image size that the model is made for: it takes no other.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from torch import Tensor, nn
 
-from regard.core import ConfigError
+from regard.core import ConfigError, GridError
 
 from .features import Pyramid
 
@@ -48,7 +49,10 @@ class Merging(nn.Module):
 
 
 class SmallSwin(Pyramid):
-    """Stages of a merging and blocks; LayerNorm and Linear on the mean of the last map."""
+    """Stages of a merging and blocks; LayerNorm and Linear on the mean of the last map.
+
+    Raises: GridError in a forward pass on images of another size than `img_size`.
+    """
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class SmallSwin(Pyramid):
         attention: type[SharedBiasAttention],
     ) -> None:
         super().__init__()
-        self.img_size, self.num_classes, self.num_features = img_size, num_classes, DIMS[-1]
+        self.img_size, self.in_chans, self.num_classes, self.num_features = img_size, in_chans, num_classes, DIMS[-1]
         self.stages = nn.ModuleList()
         (height, width), dim, reduction = img_size, in_chans, 1
         for factor, out, depth, number in zip(FACTORS, DIMS, DEPTHS, heads, strict=True):
@@ -77,6 +81,12 @@ class SmallSwin(Pyramid):
         return {name for name, _ in self.named_parameters() if "relative_position_bias_table" in name}
 
     def maps(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B D h w"]]:
+        (height, width), (own_height, own_width) = x.shape[-2:], self.img_size
+        if height != own_height or width != own_width:
+            raise GridError(
+                f"swin_t_32 is made for images of {own_height}x{own_width}, not {height}x{width}: windows, shifts and "
+                f"masks would be others; make it with img_size=({height}, {width})"
+            )
         x = x.movedim(1, -1)
         found = []
         for stage in self.stages:

@@ -1,6 +1,6 @@
 """The small ViTs of the SKA paper: vit_s_32, and vit_s_32_spt with shifted patch tokens and locality self-attention.
 
-Image 32, patch 4, width 512, depth 6, 8 heads, MLP 512 (static keys reference 4.1; SPT and LSA: Lee et al. 2021).
+Image 32, patch 4, width 512, depth 6, 8 heads, MLP 512 (SKA paper, Table 1; SPT and LSA: Lee et al. 2021).
 """
 
 from functools import partial
@@ -44,7 +44,7 @@ def vit_s_32_spt(
 
 
 def _vit(img_size: int | tuple[int, int], in_chans: int, num_classes: int, drop: float) -> VisionTransformer:
-    return VisionTransformer(
+    model = VisionTransformer(
         img_size=img_size,
         patch_size=4,
         in_chans=in_chans,
@@ -59,6 +59,8 @@ def _vit(img_size: int | tuple[int, int], in_chans: int, num_classes: int, drop:
         embed_layer=PatchEmbed,
         norm_layer=partial(nn.LayerNorm, eps=1e-5),
     )
+    model.in_chans = in_chans
+    return model
 
 
 class ShiftedPatches(nn.Module):

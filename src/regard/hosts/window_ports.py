@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from timm.models.swin_transformer import WindowAttention
 from torch import Tensor, nn
 
-from regard.core import Grid, GridError, Mask, Mixer, MixerConfig, Operator, Site
+from regard.core import Grid, GridError, Mask, Mixer, MixerConfig, Operator, Site, UnsupportedError
 from regard.mixers.heads import HeadMixer, HeadMixerConfig
 
 from .hosted import Hosted
@@ -37,6 +37,16 @@ class TimmSwin(Hosted):
 
     def grid(self) -> Grid:
         return self.windows
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        table: Tensor = self.host.relative_position_bias_table  # type: ignore[assignment]
+        if config.uses and table.shape[1] not in (1, mixer.site.heads):
+            raise UnsupportedError(
+                f"{site.name} adds relative position biases of {table.shape[1]} heads, which {mixer.site.heads} heads "
+                f"of {type(config).__name__} cannot have; leave heads= out"
+            )
+        return mixer
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self._parameters.get("relative_position_bias_table") is None:  # removed: nothing to add a bias to

@@ -1,7 +1,7 @@
 """Analysis: a table or figure that trains nothing. It is computed from costs, or read from the runs of a study."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,8 @@ class Chart:
     """How the page draws a sheet. x, y: columns; series: the column whose values are the lines, "" = one line.
 
     kind: "line", "points" (with a regression line and r), "bars", or "heat" (x and y are the axes, value the colour).
-    logs: which axes are logarithmic, of "xy". mark: (x, y) of a point to mark in a heat map.
+    logs: which axes are logarithmic, of "xy". mark: (x, y) of a point to mark in a heat map. outlines: words of its
+    legend and the (x, y) of the cells that a line goes round, orange for the first and blue for the second.
     """
 
     x: str
@@ -29,6 +30,7 @@ class Chart:
     value: str = ""
     logs: str = ""
     mark: tuple[float | int, float | int] | None = None
+    outlines: Mapping[str, Sequence[tuple[Cell, Cell]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

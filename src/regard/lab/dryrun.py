@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from regard.core import ConfigError
 from regard.hosts.counting import count_macs
 from regard.hosts.looking import channels_of
+from regard.tasks.data.catalog import classes_and_channels
 
 if TYPE_CHECKING:
     from regard.tasks.base import Task
@@ -16,19 +17,11 @@ if TYPE_CHECKING:
     from .study import Row, Setting, Study
 
 
-# (classes, channels) of named sets: a dry run reads no data
-_SETS = {
-    "digits": (10, 1), "digits-canvas": (10, 1), "fashion_mnist": (10, 1), "cifar10": (10, 3),
-    "cifar100": (100, 3), "fashionmnist": (10, 1), "mnist": (10, 1), "cifar100_small": (100, 3),
-    "imagenette_small": (10, 3),
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class DryRow:
     """What a row is on this machine. loss: of the one step. params_verdict: equal or differs, against the exact integer
-    of the reference files; "near" or "differs" (more than 2 %) against the rounded published number; "" without either.
-    error: why the row could not be built.
+    that follows from the model; "near" or "differs" (more than 2 %) against the rounded published number; "" without
+    either. error: why the row could not be built.
     """
 
     label: str
@@ -111,5 +104,5 @@ def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float
 
 def outputs_and_channels(task: "Task") -> tuple[int, int]:
     """Classes and channels of a task without reading its data: what the task says, else those of the named set."""
-    known, channels = _SETS.get(task.data.lower(), (1000, 3))
+    known, channels = classes_and_channels(task.data)
     return int(getattr(task, "classes", 0)) or known, channels

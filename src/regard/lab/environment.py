@@ -1,10 +1,10 @@
 """What a result depends on besides the run: machine, versions, device, code."""
 
+import ctypes
 import logging
 import platform
-import resource
 import subprocess
-import sys
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -61,9 +61,45 @@ def _git(root: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def peak_memory(device: torch.device) -> int:
-    """Bytes: of a GPU the most that torch had allocated; on the CPU the largest size of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def resolved(device: str) -> str:
+    """What "auto" means on this machine, as Lightning Fabric chooses: a GPU, else Apple's, else the CPU."""
+    if device != "auto":
+        return device
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+class PeakMemory:
+    """The most memory that is in use from now on, for one run among several of a process.
+
+    On a GPU it is what torch had allocated there. On the CPU it is the resident size of this process: Python, the
+    libraries and the images included, but not what earlier runs gave back. Only Linux can begin anew on the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        self.known = device.type == "cuda" or _reset()
+
+    def bytes(self) -> int | None:
+        """The number until now; None where the system cannot tell that of this run from the process's."""
+        if not self.known:
+            return None
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        lines = Path("/proc/self/status").read_text().splitlines()
+        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        return 1024 * int(found[0]) if found else None
+
+
+def _reset() -> bool:
+    """Set the largest resident size of this process to the present one; False where the system has no such thing."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory that the allocator keeps is not this run's
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

@@ -19,6 +19,7 @@ from regard.core import RegardError, UnsupportedError
 from regard.hosts.swap import remove
 from regard.mixers.compiled import processor
 from regard.tasks.classification import Classification
+from regard.tasks.data.augment import by_image
 from regard.tasks.data.catalog import PARQUET
 from regard.tasks.data.feed import Batches, to_tensor
 from regard.tasks.data.images import Images
@@ -128,11 +129,11 @@ def _steps(run: "Run", model: nn.Module, batches: Iterator[tuple[torch.Tensor, t
 
 
 def _random(run: "Run", channels: int, outputs: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of noise, augmented as the recipe says (timm's policies work image by image on files: left out)."""
+    """Batches of noise, augmented as the recipe says (what works image by image is left out)."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (run.recipe.batch, *run.task.size, channels), dtype=np.uint8)
     images = Images(pixels, rng.integers(0, outputs, run.recipe.batch))
-    if run.recipe.augment.startswith("timm"):
+    if by_image(run.recipe.augment):
         while True:
             yield to_tensor(pixels).float() / 255, torch.from_numpy(images.labels)
     feed = Batches(images, run.task.size, run.recipe.batch, run.recipe.augment, 0)
@@ -164,8 +165,8 @@ def _images(run: "Run") -> tuple[int, int]:
 
 def _seconds(run: "Run", speed: Speed, train: int, test: int) -> float:
     recipe = run.recipe
-    steps = recipe.epochs * max(max(train // recipe.batch, 1) // recipe.accumulate, 1)
-    return steps * speed.step + (min(EVALUATIONS, recipe.epochs) + 1) * test * speed.image
+    steps = recipe.trained_epochs * max(max(train // recipe.batch, 1) // recipe.accumulate, 1)
+    return steps * speed.step + (min(EVALUATIONS, recipe.trained_epochs) + 1) * test * speed.image
 
 
 def _cores() -> int:

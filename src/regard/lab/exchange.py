@@ -9,7 +9,8 @@ from typing import Any
 
 from regard.core import StoreError
 
-from .files import explained, read_json, write_json
+from .files import read_json, write_json
+from .incoming import check_outcome, check_snapshot, further_runs
 from .places import place_of
 from .results import Results
 from .table import Table, load_snapshot, snapshot_path
@@ -28,19 +29,20 @@ def import_runs(path: Path | str, store: Results, replace: bool = False) -> dict
     """Take in finished runs: an outcome file, a folder of them, another store, or evidence files.
 
     Runs that the store has already finished stay as they are unless `replace`. Returns the numbers of runs that are
-    new and that were known, and of snapshots.
-    Raises: StoreError if there is nothing to take in, or a file is damaged.
+    new and that were known, of snapshots, and of runs left out: those that a snapshot lists, but that cannot stand in
+    the study that is here, since their task, recipe, mechanism or host is another one or the row has their seed.
+    Everything is checked before anything is written.
+    Raises: StoreError if there is nothing to take in, or a file is damaged or of another version.
     """
-    counts = {"new": 0, "known": 0, "snapshots": 0}
-    seen = 0
-    for value in _values(Path(path)):
-        seen += 1
+    found = list(_values(Path(path)))
+    if not found:
+        raise StoreError(f"{path} holds no outcome.json, snapshot or evidence file of regard; give a results folder")
+    counts = {"new": 0, "known": 0, "snapshots": 0, "left out": 0}
+    for value in found:
         if "status" in value:
             _take_outcome(value, store, replace, counts)
         else:
             _take_snapshot(value, store, counts)
-    if not seen:
-        raise StoreError(f"{path} holds no outcome.json, snapshot or evidence file of regard; give a results folder")
     return counts
 
 
@@ -118,7 +120,7 @@ def _tex(text: str) -> str:
 
 
 def _values(path: Path) -> Iterator[dict[str, Any]]:
-    """Every outcome and snapshot below a path."""
+    """Every outcome and snapshot below a path, checked."""
     if not path.exists():
         raise StoreError(f"there is no {path}; give a file or folder with finished runs")
     files = [path] if path.is_file() else sorted(path.rglob("*.json"))
@@ -128,22 +130,28 @@ def _values(path: Path) -> Iterator[dict[str, Any]]:
         value = read_json(file)
         if not isinstance(value, dict):
             continue
-        if (
-            "status" in value
-            and "key" in value
-            or {"rows", "runs", "metric", "study"} <= value.keys()
-            and "version" in value
-        ):
-            yield value
-        elif {"snapshot", "outcomes"} <= value.keys():
-            yield value["snapshot"]
-            yield from value["outcomes"]
+        outcomes, shots = _parts(value)
+        for shot in shots:
+            check_snapshot(file, shot)
+        for outcome in outcomes:
+            check_outcome(file, outcome)
+        yield from (*shots, *outcomes)
+
+
+def _parts(value: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """(outcomes, snapshots) that a file holds."""
+    if "status" in value and "key" in value:
+        return [value], []
+    if {"rows", "runs", "metric", "study", "version"} <= value.keys():
+        return [], [value]
+    if {"snapshot", "outcomes"} <= value.keys():
+        outcomes = value["outcomes"]
+        return outcomes if isinstance(outcomes, list) else [outcomes], [value["snapshot"]]
+    return [], []
 
 
 def _take_outcome(value: Mapping[str, Any], store: Results, replace: bool, counts: dict[str, int]) -> None:
-    key = str(value.get("key"))
-    if len(key) != 12 or set(key) - set("0123456789abcdef"):
-        raise StoreError(f"an outcome has the key {key!r}; expected 12 hex digits")
+    key = value["key"]
     known = store.outcome(key)
     if known is not None and known.get("status") == "done" and not replace:
         counts["known"] += 1
@@ -154,20 +162,15 @@ def _take_outcome(value: Mapping[str, Any], store: Results, replace: bool, count
 
 
 def _take_snapshot(value: dict[str, Any], store: Results, counts: dict[str, int]) -> None:
-    """A snapshot that is not here is taken over; into one that is here, runs of its rows are added."""
-    name, scale = str(value.get("study")), place_of(value)
-    if not set(name + scale) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+"):
-        raise StoreError(f"a snapshot is of the study {name!r} at scale {scale!r}; that is not a name")
-    path = snapshot_path(store.root, name, scale)
+    """A snapshot that is not here is taken over; into one that is here, runs of the same rows are added."""
+    name, place = value["study"], place_of(value)
+    path = snapshot_path(store.root, name, place)
     counts["snapshots"] += 1
     if not path.exists():
         write_json(path, value)
         return
-    with explained(path, "read"):
-        mine = load_snapshot(store.root, name, scale)
-    labels = {row["label"] for row in mine["rows"]}
-    keys = {run["key"] for run in mine["runs"]}
-    same = all(mine.get(field) == value.get(field) for field in ("task", "recipe"))
-    further = [run for run in value.get("runs") or () if same and run["key"] not in keys and run["row"] in labels]
+    mine = load_snapshot(store.root, name, place)
+    further, keys = further_runs(mine, value), {run["key"] for run in mine["runs"]}
+    counts["left out"] += sum(run not in further and run["key"] not in keys for run in value["runs"])
     if further:
         write_json(path, {**mine, "runs": [*mine["runs"], *further]})

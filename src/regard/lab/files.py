@@ -46,9 +46,9 @@ def read_json(path: Path | str) -> Any:
     Raises: StoreError if it is missing, may not be read, or is not JSON.
     """
     with explained(Path(path), "read"):
-        text = Path(path).read_text(encoding="utf-8")
+        content = Path(path).read_bytes()
     try:
-        return json.loads(text)
+        return json.loads(content.decode())
     except ValueError as error:
         raise StoreError(
             f"{path} is not JSON ({error}); it is damaged or not of this program: delete it or run again"

@@ -23,6 +23,7 @@ from regard.tasks.data.streams import seed_all
 
 from . import checkpoint
 from .recipe import Recipe
+from .results import check_held
 from .signals import handled
 
 log = logging.getLogger("regard.lab")
@@ -38,10 +39,10 @@ _NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_posi
 
 
 class Diverged(RegardError):
-    """The loss became NaN or infinite; `step` counts from 0."""
+    """The loss, or a score in the end, became NaN or infinite; `step` counts from 0."""
 
-    def __init__(self, step: int, loss: float) -> None:
-        super().__init__(f"the loss is {loss} at step {step}; try a smaller lr, more warmup or clip=1.0")
+    def __init__(self, step: int, value: float, what: str = "the loss") -> None:
+        super().__init__(f"{what} is {value} at step {step}; try a smaller lr, more warmup or clip=1.0")
         self.step = step
 
 
@@ -128,7 +129,8 @@ class Loop:
         self.folder, self.watch, self.device = folder, watch, fabric.device
         self.part, self.first = (fabric.global_rank, fabric.world_size), fabric.is_global_zero
         self.per_epoch = max(task.batches_per_epoch(recipe) // recipe.accumulate, 1)
-        self.steps = self.per_epoch * recipe.epochs
+        self.steps = self.per_epoch * recipe.trained_epochs
+        self.schedule = self.per_epoch * recipe.epochs
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()
         self.score: Score | None = None
         self.model = model
@@ -171,6 +173,7 @@ class Loop:
         self._flush()
         if not self.first:
             return
+        check_held(self.folder)
         state = {
             "step": self.step,
             "seconds": self.seconds,
@@ -241,7 +244,7 @@ class Loop:
             yield from self.task.batches(self.recipe, self.seed, *span, self.watch.workers, self.part)
 
     def _one_step(self, batches: Iterator[Any]) -> None:
-        lr = self.recipe.lr_at(self.step, self.steps)
+        lr = self.recipe.lr_at(self.step, self.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         if not self.wrapped.training:
@@ -283,12 +286,12 @@ class Loop:
         if not self.first:
             self.losses = []
             return
-        epoch, epochs = self.step // self.per_epoch, self.recipe.epochs
+        epoch, epochs = self.step // self.per_epoch, self.recipe.trained_epochs
         row = {
             "epoch": epoch,
             "step": self.step,
             "train_loss": repr(math.fsum(self.losses) / len(self.losses)),
-            "lr": repr(self.recipe.lr_at(self.step - 1, self.steps)),
+            "lr": repr(self.recipe.lr_at(self.step - 1, self.schedule)),
             "seconds": round(self.seconds, 3),
         }
         if epoch * EVALUATIONS // epochs > (epoch - 1) * EVALUATIONS // epochs:
@@ -325,9 +328,9 @@ class Loop:
                 step=self.step,
                 steps=self.steps,
                 epoch=(self.step - 1) // self.per_epoch + 1,
-                epochs=self.recipe.epochs,
+                epochs=self.recipe.trained_epochs,
                 loss=self.losses[-1] if self.losses else float(self.metrics.read()[-1]["train_loss"]),
-                lr=self.recipe.lr_at(self.step - 1, self.steps),
+                lr=self.recipe.lr_at(self.step - 1, self.schedule),
                 seconds=self.seconds,
                 left=per_step * (self.steps - self.step),
                 metrics=dict(self.score.metrics) if self.score else {},

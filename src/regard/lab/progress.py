@@ -1,19 +1,27 @@
 """How far a study is: counts by state, and the time left, told to whoever watches. Needs no torch."""
 
+import csv
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from .results import Results
 
+STATES = ("done", "failed", "stopped", "died", "busy")
+"""How a run can end here. stopped: something around it was wrong, such as a full disk; died: its worker was killed."""
+
+_FIXED = 4
+"""Columns of a metrics file before the test metrics: epoch, step, train_loss, lr."""
+
 
 @dataclass(frozen=True)
 class Event:
-    """What happens while a study runs. kind: plan, tick, start, done, failed, died or busy; plan and tick have no row.
+    """What happens while a study runs. kind: plan, tick, start or one of `STATES`; plan and tick have no row.
 
-    counts: runs by state (done, failed, died, busy, running, waiting). left: seconds, as far as can be told.
+    counts: runs by state (`STATES`, running, waiting). left: seconds, as far as can be told.
     """
 
     kind: str
@@ -59,7 +67,7 @@ class Progress:
         self.waiting[row] += 1
 
     def end(self, state: str, row: str, seed: int, outcome: Mapping[str, Any] | None, text: str = "") -> None:
-        """A run is over: done, failed, died or busy."""
+        """A run is over, in one of `STATES`."""
         self.running.pop((row, seed), None)
         self.counts[state] += 1
         self._learn(row, outcome)
@@ -67,13 +75,10 @@ class Progress:
 
     def tick(self, store: Results) -> None:
         """Time has passed: tell how far the running runs are, from their metrics files."""
-        texts = []
-        for (row, seed), (key, epochs, _) in self.running.items():
-            try:
-                lines = (store.folder(key) / "metrics.csv").read_bytes().count(b"\n") - 1
-            except OSError:
-                lines = 0
-            texts.append(f"{row} seed {seed}: epoch {max(lines, 0)}/{epochs}")
+        texts = [
+            f"{row} seed {seed}: {_so_far(store.folder(key) / 'metrics.csv', epochs)}"
+            for (row, seed), (key, epochs, _) in self.running.items()
+        ]
         self._tell("tick", text="; ".join(texts))
 
     def left(self) -> float | None:
@@ -99,6 +104,21 @@ class Progress:
     def _tell(
         self, kind: str, row: str = "", seed: int = 0, outcome: Mapping[str, Any] | None = None, text: str = ""
     ) -> None:
-        counts = {name: self.counts[name] for name in ("done", "failed", "died", "busy")}
+        counts = {name: self.counts[name] for name in STATES}
         counts |= {"running": len(self.running), "waiting": sum(max(n, 0) for n in self.waiting.values())}
         self.watch(Event(kind, counts, row, seed, outcome, text, self.left()))
+
+
+def _so_far(path: Path, epochs: int) -> str:
+    """Epoch, loss and last test score of a run, from its metrics file."""
+    try:
+        text = path.read_text()
+    except OSError:
+        text = ""
+    lines = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))  # a last line may be half written
+    parts = [f"epoch {len(lines)}/{epochs}"]
+    if lines:
+        parts.append(f"loss {float(lines[-1]['train_loss']):.3g}")
+        score = list(lines[0])[_FIXED]  # the main metric stands first
+        parts += [f"{score} {float(line[score]):.4g}" for line in lines if line[score]][-1:]
+    return ", ".join(parts)

@@ -64,7 +64,8 @@ class Results:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[Path]:
-        """Hold a run alone: yields its folder. A lock whose process is dead, or silent for a minute, is taken over.
+        """Hold a run alone: yields its folder. A lock is taken over when its process is dead, or, if it cannot be seen
+        from here, silent for a minute; a process of this machine that is only suspended keeps it.
 
         Raises: Busy if another process holds it; StoreError if the folder cannot be written.
         """
@@ -139,6 +140,23 @@ def check_version(path: Path, value: Mapping[str, Any]) -> None:
         )
 
 
+def check_held(folder: Path) -> None:
+    """Raises: StoreError if the run in a folder is no longer this process's, or that of the one which started it:
+    another process took over its lock, which was silent for too long, or has finished the run."""
+    holder = _read(folder / "lock") or {}
+    ours = _local(holder) and holder.get("pid") in (os.getpid(), os.getppid())
+    if "pid" in holder and not ours:
+        who = f"process {holder['pid']} on {holder.get('host')} has taken it over"
+    elif (folder / "outcome.json").exists():
+        who = "another process has finished it"
+    else:
+        return
+    raise StoreError(
+        f"run {folder.name} is not written here any more: this process was silent for too long, and {who}; repeat the "
+        "command when that has ended"
+    )
+
+
 def _acquire(folder: Path, key: str) -> dict[str, Any]:
     """Create the lock file; the system guarantees that one process alone succeeds."""
     mine = {**_self(), "since": time.time(), "token": os.urandom(8).hex()}
@@ -190,7 +208,7 @@ def _self() -> dict[str, Any]:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
         space = ""
-    return {"host": socket.gethostname(), "space": space, "pid": os.getpid()}
+    return {"host": socket.gethostname(), "space": space, "pid": os.getpid(), "begun": _begun(os.getpid())}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -205,18 +223,35 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _alive(lock: Path) -> bool:
-    """A lock counts while its time is younger than a minute and its process, if it is one of this machine, exists."""
+    """A lock counts while its process lives. Of one that is not of this machine, or has left no start time, only the
+    time of the lock is known: it is younger than a minute."""
     holder = _read(lock)
     if holder is None:
         return False
-    here = _self()
-    local = holder.get("host") == here["host"] and holder.get("space") == here["space"]
-    if local and isinstance(holder.get("pid"), int) and not _exists(holder["pid"]):
-        return False
+    if _local(holder) and isinstance(holder.get("pid"), int):
+        if not _exists(holder["pid"]):
+            return False
+        begun = _begun(holder["pid"])
+        if begun is not None and holder.get("begun") is not None:
+            return begun == holder["begun"]  # else the number belongs to another process by now
     try:
         return time.time() - lock.stat().st_mtime < STALE_SECONDS
     except OSError:
         return False
+
+
+def _local(holder: Mapping[str, Any]) -> bool:
+    """Whether the process numbers of a lock are those that this process sees."""
+    here = _self()
+    return holder.get("host") == here["host"] and holder.get("space") == here["space"]
+
+
+def _begun(pid: int) -> int | None:
+    """When a process of this machine was started, in ticks since the machine was; None where that is not told."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _exists(pid: int) -> bool:

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,13 +25,13 @@ from regard.tasks import TASKS
 from regard.tasks.base import Score, Task
 
 from . import checkpoint
-from .environment import code_version, environment, hush, peak_memory
+from .environment import PeakMemory, code_version, environment, hush, resolved
 from .files import read_json, write_json
 from .loading import load, trained_weights
 from .loop import Diverged, Interrupted, Loop, Progress, Watch
 from .ranks import check_devices, in_ranks
 from .recipe import Recipe
-from .results import Busy, Results, check_version
+from .results import Busy, Results, check_held, check_version
 from .start import Saved, copy_weights
 
 __all__ = [
@@ -113,7 +114,7 @@ class Run:
 
         Goes on from the last checkpoint, bit for bit on the same machine. report: called with `Progress`. device:
         "auto", "cpu", "cuda" or "mps". devices: GPUs (or processes on the CPU) of this machine that share each batch;
-        they do not enter the key. A loss that is not finite makes an outcome with status "failed".
+        they do not enter the key. A loss or a final score that is not finite makes an outcome with status "failed".
         Raises: Interrupted after Ctrl-C, with a checkpoint; Busy if another process has the run; StoreError; DataError;
         ConfigError for more devices than there are, or a batch that they cannot share.
         """
@@ -131,6 +132,7 @@ class Run:
             if finished is not None:
                 return finished
             outcome = self._in_folder(folder, store, device, devices, watch)
+            check_held(folder)
             store.finish(key, {"key": key, **outcome})
             for name in (checkpoint.PREVIOUS, "next.ckpt"):
                 (folder / name).unlink(missing_ok=True)
@@ -178,6 +180,7 @@ class Run:
 
         `execute` is the way in: it locks the folder and writes the outcome.
         """
+        peak = PeakMemory(fabric.device)
         model = self.task.model(self.mixer, self.seed, self.removed)
         if self.start is not None:
             copy_weights(trained(self.start, store) if isinstance(self.start, Run) else load(self.start.folder), model)
@@ -199,22 +202,26 @@ class Run:
         }
         try:
             score = loop.train()
+            for name, value in score.metrics.items() if score else ():
+                if not math.isfinite(value):
+                    raise Diverged(loop.step - 1, value, f"the test {name}")
         except Diverged as error:
             return common | {
                 "status": "failed",
                 "error": str(error),
+                "diverged": True,
                 "step": error.step,
                 "metrics": {},
                 **_finished(loop),
             }
-        return common | {"status": "done", **(self._measured(loop, score) if score else {}), **_finished(loop)}
+        return common | {"status": "done", **(self._measured(loop, score, peak) if score else {}), **_finished(loop)}
 
-    def _measured(self, loop: Loop, score: Score) -> dict[str, Any]:
+    def _measured(self, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
         chance = self.task.chance
         diverged = score.metrics[self.task.metric] <= chance * 1.05
         notes = [f"diverged: {self.task.metric} {score.metrics[self.task.metric]:.4f} is chance ({chance:.4f})"]
         bits = None if score.right is None else base64.b64encode(np.packbits(score.right).tobytes()).decode()
-        peak = peak_memory(loop.device)
+        most = peak.bytes()  # before the network is moved and counted
         macs = count_macs(loop.trained.cpu(), self.task.example())
         return {
             "metrics": score.metrics,
@@ -222,20 +229,20 @@ class Run:
             "diverged": diverged,
             "notes": notes if diverged else [],
             "bits": bits,
-            "peak_memory_bytes": peak,
+            "peak_memory_bytes": most,
             "macs": macs,
         }
 
     def _remember(self, folder: Path, device: str, devices: int) -> None:
         """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
         path = folder / "run.json"
-        how = {"device": device, "devices": devices, "compiled kernels": native_wanted()}
+        how = {"device": resolved(device), "devices": devices, "compiled kernels": native_wanted()}
         if path.exists():
             known = _run_file(path)
             if known.get("threads") and known["threads"] != torch.get_num_threads():
                 torch.set_num_threads(known["threads"])
             for name, value in how.items():
-                if (before := known.get(name, value)) != value:
+                if (before := known.get(name, value)) not in (value, "auto"):  # "auto" says nothing
                     text = "run %s began with %s %s and goes on with %s: bits will differ"
                     log.warning(text, self.key, name, before, value)
             return

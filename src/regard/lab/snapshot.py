@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from regard.mixers.spell import spell
 
-from .files import read_json, write_json
+from .files import write_json
+from .incoming import further_runs, same_rows
 from .results import Results
-from .table import snapshot_path
+from .table import load_snapshot, snapshot_path
 
 if TYPE_CHECKING:
     from .study import Row, Setting, Study
@@ -43,7 +44,7 @@ def write_snapshot(study: "Study", scale: str, store: Results, seeds: int | None
     }
     path = snapshot_path(store.root, study.name, study.place(scale))
     if path.exists():
-        _keep(value, read_json(path))
+        _keep(value, load_snapshot(store.root, study.name, study.place(scale)))
     write_json(path, value)
     return value
 
@@ -79,18 +80,9 @@ def _card(row: "Row") -> dict[str, Any] | None:
 
 def _keep(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
     """What an earlier snapshot of the same task knows more: further runs of rows that did not change, and counts."""
-    before = {row["label"]: row for row in earlier.get("rows") or ()}
-    same = {
-        row["label"]
-        for row in value["rows"]
-        if row["label"] in before and all(before[row["label"]].get(n) == row[n] for n in ("spelling", "host"))
-    }
+    before, same = {row["label"]: row for row in earlier["rows"]}, same_rows(value, earlier)
     for row in value["rows"]:
         if row["label"] in same:
             for name in ("parameters", "macs"):
                 row[name] = before[row["label"]].get(name)
-    if any(earlier.get(name) != value[name] for name in ("task", "recipe")):
-        return
-    known = {(run["row"], run["seed"]) for run in value["runs"]}
-    further = [run for run in earlier.get("runs") or () if (run["row"], run["seed"]) not in known]
-    value["runs"] += [run for run in further if run["row"] in same]
+    value["runs"] += further_runs(value, earlier)

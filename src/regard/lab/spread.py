@@ -16,12 +16,14 @@ from typing import Any, Protocol
 from regard.core import ConfigError
 from regard.measure.allocator import ALLOCATOR
 
-from .progress import Progress
+from .progress import STATES, Progress
 from .results import Busy, Results
 from .signals import handled
 
 TICK_SECONDS = 1.0
 ATTEMPTS = 2
+_SURROUNDINGS = (OSError, MemoryError, ImportError, ConfigError)
+"""Errors that say nothing about a run; `StoreError` and `Busy` are OSErrors."""
 
 
 class Carried(Protocol):
@@ -84,7 +86,8 @@ def run_all(
 
     workers: processes, the cores shared out between them; 0 = this process; None = one for each `devices` cores, but
     not more than jobs. devices: that one run uses. Workers get GPUs of their own as far as there are enough.
-    A run whose worker was killed is tried once more, and then left as it is: it goes on at the next start.
+    A run whose worker was killed is tried once more, and then left as it is: it goes on at the next start, as one does
+    that was stopped by its surroundings (`carry`).
     Raises: KeyboardInterrupt after the workers have ended.
     """
     cores = usable_cores()
@@ -96,7 +99,7 @@ def run_all(
             progress.end(*_ended(job, carry(job, str(store.root), devices)))
     else:
         _share_out(list(jobs), store, number, max(1, cores // number), progress, devices)
-    return {state: progress.counts[state] for state in ("done", "failed", "died", "busy")}
+    return {state: progress.counts[state] for state in STATES}
 
 
 def usable_cores() -> int:
@@ -135,28 +138,35 @@ def usable_gpus() -> list[str]:
 
 
 def carry(job: Job, root: str, devices: int = 1) -> tuple[str, dict[str, Any] | None, str]:
-    """Carry out one job: (state, outcome, text). An error of the run becomes a failed outcome; nothing is raised."""
+    """Carry out one job: (state, outcome, text); nothing is raised.
+
+    An error of the run becomes a failed outcome. One of what is around it (disk, memory, packages, options) is no
+    result: the run is "stopped", and goes on at the next start.
+    """
     store = Results(root)
     try:
-        outcome = job.run.execute(store, devices)
+        try:
+            outcome = job.run.execute(store, devices)
+        except _SURROUNDINGS:
+            raise
+        except Exception as error:
+            outcome = store_failure(job, store, f"{type(error).__name__}: {error}")
+        with suppress(Busy):
+            outcome = _belongs(job, store, outcome)
     except Busy as error:
         return "busy", None, str(error)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        outcome = store_failure(job, store, text)
-    with suppress(Busy):
-        outcome = _belongs(job, store, outcome)
+    except _SURROUNDINGS as error:
+        return "stopped", None, f"{type(error).__name__}: {error}"
     state = "done" if outcome.get("status") == "done" else "failed"
     return state, _small(outcome), str(outcome.get("error") or "")
 
 
 def store_failure(job: Job, store: Results, text: str) -> dict[str, Any]:
-    """Record an error that the run itself did not record."""
+    """Record an error that the run itself did not record. Raises: StoreError."""
     outcome = store.outcome(job.run.key)
     if outcome is None:
         outcome = {"version": 1, "key": job.run.key, "status": "failed", "error": text, "metrics": {}}
-        with suppress(OSError):
-            store.finish(job.run.key, outcome)
+        store.finish(job.run.key, outcome)
     return outcome
 
 

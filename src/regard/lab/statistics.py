@@ -44,7 +44,8 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Verdict:
-    """word: supported, contradicted, undecided or not judged. sentence: with numbers. p: two-sided, None if not judged.
+    """word: supported, contradicted, undecided or not judged. sentence: with numbers. p: two-sided, from the
+    interval that is judged, so that it is below 0.05 exactly where the claim is decided; None if not judged.
 
     needed: seeds that would decide an undecided claim with 80 % probability. task: whether it holds with the error of
     the test sample added. holm: whether it survives Holm's correction over the judged claims of the study.
@@ -125,9 +126,9 @@ def sampling_error(a: Sequence[NDArray[np.bool_]], b: Sequence[NDArray[np.bool_]
 
 def p_value(difference: Interval, at: int | float = 0.0) -> float | None:
     """Two-sided, that the true difference is `at`; None below three seeds."""
-    if difference.n < FEWEST or difference.mean is None or difference.sd is None:
+    if difference.half is None:
         return None
-    return min(1.0, 2 * _tail(difference, at))
+    return _two_sided(difference, at, difference.n - 1)
 
 
 def holm(values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:
@@ -183,35 +184,40 @@ def judge(
     refusal: str = "",
     sampling: float | None = None,
     half: float | None = None,
+    degrees: int | None = None,
 ) -> Verdict:
     """The verdict on a claim from the interval of the paired difference a - b.
 
     within: the claim is that the difference lies inside +-within. by: that it is at least `by` (paper scale alone).
-    refusal: why nothing is judged (a gate that was not passed, say). sampling: what `sampling_error` says. half: the
-    half-width pooled over rows, for a study that declared pooling.
+    refusal: why nothing is judged (a gate that was not passed, say). sampling: what `sampling_error` says. half,
+    degrees: the half-width pooled over rows and its degrees of freedom (None: seeds - 1), for a study that declared
+    pooling.
     """
+    free = difference.n - 1
     if half is not None and difference.mean is not None and difference.n >= FEWEST:
-        mean = difference.mean
+        mean, free = difference.mean, degrees or free
         difference = Interval(difference.n, mean, mean - half, mean + half, difference.sd)
+    by = by if scale == "paper" else None
     if scale == "smoke":
         refusal = "smoke scale proves the road, not a claim"
     elif difference.n < FEWEST:
         refusal = f"{seed_pairs(difference.n)}, at least {FEWEST} are needed"
     if refusal or difference.low is None or difference.high is None or difference.mean is None:
         return Verdict("not judged", f"not judged: {refusal}", difference, sampling=sampling)
-    word = _word(difference.low, difference.high, within, by if scale == "paper" else None)
+    word = _word(difference.low, difference.high, within, by)
     numbers = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
     needed, task = None, None
     if word == "undecided":
-        needed, price = _price(difference, within)
+        needed, price = _price(difference, within, by, free)
         sentence = f"undecided: {numbers}, {difference.n} seeds; {price}"
     else:
         sentence = f"{word}: {numbers}, {difference.n} seeds"
         if sampling is not None:
-            task = word == _widened(difference, sampling, within, by if scale == "paper" else None)
+            task = word == _widened(difference, sampling, within, by)
             scope = "for the task" if task else "on this test set only"
             sentence += f"; holds {scope} (test-sampling error {sampling:.2f})"
-    return Verdict(word, sentence, difference, _claim_p(difference, within), needed, sampling, task)
+    p = _claim_p(difference, word, within, by, free)
+    return Verdict(word, sentence, difference, p, needed, sampling, task)
 
 
 def _word(low: float, high: float, within: int | float | None, by: int | float | None) -> str:
@@ -231,32 +237,55 @@ def _widened(difference: Interval, sampling: float, within: int | float | None, 
     return _word(mean - half, mean + half, within, by)
 
 
-def _price(difference: Interval, within: int | float | None) -> tuple[int | None, str]:
-    """How many seeds would decide a difference: the observed one, or half a point where that is smaller than 0.1."""
-    sd, mean = difference.sd or 0.0, abs(difference.mean or 0.0)
-    aim = mean if mean >= 0.1 else 0.5
+def _price(
+    difference: Interval, within: int | float | None, by: int | float | None, degrees: int
+) -> tuple[int | None, str]:
+    """How many seeds would decide a claim if the true difference were the observed one. Against zero, half a point
+    stands for a difference below 0.1."""
+    n, mean = difference.n, difference.mean or 0.0
+    sd, rows = _error(difference, degrees) * math.sqrt(n), degrees // (n - 1) + 1
     if within is not None:
-        aim = abs(within - mean) or within
-    needed = seeds_needed(sd, aim)
+        aim = abs(within - abs(mean))
+        what = f"bring the interval {'inside' if abs(mean) <= within else 'outside'} +-{within:g}"
+    elif by:
+        aim = abs(mean - by)
+        what = f"decide a difference of {aim:.2g} from {by:g}"
+    else:
+        aim = abs(mean) if abs(mean) >= 0.1 else 0.5
+        what = f"decide a difference of {aim:.1f}"
+    needed = seeds_needed(sd, aim, rows)
     number = f"about {needed} seeds" if needed is not None else "more than 200 seeds"
-    what = f"bring the interval inside +-{within:g}" if within is not None else f"decide a difference of {aim:.1f}"
     return needed, f"{number} would {what}"
 
 
-def _claim_p(difference: Interval, within: int | float | None) -> float | None:
-    """Of the claim's null hypothesis: no difference; for equivalence, one outside +-within (the worse side)."""
+def _claim_p(
+    difference: Interval, word: str, within: int | float | None, by: int | float | None, degrees: int
+) -> float:
+    """Two-sided, of what the word denies: that the difference is `by` (or zero); of equivalence, that it is outside
+    +-within (the worse side of two one-sided tests), or, where that is contradicted, inside."""
     if within is None:
-        return p_value(difference)
-    mean = difference.mean or 0.0
-    inside = max(_tail(difference, within), _tail(difference, -within))
-    return inside if abs(mean) < within else 1.0
+        return _two_sided(difference, by or 0.0, degrees)
+    if word == "contradicted":
+        inside = min(_tail(difference, within, degrees, 1), _tail(difference, -within, degrees, -1))
+        return min(1.0, 2 * inside)
+    outside = max(_tail(difference, within, degrees, -1), _tail(difference, -within, degrees, 1))
+    return min(1.0, 2 * outside)
 
 
-def _tail(difference: Interval, at: int | float) -> float:
-    """One-sided probability of a mean at least so far from `at`."""
+def _two_sided(difference: Interval, at: int | float, degrees: int) -> float:
+    return 2 * min(_tail(difference, at, degrees, 1), _tail(difference, at, degrees, -1))
+
+
+def _tail(difference: Interval, at: int | float, degrees: int, side: int) -> float:
+    """Probability of a mean at least so high (side 1) or so low (-1) if the true difference is `at`."""
     from scipy.special import stdtr
 
-    mean, sd = difference.mean or 0.0, difference.sd or 0.0
-    if sd == 0:
-        return 0.5 if mean == at else 0.0
-    return float(stdtr(difference.n - 1, -abs(mean - at) / (sd / math.sqrt(difference.n))))
+    mean, error = difference.mean or 0.0, _error(difference, degrees)
+    if error == 0:
+        return 0.5 if mean == at else float(side * (mean - at) < 0)
+    return float(stdtr(degrees, side * (at - mean) / error))
+
+
+def _error(difference: Interval, degrees: int) -> float:
+    """The standard error of the mean, from its interval."""
+    return (difference.half or 0.0) / quantile((1 + LEVEL) / 2, degrees)

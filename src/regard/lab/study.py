@@ -1,7 +1,7 @@
 """Study: the rows, scales and claims of one table or figure, as data, and how its runs are carried out."""
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -222,37 +222,74 @@ def run_study(
     devices: int = 1,
     watch: Callable[[Event], None] | None = None,
 ) -> dict[str, int]:
-    """Carry out what is missing, and return the number of runs by state: done, failed, died, busy.
+    """Carry out what is missing, and return the number of runs by state: done, failed, stopped, died, busy.
 
     workers: processes, one a core by default; 0 runs in this process. devices: GPUs that share each batch of a run.
-    Failed runs are repeated only with `retry`, finished ones only with `fresh`. A snapshot is written first, so tables
-    and reports can be drawn from the store at any time. died: a worker was killed; its run goes on at the next start.
-    Raises: ConfigError, StoreError; KeyboardInterrupt after the workers have stopped.
+    Failed runs are repeated only with `retry`, finished ones only with `fresh`; so are those that a run needs (its
+    start, its teacher) and that are no rows. A snapshot is written first, so tables and reports can be drawn from the
+    store at any time. stopped: something around the run was wrong, such as a full disk; died: a worker was killed; both
+    go on at the next start.
+    Raises: ConfigError, before anything is written, if a run cannot use so many devices; StoreError; KeyboardInterrupt
+    after the workers have stopped.
     """
     from .progress import Progress
+    from .ranks import check_devices
     from .snapshot import write_snapshot
     from .spread import Job, run_all
 
     plan = study.runs(scale, rows, seeds)
+    for _, run in plan:
+        for one in (run, *needs(run)):
+            check_devices(devices, one.recipe.batch, "auto")
     write_snapshot(study, scale, store, seeds)
     progress = Progress(watch or (lambda event: None))
     jobs = []
     pictured = min(run.seed for _, run in plan)
+    seen: set[str] = set()
     for row, run in plan:
+        _repeat(run, store, retry, fresh, seen)
         status = store.status(run.key)
-        if fresh and status not in ("new", "running"):
-            store.forget(run.key)
-            status = "new"
-        elif retry and status == "failed":
-            store.reopen(run.key)
-            status = "begun"
         if status in ("done", "failed"):
             progress.found(status, row.label, store.outcome(run.key))
         else:
             jobs.append(
-                Job(run, study.name, study.place(scale), row.label, run.seed, run.recipe.epochs, run.seed == pictured)
+                Job(
+                    run,
+                    study.name,
+                    study.place(scale),
+                    row.label,
+                    run.seed,
+                    run.recipe.trained_epochs,
+                    run.seed == pictured,
+                )
             )
     return run_all(jobs, store, workers, progress, devices)
+
+
+def needs(run: "Run") -> "Iterator[Run]":
+    """The runs that a run needs, and those that they need; the nearest first."""
+    from .run import Run
+
+    for other in (run.start, run.teacher):
+        if isinstance(other, Run):
+            yield other
+            yield from needs(other)
+
+
+def _repeat(run: "Run", store: Results, retry: bool, fresh: bool, seen: set[str]) -> None:
+    """Reopen or forget a run that is to be repeated, and with it what it needs: each key once."""
+    status = store.status(run.key)
+    if status == "running" or (status == "done" and not fresh):
+        return
+    for one in (run, *needs(run)):
+        if one.key in seen:
+            continue
+        seen.add(one.key)
+        status = store.status(one.key)
+        if fresh and status not in ("new", "running"):
+            store.forget(one.key)
+        elif retry and status == "failed":
+            store.reopen(one.key)
 
 
 def _matches(label: str, pattern: str) -> bool:

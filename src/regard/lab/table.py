@@ -231,9 +231,9 @@ def _known(row: Mapping[str, Any], done: Sequence[Mapping[str, Any]], name: str)
 
 
 def _diverged(outcome: Mapping[str, Any]) -> bool:
-    """A run that says so, whose loss was not a number, or that stayed at chance."""
-    error = str(outcome.get("error") or "").lower()
-    return bool(outcome.get("diverged")) or "nan" in error or "not finite" in error or "not a number" in error
+    """A run that says so: its loss or a score was not finite, or it stayed at chance. Failed runs that do not say it
+    have a step only if their loss was not finite (outcomes of before they said so)."""
+    return bool(outcome.get("diverged")) or (outcome.get("status") == "failed" and isinstance(outcome.get("step"), int))
 
 
 def _gate(lines: Sequence[Line], values: Mapping[str, Mapping[int, float]], baseline: str, metric: str) -> Gate:
@@ -278,9 +278,10 @@ def _judge_all(
         if not {a, b} <= labels:
             continue
         half = residual.half if snapshot.get("pooled") and metric == snapshot["metric"] else None
+        degrees = residual.degrees if half is not None else None
         verdict = judge(
             paired(_values(runs, a, metric), _values(runs, b, metric)), within=claim.get("within"),
-            by=claim.get("by"), scale=scale, refusal=refusal, half=half,
+            by=claim.get("by"), scale=scale, refusal=refusal, half=half, degrees=degrees,
             sampling=_sampling(runs, a, b) if metric == "top1" else None,
         )  # fmt: skip
         lost = sum(line.failed for line in lines if line.label in (a, b))
@@ -327,7 +328,8 @@ def _sampling(runs: Sequence[Mapping[str, Any]], a: str, b: str) -> float | None
 
 
 def _mixtures(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which machines, code versions, data and precisions stand in one table."""
+    """Which machines, ways of computing, code versions, data and precisions stand in one table. What an outcome does
+    not say is not counted."""
     done = [run["outcome"] for run in runs if run["outcome"].get("status") == "done"]
 
     def several(what: str, found: Sequence[Any]) -> list[str]:
@@ -338,10 +340,22 @@ def _mixtures(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
     surroundings = [outcome.get("environment") or {} for outcome in done]
     warnings = several("code versions", [outcome.get("code") for outcome in done])
-    warnings += several("machines", [one.get("machine") for one in surroundings])
-    warnings += several("precisions", [one.get("precision") for one in surroundings])
-    warnings += several("torch versions", [one.get("torch") for one in surroundings])
+    warnings += several("machines", [_machine(one) for one in surroundings])
+    for what, name in _SURROUNDINGS.items():
+        warnings += several(what, [one.get(name) for one in surroundings])
     return warnings + several("data checksums", [(outcome.get("data") or {}).get("checksum") for outcome in done])
+
+
+_SURROUNDINGS = {
+    "devices": "device", "numbers of devices": "devices", "numbers of threads": "threads",
+    "runs with (True) and without compiled kernels": "compiled kernels", "precisions": "precision",
+    "torch versions": "torch",
+}  # fmt: skip
+
+
+def _machine(surroundings: Mapping[str, Any]) -> str | None:
+    """System and processor, or GPU."""
+    return " with ".join(str(surroundings[name]) for name in ("machine", "processor") if surroundings.get(name)) or None
 
 
 def _losses(lines: Sequence[Line], planned: int, there: int) -> list[str]:

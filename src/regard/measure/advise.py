@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regard.core import ConfigError, Grid, MixerConfig, RegardError, Site
+from regard.core import Grid, MixerConfig, RegardError, Site
 from regard.hosts.swap import create_model, plan_swap
 from regard.mixers.softmax import Softmax
 from regard.mixers.spell import spell
@@ -66,10 +66,8 @@ def advise(
 
     batch: images. seconds: for each mechanism at each different layer, forward and again with backward. Candidates are
     timed in turn, so that a busy machine slows all alike. What cannot be built at a layer stands at the end with why.
-    Raises: ConfigError for an unknown host or dtype, SwapError if it has no attention to replace.
+    Raises: ConfigError as `bench` or for an unknown host, SwapError if it has no attention to replace.
     """
-    if batch < 1:
-        raise ConfigError(f"batch is at least 1, not {batch}")
     sites = attention_sites(host, size)
     every = list(dict.fromkeys([Softmax(), *configs]))
     refused = {config: _refusal(config, sites) for config in every}

@@ -4,6 +4,7 @@ Wall clock on a shared machine jumps; the CPU time of one thread repeats to a fe
 one call only, so every row carries its ratio to the first mechanism of its grid. On CUDA, events are used instead.
 """
 
+import math
 import os
 import resource
 import statistics
@@ -63,12 +64,16 @@ def bench(
     """Time every mechanism on every grid. part: "operator" is the mechanism on heads, "layer" adds its projections.
 
     seconds: how long each mechanism is repeated on each grid (at least 5 rounds). report: told what is being timed.
-    Raises: ConfigError for an unknown dtype or part, or an operator asked of a mechanism that is not on heads.
+    Raises: ConfigError for an unknown dtype or part, a number that is not positive, or an operator asked of a mechanism
+    that is not on heads.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r}; {nearest(part, PARTS)}")
+    for name, number in (("dim", dim), ("heads", heads), ("batch", batch), ("seconds", seconds)):
+        if not 0 < number < math.inf:
+            raise ConfigError(f"{name} is a positive number, not {number}")
     timings = []
     with one_thread():
         for grid in grids:

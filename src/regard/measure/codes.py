@@ -2,10 +2,9 @@
 
 Numbers and pictures of "Rethinking Query, Key and Value Embedding in Vision Transformer under Tiny Model Constraints":
 norms (Table 6), cosines between the codes of two data sets (Figure 4), accuracy on ImageNet against accuracy after
-transfer (Figure 5). Data are plain lists and dictionaries for JSON; pictures are SVG.
+transfer (Figure 5). Data are plain lists and dictionaries for JSON.
 """
 
-import io
 import math
 import os
 import re
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, StoreError
+from regard.core import DataError, StoreError
 from regard.hosts.saving import load
 from regard.projections.sne import Codes
 
@@ -140,54 +139,6 @@ def transfer(accuracies: Mapping[str, Mapping[str, float]], source: str) -> dict
     return {"source": source, "sets": sets}
 
 
-def draw_cosines(compared: Mapping[str, Any], title: str) -> str:
-    """The matrices of `compare` side by side as SVG: between models, or within one if it is alone."""
-    between = compared["between"] or [
-        {
-            "rows": model["label"],
-            "columns": model["label"],
-            "row_roles": model["roles"],
-            "column_roles": model["roles"],
-            "cosines": model["within"],
-        }
-        for model in compared["models"]
-    ]
-    figure, panels = _figure(len(between), 2.3, title)
-    for axes, entry in zip(panels, between, strict=True):
-        values = [[math.nan if c is None else c for c in row] for row in entry["cosines"]]
-        axes.imshow(values, vmin=-1, vmax=1, cmap="PuOr_r")
-        for i, row in enumerate(entry["cosines"]):
-            for j, c in enumerate(row):
-                shown, dark = ("–", False) if c is None else (f"{c:.2f}", abs(c) > 0.6)
-                axes.text(j, i, shown, ha="center", va="center", fontsize=9, color="white" if dark else "black")
-        axes.set_xticks(range(len(entry["column_roles"])), entry["column_roles"])
-        axes.set_yticks(range(len(entry["row_roles"])), entry["row_roles"])
-        axes.set_xlabel(entry["columns"])
-        axes.set_ylabel(entry["rows"])
-    return _svg(figure)
-
-
-def draw_transfer(transferred: Mapping[str, Any], title: str) -> str:
-    """The points of `transfer` with their lines as SVG, a panel for each data set, named by r and slope.
-
-    Raises: DataError if there is no data set beside the source.
-    """
-    if not transferred["sets"]:
-        raise DataError(f"nothing to draw: no model has an accuracy beside that on {transferred['source']!r}")
-    figure, panels = _figure(len(transferred["sets"]), 2.8, title)
-    for axes, entry in zip(panels, transferred["sets"], strict=True):
-        axes.scatter(entry["x"], entry["y"], s=16, color="#0067a5")
-        said = entry["name"]
-        if entry["slope"] is not None:
-            ends = [min(entry["x"]), max(entry["x"])]
-            axes.plot(ends, [entry["slope"] * x + entry["intercept"] for x in ends], color="#b84300", linewidth=1.2)
-            said += f"\nslope {entry['slope']:.2f}" + ("" if entry["r"] is None else f", r = {entry['r']:.2f}")
-        axes.set_title(f"{said} (n = {entry['n']})", fontsize=9, loc="left")
-        axes.set_xlabel(f"{transferred['source']} (%)", fontsize=9)
-    panels[0].set_ylabel("after transfer (%)", fontsize=9)
-    return _svg(figure)
-
-
 def _one(label: str, source: "Source | Book") -> Book:
     if isinstance(source, Mapping) and {"roles", "codes"} <= set(source):
         return dict(source)
@@ -223,25 +174,3 @@ def _read(path: Path) -> nn.Module | Mapping[str, Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise StoreError(f"{file} holds no state dict; expected tensors by name, or 'model' with them")
     return state
-
-
-def _figure(panels: int, side: float, title: str) -> tuple[Any, list[Any]]:
-    if panels < 1:
-        raise ConfigError("a figure needs at least one panel")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(side * panels + 0.3, side + 0.6), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
-
-
-def _svg(figure: Any) -> str:
-    """The same data give the same text."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    FigureCanvasSVG(figure)
-    out = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard"}):
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return out.getvalue()

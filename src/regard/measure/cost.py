@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.core import Cost, MixerConfig
 from regard.hosts.counting import count_macs
-from regard.hosts.looking import channels_of
+from regard.hosts.looking import channels_of, taking
 from regard.hosts.nothing import Nothing
 from regard.hosts.swap import create_model, plan_swap
 
@@ -25,7 +25,8 @@ def model_cost(
         model = create_model(host, None, **({} if size is None else {"img_size": size})).eval()
         if mixer is None:
             image = plan_swap(model, Nothing()).example if size is None else _image(model, size)
-            return Cost(_parameters(model), count_macs(model, image))
+            with taking(model, image):
+                return Cost(_parameters(model), count_macs(model, image))
         plan = plan_swap(model, mixer, example=None if size is None else _image(model, size))
         plan.apply()
         return Cost(_parameters(model), count_macs(model, plan.example, accounting))

@@ -1,8 +1,9 @@
 """Mechanisms beside code that Regard did not write, with the same weights and inputs, in float64.
 
 `EXTERNAL` lists what each mechanism is compared with; `regard check` and the tests use the same functions. Each returns
-pairs (ours, theirs) and imports the other package when it is called. Mechanisms without an entry have no independent
-implementation in a package: what stands for them is their own plain equation (`plain_gap`).
+pairs (ours, theirs) and imports the other package when it is called. Where no package has a mechanism, its published
+layer is written anew in `external_rewrites.py`, which is said ("rewrite of ..."). For mechanisms without an entry their
+own plain equation stands (`plain_gap`).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import torch
 from regard.core import Grid, MixerConfig, RegardError, Site
 
 from . import external_pairs as made
+from . import external_rewrites as anew
 from .external_pairs import F64, Pairs, moved
 
 
@@ -91,6 +93,7 @@ def plain_gap(config: MixerConfig, grids: Sequence[Grid], dim: int = 16, number:
 EXTERNAL: tuple[External, ...] = (
     External(mechanism="Softmax", package="torch", what="torch nn.MultiheadAttention", pairs=made.softmax_pairs),
     External(mechanism="XCA", package="timm", what="timm xcit.XCA", pairs=made.xca_pairs),
+    External(mechanism="MiTA", package="torch", what="rewrite of paper and repository", pairs=anew.mita_pairs),
     External(mechanism="Factors", package="torch", what="torch nn.MultiheadAttention (1010)", pairs=made.content_pairs),
     External(
         mechanism="Factors", package="transformers", what="transformers Wav2Vec2-Conformer (1111)",
@@ -102,6 +105,16 @@ EXTERNAL: tuple[External, ...] = (
         pairs=made.deformable_pairs, allowed=1e-10,
     ),
     External(mechanism="Linear", package="performer-pytorch", what="performer-pytorch", pairs=made.linear_pairs),
+    External(mechanism="FLatten", package="torch", what="rewrite of the repository", pairs=anew.flatten_pairs),
+    External(mechanism="PolaFormer", package="torch", what="rewrite of the repository", pairs=anew.polaformer_pairs),
+    External(mechanism="MHLA", package="torch", what="rewrite of the paper", pairs=anew.mhla_pairs),
+    External(mechanism="Agent", package="torch", what="rewrite of paper and repository", pairs=anew.agent_pairs),
+    External(
+        mechanism="TopK", package="torch", what="torch SDPA on the best keys; rewrite of DSA",
+        pairs=anew.topk_pairs,
+    ),
+    External(mechanism="BRA", package="torch", what="rewrite of the repository", pairs=anew.bra_pairs),
+    External(mechanism="InLine", package="torch", what="rewrite of the repository", pairs=anew.inline_pairs),
     External(mechanism="Linformer", package="linformer", what="linformer", pairs=made.linformer_pairs),
     External(mechanism="Performer", package="performer-pytorch", what="performer-pytorch", pairs=made.performer_pairs),
     External(mechanism="Nystrom", package="transformers", what="transformers Nystromformer", pairs=made.nystrom_pairs),
@@ -111,9 +124,12 @@ EXTERNAL: tuple[External, ...] = (
         mechanism="DAT", package="torchvision", what="torchvision deform_conv2d (its samples)",
         pairs=made.sampling_pairs, allowed=1e-5, note="torchvision samples in float32",
     ),
+    External(mechanism="MoBA", package="torch", what="rewrite of the paper", pairs=anew.moba_pairs),
+    External(mechanism="NSA", package="torch", what="rewrite of the paper", pairs=anew.nsa_pairs),
     External(
         mechanism="Reformer", package="transformers", what="transformers Reformer (one round)",
         pairs=made.hashing_pairs, allowed=1e-5, note="its keys have an epsilon of their own",
     ),
+    External(mechanism="ViT3", package="torch", what="rewrite of the repository", pairs=anew.vit3_pairs),
 )  # fmt: skip
 """Every comparison, in the order of `MIXERS`."""

@@ -28,9 +28,10 @@ from regard.core import (
 )
 
 from .heads import CrossMixer, HeadMixerConfig, check_heads, check_qkv
-from .kernels import check_extra, hide
+from .kernels import check_extra, only_kept
 from .landmarks import pool_landmarks, seen, windows_of
-from .mita_plan import exact_products, key_bias, without
+from .mita_plan import key_bias, without
+from .precision import exact_products
 from .through import read
 
 TABLE = 7
@@ -110,13 +111,17 @@ class Agent(HeadMixerConfig):
     bias: whether the two position biases of the paper's full layer are there; they are learned in tables of 7x7 and
     along rows and columns, and are resized for another grid. The full layer is Agent(bias=True, dwc=3).
     landmarks: "avg2d" averages windows of the grid, "avg1d" stretches of its cells in order.
-    Raises: ConfigError for numbers below 1 or unknown words. Building raises GridError, with the nearest possible
-    number, if the site's grid cannot give m windows.
+    preset: "paper" pools cells alone; "official" is the layer without biases of MiTA's published comparison, whose
+    pooling takes the first token for the first pixel.
+    Raises: ConfigError for numbers below 1, unknown words, or "official" with biases, which that code has only where it
+    pools cells alone. Building raises GridError, with the nearest possible number, if the site's grid cannot give m
+    windows.
     """
 
     m: int | tuple[int, int] = 49
     bias: bool = False
     landmarks: Literal["avg2d", "avg1d"] = "avg2d"
+    preset: Literal["paper", "official"] = "paper"
 
     card: ClassVar[Card] = Card(
         title="Agent attention",
@@ -142,8 +147,8 @@ class Agent(HeadMixerConfig):
         sides = self.m if isinstance(self.m, tuple) else (self.m,)
         if len(sides) > 2 or min(sides) < 1:
             raise ConfigError(f"m is at least 1, a number or (rows, columns), not {self.m}")
-        if self.landmarks not in ("avg2d", "avg1d"):
-            raise ConfigError(f"landmarks is avg2d or avg1d, not {self.landmarks!r}")
+        if self.bias and self.preset == "official":
+            raise ConfigError('the published layer with biases pools cells alone: bias=True needs preset="paper"')
 
     @property
     def number(self) -> int:
@@ -215,11 +220,12 @@ class AgentOperator(Operator):
         q = cast(Tensor, q)
         key_bias("Agent", mask, cast(Tensor, k)[..., 0])
         surface, m = self.surface(grid), self.config.m
+        start = 0 if self.config.preset == "official" else None
         keep = mask.keep if mask is not None and memory is None else None
         return {
-            "landmarks": pool_landmarks(hide(q, keep), surface, m, keep=keep),
+            "landmarks": pool_landmarks(only_kept(q, keep), surface, m, keep=keep, start=start),
             "mask": mask,
-            "landmark_keep": None if keep is None else seen(surface, m, keep),
+            "landmark_keep": None if keep is None else seen(surface, m, keep, start),
             "collect_bias": None if self.collect is None else self.collect(grid).to(q.dtype),
             "read_bias": None if self.read is None else self.read(grid).mT.to(q.dtype),
         }

@@ -12,7 +12,8 @@ from torch import Tensor
 from regard.core import ConfigError, Grid, Mask, ShapeError, UnsupportedError
 
 from .mita_forms import Parts, choose_form
-from .mita_plan import MitaPlan, exact_products, wide
+from .mita_plan import MitaPlan, check_chosen
+from .precision import exact_products, wide
 from .tiles import Tiles, sized, split_keep, split_tokens
 
 Block = int | tuple[int, int]
@@ -102,6 +103,11 @@ def check_choice(name: str, top: int, blocks: int) -> None:
     """Raises ShapeError unless 1 <= top <= blocks."""
     if not 1 <= top <= blocks:
         raise ShapeError(f"{name}: top={top} of {blocks} blocks; choose top between 1 and {blocks}")
+
+
+def check_blocks(name: str, plan: BlockPlan, q: Tensor, top: int, blocks: int) -> None:
+    """The door of a given plan. Raises: ShapeError, as `check_chosen`."""
+    check_chosen(f"{name}: plan.blocks", plan.blocks, (*q.shape[:3], top), blocks)
 
 
 def padding_only(name: str, mask: Mask | None) -> Mask:

@@ -27,7 +27,7 @@ from regard.core import (
 )
 
 from .heads import HeadMixerConfig, check_qkv
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 from .sdpa import sdpa
 from .tiles import Tiles, balanced, cell_ids, hide, join_tokens, split_keep, split_tokens
 

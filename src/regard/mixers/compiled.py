@@ -30,8 +30,13 @@ REMEDY = "install g++ or clang++ (or name a compiler in CXX), or leave REGARD_NA
 
 def eager_on_cpu(x: Tensor) -> bool:
     """Whether code that reads memory may take this tensor: nothing is traced or transformed, and it is a plain one."""
-    eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())
+    eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed())
     return eager and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
+
+
+def transformed() -> bool:
+    """Whether a function transform runs in eager mode: `torch.func.grad`, `vmap`, `jvp` or another."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def takes_native(name: str, execution: str, x: Tensor) -> bool:

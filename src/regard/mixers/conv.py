@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Site
+from regard.core import Card, ConfigError, Cost, Site, check_accounting
 
 from .taps import TapsConfig, TapsMixer, check_groups, grouped, margins, shifted
 
@@ -59,6 +59,7 @@ class Conv(TapsConfig):
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
         """N C^2 N_k / groups in both accountings."""
+        check_accounting(accounting)
         weight = site.dim * (site.dim // self.groups) * self.taps
         return Cost(weight + site.dim * site.out_bias, site.grid.cells * weight)
 

@@ -30,18 +30,17 @@ from regard.core import (
     Operator,
     ShapeError,
     Site,
-    attend,
     nearest,
-    softmax_rows,
 )
 
 from .cska_forms import PATHS, by_convolution, by_patches, choose, one_by_one, rows_of, sides, visible
 from .cska_key import QueryKeyOperator, query_keys_cost
 from .heads import check_heads
-from .ska import ska, ska_reference
-from .static import StaticConfig, StaticOperator, apart, in_windows, join, same_cells, tiled, tokens_of
+from .ska import ska, ska_macs, ska_reference
+from .static import ACTIVATIONS, StaticConfig, StaticOperator, check_bias, weigh
+from .static_grids import apart, in_windows, join, same_cells, tiled, tokens_of
 
-_OF_LOGITS = ("rows", "cols", "factorised", "path", "resize")
+_OF_LOGITS = ("rows", "cols", "factorised", "path", "resize", "activation")
 WARN_MACS = 2e9
 """Above so many MACs of the key a layer warns."""
 
@@ -56,6 +55,7 @@ def cska_reference(
     scale: float | None = None,
     mask: Mask | None = None,
     path: str = "auto",
+    activation: str = "softmax",
 ) -> Float[Tensor, "B H N e"]:
     """The sum over taps of static-key logits of shifted queries; `path` has no effect."""
     heads, kernel = q.shape[1], weight.shape[-1]
@@ -68,7 +68,7 @@ def cska_reference(
             shifted = image[:, :, row : row + grid.height, column : column + grid.width].flatten(2, 3)
             logits = logits + shifted @ taps[..., row, column].mT
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return softmax_rows((mask or NOTHING).added(logits * scale)) @ v
+    return weigh((mask or NOTHING).added(logits * scale), activation) @ v
 
 
 def cska(
@@ -81,30 +81,37 @@ def cska(
     scale: float | None = None,
     mask: Mask | None = None,
     path: str = "auto",
+    activation: str = "softmax",
 ) -> Float[Tensor, "B H N e"]:
     """Attention whose logits are a convolution of the queries on `grid` (without extra tokens); M keys, head by head.
 
     weight (H*M, d, k, k) is that of a `Conv2d` with H groups, bias (H*M,) or None, k odd.
     path: "conv" is that convolution. "patches" gathers neighbourhoods and multiplies matrices. "lean" does so in strips
     of rows: it never holds more than a strip of logits, and computes them again for the backward pass. "auto" takes
-    "conv" up to CONV_CELLS cells; above, "lean" without gradients or from LEAN_LOGITS logits on, else "patches".
-    Raises: ShapeError, GridError if the tensors do not fit; ConfigError for an unknown path.
+    "conv" up to CONV_CELLS cells; above, "patches", and from LEAN_LOGITS logits on "lean".
+    activation: as of `ska`. Raises: ShapeError, GridError if the tensors do not fit; ConfigError for an unknown path or
+    activation.
     """
-    _check(q, weight, bias, v, grid, path)
+    _check(q, weight, bias, v, grid)
+    check_bias("cska", mask, q.shape[1])
+    for name, value, known in (("path", path, PATHS), ("activation", activation, ACTIVATIONS)):
+        if value not in known:
+            raise ConfigError(f"cska has no {name} {value!r}; {nearest(value, known)}")
     if path == "auto":
-        path = choose(q, weight, v)
+        path = choose(q, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     bias = None if bias is None else bias * scale
     dense = (mask or NOTHING).dense(q, v.shape[-2])
     if path == "conv":
-        return by_convolution(q * scale, weight, bias, v, grid, dense)
-    return by_patches(q * scale, weight, bias, v, grid, dense, lean=path == "lean")
+        return by_convolution(q * scale, weight, bias, v, grid, dense, activation)
+    return by_patches(q * scale, weight, bias, v, grid, dense, activation, lean=path == "lean")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CSKA(StaticConfig):
-    """scale, init, resize: see `StaticConfig`; init="paper" draws the filters as PyTorch does a convolution's.
+    """scale, init, resize, activation, heads, normalise: see `StaticConfig`.
 
+    init="paper" draws the filters as PyTorch does a convolution's. A head is a group of the convolution.
     kernel: side of the filters, odd. rows: the keys that the queries of extra tokens meet: "static", vectors of their
     own, or "centre", the centre taps of the filters. cols: the keys of extra tokens: "static", vectors, or "conv",
     filters like those of the cells.
@@ -112,7 +119,8 @@ class CSKA(StaticConfig):
     times fewer parameters and about as fast as SKA. It has no bias, and its kernel starts as the identity.
     bias: whether the filters have one bias a key, as in the paper's code. path: how `ops.cska` computes it.
     reading: "logits", or "key" for a convolution that makes keys from queries (the authors' code for Swin), k*k*d
-    parameters a channel on any grid. Of the other fields it has scale, kernel, bias and init, and no cross-attention.
+    parameters a channel on any grid. Of the other fields it has scale, heads, kernel, bias and init, and no
+    cross-attention.
     A padding mask hides tokens from the filters too: their queries count as zeros, as those outside the grid do.
     """
 
@@ -142,8 +150,6 @@ class CSKA(StaticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_options({"rows": ("static", "centre"), "cols": ("static", "conv"), "path": PATHS})
-        self.check_options({"reading": ("logits", "key")})
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ConfigError(f"kernel is the odd side of a convolution, not {self.kernel}")
         if self.factorised and self.cols == "conv":
@@ -164,21 +170,24 @@ class CSKA(StaticConfig):
         return CSKAOperator(self, site)
 
     def key_macs(self, site: Site, queries: Grid, keys: Grid) -> int:
-        """MACs of the logits of cells: k*k times those of SKA."""
-        if self.factorised:
-            return queries.cells * site.inner * (keys.tokens + self.kernel**2)
-        return queries.cells * keys.tokens * site.inner * self.kernel**2
+        """MACs of the logits of cells, k*k times those of SKA; with factorised=True of the depth-wise kernel alone."""
+        return queries.cells * site.inner * self.kernel**2 * (1 if self.factorised else keys.tokens)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Static keys of extra tokens run as filters of one tap, at the cost of filters; "paper" counts one product."""
         if self.reading == "key":
             return query_keys_cost(site, self.kernel, self.bias)
         grid, memory = site.grid, site.memory or site.grid
-        taps = self.kernel**2
-        macs = self.key_macs(site, grid, memory) + grid.cells * memory.tokens * site.inner
+        taps, biased = self.kernel**2, self.rows == "centre" and self.bias and not self.factorised
+        macs = self.key_macs(site, grid, memory)
+        if self.factorised:
+            macs += ska_macs(grid.cells, memory.tokens, site, self.activation)
+        else:
+            macs += grid.cells * memory.tokens * site.inner
         if accounting == "paper" and not self.factorised and self.cols == "static":
             macs -= grid.cells * memory.extra * site.inner * (taps - 1)
-        macs += attend(grid.extra, memory.tokens, site.inner).macs
+        if grid.extra:
+            macs += ska_macs(grid.extra, memory.tokens, site, self.activation, biased)
         if self.factorised:
             params = (taps + memory.tokens) * site.inner
         else:
@@ -208,9 +217,8 @@ class CSKAOperator(StaticOperator):
 
     def __init__(self, config: CSKA, site: Site) -> None:
         super().__init__(config, site)
-        self.heads, self.width, self.taps, cells = site.heads, site.width, config.kernel, self.grid.cells
-        self.site = site
-        for name, shape in self._shapes(cells).items():
+        self.site, self.taps = site, config.kernel
+        for name, shape in self._shapes(self.grid.cells).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self.reset_parameters()
         _warn(config.key_macs(site, site.grid, self.grid), site.grid, config)
@@ -334,27 +342,32 @@ class CSKAOperator(StaticOperator):
         below, above = rows_of(mask, grid)
         if self.windowed(memory):
             windows = (self.site_grid, self.grid)
-            part, values, hidden = in_windows(cells, v, (grid, memory), windows, above)
+            shared = self.share(v, self.grid.tokens)
+            part, values, hidden = in_windows(cells, shared, (grid, memory), windows, above)
             out = join(self._cells(part, values, Grid(*sides(self.site_grid)), made, hidden), grid, self.site_grid)
         else:
             if not torch.compiler.is_compiling() and not same_cells(self.site_grid, grid):
                 _warn(self.config.key_macs(self.site, grid, memory), grid, self.config)
-            out = self._cells(cells, v, Grid(*sides(grid)), made, above)
+            out = self._cells(cells, self.share(v, memory.tokens), Grid(*sides(grid)), made, above)
         if not grid.extra:
             return out
         keys, bias = self._extra_keys(made, memory)
-        return tokens_of(out, ska(extra, keys, v, scale=self.config.scale, mask=_with(below, bias, self, extra)), grid)
+        v, below = self.share(v, memory.tokens), _with(below, bias, self, extra)
+        row = ska(extra, keys, v, scale=self.config.scale, mask=below, activation=self.config.activation)
+        return tokens_of(out, row, grid)
 
     def _cells(self, q: Tensor, v: Tensor, grid: Grid, made: dict[str, Tensor], mask: Mask | None) -> Tensor:
-        scale = self.config.scale
+        scale, path, activation = self.config.scale, self.config.path, self.config.activation
         if self.config.factorised:
-            return ska(self._filtered(q, grid, made["kernel"]), made["keys"], v, scale=scale, mask=mask)
-        return cska(q, made["weight"], made.get("bias"), v, grid, scale=scale, mask=mask, path=self.config.path)
+            q = self._filtered(q, grid, made["kernel"])
+            return ska(q, made["keys"], v, scale=scale, mask=mask, activation=activation)
+        weight, bias = made["weight"], made.get("bias")
+        return cska(q, weight, bias, v, grid, scale=scale, mask=mask, path=path, activation=activation)
 
     def _filtered(self, q: Tensor, grid: Grid, kernel: Tensor) -> Tensor:
-        image = q.mT.reshape(len(q), -1, grid.height, grid.width)
+        image = q.mT.reshape(len(q), self.heads * self.width, grid.height, grid.width)
         image = F.conv2d(image, kernel, padding=self.taps // 2, groups=len(kernel))
-        return image.view(len(q), self.heads, self.width, -1).mT
+        return image.view(len(q), self.heads, self.width, grid.cells).mT
 
     def _extra_keys(self, made: dict[str, Tensor], memory: Grid) -> tuple[Tensor, Tensor | None]:
         """Keys (H, M, d) and a bias of the logits (H, 1, M) for the queries of extra tokens; windows are tiled."""
@@ -387,17 +400,18 @@ class CSKAOperator(StaticOperator):
             weight, bias = (made["keys"][..., None, None] * taps).flatten(0, 1), None
         else:
             weight, bias = made["weight"], made.get("bias")
-        scale = self.config.scale
-        plain = partial(cska_reference, scale=scale)
+        scale, activation = self.config.scale, self.config.activation
+        plain = partial(cska_reference, scale=scale, activation=activation)
         if self.windowed(memory):
-            filters = (weight, bias)
-            out = one_by_one(plain, cells, v, filters, (grid, memory), (self.site_grid, self.grid), above)
+            filters, shared = (weight, bias), self.share(v, self.grid.tokens)
+            out = one_by_one(plain, cells, shared, filters, (grid, memory), (self.site_grid, self.grid), above)
         else:
-            out = plain(cells, weight, bias, v, Grid(*sides(grid)), mask=above)
+            out = plain(cells, weight, bias, self.share(v, memory.tokens), Grid(*sides(grid)), mask=above)
         if not grid.extra:
             return out
         keys, row_bias = self._extra_keys(made, memory)
-        row = ska_reference(extra, keys, v, scale=scale, mask=_with(below, row_bias, self, extra))
+        v, below = self.share(v, memory.tokens), _with(below, row_bias, self, extra)
+        row = ska_reference(extra, keys, v, scale=scale, mask=below, activation=activation)
         return tokens_of(out, row, grid)
 
 
@@ -420,7 +434,7 @@ def _warn(macs: int, grid: Grid, config: CSKA) -> None:
         )
 
 
-def _check(q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, path: str) -> None:
+def _check(q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid) -> None:
     check_heads("cska", q=q, v=v)
     if grid.extra:
         raise GridError(f"cska works on cells alone, not on {grid}; keys of extra tokens are further filters")
@@ -436,5 +450,3 @@ def _check(q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid
         raise ShapeError(f"cska: bias has shape {tuple(bias.shape)}; expected ({outputs},)")
     if weight.dtype != q.dtype or (bias is not None and bias.dtype != q.dtype):
         raise ShapeError(f"cska: weight is {weight.dtype}, q is {q.dtype}; cast filters and bias to one dtype")
-    if path not in PATHS:
-        raise ConfigError(f"cska has no path {path!r}; {nearest(path, PATHS)}")

@@ -1,7 +1,8 @@
 """How convolutional static keys are computed: as a convolution, products of neighbourhoods, or strips of rows.
 
-All are the same function, `cska`; they differ in time and memory. A strip keeps no logits: they are computed again in
-the backward pass. Also here: the plain form window by window, and what masks and queries are on the map.
+All are the same function, `cska`, for any activation; they differ in time and memory. A strip keeps no logits: they are
+computed again in the backward pass. Also here: the plain form window by window, and what masks and queries are on the
+map.
 """
 
 from collections.abc import Callable
@@ -12,43 +13,51 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Grid, Mask, softmax_rows
+from regard.core import Grid, Mask
 
-from .static import apart, windows_on
+from .static import weigh
+from .static_grids import apart, windows_on
 
 PATHS = ("auto", "conv", "patches", "lean")
 CONV_CELLS = 100
 """Up to so many cells the convolution is the fastest path."""
 LEAN_LOGITS = 2**24
-"""From so many logits on the batch is trained in strips whose logits are computed again in the backward pass."""
+"""From so many logits on the batch is computed in strips, which in training are computed again in the backward pass."""
 STRIP = 128
 """Cells in a strip of rows."""
 
 
-def choose(q: Tensor, weight: Tensor, v: Tensor) -> str:
+def choose(q: Tensor, v: Tensor) -> str:
     """The path for these sizes, from times on a CPU: `benchmarks/static_keys.py`."""
     batch, heads, n, _ = q.shape
     if n <= CONV_CELLS:
         return "conv"
-    trained = torch.is_grad_enabled() and (q.requires_grad or weight.requires_grad or v.requires_grad)
-    return "patches" if trained and batch * heads * n * v.shape[-2] < LEAN_LOGITS else "lean"
+    return "patches" if batch * heads * n * v.shape[-2] < LEAN_LOGITS else "lean"
 
 
 def by_convolution(
-    q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, dense: Tensor | None
+    q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, dense: Tensor | None, activation: str
 ) -> Tensor:
     """One grouped convolution; its output channels are the keys. q is scaled, dense hides keys or is added."""
-    batch, heads, n, _ = q.shape
-    image = q.mT.reshape(batch, -1, grid.height, grid.width)
+    batch, heads, n, width = q.shape
+    image = q.mT.reshape(batch, heads * width, grid.height, grid.width)
     logits = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=heads)
-    logits = logits.view(batch, heads, -1, n)  # keys before queries
-    if dense is None:
+    logits = logits.view(batch, heads, v.shape[-2], n)  # keys before queries
+    if dense is None and activation == "softmax":
         return logits.softmax(2).mT @ v
-    return softmax_rows(_masked(logits.mT, dense)) @ v
+    return _weighed(logits.mT, dense, activation) @ v
 
 
 def by_patches(
-    q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, dense: Tensor | None, *, lean: bool
+    q: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    v: Tensor,
+    grid: Grid,
+    dense: Tensor | None,
+    activation: str,
+    *,
+    lean: bool,
 ) -> Tensor:
     """The same with heads before the batch, so that one matrix product a head serves the whole batch."""
     heads, kernel = q.shape[1], weight.shape[-1]
@@ -68,26 +77,27 @@ def by_patches(
         hidden = dense
         if dense is not None and dense.shape[-2] > 1:
             hidden = dense[..., first * grid.width : last * grid.width, :]
-        arguments = (part, keys, bias, v, hidden, kernel)
+        arguments = (part, keys, bias, v, hidden, kernel, activation)
         out.append(checkpoint(_strip, *arguments, use_reentrant=False) if again else _strip(*arguments))
     return (torch.cat(out, 2) if len(out) > 1 else out[0]).transpose(0, 1)
 
 
 def _strip(
-    image: Tensor, keys: Tensor, bias: Tensor | None, v: Tensor, dense: Tensor | None, kernel: int
+    image: Tensor, keys: Tensor, bias: Tensor | None, v: Tensor, dense: Tensor | None, kernel: int, activation: str
 ) -> Float[Tensor, "H B n e"]:
     # some rows of the padded map (H, B, rows + k - 1, width + k - 1, d)
     rows, columns = image.shape[2] - kernel + 1, image.shape[3] - kernel + 1
     taps = [image[:, :, i : i + rows, j : j + columns] for i in range(kernel) for j in range(kernel)]
     patches = torch.cat(taps, -1).flatten(1, 3)
     logits = patches @ keys.mT if bias is None else torch.baddbmm(bias, patches, keys.mT)
-    logits = logits.unflatten(1, (image.shape[1], -1))
-    a = logits.softmax(-1) if dense is None else softmax_rows(_masked(logits, dense))
-    return a @ v
+    logits = logits.unflatten(1, (image.shape[1], rows * columns))
+    return _weighed(logits, dense, activation) @ v
 
 
-def _masked(logits: Tensor, dense: Tensor) -> Tensor:
-    return logits.masked_fill(~dense, -torch.inf) if dense.dtype == torch.bool else logits + dense
+def _weighed(logits: Tensor, dense: Tensor | None, activation: str) -> Tensor:
+    if dense is None:
+        return weigh(logits, activation, masked=False)
+    return weigh(logits.masked_fill(~dense, -torch.inf) if dense.dtype == torch.bool else logits + dense, activation)
 
 
 def one_by_one(

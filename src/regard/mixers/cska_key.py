@@ -20,7 +20,7 @@ from regard.core import Cost, Grid, Mask, Operator, Site, attend
 
 from .cska_forms import sides, visible
 from .softmax import softmax, softmax_reference
-from .static import apart, tokens_of
+from .static_grids import apart, tokens_of
 
 
 def query_keys_reference(
@@ -48,9 +48,10 @@ def query_keys(
     grid: Grid,
 ) -> Float[Tensor, "B H N d"]:
     """The same as one convolution whose groups are the heads."""
-    image = q.mT.reshape(len(q), -1, grid.height, grid.width)
-    keys = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=q.shape[1])
-    return keys.view(len(q), q.shape[1], -1, grid.cells).mT
+    batch, heads, _, width = q.shape
+    image = q.mT.reshape(batch, heads * width, grid.height, grid.width)
+    keys = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=heads)
+    return keys.view(batch, heads, width, grid.cells).mT
 
 
 def query_keys_cost(site: Site, kernel: int, bias: bool) -> Cost:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, attend, merge
 
 from .heads import HeadMixerConfig
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 from .pvt import MemoryMixer, memory_cost, refuse_memory
 from .sdpa import sdpa
 from .softmax import softmax_reference
@@ -41,12 +41,17 @@ def sample_points_reference(x: Float[Tensor, "B c h w"], points: Float[Tensor, "
 
 
 def sample_points(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -> Float[Tensor, "B c s"]:
-    """Bilinear values of maps at points (y, x) in cells; beyond the map its border. In float32 for half precision."""
+    """Bilinear values of maps at points (y, x) in cells; beyond the map its border. In float32 for half precision.
+
+    A point that is NaN gives NaN.
+    """
+    lost = points.isnan().any(-1)  # (B, s); on the CPU grid_sample would read and write outside the map
+    points = points.masked_fill(lost[..., None], 0.0)
     sides = torch.tensor(x.shape[-2:], dtype=points.dtype, device=points.device)
     place = ((2 * points + 1) / sides - 1).flip(-1)[:, :, None]  # (B, s, 1, 2) as (x, y), half-pixel centres
     with exact_products(x.device):
         out = F.grid_sample(wide(x), place.to(wide(x).dtype), padding_mode="border", align_corners=False)
-    return out[..., 0].to(x.dtype)
+    return out[..., 0].masked_fill(lost[:, None], torch.nan).to(x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
     y_q = sum over taps p of W_p m_{q,p} x(q + p + o_q(p)) + b,   x(a) = sum_k prod_n max(0, 1 - |a_n - k_n|) x_k
 
 Version 1 has m = 1; version 2 (Zhu et al. 2019b) predicts it. Samples beyond the border are zero. On sequences offsets
-lie along the sequence; a causal tap goes no further than the query, so that no later cell is touched.
+lie along the sequence; a causal tap goes no further than the query, so that no later cell is touched. It may go left of
+the first token, where it sees zero.
 Extra tokens are never sampled; they get the mean of the cells' outputs, or zero (`extra`).
 """
 
@@ -16,11 +17,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError
+from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError, check_accounting
 
 from .compiled import takes_native
 from .deform_native import sample_native
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 from .taps import (
     TapsConfig,
     TapsMixer,
@@ -34,6 +35,7 @@ from .taps import (
 )
 
 Pair = int | tuple[int, int]
+GIVEN = ("kernel", "axes", "causal", "dilation", "extra")  # what a convolution that is replaced says itself
 
 
 class Frame(NamedTuple):
@@ -256,7 +258,8 @@ class DeformableConv(TapsConfig):
         return DeformableConvMixer(self, site)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Paper: N C^2 N_k. Executed: also the predictor; the 4 N_k N C products of interpolation are pointwise."""
+        """Paper: N C^2 N_k. Executed: also the predictor. Interpolation, products one by one, is `interpolation`."""
+        check_accounting(accounting)
         n, dim = site.grid.cells, site.dim
         weight = dim * dim * self.taps
         each = self.axes + (self.version == 2)  # numbers that move and scale one tap
@@ -264,6 +267,10 @@ class DeformableConv(TapsConfig):
         inputs = dim * self.offset_kernel**self.axes
         params = weight + dim * site.out_bias + outputs * (inputs + 1)
         return Cost(params, n * (weight + (outputs * inputs if accounting == "executed" else 0)))
+
+    def interpolation(self, site: Site) -> int:
+        """Products of samples with their weights: 2^axes cells for each tap of each channel."""
+        return 2**self.axes * self.taps * site.grid.cells * site.dim
 
 
 class DeformableConvMixer(TapsMixer):
@@ -317,8 +324,15 @@ class DeformableConv2d(nn.Conv2d):
     def from_conv(cls, conv: nn.Conv2d, options: "DeformableConv | None" = None) -> "DeformableConv2d":
         """With the weights of a convolution, which it equals until the offsets move (and for mask_init=1).
 
-        Raises: UnsupportedError for another padding than a number of zeros.
+        Weights that were frozen stay so. kernel, dilation, padding and stride are the convolution's: of options only
+        version, groups, offset_kernel and mask_init are read.
+        Raises: UnsupportedError for another padding than a number of zeros; ConfigError for other options.
         """
+        options = options or DeformableConv()
+        told = [name for name in GIVEN if getattr(options, name) != getattr(DeformableConv(), name)]
+        if told:
+            said = ", ".join(f"{name}={getattr(options, name)!r}" for name in told)
+            raise ConfigError(f"{said}: these come from the convolution that is replaced; leave them at their defaults")
         if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             raise UnsupportedError(f"zero padding by numbers is needed, not {conv.padding_mode!r}, {conv.padding!r}")
         made = cls(
@@ -327,6 +341,8 @@ class DeformableConv2d(nn.Conv2d):
             bias=conv.bias is not None, options=options,
         ).to(conv.weight)  # fmt: skip
         made.load_state_dict(conv.state_dict(), strict=False)
+        for name, parameter in conv.named_parameters():
+            made.get_parameter(name).requires_grad_(parameter.requires_grad)
         return made
 
     def lr_scale(self) -> dict[str, float]:

@@ -4,8 +4,8 @@
     y_q = W [ sum_j K_{q,j,g(c)} h_{q+j, c} ]_c
 
 The channels of a group g share a kernel (Wu et al. 2019, DynamicConv). Taps beyond the border count in the softmax and
-see zero; with `renorm_padding` they do not count. Extra tokens are no taps; they get the mean of the cells' outputs, or
-zero (`extra`).
+see zero, causal ones left of the first token too; with `renorm_padding` they do not count. Extra tokens are no taps;
+they get the mean of the cells' outputs, or zero (`extra`).
 """
 
 import math
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, ShapeError, Site, linear
+from regard.core import Card, ConfigError, Cost, Grid, Mask, ShapeError, Site, check_accounting, linear
 
 from .taps import TapsConfig, TapsMixer, check_groups, margins, shifted
 
@@ -158,10 +158,19 @@ class DynamicConv(TapsConfig):
         return DynamicConvMixer(self, site)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """N (3 C^2 + C N_g N_k + C N_k) in both accountings; the last part are the taps, products one by one."""
+        """N (3 C^2 + C N_g N_k + C N_k) in both accountings.
+
+        The last part are the taps. They run as products one by one, not as a product of matrices, but Zhu et al. count
+        them, and so do both accountings.
+        """
+        check_accounting(accounting)
         n, dim = site.grid.cells, site.dim
         total = linear(n, dim, (1 + self.glu) * dim, site.qkv_bias) + linear(n, dim, dim, site.out_bias)
         return total + linear(n, dim, self.groups * self.taps) + Cost(0, n * dim * self.taps)
+
+    def exponentials(self, site: Site) -> int:
+        """Numbers in the softmax of the kernels."""
+        return site.grid.cells * self.groups * self.taps
 
 
 class DynamicConvMixer(TapsMixer):

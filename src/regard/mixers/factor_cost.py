@@ -1,30 +1,36 @@
 """Multiply-accumulates of the four factors: as the paper counts them, and as the forms execute them."""
 
+import math
 from typing import TYPE_CHECKING
 
 from regard.core import Grid, Site
 
 from .factor_door import strided_grid
 from .factor_forms import COMPRESSED_CELLS, PRESETS, feature_width, reach, sinusoid_basis, table_size
+from .factor_tiles import Cut, cut
 
 if TYPE_CHECKING:
     from .factors import Factors
 
 
 def paper_macs(config: "Factors", site: Site, width: int) -> int:
-    """Table 1 of the paper, with the products of the operator only; a window has window^2 keys everywhere."""
+    """Table 1 of the paper, with the products of the operator only.
+
+    A window has window^axes keys everywhere, as if there were no border, but never more than the map has (and the
+    extra tokens): one that holds the whole map costs what none does.
+    """
     e1, e2, _, _ = (flag == "1" for flag in config.terms)
     grid, keys, inner = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner
-    seen = config.window**2 if config.window else keys.tokens
+    source, window, axes = site.memory or site.grid, config.window or math.inf, config.axes
+    seen = int(min(window**axes, keys.cells)) + keys.extra
     macs = 0
     if config.relative:
-        lengths = (config.window,) * 2 if config.window else (2 * site.grid.width - 1, 2 * site.grid.height - 1)
-        macs += sum(lengths[: config.axes]) * inner * width
+        steps = (site.grid.width + source.width - 1, site.grid.height + source.height - 1)[:axes]
+        macs += int(sum(min(window, count) for count in steps)) * inner * width
     if e1:
         macs += grid.tokens * seen * inner
     elif e2:
-        sides = 2 * config.window if config.window else keys.width + keys.height
-        macs += grid.tokens * sides * inner
+        macs += grid.tokens * int(min(axes * window, sum((keys.width, keys.height)[:axes]))) * inner
     return macs + (keys.tokens * inner if config.terms == "0010" else grid.tokens * seen * inner)
 
 
@@ -37,9 +43,7 @@ def executed_macs(config: "Factors", site: Site, width: int) -> int:
     if config.relative:
         sizes = [table_size(q, k, config.key_stride, config.query_stride) for q, k in sides]
         macs += sum(2 * size - 1 for size in sizes) * inner * (width // config.axes)
-    form = config.backend
-    if form == "auto":
-        form = "compressed" if e1 or (e2 and grid.cells <= COMPRESSED_CELLS) else "factorised"
+    form = _form(config, site)
     if form == "materialised":
         pairs = grid.tokens * keys.tokens * inner
         return macs + pairs * (e1 + e2 + e4 + 1)
@@ -47,16 +51,53 @@ def executed_macs(config: "Factors", site: Site, width: int) -> int:
         return macs + _places(e2, e4, grid, sides, inner) + grid.tokens * keys.tokens * inner * (1 + e1)
     if form == "compressed":
         return macs + _compressed(config, site, keys, sides)
-    whole = 2 * reach(grid, keys, config.key_stride, config.query_stride) - 1
-    window = 0 if config.window >= whole else config.window
     row = keys.tokens * inner * e3
-    if not config.relative and not window:
+    if not config.relative and not _window(config, site):
         return macs + row
     macs += _places(e2, e4, grid, sides, inner) + (row if grid.extra else 0)
     if e2:
         each = site.heads * (d + e3)
         return macs + grid.cells * keys.height * (keys.width + 1) * each + grid.cells * keys.extra * inner
     return macs + grid.width * inner * (keys.cells + grid.height * (keys.height + keys.extra))
+
+
+def exponentials(config: "Factors", site: Site) -> int:
+    """Numbers in the softmax of that form: one a pair of tokens, or one a pair of token and row or column of keys."""
+    _, e2, e3, _ = (flag == "1" for flag in config.terms)
+    grid, keys, heads = strided_grid(site.grid, config.query_stride), _keys(config, site), site.heads
+    if _form(config, site) != "factorised":
+        tiles = _cut(config, site) if _form(config, site) == "compressed" else None
+        return heads * (grid.tokens * keys.tokens if tiles is None else tiles.pairs(grid, keys))
+    row = heads * keys.tokens * e3
+    if not config.relative and not _window(config, site):
+        return row
+    row = row if grid.extra else 0
+    if e2:
+        last = grid.cells * (1 + keys.extra) if keys.extra else 0
+        return row + heads * (grid.cells * (keys.width + keys.height) + keys.cells * e3 + last)
+    heads = heads if config.relative or e3 else 1
+    return row + heads * (grid.width * keys.cells + grid.cells * (keys.height + keys.extra))
+
+
+def _form(config: "Factors", site: Site) -> str:
+    """The form that "auto" takes, as `factor_forms.choose`, or the one that is named."""
+    if config.backend != "auto":
+        return config.backend
+    if config.terms[0] == "1":
+        return "compressed"
+    small = strided_grid(site.grid, config.query_stride).cells <= COMPRESSED_CELLS or _cut(config, site) is not None
+    return "compressed" if config.terms[1] == "1" and small else "factorised"
+
+
+def _window(config: "Factors", site: Site) -> int:
+    """The window, 0 where it holds the whole map."""
+    grid, keys = strided_grid(site.grid, config.query_stride), _keys(config, site)
+    whole = 2 * reach(grid, keys, config.key_stride, config.query_stride) - 1
+    return 0 if config.window >= whole else config.window
+
+
+def _cut(config: "Factors", site: Site) -> Cut | None:
+    return cut(site.grid, _window(config, site)) if config.key_stride == config.query_stride == 1 else None
 
 
 def _keys(config: "Factors", site: Site) -> Grid:
@@ -82,4 +123,6 @@ def _compressed(config: "Factors", site: Site, keys: Grid, sides: tuple[tuple[in
             rank = sinusoid_basis(side, width, base, config.magnitude, config.key_stride).shape[1]
             features += rank
             macs += (grid.cells if e2 else q) * rank * inner + (q * k * rank * inner if rank < k else 0)
-    return macs + 2 * grid.tokens * keys.tokens * site.heads * feature_width(features, d)
+    tiles = _cut(config, site)
+    pairs = grid.tokens * keys.tokens if tiles is None else tiles.pairs(grid, keys)
+    return macs + 2 * pairs * site.heads * feature_width(features, d)

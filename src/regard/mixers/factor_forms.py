@@ -12,6 +12,8 @@ from torch import Tensor
 
 from regard.core import Grid, Mask, UnsupportedError, softmax_rows
 
+from .compiled import eager_on_cpu
+from .factor_tiles import Cut, cut, tiled
 from .sdpa import sdpa
 
 Tables = tuple[Tensor, Tensor | None]
@@ -54,14 +56,19 @@ def full_precision(device: torch.device) -> AbstractContextManager:
 
 def choose(case: Case) -> str:
     """The backend of "auto". Its one look at shapes, device and compiler, never at numbers."""
-    if case.content is not None or case.mask.kinds:
+    if case.content is not None or case.mask.kinds or (case.own and cut_of(case) is not None):
         return "compressed"
     if not case.own:
         return "factorised"
     batch, heads, _, e = case.v.shape
     small = batch * heads * case.grid.cells * case.keys.height * (e + 1) <= FACTORISED_LIMIT
     worth = small and case.grid.cells > COMPRESSED_CELLS
-    return "factorised" if worth and _guarded(case.v) else "compressed"
+    return "factorised" if worth and eager_on_cpu(case.v) else "compressed"
+
+
+def cut_of(case: Case) -> Cut | None:
+    """The tiles of the compressed form: for small windows without a mask, queries and keys on all cells."""
+    return cut(case.grid, case.window) if case.stride == case.asked == 1 and not case.mask.kinds else None
 
 
 def inside_window(
@@ -98,6 +105,9 @@ def compressed(case: Case) -> Tensor:
     queries, keys = (F.pad(x, (0, width - x.shape[-1])) for x in (queries, keys))
     # the fused kernels of the CPU need values as wide as queries
     padded = F.pad(v, (0, width - e)) if v.device.type == "cpu" else v
+    tiles = cut_of(case)
+    if tiles is not None:
+        return tiled(queries, keys, padded, case.grid, case.keys, tiles)[..., :e]
     out = sdpa(queries, keys, padded, attn_mask=_dense_mask(case, queries), scale=1.0)
     return out[..., :e]
 
@@ -168,11 +178,14 @@ def sinusoids(positions: Float[Tensor, " n"], width: int, base: float, magnitude
 
 
 @lru_cache(maxsize=256)
-def sinusoid_basis(keys: int, width: int, base: float, magnitude: float = 1.0, stride: int = 1) -> Tensor:
+def sinusoid_basis(
+    keys: int, width: int, base: float, magnitude: float = 1.0, stride: int = 1, tolerance: float = 1e-7
+) -> Tensor:
     """Orthonormal columns (keys_kept, r), float64, that span sin and cos of `width` / 2 wavelengths along the keys.
 
-    keys: cells along the axis, of which every stride-th is kept. Singular values below 1e-7 of the largest are left
-    out. The identity where less than a tenth would be saved. Source: angle addition makes r(key - query) a
+    keys: cells along the axis, of which every stride-th is kept. Singular values below tolerance times the largest are
+    left out; 1e-7 is a float32 rounding and costs one column or two more than 1e-6. The identity where less than a
+    tenth would be saved. Source: angle addition makes r(key - query) a
     combination of sines and cosines of the key alone; they are band-limited, so about keys / pi of them matter.
     """
     kept = -(-keys // stride)
@@ -183,13 +196,8 @@ def sinusoid_basis(keys: int, width: int, base: float, magnitude: float = 1.0, s
     places = stride * torch.arange(kept, dtype=torch.float64, device="cpu")
     angles = (places - places.mean())[:, None] * frequency
     left, values, _ = torch.linalg.svd(torch.cat([angles.sin(), angles.cos()], -1), full_matrices=False)
-    rank = int((values > 1e-7 * values[0]).sum())
+    rank = int((values > tolerance * values[0]).sum())
     return left[:, :rank].contiguous() if rank <= 0.9 * kept else torch.eye(kept, dtype=torch.float64, device="cpu")
-
-
-def _guarded(v: Tensor) -> bool:
-    """Where a form may look at its denominators: eager, on the CPU."""
-    return v.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _steps(queries: int, keys: int, stride: int, asked: int, device: torch.device) -> Tensor:
@@ -361,7 +369,7 @@ def _product(case: Case, v: Tensor) -> Tensor | None:
     if case.saliency is not None:
         out, weight = out[..., :e], out[..., e:]
         number = torch.finfo(out.dtype)
-        if _guarded(v) and bool((weight < 1e3 * number.tiny / number.eps).any()):
+        if eager_on_cpu(v) and bool((weight < 1e3 * number.tiny / number.eps).any()):
             return None
         out = out / weight
     if case.keys.extra:

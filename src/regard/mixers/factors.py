@@ -182,16 +182,23 @@ class Factors(HeadMixerConfig):
     """terms: four characters of 0/1 for E1..E4; "0010" is key content only, "0000" the uniform average.
 
     scale: factor of the logits (the paper has none: 1.0), None = d^-0.5. window: odd side in cells, 0 = global.
+    A window is exact in every form, and faster than none only where it is small (at most about a quarter of a side):
+    there the compressed form runs in tiles, elsewhere it masks.
     stride: of the keys; 0 = the preset's. query_stride: every such row and column asks, and the other cells get what
     bilinear interpolation of the answers gives, as in mmcv (extra tokens all ask). positions: width P of the sinusoids,
     0 = dim (a multiple of 4; of 2 for one axis). base: of the wavelengths, 0 = the preset's; magnitude: factor of the
-    coordinates. axes: 2, or 1 for sequences (grids of one row). backend: of `regard.ops.factors`.
+    coordinates; sign: 1 for delta = key - query, -1 for query - key, 0 = the preset's; position_scale: factor of the
+    projected encodings, 0 = the preset's. axes: 2, or 1 for sequences (grids of one row). backend: of
+    `regard.ops.factors`.
     preset: "esa" (the paper: delta = key - query, base 1000), "mmcv" (its code: query - key, projected encodings
-    / sqrt 2, stride 2), "transformer_xl" (query - key, base 10000, all drawn from normal(0, 0.02); also give
-    scale=None and axes=1).
+    / sqrt 2, stride 2), "transformer_xl" (query - key, base 10000, u, t and positions drawn from normal(0, 0.02); also
+    give scale=None and axes=1).
 
     Positions are sinusoids, each axis projected by one linear map without bias. A query bias is a hidden E3 or E4 term:
     studies of factors build their hosts without it.
+    The linear maps of queries, keys, values and the output are the layer's, not the operator's, and start as those of
+    every mechanism: U(-a, a) with a = C^-0.5, so that mechanisms are compared from the same start. The authors' code
+    draws them with a = (3 / C)^0.5 (Kaiming-uniform), Transformer-XL from normal(0, 0.02).
     """
 
     terms: str = field(default="1111", kw_only=False)
@@ -203,6 +210,8 @@ class Factors(HeadMixerConfig):
     base: float = 0.0
     magnitude: float = 1.0
     axes: Literal[1, 2] = 2
+    sign: Literal[-1, 0, 1] = 0
+    position_scale: float = 0.0
     preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
     backend: Literal["auto", "compressed", "factorised", "separable", "materialised"] = "auto"
 
@@ -223,9 +232,10 @@ class Factors(HeadMixerConfig):
             raise ConfigError(
                 f"axes is 1 or 2 and positions a multiple of 2 axes, not axes={self.axes}, positions={self.positions}"
             )
-        if min(self.base, self.magnitude) < 0 or self.stride < 0:
+        if min(self.base, self.magnitude, self.position_scale) < 0 or self.stride < 0:
             raise ConfigError(
-                f"base, magnitude and stride are positive, not {self.base}, {self.magnitude}, {self.stride}"
+                "base, magnitude, position_scale and stride are positive, not "
+                f"{self.base}, {self.magnitude}, {self.position_scale}, {self.stride}"
             )
 
     @property
@@ -292,6 +302,10 @@ class Factors(HeadMixerConfig):
             return Cost(params, factor_cost.paper_macs(self, site, width))
         return Cost(params, factor_cost.executed_macs(self, site, width))
 
+    def exponentials(self, site: Site) -> int:
+        """Numbers in the softmax of the form that runs, for one sample; costs leave them out."""
+        return factor_cost.exponentials(self, site)
+
 
 class FactorsOperator(Operator):
     """u, t (H, d) for E3 and E4; positions_x, positions_y (inner, P/2) project the sinusoids for E2 and E4.
@@ -305,7 +319,8 @@ class FactorsOperator(Operator):
     def __init__(self, config: Factors, site: Site) -> None:
         super().__init__()
         self.config, self.heads, self.grid = config, site.heads, site.grid
-        base, self.sign, self.factor = PRESETS[config.preset]
+        base, sign, factor = PRESETS[config.preset]
+        self.sign, self.factor = config.sign or sign, config.position_scale or factor
         self.base, self.stride = config.base or base, config.key_stride
         self.width = config.width_of_positions(site) // config.axes
         self.u = nn.Parameter(torch.empty(site.heads, site.width)) if config.terms[2] == "1" else None

@@ -23,12 +23,12 @@ from .kernels import (
     check_kernel,
     check_kernel_size,
     feature_map,
-    hide,
     kernel_product,
     kernel_weights,
+    only_kept,
     refuse_cross,
 )
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 
 AXES = {"channels": (1, 3), "head": (3,)}
 
@@ -53,7 +53,7 @@ def flatten_reference(
         length = torch.linalg.vector_norm
         return length(x, dim=AXES[over], keepdim=True) * x**power / length(x**power, dim=AXES[over], keepdim=True)
 
-    return kernel_weights(focus(q), hide(focus(hide(k, keep)), keep), eps) @ hide(v, keep)
+    return kernel_weights(focus(q), only_kept(focus(only_kept(k, keep)), keep), eps) @ only_kept(v, keep)
 
 
 def flatten(
@@ -78,8 +78,8 @@ def flatten(
     keep = check_kernel("flatten", q, k, v, mask)
     _check_over(over)
     with exact_products(q.device):
-        fk = hide(focused(wide(hide(k, keep)), power, over, spread), keep)
-        return kernel_product(focused(wide(q), power, over, spread), fk, hide(v, keep), eps)
+        fk = only_kept(focused(wide(only_kept(k, keep)), power, over, spread), keep)
+        return kernel_product(focused(wide(q), power, over, spread), fk, only_kept(v, keep), eps)
 
 
 def focused(

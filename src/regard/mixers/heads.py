@@ -21,9 +21,9 @@ from regard.core import (
     ShapeError,
     Site,
     UnsupportedError,
+    check_accounting,
     linear,
     merge,
-    refuse_masks,
 )
 from regard.projections.linear import LinearQKV
 
@@ -41,10 +41,9 @@ class HeadMixerConfig(MixerConfig):
     gate: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dwc < 0 or (self.dwc and self.dwc % 2 == 0):
             raise ConfigError(f"dwc is the odd kernel of a convolution or 0 for none, not {self.dwc}")
-        if not isinstance(self.projection, ProjectionConfig):
-            raise ConfigError(f"projection is a configuration such as LinearQKV(), not {self.projection!r}")
 
     @abstractmethod
     def operator(self, site: Site) -> Operator:
@@ -75,6 +74,7 @@ class HeadMixerConfig(MixerConfig):
         return CrossMixer(self, site, shared)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        check_accounting(accounting)
         n, inner = site.grid.tokens, site.inner
         total = self.projection.cost(site, self.roles) + self.operator_cost(site, accounting)
         total += linear(n, inner, site.dim, site.out_bias)
@@ -109,6 +109,13 @@ class HeadLayer(Mixer):
         x = x if norm is None else norm(x).to(x.dtype)  # on CUDA, autocast runs LayerNorm in float32
         return x if rope is None or role == "v" else rotate(x, rope, grid)
 
+    def beside(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
+        """out (B, N, inner) of the operator plus the branches beside it: here the convolution of v (B, H, N, e)."""
+        if self.dwc is None:
+            return out
+        extra, cells = grid.to_map(merge(cast(Tensor, v)))
+        return out + grid.from_map(torch.zeros_like(extra), self.dwc(cells))
+
     def finish(self, x: Tensor, out: Tensor) -> Tensor:
         """Gate, output projection and dropout; out (B, N, inner)."""
         if self.gate is not None:
@@ -141,13 +148,6 @@ class HeadMixer(HeadLayer):
         out = merge(operator(made["q"], made["k"], made["v"], grid=grid, mask=mask))
         return self.finish(x, self.beside(x, out, made["v"], grid, mask))
 
-    def beside(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
-        """out (B, N, inner) of the operator plus the branches beside it: here the convolution of v (B, H, N, e)."""
-        if self.dwc is None:
-            return out
-        extra, cells = grid.to_map(merge(cast(Tensor, v)))
-        return out + grid.from_map(torch.zeros_like(extra), self.dwc(cells))
-
 
 class CrossMixer(HeadLayer):
     """Cross-attention: queries from x on grid, keys and values from memory on memory_grid."""
@@ -162,8 +162,10 @@ class CrossMixer(HeadLayer):
         memory: Float[Tensor, "B M C"],
         memory_grid: Grid,
     ) -> Float[Tensor, "B N C"]:
-        self.check(x, grid, None)
-        refuse_masks(self.config, mask)
+        self.check(x, grid, mask, memory_grid)
+        if memory.ndim != 3 or (memory.shape[0], memory.shape[-1]) != (x.shape[0], self.site.dim):
+            expected = f"({x.shape[0]}, tokens, {self.site.dim})"
+            raise ShapeError(f"the memory has shape {tuple(memory.shape)}; expected {expected}")
         memory_grid.check(memory)
         if self.dwc is not None and (grid.height, grid.width, grid.extra) != (
             memory_grid.height,
@@ -178,8 +180,8 @@ class CrossMixer(HeadLayer):
         others = "".join(role for role in roles if role != "q")
         for role, y in zip(others, self.qkv(memory, others), strict=True):
             made[role] = self.normalised(role, y, memory_grid, rope)
-        out = self.operator(made["q"], made["k"], made["v"], grid=grid, memory=memory_grid, mask=mask)
-        return self.finish(x, merge(out))
+        out = merge(self.operator(made["q"], made["k"], made["v"], grid=grid, memory=memory_grid, mask=mask))
+        return self.finish(x, self.beside(x, out, made["v"], grid, mask))
 
 
 def rotate(x: Float[Tensor, "B H N d"], rope: Float[Tensor, "... n d2"], grid: Grid) -> Float[Tensor, "B H N d"]:

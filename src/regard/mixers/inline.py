@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site
 
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig
-from .kernels import check_kernel, hide, narrow, refuse_cross
-from .mita_plan import exact_products, wide
+from .kernels import check_kernel, narrow, only_kept, refuse_cross
+from .precision import exact_products, wide
 
 
 def inline_reference(
@@ -30,7 +30,7 @@ def inline_reference(
     """All N x M weights scale (q_i.k_j - mean_j q_i.k_j) / N + 1 / N; means and N are over the keys that are kept."""
     keep = check_kernel("inline", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    k, v = hide(k, keep), hide(v, keep)
+    k, v = only_kept(k, keep), only_kept(v, keep)
     one = v.new_ones(k.shape[0], k.shape[-2]) if keep is None else keep.to(v.dtype)
     number = one.sum(-1).clamp_min(1)[:, None, None, None]
     logits = scale * (q @ k.mT)
@@ -54,7 +54,7 @@ def inline(
     keep = check_kernel("inline", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     with exact_products(q.device):
-        k, v = hide(k, keep), hide(v, keep)
+        k, v = only_kept(k, keep), only_kept(v, keep)
         q, wide_k, wide_v = wide(q), wide(k), wide(v)
         number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(q.dtype)[:, None, None, None]
         k_mean, v_mean = (x.sum(-2, keepdim=True) / number for x in (wide_k, wide_v))
@@ -139,7 +139,7 @@ class ResidualMixer(HeadMixer):
         else:
             mean = x.masked_fill(~keep[..., None], 0.0).sum(1) / keep.sum(1, keepdim=True).clamp_min(1).to(x.dtype)
         kernels = self.second(F.gelu(self.first(mean[..., None])))  # (B, 9 C, 1)
-        extra, cells = grid.to_map(hide(cast(Tensor, v), keep).transpose(1, 2).flatten(2))
+        extra, cells = grid.to_map(only_kept(cast(Tensor, v), keep).transpose(1, 2).flatten(2))
         batch, channels = cells.shape[:2]
         kernels = kernels.reshape(batch * channels, 1, 3, 3)
         image = F.conv2d(cells.flatten(0, 1)[None], kernels, padding=1, groups=batch * channels)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError, nearest
 
 from .heads import HeadMixer, check_qkv
-from .static import resample
+from .static_grids import resample
 
 Feature = str | Callable[[Tensor], Tensor]
 
@@ -62,7 +62,7 @@ def kept(name: str, mask: Mask | None, keys: int) -> Bool[Tensor, "B M"] | None:
     return keep
 
 
-def hide(x: Float[Tensor, "B H M d"], keep: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B H M d"]:
+def only_kept(x: Float[Tensor, "B H M d"], keep: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B H M d"]:
     """Zeros in the place of the tokens that are not kept, whatever they were."""
     return x if keep is None else x.masked_fill(~keep[:, None, :, None], 0.0)
 
@@ -157,7 +157,7 @@ class LocalMixer(HeadMixer):
     def beside(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
         out = super().beside(x, out, v, grid, mask)
         keep = mask.keep if mask is not None else None
-        return out + self.local(hide(cast(Tensor, v), keep), grid).transpose(1, 2).flatten(2)
+        return out + self.local(only_kept(cast(Tensor, v), keep), grid).transpose(1, 2).flatten(2)
 
 
 def refuse_cross(name: str, field: str) -> UnsupportedError:

@@ -123,7 +123,7 @@ Chosen = tuple[Tensor, Tensor | None]
 
 @runtime_checkable
 class LandmarkOptions(Protocol):
-    """What an extractor reads of its configuration. m: a number or windows; preset: "paper" or "official"."""
+    """What an extractor reads of its configuration. m: a number or windows; preset: "official" pools from token 0."""
 
     @property
     def m(self) -> Windows: ...

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site
 
 from .heads import HeadMixerConfig
-from .kernels import Feature, check_kernel, feature_map, hide, kernel_product, kernel_weights
-from .mita_plan import exact_products, wide
+from .kernels import Feature, check_kernel, feature_map, kernel_product, kernel_weights, only_kept
+from .precision import exact_products, wide
 
 
 def linear_reference(
@@ -30,7 +30,7 @@ def linear_reference(
     """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row + eps."""
     keep = check_kernel("linear", q, k, v, mask)
     phi = feature_map(feature)
-    return kernel_weights(phi(q), hide(phi(hide(k, keep)), keep), eps) @ hide(v, keep)
+    return kernel_weights(phi(q), only_kept(phi(only_kept(k, keep)), keep), eps) @ only_kept(v, keep)
 
 
 def linear(
@@ -53,8 +53,8 @@ def linear(
     keep = check_kernel("linear", q, k, v, mask)
     phi = feature_map(feature)
     with exact_products(q.device):
-        fk = hide(phi(wide(hide(k, keep))), keep)
-        return kernel_product(phi(wide(q)), fk, hide(v, keep), eps)
+        fk = only_kept(phi(wide(only_kept(k, keep))), keep)
+        return kernel_product(phi(wide(q)), fk, only_kept(v, keep), eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,4 +157,4 @@ class LinearOperator(Operator):
 
     def _normalised(self, q: Tensor | None, k: Tensor | None, mask: Mask | None) -> tuple[Tensor, Tensor]:
         keep = mask.keep if mask is not None else None
-        return self.q_norm(cast(Tensor, q)), self.k_norm(hide(cast(Tensor, k), keep))
+        return self.q_norm(cast(Tensor, q)), self.k_norm(only_kept(cast(Tensor, k), keep))

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, nearest
 
 from .heads import HeadMixerConfig
-from .kernels import check_extra, check_kernel, hide
+from .kernels import check_extra, check_kernel, only_kept
 from .landmarks import pool_matrix
-from .static import resample
+from .static_grids import resample
 from .through import read
 
 INITS = ("uniform", "normal", "pool")
@@ -36,8 +36,8 @@ def linformer_reference(
     """(softmax(scale q (E k)^T) F) v; hidden keys and values are 0 before they are projected."""
     keep = check_kernel("linformer", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    a = (q @ (project_k @ hide(k, keep)).mT * scale).softmax(-1)
-    return a @ project_v @ hide(v, keep)
+    a = (q @ (project_k @ only_kept(k, keep)).mT * scale).softmax(-1)
+    return a @ project_v @ only_kept(v, keep)
 
 
 def linformer(
@@ -63,7 +63,7 @@ def linformer(
             raise ShapeError(
                 f"linformer: {label} has shape {came}; expected (1 or {heads}, rows, keys = {k.shape[-2]}), both alike"
             )
-    keys, values = project_k @ hide(k, keep), project_v @ hide(v, keep)
+    keys, values = project_k @ only_kept(k, keep), project_v @ only_kept(v, keep)
     return read(q, keys, values, scale=scale)
 
 
@@ -73,7 +73,7 @@ class Linformer(HeadMixerConfig):
 
     init: "uniform" within +-1/sqrt(m); "normal" with standard deviation 0.02; "pool" starts as averages over windows of
     the grid, so that a swapped layer begins near pooled attention (m must then fit the grid, as for landmarks; extra
-    tokens start with nothing). scale: None = d^-0.5.
+    tokens start with nothing). scale: None = d^-0.5. The paper's variant with one E for all layers is not here.
     """
 
     m: int = 64

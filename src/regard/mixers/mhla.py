@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site, nearest
 
 from .heads import HeadMixer, HeadMixerConfig
-from .kernels import check_kernel, divide, feature_map, hide, narrow
+from .kernels import check_kernel, divide, feature_map, narrow, only_kept
 from .landmarks import windows_of
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 
 INITS = ("cos", "linear", "exp", "gaussian", "local")
 NORMALIZE = ("correct", "none")
@@ -42,9 +42,9 @@ def mhla_reference(
     block = q.new_zeros(q.shape[-2], dtype=torch.long)
     for number, tokens in enumerate(blocks):
         block[tokens[tokens >= 0]] = number
-    a = phi(q) @ hide(phi(hide(k, keep)), keep).mT * mixing[block][:, block]
+    a = phi(q) @ only_kept(phi(only_kept(k, keep)), keep).mT * mixing[block][:, block]
     a = divide(a, a.sum(-1, keepdim=True) + eps) if normalize == "correct" else a
-    return a @ hide(v, keep)
+    return a @ only_kept(v, keep)
 
 
 def mhla(
@@ -81,8 +81,8 @@ def mhla(
             x = x.index_select(2, source).unflatten(2, blocks.shape)
             return x.masked_fill(~real[..., None], 0.0)
 
-        fq, fk = arranged(phi(wide(q))), arranged(hide(phi(wide(hide(k, keep))), keep))
-        values = arranged(hide(v, keep))
+        fq, fk = arranged(phi(wide(q))), arranged(only_kept(phi(wide(only_kept(k, keep))), keep))
+        values = arranged(only_kept(v, keep))
         values = values if v.dtype == torch.bfloat16 else values.to(fq.dtype)
         mixing = mixing.to(fq.dtype)
         sums = (narrow(fk, v).mT @ values).to(fq.dtype)  # (B, H, X, d, e)

@@ -7,6 +7,7 @@ unless branches="route". Class and register tokens are queries and keys like any
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -28,21 +29,13 @@ from regard.core import (
 )
 
 from .heads import HeadMixerConfig, check_heads, check_qkv
-from .landmarks import EXTRACTORS, POLICIES, Chosen
+from .landmarks import EXTRACTORS, POLICIES, Chosen, windows_of
 from .mita_forms import Parts, choose_form
 from .mita_lean import Lean, lean_form
 from .mita_native import Native
 from .mita_pieces import Rule
-from .mita_plan import (
-    MitaPlan,
-    check_counts,
-    check_plan,
-    choose,
-    exact_products,
-    key_bias,
-    wide,
-    without,
-)
+from .mita_plan import MitaPlan, check_counts, check_plan, choose, key_bias, without
+from .precision import exact_products, wide
 
 BRANCHES = ("both", "route", "compress")
 DUPLICATES = ("multiset", "union")
@@ -111,13 +104,14 @@ def mita(
     "auto", "lean-dense", "lean-grouped", "native", "dense", "gather" or "grouped", which differ in speed and memory
     only ("union" of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU for
     short and for long inputs, cannot be differentiated twice; neither can "native", compiled code for one expert a
-    query, which needs a C++ compiler once and which "auto" takes if REGARD_NATIVE=1 is in the environment.
+    query, which needs a C++ compiler once and which "auto" takes if REGARD_NATIVE=1 is in the environment. Function
+    transforms (`torch.func.grad`, `vmap`, `jvp`) take "dense", "gather" and "grouped", and "auto" one of these.
     Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
     are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer others than `top`; a
     query to which nothing is left gets zeros. An expert without queries is normal. A score that is not finite makes
-    the outputs of its head NaN and harms no other.
-    Raises: ShapeError for tensors or numbers that do not fit, UnsupportedError for masks with a row per query,
-    ConfigError for unknown words.
+    the outputs of its head NaN and harms no other, nor its gradients.
+    Raises: ShapeError for tensors or numbers that do not fit, also indices of a plan (read in eager mode on the CPU);
+    UnsupportedError for masks with a row per query, ConfigError for unknown words.
     """
     check_qkv("mita", q, k, v)
     check_heads("mita", q=q, landmarks=landmarks)
@@ -126,7 +120,7 @@ def mita(
     if landmarks.shape[-1] != q.shape[-1]:
         raise ShapeError(f"mita: landmarks have width {landmarks.shape[-1]}, q has {q.shape[-1]}; they must be equal")
     if plan is not None:
-        check_plan(plan, q, landmarks, top, experts)
+        check_plan(plan, q, k, landmarks, top, experts)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     once = duplicates == "union" and experts > 1
     bias = key_bias("mita", mask, wide(k)[..., 0])
@@ -168,8 +162,11 @@ class MiTA(HeadMixerConfig):
     stretches of its cells in order, "random" draws cells, "learned" has parameters, "conv" and "dwconv" convolve the
     queries, "tome" merges similar ones. windows: "adaptive" overlap where they do not divide the grid, those of a
     "partition" do not. preset: "paper" is Eq. 10; "official" is what the published code computes: landmark logits
-    scaled by d^-0.5 twice, and pooling that takes the first token for the first pixel.
-    In cross-attention landmarks are of the queries, so m is at most their number of cells.
+    scaled by d^-0.5 twice, and pooling that takes the first token for the first pixel; "official-patches" is its
+    layer for ViT-5, which scales twice too but pools patches alone.
+    In cross-attention landmarks are of the queries, so m is at most their number of cells, which makes every query a
+    landmark; a larger m is refused, not lowered without a word: costs and results carry the number that is written.
+    A number that gives windows more than twice as long as wide, as m = 7 does on 14x14 cells, is warned of, a pair not.
     Raises: ConfigError for numbers below 1, unknown words, or words that exclude each other: landmarks with parameters
     get no gradient from branches="route". Building raises ConfigError if k or experts is too large for the site, and
     GridError, with the nearest possible number, if its grid cannot give m landmarks.
@@ -182,7 +179,7 @@ class MiTA(HeadMixerConfig):
     duplicates: Literal["multiset", "union"] = "multiset"
     landmarks: Literal["avg2d", "avg1d", "random", "learned", "conv", "dwconv", "tome"] = "avg2d"
     windows: Literal["adaptive", "partition"] = "adaptive"
-    preset: Literal["paper", "official"] = "paper"
+    preset: Literal["paper", "official", "official-patches"] = "paper"
 
     card: ClassVar[Card] = Card(
         title="Mixture of top-k attention",
@@ -217,7 +214,7 @@ class MiTA(HeadMixerConfig):
         for name, options in (
             ("landmarks", tuple(EXTRACTORS)),
             ("windows", POLICIES),
-            ("preset", ("paper", "official")),
+            ("preset", ("paper", "official", "official-patches")),
         ):
             value = getattr(self, name)
             if value not in options:
@@ -227,8 +224,10 @@ class MiTA(HeadMixerConfig):
                 f'landmarks="{self.landmarks}" would never be trained with branches="route": '
                 'nothing is learned through the selection; take branches="both" or landmarks="avg2d"'
             )
-        if self.preset == "official" and self.landmarks not in ("avg2d", "avg1d"):
-            raise ConfigError(f'preset="official" pools averages; landmarks="{self.landmarks}" needs preset="paper"')
+        if self.preset != "paper" and self.landmarks not in ("avg2d", "avg1d"):
+            raise ConfigError(
+                f'preset="{self.preset}" pools averages; landmarks="{self.landmarks}" needs preset="paper"'
+            )
 
     @property
     def number(self) -> int:
@@ -240,7 +239,10 @@ class MiTA(HeadMixerConfig):
         where = f" of {site.name}" if site.name else ""
         if self.branches != "compress" and self.k > keys:
             raise ConfigError(f"k={self.k}, but the site{where} has {keys} keys; choose k between 1 and {keys}")
-        return MiTAOperator(self, site)
+        made = MiTAOperator(self, site)
+        if isinstance(self.m, int) and self.landmarks in ("avg2d", "conv", "dwconv"):
+            _warn_of_strips(self.m, site.grid)
+        return made
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Products of landmarks with keys and queries are made once and used twice (Algorithm 1); pooling adds."""
@@ -251,6 +253,18 @@ class MiTA(HeadMixerConfig):
             compress *= 2  # landmark values, and their part in the output
         routed = 0 if self.branches == "compress" else 2 * n * self.k * self.experts * inner
         return Cost(0, compress + routed) + EXTRACTORS[self.landmarks].cost(self, site)
+
+
+def _warn_of_strips(m: int, grid: Grid) -> None:
+    rows, columns = windows_of(grid, m)
+    sides = grid.height * columns, grid.width * rows  # as the height and the width of a window
+    if min(grid.height, grid.width) > 1 and max(sides) > 2 * min(sides):
+        warnings.warn(
+            f"m={m} on {grid} gives {rows}x{columns} landmarks, averages over strips of "
+            f"{grid.height / rows:.3g} x {grid.width / columns:.3g} cells; take a number with factors nearer to the "
+            f"grid's sides, or write m=({rows}, {columns}) if strips are meant",
+            stacklevel=3,
+        )
 
 
 class MiTAOperator(Operator):
@@ -309,7 +323,7 @@ class MiTAOperator(Operator):
             "experts": config.experts,
             "branches": config.branches,
             "duplicates": config.duplicates,
-            "landmark_scale": q.shape[-1] ** -0.5 if config.preset == "official" else 1.0,
+            "landmark_scale": q.shape[-1] ** -0.5 if config.preset != "paper" else 1.0,
             "mask": mask,
             "landmark_keep": landmark_keep,
         }

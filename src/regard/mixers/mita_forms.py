@@ -12,7 +12,9 @@ from torch import Tensor
 
 from regard.core import ConfigError, UnsupportedError, softmax_rows
 
-from .mita_plan import Blocks, FromBlocks, MitaPlan, ToBlocks, block_size, lay_out, wide
+from .compiled import eager_on_cpu, transformed
+from .mita_plan import Blocks, FromBlocks, MitaPlan, ToBlocks, block_size, lay_out
+from .precision import wide
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,15 @@ class Parts:
 def dense(parts: Parts, *, once: bool = False) -> Tensor:
     """All logits. once: a key that several experts share counts once. Memory O(N M) a head."""
     keys, experts = parts.plan
-    member = parts.q.new_zeros(*keys.shape[:3], parts.k.shape[-2], dtype=wide(parts.q).dtype).scatter_(-1, keys, 1.0)
+    kind = wide(parts.q).dtype
+    member = parts.q.new_zeros(*keys.shape[:3], parts.k.shape[-2], dtype=kind).scatter(-1, keys, 1.0)
     m = keys.shape[-2]
     if experts.shape[-1] == 1:
         extra = member.log().flatten(0, 2).index_select(0, parts.rows(experts[..., 0], m).flatten())
         extra = extra.view(*experts.shape[:3], -1)
     else:
-        chosen = torch.zeros(*experts.shape[:3], m, dtype=member.dtype, device=member.device)
-        count = chosen.scatter_add_(-1, experts, torch.ones_like(experts, dtype=member.dtype)) @ member
+        chosen = torch.zeros(*experts.shape[:3], m, dtype=kind, device=member.device)
+        count = chosen.scatter_add(-1, experts, torch.ones_like(experts, dtype=kind)) @ member
         extra = (count.clamp_(max=1.0) if once else count).log_()
     extra = extra if parts.bias is None else extra + parts.bias
     to_landmarks, a = parts.weights(wide(parts.q @ parts.k.mT) + extra)
@@ -104,11 +107,11 @@ def gather(parts: Parts) -> Tensor:
 def grouped(parts: Parts) -> Tensor:
     """Blocks of queries that share an expert, and a softmax in the natural order. Memory O(N (m + s top)) a head.
 
-    In eager mode on the CPU the number of blocks is read from the plan; compiled and on other devices the largest
-    possible number is used, so that nothing waits for the device.
+    In eager mode on the CPU the number of blocks is read from the plan; compiled, under function transforms and on
+    other devices the largest possible number is used, so that nothing waits for the device.
     """
     (keys, experts), shape = parts.plan, parts.q.shape
-    bounded = torch.compiler.is_compiling() or parts.q.device.type != "cpu"
+    bounded = not (eager_on_cpu(parts.q) and eager_on_cpu(experts))
     blocks = lay_out(parts.plan, block_size(shape[-2] * experts.shape[-1], keys.shape[-2]), bounded)
     ids = parts.rows(keys, parts.k.shape[-2]).flatten()
     queries = _to_blocks(parts.q.reshape(-1, shape[-1]), blocks, experts.shape[-1])  # (X, size, d)
@@ -126,11 +129,16 @@ def grouped(parts: Parts) -> Tensor:
 
 
 def _to_blocks(x: Tensor, blocks: Blocks, choices: int) -> Tensor:
-    rows: Tensor = ToBlocks.apply(x, blocks.source, blocks.slot, choices)  # type: ignore[no-untyped-call]
+    if transformed():  # which own backward passes do not support
+        rows = x.index_select(0, blocks.source // choices)
+    else:
+        rows = ToBlocks.apply(x, blocks.source, blocks.slot, choices)  # type: ignore[no-untyped-call]
     return rows.view(-1, blocks.size, x.shape[-1])
 
 
 def _from_blocks(y: Tensor, blocks: Blocks) -> Tensor:
+    if transformed():
+        return y.flatten(0, 1).index_select(0, blocks.slot)
     rows: Tensor = FromBlocks.apply(y.flatten(0, 1), blocks.source, blocks.slot, blocks.real)  # type: ignore[no-untyped-call]
     return rows
 

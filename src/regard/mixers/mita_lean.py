@@ -15,7 +15,8 @@ from regard.core import UnsupportedError
 
 from .compiled import eager_on_cpu, native_wanted
 from .mita_pieces import PIECE, Grads, Piece, Rule, make_piece, places
-from .mita_plan import Blocks, MitaPlan, block_size, exact_products, lay_out
+from .mita_plan import Blocks, MitaPlan, block_size, lay_out
+from .precision import exact_products
 
 ALL = 256 * 256
 """Up to so many logits a head, sorting costs more than it saves; measured with benchmarks/mita.py."""

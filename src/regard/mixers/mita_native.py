@@ -6,7 +6,7 @@ from ctypes import POINTER, byref, c_double, c_int, c_long, c_void_p
 import torch
 from torch import Tensor
 
-from regard.core import ShapeError, UnsupportedError
+from regard.core import UnsupportedError
 
 from .compiled import kernel
 from .mita_pieces import Rule
@@ -49,7 +49,7 @@ class Native(torch.autograd.Function):
         inputs = _wide(q, k, v, landmarks)
         chosen = MitaPlan(torch.empty(b, h, m, rule.top, dtype=torch.int64), torch.empty(b, h, n, 1, dtype=torch.int64))
         if plan is not None:
-            chosen = checked(plan, keys, m)
+            chosen = MitaPlan(*(x.long().contiguous() for x in plan))
         added = _added(inputs[0], bias, drop, m, keys)
         out = _heads_last(inputs[0], (b, h, n, v.shape[-1]))
         _call("forward", inputs, added, chosen, [out], rule, given=plan is not None)
@@ -69,14 +69,6 @@ class Native(torch.autograd.Function):
         grads = [_heads_last(inputs[0], x.shape) for x in (q, k, v, landmarks)]
         _call("backward", inputs, added, MitaPlan(*chosen), grads, ctx.rule, given=True)
         return *(grad.to(x.dtype) for grad, x in zip(grads, (q, k, v, landmarks), strict=True)), None, None, None, None
-
-
-def checked(plan: MitaPlan, keys: int, landmarks: int) -> MitaPlan:
-    """A contiguous plan. Raises: ShapeError for a key or an expert that does not exist, which C++ would read."""
-    for label, chosen, number in (("keys", plan.keys, keys), ("experts", plan.experts, landmarks)):
-        if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < number:
-            raise ShapeError(f"mita: plan.{label} has indices outside 0 to {number - 1}")
-    return MitaPlan(*(chosen.long().contiguous() for chosen in plan))
 
 
 def _wide(*arrays: Tensor) -> list[Tensor]:

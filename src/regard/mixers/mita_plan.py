@@ -14,7 +14,9 @@ from torch import Tensor
 
 from regard.core import Mask, ShapeError, UnsupportedError
 
+from .compiled import eager_on_cpu
 from .heads import check_heads
+from .precision import exact_products, wide
 
 
 class MitaPlan(NamedTuple):
@@ -64,8 +66,7 @@ def largest(scores: Tensor, top: int) -> Tensor:
     In eager mode on the CPU, NumPy's partition finds them two to three times faster than `topk`.
     """
     width = scores.shape[-1]
-    outside = torch.compiler.is_compiling() or torch.jit.is_tracing() or type(scores) is not Tensor
-    if outside or scores.device.type != "cpu" or scores.dtype not in (torch.float32, torch.float64) or top == width:
+    if not eager_on_cpu(scores) or scores.dtype not in (torch.float32, torch.float64) or top == width:
         return scores.topk(top, sorted=False).indices
     found = np.argpartition(scores.numpy(), width - top, axis=-1)[..., width - top :]
     return torch.from_numpy(np.ascontiguousarray(found))
@@ -81,14 +82,23 @@ def check_counts(name: str, keys: int, landmarks: int, top: int, experts: int) -
         )
 
 
-def check_plan(plan: MitaPlan, q: Tensor, landmarks: Tensor, top: int, experts: int) -> None:
-    """Raises ShapeError unless the plan has the shapes of these tensors and numbers."""
-    for label, came, expected in (
-        ("keys", plan.keys, (*landmarks.shape[:3], top)),
-        ("experts", plan.experts, (*q.shape[:3], experts)),
-    ):
-        if came.shape != expected:
-            raise ShapeError(f"mita: plan.{label} has shape {tuple(came.shape)}; expected {expected}")
+def check_plan(plan: MitaPlan, q: Tensor, k: Tensor, landmarks: Tensor, top: int, experts: int) -> None:
+    """The door of a given plan. Raises: ShapeError, as `check_chosen`, unless it fits these tensors and numbers."""
+    check_chosen("mita: plan.keys", plan.keys, (*landmarks.shape[:3], top), k.shape[-2])
+    check_chosen("mita: plan.experts", plan.experts, (*q.shape[:3], experts), landmarks.shape[-2])
+
+
+def check_chosen(label: str, chosen: Tensor, shape: tuple[int, ...], number: int) -> None:
+    """Raises ShapeError unless `chosen` has this shape and, in eager mode on the CPU, indices from 0 to number - 1.
+
+    Elsewhere values are not read: that would break a graph, or wait for the device.
+    """
+    if tuple(chosen.shape) != shape:
+        raise ShapeError(f"{label} has shape {tuple(chosen.shape)}; expected {shape}")
+    if eager_on_cpu(chosen) and chosen.numel():
+        low, high = (int(end) for end in chosen.aminmax())
+        if low < 0 or high >= number:
+            raise ShapeError(f"{label} has indices from {low} to {high}; expected 0 to {number - 1}")
 
 
 def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
@@ -123,23 +133,13 @@ def without(route: Tensor, landmark_keep: Tensor | None) -> Tensor:
     return route if landmark_keep is None else route.masked_fill(~landmark_keep[:, None, None, :], -torch.inf)
 
 
-def wide(x: Tensor) -> Tensor:
-    """Half precision as float32; float32 and float64 as they are."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-def exact_products(device: torch.device) -> torch.autocast:
-    """A context without autocast: scores that select must not be rounded to half precision."""
-    kind = device.type if torch.amp.is_autocast_available(device.type) else "cpu"
-    return torch.autocast(kind, enabled=False)
-
-
 @dataclass(frozen=True)
 class Blocks:
     """P = B*H*N*s pairs (query, choice), sorted by expert and padded to blocks of `size` rows; X blocks.
 
-    source (X * size,): the pair of each row; rows without one point at pair 0. slot (P,): the row of each pair.
-    expert (X,): the expert of each block, among B*H*m. real (X * size, 1): 1 for rows with a pair, else 0.
+    source (X * size,): the pair of each row; rows without one point at the first pair of their block, and those of a
+    block without any at a pair of its head, since NaN times 0 is NaN and must stay in its head. slot (P,): the row of
+    each pair. expert (X,): the expert of each block, among B*H*m. real (X * size, 1): 1 for rows with a pair, else 0.
     """
 
     size: int
@@ -158,7 +158,8 @@ def block_size(queries: int, experts: int) -> int:
 def lay_out(plan: MitaPlan, size: int, bounded: bool) -> Blocks:
     """Group the pairs of a plan by expert.
 
-    bounded: use the largest possible number of blocks instead of reading the actual one from the device.
+    bounded: use the largest possible number of blocks instead of reading the actual one from the device; blocks beyond
+    the actual number belong to the last expert. Function transforms (`torch.func`) need it.
     """
     groups = plan.keys.shape[0] * plan.keys.shape[1]
     total = groups * plan.keys.shape[2]
@@ -168,17 +169,19 @@ def lay_out(plan: MitaPlan, size: int, bounded: bool) -> Blocks:
     own = plan.experts.reshape(groups, -1) + plan.keys.shape[2] * torch.arange(groups, device=device)[:, None]
     own = own.flatten()  # (P,)
     ranked, order = own.sort(stable=True)
-    counts = torch.zeros(total, dtype=torch.long, device=device).scatter_add_(0, own, torch.ones_like(own))
+    # nothing here is in place: under `vmap` the plan has a dimension more than a new tensor
+    counts = torch.zeros(total, dtype=torch.long, device=device).scatter_add(0, own, torch.ones_like(own))
     blocks = (counts + (size - 1)) // size
     ends = blocks.cumsum(0)
     offset = (ends - blocks) * size - (counts.cumsum(0) - counts)  # (total,): from sorted place to row
     rows = torch.arange(own.numel(), device=device) + offset.index_select(0, ranked)
     number = own.numel() // size + min(total, own.numel()) if bounded else int(ends[-1])
-    slot = torch.empty_like(rows).scatter_(0, order, rows)
-    source = torch.zeros(number * size, dtype=torch.long, device=device).scatter_(0, rows, order)
-    real = torch.zeros(number * size, 1, dtype=torch.bool, device=device).index_fill_(0, rows, 1)
-    expert = torch.searchsorted(ends, torch.arange(number, device=device), right=True).clamp_(max=total - 1)
-    return Blocks(size, source, slot, expert, real)
+    slot = torch.empty_like(rows).scatter(0, order, rows)
+    source = torch.full((number * size,), own.numel() - 1, device=device).scatter(0, rows, order).view(-1, size)
+    real = torch.zeros(number * size, dtype=torch.bool, device=device).scatter(0, rows, True).view(-1, size)
+    source = torch.where(real, source, source[:, :1])  # a block is filled from its first row on
+    expert = torch.full((number,), total - 1, device=device).scatter(0, rows // size, ranked)
+    return Blocks(size, source.flatten(), slot, expert, real.view(-1, 1))
 
 
 def _lay_out_small(experts: np.ndarray, total: int, size: int) -> Blocks:
@@ -192,8 +195,9 @@ def _lay_out_small(experts: np.ndarray, total: int, size: int) -> Blocks:
     number = int(blocks.sum())
     offset = (blocks.cumsum() - blocks) * size - (counts.cumsum() - counts)
     rows = np.arange(own.size) + offset.repeat(counts)
-    slot, source, real = np.empty_like(rows), np.zeros(number * size, np.int64), np.zeros((number * size, 1), np.bool_)
+    slot, source, real = np.empty_like(rows), np.empty(number * size, np.int64), np.zeros((number * size, 1), np.bool_)
     slot[order], source[rows], real[rows] = rows, order, True
+    source = np.where(real.reshape(number, size), source.reshape(number, size), source[::size, None]).ravel()
     made = (torch.from_numpy(x) for x in (source, slot, np.arange(total).repeat(blocks), real))
     return Blocks(size, *made)
 
@@ -201,7 +205,7 @@ def _lay_out_small(experts: np.ndarray, total: int, size: int) -> Blocks:
 class ToBlocks(torch.autograd.Function):
     """Rows of queries (R, c) to rows of blocks (X * size, c); the backward is a gather, not a scatter.
 
-    Rows without a pair are copies of row 0 and must have a zero gradient, as `FromBlocks` gives them.
+    Rows without a pair are copies of another row and must have a zero gradient, as `FromBlocks` gives them.
     """
 
     @staticmethod

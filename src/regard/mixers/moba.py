@@ -22,11 +22,12 @@ from .blocks import (
     block_means,
     block_tiles,
     check_block,
+    check_blocks,
     check_choice,
     padding_only,
 )
 from .heads import HeadMixerConfig, check_qkv
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 from .tiles import Tiles, cell_ids, hide
 
 
@@ -106,8 +107,8 @@ def moba(
     block: length of runs of cells, or (rows, columns) of tiles; the last may be smaller. own: the query's own block is
     one of them. scale: None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a selection to
     use instead. execution: "auto", "dense", "gather" or "grouped", which differ in speed and memory only.
-    Raises: ShapeError, GridError for what does not fit; UnsupportedError for other masks; ConfigError for a block
-    below 1 or an unknown execution.
+    Raises: ShapeError, GridError for what does not fit, also indices of a plan (read in eager mode on the CPU);
+    UnsupportedError for other masks; ConfigError for a block below 1 or an unknown execution.
     """
     check_qkv("moba", q, k, v)
     if q.shape[-2] != k.shape[-2]:
@@ -119,8 +120,8 @@ def moba(
     check_choice("moba", top, number)
     if plan is None:
         plan = moba_plan(q, k, grid, block, top, own=own, mask=mask)
-    elif tuple(plan.blocks.shape) != (*q.shape[:3], top):
-        raise ShapeError(f"moba: plan.blocks has shape {tuple(plan.blocks.shape)}; expected {(*q.shape[:3], top)}")
+    else:
+        check_blocks("moba", plan, q, top, number)
     tiles = block_tiles(grid, block, q.device)
     k, v, real = hide(k, mask), hide(v, mask), None if tiles.even else tiles.real
     options = {"scale": scale, "mask": mask, "execution": execution}

@@ -35,11 +35,12 @@ from .blocks import (
     block_means,
     block_tiles,
     check_block,
+    check_blocks,
     check_choice,
     padding_only,
 )
 from .heads import HeadMixerConfig, check_qkv
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 from .sdpa import sdpa
 from .tiles import cell_ids, hide, join_tokens, split_keep, split_tokens
 
@@ -118,7 +119,8 @@ def nsa(
     side of the square of cells around a query, cut at the border. group: heads that choose blocks together. scale:
     None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a selection to use instead.
     execution: "auto", "dense", "gather" or "grouped" (see `moba`; the window then is gathered).
-    Raises: ShapeError, GridError for what does not fit; UnsupportedError for other masks; ConfigError for numbers.
+    Raises: ShapeError, GridError for what does not fit, also indices of a plan (read in eager mode on the CPU);
+    UnsupportedError for other masks; ConfigError for numbers.
     """
     check_qkv("nsa", q, k, v)
     _check(q, k, gates, grid, block, top, window, group, plan)
@@ -212,15 +214,16 @@ def _check(
         raise ShapeError(f"nsa: q has {q.shape[-2]} tokens, k has {k.shape[-2]}; blocks need one grid for both")
     grid.check(q)
     check_block("nsa", block)
-    check_choice("nsa", top, block_counts(grid, block)[0])
+    number, _ = block_counts(grid, block)
+    check_choice("nsa", top, number)
     if window < 1 or window % 2 == 0:
         raise ConfigError(f"nsa: window is the odd side of a square of cells, not {window}")
     if group < 1 or q.shape[1] % group:
         raise ConfigError(f"nsa: group={group} does not divide {q.shape[1]} heads")
     if tuple(gates.shape) != (*q.shape[:3], 3):
         raise ShapeError(f"nsa: gates have shape {tuple(gates.shape)}; expected {(*q.shape[:3], 3)}")
-    if plan is not None and tuple(plan.blocks.shape) != (*q.shape[:3], top):
-        raise ShapeError(f"nsa: plan.blocks has shape {tuple(plan.blocks.shape)}; expected {(*q.shape[:3], top)}")
+    if plan is not None:
+        check_blocks("nsa", plan, q, top, number)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, softmax_rows
 
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig, check_heads
-from .kernels import LocalMixer, check_kernel, check_kernel_size, hide, refuse_cross
+from .kernels import LocalMixer, check_kernel, check_kernel_size, only_kept, refuse_cross
 from .landmarks import pool_landmarks, seen, windows_of
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 from .through import read
 
 STARTS = ("matrix", "batch")
@@ -47,9 +47,9 @@ def nystrom_reference(
         return softmax_rows(logits if shown is None else logits.masked_fill(~shown[:, None, None, :], -torch.inf))
 
     middle = weights(landmarks_q, landmarks_k, landmark_keep)
-    middle = inverse(hide(middle, landmark_keep), iterations, start)
-    first, last = weights(q, landmarks_k, landmark_keep), weights(landmarks_q, hide(k, keep), keep)
-    return first @ (middle @ last) @ hide(v, keep)
+    middle = inverse(only_kept(middle, landmark_keep), iterations, start)
+    first, last = weights(q, landmarks_k, landmark_keep), weights(landmarks_q, only_kept(k, keep), keep)
+    return first @ (middle @ last) @ only_kept(v, keep)
 
 
 def nystrom(
@@ -83,9 +83,9 @@ def nystrom(
         added = None if landmark_keep is None else _forbidden(landmark_keep)
         logits = wide(landmarks_q) @ wide(landmarks_k).mT * scale
         middle = logits.softmax(-1) if added is None else softmax_rows(logits + added)
-        middle = inverse(hide(middle, landmark_keep), iterations, start)
+        middle = inverse(only_kept(middle, landmark_keep), iterations, start)
         bias = None if keep is None else _forbidden(keep)
-        values = read(landmarks_q, hide(k, keep), hide(v, keep), scale=scale, bias=bias)
+        values = read(landmarks_q, only_kept(k, keep), only_kept(v, keep), scale=scale, bias=bias)
         values = (middle @ wide(values)).to(v.dtype)
         return read(q, landmarks_k, values, scale=scale, bias=added)
 
@@ -133,7 +133,7 @@ def segment_means(
     segment = torch.where(place < cut, place // short, m - longer + (place - cut) // (short + 1))
     member = (segment == torch.arange(m, device=x.device)[:, None]) & keep[:, None, :]  # (B, m, N)
     count = member.sum(-1)
-    means = member.to(x.dtype)[:, None] @ hide(x, keep) / count.clamp_min(1).to(x.dtype)[:, None, :, None]
+    means = member.to(x.dtype)[:, None] @ only_kept(x, keep) / count.clamp_min(1).to(x.dtype)[:, None, :, None]
     return means, count > 0
 
 
@@ -286,7 +286,7 @@ class NystromOperator(Operator):
         m = self.config.m
         if self.config.landmarks == "segments":
             return segment_means(x, self.config.number, keep)
-        return pool_landmarks(hide(x, keep), grid, m, keep=keep), None if keep is None else seen(grid, m, keep)
+        return pool_landmarks(only_kept(x, keep), grid, m, keep=keep), None if keep is None else seen(grid, m, keep)
 
 
 def _check_iterations(iterations: int | None, start: str) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site
 
 from .heads import HeadMixerConfig
-from .kernels import check_kernel, divide, hide, kernel_weights, narrow
-from .mita_plan import exact_products, wide
+from .kernels import check_kernel, divide, kernel_weights, narrow, only_kept
+from .precision import exact_products, wide
 
 KERNELS = ("softmax", "relu")
 
@@ -37,7 +37,7 @@ def performer_reference(
     """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row."""
     keep = check_kernel("performer", q, k, v, mask)
     fq, fk = random_features(q, k, features, kernel, eps, keep)
-    return kernel_weights(fq, fk, 0.0) @ hide(v, keep)
+    return kernel_weights(fq, fk, 0.0) @ only_kept(v, keep)
 
 
 def performer(
@@ -65,7 +65,7 @@ def performer(
         )
     with exact_products(q.device):
         fq, fk = exponentials(wide(q), wide(k), wide(features), kernel, keep)
-        values = hide(v, keep)
+        values = only_kept(v, keep)
         number = k.shape[-2] if keep is None else keep.sum(-1).to(fq.dtype)[:, None, None, None]
         # eps is in every feature of a kept key and of a query; it is added to the sums instead
         state = (narrow(fk, v).mT @ (values if v.dtype == torch.bfloat16 else values.to(fq.dtype))).to(fq.dtype)
@@ -86,7 +86,7 @@ def random_features(
     """phi of queries and keys; 0 for hidden keys."""
     fq, fk = exponentials(q, k, features, kernel, keep)
     root = math.sqrt(features.shape[0])
-    return (fq + eps) / root, hide(fk + eps, keep) / root
+    return (fq + eps) / root, only_kept(fk + eps, keep) / root
 
 
 def exponentials(
@@ -101,10 +101,10 @@ def exponentials(
     c of a query is its largest exponent, so that its length cancels.
     """
     scale = q.shape[-1] ** -0.25
-    q, k = q * scale, hide(k, keep) * scale
+    q, k = q * scale, only_kept(k, keep) * scale
     to_q, to_k = q @ features.mT, k @ features.mT
     if kernel == "relu":
-        return F.relu(to_q), hide(F.relu(to_k), keep)
+        return F.relu(to_q), only_kept(F.relu(to_k), keep)
     length = k.square().sum(-1, keepdim=True) / 2
     # the largest are not detached: through eps the result depends on them
     best = to_k.amax(-1, keepdim=True) - length
@@ -135,8 +135,9 @@ def orthogonal_features(
 class Performer(HeadMixerConfig):
     """features: their number r, 0 = int(d ln d). kernel: "softmax" or "relu". eps: added to every feature.
 
-    Features are drawn when the layer is made and stay; `PerformerOperator.redraw` draws new ones. They are saved with
-    the model.
+    Features are drawn when the layer is made and stay; they are saved with the model. The paper draws new ones every so
+    many steps of training: that is for a loop of the user's own, by `PerformerOperator.redraw`; `regard train` and
+    studies do not.
     """
 
     features: int = 0

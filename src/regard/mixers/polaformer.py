@@ -25,12 +25,12 @@ from .kernels import (
     check_kernel,
     check_kernel_size,
     divide,
-    hide,
     kernel_weights,
     narrow,
+    only_kept,
     refuse_cross,
 )
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 
 
 def polaformer_reference(
@@ -44,7 +44,7 @@ def polaformer_reference(
 ) -> Float[Tensor, "B H N e"]:
     """Linear attention of each half of v; the normaliser is a mean over keys, and eps is added to the mean."""
     keep = check_kernel("polaformer", q, k, v, mask)
-    k, v = hide(k, keep), hide(v, keep)
+    k, v = only_kept(k, keep), only_kept(v, keep)
     number = v.new_tensor(k.shape[-2]) if keep is None else keep.sum(-1).to(v.dtype)[:, None, None, None]
     positive, negative = F.relu(q) ** power, F.relu(-q) ** power
     keys = torch.cat([F.relu(k) ** power, F.relu(-k) ** power], -1)
@@ -75,7 +75,7 @@ def polaformer(
         expected = (q.shape[1], 1, q.shape[-1])
         raise ShapeError(f"polaformer: power has shape {tuple(power.shape)}; expected (heads, 1, width) = {expected}")
     with exact_products(q.device):
-        q, k, v = wide(q), wide(hide(k, keep)), hide(v, keep)
+        q, k, v = wide(q), wide(only_kept(k, keep)), only_kept(v, keep)
         positive, negative = F.relu(q) ** power, F.relu(-q) ** power
         keys = torch.cat([F.relu(k) ** power, F.relu(-k) ** power], -1)
         number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(q.dtype)[:, None, None, None]

@@ -67,9 +67,8 @@ def refuse_memory(config: HeadMixerConfig, site: Site) -> None:
 
 def memory_cost(config: HeadMixerConfig, site: Site, whole: Cost, memory: int) -> Cost:
     """The cost `whole` of a layer, with keys and values made from `memory` tokens instead of all."""
-    projection, other = config.projection, replace(site, grid=Grid.sequence(memory))
-    parts = projection.cost(site, "q").macs + projection.cost(other, "kv").macs
-    return Cost(whole.params, whole.macs - projection.cost(site, "qkv").macs + parts)
+    projection, other = config.projection, replace(site, memory=Grid.sequence(memory))
+    return Cost(whole.params, whole.macs - projection.cost(site, "qkv").macs + projection.cost(other, "qkv").macs)
 
 
 @dataclass(frozen=True, kw_only=True)

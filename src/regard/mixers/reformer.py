@@ -19,7 +19,7 @@ from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeErro
 
 from .blocks import padding_only
 from .heads import HeadMixerConfig, check_heads
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 from .tiles import hide
 
 SELF = -5e4  # logit of a token with itself, the authors': below every other, yet finite, for a token all alone

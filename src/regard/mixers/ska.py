@@ -6,12 +6,10 @@ tokens, a parameter of their own, stay. In windows every cell sees the extra tok
 sees all keys, tiled.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -26,27 +24,12 @@ from regard.core import (
     Site,
     attend,
     nearest,
-    softmax_rows,
 )
 
-from .heads import CrossMixer, HeadMixer, check_heads
+from .heads import check_heads
 from .sdpa import sdpa
-from .static import StaticConfig, StaticOperator, apart, in_windows, join, tiled, tokens_of, windows_on
-from .static import resample as resample
-
-
-def _star_relu(x: Tensor) -> Tensor:
-    return 0.8944 * F.relu(x).square() - 0.4472  # MetaFormer's constants, not learned here
-
-
-# what may stand in the place of the softmax (SKA Table 4); the weights of a row then do not sum to 1
-_POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "starrelu": _star_relu,
-    "none": lambda x: x,
-}
-ACTIVATIONS = ("softmax", *_POINTWISE)
+from .static import ACTIVATIONS, StaticConfig, StaticOperator, check_bias, weigh
+from .static_grids import apart, in_windows, join, tiled, tokens_of, windows_on
 
 
 def ska_reference(
@@ -59,13 +42,8 @@ def ska_reference(
     activation: str = "softmax",
 ) -> Float[Tensor, "B H N e"]:
     """activation(scale q keys^T + bias) v; scale None = d^-0.5. A forbidden key has the weight 0 for any activation."""
-    mask = mask or NOTHING
     logits = q @ keys.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if activation == "softmax":
-        return softmax_rows(mask.added(logits)) @ v
-    a = _POINTWISE[activation](logits if mask.bias is None else logits + mask.bias)
-    keep = mask.allowed(q.shape[-2], keys.shape[-2], q.device)
-    return (a if keep is None else a.masked_fill(~keep, 0.0)) @ v
+    return weigh((mask or NOTHING).added(logits), activation) @ v
 
 
 def ska(
@@ -83,32 +61,33 @@ def ska(
     Raises: ShapeError if q, keys and v do not fit together; ConfigError for an unknown activation.
     """
     _check(q, keys, v, activation)
+    check_bias("ska", mask, q.shape[1])
     mask = mask or NOTHING
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
     if activation == "none" and mask.kinds <= {"padding"}:
         if mask.keep is not None:
-            mask.allowed(q.shape[-2], keys.shape[-2], q.device)  # the door of the mask
+            mask.allowed(q.shape[-2], keys.shape[-2], q.device, len(q))  # the door of the mask
             v = v * mask.keep[:, None, :, None]
-        return q @ (keys.mT @ v) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        return q @ (keys.mT @ v) * factor
     if activation != "softmax":
-        return ska_reference(q, keys, v, scale=scale, mask=mask, activation=activation)
+        return weigh(mask.added(q @ keys.mT * factor), activation, masked=bool(mask.kinds)) @ v
     dense = mask.dense(q, keys.shape[-2])
     return sdpa(q, keys.expand(len(q), -1, -1, -1), v, attn_mask=dense, scale=scale)
 
 
+def ska_macs(queries: int, keys: int, site: Site, activation: str, biased: bool = False) -> int:
+    """MACs of `ska` at a site; biased: with a bias in its mask, which keeps "none" from running in linear time."""
+    if activation == "none" and not biased:
+        return (queries + keys) * site.inner * site.width
+    return attend(queries, keys, site.inner).macs
+
+
 @dataclass(frozen=True, kw_only=True)
 class SKA(StaticConfig):
-    """scale, init, resize: see `StaticConfig`; init="paper" has the standard deviation 1.
+    """scale, init, resize, activation, heads, normalise: see `StaticConfig`.
 
-    activation: "softmax", or "relu", "gelu", "starrelu" (SKA Table 4) or "none" (linear time).
-    heads: number of heads of the host's width, 0 = as many as the host. The paper's models "b" have more, to be as
-    large as the model that they are compared with.
-    windows: in a host that brings windows in the batch (Swin), 1 is one key for all windows; the paper's Swin has a key
-    for each of its windows, of which a call's batch must be a multiple. With more than 1 the only mask is a bias.
+    init="paper" has the standard deviation 1. activation="none" runs in linear time.
     """
-
-    activation: Literal["softmax", "relu", "gelu", "starrelu", "none"] = "softmax"
-    heads: int = 0
-    windows: int = 1
 
     card: ClassVar[Card] = Card(
         title="Static key attention",
@@ -124,46 +103,18 @@ class SKA(StaticConfig):
         topology="all-to-one",
         prefix="a query like any other; its key is learned apart and is not resampled",
     )
-
-    @property
-    def masks(self) -> frozenset[str]:  # type: ignore[override]
-        """The kinds of mask."""
-        return frozenset({"causal", "padding", "bias"} if self.windows == 1 else {"bias"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_options({"activation": ACTIVATIONS})
-        if self.heads < 0 or self.windows < 1:
-            raise ConfigError(
-                "SKA has at least one head, or 0 for the host's number, and at least one window, "
-                f"not heads={self.heads}, windows={self.windows}"
-            )
-
-    def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
-        return super().build(self._widened(site), shared)
-
-    def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
-        return super().build_cross(self._widened(site), shared)
-
-    def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        return super().cost(self._widened(site), accounting)
-
-    def _widened(self, site: Site) -> Site:
-        return replace(site, heads=self.heads) if self.heads else site
+    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
 
     def operator(self, site: Site) -> "SKAOperator":
         return SKAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         n, m = site.grid.tokens, (site.memory or site.grid).tokens
-        linear_time = Cost(0, (n + m) * site.inner * site.width)
-        return Cost(m * site.inner * self.windows) + (
-            linear_time if self.activation == "none" else attend(n, m, site.inner)
-        )
+        return Cost(m * site.inner, ska_macs(n, m, site, self.activation))
 
 
 class SKAOperator(StaticOperator):
-    """keys (windows * H, cells, d) on the build grid, rows first; extra_keys (windows * H, prefix + suffix, d) or None.
+    """keys (H, cells, d) on the build grid, rows first; extra_keys (H, prefix + suffix, d) or None.
 
     The keys lie on the memory's grid in cross-attention.
     """
@@ -172,9 +123,8 @@ class SKAOperator(StaticOperator):
 
     def __init__(self, config: SKA, site: Site) -> None:
         super().__init__(config, site)
-        images = config.windows * site.heads
-        self.keys = nn.Parameter(torch.empty(images, self.grid.cells, site.width))
-        extra = torch.empty(images, self.grid.extra, site.width)
+        self.keys = nn.Parameter(torch.empty(site.heads, self.grid.cells, site.width))
+        extra = torch.empty(site.heads, self.grid.extra, site.width)
         self.extra_keys = nn.Parameter(extra) if self.grid.extra else None
         self.reset_parameters()
 
@@ -190,13 +140,11 @@ class SKAOperator(StaticOperator):
     @torch.no_grad()
     def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
         """Take these keys, in token order on the build grid."""
+        self.freeze(None)
         extra, cells = apart(keys, self.grid)
         self.keys.copy_(cells)
         if self.extra_keys is not None:
             self.extra_keys.copy_(extra)
-
-    def means(self, k: Float[Tensor, "B H M d"]) -> Float[Tensor, "H2 M d"]:
-        return self._fold(k).mean(0)
 
     def constants(self, grid: Grid) -> dict[str, Tensor]:
         cells = self.resampled(self.keys, grid)
@@ -219,20 +167,20 @@ class SKAOperator(StaticOperator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q, v, mask = self._fold(cast(Tensor, q)), self._fold(cast(Tensor, v)), self._fold_mask(mask, cast(Tensor, q))
+        q, v = cast(Tensor, q), cast(Tensor, v)
         keys, memory = self.keys_on(memory or grid).to(q.dtype), memory or grid
         scale, activation = self.config.scale, self.config.activation
         if not self.windowed(memory):
-            return self._unfold(ska(q, keys, v, scale=scale, mask=mask, activation=activation))
+            return ska(q, keys, self.share(v, memory.tokens), scale=scale, mask=mask, activation=activation)
         extra, cells = apart(q, grid)
         grids, windows = (grid, memory), (self.site_grid, self.grid)
-        part, values, hidden = in_windows(cells, v, grids, windows, mask)
+        part, values, hidden = in_windows(cells, self.share(v, self.grid.tokens), grids, windows, mask)
         made = ska(part, keys, values, scale=scale, mask=hidden, activation=activation)
         out = join(made, grid, self.site_grid)
         if not grid.extra:
-            return self._unfold(out)
-        first = ska(extra, self._tiled(keys, memory), v, scale=scale, mask=mask, activation=activation)
-        return self._unfold(tokens_of(out, first, grid))
+            return out
+        v, keys = self.share(v, memory.tokens), self._tiled(keys, memory)
+        return tokens_of(out, ska(extra, keys, v, scale=scale, mask=mask, activation=activation), grid)
 
     def reference(
         self,
@@ -244,47 +192,23 @@ class SKAOperator(StaticOperator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q, v, mask = self._fold(cast(Tensor, q)), self._fold(cast(Tensor, v)), self._fold_mask(mask, cast(Tensor, q))
+        q, v = cast(Tensor, q), cast(Tensor, v)
         keys, memory = self.keys_on(memory or grid).to(q.dtype), memory or grid
         scale, activation = self.config.scale, self.config.activation
         if not self.windowed(memory):
-            return self._unfold(ska_reference(q, keys, v, scale=scale, mask=mask, activation=activation))
+            return ska_reference(q, keys, self.share(v, memory.tokens), scale=scale, mask=mask, activation=activation)
         # tiled keys and a block mask
-        keys = self._tiled(keys, memory)
-        block = torch.ones(grid.tokens, memory.tokens, dtype=torch.bool, device=q.device)
+        block = torch.zeros(grid.tokens, memory.tokens, dtype=q.dtype, device=q.device)
         rows, columns = _window_of(grid, self.site_grid, q), _window_of(memory, self.grid, q)
-        block[grid.span, memory.span] = rows[:, None] == columns
-        if activation == "softmax":
-            bias = torch.zeros_like(block, dtype=q.dtype).masked_fill_(~block, -torch.inf)
-            hidden = Mask(keep=None if mask is None else mask.keep, bias=bias)
-            return self._unfold(ska_reference(q, keys, v, scale=scale, mask=hidden))
-        eye = torch.eye(memory.tokens, dtype=v.dtype, device=v.device).expand(*v.shape[:2], -1, -1)
-        a = ska_reference(q, keys, eye, scale=scale, mask=mask, activation=activation)
-        return self._unfold((a * block) @ v)
+        block[grid.span, memory.span].masked_fill_(rows[:, None] != columns, -torch.inf)
+        hidden = Mask(keep=None if mask is None else mask.keep, bias=block)
+        out = ska_reference(q, self._tiled(keys, memory), v, scale=scale, mask=hidden, activation=activation)
+        extra, cells = apart(out, grid)
+        return tokens_of(self.share(cells, self.grid.tokens), self.share(extra, memory.tokens), grid)
 
     def _tiled(self, keys: Tensor, memory: Grid) -> Tensor:
         extra, cells = apart(keys, self.grid)
         return tokens_of(tiled(cells, self.grid, memory), extra, memory)
-
-    def _fold(self, x: Tensor) -> Tensor:
-        """The host's windows from the batch into the heads."""
-        if self.config.windows == 1:
-            return x
-        if len(x) % self.config.windows:
-            raise ShapeError(
-                f"a batch of {len(x)} windows does not divide into images of {self.config.windows} windows; "
-                "SKA(windows=1) shares one key"
-            )
-        return x.unflatten(0, (-1, self.config.windows)).flatten(1, 2)
-
-    def _unfold(self, x: Tensor) -> Tensor:
-        return x if self.config.windows == 1 else x.unflatten(1, (self.config.windows, -1)).flatten(0, 1)
-
-    def _fold_mask(self, mask: Mask | None, q: Tensor) -> Mask | None:
-        if mask is None or mask.bias is None or self.config.windows == 1:
-            return mask
-        bias = mask.bias.expand(len(q), q.shape[1], *mask.bias.shape[-2:])
-        return Mask(bias=self._fold(bias))
 
 
 def _window_of(grid: Grid, window: Grid, q: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
-"""What static keys (SKA, CSKA) have in common: resampling, windows, freezing for export, and keys from a teacher.
+"""What static keys (SKA, CSKA) have in common: activations, other grids, freezing for export, keys from a teacher.
 
 A static key belongs to a cell of the grid that it was built for. On another grid keys are resampled, or the trained
 grid becomes a window that is laid over the larger one; keys of extra tokens stay as they are.
+Every head has keys of its own. Keys are resampled at every call, also without gradients; `freeze` keeps them.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -13,12 +14,25 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, GridError, Mask, Operator, Site, SwapError, UnsupportedError, nearest
+from regard.core import ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site, SwapError, softmax_rows
 
-from .heads import HeadMixer, HeadMixerConfig
+from .heads import CrossMixer, HeadMixer, HeadMixerConfig
+from .static_grids import former_grid, resample, same_cells, tokens_of
 
-RESIZE = ("interpolate", "window", "error")
-INIT = ("trunc_normal", "paper", "calibrate", "positions")
+
+def _star_relu(x: Tensor) -> Tensor:
+    return 0.8944 * F.relu(x).square() - 0.4472  # MetaFormer's constants, not learned here
+
+
+# what may stand in the place of the softmax (SKA Table 4); the weights of a row then do not sum to 1
+_POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "starrelu": _star_relu,
+    "none": lambda x: x,
+}
+ACTIVATIONS = ("softmax", *_POINTWISE)
+FROM_TEACHER = ("calibrate", "positions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,28 +41,46 @@ class StaticConfig(HeadMixerConfig):
 
     scale: factor of the logits, None = d^-0.5 (the paper's Algorithm 1 has 1.0, its code d^-0.5).
     init: "trunc_normal" starts the keys with standard deviation 0.02, near the uniform average; "paper" as the paper's
-    code does. "calibrate" and "positions" start like the first, until `static.calibrate` takes the keys from a trained
+    code does. "calibrate" and "positions" start like the first, until `regard.calibrate` takes the keys from a trained
     host: the means of its keys over images, or the keys of its position embedding.
     resize: what a call on another grid does: "interpolate" resamples the keys, "window" lays the trained grid over it
-    as windows, from the upper left corner (a window that stands out is masked), "error" refuses.
+    as windows, from the upper left corner (a window that stands out is masked), "error" refuses. With "interpolate" a
+    checkpoint of another grid is resampled too, if that grid was square or had the shape of the new one.
+    activation: "softmax", or "relu", "gelu", "starrelu" (SKA Table 4) or "none", whose weights do not sum to 1.
+    normalise: "1/N" divides these weights by the number of keys, hidden ones included (in windows, of a window's keys);
+    the paper mentions no division.
+    heads: number of heads of the host's width, 0 = as many as the host. The paper's models "b" have more, to be as
+    large as the model that they are compared with.
     """
 
     scale: float | None = None
     init: Literal["trunc_normal", "paper", "calibrate", "positions"] = "trunc_normal"
     resize: Literal["interpolate", "window", "error"] = "interpolate"
+    activation: Literal["softmax", "relu", "gelu", "starrelu", "none"] = "softmax"
+    heads: int = 0
+    normalise: Literal["none", "1/N"] = "none"
 
     cross: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_options({"init": INIT, "resize": RESIZE})
+        name = type(self).__name__
+        if self.heads < 0:
+            raise ConfigError(f"{name} has at least one head, or 0 for the host's number, not heads={self.heads}")
+        if self.normalise != "none" and self.activation == "softmax":
+            raise ConfigError(f"the softmax of {name} sums to 1 already; normalise='1/N' is for the other activations")
 
-    def check_options(self, options: Mapping[str, tuple[str, ...]]) -> None:
-        """Raises: ConfigError for a field that has none of its options."""
-        for name, known in options.items():
-            value = getattr(self, name)
-            if value not in known:
-                raise ConfigError(f"{type(self).__name__} has no {name}={value!r}; {nearest(str(value), known)}")
+    def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
+        return super().build(self._widened(site), shared)
+
+    def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
+        return super().build_cross(self._widened(site), shared)
+
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return super().cost(self._widened(site), accounting)
+
+    def _widened(self, site: Site) -> Site:
+        return replace(site, heads=self.heads) if self.heads else site
 
     @property
     def uses(self) -> str:
@@ -56,14 +88,39 @@ class StaticConfig(HeadMixerConfig):
         return "qv"
 
 
+def weigh(logits: Float[Tensor, "*B M"], activation: str = "softmax", masked: bool = True) -> Float[Tensor, "*B M"]:
+    """Weights of M keys from their logits. masked: whether some logits are -inf; those keys get the weight 0."""
+    if not masked:
+        return logits.softmax(-1) if activation == "softmax" else _POINTWISE[activation](logits)
+    if activation == "softmax":
+        return softmax_rows(logits)
+    hidden = logits == -torch.inf
+    return _POINTWISE[activation](logits.masked_fill(hidden, 0.0)).masked_fill(hidden, 0.0)
+
+
+def check_bias(name: str, mask: Mask | None, heads: int) -> None:
+    """The door of a mask. Raises: ShapeError for a bias of another number of heads, where a mechanism has its own."""
+    if mask is None or mask.bias is None or mask.bias.ndim < 3 or mask.bias.shape[-3] in (1, heads):
+        return
+    raise ShapeError(
+        f"{name}: Mask.bias is of {mask.bias.shape[-3]} heads, the queries have {heads}; heads= of a mechanism must be "
+        "left out where a host adds a bias of its own heads"
+    )
+
+
 class StaticOperator(Operator):
-    """An operator whose keys are parameters on `grid`; `site_grid` is that of the queries at build time."""
+    """An operator whose keys are parameters on `grid`; `site_grid` is that of the queries at build time.
+
+    Parameters named in `on_cells` are (H, cells, d) or (H * cells, ...).
+    """
 
     config: StaticConfig
+    on_cells: ClassVar[frozenset[str]] = frozenset({"keys", "weight", "bias", "row_keys"})
 
     def __init__(self, config: StaticConfig, site: Site) -> None:
         super().__init__()
         self.config, self.grid, self.site_grid = config, site.memory or site.grid, site.grid
+        self.heads, self.width = site.heads, site.width
         self.frozen: Grid | None = None
         self._frozen_names: tuple[str, ...] = ()
         self.register_load_state_dict_pre_hook(_check_state)
@@ -74,12 +131,12 @@ class StaticOperator(Operator):
         raise NotImplementedError
 
     def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
-        """Take these keys, in token order on the build grid, as static keys."""
+        """Take these keys, in token order on the build grid, as static keys; frozen keys thaw."""
         raise NotImplementedError
 
-    def means(self, k: Float[Tensor, "B H M d"]) -> Float[Tensor, "H2 M d"]:
-        """The mean key of every token over a batch, as `set_keys` takes it."""
-        return k.mean(0)
+    def share(self, v: Tensor, keys: int) -> Tensor:
+        """Values divided by the number of keys, where `config.normalise` asks for it."""
+        return v / keys if self.config.normalise == "1/N" else v
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters to keep out of weight decay: under softmax it would only move the keys' free mean."""
@@ -127,6 +184,19 @@ class StaticOperator(Operator):
         """Keys of cells on `grid`: resampled, or as they are if windows carry them there."""
         return cells if self.config.resize == "window" else resample(cells, self.grid, grid)
 
+    def carried(self, name: str, came: Tensor) -> Tensor | None:
+        """A parameter that was trained on another grid as this one's; None where it cannot be resampled."""
+        own = self.get_parameter(name)
+        if self.config.resize != "interpolate" or name not in self.on_cells or came.ndim != own.ndim:
+            return None
+        axis, copies = (1, 1) if own.ndim == 3 else (0, self.heads)
+        if came.movedim(axis, 0).shape[1:] != own.movedim(axis, 0).shape[1:] or came.shape[axis] % copies:
+            return None
+        old = former_grid(came.shape[axis] // copies, self.grid)
+        if old is None:
+            return None
+        return resample(came.reshape(self.heads, old.cells, -1), old, self.grid).reshape(own.shape)
+
 
 def _check_state(
     module: StaticOperator,
@@ -141,7 +211,12 @@ def _check_state(
     # the door of a checkpoint: torch's own message, a size, would not say what to do
     for name, parameter in module.named_parameters(recurse=False):
         came = state.get(prefix + name)
-        if came is not None and came.shape != parameter.shape:
+        if came is None or came.shape == parameter.shape:
+            continue
+        carried = module.carried(name, came)
+        if carried is not None:
+            state[prefix + name] = carried  # load_state_dict has made its own dictionary of the caller's
+        else:
             shapes = f"{tuple(came.shape)}, this layer's {tuple(parameter.shape)} for {module.grid}"
             errors.append(
                 f"{prefix}{name} of the checkpoint is {shapes}: trained on another grid or other extra tokens; "
@@ -151,110 +226,6 @@ def _check_state(
 
 def _thaw(module: StaticOperator, incompatible: object) -> None:
     module.freeze(None)
-
-
-def same_cells(one: Grid, other: Grid) -> bool:
-    """Whether two grids have the same sides."""
-    return one.height == other.height and one.width == other.width  # Dynamo cannot compare whole grids
-
-
-def resample(keys: Float[Tensor, "H cells d"], old: Grid, new: Grid) -> Float[Tensor, "H cells2 d"]:
-    """Keys of the cells of `old`, bicubic and antialiased, on the cells of `new`; computed in float32 at least."""
-    if same_cells(old, new):
-        return keys
-    wide = torch.promote_types(keys.dtype, torch.float32)
-    rows, columns = (_bicubic(a, b, wide, keys.device) for a, b in ((old.height, new.height), (old.width, new.width)))
-    image = keys.mT.unflatten(-1, (old.height, old.width)).to(wide)
-    return (rows @ image @ columns.mT).flatten(-2).mT.to(keys.dtype)
-
-
-@torch.no_grad()
-def _bicubic(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "new old"]:
-    # The resampling is linear and separable. As a matrix it has a gradient under torch.compile at any size; that of
-    # the interpolation itself fails there for a size that is not constant.
-    # Two equal columns: torch 2.15 on the CPU resamples an image of one column wrongly.
-    eye = torch.eye(old, dtype=dtype, device=device)[None, :, :, None].repeat(1, 1, 1, 2)
-    return F.interpolate(eye, (new, 2), mode="bicubic", antialias=True, align_corners=False)[0, :, :, 0].mT
-
-
-def tokens_of(cells: Float[Tensor, "... c d"], extra: Float[Tensor, "... E d"], grid: Grid) -> Float[Tensor, "... M d"]:
-    """Cells and extra tokens (prefix, then suffix) in token order."""
-    if not grid.extra:
-        return cells
-    return torch.cat([extra[..., : grid.prefix, :], cells, extra[..., grid.prefix :, :]], -2)
-
-
-def apart(x: Float[Tensor, "... M d"], grid: Grid) -> tuple[Float[Tensor, "... E d"], Float[Tensor, "... c d"]]:
-    """The inverse of `tokens_of`: extra tokens, cells."""
-    if not grid.extra:
-        return x[..., :0, :], x
-    stop = grid.prefix + grid.cells
-    return torch.cat([x[..., : grid.prefix, :], x[..., stop:, :]], -2), x[..., grid.span, :]
-
-
-def tiled(cells: Float[Tensor, "H cells d"], window: Grid, grid: Grid) -> Float[Tensor, "H cells2 d"]:
-    """Keys of a window repeated over a grid from its upper left corner."""
-    down, across = windows_on(grid, window)
-    image = cells.unflatten(1, (window.height, window.width)).repeat(1, down, across, 1)
-    return image[:, : grid.height, : grid.width].flatten(1, 2)
-
-
-def windows_on(grid: Grid, window: Grid) -> tuple[int, int]:
-    """How many windows cover a grid, down and across; those at the lower and right edge may stand out."""
-    return -(-grid.height // window.height), -(-grid.width // window.width)
-
-
-def split(x: Float[Tensor, "B H c d"], grid: Grid, window: Grid) -> Float[Tensor, "BW H w d"]:
-    """Cells in windows; windows go into the batch (batch first), cells beyond the grid are zeros."""
-    down, across = windows_on(grid, window)
-    low, right = down * window.height - grid.height, across * window.width - grid.width
-    image = x.unflatten(2, (grid.height, grid.width))
-    if low or right:
-        image = F.pad(image, (0, 0, 0, right, 0, low))
-    image = image.unflatten(3, (across, window.width)).unflatten(2, (down, window.height))
-    return image.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
-
-
-def join(x: Float[Tensor, "BW H w d"], grid: Grid, window: Grid) -> Float[Tensor, "B H c d"]:
-    """The inverse of `split`; cells beyond the grid are dropped."""
-    down, across = windows_on(grid, window)
-    image = x.unflatten(2, (window.height, window.width)).unflatten(0, (-1, down, across))
-    image = image.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)
-    return image[:, :, : grid.height, : grid.width].flatten(2, 3)
-
-
-def in_windows(
-    q: Tensor, v: Tensor, grids: tuple[Grid, Grid], windows: tuple[Grid, Grid], mask: Mask | None
-) -> tuple[Tensor, Tensor, Mask | None]:
-    """Cells of q (B, H, cells, d) and all of v in windows, and the mask that hides keys beyond the grid.
-
-    grids and windows: of queries and of keys. Every window has the values of all extra tokens beside its own.
-    Raises: GridError if queries and keys fall into other numbers of windows, UnsupportedError for other masks.
-    """
-    (grid, memory), (window, key_window) = grids, windows
-    if windows_on(grid, window) != windows_on(memory, key_window):
-        raise GridError(
-            f"windows do not divide alike: {window.height}x{window.width} on {grid} for queries, "
-            f"{key_window.height}x{key_window.width} on {memory} for keys; use resize='interpolate'"
-        )
-    if mask is not None and mask.kinds - {"padding"}:
-        raise UnsupportedError(
-            f"windows of static keys cannot apply a {' or '.join(sorted(mask.kinds - {'padding'}))} mask on another "
-            "grid than the trained one (they can: padding); use resize='interpolate'"
-        )
-    extra, cells = apart(v, memory)
-    down, across = windows_on(memory, key_window)
-    values = tokens_of(split(cells, memory, key_window), extra.repeat_interleave(down * across, 0), memory)
-    keep = None if mask is None else mask.keep
-    ragged = memory.height % key_window.height or memory.width % key_window.width
-    if keep is None and ragged:
-        keep = torch.ones(len(v), memory.tokens, dtype=torch.bool, device=v.device)
-    if keep is None:
-        return split(q, grid, window), values, None
-    extra_keep, cell_keep = apart(keep[:, None, :, None].to(v.dtype), memory)
-    inside = split(cell_keep, memory, key_window)
-    inside = tokens_of(inside, extra_keep.repeat_interleave(down * across, 0), memory)
-    return split(q, grid, window), values, Mask(keep=inside[:, 0, :, 0] > 0)
 
 
 def freeze_keys(model: nn.Module, *inputs: Tensor) -> list[str]:
@@ -301,7 +272,7 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor] 
     Raises: ConfigError if no layer asks for either, or there are no batches for those that need them; SwapError if a
     layer is not in the teacher, was not run, or has no `pos_embed` and `norm1`; GridError if the grids differ.
     """
-    operators = {name: op for name, op in _operators(student).items() if op.config.init in INIT[2:]}
+    operators = {name: op for name, op in _operators(student).items() if op.config.init in FROM_TEACHER}
     if not operators:
         raise ConfigError("no layer has static keys with init='calibrate' or init='positions'")
     donors = dict(teacher.named_modules())
@@ -329,7 +300,7 @@ def _mean_keys(
                 raise GridError(f"{name}: the batch lies on {grid}, the static keys on {operators[name].grid}")
             k = args[1].float() if args[1].dtype in (torch.float16, torch.bfloat16) else args[1]
             counts[name] += len(k)
-            mean = operators[name].means(k)
+            mean = k.mean(0)
             found[name] = found[name].lerp(mean, len(k) / counts[name]) if name in found else mean
 
         return teacher.get_submodule(name).register_forward_pre_hook(add, with_kwargs=True)
@@ -356,11 +327,11 @@ def _position_keys(operator: StaticOperator, teacher: nn.Module, name: str) -> T
     path = name.split(".")
     parents = [teacher.get_submodule(".".join(path[:i])) for i in range(len(path) - 1, 0, -1)]
     norm = next((parent.norm1 for parent in parents if hasattr(parent, "norm1")), None)
-    head, grid = parents[0], operator.grid
-    if not isinstance(positions, Tensor) or norm is None or not isinstance(head, HeadMixer):
+    head, grid = next((parent for parent in parents if isinstance(parent, HeadMixer)), None), operator.grid
+    if not isinstance(positions, Tensor) or norm is None or head is None:
         raise SwapError(f"{name}: init='positions' needs a host with pos_embed and norm1; use init='calibrate'")
     if positions.shape[-2] == grid.cells and grid.extra:
         positions = tokens_of(positions, positions.new_zeros(1, grid.extra, positions.shape[-1]), grid)
     if positions.shape[-2] != grid.tokens:
         raise GridError(f"{name}: {positions.shape[-2]} positions do not fit {grid}")
-    return operator.means(cast(Tensor, head.roles(cast(nn.Module, norm)(positions), grid)["k"]))
+    return cast(Tensor, head.roles(cast(nn.Module, norm)(positions), grid)["k"]).mean(0)

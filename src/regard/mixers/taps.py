@@ -14,15 +14,16 @@ from torch import Tensor
 
 from regard.core import ConfigError, Grid, GridError, Mask, Mixer, MixerConfig, Site
 
-from .mita_plan import wide
+from .precision import wide
 
 
 @dataclass(frozen=True, kw_only=True)
 class TapsConfig(MixerConfig):
     """kernel: taps along an axis, centred (odd). axes: 2, or 1 for sequences (grids of one row).
 
-    causal: the taps end at the query (decoders; axes=1, any kernel). extra: what extra tokens get, "mean" of the cells'
-    outputs or "zero"; always zero where causal. A host's rotary positions and heads are not used.
+    causal: the taps end at the query (decoders; axes=1, any kernel); those left of the first token see zero. extra:
+    what extra tokens get, "mean" of the cells' outputs or "zero"; always zero where causal. A host's rotary positions
+    and heads are not used.
     Raises: ConfigError for even or impossible numbers, or causal without axes=1.
     """
 
@@ -32,6 +33,7 @@ class TapsConfig(MixerConfig):
     extra: Literal["mean", "zero"] = "mean"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.axes not in (1, 2) or self.extra not in ("mean", "zero"):
             raise ConfigError(f"axes is 1 or 2 and extra mean or zero, not axes={self.axes}, extra={self.extra!r}")
         if self.causal and self.axes == 2:
@@ -168,7 +170,8 @@ def sample_rows(
     order = points.permute(0, 3, 4, 2, 1, 5).flatten(1, 2)  # (B, L, K, g, 2)
     share = None if factors is None else wide(factors).permute(0, 3, 4, 2, 1).flatten(1, 2)
     low = order.detach().floor()
-    part = order - low
+    part = order - low  # NaN where a point is: so are its values, whatever cell they come from
+    low = low.nan_to_num(0.0)
     sample = torch.arange(batch, device=x.device)[:, None, None, None] * (height * width)
     total = x.new_zeros(())
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -191,13 +194,14 @@ def line_reference(x: Float[Tensor, "B g c n"], points: Float[Tensor, "B g K m"]
 def sample_line(x: Float[Tensor, "B g c n"], points: Float[Tensor, "B g K m"]) -> Float[Tensor, "B g c K m"]:
     """The cell after and the cell before every point, exact at whole numbers.
 
-    A tap at its query touches no later cell, neither in value nor in gradient.
+    A tap at its query touches no later cell, neither in value nor in gradient. A point that is NaN gives NaN.
     """
     high = points.detach().ceil()
     part, total = high - points, x.new_zeros(())
     for i in (0, 1):
         cell = high - i
         near = (part if i else 1 - part) * ((cell >= 0) & (cell < x.shape[-1]))
-        index = cell.clamp(0, x.shape[-1] - 1).long().flatten(2)[:, :, None].expand(-1, -1, x.shape[2], -1)
+        there = cell.nan_to_num(0.0).clamp(0, x.shape[-1] - 1).long()
+        index = there.flatten(2)[:, :, None].expand(-1, -1, x.shape[2], -1)
         total = total + x.gather(3, index).unflatten(3, points.shape[2:]) * near[:, :, None].to(x.dtype)
     return total

@@ -29,7 +29,7 @@ from regard.core import (
 )
 
 from .heads import HeadMixerConfig, check_qkv
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 from .tiles import hide
 from .topk_index import Lightning, forbid, spark_logits
 
@@ -172,8 +172,10 @@ class TopK(HeadMixerConfig):
 
     indexer: what chooses them: "exact" the logits; "lightning" DSA's score, sum_j w_j relu(q_j . k) with `index_heads`
     small queries of `index_width` channels and one key for all heads, made from the layer's queries and keys (DSA makes
-    them from its inputs); it learns only through `TopKOperator.index_loss`. "spark": the first `rank` channels choose,
-    and the logit is their product times softplus of the product of the others.
+    them from its inputs). No loss of the output reaches this indexer: it learns only where a loop of the user's own
+    adds `TopKOperator.index_loss` to the loss. `regard train` and studies do not, and train the rest of the network
+    around an indexer that stays as it was drawn or loaded. "spark": the first `rank` channels choose, and the logit is
+    their product times softplus of the product of the others; exactly k keys, not the paper's statistical threshold.
     Raises: ConfigError for numbers below 1 or an unknown indexer; building, if k exceeds the keys of the site.
     """
 

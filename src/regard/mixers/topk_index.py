@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.core import NOTHING, Mask, merge, softmax_rows
 
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 
 
 def spark_logits(

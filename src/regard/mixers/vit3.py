@@ -25,13 +25,14 @@ from regard.core import (
     ShapeError,
     Site,
     UnsupportedError,
+    check_accounting,
     heads,
     linear,
     merge,
 )
 
 from .heads import check_heads, rotate
-from .mita_plan import exact_products, wide
+from .precision import exact_products, wide
 
 SCALE = 9**-0.5  # of the inner loss, the same for every width
 
@@ -192,6 +193,7 @@ class ViT3(MixerConfig):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.inner not in ("swiglu", "linear"):
             raise ConfigError(f"inner is swiglu or linear, not {self.inner!r}")
         if self.lr <= 0:
@@ -204,6 +206,7 @@ class ViT3(MixerConfig):
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Projections, two products forward, two of the step and two to read; "linear" has one of each but forward."""
+        check_accounting(accounting)
         n, d, inner = site.grid.tokens, site.width, site.inner
         width = inner + d * self.local
         total = linear(n, site.dim, 3 * width, site.qkv_bias) + linear(n, width, site.dim, site.out_bias)

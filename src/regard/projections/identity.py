@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Cost, Projection, ProjectionConfig, Site, heads, linear
+from regard.core import ConfigError, Cost, Projection, ProjectionConfig, Site, heads
 
-from .linear import LinearProjection
+from .linear import LinearProjection, LinearQKV
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +24,7 @@ class IdentityQuery(ProjectionConfig):
         return IdentityQueryProjection(site, roles)
 
     def cost(self, site: Site, roles: str) -> Cost:
-        others = roles.replace("q", "")
-        return linear(site.grid.tokens, site.dim, len(others) * site.inner, site.qkv_bias) if others else Cost()
+        return LinearQKV().cost(site, roles.replace("q", ""))
 
 
 class IdentityQueryProjection(Projection):
@@ -52,6 +52,10 @@ class IdentityQueryProjection(Projection):
         return True
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        """Under autocast the queries take its dtype, as products do: k and v come by another call. float64 stays."""
         others = roles.replace("q", "")
         made = dict(zip(others, self.linear(x, others), strict=True)) if self.linear is not None else {}
+        kind = x.device.type
+        if x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
         return tuple(heads(x, self.heads) if role == "q" else made[role] for role in roles)

@@ -20,7 +20,7 @@ class LinearQKV(ProjectionConfig):
         return LinearProjection(site, roles)
 
     def cost(self, site: Site, roles: str) -> Cost:
-        return linear(site.grid.tokens, site.dim, len(roles) * site.inner, site.qkv_bias)
+        return sum((linear(site.tokens(role), site.dim, site.inner, site.qkv_bias) for role in roles), Cost())
 
 
 class LinearProjection(Projection):

@@ -60,13 +60,12 @@ class _Embedding(ProjectionConfig):
     hidden_bias: bool = True
 
     def __post_init__(self) -> None:
-        name, width = type(self).__name__, self.width
-        if not (_whole(width) or width is None or width == "matched"):
-            raise ConfigError(f"{name}: width is a whole number of at least 1, None or 'matched', not {width!r}")
-        for field, options in (("activation", tuple(_ACTIVATIONS)), ("init", self.inits)):
-            value = getattr(self, field)
-            if value not in options:
-                raise ConfigError(f"{name} has no {field}={value!r}; {nearest(str(value), options)}")
+        super().__post_init__()
+        name = type(self).__name__
+        if isinstance(self.width, int) and self.width < 1:
+            raise ConfigError(f"{name}: width is at least 1, None or 'matched', not {self.width}")
+        if self.init not in self.inits:
+            raise ConfigError(f"{name} has no init={self.init!r}; {nearest(self.init, self.inits)}")
 
     def hidden(self, site: Site, roles: str) -> int:
         """The hidden width at a site."""
@@ -97,8 +96,8 @@ class SNE(_Embedding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _whole(self.layers):
-            raise ConfigError(f"SNE: layers is a whole number of at least 1, not layers={self.layers!r}")
+        if self.layers < 1:
+            raise ConfigError(f"SNE: layers is at least 1, not layers={self.layers}")
         if self.init == "svd" and self.layers > 2:
             raise ConfigError(
                 f'SNE: init="svd" is for one or two layers, not layers={self.layers}; pass init="kaiming"'
@@ -108,11 +107,12 @@ class SNE(_Embedding):
         return SNEProjection(self, site, roles)
 
     def cost(self, site: Site, roles: str) -> Cost:
-        sizes, n = self.sizes(site, roles), site.grid.tokens
+        sizes = self.sizes(site, roles)
         total = Cost()
         for layer in range(1, self.layers + 1):
             bias = site.qkv_bias and (self.hidden_bias or layer == self.layers)
-            total += linear(n, sizes[layer - 1], len(roles) * sizes[layer], bias)
+            for role in roles:
+                total += linear(site.tokens(role), sizes[layer - 1], sizes[layer], bias)
         return total
 
     def sizes(self, site: Site, roles: str) -> list[int]:
@@ -141,10 +141,11 @@ class PSNE(_Embedding):
         return PSNEProjection(self, site, roles)
 
     def cost(self, site: Site, roles: str) -> Cost:
-        n, h, number = site.grid.tokens, self.hidden(site, roles), len(roles)
-        first = linear(n, site.dim, number * h, site.qkv_bias and self.hidden_bias)
-        second = linear(n, h, site.inner, site.qkv_bias)
-        return first + Cost(second.params, number * second.macs)
+        h = self.hidden(site, roles)
+        total = linear(sum(site.tokens(role) for role in roles), h, site.inner, site.qkv_bias)
+        for role in roles:
+            total += linear(site.tokens(role), site.dim, h, site.qkv_bias and self.hidden_bias)
+        return total
 
     def _paper_width(self, site: Site, roles: str) -> int:
         return 3 * site.dim // 4
@@ -167,8 +168,8 @@ class FSNE(_Embedding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _whole(self.code):
-            raise ConfigError(f"FSNE: a code has a whole number of at least 1 entries, not code={self.code!r}")
+        if self.code < 1:
+            raise ConfigError(f"FSNE: a code has at least 1 entry, not code={self.code}")
 
     def shared(self, roles: str) -> "Codes | None":
         return Codes(roles, self.code) if self.tied else None
@@ -177,23 +178,19 @@ class FSNE(_Embedding):
         return FSNEProjection(self, site, roles, shared if self.tied else None)
 
     def cost(self, site: Site, roles: str) -> Cost:
-        n, h, number = site.grid.tokens, self.hidden(site, roles), len(roles)
-        inputs = Cost(site.dim * h, n * site.dim * h)
+        h, number = self.hidden(site, roles), len(roles)
+        # what the roles have in common is computed once for each input
+        inputs = {role == "q" or site.memory is None: site.tokens(role) for role in roles}
+        first = linear(sum(inputs.values()), site.dim, h, bias=False)
         codes = linear(number, self.code, h, site.qkv_bias and self.hidden_bias)
-        second = linear(n, h, site.inner, site.qkv_bias)
-        own = 0 if self.tied else number * self.code
-        return inputs + codes + Cost(second.params + own, number * second.macs)
+        second = linear(sum(site.tokens(role) for role in roles), h, site.inner, site.qkv_bias)
+        return first + codes + second + Cost(0 if self.tied else number * self.code)
 
     def _paper_width(self, site: Site, roles: str) -> int:
         return site.dim
 
     def _matched_width(self, site: Site, roles: str) -> int:
         return len(roles) * site.dim * site.inner // (site.dim + self.code + site.inner)
-
-
-def _whole(number: object) -> bool:
-    """A whole number of at least 1."""
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 class Codes(nn.Module):

@@ -10,9 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from . import plots
 
+_OUTLINES = (("#e8590c", 2.2), ("#1c5fd6", 5.2))  # the thin line is seen upon the thick one where they coincide
 _HEAT = LinearSegmentedColormap.from_list("regard", ("#0b2545", "#13678a", "#45c4b0", "#f2e96b"))
 
 
@@ -87,13 +89,45 @@ def _heat(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Ma
             place = (xs.index(x), ys.index(y))
             for color, width in (("#101010", 4.5), ("#ffffff", 2.0)):  # seen on dark and on light cells
                 axes.add_patch(
-                    matplotlib.patches.Rectangle(place, 1, 1, fill=False, edgecolor=color, linewidth=width, zorder=3)
+                    matplotlib.patches.Rectangle(place, 1, 1, fill=False, edgecolor=color, linewidth=width, zorder=7)
                 )
+    _outline(figure, axes, plan, xs, ys)
     axes.set_xticks(np.arange(len(xs)) + 0.5, [str(x) for x in xs])
     axes.set_yticks(np.arange(len(ys)) + 0.5, [str(y) for y in ys])
     axes.grid(False)
     axes.set_xlabel(plan["x"])
     axes.set_title(f"{plan['value']} by {plan['y']} (rows)", loc="left", fontsize=11, color=plots.MUTED)
+
+
+def _outline(figure: Figure, axes: Axes, plan: Mapping[str, Any], xs: Sequence[object], ys: Sequence[object]) -> None:
+    """Lines round the cells of each outline, with a legend below; an outline without cells is in neither."""
+    drawn = []
+    for (label, cells), (color, width), place in zip(
+        (plan.get("outlines") or {}).items(), _OUTLINES, (0, 1), strict=False
+    ):
+        inside = np.zeros((len(ys), len(xs)), bool)
+        for x, y in cells:
+            if x in xs and y in ys:
+                inside[ys.index(y), xs.index(x)] = True
+        edges = borders(inside)
+        if not edges:
+            continue
+        along = [[point[axis] for edge in edges for point in (*edge, (np.nan, np.nan))] for axis in (0, 1)]
+        style: dict[str, Any] = {"solid_capstyle": "projecting", "clip_on": False}
+        axes.plot(*along, color="#ffffff", linewidth=width + 1.8, zorder=5 - 2 * place, **style)
+        (line,) = axes.plot(*along, color=color, linewidth=width, zorder=6 - 2 * place, label=label, **style)
+        line.set_gid(f"outline-{place}")
+        drawn.append(line)
+    if drawn:
+        figure.legend(handles=drawn, loc="outside lower left", frameon=False, fontsize=9, ncols=len(drawn))
+
+
+def borders(inside: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The edges ((x, y), (x, y)) between cells inside and outside; row r lies at y from r to r + 1."""
+    wide = np.pad(inside, 1)
+    across = [((x, y), (x + 1, y)) for y, x in np.argwhere(wide[1:, 1:-1] != wide[:-1, 1:-1]).tolist()]
+    along = [((x, y), (x, y + 1)) for y, x in np.argwhere(wide[1:-1, 1:] != wide[1:-1, :-1]).tolist()]
+    return across + along
 
 
 def _series(

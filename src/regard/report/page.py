@@ -16,6 +16,7 @@ import regard
 from regard.core import ConfigError, StoreError, nearest
 from regard.lab.files import write_atomically
 from regard.lab.table import Table, snapshots
+from regard.studies.errata import errata_of
 
 from . import plots, words
 from .gather import AXES, Maps, Material, attention, columns, environment, gather, learning
@@ -124,6 +125,7 @@ def _view(material: Material, table: Table, scale: str) -> dict[str, Any]:
         "map_pixels": "pixelated" if maps and len(maps[0].image) < 3000 else "auto",
         "maps_note": _maps_note(maps, material),
         "cards": _cards(material),
+        "errata": errata_of(snapshot.get("source") or ""),
         "notes": _notes(material),
         "environment": environment(material),
         "runs": _runs(material),

@@ -189,6 +189,7 @@ def themed(figure: Figure, title: str) -> str:
     for stand_in, variable in _VARIABLES.items():
         text = text.replace(stand_in, f"var({variable})")
     text = re.sub(r"#0a00([0-9a-f]{2})", lambda match: f"var(--c{int(match[1], 16)})", text)
+    text = re.sub(r'id="outline-(\d+)"', r'class="outline" data-outline="\1"', text)
     return re.sub(r'id="row(\d+)-(line|band)"', r'class="\2" data-row="\1"', text)
 
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 import regard
 from regard.lab.analysis import analyses, load_analysis
 from regard.lab.files import write_atomically
+from regard.studies.errata import errata_of
 
 from . import words
 from .charts import chart
@@ -43,6 +44,7 @@ def render_analysis(value: Mapping[str, Any]) -> str:
     texts["script"] = Markup(folder.get_source(engine, "common.js")[0])
     sheets = [_shown(sheet) for sheet in value["sheets"]]
     view = {**value, "sheets": sheets, "palette": palette(), "version": regard.__version__}
+    view["errata"] = errata_of(value["source"])
     return engine.get_template("sheets.html").render(**view, **texts)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # name -> (module with STUDY or ANALYSIS, or module:name, title, source)
 STUDIES: dict[str, tuple[str, str, str]] = {
     "quickstart": ("regard.studies.quickstart", "Digits on a canvas", "Regard"),
-    "mita_table2": ("regard.studies.mita_table2", "MiTA in DeiT and PVT hosts on ImageNet", "MiTA, Table 2"),
+    "mita_table2": ("regard.studies.mita_table2", "MiTA in DeiT on ImageNet", "MiTA, Table 2"),
     "mita_table3": ("regard.studies.mita_table3", "MiTA in ViT-5", "MiTA, Table 3"),
     "mita_table6": ("regard.studies.mita_table6", "Landmarks and branches of MiTA", "MiTA, Table 6"),
     "mita_table7": ("regard.studies.mita_table7", "Another attention for a trained network", "MiTA, Table 7"),
@@ -51,6 +51,7 @@ ANALYSES: dict[str, tuple[str, str, str]] = {
         "Before and after insertion, and fine-tuned",
         "ESA, Figure 2a",
     ),
+    "mita_table1": ("regard.studies.mita_table1", "What mechanisms do about the cost of attention", "MiTA, Table 1"),
     "mita_counts": ("regard.studies.mita_counts", "What efficient attention costs in DeiT", "MiTA, Tables 1-3"),
     "mita_fig3": ("regard.studies.mita_figures:FIGURE3", "What one expert gathers", "MiTA, Figure 3"),
     "mita_fig4": ("regard.studies.mita_figures:FIGURE4", "Cells that no expert gathers", "MiTA, Figure 4"),

@@ -1,5 +1,6 @@
 """Errata: numbers and statements of the four papers that exact counts or tests contradict, with how to see it."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -173,6 +174,37 @@ ERRATA: dict[str, tuple[Erratum, ...]] = {
         ),
     ),
 }  # fmt: skip
+
+
+_CALLED = {**{paper: paper for paper in ERRATA}, "MiTA": MITA_PAPER, "the embedding paper": SNE_PAPER}
+"""What the sources of studies begin with."""
+
+
+def errata_of(source: str) -> tuple[Erratum, ...]:
+    """The errata of the tables and figures that a study's source names, such as "MiTA, arXiv 2602.01219, Table 2".
+
+    Papers are parted by "; ". Nothing for other sources; errata of a text or an equation belong to no table.
+    """
+    found: list[Erratum] = []
+    for part in source.split("; "):
+        paper = next((paper for name, paper in _CALLED.items() if part.startswith(name)), None)
+        wanted = _places(part)
+        tables = any(kind == "Table" for kind, _ in wanted)
+        for erratum in ERRATA[paper] if paper else ():
+            if wanted & _places(erratum.where) or (tables and erratum.where == "All tables"):
+                found.append(erratum)
+    return tuple(found)
+
+
+def _places(text: str) -> set[tuple[str, int]]:
+    """("Table", 2) and ("Table", 3) for "Tables 2 and 3, deformable rows"; "2 to 4" and "2-4" are three."""
+    found = set()
+    for kind, first, between, last in re.findall(r"(Table|Figure)s? (\d+)(?:( and | to |-)(\d+))?", text):
+        numbers = [int(first)] if not last else [int(first), int(last)]
+        if between in (" to ", "-"):
+            numbers = list(range(numbers[0], numbers[1] + 1))
+        found |= {(kind, number) for number in numbers}
+    return found
 
 
 def sheets(source: Source) -> Sequence[Sheet | Picture]:

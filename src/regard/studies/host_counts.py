@@ -1,24 +1,65 @@
-"""Parameters of every model of the SKA and SNE papers beside the printed ones, built here."""
+"""Parameters and FLOPs of every model of the SKA and SNE papers beside the printed ones, built here."""
 
 from collections.abc import Sequence
 
-from regard.hosts.published import published_counts
-from regard.lab.analysis import Analysis, Picture, Sheet, Source
+import torch
 
-_COLUMNS = ("model", "parameters", "printed", "verdict", "authors' code", "host", "mechanism", "note")
+from regard.hosts.derived import UNBUILT, derived_counts
+from regard.hosts.published import OURS, build, parameters, printed_rows, published_counts
+from regard.lab.analysis import Analysis, Cell, Picture, Sheet, Source
+from regard.lab.dryrun import compare
+
+_COLUMNS = (
+    "model", "parameters", "printed", "verdict", "authors' code", "GFLOPs", "printed GFLOPs", "verdict on GFLOPs",
+    "host", "mechanism", "note",
+)  # fmt: skip
 
 
 def sheets(source: Source) -> Sequence[Sheet | Picture]:
-    """One sheet for each table."""
-    tables: dict[str, list[tuple[str | int | None, ...]]] = {}
-    for counted in published_counts():
+    """One sheet for each table, then 100 classes, models that no table has, and what is not built."""
+    return [*_printed(), _hundred(), *_derived(), _unbuilt()]
+
+
+def _printed() -> list[Sheet]:
+    tables: dict[str, list[tuple[Cell, ...]]] = {}
+    for counted in published_counts(flops=True):
         row = counted.row
-        cells = (row.label, counted.params, row.params, counted.verdict, row.official, row.host, row.mixer, row.note)
+        flops = (round(counted.gflops or 0.0, 4), float(row.gflops) if row.gflops else None, counted.gflops_verdict)
+        cells = (row.label, counted.params, row.params, counted.verdict, row.official, *flops)
+        tables.setdefault(row.table, []).append((*cells, row.host, row.mixer, row.note))
+    published = ("printed", "authors' code", "printed GFLOPs")
+    return [Sheet(title=table, columns=_COLUMNS, rows=tuple(rows), published=published)
+            for table, rows in tables.items()]  # fmt: skip
+
+
+def _hundred() -> Sheet:
+    rows = []
+    for row in printed_rows():
+        if row.official_100 is not None:
+            with torch.device("meta"):
+                params = parameters(build(row, classes=100))
+            exact = OURS.get(row.label, (None, row.official_100))[1]
+            rows.append((row.label, params, row.official_100, compare(params, exact, None), row.note))
+    return Sheet(
+        title="SKA Table 1 with 100 classes",
+        columns=("model", "parameters", "authors' code", "verdict", "note"),
+        rows=tuple(rows),
+        published=("authors' code",),
+        note="Verdict: against the authors' code, for CSKA-CvT-13 against the same model without its defect.",
+    )
+
+
+def _derived() -> list[Sheet]:
+    tables: dict[str, list[tuple[Cell, ...]]] = {}
+    for row, params in derived_counts():
+        cells = (row.host, row.mixer, params, row.params, compare(params, row.params, None))
         tables.setdefault(row.table, []).append(cells)
-    return [
-        Sheet(title=table, columns=_COLUMNS, rows=tuple(rows), published=("printed", "authors' code"))
-        for table, rows in tables.items()
-    ]
+    columns = ("host", "mechanism", "parameters", "by hand", "verdict")
+    return [Sheet(title=table, columns=columns, rows=tuple(rows)) for table, rows in tables.items()]
+
+
+def _unbuilt() -> Sheet:
+    return Sheet(title="Not built here", columns=("model", "parameters by hand", "why"), rows=UNBUILT)
 
 
 ANALYSIS = Analysis(
@@ -29,6 +70,7 @@ ANALYSIS = Analysis(
     compute=sheets,
     notes=(
         "Verdict: R if our count rounds to the printed digits, T if it is cut off to them, no if neither.",
-        "Counts are for 10 classes (SKA Table 1) or 1,000.",
+        "Counts of the papers' tables are for 10 classes (SKA Table 1) or 1,000.",
+        "GFLOPs: two a multiply-accumulate of one image, products of matrices and convolutions, as both papers count.",
     ),
 )

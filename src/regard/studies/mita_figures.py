@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import GridError, MixerConfig
+from regard.core import Grid, GridError, MixerConfig
 from regard.hosts.swap import retune, swap
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
 from regard.lab.run import Run, read_run, trained
-from regard.mixers.landmarks import pool_matrix
+from regard.mixers.landmarks import pool_matrix, windows_of
 from regard.mixers.mita import MiTA
 from regard.mixers.spell import spell
 from regard.tasks.classification import Classification
@@ -82,13 +82,14 @@ def _tested(run: Run, model: nn.Module) -> dict[str, Choice]:
 def figure3(source: Source) -> Sequence[Sheet | Picture]:
     """Keys and queries of the expert whose landmark lies in the middle of the picture, in every layer."""
     run = _found(source, "MiTA")[0]
+    mixer: Any = run.mixer
     shown = photograph(run.task)
     parts: list[Sheet | Picture] = []
     lines: list[tuple[Cell, ...]] = []
     for layer, choice in choices(trained(run, source.store), shown.inputs).items():
-        expert = choice.plan.keys.shape[2] // 2
+        expert = middle(mixer, choice.grid)
         keys, queries = (found[0, :, expert].mean(0) for found in (keys_of(choice), queries_of(choice)))
-        frame = _window(run.mixer, choice, expert)
+        frame = _window(mixer, choice, expert)
         layers = {
             "gathered keys": overlay(keys, choice.grid, frame),
             "routed queries": overlay(queries, choice.grid, frame),
@@ -103,6 +104,17 @@ def figure3(source: Source) -> Sequence[Sheet | Picture]:
         "window over which its landmark is averaged.",
     )
     return [sheet, *parts]
+
+
+def middle(mixer: MiTA, grid: Grid) -> int:
+    """The landmark in the middle of the grid; of an even number of rows (columns) of windows the lower (right) one.
+
+    Landmarks that are no windows of the picture have no place: of those, the middle number.
+    """
+    if mixer.landmarks != "avg2d":
+        return mixer.number // 2
+    rows, columns = windows_of(grid, mixer.m)
+    return rows // 2 * columns + columns // 2
 
 
 def _window(mixer: MixerConfig | None, choice: Choice, expert: int) -> Tensor | None:
@@ -242,7 +254,13 @@ def figure9(source: Source) -> Sequence[Sheet | Picture]:
             rows=tuple(lines),
             note=f"{said}, on {EVALUATED} test images at most. All have the same parameters (Agent without bias), so "
             f"that every network runs with each. The paper omits the diagonal.{missing}",
-            chart=Chart(kind="heat", x="run with", y="trained with", value="top-1"),
+            chart=Chart(
+                kind="heat",
+                x="run with",
+                y="trained with",
+                value="top-1",
+                outlines={"run as trained": tuple((row, row) for row in found)},
+            ),
         )
     ]
 
@@ -269,7 +287,7 @@ def boundaries(found: Mapping[tuple[int, int], float], trained_at: tuple[int, in
 
 
 def figure10(source: Source) -> Sequence[Sheet | Picture]:
-    """Accuracy of a trained network over (m, k) at inference."""
+    """Accuracy of a trained network over (m, k) at inference, with the point of training and two boundaries."""
     run = _found(source, "MiTA")[0]
     mixer: Any = run.mixer
     model = trained(run, source.store)
@@ -288,9 +306,17 @@ def figure10(source: Source) -> Sequence[Sheet | Picture]:
             rows=rows,
             note=f"Trained with m = {point[0]}, k = {point[1]} (marked): {found[point]:.2f} on {EVALUATED} test images "
             f"at most. {_told(where, 'at least as trained')} {_told(where, 'at least 99 %')}",
-            chart=Chart(kind="heat", x="m", y="k", value="top-1", mark=point),
+            chart=Chart(kind="heat", x="m", y="k", value="top-1", mark=point, outlines=outlines(where)),
         )
     ]
+
+
+def outlines(where: Mapping[tuple[int, int], str]) -> dict[str, tuple[tuple[int, int], ...]]:
+    """The numbers inside each boundary: those that are at least as good as trained also have at least 99 % of it."""
+    return {
+        "at least as trained": tuple(pair for pair, said in where.items() if said == "at least as trained"),
+        "at least 99 % of it": tuple(pair for pair, said in where.items() if said != "below"),
+    }
 
 
 def _told(where: Mapping[tuple[int, int], str], word: str) -> str:

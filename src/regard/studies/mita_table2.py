@@ -57,13 +57,16 @@ _CODE = (
     "The published rows were presumably trained with the published code, which scales landmark logits twice and pools "
     'the class token as a pixel; this row is Eq. 10, and MiTA(preset="official") is the code.',
 )
+_AGENT = (
+    'The published code pools the class token as a pixel; this row does not, and Agent(preset="official") is the code.',
+)
 _GATE = ("Printed as 22M parameters; the published gate is a fourth projection, which makes 23.87M.",)
-_SMALL_HOST = "deit_small_patch16_224"
+_SMALL_HOST = "deit_small_patch16_224(drop_path_rate=0.1)"
 _OTHERS = (
     Row(
         "Linear",
         LINEAR,
-        host="deit_tiny_patch16_224(qkv_bias=False)",
+        host="deit_tiny_patch16_224(qkv_bias=False, drop_path_rate=0.1)",
         paper={"params": 5.7e6, "macs": 1.1e9, "top1": 68.0},
         exact={"params": 5_715_112},
         notes=("Normalised queries and keys take the place of the biases of q, k and v.",),
@@ -78,7 +81,7 @@ _OTHERS = (
     Row(
         "MHLA",
         MHLA(normalize="none", norm=True),
-        host="deit_tiny_patch16_224(class_token=False, global_pool='avg')",
+        host="deit_tiny_patch16_224(class_token=False, global_pool='avg', drop_path_rate=0.1)",
         task={"size": (256, 256)},
         paper={"params": 5.7e6, "macs": 1.1e9, "top1": 69.2},
         exact={"params": 5_736_232},
@@ -106,7 +109,7 @@ _OTHERS = (
         Agent(m=49),
         paper={"params": 5.7e6, "macs": 1.1e9, "top1": 70.3},
         exact={"params": 5_717_416},
-        notes=("Printed as 1.1G: 1.16 GMAC, cut off.",),
+        notes=("Printed as 1.1G: 1.16 GMAC, cut off.", *_AGENT),
     ),
     Row(
         "Agent + bias",
@@ -150,6 +153,7 @@ DEIT = (
         host=_SMALL_HOST,
         paper={"params": 22e6, "macs": 4.4e9, "top1": 78.5},
         exact={"params": 22_050_664},
+        notes=_AGENT,
     ),
     Row(
         "Agent + bias, S",
@@ -183,7 +187,9 @@ DEIT = (
     ),
     *CONTROLS,
 )
-DEIT_TASK = Classification(host="deit_tiny_patch16_224", data="imagenet", size=(224, 224), classes=1000, init="host")
+DEIT_TASK = Classification(
+    host="deit_tiny_patch16_224(drop_path_rate=0.1)", data="imagenet", size=(224, 224), classes=1000, init="host"
+)
 
 STUDY = Study(
     name="mita_table2",
@@ -225,7 +231,7 @@ STUDY = Study(
         "to 1.1) need ten or more.",
         "Differences are to Softmax in DeiT-T; rows with S have a larger host and belong beside Softmax, S.",
         "The paper reports the best epoch on the validation images, this study the last.",
-        "The paper's recipe also has random erasing, colour jitter, drop path and repeated augmentation.",
+        "The paper's recipe also has colour jitter and repeated augmentation.",
         "The published layers of FLatten and PolaFormer also convolve the values, those of BRA and MHLA too: the paper "
         "compares attention alone, and so do these rows.",
         "The paper calls multiply-accumulates FLOPs.",

@@ -31,6 +31,7 @@ DEIT_RECIPE = Recipe(
     mixup=0.8,
     cutmix=1.0,
     augment="timm:rand-m9-mstd0.5-inc1",
+    erasing=0.25,
     precision="bf16-mixed",
 )
 METAFORMER_RECIPE = Recipe(
@@ -41,11 +42,14 @@ METAFORMER_RECIPE = Recipe(
     betas=(0.9, 0.999),
     weight_decay=0.05,
     warmup=20 / 310,
+    floor=1e-5 / 8e-3,
+    cooldown=10 / 310,
     clip=0.0,
     smoothing=0.1,
     mixup=0.8,
     cutmix=1.0,
     augment="timm:rand-m9-mstd0.5-inc1",
+    erasing=0.25,
     precision="bf16-mixed",
 )
 XCIT_RECIPE = Recipe(
@@ -62,6 +66,7 @@ XCIT_RECIPE = Recipe(
     mixup=0.8,
     cutmix=1.0,
     augment="timm:rand-m9-mstd0.5-inc1",
+    erasing=0.25,
     ema=0.99996,
     precision="bf16-mixed",
 )

@@ -8,11 +8,13 @@ from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, t
 from regard.lab.run import Run, read_run
 from regard.measure.codes import Book, codes_of, compare, transfer
 from regard.projections.sne import FSNE
+from regard.tasks.base import Task
 
 from .parts import CONTROLS
-from .sne_variants import SOURCE
+from .sne_variants import NANO, SOURCE, TINY
 
 _STUDY = "sne_table4"
+_SIZES = {NANO: "N12", TINY: "T12"}
 
 
 def _pairs(source: Source) -> list[tuple[str, Run, Run]]:
@@ -26,7 +28,7 @@ def _book(source: Source, run: Run) -> Book:
 
 
 def codes(source: Source) -> Sequence[Sheet | Picture]:
-    """Norms before and after transfer, and the cosines between them, of each row with codes (first seed)."""
+    """Norms before and after transfer, and cosines within and between them, of each row with codes (first seed)."""
     norms: list[tuple[Cell, ...]] = []
     sheets: list[Sheet | Picture] = []
     seen = set()
@@ -37,19 +39,11 @@ def codes(source: Source) -> Sequence[Sheet | Picture]:
         found = compare({"before": _book(source, start), "after": _book(source, run)})
         norms += [(label, model["label"], *model["norms"].values()) for model in found["models"]]
         between = found["between"][0]
-        cells = tuple(
-            (f"{one} before", f"{other} after", value)
-            for one, line in zip(between["row_roles"], between["cosines"], strict=True)
-            for other, value in zip(between["column_roles"], line, strict=True)
-        )
-        sheets.append(
-            Sheet(
-                title=f"{label}: cosines of the codes before and after",
-                columns=("before", "after", "cosine"),
-                rows=cells,
-                chart=Chart(kind="heat", x="after", y="before", value="cosine"),
-            )
-        )
+        roles = between["row_roles"], between["column_roles"]
+        sheets.append(_matrix(f"{label}: codes before and after", ("before", "after"), roles, between["cosines"]))
+        for model in found["models"]:
+            roles, when = (model["roles"],) * 2, model["label"]
+            sheets.append(_matrix(f"{label}: codes {when} transfer", ("code", "other code"), roles, model["within"]))
     published = Sheet(
         title="Norms that the paper prints (N12, F-SNE 8)",
         columns=("data", "query", "key", "value"),
@@ -61,14 +55,33 @@ def codes(source: Source) -> Sequence[Sheet | Picture]:
     return [own, published, *sheets]
 
 
+def _matrix(
+    title: str, names: tuple[str, str], roles: tuple[str, str], cosines: Sequence[Sequence[float | None]]
+) -> Sheet:
+    """Cosines of codes as a heat map. names: of its rows and columns; roles: what they stand for."""
+    cells = tuple(
+        (one, other, value)
+        for one, line in zip(roles[0], cosines, strict=True)
+        for other, value in zip(roles[1], line, strict=True)
+    )
+    chart = Chart(kind="heat", x=names[1], y=names[0], value="cosine")
+    return Sheet(title=title, columns=(*names, "cosine"), rows=cells, chart=chart)
+
+
+def _series(task: Task) -> str:
+    """The data set, and the size of the network where the paper has two: sizes are never mixed in one regression."""
+    size = _SIZES.get(task.host)
+    return f"{size}, {task.data}" if size else task.data
+
+
 def accuracies(source: Source) -> Sequence[Sheet | Picture]:
-    """Accuracy before transfer against accuracy after it, a point a row (mean over seeds)."""
+    """Accuracy before transfer against accuracy after it, a point a row (mean over seeds), a line a size and set."""
     found: dict[str, dict[str, list[float]]] = {}
     controls = {row.label for row in CONTROLS}
     for label, run, start in _pairs(source):
         if label in controls:
             continue
-        for name, key in (("before", start.key), (run.task.data, run.key)):
+        for name, key in (("before", start.key), (_series(run.task), run.key)):
             value = (source.store.outcome(key) or {}).get("metrics", {}).get("top1")
             if isinstance(value, int | float):
                 found.setdefault(label, {}).setdefault(name, []).append(float(value))
@@ -80,7 +93,8 @@ def accuracies(source: Source) -> Sequence[Sheet | Picture]:
     return [
         Sheet(title="Accuracy before and after transfer", columns=("row", "data", "before", "after"), rows=rows,
               chart=Chart(kind="points", x="before", y="after", series="data")),
-        Sheet(title="Regression", columns=("data", "rows", "r", "slope"), rows=fits),
+        Sheet(title="Regression", columns=("data", "rows", "r", "slope"), rows=fits,
+              note="The paper's figure has the rows of N12; T12 is fitted apart."),
     ]  # fmt: skip
 
 

@@ -113,8 +113,8 @@ STUDY = Study(
         "Equal parameters are not equal work: P-SNE adds 10 % to the multiply-accumulates of the whole XCiT, F-SNE 8* "
         "adds 20 %, with the product of the input shared by the three roles.",
         "The paper's learning rate 5e-4 is read as XCiT's code reads it, at batch 512: 4e-3 at 4096 (N12).",
-        "The paper trained T12 at batch 2816; here both sizes have one recipe. Repeated augmentation, random erasing "
-        "and colour jitter of XCiT's recipe are not in ours.",
+        "The paper trained T12 at batch 2816; here both sizes have one recipe. Repeated augmentation and colour "
+        "jitter of XCiT's recipe are not in ours.",
         "The paper shows single runs without seeds; its gains are 0.2 to 1.5 points.",
         "Codes and static keys get no weight decay; the temperature of XCA does, as in XCiT's own runs.",
     ),

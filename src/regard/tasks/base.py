@@ -2,7 +2,7 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -30,6 +30,8 @@ class Training(Protocol):
     def mixup(self) -> float: ...
     @property
     def cutmix(self) -> float: ...
+    @property
+    def erasing(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,13 @@ class Task(ABC):
     @abstractmethod
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """Evaluate on the test split; leaves the model in evaluation mode."""
+
+    @abstractmethod
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+        """Evaluate on the test split of other data. record: what `record()` gave when the network was trained.
+
+        Raises: DataError if the data do not fit what the network was trained for.
+        """
 
     @property
     @abstractmethod

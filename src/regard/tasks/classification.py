@@ -1,7 +1,8 @@
 """Image classification on any set of `regard.tasks.data`, in any host that returns class scores."""
 
 import dataclasses
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, DataError, MixerConfig
 
 from .base import Score, Task, Training
-from .data.augment import check_augment
+from .data.augment import by_image, check_augment, transform
 from .data.catalog import identity, load
 from .data.feed import Batches, evaluation_batches
 from .data.imagenet import NORMAL
@@ -44,8 +45,11 @@ class Classification(Task):
     download: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.size) != 2 or min(self.size) < 1:
-            raise ConfigError(f"size is (height, width) in pixels, not {self.size}")
+        for name in ("host", "data"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} is a name or a spelling, not {getattr(self, name)!r}")
+        if len(self.size) != 2 or not all(isinstance(side, int) and side > 0 for side in self.size):
+            raise ConfigError(f"size is (height, width) in whole pixels, not {self.size}")
         choices = (("init", ("zero", "fan_in", "host")), ("split", ("test", "held")), ("corrupt", ("stop", "skip")))
         for name, known in choices:
             if getattr(self, name) not in known:
@@ -91,6 +95,7 @@ class Classification(Task):
 
     def network(self, mixer: MixerConfig | None, removed: bool) -> nn.Module:
         """The host with the mechanism in it, as the host initialises it."""
+        from regard.hosts.looking import resting, taking
         from regard.hosts.swap import remove
 
         if removed and mixer is not None:
@@ -100,6 +105,10 @@ class Classification(Task):
         if "in_chans" not in self.host:
             options["in_chans"] = found.channels
         model = self.built(mixer, options)
+        if mixer is None and not removed:  # a swap has looked already
+            image = torch.zeros(1, found.channels, *self.size)
+            with taking(model, image), resting(model):
+                model(image)
         return remove(model) if removed else model
 
     def built(self, mixer: MixerConfig | None, options: dict[str, Any]) -> nn.Module:
@@ -120,7 +129,9 @@ class Classification(Task):
     def _check_size(self, options: dict[str, Any]) -> None:
         """A host that is spelled for one size gets images of that size, unless it takes any."""
         sides = options.get("img_size", options.get("size"))
-        sides = (sides, sides) if isinstance(sides, int) else tuple(sides or ())
+        sides = (sides, sides) if isinstance(sides, int) else sides
+        if not isinstance(sides, tuple) or len(sides) != 2:
+            return  # of a wrong kind, which the host refuses
         if sides != tuple(self.size) and not options.get("dynamic_img_size") and options.get("strict_img_size", True):
             raise ConfigError(
                 f"{self.host} takes images of {sides[0]}x{sides[1]}, the task has {self.size[0]}x{self.size[1]}; "
@@ -138,16 +149,11 @@ class Classification(Task):
             raise ConfigError(f"a batch of {min(recipe.batch, len(images))} cannot be cut into {part[1]} equal parts")
         if (recipe.mixup or recipe.cutmix) and share % 2:
             raise ConfigError(f"mixup and cutmix need an even number of images on a device, not {share}")
-        transform = self._transform(recipe.augment) if recipe.augment.startswith("timm") else None
+        transform = self._transform(recipe.augment) if by_image(recipe.augment) else None
         return Batches(images, self.size, recipe.batch, recipe.augment, seed, found.canvas, transform, part)
 
     def _transform(self, augment: str) -> Any:
-        """timm's training transform with the auto-augment policy after the colon; its result is still 0 .. 255."""
-        from timm.data import create_transform
-
-        policy = augment.partition(":")[2] or None
-        size = (self.images_of().channels, *self.size)
-        return create_transform(size, is_training=True, auto_augment=policy, normalize=False)
+        return transform(augment, self.size, self.images_of().channels)
 
     def batches(
         self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
@@ -159,10 +165,12 @@ class Classification(Task):
 
         ImageNet and a pretrained host get ImageNet's mean and deviation, any other those of the training images.
         """
+        return normalised(images, self.statistics(), device)
+
+    def statistics(self) -> tuple[list[float], list[float]]:
+        """Mean and deviation per channel, of pixels between 0 and 1, that images are normalised with."""
         usual = self.data == "imagenet" or "pretrained=True" in self.host.replace(" ", "")
-        mean, std = NORMAL if usual else self.images_of().statistics
-        scale = torch.tensor([mean, std], device=device)[..., None, None] * 255
-        return (images.to(device, non_blocking=True).float() - scale[0]) / scale[1]
+        return NORMAL if usual else self.images_of().statistics
 
     def loss(
         self,
@@ -175,6 +183,10 @@ class Classification(Task):
         """Cross-entropy. With a teacher: the mean of that and of the cross-entropy to the teacher's choice for the same
         images, mixed ones included (hard distillation, DeiT Eq. 3, on one head)."""
         images, labels = self.prepared(batch[0], device), batch[1].to(device)
+        if recipe.erasing:
+            from timm.data.random_erasing import RandomErasing
+
+            images = RandomErasing(recipe.erasing, mode="pixel", device=str(device))(images)
         if recipe.mixup or recipe.cutmix:
             from timm.data import Mixup
 
@@ -200,19 +212,37 @@ class Classification(Task):
 
     def scores(self, model: nn.Module, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Class scores (B, classes) in float32 and labels (B,) of the test images, batch by batch, in their order."""
+        return self._scores(model, device, self.test_images(), self.statistics())
+
+    def _scores(
+        self, model: nn.Module, device: torch.device, test: Images, statistics: tuple[list[float], list[float]]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         model.eval()
-        for images, labels in evaluation_batches(self.test_images(), self.size):
+        for images, labels in evaluation_batches(test, self.size):
             with torch.inference_mode():
-                scores = model(self.prepared(images, device)).float()
+                scores = model(normalised(images, statistics, device)).float()
             yield scores, labels.to(device)
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
-        right, total = [], 0.0
-        for scores, labels in self.scores(model, device):
-            total += F.cross_entropy(scores, labels, reduction="sum").item()
-            right.append((scores.argmax(-1) == labels).cpu().numpy())
-        bits = np.concatenate(right)
-        return Score({"top1": 100 * float(bits.mean()), "loss": total / len(bits)}, bits)
+        return _judged(self.scores(model, device))
+
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+        """Score on the test images of other data with the same classes, normalised as those of the training were.
+
+        record: the run's `record()`; what an old one does not hold is asked of the task's own data.
+        Raises: DataError if the classes, their names, or the channels are others.
+        """
+        other = self.on(data).images_of()
+        mean, std = record.get("normal") or self.statistics()
+        if digest(other.classes) != (record.get("classes") or digest(self.images_of().classes)):
+            some = f"{', '.join(other.classes[:5])}{', ...' if len(other.classes) > 5 else ''}"
+            raise DataError(
+                f"{data} has other classes ({len(other.classes)}: {some}) than the data that the run learned from; "
+                "name its class folders like those"
+            )
+        if other.channels != len(mean):
+            raise DataError(f"the run takes images of {_channels(len(mean))}, {data} has {_channels(other.channels)}")
+        return _judged(self._scores(model, device, self._limited(other.test), (mean, std)))
 
     @property
     def chance(self) -> float:
@@ -223,7 +253,37 @@ class Classification(Task):
         images, _ = next(evaluation_batches(self.test_images().take(slice(0, 1)), self.size))
         return self.prepared(images, torch.device("cpu"))
 
+    @property
+    def images(self) -> int:
+        return len(self.train_images())
+
     def record(self) -> dict[str, Any]:
+        """Also classes, a digest of their names, and normal, the mean and deviation that images are normalised with."""
         found = self.images_of()
         sizes = {"train": len(self.train_images()), "test": len(self.test_images())}
-        return {"name": found.name, "checksum": found.checksum, **sizes}
+        known = {"classes": digest(found.classes), "normal": [list(part) for part in self.statistics()]}
+        return {"name": found.name, "checksum": found.checksum, **sizes, **known}
+
+
+def normalised(images: Tensor, statistics: tuple[list[float], list[float]], device: torch.device) -> Tensor:
+    """uint8 (n, C, h, w) as float32 on the device, less the mean and divided by the deviation of each channel."""
+    scale = torch.tensor(statistics, device=device)[..., None, None] * 255
+    return (images.to(device, non_blocking=True).float() - scale[0]) / scale[1]
+
+
+def _judged(scores: Iterator[tuple[Tensor, Tensor]]) -> Score:
+    right, total = [], 0.0
+    for found, labels in scores:
+        total += F.cross_entropy(found, labels, reduction="sum").item()
+        right.append((found.argmax(-1) == labels).cpu().numpy())
+    bits = np.concatenate(right)
+    return Score({"top1": 100 * float(bits.mean()), "loss": total / len(bits)}, bits)
+
+
+def digest(names: Sequence[str]) -> str:
+    """12 hex digits of the names of classes, in their order."""
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:12]
+
+
+def _channels(number: int) -> str:
+    return "1 channel (grey)" if number == 1 else f"{number} channels"

@@ -1,4 +1,10 @@
-"""Augmentation of a whole uint8 batch (n, height, width, channels): pure functions of the batch and a generator."""
+"""Augmentation of a whole uint8 batch (n, height, width, channels): pure functions of the batch and a generator.
+
+What timm and torchvision do to one Pillow image after the other is made by `transform`.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -6,20 +12,50 @@ import torch.nn.functional as F
 
 from regard.core import ConfigError, nearest
 
-BATCHWISE = ("none", "flip", "crop", "shift", "resized")
-"""none; flip: left-right; crop: padding 4 and flip; shift: padding 2 and flip; resized: random resized crop and flip.
+BATCHWISE = ("none", "flip", "crop", "pad", "shift", "resized")
+"""none; flip: left-right; crop: padding 4 and flip; pad: padding 4 alone; shift: padding 2 and flip; resized: random
+resized crop and flip.
 
-"timm" or "timm:rand-m9-mstd0.5-inc1" goes image by image through timm's transforms instead."""
+Image by image instead: "timm" or "timm:rand-m9-mstd0.5-inc1", timm's transforms with that policy; "randaugment+crop" or
+"randaugment+pad", torchvision's RandAugment as it comes (two operations of strength 9 of 30) and then that crop."""
 
-_PADDING = {"crop": 4, "shift": 2}
+_PADDING = {"crop": 4, "pad": 4, "shift": 2}
+_STILL = ("none", "pad")
+_RANDAUGMENT = ("randaugment+crop", "randaugment+pad")
 
 
 def check_augment(name: str) -> None:
     """Raises: ConfigError for an unknown augmentation."""
-    if name not in BATCHWISE and name.split(":")[0] != "timm":
-        raise ConfigError(
-            f"unknown augment {name!r}; {nearest(name, [*BATCHWISE, 'timm', 'timm:rand-m9-mstd0.5-inc1'])}"
-        )
+    if name not in BATCHWISE and not by_image(name):
+        known = [*BATCHWISE, *_RANDAUGMENT, "timm", "timm:rand-m9-mstd0.5-inc1"]
+        raise ConfigError(f"unknown augment {name!r}; {nearest(name, known)}")
+
+
+def by_image(name: str) -> bool:
+    """Whether an augmentation goes image by image, through `transform`."""
+    return name in _RANDAUGMENT or name.split(":")[0] == "timm"
+
+
+def transform(name: str, size: tuple[int, int], channels: int) -> Callable[[Any], torch.Tensor]:
+    """An augmentation that goes image by image: a Pillow image to a tensor (channels, height, width) of 0 .. 255.
+
+    It draws from the global generators of torch, numpy and Python. Raises: ConfigError for a policy unknown to timm.
+    """
+    if name not in _RANDAUGMENT:
+        from timm.data import create_transform
+
+        policy = name.partition(":")[2] or None
+        try:
+            return create_transform((channels, *size), is_training=True, auto_augment=policy, normalize=False)
+        except (AssertionError, ValueError, IndexError, KeyError) as error:
+            raise ConfigError(
+                f"timm does not know the policy of augment={name!r}; one that it knows is rand-m9-mstd0.5-inc1"
+            ) from error
+    from torchvision import transforms
+
+    crop = transforms.RandomCrop(size, padding=_PADDING["crop"], pad_if_needed=True)
+    flip = [] if name.endswith("+pad") else [transforms.RandomHorizontalFlip()]
+    return transforms.Compose([transforms.RandAugment(), crop, *flip, transforms.PILToTensor()])
 
 
 def windows(pixels: np.ndarray, top: np.ndarray, left: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -91,4 +127,4 @@ def augmented(
         pixels = random_windows(pixels, size, rng) if augment != "none" else centre(pixels, size)
     elif augment in _PADDING:
         pixels = random_windows(padded(pixels, _PADDING[augment]), size, rng)
-    return pixels if augment == "none" else flipped(pixels, rng)
+    return pixels if augment in _STILL else flipped(pixels, rng)

@@ -39,29 +39,41 @@ PARQUET: dict[str, ParquetSet] = {
     "fashion_mnist": ParquetSet(classes=10, rows=(60_000, 10_000), used=55_000, channels=1, raw=(28, 28)),
     "imagenette_small": ParquetSet(classes=10, rows=(2_000, 500), used=2_000, test="val"),
 }
-# name -> how torchvision's class is asked for its test split; `train=` takes a bool, `split=` the name
-TORCHVISION: dict[str, tuple[str, Any, Any]] = {
-    "MNIST": ("train", True, False),
-    "KMNIST": ("train", True, False),
-    "FashionMNIST": ("train", True, False),
-    "CIFAR10": ("train", True, False),
-    "CIFAR100": ("train", True, False),
-    "SVHN": ("split", "train", "test"),
-    "STL10": ("split", "train", "test"),
-    "GTSRB": ("split", "train", "test"),
-    "Flowers102": ("split", "train", "test"),
-    "FGVCAircraft": ("split", "trainval", "test"),
-    "OxfordIIITPet": ("split", "trainval", "test"),
-    "StanfordCars": ("split", "train", "test"),
-    "Food101": ("split", "train", "test"),
-    "DTD": ("split", "train", "test"),
-    "Imagenette": ("split", "train", "val"),
+# name -> (argument of torchvision's class that chooses a split, its value for training, for the test, classes)
+TORCHVISION: dict[str, tuple[str, Any, Any, int]] = {
+    "MNIST": ("train", True, False, 10),
+    "KMNIST": ("train", True, False, 10),
+    "FashionMNIST": ("train", True, False, 10),
+    "CIFAR10": ("train", True, False, 10),
+    "CIFAR100": ("train", True, False, 100),
+    "SVHN": ("split", "train", "test", 10),
+    "STL10": ("split", "train", "test", 10),
+    "GTSRB": ("split", "train", "test", 43),
+    "Flowers102": ("split", "train", "test", 102),
+    "FGVCAircraft": ("split", "trainval", "test", 100),
+    "OxfordIIITPet": ("split", "trainval", "test", 37),
+    "StanfordCars": ("split", "train", "test", 196),
+    "Food101": ("split", "train", "test", 101),
+    "DTD": ("split", "train", "test", 47),
+    "Imagenette": ("split", "train", "val", 10),
 }
 NAMED: tuple[str, ...] = ("digits", "digits-canvas", *PARQUET, "imagenet", *TORCHVISION)
 """Every set that `--data` knows by name; anything else is a path of the user's own."""
 
+CHANNELS = 3
+"""Of torchvision's sets, ImageNet and the user's own."""
 CANVAS = 2
 """Places at which every test image of digits-canvas is shown."""
+
+
+def classes_and_channels(data: str) -> tuple[int, int]:
+    """What a named set has, without reading it; torchvision's grey sets come as RGB. Of the user's own data nothing is
+    known: (1000, 3)."""
+    if data in ("digits", "digits-canvas"):
+        return 10, 1
+    if data in PARQUET:
+        return PARQUET[data].classes, PARQUET[data].channels
+    return (TORCHVISION[data][3] if data in TORCHVISION else 1000), CHANNELS
 
 
 def data_root() -> Path:
@@ -224,11 +236,14 @@ def _check_sums(root: Path, files: list[Path], sums: list[str]) -> None:
 
 
 def torchvision_set(name: str, size: tuple[int, int] | None, corrupt: str, download: bool) -> ImageSet:
-    """A set of torchvision below <data folder>/torchvision. Raises: DataError if it is not there and not fetched."""
+    """A set of torchvision below <data folder>/torchvision, as RGB; without a size, of 32 x 32 pixels.
+
+    Raises: DataError if it is not there and not fetched.
+    """
     import torchvision
 
     root = data_root() / "torchvision"
-    argument, train, test = TORCHVISION[name]
+    argument, train, test, count = TORCHVISION[name]
     maker: Callable[..., Any] = getattr(torchvision.datasets, name)
     splits, size = [], size or (32, 32)
     for split in (train, test):
@@ -240,8 +255,7 @@ def torchvision_set(name: str, size: tuple[int, int] | None, corrupt: str, downl
         items = [found[i] for i in range(len(found))]
         labels = np.array([label for _, label in items], np.int64)
         pixels = [np.asarray(image.convert("RGB")) for image, _ in items]
-        splits.append(decode_all(pixels, labels, lambda row: f"image {row} of {name}", size, 3, corrupt))
-    count = int(splits[0].labels.max()) + 1
+        splits.append(decode_all(pixels, labels, lambda row: f"image {row} of {name}", size, CHANNELS, corrupt))
     for part in splits:
         check_labels(name, part.labels, count)
     total = hashlib.sha256(b"".join(part.pixels.tobytes() + part.labels.tobytes() for part in splits)).hexdigest()

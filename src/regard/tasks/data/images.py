@@ -167,10 +167,49 @@ def cached(key: str, make: Callable[[], Images]) -> Images:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, array in ((pixels, made.pixels), (labels, made.labels)):
-            with tempfile.NamedTemporaryFile(dir=folder, suffix=".tmp", delete=False) as file:
-                np.save(file, array)
-            os.replace(file.name, path)
+            _save(path, array)
     except OSError as error:
         log.warning("decoded images are not cached: %s", error)
         return made
     return Images(np.load(pixels, mmap_mode="r"), np.load(labels))
+
+
+def readable_rows(key: str, sources: Sequence[Source], name_of: Callable[[int], str], channels: int) -> np.ndarray:
+    """The numbers of the images that can be decoded, each of which is tried once; kept as a .npy file like `cached`.
+
+    Damaged ones are named in warnings. Raises: DataError if nothing is left.
+    """
+    path = cache_folder() / "images" / f"{key}.rows.npy"
+    try:
+        return np.load(path)
+    except (OSError, ValueError, EOFError):
+        pass
+    rows = []
+    for row, source in enumerate(sources):
+        try:
+            decode(source, None, channels)
+        except Exception as error:  # Pillow raises many kinds for a damaged file
+            log.warning("skipped %s: %s", name_of(row), error)
+        else:
+            rows.append(row)
+    if not rows:
+        raise DataError("no image could be read")
+    found = np.array(rows, np.int64)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _save(path, found)
+    except OSError as error:
+        log.warning("which images can be read is not cached: %s", error)
+    return found
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    """Write beside the target and rename; nothing is left beside it if the disk is full."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        try:
+            np.save(file, array)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.core import DataError
 
-from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all
+from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all, readable_rows
 from .streams import generator
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -108,6 +108,9 @@ def _images(
     sources: list[Source], names: list[str], labels: np.ndarray, size: tuple[int, int], corrupt: str, key: str
 ) -> Images:
     if len(sources) * size[0] * size[1] * 3 > IN_MEMORY:
+        if corrupt == "skip":
+            rows = readable_rows(key, sources, lambda row: names[row], 3)
+            sources, names, labels = [sources[row] for row in rows], [names[row] for row in rows], labels[rows]
         return Images(Lazy(sources, names, size), labels)
     return cached(key, lambda: decode_all(sources, labels, lambda row: names[row], size, 3, corrupt))
 
@@ -204,11 +207,17 @@ def image_column(file: Path, column: Any) -> list[Source]:
 
 
 def class_names(file: Path) -> tuple[str, ...]:
-    """The names in the schema's metadata (`class_names`, JSON), or an empty tuple."""
+    """The names in the schema's metadata (`class_names`, a JSON list), or an empty tuple. Raises: DataError."""
     import pyarrow.parquet
 
     metadata = pyarrow.parquet.read_schema(file).metadata or {}
-    return tuple(json.loads(metadata.get(b"class_names", b"[]")))
+    try:
+        names = json.loads(metadata.get(b"class_names", b"[]"))
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{file}: class_names in its metadata is no JSON list of words; correct it or leave it out")
+    return tuple(names)
 
 
 def _column(file: Path, table: Any, known: tuple[str, ...]) -> str:

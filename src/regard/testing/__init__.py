@@ -1,0 +1,135 @@
+"""The contract that every mechanism keeps, as a function: `regard.testing.check(MyMechanism())`.
+
+Our own tests run it over every mechanism and projection; users run it on their own mechanisms before a study. It works
+in float64 on small grids, with parameters moved away from their start (a zero would hide what it multiplies).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from regard.core import ConfigError, Grid, GridError, MixerConfig, nearest
+from regard.mixers.spell import spell
+
+from . import forms, influence
+from .subject import ContractError, Subject
+
+__all__ = ["GRIDS", "ITEMS", "ContractError", "Report", "Subject", "check"]
+
+GRIDS = (Grid(4, 4), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12))
+LARGER = (Grid(8, 8), Grid(7, 9, 2), Grid(9, 7, 1), Grid(7, 8, 1, 2))
+
+ITEMS: dict[str, Callable[[Subject], str]] = {
+    "shape": forms.shape,
+    "doors": forms.doors,
+    "parameters": forms.parameters,
+    "macs": forms.macs,
+    "reference": forms.reference,
+    "weights": forms.weights,
+    "gradients": forms.gradients,
+    "compile": forms.compiled,
+    "batch": influence.batch,
+    "images": influence.images,
+    "masks": influence.masks,
+    "rotary": forms.rotary,
+    "cross": forms.cross,
+    "state": forms.state,
+    "reset": forms.reset,
+    "spelling": forms.spelling,
+    "order": influence.order,
+    "geometry": influence.geometry,
+    "local": influence.local,
+    "other grid": influence.other_grid,
+}
+ONCE = frozenset({"gradients", "compile", "images", "rotary", "cross", "reset", "spelling"})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `check` found: items that passed, and the others with the reason why they do not apply."""
+
+    spelling: str
+    grids: tuple[Grid, ...]
+    passed: tuple[str, ...]
+    skipped: Mapping[str, str]
+    refused: Mapping[Grid, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.spelling}: {len(self.passed)} items passed on {len(self.grids)} grids"]
+        lines += [f"  passed          {name}" for name in self.passed]
+        lines += [f"  not applicable  {name}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join(lines + [f"  refused         {grid}: {reason}" for grid, reason in self.refused.items()])
+
+
+def check(
+    config: MixerConfig,
+    *,
+    grids: Iterable[Grid] = (),
+    dim: int = 16,
+    heads: int = 2,
+    batch: int = 3,
+    seed: int = 0,
+    macs: Literal["forward", "reference", ""] = "forward",
+    counted: Mapping[str, object] | None = None,
+    positions: bool = True,
+    reach: int | None = None,
+    skip: Mapping[str, str] | None = None,
+) -> Report:
+    """Run the contract on a mechanism and say which items passed and which do not apply.
+
+    grids: by default five small ones, square and not, with prefix and suffix; where the mechanism refuses some of them
+    (25 landmarks do not fit into 4x4 cells), larger ones are added. macs: the execution that `cost` describes, "" where
+    the counter cannot see it. counted: attributes of the operator that choose that execution, where it has several,
+    such as {"execution": "gather"}. positions: False if the order of tokens must not matter. reach: the number of
+    cells that a local mechanism sees in each direction. skip: item -> reason, for items that cannot hold, such as
+    {"batch": ..., "images": ...} for a mechanism that mixes the images of a batch.
+    Raises: ContractError for the first item that fails; ConfigError for a name in skip that is no item.
+    """
+    skip = dict(skip or {})
+    for name in skip:
+        if name not in ITEMS:
+            raise ConfigError(f"the contract has no item {name!r}; {nearest(name, ITEMS)}")
+    subjects: list[Subject] = []
+    refused: dict[Grid, str] = {}
+    with torch.random.fork_rng(devices=[]):
+        for grid in _candidates(tuple(grids)):
+            if not grids and grid in LARGER and len(subjects) >= 3:
+                break
+            subject = Subject(config, grid, dim, heads, batch, seed, macs, counted or {}, positions, reach)
+            try:
+                subject.layer.reference(subject.draw(grid, 0), grid)
+            except (ConfigError, GridError) as error:
+                refused[grid] = str(error)
+            except Exception as error:
+                raise ContractError(f"{spell(config)} on {grid}: {type(error).__name__}: {error}") from error
+            else:
+                subjects.append(subject)
+        if not subjects:
+            raise ContractError(f"{spell(config)} refuses every grid: {next(iter(refused.values()), 'none was given')}")
+        reasons = {name: skip[name] if name in skip else _run(name, subjects) for name in ITEMS}
+    passed = tuple(name for name, reason in reasons.items() if not reason)
+    skipped = {name: reason for name, reason in reasons.items() if reason}
+    return Report(spell(config), tuple(subject.grid for subject in subjects), passed, skipped, refused)
+
+
+def _candidates(grids: tuple[Grid, ...]) -> tuple[Grid, ...]:
+    return grids or (*GRIDS, *LARGER)
+
+
+def _run(name: str, subjects: list[Subject]) -> str:
+    """One item on its grids; the reason if it applies to none of them."""
+    item = ITEMS[name]
+    reason = ""
+    # an item that costs much runs on the grid with the most kinds of tokens
+    chosen = [max(subjects, key=lambda s: (s.grid.suffix, s.grid.prefix))] if name in ONCE else subjects
+    for subject in chosen:
+        try:
+            reason = item(subject)
+        except Exception as error:
+            kind = "" if isinstance(error, ContractError) else f"{type(error).__name__}: "
+            raise ContractError(f"{spell(subject.config)}: {name} on {subject.grid}: {kind}{error}") from error
+        if reason:
+            break
+    return reason

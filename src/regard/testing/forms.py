@@ -1,0 +1,234 @@
+"""Items of the contract about one layer: its doors, cost, forms, gradients, state and spelling."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.core import Grid, GridError, Mixer, ShapeError, UnsupportedError
+from regard.mixers.heads import HeadMixer, HeadMixerConfig
+from regard.mixers.spell import parse, spell
+
+from .subject import ContractError, Subject, gap, moved
+
+
+def shape(s: Subject) -> str:
+    """The output has the shape and dtype of the input, and is finite, in float32 and bfloat16."""
+    for dtype in (torch.float32, torch.bfloat16):
+        out = copy.deepcopy(s.layer).to(dtype)(s.x.to(dtype), s.grid)
+        if out.shape != s.x.shape or out.dtype != dtype:
+            raise ContractError(f"{tuple(s.x.shape)} in {dtype} became {tuple(out.shape)} in {out.dtype}")
+        if not out.isfinite().all():
+            raise ContractError(f"{int((~out.isfinite()).sum())} values are not finite in {dtype}")
+    return ""
+
+
+def doors(s: Subject) -> str:
+    """Inputs that do not fit are refused with the errors of the package."""
+    wrong = {
+        "one token too many": (torch.cat([s.x, s.x[:, :1]], 1), GridError),
+        "one token too few": (s.x[:, 1:], GridError),
+        "one channel too many": (torch.cat([s.x, s.x[..., :1]], -1), ShapeError),
+    }
+    for what, (x, expected) in wrong.items():
+        try:
+            s.layer(x, s.grid)
+        except expected:
+            continue
+        except Exception as error:
+            raise ContractError(f"{what}: {type(error).__name__} instead of {expected.__name__}") from error
+        raise ContractError(f"{what} raised nothing instead of {expected.__name__}")
+    return ""
+
+
+def parameters(s: Subject) -> str:
+    """The formula counts the parameters of the layer."""
+    layer = s.config.build(s.site(), s.config.shared())
+    real, formula = sum(p.numel() for p in layer.parameters()), s.config.cost(s.site()).params
+    if real != formula:
+        raise ContractError(f"the formula says {formula} parameters, the layer has {real}")
+    return ""
+
+
+def macs(s: Subject) -> str:
+    """The formula counts the multiply-accumulates that PyTorch counts."""
+    if not s.macs:
+        return "the counter does not see its products"
+    layer = copy.deepcopy(s.layer).float()
+    run = layer if s.macs == "forward" else layer.reference
+    _count(s, layer, lambda: run(s.x[:1].float(), s.grid), s.config.cost(s.site()).macs)
+    return ""
+
+
+def _count(s: Subject, layer: Mixer, run: Callable[[], Tensor], formula: int) -> None:
+    for name, value in s.counted.items():
+        setattr(layer.operator, name, value)
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        run()
+    if counter.get_total_flops() != 2 * formula:
+        raise ContractError(f"the formula says {formula} MACs, counted were {counter.get_total_flops() / 2:.0f}")
+
+
+def reference(s: Subject) -> str:
+    """The fast form is the plain one: in float64, and in float32 as near to it as the plain form itself."""
+    with torch.no_grad():
+        exact = s.layer.reference(s.x, s.grid)
+        s.same("fast and plain form in float64", s.layer(s.x, s.grid), exact)
+        single = copy.deepcopy(s.layer).float()
+        own = gap(single.reference(s.x.float(), s.grid).double(), exact)
+        fast = gap(single(s.x.float(), s.grid).double(), exact)
+    allowed = 4 * own + 1e-7 * max(1.0, exact.abs().max().item())
+    if not fast <= allowed:
+        raise ContractError(f"float32 error of the fast form {fast:.3g}; the plain form's is {own:.3g}")
+    return ""
+
+
+def weights(s: Subject) -> str:
+    """The operator is its matrix of weights times the values."""
+    if not isinstance(s.layer, HeadMixer) or not s.config.card.row_maps:
+        return "no matrix of token weights"
+    with torch.no_grad():
+        made = s.layer.roles(s.x, s.grid)
+        if (v := made["v"]) is None:
+            return "no values"
+        a = s.layer.operator.weights(made["q"], made["k"], v, grid=s.grid)
+        s.same("weights @ v and the operator", a @ v, s.layer.operator(**made, grid=s.grid), 1e-11)  # type: ignore[arg-type]
+    return ""
+
+
+def gradients(s: Subject) -> str:
+    """Gradients of the fast form are those of the plain one, and those of finite differences."""
+    names = [name for name, _ in s.layer.named_parameters()]
+    values = [p.detach().clone().requires_grad_() for p in s.layer.parameters()]
+    x = s.x.clone().requires_grad_()
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(s.layer, dict(zip(names, values, strict=True)), (x, s.grid))
+
+    out = run(x, *values)
+    ahead = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (x, *values), ahead, allow_unused=True)
+    plain = torch.autograd.grad(s.layer.reference(x, s.grid), (x, *s.layer.parameters()), ahead, allow_unused=True)
+    for name, fast, other in zip(("x", *names), grads, plain, strict=True):
+        if fast is None or other is None:
+            raise ContractError(f"{name} gets no gradient in the {'fast' if fast is None else 'plain'} form")
+        s.same(f"gradients of {name} in fast and plain form", fast, other, 1e-10)
+    torch.autograd.gradcheck(run, (x, *values), fast_mode=True)
+    return ""
+
+
+def compiled(s: Subject) -> str:
+    """`torch.compile` takes the layer as one graph and changes neither output nor gradient."""
+    if hasattr(HeadMixer.forward, "__wrapped__"):
+        return "not run: annotation checks are on"
+    torch.compiler.reset()
+    compiled = torch.compile(s.layer, fullgraph=True, backend="aot_eager")
+    x = s.x.clone().requires_grad_()
+    out, plain = compiled(x, s.grid), s.layer(x, s.grid)
+    s.same("compiled and eager form", out, plain)
+    ahead = torch.randn_like(out)
+    one, other = torch.autograd.grad(out, x, ahead)[0], torch.autograd.grad(plain, x, ahead)[0]
+    s.same("gradients of x, compiled and eager", one, other, 1e-11)
+    return ""
+
+
+def rotary(s: Subject) -> str:
+    """Rotary positions mean the same in both forms, or are refused."""
+    if not isinstance(s.layer, HeadMixer) or not set("qk") & set(s.layer.config.uses):
+        return "no queries and keys to rotate"
+    angles = torch.randn(s.grid.cells, s.layer.site.width // 2, dtype=torch.float64).repeat_interleave(2, -1)
+    rope = torch.cat([angles.sin(), angles.cos()], -1)
+    torch.manual_seed(s.seed)
+    try:
+        layer = moved(s.config.build(dataclasses.replace(s.site(), rotary=True)))
+        out = layer(s.x, s.grid, None, rope)
+    except UnsupportedError as error:
+        return f"refused: {error}"
+    if not s.config.card.discrete:  # a rotation may bring two scores to a tie
+        s.same("fast and plain form with rotary", out, layer.reference(s.x, s.grid, None, rope))
+    return ""
+
+
+def cross(s: Subject) -> str:
+    """Cross-attention to the own input is self-attention; another memory fits, at the cost that the formula says."""
+    if not isinstance(s.config, HeadMixerConfig) or not s.config.cross:
+        return "no cross-attention"
+    with torch.no_grad():
+        cross = s.config.build_cross(s.site(memory=s.grid)).double().eval()
+        cross.load_state_dict(s.layer.state_dict())
+        out = cross(s.x, s.grid, memory=s.x, memory_grid=s.grid)
+        s.same("cross-attention to itself and self-attention", out, s.layer(s.x, s.grid))
+    config = dataclasses.replace(s.config, dwc=0)
+    other = Grid(s.grid.height + 1, s.grid.width, s.grid.prefix)
+    site = s.site(memory=other)
+    cross = config.build_cross(site, config.shared()).eval()
+    memory = s.draw(other, 5).float()
+    with torch.no_grad():
+        out = cross(s.x.float(), s.grid, memory=memory, memory_grid=other)
+    if out.shape != s.x.shape or not out.isfinite().all():
+        raise ContractError(f"memory on {other} gave {tuple(out.shape)}, expected finite {tuple(s.x.shape)}")
+    formula, real = config.cost(site), sum(p.numel() for p in cross.parameters())
+    if real != formula.params:
+        raise ContractError(f"the formula says {formula.params} parameters, with memory on {other} there are {real}")
+    if s.macs == "forward":
+        x, memory = s.x[:1].float(), memory[:1]
+        _count(s, cross, lambda: cross(x, s.grid, memory=memory, memory_grid=other), formula.macs)
+    return ""
+
+
+def state(s: Subject) -> str:
+    """Two passes, a copy and a layer with the same state give the same output, bit by bit."""
+    with torch.no_grad():
+        out = s.layer(s.x, s.grid)
+        s.same("two passes", s.layer(s.x, s.grid), out, 0.0)
+        s.same("a deep copy", copy.deepcopy(s.layer)(s.x, s.grid), out, 0.0)
+        other = s.make(s.config, seed=1)
+        other.load_state_dict(s.layer.state_dict())
+        s.same("a layer with the same state", other(s.x, s.grid), out, 0.0)
+    return ""
+
+
+def reset(s: Subject) -> str:
+    """Every module with parameters of its own can draw them anew, from torch's generator, to the same values."""
+    for name, module in s.layer.named_modules():
+        own = list(module.parameters(recurse=False))
+        if not own:
+            continue
+        if not callable(getattr(module, "reset_parameters", None)):
+            raise ContractError(f"{name or 'the layer'} ({type(module).__name__}) has no reset_parameters()")
+        copied = copy.deepcopy(module)
+        draws = []
+        for noise in (0.0, 1.0):
+            with torch.no_grad():
+                for parameter in copied.parameters(recurse=False):
+                    parameter.add_(noise)
+            torch.manual_seed(3)
+            cast(Callable[[], None], copied.reset_parameters)()
+            draws.append([parameter.detach().clone() for parameter in copied.parameters(recurse=False)])
+        for one, other in zip(*draws, strict=True):
+            s.same(f"two draws of {name} from one seed", one, other, 0.0)
+    return ""
+
+
+def spelling(s: Subject) -> str:
+    """The spelling is read back, and the layer keeps its configuration."""
+    text = spell(s.config)
+    if (again := parse(text, _classes(s.config))) != s.config:
+        raise ContractError(f"{text} was read back as {spell(again)}")
+    if s.layer.config != s.config:
+        raise ContractError("the layer does not keep its configuration as `config`")
+    return ""
+
+
+def _classes(value: object) -> list[type]:
+    """The dataclasses in a configuration."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return []
+    inner = [_classes(getattr(value, item.name)) for item in dataclasses.fields(value)]
+    return [type(value), *(cls for found in inner for cls in found)]

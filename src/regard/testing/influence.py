@@ -1,0 +1,170 @@
+"""Items of the contract about what may change what: images of a batch, hidden tokens, order, places, other grids."""
+
+import dataclasses
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core import Mask, Mixer, MixerConfig, RegardError, UnsupportedError, merge
+from regard.mixers.heads import HeadMixer, HeadMixerConfig
+
+from .subject import EXACT, ContractError, Subject, gap
+
+
+def batch(s: Subject) -> str:
+    """An image does not know its place in the batch, nor the other images."""
+    with torch.no_grad():
+        out = s.layer(s.x, s.grid)
+        s.same("a batch in another order", s.layer(s.x.flip(0), s.grid), out.flip(0))
+        s.same("a sample alone", s.layer(s.x[1:2], s.grid), out[1:2])
+    return ""
+
+
+def images(s: Subject) -> str:
+    """inf or NaN in one image leaves the outputs of the others, and the gradients of their inputs, as they were."""
+    ahead = torch.randn_like(s.x)
+
+    def others(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.requires_grad_()
+        out = s.layer(x, s.grid)
+        return out[1:].detach(), torch.autograd.grad(out, x, ahead)[0][1:]
+
+    out, grad = others(s.x.clone())
+    for value in (torch.inf, torch.nan):
+        x = s.x.clone()
+        x[0, s.grid.prefix + s.grid.cells // 2, 0] = value
+        other_out, other_grad = others(x)
+        s.same(f"outputs of the other images beside {value} in one", other_out, out)
+        s.same(f"gradients of the other images beside {value} in one", other_grad, grad, 1e-11)
+    return ""
+
+
+def masks(s: Subject) -> str:
+    """Every kind of mask has its effect, or is refused by name."""
+    n = s.grid.tokens
+    keep = torch.ones(s.batch, n, dtype=torch.bool)
+    keep[0, n // 2 :] = False
+    keep[1, 1::3] = False
+    rows = torch.randn(s.heads, n, n, dtype=torch.float64)
+    masks = {
+        "causal": (Mask(causal=True),),
+        "padding": (Mask(keep=keep),),
+        "bias": (Mask(bias=rows), Mask(bias=rows[:, :1])),
+    }
+    config = _without_dwc(s.config)
+    layer = s.layer if config == s.config else s.make(config)
+    for kind, options in masks.items():
+        if kind in s.config.masks:
+            _applies(s, layer, kind, options[-1])
+            try:
+                _applies(s, layer, kind, options[0])
+            except UnsupportedError as error:  # one bias for all queries only
+                if kind != "bias" or kind not in str(error):
+                    raise
+        else:
+            _refuses(s, layer, kind, options[0])
+    return ""
+
+
+def order(s: Subject) -> str:
+    """The order of tokens does not matter, where a mechanism claims so."""
+    if s.positions:
+        return "places matter to it"
+    if isinstance(s.config, HeadMixerConfig) and s.config.dwc:
+        return "the depth-wise convolution knows places"
+    order = torch.randperm(s.grid.tokens)
+    with torch.no_grad():
+        s.same("tokens in another order", s.layer(s.x[:, order], s.grid), s.layer(s.x, s.grid)[:, order])
+    return ""
+
+
+def geometry(s: Subject) -> str:
+    """A one-cell kernel of the convolution beside the mechanism shifts the values by one row."""
+    if not isinstance(s.config, HeadMixerConfig):
+        return "no depth-wise convolution beside it"
+    layer = cast(HeadMixer, s.make(dataclasses.replace(s.config, dwc=3, gate=False)))
+    conv = cast(nn.Conv2d, layer.dwc)
+    with torch.no_grad():
+        conv.weight.zero_()
+        cast(Tensor, conv.bias).zero_()
+        before = layer(s.x, s.grid)
+        conv.weight[:, :, 0, 1] = 1
+        v = cast(Tensor, layer.roles(s.x, s.grid)["v"])
+        moved = torch.zeros_like(merge(v))
+        start, stop, width = s.grid.prefix, s.grid.prefix + s.grid.cells, s.grid.width
+        moved[:, start + width : stop] = merge(v)[:, start : stop - width]
+        s.same(
+            "a kernel of one cell and values shifted by one row",
+            layer(s.x, s.grid) - before,
+            F.linear(moved, layer.proj.weight),
+        )
+    return ""
+
+
+def local(s: Subject) -> str:
+    """A cell reaches the cells within `reach` and no others."""
+    if s.reach is None:
+        return "not local"
+    y, x = s.grid.height // 2, s.grid.width // 2
+    changed = s.x.clone()
+    changed[:, s.grid.prefix + y * s.grid.width + x] += 1
+    with torch.no_grad():
+        difference = (s.layer(changed, s.grid) - s.layer(s.x, s.grid))[:, s.grid.span].abs().amax((0, 2))
+    rows, columns = torch.arange(s.grid.height)[:, None], torch.arange(s.grid.width)
+    near = (torch.maximum((rows - y).abs(), (columns - x).abs()) <= s.reach).flatten()
+    if (difference[~near] > EXACT).any():
+        raise ContractError(f"a change of one cell reaches beyond {s.reach} cells: by {difference[~near].max():.3g}")
+    if (near & (difference <= EXACT)).any():
+        raise ContractError(f"a change of one cell does not reach all cells within {s.reach}")
+    return ""
+
+
+def other_grid(s: Subject) -> str:
+    """A forward pass on another grid works or says why not."""
+    grid = dataclasses.replace(s.grid, height=s.grid.height + 1, width=s.grid.width + 2)
+    try:
+        out = s.layer(s.draw(grid, 7), grid)
+    except RegardError as error:
+        return f"refused: {error}"
+    if out.shape != (s.batch, grid.tokens, s.dim) or not out.isfinite().all():
+        raise ContractError(f"{grid} gave {tuple(out.shape)} or values that are not finite")
+    return ""
+
+
+def _without_dwc(config: MixerConfig) -> MixerConfig:
+    """The convolution beside the mechanism knows no masks."""
+    return dataclasses.replace(config, dwc=0) if isinstance(config, HeadMixerConfig) else config
+
+
+def _applies(s: Subject, layer: Mixer, kind: str, mask: Mask) -> None:
+    """A mask has its effect: what is hidden does not matter, and the plain form agrees."""
+    with torch.no_grad():
+        out = layer(s.x, s.grid, mask)
+        s.same(f"fast and plain form with a {kind} mask", out, layer.reference(s.x, s.grid, mask))
+        if kind == "bias":
+            if gap(out, layer(s.x, s.grid)) < 1e-6:
+                raise ContractError("a bias changes nothing")
+            return
+        kept = (
+            mask.keep if mask.keep is not None else torch.arange(s.grid.tokens).expand(s.batch, -1) < s.grid.tokens // 2
+        )
+        other = torch.where(kept[..., None], s.x, s.x.flip(0) + 1)
+        s.same(f"outputs after a change of hidden tokens ({kind})", layer(other, s.grid, mask)[kept], out[kept], 1e-11)
+    if mask.keep is not None:
+        x = s.x.clone().requires_grad_()
+        out = layer(x, s.grid, Mask(keep=torch.zeros_like(mask.keep)))
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        if not (out.isfinite().all() and grad.isfinite().all()):
+            raise ContractError("with every token hidden, outputs or gradients are not finite")
+
+
+def _refuses(s: Subject, layer: Mixer, kind: str, mask: Mask) -> None:
+    try:
+        layer(s.x, s.grid, mask)
+    except UnsupportedError as error:
+        if kind not in str(error):
+            raise ContractError(f"the error about a {kind} mask does not name it: {error}") from error
+    else:
+        raise ContractError(f"a {kind} mask is not among its masks and was accepted")

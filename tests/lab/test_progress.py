@@ -1,0 +1,24 @@
+"""What whoever watches a study is told."""
+
+from pathlib import Path
+
+from regard.lab.progress import Event, Progress
+from regard.lab.results import Results
+
+
+def test_a_tick_tells_epoch_loss_and_last_score(tmp_path: Path) -> None:
+    lines = (
+        "epoch,step,train_loss,lr,top1,loss,seconds",
+        "1,10,2.25,0.1,10.5,2.3,1.0",
+        "2,20,1.5,0.1,,,2.0",
+    )
+    (tmp_path / "0123456789ab").mkdir()
+    (tmp_path / "0123456789ab" / "metrics.csv").write_text("\n".join(lines) + "\n")
+    events: list[Event] = []
+    progress = Progress(events.append)
+    progress.plan(["a", "b"], 2)
+    progress.start("a", 0, "0123456789ab", 5)
+    progress.start("b", 1, "ba9876543210", 5)
+    progress.tick(Results(tmp_path))
+    assert events[-1].text == "a seed 0: epoch 2/5, loss 1.5, top1 10.5; b seed 1: epoch 0/5"
+    assert events[-1].counts["running"] == 2

@@ -1,0 +1,28 @@
+"""Decoded images on disk."""
+
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.tasks.data.images import Images, cached
+
+
+def test_a_full_disk_leaves_nothing_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit on the size of files stands for the full disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = Images(np.zeros((100, 8, 8, 3), np.uint8), np.zeros(100, np.int64))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        found = cached("full", lambda: made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert found is made
+    assert "decoded images are not cached" in caplog.text
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert (cached("full", lambda: made).pixels == made.pixels).all()
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
