@@ -86,7 +86,7 @@ host = create_model("deit_tiny_patch16_224", None, pretrained=True).eval()
 teacher = swap(copy.deepcopy(host), Softmax())
 student = swap(host, SKA(init="calibrate"))
 calibrate(student, teacher, [images])  # the teacher's mean keys; on one image the student then equals it
-freeze_keys(student, images)           # constants for the grid of these images, for export
+freeze_keys(student, images)  # constants for the grid of these images, for export
 ```
 
 On another grid keys are resampled (`resize="interpolate"`), or the trained grid is laid over it as windows

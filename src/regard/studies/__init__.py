@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # name -> (module with STUDY or ANALYSIS, or module:name, title, source)
 STUDIES: dict[str, tuple[str, str, str]] = {
     "quickstart": ("regard.studies.quickstart", "Digits on a canvas", "Regard"),
-    "mita_table2": ("regard.studies.mita_table2", "MiTA in DeiT on ImageNet", "MiTA, Table 2"),
+    "mita_table2": ("regard.studies.mita_table2", "MiTA beside other efficient attention", "MiTA, Table 2"),
     "mita_table3": ("regard.studies.mita_table3", "MiTA in ViT-5", "MiTA, Table 3"),
     "mita_table6": ("regard.studies.mita_table6", "Landmarks and branches of MiTA", "MiTA, Table 6"),
     "mita_table7": ("regard.studies.mita_table7", "Another attention for a trained network", "MiTA, Table 7"),

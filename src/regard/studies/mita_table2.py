@@ -193,7 +193,7 @@ DEIT_TASK = Classification(
 
 STUDY = Study(
     name="mita_table2",
-    title="MiTA in DeiT on ImageNet",
+    title="MiTA beside other efficient attention",
     source="MiTA, arXiv 2602.01219, Table 2",
     question="Does routing to the best keys of a few landmarks keep the accuracy of softmax attention?",
     baseline="Softmax",
