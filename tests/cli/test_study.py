@@ -43,7 +43,7 @@ def test_list_is_json_and_loads_no_torch() -> None:
         (("run", "quickstart", "--scale", "smoke", "--rows", "SKB"), "did you mean SKA"),
         (("run", "quickstart", "--scale", "paper"), "no scale 'paper'"),
         (("run", "quickstart", "--workers", "-1"), "--workers is 0 or more"),
-        (("run", "quickstart", "--size", "12"), "HEIGHTxWIDTH"),
+        (("run", "quickstart", "--size", "12x"), "height x width"),
         (("export", "quickstart", "--format", "xml"), "no format 'xml'"),
         (("export", "quickstart", "--results", "/nowhere"), "no results of quickstart"),
     ],

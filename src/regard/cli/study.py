@@ -15,6 +15,7 @@ from regard.studies import ANALYSES, STUDIES, load_study
 
 from .analysis import analysis_text, run_analysis, show_analysis
 from .show import AsJson, show
+from .sizes import read_size
 from .study_display import Display, print_table
 from .training import Devices
 
@@ -30,7 +31,7 @@ Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*';
 Seeds = Annotated[int | None, typer.Option(help="How many seeds, instead of the study's own number.")]
 Data = Annotated[str | None, typer.Option(help="A data set's name, or your own folder of class folders or parquet.")]
 Host = Annotated[str | None, typer.Option(help="A host for all rows, such as 'vit_tiny_patch16_224'.")]
-Size = Annotated[str | None, typer.Option(help="Image size as HEIGHTxWIDTH, with --data or --host.")]
+Size = Annotated[str | None, typer.Option(help="Height and width of images, with --data or --host: 32 or 224x160.")]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data sets; else REGARD_DATA.")]
 
 
@@ -262,7 +263,7 @@ def _study(name: str, scale: str, data: str | None, host: str | None, size: str 
         os.environ["REGARD_DATA"] = str(root.resolve())
     study = load_study(name)
     study.setting(scale)
-    return study.elsewhere(scale, data, host, _pixels(size) if size else None)
+    return study.elsewhere(scale, data, host, read_size(size) if size else None)
 
 
 def _out(text: str, path: Path | None) -> None:
@@ -272,13 +273,6 @@ def _out(text: str, path: Path | None) -> None:
         sys.stdout.write(text)
     else:
         write_atomically(path, text)
-
-
-def _pixels(text: str) -> tuple[int, int]:
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
-        raise ConfigError(f"--size is HEIGHTxWIDTH, such as 224x224, not {text!r}")
-    return int(parts[0]), int(parts[1])
 
 
 def _spelled(row: Any) -> str:
