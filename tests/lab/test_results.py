@@ -17,8 +17,9 @@ from regard.lab.results import Busy, Results
 KEY = "0123456789ab"
 
 HOLD = """
-import sys, time
+import signal, sys, time
 from regard.lab.results import Results
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
 with Results(sys.argv[1]).lock(sys.argv[2]):
     print("held", flush=True)
     time.sleep(60)
