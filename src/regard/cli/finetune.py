@@ -23,9 +23,8 @@ from .training import (
     Workers,
     carry_out,
     changed,
-    find_run,
-    is_run,
     make_run,
+    run_at,
     use_data,
 )  # fmt: skip
 
@@ -104,8 +103,8 @@ def _start(start: str, results: Path) -> "tuple[str, str, Run | Saved | None]":
             raise ConfigError(f"{start} mixes {', '.join(sorted(mixers))}; say with --mixer which one to train")
         own = next(iter(mixers)).replace("removed", "None") if mixers else "host"
         return _bare(about["host"]), own, Saved(str(folder))
-    if is_run(start, results):
-        store, key = find_run(start, results)
+    if (found := run_at(start, results)) is not None:
+        store, key = found
         if store.root.resolve() != results.expanduser().resolve():
             raise ConfigError(f"run {key} lies in {store.root}; pass --results {store.root} to go on there")
         run = read_run(store, key)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .training import ResultsOption, find_run, is_run
+from .training import ResultsOption, run_at
 
 
 def maps(
@@ -44,8 +44,8 @@ def maps(
     from regard.measure import pictures, views
 
     cell = _cell(query)
-    if is_run(model, results):
-        store, key = find_run(model, results)
+    if (found := run_at(model, results)) is not None:
+        store, key = found
         model = str(store.folder(key))
     network, trained = _network(model, mixer, pretrained)
     view = views.chosen_view(network, show)

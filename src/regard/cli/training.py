@@ -37,25 +37,27 @@ def use_data(root: Path | None) -> None:
         os.environ["REGARD_DATA"] = str(root)
 
 
-def find_run(text: str, results: Path) -> "tuple[Results, str]":
-    """The store and the key of a run that is named by its folder, or by its key in `results`. Raises: ConfigError."""
+def run_at(text: str, results: Path) -> "tuple[Results, str] | None":
+    """The store and the key of a run that is named by its folder, or by its key in `results`; None if it is no run."""
     from regard.lab.results import Results
 
     folder = Path(text).expanduser()
     if (folder / "run.json").exists():
         folder = folder.resolve()
         return Results(folder.parent), folder.name
-    if Path(text).name == text and (results.expanduser() / text / "run.json").exists():
-        return Results(results), text
-    raise ConfigError(
-        f"{text!r} is no run's folder, and {results} has no run of this key; "
-        "`regard study status` lists runs, --results says where they lie"
-    )
+    known = Path(text).name == text and (results.expanduser() / text / "run.json").exists()
+    return (Results(results), text) if known else None
 
 
-def is_run(text: str, results: Path) -> bool:
-    """Whether `find_run` finds it."""
-    return any((folder.expanduser() / "run.json").exists() for folder in (Path(text), results / text))
+def find_run(text: str, results: Path) -> "tuple[Results, str]":
+    """`run_at`. Raises: ConfigError if it is no run."""
+    found = run_at(text, results)
+    if found is None:
+        raise ConfigError(
+            f"{text!r} is no run's folder, and {results} has no run of this key; "
+            "`regard study status` lists runs, --results says where they lie"
+        )
+    return found
 
 
 def make_run(

@@ -6,11 +6,11 @@ but give (B, H, N, M) before the softmax in the place of an output. CaiT's patch
 
 from typing import cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, MixerConfig, Operator, Site, UnsupportedError, softmax_rows
 from regard.mixers.cska import CSKA, CSKAOperator
+from regard.mixers.cska_forms import convolved
 from regard.mixers.cska_key import QueryKeyOperator
 from regard.mixers.heads import HeadMixerConfig
 from regard.mixers.ska import SKA, SKAOperator
@@ -101,9 +101,7 @@ class ConvolvedLogits(CSKAOperator):
         made = {name: value.to(q.dtype) for name, value in self.on(memory or grid).items()}
         if self.config.factorised:
             return _product(self._filtered(q, grid, made["kernel"]), made["keys"], self.config.scale)
-        image = q.mT.reshape(len(q), self.heads * self.width, grid.height, grid.width)
-        logits = F.conv2d(image, made["weight"], made.get("bias"), padding=self.taps // 2, groups=self.heads)
-        logits = logits.view(len(q), self.heads, (memory or grid).cells, grid.cells).mT  # keys before queries
+        logits = convolved(q, made["weight"], made.get("bias"), grid).mT
         return logits * (self.width**-0.5 if self.config.scale is None else self.config.scale)
 
 

@@ -35,14 +35,19 @@ def choose(q: Tensor, v: Tensor) -> str:
     return "patches" if batch * heads * n * v.shape[-2] < LEAN_LOGITS else "lean"
 
 
+def convolved(q: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Tensor:
+    """Logits (B, H, M, N), keys before queries: the output channels of one grouped convolution. No scale."""
+    batch, heads, n, width = q.shape
+    image = q.mT.reshape(batch, heads * width, grid.height, grid.width)
+    made = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=heads)
+    return made.view(batch, heads, len(weight) // heads, n)
+
+
 def by_convolution(
     q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, dense: Tensor | None, activation: str
 ) -> Tensor:
     """One grouped convolution; its output channels are the keys. q is scaled, dense hides keys or is added."""
-    batch, heads, n, width = q.shape
-    image = q.mT.reshape(batch, heads * width, grid.height, grid.width)
-    logits = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=heads)
-    logits = logits.view(batch, heads, v.shape[-2], n)  # keys before queries
+    logits = convolved(q, weight, bias, grid)
     if dense is None and activation == "softmax":
         return logits.softmax(2).mT @ v
     return _weighed(logits.mT, dense, activation) @ v

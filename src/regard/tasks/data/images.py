@@ -4,7 +4,7 @@ import io
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -107,15 +107,7 @@ def decode_all(
     """
     shape: tuple[int, ...] | None = None
     pixels, kept, row = np.empty(0, np.uint8), [], 0
-    for i, source in enumerate(sources):
-        try:
-            image = decode(source, size, channels)
-        except Exception as error:  # Pillow raises many kinds for a damaged file
-            if corrupt != "skip":
-                hint = 'repair or remove it, or pass corrupt="skip"'
-                raise DataError(f"{name_of(i)} cannot be read as an image ({error}); {hint}") from error
-            log.warning("skipped %s: %s", name_of(i), error)
-            continue
+    for i, image in _decoded(sources, name_of, size, channels, corrupt):
         if shape is None:
             shape = image.shape
             pixels = np.empty((len(sources), *shape), np.uint8)
@@ -126,9 +118,27 @@ def decode_all(
         pixels[row] = image
         kept.append(i)
         row += 1
-    if not kept:
-        raise DataError("no image could be read")
     return Images(pixels[:row], labels[kept])
+
+
+def _decoded(
+    sources: Sequence[Source], name_of: Callable[[int], str], size: tuple[int, int] | None, channels: int, corrupt: str
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Number and pixels of the images that can be read. Raises: DataError as `decode_all`."""
+    any_read = False
+    for row, source in enumerate(sources):
+        try:
+            image = decode(source, size, channels)
+        except Exception as error:  # Pillow raises many kinds for a damaged file
+            if corrupt != "skip":
+                hint = 'repair or remove it, or pass corrupt="skip"'
+                raise DataError(f"{name_of(row)} cannot be read as an image ({error}); {hint}") from error
+            log.warning("skipped %s: %s", name_of(row), error)
+            continue
+        any_read = True
+        yield row, image
+    if not any_read:
+        raise DataError("no image could be read")
 
 
 def check_labels(name: str, labels: np.ndarray, classes: int) -> None:
@@ -184,17 +194,7 @@ def readable_rows(key: str, sources: Sequence[Source], name_of: Callable[[int], 
         return np.load(path)
     except (OSError, ValueError, EOFError):
         pass
-    rows = []
-    for row, source in enumerate(sources):
-        try:
-            decode(source, None, channels)
-        except Exception as error:  # Pillow raises many kinds for a damaged file
-            log.warning("skipped %s: %s", name_of(row), error)
-        else:
-            rows.append(row)
-    if not rows:
-        raise DataError("no image could be read")
-    found = np.array(rows, np.int64)
+    found = np.array([row for row, _ in _decoded(sources, name_of, None, channels, "skip")], np.int64)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _save(path, found)
