@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.core import ConfigError, DataError, StoreError
+from regard.lab.loop import Watch
 from regard.lab.results import Results
 
 SURROUNDINGS = {
@@ -28,7 +29,7 @@ class Small:
         """12 hex digits."""
         return f"{self.number:012x}"
 
-    def execute(self, store: Results, devices: int = 1) -> dict[str, Any]:
+    def execute(self, store: Results, devices: int = 1, *, watch: Watch | None = None) -> dict[str, Any]:
         """As `Run.execute`: under the lock, and nothing if it is finished."""
         if self.action == "late":
             time.sleep(0.5)

@@ -340,3 +340,34 @@ def test_lr_rises_and_falls() -> None:
 def test_impossible_recipes_are_refused(field: dict) -> None:
     with pytest.raises(ConfigError):
         Recipe(**field)
+
+
+@pytest.mark.untyped
+@pytest.mark.slow
+def test_a_compiled_run_learns_the_same_and_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    run = Run(task=Tiny(), recipe=SHORT)
+    stores = eager, whole, cut = [Results(tmp_path / name) for name in ("eager", "whole", "cut")]
+    known = run.execute(eager, device="cpu")
+    outcome = run.execute(whole, device="cpu", watch=Watch(compile=True))
+    with pytest.raises(Interrupted):
+        run.execute(cut, device="cpu", watch=dataclasses.replace(stop_at(4), compile=True))
+    run.execute(cut, device="cpu", watch=Watch(compile=True))
+    assert same(weights(whole, run), weights(cut, run))
+    for name, value in weights(eager, run).items():
+        torch.testing.assert_close(weights(whole, run)[name], value, rtol=1e-3, atol=1e-4)
+    assert [one["environment"]["torch.compile"] for one in (known, outcome)] == [False, True]
+    assert [(store.folder(run.key) / checkpoint.LAST).exists() for store in stores] == [True] * 3
+
+
+@pytest.mark.untyped
+@pytest.mark.slow
+def test_a_compiler_that_fails_leaves_the_run_for_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    torch.compiler.reset()  # nothing that an earlier test compiled is taken
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
+    with pytest.raises(ConfigError, match="without --compile the run trains in eager mode"):
+        run.execute(store, device="cpu", watch=Watch(compile=True))
+    assert store.outcome(run.key) is None
+    assert run.execute(store, device="cpu")["status"] == "done"

@@ -121,6 +121,14 @@ def test_mixed_surroundings_are_said(tmp_path: Path, field: str, values: tuple, 
     assert not said or found[0].endswith(said)
 
 
+def test_runs_of_before_torch_compile_are_without_it(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    run = store.outcome(key_of(1, 0)) or {}
+    store.finish(key_of(1, 0), {**run, "environment": {**run["environment"], "torch.compile": True}})
+    said = "the table mixes runs with (True) and without torch.compile: False (14 runs), True (1 runs)"
+    assert said in load(tmp_path).warnings
+
+
 def test_devices_are_never_mixed_in_an_interval(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     changed = {**(store.outcome(key_of(1, 0)) or {}), "environment": {"device": "cuda"}, "metrics": {"top1": 10.0}}

@@ -11,6 +11,7 @@ from .sizes import read_size
 from .training import (
     AsJson,
     Changes,
+    Compile,
     DeviceOption,
     Devices,
     Download,
@@ -49,6 +50,7 @@ def finetune(
     precision: Precision = "",
     device: DeviceOption = "auto",
     devices: Devices = 1,
+    compile: Compile = False,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     workers: Workers = 0,
@@ -61,7 +63,7 @@ def finetune(
     run = finetuning(
         start, mixer, data, read_size(size) if size else None, seed, changed(change, precision), download, results
     )
-    carry_out(run, results, device, devices, workers, logger, as_json)
+    carry_out(run, results, device, devices, workers, logger, compile, as_json)
 
 
 def finetuning(

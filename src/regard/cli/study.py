@@ -17,7 +17,7 @@ from .analysis import analysis_text, run_analysis, show_analysis
 from .show import AsJson, show
 from .sizes import read_size
 from .study_display import Display, print_table
-from .training import Devices
+from .training import Compile, Devices
 
 if TYPE_CHECKING:
     from regard.lab.study import Study
@@ -138,6 +138,7 @@ def run(
     seeds: Seeds = None,
     workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.")] = None,
     devices: Devices = 1,
+    compile: Compile = False,
     results: Folder = Path("results"),
     data: Data = None,
     host: Host = None,
@@ -168,7 +169,7 @@ def run(
     with Display(sys.stderr.isatty()) as display:
         try:
             counts = run_study(study, scale, Results(results), rows=rows, seeds=seeds, workers=workers, retry=retry,
-                               fresh=fresh, devices=devices, watch=display.see)  # fmt: skip
+                               fresh=fresh, devices=devices, compile=compile, watch=display.see)  # fmt: skip
         except KeyboardInterrupt:
             display.say(f"stopped; what was done is kept. Go on with: {command}")
             raise

@@ -10,6 +10,7 @@ from .sizes import read_size
 from .training import (
     AsJson,
     Changes,
+    Compile,
     DeviceOption,
     Devices,
     Download,
@@ -46,6 +47,7 @@ def train(
     precision: Precision = "",
     device: DeviceOption = "auto",
     devices: Devices = 1,
+    compile: Compile = False,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     workers: Workers = 0,
@@ -56,7 +58,7 @@ def train(
     """Train one mechanism; Ctrl-C stops cleanly, and the same command goes on from there."""
     use_data(data_root)
     run = make_run(mixer, data, host, read_size(size) if size else None, seed, changed(change, precision), download)
-    carry_out(run, results, device, devices, workers, logger, as_json)
+    carry_out(run, results, device, devices, workers, logger, compile, as_json)
 
 
 def evaluate(

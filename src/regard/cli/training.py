@@ -28,6 +28,7 @@ Size = Annotated[str, typer.Option(help="Height and width of images: 32 or 224x1
 Workers = Annotated[int, typer.Option(help="Loader processes; 0 is best for sets in memory.")]
 Logger = Annotated[str, typer.Option(help="csv or tensorboard, below the run's folder.")]
 Devices = Annotated[int, typer.Option(min=1, help="GPUs of this machine that share each batch of a run.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Train through torch.compile; pays in long runs.")]
 Download = Annotated[bool, typer.Option("--download", help="Let torchvision fetch its set.")]
 
 
@@ -176,7 +177,9 @@ def find_device(name: str) -> Any:
     return torch.device(name)
 
 
-def execute(run: "Run", results: Path, device: str, devices: int, workers: int, logger: str) -> dict[str, Any]:
+def execute(
+    run: "Run", results: Path, device: str, devices: int, workers: int, logger: str, compile: bool
+) -> dict[str, Any]:
     """Carry a run out with progress on standard error; Ctrl-C keeps a checkpoint and exits with 130."""
     from regard.lab.results import Results
     from regard.lab.run import Interrupted, Watch
@@ -185,7 +188,7 @@ def execute(run: "Run", results: Path, device: str, devices: int, workers: int, 
         raise ConfigError(f"--workers is 0 or more, not {workers}")
     store, place = Results(results), find_device(device)
     with progress() as report:
-        watch = Watch(report=report, workers=workers, loggers=loggers(logger, store.folder(run.key)))
+        watch = Watch(report=report, workers=workers, loggers=loggers(logger, store.folder(run.key)), compile=compile)
         try:
             return run.execute(store, devices, device=place.type, watch=watch)
         except Interrupted as stop:
@@ -266,9 +269,11 @@ def changed(change: list[str] | None, precision: str) -> list[str]:
     return [*(change or []), *([f"recipe.precision={precision}"] if precision else [])]
 
 
-def carry_out(run: "Run", results: Path, device: str, devices: int, workers: int, logger: str, as_json: bool) -> None:
+def carry_out(
+    run: "Run", results: Path, device: str, devices: int, workers: int, logger: str, compile: bool, as_json: bool
+) -> None:
     """Train and show the outcome; a run that fails ends the command with exit code 1."""
-    outcome = execute(run, results, device, devices, workers, logger)
+    outcome = execute(run, results, device, devices, workers, logger, compile)
     show_outcome(run, outcome, as_json)
     if outcome["status"] != "done":
         raise typer.Exit(1)

@@ -15,8 +15,9 @@ import regard
 from regard.mixers.compiled import native_wanted, processor
 
 
-def environment(device: torch.device, precision: str, devices: int = 1) -> dict[str, Any]:
-    """machine, python, torch, threads, device and how many, precision, versions and kernels, for the outcome."""
+def environment(device: torch.device, precision: str, devices: int = 1, compiled: bool = False) -> dict[str, Any]:
+    """machine, python, torch, threads, device and how many, precision, versions, kernels and whether torch.compile made
+    the training steps, for the outcome."""
     import lightning
     import timm
     import torchvision
@@ -35,6 +36,7 @@ def environment(device: torch.device, precision: str, devices: int = 1) -> dict[
         "processor": name,
         "precision": precision,
         "compiled kernels": native_wanted(),
+        "torch.compile": compiled,
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import RegardError
+from regard.core import ConfigError, RegardError
 from regard.tasks.base import Score, Task
 from regard.tasks.data.streams import seed_all
 
@@ -67,10 +67,11 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What a user sees of a run and how it is kept; nothing here changes the result.
+    """What a user sees of a run and how it is carried out; nothing here changes the result but `compile`, by rounding.
 
     report: called about once a second and at each epoch's end. workers: loader processes, 0 = none. save_seconds and
-    save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning.
+    save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning. compile: train
+    through `torch.compile`, which pays where a run takes many minutes; evaluation stays as it is.
     """
 
     report: Callable[[Progress], None] | None = None
@@ -78,6 +79,7 @@ class Watch:
     save_seconds: float = 20.0
     save_steps: int = 0
     loggers: tuple[Any, ...] = ()
+    compile: bool = False
 
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -138,7 +140,8 @@ class Loop:
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
         self.ema = _average(self.model, recipe.ema) if recipe.ema else None
         self.optimizer: Any = make_optimizer(self.model, recipe)
-        self.wrapped, self.wrapped_optimizer = fabric.setup(self.model, self.optimizer)
+        trains = _compiled(self.model) if watch.compile else self.model
+        self.wrapped, self.wrapped_optimizer = fabric.setup(trains, self.optimizer)
         self.metrics = checkpoint.Metrics(
             folder / "metrics.csv", ("top1", "loss") if task.metric == "top1" else (task.metric,)
         )
@@ -187,9 +190,9 @@ class Loop:
     def train(self) -> Score | None:
         """Train to the end and evaluate; None from every device but the first.
 
-        Raises: Diverged, Interrupted, StoreError, DataError.
+        Raises: Diverged, Interrupted, StoreError, DataError; ConfigError if torch.compile cannot do its part.
         """
-        with self._stoppable():
+        with self._stoppable(), _compiling(self.watch.compile):
             if self.step < self.steps:
                 self._train()
                 self.save(final=True)
@@ -350,6 +353,26 @@ class Loop:
             yield
 
 
+def _compiled(model: nn.Module) -> Any:
+    """The model through `torch.compile`, with the random draws of eager mode."""
+    return torch.compile(model, options={"fallback_random": True})
+
+
+@contextmanager
+def _compiling(wanted: bool) -> Iterator[None]:
+    """An error of the compiler says nothing about the run: ConfigError."""
+    if not wanted:
+        yield
+        return
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        text = str(error).strip().splitlines()[0]
+        raise ConfigError(f"torch.compile failed ({text}); without --compile the run trains in eager mode") from error
+
+
 def _average(model: nn.Module, decay: float) -> Any:
     from timm.utils import ModelEmaV3
 
@@ -360,7 +383,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
     """timm's optimiser of a recipe's name, with our groups. Raises: ConfigError for an unknown name."""
     from timm.optim import create_optimizer_v2, get_optimizer_info
 
-    from regard.core import ConfigError, nearest
+    from regard.core import nearest
 
     try:
         info = get_optimizer_info(recipe.optimizer)

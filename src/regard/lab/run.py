@@ -169,7 +169,7 @@ class Run:
         from lightning.fabric import Fabric
 
         hush()
-        self._remember(folder, device, devices)
+        self._remember(folder, device, devices, watch.compile)
         if devices > 1:
             return in_ranks(self, folder, store, device, devices, watch)
         fabric = Fabric(accelerator=device, devices=1, precision=self.recipe.precision, loggers=list(watch.loggers))  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ class Run:
             "row": spell(self.mixer) if not self.removed else "w/o",
             "seed": self.seed,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "environment": environment(fabric.device, self.recipe.precision, fabric.world_size),
+            "environment": environment(fabric.device, self.recipe.precision, fabric.world_size, watch.compile),
             "code": code_version(),
             "data": self.task.record(),
             "spelling": spell(self),
@@ -233,10 +233,11 @@ class Run:
             "macs": macs,
         }
 
-    def _remember(self, folder: Path, device: str, devices: int) -> None:
+    def _remember(self, folder: Path, device: str, devices: int, compiled: bool) -> None:
         """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
         path = folder / "run.json"
         how = {"device": resolved(device), "devices": devices, "compiled kernels": native_wanted()}
+        how["torch.compile"] = compiled
         if path.exists():
             known = _run_file(path)
             if known.get("threads") and known["threads"] != torch.get_num_threads():

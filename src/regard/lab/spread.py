@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from regard.core import ConfigError
 from regard.measure.allocator import ALLOCATOR
 
+from .loop import Watch
 from .progress import STATES, Progress
 from .results import Busy, Results
 from .signals import handled
@@ -32,7 +33,7 @@ class Carried(Protocol):
     @property
     def key(self) -> str: ...
 
-    def execute(self, store: Results, devices: int = 1) -> dict[str, Any]: ...
+    def execute(self, store: Results, devices: int = 1, *, watch: Watch | None = None) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,11 @@ class Worker:
         with surroundings(threads, gpus):  # the child reads these when it starts
             self.pid = self.pool.submit(os.getpid).result()
 
-    def submit(self, job: Job, store: Results, devices: int) -> "Future[tuple[str, dict[str, Any] | None, str]]":
+    def submit(
+        self, job: Job, store: Results, devices: int, compile: bool
+    ) -> "Future[tuple[str, dict[str, Any] | None, str]]":
         """Start a run; the result is (state, outcome, text)."""
-        return self.pool.submit(carry, job, str(store.root), devices)
+        return self.pool.submit(carry, job, str(store.root), devices, compile)
 
     def stop(self, patience: float = 10.0) -> None:
         """Interrupt what it does, and end it; after `patience` seconds without being heard."""
@@ -80,12 +83,18 @@ class Worker:
 
 
 def run_all(
-    jobs: Sequence[Job], store: Results, workers: int | None, progress: Progress, devices: int = 1
+    jobs: Sequence[Job],
+    store: Results,
+    workers: int | None,
+    progress: Progress,
+    devices: int = 1,
+    compile: bool = False,
 ) -> dict[str, int]:
     """Carry out the jobs and return the counts of `progress` by state.
 
     workers: processes, the cores shared out between them; 0 = this process; None = one for each `devices` cores, but
-    not more than jobs. devices: that one run uses. Workers get GPUs of their own as far as there are enough.
+    not more than jobs. devices: that one run uses. compile: as in `Watch`. Workers get GPUs of their own as far
+    as there are enough.
     A run whose worker was killed is tried once more, and then left as it is: it goes on at the next start, as one does
     that was stopped by its surroundings (`carry`).
     Raises: KeyboardInterrupt after the workers have ended.
@@ -96,9 +105,9 @@ def run_all(
     if number <= 0:
         for job in jobs:
             progress.start(job.row, job.seed, job.run.key, job.epochs)
-            progress.end(*_ended(job, carry(job, str(store.root), devices)))
+            progress.end(*_ended(job, carry(job, str(store.root), devices, compile)))
     else:
-        _share_out(list(jobs), store, number, max(1, cores // number), progress, devices)
+        _share_out(list(jobs), store, number, max(1, cores // number), progress, devices, compile)
     return {state: progress.counts[state] for state in STATES}
 
 
@@ -137,7 +146,7 @@ def usable_gpus() -> list[str]:
     return named or [str(number) for number in range(torch.cuda.device_count())]
 
 
-def carry(job: Job, root: str, devices: int = 1) -> tuple[str, dict[str, Any] | None, str]:
+def carry(job: Job, root: str, devices: int = 1, compile: bool = False) -> tuple[str, dict[str, Any] | None, str]:
     """Carry out one job: (state, outcome, text); nothing is raised.
 
     An error of the run becomes a failed outcome. One of what is around it (disk, memory, packages, options) is no
@@ -146,7 +155,7 @@ def carry(job: Job, root: str, devices: int = 1) -> tuple[str, dict[str, Any] | 
     store = Results(root)
     try:
         try:
-            outcome = job.run.execute(store, devices)
+            outcome = job.run.execute(store, devices, watch=Watch(compile=compile))
         except _SURROUNDINGS:
             raise
         except Exception as error:
@@ -194,7 +203,9 @@ def _ended(job: Job, result: tuple[str, dict[str, Any] | None, str]) -> tuple[st
     return result[0], job.row, job.seed, result[1], result[2]
 
 
-def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progress: Progress, devices: int) -> None:
+def _share_out(
+    jobs: list[Job], store: Results, number: int, threads: int, progress: Progress, devices: int, compile: bool
+) -> None:
     """Give each free worker the next job; replace workers that die.
 
     A run that is carried out elsewhere, as by another worker whose own run begins with it, is asked for again whenever
@@ -210,7 +221,7 @@ def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progr
             while queue and len(busy) < number:
                 worker = free.pop() if free else Worker(threads, shares.pop(0))
                 job = queue.pop(0)
-                busy[worker.submit(job, store, devices)] = (worker, job)
+                busy[worker.submit(job, store, devices, compile)] = (worker, job)
                 progress.start(job.row, job.seed, job.run.key, job.epochs)
             over, _ = wait(busy, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
             ended = False

@@ -220,11 +220,13 @@ def run_study(
     retry: bool = False,
     fresh: bool = False,
     devices: int = 1,
+    compile: bool = False,
     watch: Callable[[Event], None] | None = None,
 ) -> dict[str, int]:
     """Carry out what is missing, and return the number of runs by state: done, failed, stopped, died, busy.
 
     workers: processes, one a core by default; 0 runs in this process. devices: GPUs that share each batch of a run.
+    compile: train through `torch.compile`.
     Failed runs are repeated only with `retry`, finished ones only with `fresh`; so are those that a run needs (its
     start, its teacher) and that are no rows. A snapshot is written first, so tables and reports can be drawn from the
     store at any time. stopped: something around the run was wrong, such as a full disk; died: a worker was killed; both
@@ -263,7 +265,7 @@ def run_study(
                     run.seed == pictured,
                 )
             )
-    return run_all(jobs, store, workers, progress, devices)
+    return run_all(jobs, store, workers, progress, devices, compile)
 
 
 def needs(run: "Run") -> "Iterator[Run]":

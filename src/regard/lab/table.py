@@ -342,14 +342,20 @@ def _mixtures(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     warnings = several("code versions", [outcome.get("code") for outcome in done])
     warnings += several("machines", [_machine(one) for one in surroundings])
     for what, name in _SURROUNDINGS.items():
-        warnings += several(what, [one.get(name) for one in surroundings])
+        warnings += several(what, [_said(one, name) for one in surroundings])
     return warnings + several("data checksums", [(outcome.get("data") or {}).get("checksum") for outcome in done])
+
+
+def _said(surroundings: Mapping[str, Any], name: str) -> Any:
+    """What an outcome says of its surroundings. Where torch.compile is not named, it was not used."""
+    return surroundings.get(name, False if surroundings and name == "torch.compile" else None)
 
 
 _SURROUNDINGS = {
     "devices": "device", "numbers of devices": "devices", "numbers of threads": "threads",
-    "runs with (True) and without compiled kernels": "compiled kernels", "precisions": "precision",
-    "torch versions": "torch",
+    "runs with (True) and without compiled kernels": "compiled kernels",
+    "runs with (True) and without torch.compile": "torch.compile",
+    "precisions": "precision", "torch versions": "torch",
 }  # fmt: skip
 
 
