@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from regard.core import ConfigError, StoreError
 from regard.lab.exchange import csv_text, evidence, import_runs, json_text, latex, markdown
 from regard.lab.files import read_json, write_json
 from regard.lab.results import Results
+from regard.lab.study import Claim
 from regard.lab.table import Table, right_bits, snapshot_path
 
 from .made import PILOT, key_of, make_store
@@ -87,6 +89,24 @@ def test_what_diverged_is_said_by_the_outcome_and_not_read_from_words(
 ) -> None:
     make_store(tmp_path).finish(key_of(1, 2), {"status": "failed", "metrics": {}, **outcome})
     assert load(tmp_path).line("SKA").diverged == number
+
+
+def test_a_claim_compares_two_differences_seed_by_seed(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    snapshot = read_json(snapshot_path(tmp_path, "pilot", "desk"))
+    claim = {"a": "SKA", "b": "w/o", "metric": "top1", "than": ["softmax", "SKA"]}
+    write_json(snapshot_path(tmp_path, "pilot", "desk"), {**snapshot, "claims": [claim]})
+    (judged,) = load(tmp_path).claims
+    assert judged.text == "SKA is further above w/o than softmax is above SKA, in top1"
+    expected = [2 * s - w - b for s, w, b in zip(PILOT["SKA"], PILOT["w/o"], PILOT["softmax"], strict=True)]
+    assert judged.verdict.interval.mean == pytest.approx(sum(expected) / 3)
+    assert judged.verdict.interval.sd == pytest.approx(statistics.stdev(expected))
+    assert judged.verdict.sampling is None
+
+
+def test_a_claim_with_two_differences_has_no_margin() -> None:
+    with pytest.raises(ConfigError, match="than= has no within="):
+        Claim("a", "b", "top1", within=1.0, than=("c", "d"))
 
 
 def test_missing_runs_are_counted(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from regard.core import ConfigError, nearest
 from regard.lab.results import Results
+from regard.lab.table import claim_text
 from regard.studies import ANALYSES, STUDIES, load_study
 
 from .analysis import analysis_text, run_analysis, show_analysis
@@ -82,7 +84,7 @@ def show_study(
 
         guess = time_rows(study, scale, store, number, lambda label: print(f"timing {label}", file=sys.stderr))
     lines = [_line(row, [run for found, run in runs if found == row], store, guess) for row in study.rows(scale)]
-    notes = [study.question, *(f"claim: {claim.a} / {claim.b}, {claim.metric}" for claim in study.claims)]
+    notes = [study.question, *(f"claim: {claim_text(asdict(claim))}" for claim in study.claims)]
     if runs:
         notes.append(_hours(study, scale, store, guess, number))
     others = [other for other in places(results, study.name) if other != place and other.startswith(scale)]

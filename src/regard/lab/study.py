@@ -55,15 +55,19 @@ class Row:
 @dataclass(frozen=True)
 class Claim:
     """Row a lies above row b in a metric. within: instead, they differ by at most so much. by: at paper scale, a lies
-    at least so much above b (smaller scales judge the direction alone)."""
+    at least so much above b (smaller scales judge the direction alone). than: two rows; a lies further above b than the
+    first of them above the second."""
 
     a: str
     b: str
     metric: str
     within: int | float | None = None
     by: int | float | None = None
+    than: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
+        if self.than is not None and (self.within is not None or self.by is not None):
+            raise ConfigError("a claim with than= has no within= and no by=")
         if self.within is not None and (self.by is not None or self.within <= 0):
             raise ConfigError(f"a claim has a positive within= or a by=, not within={self.within}, by={self.by}")
 
@@ -126,7 +130,10 @@ class Study:
         if unknown:
             raise ConfigError(f"{self.name}: scales are {', '.join(SCALES)}, not {', '.join(unknown)}")
         everywhere = {row.label for setting in self.settings.values() for row in setting.rows}
-        for label in {self.baseline, *(name for claim in self.claims for name in (claim.a, claim.b))}:
+        for label in {
+            self.baseline,
+            *(name for claim in self.claims for name in (claim.a, claim.b, *(claim.than or ()))),
+        }:
             if label not in everywhere:
                 raise ConfigError(f"{self.name}: no row {label!r}; {nearest(label, everywhere)}")
 

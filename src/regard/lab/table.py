@@ -274,22 +274,30 @@ def _judge_all(
     labels = {line.label for line in lines}
     judged = []
     for claim in snapshot.get("claims") or ():
-        a, b, metric = claim["a"], claim["b"], claim["metric"]
-        if not {a, b} <= labels:
+        a, b, metric, than = claim["a"], claim["b"], claim["metric"], claim.get("than") or ()
+        if not {a, b, *than} <= labels:
             continue
-        half = residual.half if snapshot.get("pooled") and metric == snapshot["metric"] else None
+        half = residual.half if snapshot.get("pooled") and metric == snapshot["metric"] and not than else None
         degrees = residual.degrees if half is not None else None
         verdict = judge(
-            paired(_values(runs, a, metric), _values(runs, b, metric)), within=claim.get("within"),
+            _claimed(runs, (a, b, *than), metric), within=claim.get("within"),
             by=claim.get("by"), scale=scale, refusal=refusal, half=half, degrees=degrees,
-            sampling=_sampling(runs, a, b) if metric == "top1" else None,
+            sampling=_sampling(runs, a, b) if metric == "top1" and not than else None,
         )  # fmt: skip
-        lost = sum(line.failed for line in lines if line.label in (a, b))
+        lost = sum(line.failed for line in lines if line.label in (a, b, *than))
         if lost:
             runs_lost = f"{lost} run{'s' * (lost > 1)} that failed"
             verdict = replace(verdict, sentence=f"{verdict.sentence}; without {runs_lost}")
-        judged.append(Judged(a, b, metric, _claim_text(claim), verdict))
+        judged.append(Judged(a, b, metric, claim_text(claim), verdict))
     return _corrected(judged)
+
+
+def _claimed(runs: Sequence[Mapping[str, Any]], rows: tuple[str, ...], metric: str) -> Interval:
+    """First row minus second, and of four rows minus (third minus fourth), over the seeds that all have."""
+    values = [_values(runs, row, metric) for row in rows]
+    signs = (1, -1, -1, 1)[: len(rows)]
+    seeds = sorted(set.intersection(*map(set, values)))
+    return interval([sum(sign * row[seed] for sign, row in zip(signs, values, strict=True)) for seed in seeds])
 
 
 def _corrected(judged: Sequence[Judged]) -> tuple[Judged, ...]:
@@ -307,8 +315,11 @@ def _corrected(judged: Sequence[Judged]) -> tuple[Judged, ...]:
     return tuple(marked)
 
 
-def _claim_text(claim: Mapping[str, Any]) -> str:
+def claim_text(claim: Mapping[str, Any]) -> str:
+    """A claim's fields in words."""
     a, b, metric = claim["a"], claim["b"], claim["metric"]
+    if claim.get("than"):
+        return f"{a} is further above {b} than {claim['than'][0]} is above {claim['than'][1]}, in {metric}"
     if claim.get("within") is not None:
         return f"{a} is as good as {b} in {metric}, within {claim['within']:g}"
     by = f" by at least {claim['by']:g} (paper scale)" if claim.get("by") is not None else ""
