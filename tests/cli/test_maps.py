@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from regard.cli.app import run
+from regard.lab.results import Results
+from regard.lab.run import Recipe, Run
+from regard.tasks import Classification
 
 VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"
 GREY = (
@@ -65,3 +68,15 @@ def test_what_a_model_does_not_have_is_refused(
     assert said in shown.err
     assert "Traceback" not in shown.err
     assert not out.exists()
+
+
+def test_maps_of_a_run_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Run(
+        task=Classification(
+            host="vit_desk(size=8, patch=2, dim=16, depth=1, heads=2)", data="digits", size=(8, 8), limit=64
+        ),
+        recipe=Recipe(epochs=1, augment="none"),
+    )
+    one.execute(Results(tmp_path), device="cpu")
+    monkeypatch.setattr(Classification, "images_of", lambda self: pytest.fail("the data were read"))
+    assert run(["maps", str(tmp_path / one.key), "digit", "--out", str(tmp_path / "drawn.png")]) == 0

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.cli.app import run
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -44,6 +46,8 @@ def test_list_is_json_and_loads_no_torch() -> None:
         (("run", "quickstart", "--scale", "paper"), "no scale 'paper'"),
         (("run", "quickstart", "--workers", "-1"), "--workers is 0 or more"),
         (("run", "quickstart", "--size", "12x"), "height x width"),
+        (("run", "esa_costs", "--seeds", "3", "--dry-run"), "it trains nothing: leave out --seeds, --dry-run"),
+        (("run", "mita_fig9", "--data-root", "/nowhere"), "--data-root /nowhere is not a folder"),
         (("export", "quickstart", "--format", "xml"), "no format 'xml'"),
         (("export", "quickstart", "--results", "/nowhere"), "no results of quickstart"),
     ],
@@ -58,6 +62,16 @@ def test_wrong_use_is_exit_2(arguments: tuple[str, ...], said: str) -> None:
 def test_import_of_nothing_is_exit_1(tmp_path: Path) -> None:
     done = regard("import", str(tmp_path / "nothing"), "--results", str(tmp_path))
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+
+
+def test_the_scales_of_a_kept_analysis_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "analyses").mkdir()
+    (tmp_path / "analyses" / "esa_fig1-smoke.json").write_text("{}")
+    assert run(["study", "export", "esa_fig1", "--scale", "desk", "--results", str(tmp_path)]) == 1
+    assert "no result of esa_fig1 at desk scale" in (said := capsys.readouterr().err)
+    assert "kept are --scale smoke" in said
+    assert run(["study", "export", "mita_fig9", "--scale", "desk", "--results", str(tmp_path)]) == 1
+    assert "`regard study run` computes it" in capsys.readouterr().err
 
 
 def test_export_and_status_of_a_store(store: Path) -> None:

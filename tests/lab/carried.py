@@ -6,12 +6,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from regard.core import ConfigError, DataError, StoreError
 from regard.lab.loop import Watch
 from regard.lab.results import Results
 
 SURROUNDINGS = {
     "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),
+    "GPU": torch.OutOfMemoryError("CUDA out of memory"),
+    "CPU": RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     "option": ConfigError("5 devices"),
 }  # fmt: skip
 
@@ -19,10 +23,11 @@ SURROUNDINGS = {
 @dataclass(frozen=True)
 class Small:
     """action: "work", "fail" (an error), one of SURROUNDINGS, "die" (killed), "die once", "wait" (for a minute), "late"
-    (soon) or "hold" (the next number's lock, for a second and a half)."""
+    (soon) or "hold" (the next number's lock, for a second and a half). compile: what it expects to be asked for."""
 
     number: int
     action: str = "work"
+    compile: bool = False
 
     @property
     def key(self) -> str:
@@ -31,6 +36,8 @@ class Small:
 
     def execute(self, store: Results, devices: int = 1, *, watch: Watch | None = None) -> dict[str, Any]:
         """As `Run.execute`: under the lock, and nothing if it is finished."""
+        assert watch is not None
+        assert watch.compile is self.compile
         if self.action == "late":
             time.sleep(0.5)
         with store.lock(self.key) as folder:

@@ -361,6 +361,18 @@ def test_a_compiled_run_learns_the_same_and_goes_on_with_the_same_bits(tmp_path:
 
 @pytest.mark.untyped
 @pytest.mark.slow
+def test_every_run_of_a_process_is_compiled(tmp_path: Path) -> None:
+    frames = torch._dynamo.utils.counters["frames"]
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for dropout in (0.1, 0.2, 0.3):
+            before = frames["ok"]
+            run = Run(task=Tiny(dropout=dropout), recipe=dataclasses.replace(SHORT, epochs=1))
+            run.execute(Results(tmp_path), device="cpu", watch=Watch(compile=True))
+            assert frames["ok"] > before
+
+
+@pytest.mark.untyped
+@pytest.mark.slow
 def test_a_compiler_that_fails_leaves_the_run_for_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
     torch.compiler.reset()  # nothing that an earlier test compiled is taken

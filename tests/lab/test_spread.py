@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.lab import spread
 from regard.lab.progress import Event, Progress
 from regard.lab.results import Results
 from regard.lab.spread import Job, run_all
@@ -58,6 +59,21 @@ def wait_for_runs(store: Path, number: int) -> list[int]:
         assert time.time() < until
         time.sleep(0.05)
     return [int(path.read_text().split()[0]) for path in found]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_runs_hear_that_they_are_to_be_compiled(tmp_path: Path, workers: int) -> None:
+    job = Job(Small(1, compile=True), "s", "smoke", "row", 0)
+    assert run_all([job], Results(tmp_path), workers, Progress(lambda event: None), compile=True)["done"] == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "number"), [((), 1, 6), ((), 4, 1), ("0123", 1, 4), ("01234567", 8, 1), ("01", 4, 1)]
+)
+def test_one_run_a_gpu_or_a_core(monkeypatch, gpus: Sequence[str], devices: int, number: int) -> None:  # type: ignore
+    monkeypatch.setattr(spread, "usable_gpus", lambda: list(gpus))
+    monkeypatch.setattr(spread, "usable_cores", lambda: 6)
+    assert spread.usual_workers(devices) == number
 
 
 @pytest.mark.slow

@@ -109,6 +109,17 @@ def test_a_claim_with_two_differences_has_no_margin() -> None:
         Claim("a", "b", "top1", within=1.0, than=("c", "d"))
 
 
+@pytest.mark.parametrize("than", [["x"], ["x", 5], "xy"])
+def test_a_claim_from_outside_has_two_rows(tmp_path: Path, than: object) -> None:
+    make_store(tmp_path / "there")
+    path = snapshot_path(tmp_path / "there", "pilot", "desk")
+    claim = {"a": "SKA", "b": "w/o", "metric": "top1", "than": than}
+    write_json(path, {**read_json(path), "claims": [claim]})
+    with pytest.raises(StoreError, match="than"):
+        import_runs(tmp_path / "there", Results(tmp_path / "here"))
+    assert not (tmp_path / "here" / "studies").exists()
+
+
 def test_missing_runs_are_counted(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     store.reopen(key_of(0, 0))

@@ -50,6 +50,20 @@ def test_a_teacher_is_trained_first_and_changes_the_student(tmp_path: Path) -> N
     assert parse(spell(taught), extra=(Tiny, Recipe, Run)) == taught
 
 
+def test_a_student_trains_with_dropout_as_it_would_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+    monkeypatch.setattr(Tiny, "loss", lambda *given, plain=Tiny.loss: modes.append(_modes(given[1])) or plain(*given))
+    Run(task=Tiny(), recipe=SHORT, teacher=Run(task=Tiny(), recipe=SHORT, seed=5)).execute(
+        Results(tmp_path), device="cpu"
+    )
+    assert len(modes) == 16  # two runs of two epochs
+    assert set.union(*modes) == {True}
+
+
+def _modes(model: nn.Module) -> set[bool]:
+    return {module.training for module in model.modules()}
+
+
 def test_a_teacher_of_other_classes_is_refused(tmp_path: Path) -> None:
     host = "vit_tiny_patch16_224(img_size=8, patch_size=4, depth=1, in_chans=1, num_classes=7)"
     taught = Run(task=Tiny(), recipe=SHORT, teacher=host)

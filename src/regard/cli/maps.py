@@ -128,13 +128,26 @@ def _input(network, image: str, model: str):  # type: ignore[no-untyped-def]
         shown = one if channels == 1 else one.repeat(channels, -1)
     pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1)
     if (Path(model) / "run.json").exists():
-        from regard.lab.results import Results
-        from regard.lab.run import read_run
-
-        task = read_run(Results(Path(model).resolve().parent), Path(model).resolve().name).task
-        return task.prepared(pixels[None], torch.device("cpu"))[0], shown, credit
+        return _as_trained(Path(model).resolve(), pixels[None])[0], shown, credit
     values = pixels.float() / 255
     if channels == 3:
         mean, deviation = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
         values = (values - mean) / deviation
     return values, shown, credit
+
+
+def _as_trained(folder: Path, images):  # type: ignore[no-untyped-def]
+    """Images (n, C, h, w) normalised as a run's were: as its outcome says, else from its data."""
+    import torch
+
+    from regard.lab.results import Results
+    from regard.lab.run import read_run
+    from regard.tasks.classification import normalised
+
+    store, device = Results(folder.parent), torch.device("cpu")
+    known = ((store.outcome(folder.name) or {}).get("data") or {}).get("normal")
+    return (
+        normalised(images, (known[0], known[1]), device)
+        if known
+        else read_run(store, folder.name).task.prepared(images, device)
+    )

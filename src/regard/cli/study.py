@@ -1,7 +1,6 @@
 """`regard study list|show|run|status|export|import`. Torch is loaded only where a study is built."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,14 +11,13 @@ import typer
 
 from regard.core import ConfigError, nearest
 from regard.lab.results import Results
-from regard.lab.table import claim_text
 from regard.studies import ANALYSES, STUDIES, load_study
 
 from .analysis import analysis_text, run_analysis, show_analysis
 from .show import AsJson, show
 from .sizes import read_size
 from .study_display import Display, print_table
-from .training import Compile, Devices
+from .training import Compile, Devices, use_data
 
 if TYPE_CHECKING:
     from regard.lab.study import Study
@@ -57,7 +55,9 @@ def show_study(
     host: Host = None,
     size: Size = None,
     data_root: Root = None,
-    workers: Annotated[int | None, typer.Option(help="Runs side by side; one a core by default.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Runs side by side; by default one a GPU, or a core without.")
+    ] = None,
     estimate: Annotated[
         bool, typer.Option("--estimate/--no-estimate", help="Time a few steps of each row, to tell the hours.")
     ] = True,
@@ -72,12 +72,13 @@ def show_study(
     if "+" in scale:
         return _show_place(name, scale, results, as_json)
     from regard.lab.places import places
-    from regard.lab.spread import usable_cores
+    from regard.lab.spread import usual_workers
+    from regard.lab.table import claim_text
 
     study = _study(name, scale, data, host, size, data_root)
     store, place = Results(results), study.place(scale)
     runs = study.runs(scale) if study.setting(scale).recipe else ()
-    number = min(workers or usable_cores(), max(len(runs), 1))
+    number = min(workers or usual_workers(), max(len(runs), 1))
     guess: dict[str, float] = {}
     if runs and estimate and scale != "paper":
         from regard.lab.estimate import estimate as time_rows
@@ -138,7 +139,7 @@ def run(
     scale: Scale = "smoke",
     rows: Rows = "*",
     seeds: Seeds = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; one a core by default.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one a GPU, or a core without.")] = None,
     devices: Devices = 1,
     compile: Compile = False,
     results: Folder = Path("results"),
@@ -159,6 +160,12 @@ def run(
     if workers is not None and workers < 0:
         raise ConfigError(f"--workers is 0 or more, not {workers}")
     if name in ANALYSES:
+        trains = {"--rows": rows != "*", "--seeds": seeds, "--workers": workers, "--devices": devices != 1,
+                  "--compile": compile, "--data": data, "--host": host, "--size": size, "--retry": retry,
+                  "--fresh": fresh, "--dry-run": dry_run}  # fmt: skip
+        if given := [option for option, value in trains.items() if value not in (None, False)]:
+            raise ConfigError(f"{name} is an analysis, it trains nothing: leave out {', '.join(given)}")
+        use_data(data_root)
         run_analysis(name, scale, results, as_json)
         return
     study = _study(name, scale, data, host, size, data_root)
@@ -260,10 +267,7 @@ def import_(
 
 def _study(name: str, scale: str, data: str | None, host: str | None, size: str | None, root: Path | None) -> "Study":
     """The study with what the user changed. Raises: ConfigError."""
-    if root is not None:
-        if not root.is_dir():
-            raise ConfigError(f"--data-root {root} is not a folder")
-        os.environ["REGARD_DATA"] = str(root.resolve())
+    use_data(root)
     study = load_study(name)
     study.setting(scale)
     return study.elsewhere(scale, data, host, read_size(size) if size else None)
@@ -285,8 +289,6 @@ def _spelled(row: Any) -> str:
 
 
 def _dry_run(study: "Study", scale: str, rows: str, as_json: bool) -> int:
-    from dataclasses import asdict
-
     from regard.lab.dryrun import dry_run
 
     lines = [asdict(line) for line in dry_run(study, scale, rows)]

@@ -33,9 +33,11 @@ Download = Annotated[bool, typer.Option("--download", help="Let torchvision fetc
 
 
 def use_data(root: Path | None) -> None:
-    """Data sets lie in this folder, for this command."""
+    """Data sets lie in this folder, for this command. Raises: ConfigError if it is none."""
     if root is not None:
-        os.environ["REGARD_DATA"] = str(root)
+        if not root.expanduser().is_dir():
+            raise ConfigError(f"--data-root {root} is not a folder")
+        os.environ["REGARD_DATA"] = str(root.expanduser().resolve())
 
 
 def run_at(text: str, results: Path) -> "tuple[Results, str] | None":
@@ -168,8 +170,9 @@ def find_device(name: str) -> Any:
     """The torch device of "auto", "cpu", "cuda" or "mps". Raises: ConfigError if this machine has none."""
     import torch
 
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    from regard.lab.environment import resolved
+
+    name = resolved(name)
     if name not in ("cpu", "cuda", "mps"):
         raise ConfigError(f"--device is auto, cpu, cuda or mps, not {name!r}; CUDA_VISIBLE_DEVICES chooses a GPU")
     if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not torch.backends.mps.is_available()):

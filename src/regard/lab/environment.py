@@ -17,7 +17,7 @@ from regard.mixers.compiled import native_wanted, processor
 
 def environment(device: torch.device, precision: str, devices: int = 1, compiled: bool = False) -> dict[str, Any]:
     """machine, python, torch, threads, device and how many, precision, versions, kernels and whether torch.compile made
-    the training steps, for the outcome."""
+    the training steps (our compiled kernels run in eager mode alone), for the outcome."""
     import lightning
     import timm
     import torchvision
@@ -35,7 +35,7 @@ def environment(device: torch.device, precision: str, devices: int = 1, compiled
         "devices": devices,
         "processor": name,
         "precision": precision,
-        "compiled kernels": native_wanted(),
+        "compiled kernels": native_wanted() and not compiled,
         "torch.compile": compiled,
     }
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from regard.core import RegardError, UnsupportedError
 from regard.hosts.swap import remove
-from regard.mixers.compiled import processor
+from regard.mixers.compiled import native_wanted, processor
 from regard.tasks.classification import Classification
 from regard.tasks.data.augment import by_image
 from regard.tasks.data.catalog import PARQUET
@@ -78,8 +78,9 @@ def estimate(
 
 
 def machine(workers: int) -> str:
-    """What times depend on besides the run: processor, cores, threads of a run and torch."""
-    return f"{processor('model name')}, {_cores()} cores, {_share(workers)} a run, torch {torch.__version__}"
+    """What times depend on besides the run: processor, cores, threads of a run, torch, and our compiled kernels."""
+    kernels = ", compiled kernels" if native_wanted() else ""
+    return f"{processor('model name')}, {_cores()} cores, {_share(workers)} a run, torch {torch.__version__}{kernels}"
 
 
 def measure(run: "Run") -> Speed:

@@ -32,7 +32,7 @@ _ROW = {
     "parameters": _WHOLE, "macs": _WHOLE,
 }  # fmt: skip
 _RUN = {"key": _TEXT, "row": _TEXT, "seed": (int,)}
-_CLAIM = {"a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER}
+_CLAIM = {"a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER, "than": (list, type(None))}
 _PLACE = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+")
 
 
@@ -55,6 +55,10 @@ def check_snapshot(path: Path, value: Any) -> None:
     for what, items, kinds, needed in (*parts, claims):
         for item in items:
             _check(path, f"a {what} of a snapshot", item, kinds, needed)
+    for claim in value.get("claims") or []:
+        than = claim.get("than")
+        if than is not None and [type(label) for label in than] != [str, str]:
+            raise StoreError(f"{path}: a claim has than {than!r}, expected two labels; the file is damaged")
     for run in value["runs"]:
         _check_key(path, run["key"])
     name = f"{value['study']}-{value['scale']}{value.get('variant') or ''}"

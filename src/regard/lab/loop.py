@@ -205,6 +205,7 @@ class Loop:
         batches = self._numbered(first, last)
         begun = saved = told = time.monotonic()
         before, from_step = self.seconds, self.step
+        self.wrapped.train()
         while self.step < self.steps:
             self._one_step(batches)
             self.step += 1
@@ -250,8 +251,6 @@ class Loop:
         lr = self.recipe.lr_at(self.step, self.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
-        if not self.wrapped.training:
-            self.wrapped.train()
         total = torch.zeros((), device=self.device)
         for turn in range(self.recipe.accumulate):
             batch = next(batches)
@@ -354,7 +353,12 @@ class Loop:
 
 
 def _compiled(model: nn.Module) -> Any:
-    """The model through `torch.compile`, with the random draws of eager mode."""
+    """The model through `torch.compile`, with the random draws of eager mode.
+
+    Dynamo keeps eight forms of a forward function in a process, and takes eager mode for a ninth: those of earlier runs
+    are forgotten.
+    """
+    torch.compiler.reset()
     return torch.compile(model, options={"fallback_random": True})
 
 

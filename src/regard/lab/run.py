@@ -18,6 +18,7 @@ from torch import nn
 
 from regard.core import ConfigError, MixerConfig, StoreError
 from regard.hosts.counting import count_macs
+from regard.hosts.looking import resting
 from regard.hosts.saving import describe
 from regard.mixers.compiled import native_wanted
 from regard.mixers.spell import parse, spell
@@ -126,7 +127,7 @@ class Run:
         watch = dataclasses.replace(watch, report=report) if report is not None else watch
         for other in (self.start, self.teacher):
             if isinstance(other, Run):
-                self._first(other, store, device, devices, watch)
+                self._first(other, store, device, devices, dataclasses.replace(watch, loggers=()))
         with store.lock(key) as folder:
             finished = store.outcome(key)  # another process may have finished it since we looked
             if finished is not None:
@@ -159,8 +160,8 @@ class Run:
             from regard.hosts.swap import build_host
 
             teacher = build_host(self.teacher, None).eval()
-        with torch.no_grad():
-            known, wanted = (network(self.task.example())[0].numel() for network in (teacher, student.eval()))
+        with resting(student), resting(teacher):
+            known, wanted = (network(self.task.example())[0].numel() for network in (teacher, student))
         if known != wanted:
             raise ConfigError(f"the teacher tells {known} classes apart, the task has {wanted}: train it on this task")
         return teacher
@@ -236,14 +237,15 @@ class Run:
     def _remember(self, folder: Path, device: str, devices: int, compiled: bool) -> None:
         """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
         path = folder / "run.json"
-        how = {"device": resolved(device), "devices": devices, "compiled kernels": native_wanted()}
-        how["torch.compile"] = compiled
+        kernels = native_wanted() and not compiled
+        how = {"device": resolved(device), "devices": devices, "compiled kernels": kernels, "torch.compile": compiled}
         if path.exists():
             known = _run_file(path)
             if known.get("threads") and known["threads"] != torch.get_num_threads():
                 torch.set_num_threads(known["threads"])
             for name, value in how.items():
-                if (before := known.get(name, value)) not in (value, "auto"):  # "auto" says nothing
+                unsaid = False if name == "torch.compile" else value  # it was not used where it is not named
+                if (before := known.get(name, unsaid)) not in (value, "auto"):  # "auto" says nothing
                     text = "run %s began with %s %s and goes on with %s: bits will differ"
                     log.warning(text, self.key, name, before, value)
             return

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from regard.core import ConfigError
 from regard.measure.allocator import ALLOCATOR
 
@@ -23,7 +25,7 @@ from .signals import handled
 
 TICK_SECONDS = 1.0
 ATTEMPTS = 2
-_SURROUNDINGS = (OSError, MemoryError, ImportError, ConfigError)
+_SURROUNDINGS = (OSError, MemoryError, torch.OutOfMemoryError, ImportError, ConfigError)
 """Errors that say nothing about a run; `StoreError` and `Busy` are OSErrors."""
 
 
@@ -92,23 +94,27 @@ def run_all(
 ) -> dict[str, int]:
     """Carry out the jobs and return the counts of `progress` by state.
 
-    workers: processes, the cores shared out between them; 0 = this process; None = one for each `devices` cores, but
-    not more than jobs. devices: that one run uses. compile: as in `Watch`. Workers get GPUs of their own as far
-    as there are enough.
+    workers: processes, the cores shared out between them; 0 = this process; None = one for each `devices` GPUs, or
+    cores where there are no GPUs, but not more than jobs. devices: that one run uses. compile: as in `Watch`. Workers
+    get GPUs of their own as far as there are enough.
     A run whose worker was killed is tried once more, and then left as it is: it goes on at the next start, as one does
     that was stopped by its surroundings (`carry`).
     Raises: KeyboardInterrupt after the workers have ended.
     """
-    cores = usable_cores()
-    number = min(max(1, cores // devices) if workers is None else workers, len(jobs))
+    number = min(usual_workers(devices) if workers is None else workers, len(jobs))
     progress.plan((job.row for job in jobs), max(number, 1))
     if number <= 0:
         for job in jobs:
             progress.start(job.row, job.seed, job.run.key, job.epochs)
             progress.end(*_ended(job, carry(job, str(store.root), devices, compile)))
     else:
-        _share_out(list(jobs), store, number, max(1, cores // number), progress, devices, compile)
+        _share_out(list(jobs), store, number, max(1, usable_cores() // number), progress, devices, compile)
     return {state: progress.counts[state] for state in STATES}
+
+
+def usual_workers(devices: int = 1) -> int:
+    """Runs side by side where a user names no number: as many as have GPUs, or cores, of their own."""
+    return max(1, (len(usable_gpus()) or usable_cores()) // devices)
 
 
 def usable_cores() -> int:
@@ -156,18 +162,25 @@ def carry(job: Job, root: str, devices: int = 1, compile: bool = False) -> tuple
     try:
         try:
             outcome = job.run.execute(store, devices, watch=Watch(compile=compile))
-        except _SURROUNDINGS:
-            raise
         except Exception as error:
+            if _of_surroundings(error):
+                raise
             outcome = store_failure(job, store, f"{type(error).__name__}: {error}")
         with suppress(Busy):
             outcome = _belongs(job, store, outcome)
     except Busy as error:
         return "busy", None, str(error)
-    except _SURROUNDINGS as error:
+    except Exception as error:
+        if not _of_surroundings(error):
+            raise
         return "stopped", None, f"{type(error).__name__}: {error}"
     state = "done" if outcome.get("status") == "done" else "failed"
     return state, _small(outcome), str(outcome.get("error") or "")
+
+
+def _of_surroundings(error: Exception) -> bool:
+    """Whether an error says nothing about the run; torch's allocator on the CPU has no error of its own."""
+    return isinstance(error, _SURROUNDINGS) or "can't allocate memory" in str(error)
 
 
 def store_failure(job: Job, store: Results, text: str) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class Claim:
     than: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
+        if self.than is not None and not (isinstance(self.than, tuple) and len(self.than) == 2):
+            raise ConfigError(f"than= is the labels of two rows, not {self.than!r}")
         if self.than is not None and (self.within is not None or self.by is not None):
             raise ConfigError("a claim with than= has no within= and no by=")
         if self.within is not None and (self.by is not None or self.within <= 0):
@@ -232,7 +234,8 @@ def run_study(
 ) -> dict[str, int]:
     """Carry out what is missing, and return the number of runs by state: done, failed, stopped, died, busy.
 
-    workers: processes, one a core by default; 0 runs in this process. devices: GPUs that share each batch of a run.
+    workers: processes, by default one a GPU, or a core where there is none; 0 runs in this process. devices: GPUs that
+    share each batch of a run.
     compile: train through `torch.compile`.
     Failed runs are repeated only with `retry`, finished ones only with `fresh`; so are those that a run needs (its
     start, its teacher) and that are no rows. A snapshot is written first, so tables and reports can be drawn from the
