@@ -132,7 +132,7 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
         (HOST, ("--size", "12by12"), ("'12by12' is not a size", "such as 224x224")),
         (HOST, ("--data", "digit"), ("unknown data set 'digit'", "did you mean digits")),
         (HOST, ("--data", "/no/such/folder"), ("/no/such/folder does not exist", "class folders")),
-        (HOST, ("--data-root", "/no/such", "--data", "cifar10"), ("/no/such does not exist", "--data-root")),
+        (HOST, ("--data-root", "/no/such", "--data", "cifar10"), ("--data-root /no/such is not a folder",)),
         (HOST, ("--set", "recipe.lrr=1"), ("'recipe.lrr'", "did you mean recipe.lr")),
         (HOST, ("--set", "recipe.lr=abc"), ("recipe.lr is a number, not 'abc'",)),
         (HOST, ("--set", "recipe.epochs=1.5"), ("recipe.epochs is a whole number, not 1.5",)),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 from regard.cli.app import run as command
@@ -18,6 +19,7 @@ from regard.mixers.mita import MiTA
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
 from regard.tasks import Classification
+from regard.tasks.classification import expected
 
 HOST = "vit_desk(size=12, patch=4, dim=16, depth=2, heads=2)"
 
@@ -92,6 +94,31 @@ def test_timm_weights_are_asked_for_and_kept(tmp_path: Path) -> None:
     assert (run.recipe.lr, run.recipe.epochs) == (DEFAULTS["lr"], 2)
     sized = finetuning("deit_tiny_patch16_224", "", "digits", (32, 48), 0, [], False, tmp_path)
     assert sized.task.host == "deit_tiny_patch16_224(pretrained=True, img_size=(32, 48))"
+
+
+def test_a_pretrained_host_gets_grey_images_as_its_weights_expect(tmp_path: Path) -> None:
+    """From a checkpoint on disk in the place of timm's; mean and deviation are its own, in one channel."""
+    small = "depth=1, embed_dim=24, num_heads=2"
+    made = timm.create_model("deit_tiny_patch16_224", depth=1, embed_dim=24, num_heads=2)
+    torch.save(made.state_dict(), tmp_path / "weights.pth")
+    told = {"file": str(tmp_path / "weights.pth"), "mean": (0.2, 0.5, 0.8), "std": (0.5, 0.5, 0.2)}
+    start = f"deit_tiny_patch16_224({small}, pretrained_cfg_overlay={told})"
+    changes = ["recipe.epochs=1", "recipe.lr=1e-12", "recipe.weight_decay=0.0", "task.limit=8", "recipe.batch=4"]
+    run = finetuning(start, "", "digits", (32, 32), 0, changes, False, tmp_path)
+    assert isinstance(run.task, Classification)
+    assert run.task.statistics() == ([pytest.approx(0.5)], [pytest.approx(0.4)])
+    store = Results(tmp_path / "results")
+    assert run.execute(store, device="cpu")["status"] == "done"
+    kept = trained(run, store).state_dict()["patch_embed.proj.weight"]
+    assert torch.allclose(kept, made.patch_embed.proj.weight.sum(1, keepdim=True), atol=1e-6)
+
+
+def test_a_pretrained_host_is_normalised_as_its_weights_say() -> None:
+    """Whatever the data are; the host is asked without weights, and nothing is drawn."""
+    state = torch.get_rng_state()
+    for name, mean in (("vit_tiny_patch16_224.augreg_in21k", 0.5), ("attended_resnet18", 0.485), ("mobilevit_s", 0.0)):
+        assert expected(f"{name}(pretrained=True)", 3)[0][0] == mean
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_what_cannot_be_started_from_is_named(saved: Path, tmp_path: Path) -> None:

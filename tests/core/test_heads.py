@@ -1,13 +1,16 @@
 """The layer around an operator: heads, rotary, gate, convolution, dropout, cross-attention and its doors."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from timm.layers import apply_rot_embed_cat
 
-from regard import ConfigError, Grid, Mask, Site, Softmax, ops
+from regard import ConfigError, Grid, Mask, Site, Softmax, ops, parse
 from regard.core import ShapeError, UnsupportedError, heads, merge
-from regard.mixers.heads import HeadMixer, rotate
+from regard.hosts.seq2seq import on_sequences
+from regard.mixers.heads import HeadMixer, HeadMixerConfig, rotate
 
 GRID = Grid(3, 5, 1, 2)
 SITE = Site(16, 2, GRID)
@@ -147,3 +150,28 @@ def test_a_mechanism_without_cross_attention_says_so() -> None:
 
     with pytest.raises(UnsupportedError, match="Alone has no cross-attention"):
         Alone().build_cross(SITE)
+
+
+@pytest.mark.parametrize("text", ["Softmax(dwc=3)", "TopK(k=8, dwc=3)", "SKA(dwc=3)", "Factors(axes=1, dwc=3)"])
+def test_nothing_is_causal_beside_a_convolution(text: str) -> None:
+    grid, config = Grid.sequence(8), parse(text)
+    assert isinstance(config, HeadMixerConfig)
+    assert replace(config, dwc=0).masks - config.masks == {"causal"}
+    with pytest.raises(UnsupportedError, match=r"dwc=3. cannot apply a causal mask: .* give dwc=0"):
+        config.build(Site(16, 2, grid))(torch.zeros(1, 8, 16), grid, Mask(causal=True))
+    with pytest.raises(UnsupportedError, match="cannot be causal"):
+        on_sequences(config, causal=True)
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_hidden_tokens_do_not_pass_through_the_convolution(cross: bool) -> None:
+    x, keep = tokens(), torch.arange(18).expand(3, -1) % 4 > 0
+    config = Softmax(dwc=3)
+    mixer = config.build_cross(Site(16, 2, GRID, memory=GRID)).double().eval() if cross else layer(config)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        more = {"memory": x, "memory_grid": GRID} if cross else {}
+        out: torch.Tensor = mixer(x, GRID, Mask(keep=keep), **more)
+        return out[keep]
+
+    assert torch.allclose(run(x), run(torch.where(keep[..., None], x, 9.0)), rtol=0, atol=1e-12)

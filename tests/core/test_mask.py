@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from regard import Grid, Mask, Site, parse
 from regard.core import ShapeError, softmax_rows
+from regard.ops import mita_plan, softmax_reference
 
 KEEP = torch.tensor([[True, True, False, True], [True, False, True, True]])
 
@@ -104,10 +105,15 @@ def test_a_memory_has_the_batch_of_the_queries() -> None:
         layer(x, grid, memory=y[:1], memory_grid=memory)
 
 
+@pytest.mark.untyped
 def test_operators_name_a_batch_that_does_not_fit() -> None:
     q = torch.zeros(3, 1, 4, 2)
     with pytest.raises(ShapeError, match="keep has a batch of 2, the operator has 3"):
         Mask(keep=KEEP).dense(q, 4)
+    with pytest.raises(ShapeError, match="keep has a batch of 2, the operator has 1"):
+        softmax_reference(q[:1], q[:1], q[:1], mask=Mask(keep=KEEP))
+    with pytest.raises(ShapeError, match="keep has a batch of 2, the operator has 1"):
+        mita_plan(q[:1], q[:1], q[:1, :, :2], 2, mask=Mask(keep=KEEP))
     dense = Mask(keep=KEEP[:1]).dense(q, 4)  # one row for all images
     assert dense is not None
     assert dense.shape == (1, 1, 1, 4)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -126,3 +127,37 @@ def test_swapped_models_compile():
     swap(model, SKA(), example=x[:1])
     got = torch.compile(model, backend="eager", fullgraph=True)(x).last_hidden_state
     assert torch.allclose(got, out(model, x), atol=1e-10)
+
+
+def test_what_is_frozen_stays_frozen_under_other_names():
+    model, x = make("ViT")
+    model.requires_grad_(False)
+    swap(model, MiTA(m=4, k=4), example=x[:1])
+    assert not any(value.requires_grad for value in model.parameters())
+    model.layers[0].attention.q_proj.weight.requires_grad_(True)
+    swap(model, Softmax(), example=x[:1])
+    assert [name for name, value in restore(model).named_parameters() if value.requires_grad] == [
+        "layers.0.attention.q_proj.weight"
+    ]
+
+
+def test_masked_autoencoders_are_refused():
+    model = transformers.ViTMAEModel(transformers.ViTMAEConfig(**SIZES, **PIXELS))
+    with pytest.raises(UnsupportedError, match="on no grid; load its weights as a ViT"):
+        swap(model, Softmax(), example=torch.randn(1, 3, 32, 32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Softmax):
+    """A user's own mechanism."""
+
+
+def test_folders_keep_the_dtype_and_name_mechanisms_of_the_user(tmp_path):
+    model, x = make("ViT")
+    swap(model, Mine(), example=x[:1])
+    save_pretrained(model.bfloat16(), tmp_path)
+    with pytest.raises(StoreError, match="Mine"):
+        from_pretrained(tmp_path)
+    loaded = from_pretrained(tmp_path, extra=[Mine])
+    assert {value.dtype for value in loaded.parameters()} == {torch.bfloat16}
+    assert torch.equal(out(loaded, x.bfloat16()), out(model, x.bfloat16()))

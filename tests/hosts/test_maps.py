@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hosts.small_hosts import spread, swin, vit, xcit
+from hosts.small_hosts import VIT, spread, swin, vit, xcit
 from regard.core import SwapError, UnsupportedError, merge
-from regard.hosts.maps import capture
-from regard.hosts.swap import swap
+from regard.hosts.maps import capture, readable
+from regard.hosts.swap import create_model, swap
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
 
@@ -37,6 +37,37 @@ def test_masks_of_windows_are_in_the_maps():
     assert shifted.shape[-2:] == (16, 16)
     assert (shifted < 1e-20).any()  # the host's -100 for tokens of another window
     assert not (maps["layers.0.blocks.0.attn"] < 1e-20).any()
+
+
+def test_maps_of_a_hosts_own_attention_are_drawn_whatever_its_model_returns():
+    model, x = vit()
+    spread(model.eval())
+    features = create_model(VIT, None, features_only=True, out_indices=(0, 1), img_size=(32, 48)).eval()
+    features.model.load_state_dict(model.state_dict(), strict=False)
+    found = []
+    for one in (model, features):
+        swapped = readable(one, x)
+        with capture(swapped) as maps:
+            swapped(x)
+        found.append(list(maps.values()))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("hidden", ["layer scale", "zero projection"])
+def test_attention_that_hardly_changes_the_output_is_still_compared(hidden):
+    model, x = xcit()
+    for block in model.eval().blocks:
+        if hidden == "layer scale":
+            block.gamma1.data.fill_(1e-5)
+        else:
+            block.attn.proj.requires_grad_(False).weight.zero_()
+            block.attn.proj.bias.zero_()
+    with pytest.raises(UnsupportedError, match=r"blocks\.0\.attn of Xcit has attention of its own"):
+        readable(model, x)
+    model, x = vit()
+    for block in model.eval().blocks:
+        block.attn.proj.requires_grad_(False).weight.zero_()
+    assert readable(model, x) is not model
 
 
 def test_nothing_is_left_behind():

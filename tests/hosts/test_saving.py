@@ -9,6 +9,7 @@ import torch
 
 from hosts.small_hosts import VIT, spread, swin
 from regard.core import ConfigError, StoreError
+from regard.hosts.resnet import attend
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model, remove, retune, swap
 from regard.mixers.mita import MiTA
@@ -78,6 +79,33 @@ def test_a_model_without_a_recipe_is_refused(tmp_path):
     model.regard_host = ("vit_desk", {"norm_layer": torch.nn.LayerNorm})
     with pytest.raises(ConfigError, match="cannot be spelled"):
         save(model, tmp_path)
+
+
+def test_what_load_could_not_build_is_refused_when_it_is_saved(tmp_path):
+    model = create_model("resnet18(num_classes=7)", None)
+    attend(model, "Factors(terms='0110')", (4,), example=torch.randn(1, 3, 64, 64))
+    with pytest.raises(ConfigError, match="built again, is not this model.*attended_resnet18"):
+        save(model, tmp_path)
+    model = create_model(DESK, None)
+    model.head = torch.nn.Linear(16, 3)
+    with pytest.raises(ConfigError, match=r"head.weight is \(3, 16\) here and \(10, 16\) there.*num_classes="):
+        save(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_head_and_a_mechanism_in_the_hosts_spelling_come_back(tmp_path):
+    model = create_model("attended_resnet18(img_size=64, stages=(4,), mixer='SKA()')", None).eval()
+    model.reset_classifier(5)
+    x = torch.randn(2, 3, 64, 64)
+    assert torch.equal(load(save(model, tmp_path))(x), model(x))
+
+
+def test_a_checkpoint_that_a_model_started_from_is_not_in_its_recipe(tmp_path):
+    torch.save(create_model(VIT, None).state_dict(), tmp_path / "start.pth")
+    model = create_model(VIT, None, checkpoint_path=str(tmp_path / "start.pth")).eval()
+    (tmp_path / "start.pth").unlink()
+    x = torch.randn(1, 3, 224, 224)
+    assert torch.equal(load(save(model, tmp_path))(x), model(x))
 
 
 def test_foreign_and_damaged_folders_are_named(mixed, tmp_path):

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from hosts.small_hosts import spread
-from regard.core import ConfigError, GridError, UnsupportedError
+from regard.core import ConfigError, Grid, GridError, Mask, UnsupportedError
 from regard.hosts import HOSTS, list_models, register
 from regard.hosts.cvt import convolved
 from regard.hosts.looking import channels_of
 from regard.hosts.maps import capture
 from regard.hosts.metaformer import load_fitting
 from regard.hosts.swap import create_model, remove, restore, retune, swap
+from regard.mixers.flatten import FLatten
 from regard.mixers.mita import MiTA
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
@@ -123,6 +124,26 @@ def test_cvt_takes_other_projections_and_its_own_grid_takes_every_mechanism():
     assert torch.isfinite(model(x)).all()
     swap(model, Softmax(dwc=3))
     assert torch.isfinite(model(x)).all()
+
+
+def test_what_stands_beside_an_operator_is_not_lost_in_cvt():
+    model, _ = made("cvt_13(kv_stride=1)")
+    with pytest.raises(UnsupportedError, match="a layer of its own around its operator .LocalMixer"):
+        swap(model, FLatten(local=5))
+    swap(model, FLatten())
+
+
+def test_hidden_tokens_do_not_pass_through_the_convolution_beside_attention_in_cvt():
+    model, _ = made("cvt_13(kv_stride=1)")
+    mixer = swap(model, Softmax(dwc=3)).stages[0].blocks[0].attn.mixer
+    grid, x = Grid(4, 5), torch.randn(2, 20, mixer.site.dim, dtype=torch.float64)
+    keep = torch.arange(20).expand(2, -1) != 7
+    mixer.dwc.weight.data.fill_(1.0)
+    for conv in (mixer.conv_q.conv, mixer.conv_k.conv, mixer.conv_v.conv):  # the host's own, which know no masks
+        conv.weight.data.zero_()[..., 1, 1] = 1.0
+    other = torch.where(keep[..., None], x, 9.0)
+    out, again = (mixer(tokens, grid, Mask(keep=keep))[keep] for tokens in (x, other))
+    assert torch.allclose(out, again, rtol=0, atol=1e-12)
 
 
 def test_static_keys_for_each_window_are_those_of_the_shared_key_when_they_are_equal():

@@ -297,6 +297,74 @@ def test_frozen_stays_frozen():
     assert model.blocks[1].attn.regard.qkv.weight.requires_grad
 
 
+@pytest.mark.parametrize("make", [vit, xcit, torchvision], ids=lambda make: make.__name__)
+def test_frozen_hosts_stay_frozen_under_other_names(make):
+    model, _ = make()
+    model.requires_grad_(False)
+    swap(model, own(model))
+    assert not any(value.requires_grad for value in model.parameters())
+    assert not any(value.requires_grad for value in restore(model).parameters())
+
+
+def test_restore_brings_back_the_present_freeze_and_what_was_dropped_as_it_was():
+    model, _ = vit()
+    swap(model, SKA())
+    model.blocks[0].attn.qkv.weight.requires_grad_(False)
+    model.blocks[1].attn.proj.requires_grad_(False)
+    frozen = {name for name, value in restore(model).named_parameters() if not value.requires_grad}
+    assert frozen == {"blocks.0.attn.qkv.weight", "blocks.1.attn.proj.weight", "blocks.1.attn.proj.bias"}
+    remove(model)
+    assert {name for name, value in restore(model).named_parameters() if not value.requires_grad} == frozen
+
+
+def test_frozen_codes_and_gates_stay_frozen():
+    model, _ = vit()
+    swap(model, Softmax(projection=FSNE(code=4), gate=True))
+    model.regard_shared.requires_grad_(False)
+    model.blocks[0].attn.regard.gate.requires_grad_(False)
+    swap(model, Softmax(projection=FSNE(code=4), gate=True, scale=1.0))
+    assert not model.regard_shared[0].weight.requires_grad
+    assert [block.attn.regard.gate.weight.requires_grad for block in model.blocks] == [False, True]
+
+
+def test_retune_freezes_and_thaws_nothing():
+    model, _ = vit()
+    swap(model, MiTA(m=6, k=4))
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    retune(model, m=24, k=24)
+    assert [name for name, value in model.named_parameters() if value.requires_grad] == ["head.weight", "head.bias"]
+    with pytest.raises(ConfigError, match="would change the parameters"):
+        retune(model, dwc=3)
+    assert not model.blocks[0].attn.qkv.weight.requires_grad
+
+
+@pytest.mark.parametrize("back", [restore, lambda model: swap(model, Softmax())], ids=["restore", "swap"])
+@pytest.mark.parametrize("make", [vit, swin], ids=lambda make: make.__name__)
+def test_a_removed_layer_follows_the_models_dtype(make, back):
+    model, x = make()
+    before = model.eval()(x)
+    remove(model).double()
+    assert {value.dtype for value in back(model).parameters()} == {torch.float64}
+    assert torch.allclose(model(x.double()).float(), before, atol=1e-5)
+
+
+def test_cross_attention_is_refused():
+    class Crossed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv_proj, self.attn = nn.Conv2d(3, 8, 8, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            tokens = self.conv_proj(x).flatten(2).mT
+            return self.attn(tokens, tokens.flip(1), tokens.flip(1))[0]
+
+    model = Crossed()
+    with pytest.raises(UnsupportedError, match="cross-attention has no port"):
+        swap(model, Softmax(), example=torch.randn(1, 3, 32, 48))
+    assert isinstance(model.attn, nn.MultiheadAttention)
+
+
 def test_modes_of_modules_stay():
     model, _ = vit()
     model.train()

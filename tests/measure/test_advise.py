@@ -5,36 +5,57 @@ import json
 import pytest
 
 from regard.cli.app import run as command
-from regard.core import Grid
-from regard.measure.advise import Advice, _beats, advise, attention_sites
+from regard.core import Grid, MixerConfig
+from regard.measure.advise import Advice, _beats, advise, attention_places
 from regard.measure.cost import model_cost
 from regard.mixers.factors import Factors
 from regard.mixers.mita import MiTA
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
+from regard.mixers.spell import spell
 from regard.mixers.xca import XCA
 
 HOST = "vit_desk(size=(16, 24), patch=4, dim=16, depth=3, heads=2)"
+SWIN = "swin_tiny_patch4_window7_224(img_size=(32, 64), window_size=4, depths=(2, 1), embed_dim=8, num_heads=(2, 4))"
+CVT = "cvt_13_32(img_size=(16, 24), dims=(8, 12, 24))"
 
 
 def test_the_sites_are_those_of_the_host() -> None:
-    ((site, number),) = attention_sites(HOST).items()
-    assert number == 3
+    ((place, number),) = attention_places(HOST).items()
+    site = place.site
+    assert (number, place.windows) == (3, 1)
     assert (site.dim, site.heads, site.grid.height, site.grid.width) == (16, 2, 4, 6)
-    ((larger, _),) = attention_sites("deit_tiny_patch16_224", (64, 32)).items()
-    assert (larger.grid, larger.dim) == (Grid(4, 2, 1), 192)
+    ((larger, _),) = attention_places("deit_tiny_patch16_224", (64, 32)).items()
+    assert (larger.site.grid, larger.site.dim) == (Grid(4, 2, 1), 192)
+    swin = {(place.site.dim, place.windows): number for place, number in attention_places(SWIN).items()}
+    assert swin == {(8, 8): 2, (16, 2): 1}
 
 
-def test_counts_are_those_of_the_formulas() -> None:
-    found = {one.mixer: one for one in advise(HOST, [SKA(), XCA()], seconds=0.001, batch=1)}
-    assert set(found) == {"Softmax()", "SKA()", "XCA()"}
-    for config in (SKA(), XCA()):
-        one, other = (model_cost(HOST, mixer) for mixer in (config, Softmax()))
-        mine, soft = found[f"{type(config).__name__}()"], found["Softmax()"]
+@pytest.mark.parametrize(
+    ("host", "configs"), [(HOST, (SKA(), XCA())), (SWIN, (Factors(terms="0110"),)), (CVT, (SKA(),))]
+)
+def test_counts_are_those_of_the_whole_model(host: str, configs: tuple[MixerConfig, ...]) -> None:
+    found = {one.mixer: one for one in advise(host, configs, seconds=0.001, batch=1)}
+    for config in configs:
+        one, other = (model_cost(host, mixer) for mixer in (config, Softmax()))
+        mine, soft = found[spell(config)], found["Softmax()"]
         assert (mine.params or 0) - (soft.params or 0) == one.params - other.params
         assert (mine.macs or 0) - (soft.macs or 0) == one.macs - other.macs
+        assert mine.ratio == pytest.approx((mine.both or 0) / (soft.both or 1))
     assert found["Softmax()"].ratio == 1
-    assert found["SKA()"].ratio == pytest.approx((found["SKA()"].both or 0) / (found["Softmax()"].both or 1))
+    ((place, number), *_) = attention_places(HOST).items()
+    assert advise(HOST, [], seconds=0.001, batch=1)[0].macs == number * Softmax().cost(place.site).macs
+
+
+def test_what_a_swap_refuses_is_not_ranked_and_heads_of_any_width_are_timed() -> None:
+    for host, config, reason in (
+        (SWIN, XCA(), "passes a bias mask"),
+        ("cait_s_32(heads=5, width=6)", MiTA(m=4, k=4), "mixes its heads"),
+        (CVT, XCA(), "kv_stride=1"),
+    ):
+        good, bad = advise(host, [config], seconds=0.001, batch=1)
+        assert (good.mixer, bad.mixer) == ("Softmax()", spell(config))
+        assert reason in bad.refused
 
 
 def test_what_cannot_stand_there_is_refused_with_a_reason() -> None:

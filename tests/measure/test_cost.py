@@ -16,6 +16,15 @@ def test_windows_strided_keys_and_talking_heads_are_counted_as_the_host_runs_the
     assert model_cost(host, Softmax()).macs == model_cost(host, None).macs
 
 
+def test_sizes_reach_hosts_without_an_option_for_them_and_hosts_without_attention_are_counted() -> None:
+    whole = model_cost("resnet18", None)
+    half = model_cost("resnet18", None, (112, 224))
+    assert whole.params == half.params == 11_689_512
+    assert 1.9 < whole.macs / half.macs < 2.1
+    found = model_cost("caformer_s18", Softmax(), (96, 160))
+    assert found == model_cost("caformer_s18", None, (96, 160)) != model_cost("caformer_s18", None)
+
+
 def test_a_mechanism_counts_by_its_formula_whichever_form_runs() -> None:
     host, config = "vit_desk(size=24, patch=2, dim=32, depth=2, heads=2)", MiTA(m=9, k=9)
     model = create_model(host, config)

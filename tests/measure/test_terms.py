@@ -6,7 +6,7 @@ from torch import nn
 
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
 from regard.hosts.swap import build_host, create_model, swap
-from regard.measure.passes import cells, equal_cells, picked
+from regard.measure.passes import cells, equal_cells, layers_of, picked
 from regard.measure.terms import TermMaps, term_maps
 from regard.mixers.factor_door import strided_tokens
 from regard.mixers.factors import Factors, FactorsOperator, factor_logits
@@ -70,6 +70,12 @@ def test_all_terms_together_are_the_map_of_the_layer(terms: str, case: str) -> N
     kept = strided_tokens(grid, operator.stride, rows.device)
     hidden = torch.ones(grid.tokens, dtype=torch.bool).index_fill(0, kept, False)
     assert not found.weights("all")[:, hidden].any()
+
+
+def test_layers_are_named_after_the_port_alone() -> None:
+    swapped = swap(create_model("vit_desk(dim=16, depth=1)", None), Factors())
+    model = nn.ModuleDict({"body": nn.ModuleDict({"regard_vit": swapped})})
+    assert list(layers_of(model, FactorsOperator)) == ["body.regard_vit.blocks.0.attn"]
 
 
 @pytest.mark.parametrize("terms", [terms for terms in ALL_TERMS if terms != "0000"])

@@ -148,6 +148,10 @@ def test_what_is_refused() -> None:
         bra(q, k, v, grid, 2, 1, mask=Mask(causal=True))
     with pytest.raises(ShapeError, match="plan.regions"):
         bra(q, k, v, grid, 2, 1, plan=BRAPlan(torch.zeros(3, 4, 2, dtype=torch.long)))
+    for wrong in (4, -1):  # would be a region of the next or of the last head
+        plan = BRAPlan(torch.full((3, 4, 1), wrong))
+        with pytest.raises(ShapeError, match=f"plan.regions has indices from {wrong} to {wrong}; expected 0 to 3"):
+            bra(q, k, v, grid, 2, 1, plan=plan)
     with pytest.raises(GridError):
         bra(q, k, v, Grid(4, 4), 2, 1)
 

@@ -589,3 +589,23 @@ def test_windows_and_strips_compile_as_one_graph(grid):
     x = torch.randn(2, grid.tokens, 16, dtype=F64, requires_grad=True)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(x, grid), layer(x, grid), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "config", [CSKA(path="conv"), CSKA(path="patches"), CSKA(factorised=True), CSKA(reading="key")], ids=spell
+)
+@pytest.mark.parametrize("plain", [False, True], ids=["fast", "plain"])
+def test_hidden_tokens_may_hold_anything(config, plain):
+    grid = Grid(3, 5, 1)
+    operator = mixer(config, grid).operator
+    run = operator.reference if plain else operator
+    q, v = (torch.randn(3, 2, 16, 8, dtype=F64) for _ in "qv")
+    keep = torch.arange(16).expand(3, -1) % 5 < 4
+    out = run(q, None, v, grid=grid, mask=Mask(keep=keep))
+    for bad in (torch.inf, torch.nan):
+        leaves = [x.masked_fill(~keep[:, None, :, None], bad).requires_grad_() for x in (q, v)]
+        again = run(leaves[0], None, leaves[1], grid=grid, mask=Mask(keep=keep))
+        assert torch.allclose(again, out, atol=1e-12)
+        for grad in torch.autograd.grad(again.sum(), leaves):
+            assert grad.isfinite().all()
+            assert not grad[:, :, ~keep[0]].any()

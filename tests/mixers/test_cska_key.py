@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.core import ConfigError, Grid, Mask, Site, UnsupportedError
+from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError
 from regard.hosts.counting import count_macs
 from regard.hosts.swap import create_model
 from regard.hosts.window_ports import PerWindow
@@ -112,6 +112,15 @@ def test_any_grid_runs_without_resampling():
         image = q.mT.reshape(3, 16, grid.height, grid.width)
         k = F.conv2d(image, made.weight, made.bias, padding=1, groups=2).view(3, 2, 8, -1).mT
         assert torch.allclose(made(q, None, v, grid=grid), F.scaled_dot_product_attention(q, k, v), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("built", "called"), [(Grid(4, 4, 1), Grid(4, 4)), (Grid(4, 4), Grid(4, 4, 1)), (Grid(4, 4, 1), Grid(4, 4, 0, 1))]
+)
+def test_other_extra_tokens_are_refused(built, called):
+    layer = KEY.build(Site(dim=16, heads=2, grid=built))
+    with pytest.raises(GridError, match="extra tokens must be the same"):
+        layer(torch.randn(2, called.tokens, 16), called)
 
 
 def test_hidden_tokens_move_no_key():

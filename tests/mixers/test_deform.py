@@ -371,6 +371,8 @@ def test_wrong_use_is_said():
     for wrong in ({"version": 3}, {"mask_init": 0.0}, {"offset_kernel": 2}, {"dilation": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             DeformableConv(**wrong)
+    with pytest.raises(ConfigError, match="mask_init=0.5 is of factors, which version=1 has not"):
+        DeformableConv(mask_init=0.5)
     with pytest.raises(ConfigError, match="5 groups of offsets do not divide 6"):
         DeformableConv2d(6, 6, 3, padding=1, options=DeformableConv(groups=5))
     with pytest.raises(ConfigError, match="offset_kernel=1 gives another size"):

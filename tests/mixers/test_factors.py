@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
+from regard.mixers import factor_forms
 from regard.mixers.factor_forms import COMPRESSED_CELLS, sinusoid_basis, sinusoids
 from regard.mixers.factors import Factors, factor_logits, factors, factors_reference
 from regard.mixers.softmax import softmax_reference
@@ -327,7 +328,7 @@ def test_parameters_and_executed_macs(terms):
 
     for grid, options in itertools.product(
         (Grid(5, 7, 2), Grid(24, 18, 1)),
-        ({}, {"window": 3}, {"stride": 2}, {"backend": "separable"}, {"backend": "compressed"}),
+        ({}, {"window": 3}, {"stride": 2}, *({"backend": b} for b in ("separable", "compressed", "materialised"))),
     ):
         site = Site(32, 4, grid, qkv_bias=False)
         config = Factors(terms, **options)
@@ -337,6 +338,24 @@ def test_parameters_and_executed_macs(terms):
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
             layer(torch.randn(1, grid.tokens, 32), grid)
         assert cost.macs == counter.get_total_flops() // 2, (grid, options)
+
+
+@pytest.mark.parametrize("terms", ["0100", "0101", "0110", "0111"])
+def test_costs_know_where_the_product_is_too_large(terms, monkeypatch):
+    """With E2 "auto" leaves the product over axes above a number of vectors, and costs count what runs then."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    grid = Grid(24, 18, 1)
+    site = Site(32, 4, grid, qkv_bias=False)
+    config, named = Factors(terms), Factors(terms, backend="compressed")
+    assert config.cost(site) != named.cost(site)
+    monkeypatch.setattr(factor_forms, "FACTORISED_LIMIT", 4 * 24 * 18 * 24 * 9 - 1)
+    assert config.cost(site) == named.cost(site)
+    assert config.exponentials(site) == named.exponentials(site) == 4 * grid.tokens**2
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        config.build(site)(torch.randn(1, grid.tokens, 32), grid)
+    assert config.cost(site).macs == counter.get_total_flops() // 2
 
 
 PUBLISHED_PARAMETERS = {

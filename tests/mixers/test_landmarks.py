@@ -206,6 +206,26 @@ def test_padded_tokens_do_not_enter_landmarks(kind: str) -> None:
     assert gap(out, operator.reference(q, k, v, grid=grid, mask=Mask(keep=keep))) < 1e-12
 
 
+@pytest.mark.parametrize("kind", EXTRACTORS)
+def test_hidden_tokens_may_hold_anything(kind: str) -> None:
+    grid, keep = Grid(4, 6, 1), torch.ones(3, 25, dtype=torch.bool)
+    q, k, v = (x.detach() for x in draw(grid))
+    keep[:, 11:] = False  # fewer cells than the 12 landmarks, of which some have no token
+    mask = Mask(keep=keep)
+    for branches in ("both", "compress"):
+        config = MiTA(m=12, k=5, landmarks=kind, branches=branches)  # type: ignore[arg-type]
+        operator = config.operator(Site(16, 2, grid)).double().eval()
+        out = operator(q, k, v, grid=grid, mask=mask)[:, :, :11]
+        for bad in (torch.inf, torch.nan):
+            spoilt = [x.index_fill(2, torch.arange(11, 25), bad) for x in (q, k, v)]
+            assert gap(operator(*spoilt, grid=grid, mask=mask)[:, :, :11], out) < 1e-12
+            assert gap(operator.reference(*spoilt, grid=grid, mask=mask)[:, :, :11], out) < 1e-12
+            leaves = [x.requires_grad_() for x in spoilt[1:]]
+            for grad in torch.autograd.grad(operator(q, *leaves, grid=grid, mask=mask).sum(), leaves):
+                assert grad.isfinite().all()
+                assert not grad[:, :, 11:].any()
+
+
 def test_drawn_landmarks_are_kept_tokens_while_there_are_some() -> None:
     grid = Grid(4, 6, 1)
     keep = torch.zeros(3, 25, dtype=torch.bool)

@@ -681,6 +681,8 @@ def test_operators_refuse_what_does_not_fit() -> None:
             mita(q, k, v, landmarks, 5, experts=2, duplicates="union", execution=form)
     with pytest.raises(ConfigError, match="execution is auto, lean-dense"):
         mita(q, k, v, landmarks, 5, execution="lean")
+    with pytest.raises(ConfigError, match="execution is auto, .*not 'nonsense'"):
+        mita(q, k, v, landmarks, 5, branches="compress", execution="nonsense")
     plan = mita_plan(q, k, landmarks, 5)
     with pytest.raises(ShapeError, match="plan.keys has shape"):
         mita(q, k, v, landmarks, 6, plan=plan)

@@ -582,6 +582,34 @@ def test_keys_from_positions_are_the_projected_position_embedding():
     assert torch.allclose(operator.keys_on(operator.grid)[:, operator.grid.span], keys[:, -operator.grid.cells :])
 
 
+def test_keys_are_read_and_frozen_in_evaluation_mode():
+    """Dropout noise does not enter the keys, statistics do not move, and every module gets its own mode back."""
+    host = vit(None)
+    host.norm_pre, host.pos_drop.p = torch.nn.BatchNorm1d(host.pos_embed.shape[1]).double(), 0.5
+    host.train().blocks[1].eval()
+    images = torch.randn(4, *first_shape(host), dtype=F64)
+    teacher, student = swap(copy.deepcopy(host), Softmax()), swap(copy.deepcopy(host), SKA(init="calibrate"))
+    names = calibrate(student, teacher, [images])
+    found = student.get_submodule(names[0]).keys.detach().clone()
+    assert freeze_keys(student, images) == names
+    for model in (student, teacher):
+        assert model.norm_pre.num_batches_tracked == 0
+        assert (model.training, model.blocks[0].training, model.blocks[1].training) == (True, True, False)
+    calibrate(student, teacher.eval(), [images])
+    assert torch.equal(student.get_submodule(names[0]).keys, found)
+
+
+@pytest.mark.parametrize("heads", [1, 2])  # one would be broadcast
+def test_keys_of_other_heads_are_refused(heads):
+    host = create_model(f"vit_desk(size=12, patch=3, dim={8 * heads}, depth=1, heads={heads})", None).double()
+    teacher = swap(copy.deepcopy(host), Softmax())
+    images = torch.randn(2, *first_shape(host), dtype=F64)
+    student = swap(copy.deepcopy(host), SKA(init="calibrate", heads=4))
+    said = rf"keys are \({heads}, 16, 8\) .*the student's \(4, 16, 8\); leave out heads="
+    with pytest.raises(SwapError, match=said):
+        calibrate(student, teacher, [images])
+
+
 def test_calibration_says_what_is_missing():
     host = vit(None)
     teacher = swap(copy.deepcopy(host), Softmax())
@@ -670,3 +698,17 @@ def test_compiles_as_one_graph(grid):
     x = torch.randn(2, grid.tokens, 16, dtype=F64)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(x, grid), layer(x, grid), atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("form", [ska, ska_reference])
+def test_a_hidden_value_may_hold_anything(form, activation):
+    (q, keys, v), keep = tensors(), torch.arange(17).expand(3, -1) % 4 > 0
+    out = form(q, keys, v, mask=Mask(keep=keep), activation=activation)
+    for bad in (torch.inf, torch.nan):
+        spoilt = v.masked_fill(~keep[:, None, :, None], bad).requires_grad_()
+        again = form(q, keys, spoilt, mask=Mask(keep=keep), activation=activation)
+        assert torch.allclose(again, out, atol=1e-12)
+        (grad,) = torch.autograd.grad(again.sum(), spoilt)
+        assert grad.isfinite().all()
+        assert not grad[:, :, ~keep[0]].any()

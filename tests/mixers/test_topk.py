@@ -207,6 +207,17 @@ def test_an_unknown_indexer_is_refused() -> None:
         TopK(indexer="lightnin")  # type: ignore[arg-type]
 
 
+def test_numbers_of_another_indexer_are_refused() -> None:
+    with pytest.raises(ConfigError, match="rank=4 is of indexer='spark', not of 'exact'"):
+        TopK(rank=4)
+    with pytest.raises(ConfigError, match="rank=4"):
+        TopK(indexer="lightning", rank=4)
+    for name in ("index_heads", "index_width"):
+        for indexer in ("exact", "spark"):
+            with pytest.raises(ConfigError, match=f"{name}=2 is of indexer='lightning', not of '{indexer}'"):
+                TopK(indexer=indexer, **{name: 2})
+
+
 def test_cost_of_deit_tiny() -> None:
     """Fact 4.15: N^2 C + N k C; DSA C H D + C D + C H parameters."""
     site = Site(192, 3, Grid(14, 14, 1))

@@ -100,6 +100,11 @@ def test_executed_costs_stand_beside() -> None:
     rows = {row[1]: row for row in figure.rows if row[0] == "detection"}  # type: ignore[union-attr]
     assert rows["0001"][6] < rows["0001"][3]  # type: ignore[operator]
     assert rows["1111"][6] > rows["1111"][3]  # type: ignore[operator]
+    large = {row[1]: row for row in figure.rows if row[0] == "segmentation"}
+    for terms in ("0100", "0101", "0110", "0111"):  # with 512 channels on 96x96 cells the product would not fit
+        by_hand = 8 * 96**2 * (6 * (96 + 96) + 4 * 96**2)
+        assert large[terms][7] == round((by_hand + 6 * 8 * 96**2 * (terms[2] == "1")) / 1e9, 3)
+        assert large[terms][6] > large[terms][3]  # type: ignore[operator]
     assert rows["w/o"][5] == "base"
     assert rows["0000"][4:6] == (None, "not printed")
 

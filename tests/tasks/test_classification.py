@@ -11,9 +11,17 @@ from PIL import Image
 from regard import Softmax
 from regard.core import ConfigError, DataError
 from regard.lab.run import Recipe, Run
+from regard.mixers.conv import Conv
+from regard.mixers.deform import DeformableConv
+from regard.mixers.dynamic import DynamicConv
+from regard.mixers.factors import Factors
+from regard.mixers.pvt import PVT
+from regard.mixers.vit3 import ViT3
 from regard.tasks import Classification
+from regard.tasks.data import own
 from regard.tasks.data.augment import augmented, placed, random_windows
-from regard.tasks.data.catalog import classes_and_channels, digits, identity, load
+from regard.tasks.data.catalog import classes_and_channels, digits, identity, load, torchvision_set
+from regard.tasks.data.images import fit
 from regard.tasks.data.streams import generator, seed_all
 from regard.tasks.weights import outputs
 
@@ -109,13 +117,42 @@ def test_matrices_have_std_fan_in() -> None:
             assert float(parameter.detach().std()) * parameter[0].numel() ** 0.5 == pytest.approx(1.0, abs=0.15), name
 
 
-@pytest.mark.parametrize("mixer", [None, Softmax()], ids=["host", "swapped"])
+@pytest.mark.parametrize(
+    "mixer",
+    [None, Softmax(), Conv(), DeformableConv(), DynamicConv(kernel=3), ViT3()],
+    ids=["host", "softmax", "conv", "deformable", "dynamic", "vit3"],
+)
 def test_zero_outputs_make_every_block_the_identity(mixer) -> None:
     model = canvas().model(mixer, 0)
     assert len(outputs(model)) == 2
     x = torch.randn(2, 36, 16)
     assert torch.equal(model.blocks(x), x)
     assert canvas(init="fan_in").model(mixer, 0).blocks(x).sub(x).abs().max() > 0.1
+
+
+def test_layers_with_a_start_of_their_own_keep_it() -> None:
+    """Offsets at zero, the mean of patches, Xavier-uniform maps; from the seed and the name alone."""
+    task = canvas(init="fan_in")
+    deformable = task.model(DeformableConv(groups=2), 0).blocks[0].attn.regard.conv
+    assert not any(parameter.any() for parameter in deformable.offset.parameters())
+    assert deformable.weight.std() > 0
+    reduce = task.model(PVT(), 0).blocks[0].attn.regard.operator.reduce
+    assert torch.equal(reduce.weight[:, :, 0, 0], torch.eye(16) / 4)
+    maps = [task.model(DynamicConv(kernel=3), seed).blocks[0].attn.regard.kernels.weight for seed in (0, 0, 1)]
+    assert maps[0].abs().max() <= (6 / sum(maps[0].shape)) ** 0.5
+    assert torch.equal(maps[0], maps[1])
+    assert not torch.equal(maps[0], maps[2])
+
+
+@pytest.mark.parametrize("mixer", [Factors("0110"), DynamicConv(kernel=3)], ids=["factors", "dynamic"])
+def test_a_slot_behind_a_gamma_of_zero_can_learn(mixer) -> None:
+    """Were the output of the mechanism zero too, neither it nor gamma would ever have a gradient."""
+    host = "attended_resnet18(stem=1, channels=(16, 16, 16, 32), stages=(3,))"
+    model = Classification(host=host, data="digits", size=(8, 8)).model(mixer, 0)
+    model(torch.randn(4, 1, 8, 8)).square().sum().backward()
+    for block in model.layer3:
+        assert block.attn.gamma.item() == 0
+        assert block.attn.gamma.grad.abs() > 0
 
 
 def test_no_mixer_has_no_attention_parameters() -> None:
@@ -160,6 +197,47 @@ def test_parquet_is_read(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"x": [1]}), path.with_name("none.parquet"))
     with pytest.raises(DataError, match="expected one of img"):
         load(str(path.with_name("none.parquet")), (7, 7))
+
+
+@pytest.mark.parametrize("names", [("Train", "Test"), ("training", "validation"), ("TRAIN", "Valid"), ("train", "val")])
+def test_splits_have_the_names_that_people_give_them(names: tuple[str, str], tmp_path: Path) -> None:
+    for name, images in zip(names, (6, 3), strict=True):
+        folder(tmp_path / "set" / name, images=images)
+    found = load(str(tmp_path / "set"), (8, 8))
+    assert found.classes == ("class0", "class1")
+    assert (len(found.train), len(found.test)) == (12, 6)
+
+
+def test_a_test_comes_before_a_validation_and_one_split_has_one_folder(tmp_path: Path) -> None:
+    for name, images in (("train", 6), ("val", 3), ("Test", 4)):
+        folder(tmp_path / "set" / name, images=images)
+    assert len(load(str(tmp_path / "set"), (8, 8)).test) == 8
+    for name in ("train", "Training"):
+        folder(tmp_path / "two" / name)
+    with pytest.raises(DataError, match="Training and train are one split by their names"):
+        load(str(tmp_path / "two"), (8, 8))
+
+
+def test_a_split_is_no_class_and_a_class_no_split(tmp_path: Path) -> None:
+    for name in ("Learn", "Test"):
+        folder(tmp_path / "set" / name)
+    with pytest.raises(DataError, match=r"Test is called like a split, .* expected .*set/train/CLASS"):
+        load(str(tmp_path / "set"), (8, 8))
+    root = folder(tmp_path / "vehicles")
+    (root / "class1").rename(root / "train")  # runs on rails
+    assert load(str(root), (8, 8)).classes == ("class0", "train")
+
+
+def test_a_limit_keeps_all_classes_of_sorted_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = canvas(limit=6).on(str(folder(tmp_path / "set", classes=3, images=10)))
+    assert np.bincount(task.train_images().labels, minlength=3).tolist() == [2, 2, 2]
+    assert set(task.test_images().labels) == {0, 1, 2}
+    assert len(dataclasses.replace(task, limit=1000).train_images()) == 24
+    monkeypatch.setattr(own, "IN_MEMORY", 100)
+    lazy, rows = own.load(tmp_path / "set", (12, 12), "stop").train, np.array([1, 22])
+    assert np.array_equal(lazy.take(rows).pixels[:], lazy.pixels[:][rows])
+    first = canvas(limit=50).train_images()  # a named set, which is not sorted
+    assert np.array_equal(first.pixels, canvas().train_images().pixels[:50])
 
 
 def test_wrong_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +328,47 @@ def test_what_is_known_of_a_torchvision_set_is_what_it_gives(tmp_path: Path, mon
     assert (len(found.classes), found.channels) == classes_and_channels("FashionMNIST") == (10, 3)
     assert classes_and_channels("fashion_mnist") == (10, 1)
     assert task.model(None, 0).patch_embed.proj.in_channels == 3
+
+
+def textures(root: Path, damaged: bool = False) -> None:
+    """DTD with 4 images of different sizes for training and 4 for the test, in two of its 47 classes."""
+    for part, word in (("train", "a"), ("test", "b")):
+        rows = [f"{label}/{label}_{word}{i}.png" for label in ("banded", "blotchy") for i in (0, 1)]
+        (root / "dtd/dtd/labels").mkdir(parents=True, exist_ok=True)
+        (root / f"dtd/dtd/labels/{part}1.txt").write_text("\n".join(rows))
+        for i, row in enumerate(rows):
+            file = root / "dtd/dtd/images" / row
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = generator(row).integers(0, 256, (40 + i, 50 - i, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(file)
+            if damaged and i == 1 and part == "train":
+                file.write_bytes(file.read_bytes()[:60])
+
+
+def test_files_of_torchvision_are_decoded_one_by_one_to_the_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    textures(tmp_path / "torchvision")
+    found = torchvision_set("DTD", (28, 14), False, "stop", False)
+    assert found.train.pixels.shape == (4, 28, 14, 3)
+    with Image.open(tmp_path / "torchvision/dtd/dtd/images/banded/banded_a1.png") as image:
+        assert np.array_equal(found.train.pixels[1], np.asarray(fit(image, (28, 14))))
+    assert torchvision_set("DTD", (28, 14), True, "stop", False).test.pixels.shape == (4, 32, 16, 3)  # 8/7, to be cut
+    monkeypatch.setattr(own, "IN_MEMORY", 100)
+    lazy = torchvision_set("DTD", (28, 14), False, "stop", False)
+    assert isinstance(lazy.train.pixels, own.Lazy)
+    assert np.array_equal(lazy.train.pixels[:], found.train.pixels)
+    assert lazy.checksum == found.checksum
+
+
+def test_damaged_files_of_torchvision_are_named_or_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    textures(tmp_path / "torchvision", damaged=True)
+    with pytest.raises(DataError, match=r"banded_a1\.png cannot be read"):
+        torchvision_set("DTD", (28, 14), False, "stop", False)
+    skipped = torchvision_set("DTD", (28, 14), False, "skip", False)
+    assert (len(skipped.train), skipped.train.labels.tolist()) == (3, [0, 1, 1])
 
 
 @pytest.mark.parametrize("augment", ["timm:rand-m9-mstd0.5-inc1", "randaugment+crop"])

@@ -27,7 +27,7 @@ def advise(
 ) -> None:
     """Rank mechanisms for a model's attention layers by time here, with parameters and MACs (not quality)."""
     from regard.measure.advise import advise as run
-    from regard.measure.advise import attention_sites
+    from regard.measure.advise import attention_places
     from regard.measure.bench import conditions
     from regard.mixers import MIXERS
     from regard.mixers.spell import parse_mixer
@@ -45,8 +45,10 @@ def advise(
         show([asdict(one) for one in found], as_json)
         return
     sites = ", ".join(
-        f"{number} with {site.dim} channels, {site.heads} heads on {site.grid.height}x{site.grid.width}"
-        for site, number in attention_sites(model, sides).items()
+        f"{number} with {place.site.dim} channels, {place.site.heads} heads on "
+        + (f"{place.windows} windows of " if place.windows > 1 else "")
+        + f"{place.site.grid.height}x{place.site.grid.width}"
+        for place, number in attention_places(model, sides).items()
     )
     notes = [
         f"attention layers of {model}: {sites}",

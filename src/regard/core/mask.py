@@ -61,7 +61,7 @@ class Mask:
         if self.keep is not None:
             if self.keep.shape[-1] != columns:
                 raise ShapeError(f"Mask.keep has {self.keep.shape[-1]} keys, the operator has {columns}")
-            if batch is not None and 1 != self.keep.shape[0] != batch != 1:
+            if batch is not None and self.keep.shape[0] not in (1, batch):
                 raise ShapeError(f"Mask.keep has a batch of {self.keep.shape[0]}, the operator has {batch}")
             padding = self.keep[:, None, None, :]
             keep = padding if keep is None else keep & padding
@@ -91,6 +91,20 @@ def _came(value: object) -> str:
 
 
 NOTHING = Mask()
+
+
+def only_kept(x: Float[Tensor, "B H M d"], keep: Bool[Tensor, "B1 M"] | None) -> Float[Tensor, "B H M d"]:
+    """Zeros in the place of tokens that are not kept, in value and gradient: what stands there, even a NaN, is gone.
+
+    keep has a row for each image, or one for all. Raises: ShapeError unless it has all tokens of x.
+    """
+    if keep is None:
+        return x
+    if keep.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"Mask.keep has {keep.shape[-1]} keys, the operator has {x.shape[-2]}")
+    if keep.shape[0] not in (1, x.shape[0]):
+        raise ShapeError(f"Mask.keep has a batch of {keep.shape[0]}, the operator has {x.shape[0]}")
+    return x.masked_fill(~keep[:, None, :, None], 0.0)
 
 
 def softmax_rows(logits: Float[Tensor, "*B M"]) -> Float[Tensor, "*B M"]:

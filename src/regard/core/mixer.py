@@ -65,8 +65,12 @@ class Operator(nn.Module):
 
 
 class Mixer(nn.Module):
-    """A layer that mixes tokens: x (B, N, C) -> (B, N, C). Built by a MixerConfig, which it keeps as `config`."""
+    """A layer that mixes tokens: x (B, N, C) -> (B, N, C). Built by a MixerConfig, which it keeps as `config`.
 
+    output: name of the child that is the last layer, a linear map or convolution; at zero, the layer gives zeros.
+    """
+
+    output: ClassVar[str] = "proj"
     config: "MixerConfig"
     site: Site
 

@@ -51,11 +51,15 @@ class Hosted(nn.Module):
     names: ClassVar[dict[str, str]] = {}
     stays: ClassVar[tuple[str, ...]] = ()
 
+    like: Tensor
+    """Follows the model's device and dtype, for a mixer that has no parameters."""
+
     def __init__(self, host: nn.Module, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
         super().__init__()
         self.source = GridSource()
         self.prefix = site.grid.prefix
         self._host = (host,)  # a tuple hides it from registration
+        self.register_buffer("like", like(host).new_zeros(()), persistent=False)
         self.host_shapes = {key: value.shape for key, value in host.state_dict().items()}
         for name in self.stays if config.uses else ():
             self.register_parameter(name, copy.deepcopy(getattr(host, name)))
@@ -113,8 +117,8 @@ class Hosted(nn.Module):
             norm = getattr(present, name, None) or getattr(self.host, name, None)
             if isinstance(norm, nn.Module) and isinstance(getattr(mixer, name, None), nn.Module) and site.qk_norm:
                 setattr(mixer, name, copy.deepcopy(norm))
-        example = next(present.parameters(), None)
-        return mixer if example is None else mixer.to(example.device, example.dtype)
+        example = next(present.parameters(), self.like)
+        return mixer.to(example.device, example.dtype)
 
     # names and rows
 
@@ -208,6 +212,29 @@ class Hosted(nn.Module):
                 state[key] = blocks.flatten(0, 1)
         return state
 
+    def frozen(self) -> set[str]:
+        """The host's parameters that get no gradient: like those now in their place, or, if dropped, as they were."""
+        wants = {name: value.requires_grad for name, value in self.host.named_parameters()}
+        own = dict(self.mixer.named_parameters())
+        present = {key: own.get(self.own_name(key)) for key in self.places()}
+        present |= {key: self._parameters.get(key) for key in self.stays}
+        wants |= {key: value.requires_grad for key, value in present.items() if key in wants and value is not None}
+        return {name for name, wanted in wants.items() if not wanted}
+
+    def freeze(self, names: set[str], own: set[str]) -> None:
+        """Freeze these of the host's parameters, here and in the hidden host, and no other of the host's.
+
+        own: further parameters to freeze, by their names in this layer.
+        """
+        for name, value in self.host.named_parameters():
+            value.requires_grad_(name not in names)
+        stands = {f"{CHILD}.{self.own_name(key)}": key for key in self.places()} | {key: key for key in self.stays}
+        for name, value in self.named_parameters():
+            if name in stands:
+                value.requires_grad_(stands[name] not in names)
+            elif name in own:
+                value.requires_grad_(False)
+
     @torch.no_grad()
     def adopt(self, state: dict[str, Tensor]) -> set[str]:
         """Take the host's tensors into the mixer; returns the mixer's keys that were filled."""
@@ -248,18 +275,20 @@ class Hosted(nn.Module):
         self.host.load_state_dict(held, assign=True)
 
     def release(self) -> nn.Module:
-        """The library's module, with this layer's present weights where they fit."""
-        example = next(iter(self.parameters()), None)
-        state = self.host_state()
-        if example is not None:
-            state = {
-                k: v.to(example.device, example.dtype if v.is_floating_point() else v.dtype) for k, v in state.items()
-            }
+        """The library's module, with this layer's present weights where they fit, frozen where they are."""
+        example = next(self.parameters(), self.like)
+        state = {
+            key: value.detach().to(example.device, example.dtype if value.is_floating_point() else value.dtype).clone()
+            for key, value in self.host_state().items()
+        }
         host = copy.deepcopy(self.host)
-        host.load_state_dict({key: value.detach().clone() for key, value in state.items()}, assign=True)
+        host.load_state_dict(state, assign=True)
+        frozen = self.frozen()
+        for name, parameter in host.named_parameters():
+            parameter.requires_grad_(name not in frozen)
         for module in host.modules():
             for name, buffer in module._buffers.items():
-                if buffer is not None and example is not None:
+                if buffer is not None:
                     module._buffers[name] = buffer.to(example.device)
         return host.train(self.training)
 
@@ -326,6 +355,12 @@ class Hosted(nn.Module):
             owner._parameters[leaf] = value  # type: ignore[assignment]
             return
         super().__setattr__(name, value)
+
+
+def like(module: nn.Module) -> Tensor:
+    """A tensor with the device and dtype of a module: its first parameter or floating-point buffer, if it has one."""
+    floating = (value for value in (*module.parameters(), *module.buffers()) if value.is_floating_point())
+    return next(floating, torch.zeros(()))
 
 
 def additive(mask: Tensor | None, causal: bool, like: Tensor) -> Mask | None:

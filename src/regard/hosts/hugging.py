@@ -8,6 +8,7 @@ instead of quietly computing softmax. `save_pretrained` and `from_pretrained` he
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,10 +21,11 @@ from .hosted import Hosted, additive
 from .separate import SeparateProjection, biased
 
 NAME, FILE = "regard", "regard.json"
+MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
 
 
 class HuggingViT(Hosted):
-    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, ViT-MAE, YOLOS, DPT."""
+    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2 with and without registers."""
 
     kinds: ClassVar[frozenset[str]] = frozenset(
         {
@@ -31,7 +33,7 @@ class HuggingViT(Hosted):
             "deit.modeling_deit.DeiTAttention",
             "dinov2.modeling_dinov2.Dinov2Attention",
             "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention",
-            "vit_mae.modeling_vit_mae.ViTMAEAttention",
+            MASKED,
         }
     )
     watch: ClassVar[str] = "embeddings.patch_embeddings.projection"
@@ -40,11 +42,15 @@ class HuggingViT(Hosted):
     @classmethod
     def matches(cls, module: nn.Module) -> bool:
         """By the path of the type, so that transformers is not imported for it."""
-        kind = type(module)
-        return f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.") in cls.kinds
+        return _path(module) in cls.kinds
 
     @classmethod
     def refuses(cls, module: Any) -> str:  # type: ignore[override]
+        if _path(module) == MASKED:
+            return (
+                "ViT-MAE drops and shuffles its tokens, so they lie on no grid; load its weights as a ViT, "
+                "transformers.ViTModel.from_pretrained(...)"
+            )
         used = module.config._attn_implementation
         if used not in (None, "eager", "sdpa", NAME):
             return f"masks for {used!r} have another form; call model.set_attn_implementation('sdpa') first"
@@ -84,6 +90,11 @@ class HuggingViT(Hosted):
         """The weights are always None; `regard.capture` draws them. kwargs are transformers' own."""
         mask = additive(attention_mask, bool(kwargs.get("is_causal", False)), hidden_states)
         return self.mixer(hidden_states, self.grid(), mask), None
+
+
+def _path(module: nn.Module) -> str:
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.")
 
 
 class CLIPPort(HuggingViT):
@@ -145,14 +156,14 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
 
     Raises: ConfigError if the model is not of transformers, StoreError if the folder cannot be written.
     """
-    from .saving import _groups
+    from .saving import swaps_of
 
     config = _config(model)
     if config is None:
         raise ConfigError(
             f"{type(model).__name__} is no model of transformers; regard.save writes those of create_model"
         )
-    about = {"version": 1, "architecture": type(model).__name__, "swaps": _groups(model)}
+    about = {"version": 1, "architecture": type(model).__name__, "swaps": swaps_of(model)}
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -165,9 +176,10 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     return target
 
 
-def from_pretrained(folder: str | os.PathLike[str]) -> nn.Module:
-    """The model that `save_pretrained` of this file wrote, in evaluation mode.
+def from_pretrained(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Module:
+    """The model that `save_pretrained` of this file wrote, in evaluation mode, on the CPU, in the dtype of its weights.
 
+    extra: a user's own mechanisms that it names.
     Raises: StoreError if the folder has no regard.json or does not fit it, MissingExtra without transformers.
     """
     try:
@@ -175,29 +187,19 @@ def from_pretrained(folder: str | os.PathLike[str]) -> nn.Module:
     except ImportError as error:
         raise MissingExtra("transformers", "hf") from error
     target = Path(folder)
+    from .saving import cast_like, replay
+
     try:
         about = json.loads((target / FILE).read_text())
         config = transformers.AutoConfig.from_pretrained(target, attn_implementation="sdpa")
         config.__dict__.pop("attn_implementation", None)
         model = getattr(transformers, about["architecture"])(config)
-        for group in about["swaps"]:
-            _replay(model, group["mixer"], group["layers"])
-        model.load_state_dict(load_file(target / "model.safetensors"))
+        replay(model, about["swaps"], tuple(extra))
+        tensors = load_file(target / "model.safetensors")
+        cast_like(model, tensors)
+        model.load_state_dict(tensors)
     except FileNotFoundError as error:
         raise StoreError(f"{target} has no {Path(str(error.filename)).name}; expected a swapped model") from error
-    except (KeyError, AttributeError, RuntimeError, ValueError) as error:
+    except (KeyError, AttributeError, TypeError, RuntimeError, ValueError) as error:
         raise StoreError(f"{target} does not hold the model that its {FILE} describes: {error}") from error
     return model.eval()
-
-
-def _replay(model: nn.Module, spelled: str, layers: dict[str, list[int]]) -> None:
-    from regard.mixers.spell import parse_mixer
-
-    from .nothing import Nothing
-    from .swap import plan_layers
-
-    grids = {layer: Grid(*numbers) for layer, numbers in layers.items()}
-    mixer = Nothing() if spelled == "removed" else parse_mixer(spelled)
-    if mixer is None:
-        raise ValueError("a swap without a mixer")
-    plan_layers(model, mixer, list(grids), grids=grids).apply()

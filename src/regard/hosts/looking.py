@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, RegardError, SwapError
+from regard.core.resting import resting as resting
 
 from .hosted import GridSource, Hosted, find_watched
 from .owners import is_source
@@ -66,19 +67,6 @@ def channels_of(model: nn.Module) -> int:
         if isinstance(told, int):
             return told
     return 3
-
-
-@contextmanager
-def resting(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is in its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager

@@ -23,19 +23,54 @@ from .swap import plan_layers
 def readable(model: nn.Module, inputs: Float[Tensor, "B ..."], layers: str = "*") -> nn.Module:
     """The model, or where layers that match a glob have the host's own attention, a copy with our softmax in them.
 
-    inputs: as the model expects them; both are compared on them.
-    Raises: SwapError if no layer matches; UnsupportedError if the copy computes something else, as where the host's
-    attention is not plain softmax.
+    inputs: as the model expects them; each layer of both is compared on what it gets in the model.
+    Raises: SwapError if no layer matches; UnsupportedError if a layer of the copy computes something else, as where the
+    host's attention is not plain softmax.
     """
     own = [name for name in matching(model, layers) if not isinstance(model.get_submodule(name), Hosted)]
     if not own:
         return model
     reader = plan_layers(copy.deepcopy(model), Softmax(), own, inputs[:1]).apply()
-    with resting(reader), resting(model):
-        found, expected = reader(inputs), model(inputs)
-    if not torch.allclose(found, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
-        raise UnsupportedError(f"{type(model).__name__} has attention of its own that is not plain softmax")
+    given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(_keeping(given, name), with_kwargs=True) for name in own
+    ]
+    try:
+        with resting(model):
+            model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, (args, kwargs) in given.items():
+        if not _alike(model.get_submodule(name), reader.get_submodule(name), args, kwargs):
+            raise UnsupportedError(
+                f"{name} of {type(model).__name__} has attention of its own that is not plain softmax"
+            )
     return reader
+
+
+def _keeping(given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]], name: str) -> Callable[..., None]:
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given[name] = (args, kwargs)
+
+    return keep
+
+
+@torch.no_grad()
+def _alike(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether both compute the same with the host's weights; noise stands for zeros, which would hide a difference."""
+    noise, outputs = torch.Generator().manual_seed(0), []
+    host, layer = copy.deepcopy(host).eval(), copy.deepcopy(layer).eval()
+    for module in (host, layer):
+        for value in module.parameters():
+            if not value.any():
+                value.copy_(0.1 * torch.randn(value.shape, generator=noise))
+    layer.load_state_dict(host.state_dict(), strict=False)
+    for module in (host, layer):
+        found = module(*args, **kwargs)
+        outputs.append(found[0] if isinstance(found, tuple) else found)
+    expected, out = outputs
+    return torch.allclose(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
 @contextmanager

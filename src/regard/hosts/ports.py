@@ -9,7 +9,7 @@ from timm.models.metaformer import Attention as MetaFormerAttention
 from timm.models.xcit import XCA as XCiTAttention
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, Mask, Site
+from regard.core import ConfigError, Grid, Mask, Site, UnsupportedError
 
 from .hosted import Hosted, additive, watched_module
 from .hugging import CLIPPort, HuggingViT
@@ -135,7 +135,16 @@ class TorchvisionViT(Hosted):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Boolean masks are True where attention is forbidden, as in torch. The weights are always None."""
+        """Boolean masks are True where attention is forbidden, as in torch. The weights are always None.
+
+        Raises: UnsupportedError for keys or values that are not the queries' tensor; ConfigError for a padding mask
+        that is not boolean.
+        """
+        if key is not query or value is not query:
+            raise UnsupportedError(
+                "this layer got keys or values of their own: cross-attention has no port, only self-attention, which "
+                "is called with one tensor as query, key and value; leave the layer out with where="
+            )
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = ~attn_mask
         mask = additive(attn_mask, False, query)

@@ -50,13 +50,11 @@ class Attended(Hosted):
 
     library: ClassVar[tuple[type, ...]] = (Slot,)
 
-    like: Tensor
     gamma: nn.Parameter | None
 
     def __init__(self, host: Any, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
         super().__init__(host, config, site, shared)
-        example = next(self.mixer.parameters(), host.like)
-        self.register_buffer("like", torch.zeros_like(host.like), persistent=False)
+        example = next(self.mixer.parameters(), self.like)
         gamma = nn.Parameter(torch.full((), host.start, device=example.device, dtype=example.dtype))
         self.register_parameter("gamma", gamma if config.uses else None)
 
@@ -68,11 +66,6 @@ class Attended(Hosted):
     @classmethod
     def grid_of(cls, module: Any) -> Grid:
         return Grid(*module.cells)
-
-    def make(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Any:
-        mixer = super().make(config, site, shared)
-        like = self._buffers.get("like", cast(Slot, self.host).like)
-        return mixer if self._modules.get(CHILD) is not None else mixer.to(cast(Tensor, like))
 
     def grid(self) -> Grid:
         return self.grid_of(self.host)

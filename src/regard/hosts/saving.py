@@ -1,16 +1,18 @@
 """A model in a folder: model.safetensors and model.json, which has the spelled host and mixers. Never pickle."""
 
+import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, MixerConfig, RegardError, StoreError
 from regard.mixers.spell import parse_mixer, spell
@@ -26,9 +28,11 @@ FORMAT, VERSION = "regard-model", 1
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write a model that came from `create_model` (swapped or not, retuned or not); returns the folder.
 
-    Raises: ConfigError if the model did not come from `create_model`, StoreError if the folder cannot be written.
+    Another number of classes since then, as by timm's `reset_classifier`, is noted.
+    Raises: ConfigError if the model did not come from `create_model`, or was changed since so that its recipe gives
+    other parameters; StoreError if the folder cannot be written.
     """
-    recipe = describe(model)
+    recipe = _checked(model)
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
     data = save_tensors(tensors)
     about = {
@@ -58,8 +62,57 @@ def describe(model: nn.Module) -> dict[str, Any]:
     if record is None:
         raise ConfigError("save needs a model from create_model(name, ...): its name and options are the recipe")
     name, options = record
-    options = {key: value for key, value in options.items() if key != "pretrained"}
-    return {"host": spell_host(name, options), "swaps": _groups(model)}
+    options = {key: value for key, value in options.items() if key not in ("pretrained", "checkpoint_path")}
+    return {"host": spell_host(name, options), "swaps": swaps_of(model)}
+
+
+def _checked(model: nn.Module) -> dict[str, Any]:
+    """`describe`, proved by building the model again without memory. Raises: ConfigError if it has other tensors."""
+    recipe = describe(model)
+    differs = _difference(model, recipe)
+    classes = getattr(model, "num_classes", None)
+    if differs and isinstance(classes, int):
+        name, options = parse_host(recipe["host"])
+        other = recipe | {"host": spell_host(name, options | {"num_classes": classes})}
+        if not _difference(model, other):
+            return other
+    if differs:
+        raise ConfigError(
+            f"{recipe['host']}, built again, is not this model: {differs}. Give create_model what was changed by hand "
+            "(num_classes=, img_size=, or attended_resnet18 and attended_resnet50 for attention in a ResNet), or save "
+            "model.state_dict() with safetensors"
+        )
+    return recipe
+
+
+def _difference(model: nn.Module, recipe: dict[str, Any]) -> str:
+    """In which tensors a model differs from what its recipe builds; "" if in none."""
+    kinds = {
+        type(item) for layer in model.modules() if isinstance(layer, Hosted) for item in _parts(layer.mixer.config)
+    }
+    built: nn.Module | None = None
+    with torch.random.fork_rng(devices=[]):
+        for device in ("meta", "cpu"):  # not everything can be built without memory
+            try:
+                with torch.device(device):
+                    built = rebuild(recipe, tuple(kinds))
+                break
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+    if built is None:
+        return failure
+    own, other = ({key: tuple(value.shape) for key, value in m.state_dict().items()} for m in (model, built))
+    odd = [key for key in own | other if own.get(key) != other.get(key)]
+    said = [f"{key} is {own.get(key, 'missing')} here and {other.get(key, 'missing')} there" for key in odd[:3]]
+    return "; ".join(said) + (f"; and {len(odd) - 3} more" if len(odd) > 3 else "")
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """A configuration and those in its fields."""
+    if dataclasses.is_dataclass(config):
+        yield config
+        for item in dataclasses.fields(config):
+            yield from _parts(getattr(config, item.name))
 
 
 def load(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Module:
@@ -80,18 +133,23 @@ def load(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Modul
     try:
         tensors = load_tensors(data)
         model = rebuild(about, tuple(extra))
-        cast = {value.dtype for value in tensors.values() if value.is_floating_point()}
-        if len(cast) == 1:
-            model.to(cast.pop())
+        cast_like(model, tensors)
         model.load_state_dict(tensors)
     except SafetensorError as error:
         raise StoreError(f"{target}/model.safetensors cannot be read: {error}") from error
-    except (KeyError, TypeError, RuntimeError, RegardError) as error:
+    except (KeyError, TypeError, AttributeError, RuntimeError, RegardError) as error:
         raise StoreError(f"{target} does not hold the model that its model.json describes: {error}") from error
     return model.eval()
 
 
-def _groups(model: nn.Module) -> list[dict[str, Any]]:
+def cast_like(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model, in place, the dtype of its tensors, where those with a floating point have one in common."""
+    found = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    if len(found) == 1:
+        model.to(found.pop())
+
+
+def swaps_of(model: nn.Module) -> list[dict[str, Any]]:
     """Layers that one swap made: the same mechanism and the same shared module, in the model's order."""
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for name, layer in model.named_modules():
@@ -108,16 +166,20 @@ def rebuild(about: dict[str, Any], extra: tuple[type, ...] = ()) -> nn.Module:
 
     extra: a user's own mechanisms that it names. Raises: RegardError.
     """
-    name, options = parse_host(about["host"])
-    model = create_model(name, None, **options)
-    for group in about["swaps"]:
+    model = create_model(about["host"], None)
+    replay(model, about["swaps"], extra)
+    return model
+
+
+def replay(model: nn.Module, swaps: list[dict[str, Any]], extra: tuple[type, ...] = ()) -> None:
+    """Do again, in place, what `swaps_of` wrote down. Raises: RegardError."""
+    for group in swaps:
         grids = {layer: Grid(*numbers) for layer, numbers in group["layers"].items()}
         removed = group["mixer"] == "removed"
         mixer: MixerConfig | None = Nothing() if removed else parse_mixer(group["mixer"], extra)
         if mixer is None:
             raise ConfigError("a swap without a mixer")
         plan_layers(model, mixer, list(grids), grids=grids).apply()
-    return model
 
 
 def read_about(folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -134,8 +134,13 @@ class CvTPort(Hosted):
             )
         if site.memory is not None and config.dwc:
             raise ConfigError("dwc adds values at their own place: it needs a host with kv_stride=1")
-        widened = super().built(config, site, shared).site  # a mechanism may have heads of its own
-        return ConvMixer(config, widened, shared, self.host)
+        made = super().built(config, site, shared)
+        if type(made) is not HeadMixer:
+            raise UnsupportedError(
+                f"{type(config).__name__} has a layer of its own around its operator ({type(made).__name__}: a branch, "
+                "gate or norm), and CvT's convolutions need the plain one; take options without it, or another host"
+            )
+        return ConvMixer(config, made.site, shared, self.host)  # its site: a mechanism may have heads of its own
 
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
         return self.mixer(x, Grid(height, width, self.prefix))
@@ -175,7 +180,4 @@ class ConvMixer(HeadMixer):
         made = self.roles(x, grid, rope)
         operator = self.operator.reference if plain else self.operator
         out = merge(operator(made["q"], made["k"], made["v"], grid=grid, memory=memory, mask=mask))
-        if self.dwc is not None and made["v"] is not None:
-            extra, cells = grid.to_map(merge(made["v"]))
-            out = out + grid.from_map(torch.zeros_like(extra), self.dwc(cells))
-        return self.finish(x, out)
+        return self.finish(x, self.beside(x, out, made["v"], grid, mask))

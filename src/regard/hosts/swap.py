@@ -15,7 +15,7 @@ from regard.core import ConfigError, Grid, MixerConfig, RegardError, SwapError, 
 from regard.mixers.spell import parse_mixer, spell
 from regard.mixers.static import FROM_TEACHER, StaticConfig
 
-from .hosted import CHILD, Hosted
+from .hosted import CHILD, Hosted, like
 from .looking import all_sites, example_of, grids_of, inputs_of, matching, port_of
 from .nothing import Nothing
 from .owners import shared_of, swapped, tidy
@@ -164,6 +164,9 @@ def retune(model: nn.Module, where: str = "*", **numbers: Any) -> nn.Module:
             if key not in known:
                 raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, known)}")
         new = layer.make(replace(config, **numbers), old.site, shared_of(layer))
+        wants = {key: value.requires_grad for key, value in old.named_parameters()}
+        for key, value in new.named_parameters():  # loading keeps the flags of what is loaded into
+            value.requires_grad_(wants.get(key, True))
         try:
             new.load_state_dict(old.state_dict(keep_vars=True), assign=True)
         except RuntimeError as error:
@@ -197,6 +200,16 @@ def create_model(name: str, mixer: MixerConfig | None, **timm_options: Any) -> n
 def build_host(text: str, mixer: MixerConfig | None, **overrides: Any) -> nn.Module:
     """`create_model` from a spelling such as "vit_tiny_patch16_224(patch_size=4, qkv_bias=False)"."""
     return create_model(text, mixer, **overrides)
+
+
+def build_sized(text: str, mixer: MixerConfig | None, size: tuple[int, int], **overrides: Any) -> nn.Module:
+    """`build_host` for images of size = (height, width): with `img_size`, unless the host has no such option."""
+    try:
+        return build_host(text, mixer, img_size=size, **overrides)
+    except ConfigError as error:
+        if "img_size" not in str(error.__cause__):
+            raise
+    return build_host(text, mixer, **overrides)
 
 
 def parse_host(text: str) -> tuple[str, dict[str, Any]]:
@@ -290,9 +303,8 @@ def _transfer(site: PlannedSite, faithful: bool) -> None:
     """Weights into the new layer: the host's, and those of a swapped-in mixer whose meaning is the same."""
     layer, before = site.layer, site.before
     state = before.host_state() if isinstance(before, Hosted) else dict(before.state_dict())
-    parameter = next(before.parameters(), None)
-    if parameter is not None:
-        layer.to(parameter.device, parameter.dtype)
+    example = like(before)
+    layer.to(example.device, example.dtype)
     filled = layer.adopt(state)
     if isinstance(before, Hosted):
         filled |= _carry(before, layer)
@@ -301,9 +313,11 @@ def _transfer(site: PlannedSite, faithful: bool) -> None:
         for value in dwc.parameters():
             nn.init.zeros_(value)
     frozen = {name for name, value in before.named_parameters() if not value.requires_grad}
-    for name, value in layer.mixer.named_parameters():
-        if frozen & {name, f"{CHILD}.{name}"}:
-            value.requires_grad_(False)
+    if isinstance(before, Hosted):  # a new parameter may have the name of an old one that meant something else
+        carried = {f"{CHILD}.{name}" for name in filled}
+        layer.freeze(before.frozen(), {name for name in frozen if not name.startswith(f"{CHILD}.") or name in carried})
+    else:
+        layer.freeze(frozen, set())
 
 
 @torch.no_grad()
@@ -327,4 +341,6 @@ def _carry(before: Hosted, layer: Hosted) -> set[str]:
     shared, into = shared_of(before), shared_of(layer)
     if same["qkv"] and shared is not None and into is not None:
         into.load_state_dict(shared.state_dict())
+        for value, old_value in zip(into.parameters(), shared.parameters(), strict=True):
+            value.requires_grad_(old_value.requires_grad)
     return keys

@@ -1,21 +1,31 @@
 """Which mechanisms suit a model's attention layers on this machine: exact counts and times beside each other.
 
 Counts and times are of the attention layers alone, with their projections; the rest of the model is the same for all.
+Counts are what `regard cost` counts for the model, less what it counts without attention. What is timed is the layer
+that a swap installs, on as many grids (windows) as the images of a batch have there.
 Nothing here says how well a mechanism learns: that is what runs and studies are for.
 """
 
+import copy
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor, nn
 
-from regard.core import Grid, MixerConfig, RegardError, Site
-from regard.hosts.swap import create_model, plan_swap
+from regard.core import ConfigError, Cost, Grid, Mask, Mixer, MixerConfig, RegardError, Site, nearest
+from regard.hosts.hosted import Hosted
+from regard.hosts.looking import inputs_of
+from regard.hosts.nothing import Nothing
+from regard.hosts.swap import plan_swap
+from regard.hosts.window_ports import PerWindow
 from regard.mixers.softmax import Softmax
 from regard.mixers.spell import spell
 
-from .bench import bench
+from .bench import DTYPES, bench_layers
+from .cost import bare, counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +50,37 @@ class Advice:
     refused: str = ""
 
 
-def attention_sites(host: str, size: tuple[int, int] | None = None) -> dict[Site, int]:
+@dataclass(frozen=True)
+class Place:
+    """A kind of attention layer of a model. windows: grids that it gets of one image. port: what a swap puts there."""
+
+    site: Site
+    windows: int
+    port: type[Hosted]
+
+
+def attention_places(host: str, size: tuple[int, int] | None = None) -> dict[Place, int]:
     """The different attention layers of a model and how many it has of each; no weights are made.
 
     size: (height, width) of images, None = the host's own. Raises: ConfigError, SwapError.
     """
     with torch.device("meta"):
-        model = create_model(host, None, **({} if size is None else {"img_size": size})).eval()
-        planned = plan_swap(model, Softmax()).sites
-    return dict(Counter(replace(one.layer.mixer.site, layer=0, name="", drop=0.0) for one in planned))
+        model, image = bare(host, size)
+        return dict(Counter(_places(_swapped(model, Softmax(), image), image).values()))
+
+
+def _swapped(model: nn.Module, config: MixerConfig, image: Tensor) -> nn.Module:
+    """A copy with a mechanism. Raises: RegardError."""
+    return plan_swap(copy.deepcopy(model), config, example=image).apply()
+
+
+def _places(model: nn.Module, image: Tensor) -> dict[Hosted, Place]:
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Hosted)}
+    got = inputs_of(model, layers, image)
+    return {
+        layer: Place(replace(layer.mixer.site, layer=0, name="", drop=0.0), got[name][0], type(layer))
+        for name, layer in layers.items()
+    }
 
 
 def advise(
@@ -65,63 +97,84 @@ def advise(
     """Rank mechanisms at a model's attention layers, fastest training first; softmax is always among them.
 
     batch: images. seconds: for each mechanism at each different layer, forward and again with backward. Candidates are
-    timed in turn, so that a busy machine slows all alike. What cannot be built at a layer stands at the end with why.
+    timed in turn, so that a busy machine slows all alike. What a swap refuses stands at the end with why.
     Raises: ConfigError as `bench` or for an unknown host, SwapError if it has no attention to replace.
     """
-    sites = attention_sites(host, size)
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
+    for name, number in (("batch", batch), ("seconds", seconds)):
+        if not 0 < number < math.inf:
+            raise ConfigError(f"{name} is a positive number, not {number}")
     every = list(dict.fromkeys([Softmax(), *configs]))
-    refused = {config: _refusal(config, sites) for config in every}
-    usable = [config for config in every if not refused[config]]
+    refused: dict[MixerConfig, str] = {}
+    costs: dict[MixerConfig, Cost] = {}
+    with torch.device("meta"):
+        model, image = bare(host, size)
+        rest = counted(_swapped(model, Nothing(), image), image)
+        first = _places(_swapped(model, Softmax(), image), image)
+        for config in every:
+            try:
+                costs[config] = counted(_swapped(model, config, image), image)
+            except RegardError as error:
+                refused[config] = str(error)
+    usable = list(costs)
+    one_of = {place: layer for layer, place in reversed(first.items())}
+    places = Counter(first.values())
     forward = dict.fromkeys(usable, 0.0)
     both = dict.fromkeys(usable, 0.0)
-    for site, number in sites.items():
+    other_grid = dict.fromkeys(usable, True)
+    made = (torch.device(device), DTYPES[dtype])
+    for place, number in places.items():
+        grid = place.site.grid
+        if report is not None:
+            report(f"timing {len(usable)} mechanisms on {grid}")
+        mask = None
+        if "bias" in place.port.sends:
+            mask = Mask(bias=torch.zeros(1, 1, grid.tokens, grid.tokens, device=made[0], dtype=made[1]))
+        layers = [_built(one_of[place], config, place.site) for config in usable]
+        for config, layer in zip(usable, layers, strict=True):
+            other_grid[config] &= _takes_another_grid(layer)
         for total, backward in ((forward, False), (both, True)):
-            timings = bench(usable, [site.grid], dim=site.dim, heads=site.heads, batch=batch, dtype=dtype,
-                            backward=backward, part="layer", device=device, seconds=seconds, report=report)  # fmt: skip
+            grids = batch * place.windows
+            timings = bench_layers(layers, grid, mask, grids, made, backward=backward, part="layer", seconds=seconds)
             for config, timing in zip(usable, timings, strict=True):
                 total[config] += number * timing.seconds
-    found = []
-    for config in usable:
-        costs = [(config.cost(site), number) for site, number in sites.items()]
-        found.append(
-            Advice(
-                mixer=spell(config),
-                params=sum(cost.params * number for cost, number in costs),
-                macs=sum(cost.macs * number for cost, number in costs),
-                forward=forward[config],
-                both=both[config],
-                ratio=both[config] / both[usable[0]],
-                masks=tuple(sorted(config.masks)),
-                other_grid=all(_takes_another_grid(config, site) for site in sites),
-            )
+    found = [
+        Advice(
+            mixer=spell(config),
+            params=costs[config].params - rest.params,
+            macs=costs[config].macs - rest.macs,
+            forward=forward[config],
+            both=both[config],
+            ratio=both[config] / both[usable[0]],
+            masks=tuple(sorted(config.masks)),
+            other_grid=other_grid[config],
         )
+        for config in usable
+    ]
     front = [replace(one, pareto=not any(_beats(other, one) for other in found)) for one in found]
     front.sort(key=lambda one: one.both or 0.0)
-    return [*front, *(Advice(mixer=spell(config), refused=text) for config, text in refused.items() if text)]
+    return [*front, *(Advice(mixer=spell(config), refused=text) for config, text in refused.items())]
 
 
-def _refusal(config: MixerConfig, sites: dict[Site, int]) -> str:
-    """Why a mechanism cannot stand at one of the layers; "" if it can. One small forward pass each."""
-    try:
-        for site in sites:
-            config.cost(site)
-            with torch.no_grad():
-                config.build(site)(torch.randn(1, site.grid.tokens, site.dim), site.grid)
-    except RegardError as error:
-        return str(error)
-    return ""
+def _built(layer: Hosted, config: MixerConfig, site: Site) -> Mixer:
+    """The mixer that the port of a layer puts at its site, with weights; batch normalisation takes a batch of one."""
+    torch.manual_seed(0)
+    return layer.built(config, site, config.shared()).eval()
 
 
-def _takes_another_grid(config: MixerConfig, site: Site) -> bool:
+def _takes_another_grid(layer: Mixer) -> bool:
     """Whether a built layer accepts a grid that is half as large again, as a larger image brings it."""
-    grid = replace(site.grid, height=site.grid.height * 3 // 2 + 1, width=site.grid.width * 3 // 2 + 1)
-    return _runs(config, site, grid)
+    grid = layer.site.grid
+    return _runs(layer, replace(grid, height=grid.height * 3 // 2 + 1, width=grid.width * 3 // 2 + 1))
 
 
-def _runs(config: MixerConfig, site: Site, grid: Grid) -> bool:
+def _runs(layer: Mixer, grid: Grid) -> bool:
+    operator = getattr(layer, "operator", None)
+    windows = operator.windows if isinstance(operator, PerWindow) else 1  # a batch is whole images
     try:
         with torch.no_grad():
-            config.build(site)(torch.randn(1, grid.tokens, site.dim), grid)
+            layer(torch.randn(windows, grid.tokens, layer.site.dim), grid)
     except RegardError:
         return False
     return True

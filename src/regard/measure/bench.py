@@ -17,7 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from regard.core import ConfigError, Grid, MixerConfig, Site, nearest
+from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, nearest
 from regard.mixers.compiled import native_wanted
 from regard.mixers.heads import HeadMixer
 from regard.mixers.spell import spell
@@ -75,19 +75,25 @@ def bench(
         if not 0 < number < math.inf:
             raise ConfigError(f"{name} is a positive number, not {number}")
     timings = []
-    with one_thread():
-        for grid in grids:
-            if report is not None:
-                report(f"timing {len(configs)} mechanisms on {grid}")
-            runs = [
-                _prepare(config, Site(dim, heads, grid), batch, DTYPES[dtype], backward, part, torch.device(device))
-                for config in configs
-            ]
-            samples = _interleave(runs, seconds, torch.device(device))
-            first = statistics.median(sample[0] for sample in samples[0])
-            for config, found in zip(configs, samples, strict=True):
-                timings.append(_summary(config, grid, found, first))
+    for grid in grids:
+        if report is not None:
+            report(f"timing {len(configs)} mechanisms on {grid}")
+        layers = [_built(config, Site(dim, heads, grid)) for config in configs]
+        made = (torch.device(device), DTYPES[dtype])
+        timings += bench_layers(layers, grid, None, batch, made, backward=backward, part=part, seconds=seconds)
     return timings
+
+
+def bench_layers(
+    layers: Sequence[Mixer], grid: Grid, mask: Mask | None, batch: int, made: tuple[torch.device, torch.dtype],
+    *, backward: bool, part: str, seconds: float,
+) -> list[Timing]:  # fmt: skip
+    """`bench` of layers that are built, on inputs (batch, tokens of grid, channels); made: device and dtype of all."""
+    with one_thread():
+        runs = [_prepare(layer, grid, mask, batch, made, backward, part) for layer in layers]
+        samples = _interleave(runs, seconds, made[0])
+    first = statistics.median(sample[0] for sample in samples[0])
+    return [_summary(layer.config, grid, found, first) for layer, found in zip(layers, samples, strict=True)]
 
 
 @contextmanager
@@ -109,23 +115,31 @@ def conditions() -> list[str]:
     return said
 
 
-def _prepare(
-    config: MixerConfig, site: Site, batch: int, dtype: torch.dtype, backward: bool, part: str, device: torch.device
-) -> Callable[[], object]:
-    """One pass as a function without arguments."""
+def _built(config: MixerConfig, site: Site) -> Mixer:
     torch.manual_seed(0)
-    layer = config.build(site).to(device, dtype)
-    x = torch.randn(batch, site.grid.tokens, site.dim, device=device, dtype=dtype, requires_grad=backward)
-    run: Callable[[], Tensor] = lambda: layer(x, site.grid)  # noqa: E731
+    return config.build(site)
+
+
+def _prepare(
+    layer: Mixer, grid: Grid, mask: Mask | None, batch: int, made: tuple[torch.device, torch.dtype], backward: bool,
+    part: str,
+) -> Callable[[], object]:  # fmt: skip
+    """One pass as a function without arguments."""
+    device, dtype = made
+    layer = layer.to(device, dtype)
+    torch.manual_seed(0)
+    x = torch.randn(batch, grid.tokens, layer.site.dim, device=device, dtype=dtype, requires_grad=backward)
+    rope = torch.rand(grid.cells, 2 * layer.site.width, device=device, dtype=dtype) if layer.site.rotary else None
+    run: Callable[[], Tensor] = lambda: layer(x, grid, mask, rope)  # noqa: E731
     leaves = [x, *layer.parameters()]
     if part == "operator":
         if not isinstance(layer, HeadMixer):
-            raise ConfigError(f"{spell(config)} has no operator on heads; time the whole layer: --part layer")
+            raise ConfigError(f"{spell(layer.config)} has no operator on heads; time the whole layer: --part layer")
         with torch.no_grad():
-            made = layer.roles(x, site.grid)
-        roles = {role: None if y is None else y.contiguous().requires_grad_(backward) for role, y in made.items()}
+            found = layer.roles(x, grid)
+        roles = {role: None if y is None else y.contiguous().requires_grad_(backward) for role, y in found.items()}
         operator = layer.operator
-        run = lambda: operator(roles["q"], roles["k"], roles["v"], grid=site.grid)  # noqa: E731
+        run = lambda: operator(roles["q"], roles["k"], roles["v"], grid=grid)  # noqa: E731
         leaves = [y for y in roles.values() if y is not None] + list(operator.parameters())
     if not backward:
         return torch.no_grad()(run)

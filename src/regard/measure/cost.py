@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from regard.core import Cost, MixerConfig
 from regard.hosts.counting import count_macs
-from regard.hosts.looking import channels_of, taking
-from regard.hosts.nothing import Nothing
-from regard.hosts.swap import create_model, plan_swap
+from regard.hosts.looking import channels_of, example_of, taking
+from regard.hosts.swap import build_sized, create_model, swap
 
 
 def model_cost(
@@ -19,23 +18,26 @@ def model_cost(
     """Cost of a host with a mechanism (None: its own attention), for one image of size (height, width).
 
     size: None is the host's own. accounting: as in `MixerConfig.cost`.
-    Raises: ConfigError for an unknown host or a size that it refuses, SwapError if it has no attention to replace.
+    Raises: ConfigError for an unknown host or a size that it refuses, SwapError if it has no attention to replace by a
+    mechanism.
     """
     with torch.device("meta"):
-        model = create_model(host, None, **({} if size is None else {"img_size": size})).eval()
-        if mixer is None:
-            image = plan_swap(model, Nothing()).example if size is None else _image(model, size)
-            with taking(model, image):
-                return Cost(_parameters(model), count_macs(model, image))
-        plan = plan_swap(model, mixer, example=None if size is None else _image(model, size))
-        plan.apply()
-        return Cost(_parameters(model), count_macs(model, plan.example, accounting))
+        model, image = bare(host, size)
+        if mixer is not None:
+            swap(model, mixer, example=image)
+        with taking(model, image):
+            return counted(model, image, accounting)
 
 
-def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:
-    return torch.zeros(1, channels_of(model), *size, device="meta")
+def bare(host: str, size: tuple[int, int] | None) -> tuple[nn.Module, Tensor]:
+    """A host with its own attention, in evaluation mode, and an image; on the meta device if that is the default one.
+
+    size: (height, width), None = the host's own. Raises: ConfigError, SwapError if the host does not tell its size.
+    """
+    model = (create_model(host, None) if size is None else build_sized(host, None, size)).eval()
+    return model, example_of(model) if size is None else torch.zeros(1, channels_of(model), *size)
 
 
-def _parameters(model: nn.Module) -> int:
-    """Parameters that are the host's or a mixer's; a swapped layer's hidden original is not registered."""
-    return sum(p.numel() for p in model.parameters())
+def counted(model: nn.Module, image: Tensor, accounting: str = "executed") -> Cost:
+    """Parameters (a swapped layer's hidden original is not registered) and multiply-accumulates of one pass."""
+    return Cost(sum(p.numel() for p in model.parameters()), count_macs(model, image, accounting))

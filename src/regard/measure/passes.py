@@ -24,7 +24,9 @@ class Call(NamedTuple):
 def layers_of(model: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
     """The modules of a kind by the name of their layer: what a port holds is named after the layer it stands for."""
     return {
-        name.partition(f".{CHILD}")[0]: module for name, module in model.named_modules() if isinstance(module, kind)
+        f"{name}.".partition(f".{CHILD}.")[0].removesuffix("."): module
+        for name, module in model.named_modules()
+        if isinstance(module, kind)
     }
 
 

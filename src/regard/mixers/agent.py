@@ -28,11 +28,12 @@ from regard.core import (
 )
 
 from .heads import CrossMixer, HeadMixerConfig, check_heads, check_qkv
-from .kernels import check_extra, only_kept
+from .kernels import check_extra
 from .landmarks import pool_landmarks, seen, windows_of
 from .mita_plan import key_bias, without
 from .precision import exact_products
 from .through import read
+from .tiles import hide
 
 TABLE = 7
 """Sides of the learned tables of the biases, which are resized to the grid."""
@@ -51,6 +52,7 @@ def agent_reference(
     read_bias: Float[Tensor, "H N m"] | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """softmax(scale q a^T + read_bias) softmax(scale a k^T + collect_bias) v."""
+    k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     collect, reading = landmarks @ k.mT * scale, q @ landmarks.mT * scale
     bias = key_bias("agent", mask, collect)
@@ -76,7 +78,8 @@ def agent(
 
     scale: None = d^-0.5. mask: padding, and a bias with one row. landmark_keep: False for landmarks that must not be
     used. collect_bias, read_bias: added to the logits of landmarks with keys and of queries with landmarks (B1, B2).
-    A query without a landmark and a landmark without a key get zeros.
+    A query without a landmark and a landmark without a key get zeros. What a key hidden by padding holds, even a NaN,
+    does not matter.
     Raises: ShapeError for tensors that do not fit, UnsupportedError for a causal mask or one bias row per query.
     """
     check_qkv("agent", q, k, v)
@@ -92,6 +95,7 @@ def agent(
             raise ShapeError(f"agent: {label} has shape {tuple(bias.shape)}; expected {shape}")
     with exact_products(q.device):
         added = key_bias("agent", mask, k[..., 0])
+        k, v = hide(k, mask), hide(v, mask)
         if added is None:
             added = None if collect_bias is None else collect_bias[None]
         elif collect_bias is not None:
@@ -223,7 +227,7 @@ class AgentOperator(Operator):
         start = 0 if self.config.preset == "official" else None
         keep = mask.keep if mask is not None and memory is None else None
         return {
-            "landmarks": pool_landmarks(only_kept(q, keep), surface, m, keep=keep, start=start),
+            "landmarks": pool_landmarks(q, surface, m, keep=keep, start=start),
             "mask": mask,
             "landmark_keep": None if keep is None else seen(surface, m, keep, start),
             "collect_bias": None if self.collect is None else self.collect(grid).to(q.dtype),

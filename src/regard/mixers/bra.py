@@ -27,6 +27,7 @@ from regard.core import (
 )
 
 from .heads import HeadMixerConfig, check_qkv
+from .mita_plan import check_chosen
 from .precision import exact_products, wide
 from .sdpa import sdpa
 from .tiles import Tiles, balanced, cell_ids, hide, join_tokens, split_keep, split_tokens
@@ -112,7 +113,8 @@ def bra(
 
     Sides that do not divide give regions that differ by one row or column; no padding is attended to. scale: None =
     d^-0.5. mask: padding only. plan: a selection to use instead of the best. A query without any key gives zeros.
-    Raises: ShapeError, GridError for what does not fit; UnsupportedError for other masks.
+    Raises: ShapeError, GridError for what does not fit, also indices of a plan (read in eager mode on the CPU);
+    UnsupportedError for other masks.
     """
     check_qkv("bra", q, k, v)
     if q.shape[-2] != k.shape[-2]:
@@ -123,9 +125,8 @@ def bra(
     tiles = balanced(grid, _counts(regions), q.device)
     if plan is None:
         plan = bra_plan(q, k, grid, regions, top, mask=mask)
-    elif tuple(plan.regions.shape) != (len(q), tiles.number, top):
-        expected = (len(q), tiles.number, top)
-        raise ShapeError(f"bra: plan.regions has shape {tuple(plan.regions.shape)}; expected {expected}")
+    else:
+        check_chosen("bra: plan.regions", plan.regions, (len(q), tiles.number, top), tiles.number)
     (q_extra, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
     groups = q.shape[0] * q.shape[1]
     start = tiles.number * torch.arange(groups, device=q.device).view(*q.shape[:2], 1, 1)

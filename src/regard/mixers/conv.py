@@ -29,6 +29,7 @@ class Conv(TapsConfig):
     groups: int = 1
     dilation: int = 1
 
+    version: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
     card: ClassVar[Card] = Card(
         title="Regular convolution",
         source="Zhu et al. 2019, Eq. 3",
@@ -67,6 +68,7 @@ class Conv(TapsConfig):
 class ConvMixer(TapsMixer):
     """conv (C, C / groups, taps)."""
 
+    output: ClassVar[str] = "conv"
     config: Conv
 
     def __init__(self, config: Conv, site: Site) -> None:

@@ -33,12 +33,13 @@ from regard.core import (
     nearest,
 )
 
-from .cska_forms import PATHS, by_convolution, by_patches, choose, one_by_one, rows_of, sides, visible
+from .cska_forms import PATHS, by_convolution, by_patches, choose, one_by_one, rows_of, sides
 from .cska_key import QueryKeyOperator, query_keys_cost
 from .heads import check_heads
 from .ska import ska, ska_macs, ska_reference
 from .static import ACTIVATIONS, StaticConfig, StaticOperator, check_bias, weigh
 from .static_grids import apart, in_windows, join, same_cells, tiled, tokens_of
+from .tiles import hide
 
 _OF_LOGITS = ("rows", "cols", "factorised", "path", "resize", "activation")
 WARN_MACS = 2e9
@@ -58,7 +59,7 @@ def cska_reference(
     activation: str = "softmax",
 ) -> Float[Tensor, "B H N e"]:
     """The sum over taps of static-key logits of shifted queries; `path` has no effect."""
-    heads, kernel = q.shape[1], weight.shape[-1]
+    heads, kernel, v = q.shape[1], weight.shape[-1], hide(v, mask)
     image = q.unflatten(2, (grid.height, grid.width))
     image = F.pad(image, (0, 0, *(kernel // 2,) * 4))
     taps = weight.unflatten(0, (heads, -1))  # (H, M, d, k, k)
@@ -101,7 +102,7 @@ def cska(
         path = choose(q, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     bias = None if bias is None else bias * scale
-    dense = (mask or NOTHING).dense(q, v.shape[-2])
+    dense, v = (mask or NOTHING).dense(q, v.shape[-2]), hide(v, mask)
     if path == "conv":
         return by_convolution(q * scale, weight, bias, v, grid, dense, activation)
     return by_patches(q * scale, weight, bias, v, grid, dense, activation, lean=path == "lean")
@@ -335,7 +336,7 @@ class CSKAOperator(StaticOperator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q, v = visible(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
+        q, v = hide(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
         memory = memory or grid
         made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
         extra, cells = apart(q, grid)
@@ -390,7 +391,7 @@ class CSKAOperator(StaticOperator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q, v = visible(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
+        q, v = hide(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
         memory = memory or grid
         made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
         extra, cells = apart(q, grid)

@@ -1,8 +1,7 @@
 """How convolutional static keys are computed: as a convolution, products of neighbourhoods, or strips of rows.
 
 All are the same function, `cska`, for any activation; they differ in time and memory. A strip keeps no logits: they are
-computed again in the backward pass. Also here: the plain form window by window, and what masks and queries are on the
-map.
+computed again in the backward pass. Also here: the plain form window by window, and what masks are on the map.
 """
 
 from collections.abc import Callable
@@ -158,11 +157,6 @@ def _numbers(grid: Grid, q: Tensor) -> tuple[Tensor, Tensor]:
 def sides(grid: Grid) -> tuple[int, int]:
     """(height, width)."""
     return grid.height, grid.width
-
-
-def visible(q: Tensor, mask: Mask | None) -> Tensor:
-    """Queries of hidden tokens as zeros, where keys and queries are the same tokens."""
-    return q if mask is None or mask.keep is None else q * mask.keep[:, None, :, None]
 
 
 def rows_of(mask: Mask | None, grid: Grid) -> tuple[Mask | None, Mask | None]:

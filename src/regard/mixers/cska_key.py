@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from regard.core import Cost, Grid, Mask, Operator, Site, attend
 
-from .cska_forms import sides, visible
+from .cska_forms import sides
+from .kernels import check_extra
 from .softmax import softmax, softmax_reference
 from .static_grids import apart, tokens_of
+from .tiles import hide
 
 
 def query_keys_reference(
@@ -70,7 +72,7 @@ class QueryKeyOperator(Operator):
 
     def __init__(self, site: Site, kernel: int, bias: bool, scale: float | None, paper: bool) -> None:
         super().__init__()
-        self.scale, self.paper, extra = scale, paper, site.grid.extra
+        self.grid, self.scale, self.paper, extra = site.grid, scale, paper, site.grid.extra
         self.weight = nn.Parameter(torch.empty(site.inner, site.width, kernel, kernel))
         self.bias = nn.Parameter(torch.empty(site.inner)) if bias else None
         self.extra_keys = nn.Parameter(torch.empty(site.heads, extra, site.width)) if extra else None
@@ -104,7 +106,7 @@ class QueryKeyOperator(Operator):
         mask: Mask | None = None,
     ) -> Tensor:
         q, keys = self._with_keys(cast(Tensor, q), grid, mask, plain=False)
-        return softmax(q, keys, cast(Tensor, v), scale=self.scale, mask=mask)
+        return softmax(q, keys, hide(cast(Tensor, v), mask), scale=self.scale, mask=mask)
 
     def reference(
         self,
@@ -117,11 +119,12 @@ class QueryKeyOperator(Operator):
         mask: Mask | None = None,
     ) -> Tensor:
         q, keys = self._with_keys(cast(Tensor, q), grid, mask, plain=True)
-        return softmax_reference(q, keys, cast(Tensor, v), scale=self.scale, mask=mask)
+        return softmax_reference(q, keys, hide(cast(Tensor, v), mask), scale=self.scale, mask=mask)
 
     def _with_keys(self, q: Tensor, grid: Grid, mask: Mask | None, plain: bool) -> tuple[Tensor, Tensor]:
-        """Queries, those of hidden tokens as zeros, and the keys of all tokens."""
-        q = visible(q, mask)
+        """Queries, those of hidden tokens as zeros, and the keys of all tokens. Raises: GridError as `check_extra`."""
+        check_extra("CSKA's keys", self.grid, grid)
+        q = hide(q, mask)
         _, cells = apart(q, grid)
         bias = None if self.bias is None else self.bias.to(q.dtype)
         make = query_keys_reference if plain else query_keys

@@ -58,7 +58,8 @@ def sample_points(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -
 class DAT(HeadMixerConfig):
     """stride: cells between points. groups: groups of channels and heads with points of their own.
 
-    kernel: of the offset network's depth-wise convolution (odd). reach: bound of an offset, in points, by tanh; 0 = no
+    kernel: of the offset network's depth-wise convolution (odd). reach: the published offset range factor, which
+    bounds an offset by tanh, in halves of the distance between points (2 lets a point reach its neighbour); 0 = no
     bound but the map, as in all published models. table: the bias by relative position. init: "paper" draws the
     network and the table; "zero" starts without offsets and bias. dwc must be 0: values do not lie on the grid.
     Raises: ConfigError for impossible numbers; building, if groups do not divide heads and channels; UnsupportedError
@@ -98,8 +99,6 @@ class DAT(HeadMixerConfig):
                 "stride, groups and the odd kernel are at least 1, reach at least 0, "
                 f"not stride={self.stride}, groups={self.groups}, kernel={self.kernel}, reach={self.reach}"
             )
-        if self.init not in ("paper", "zero"):
-            raise ConfigError(f"init is paper or zero, not {self.init!r}")
         if self.dwc:
             raise ConfigError(f"DAT's values do not lie on the grid of its queries: dwc must be 0, not {self.dwc}")
 

@@ -213,7 +213,8 @@ class DeformableConv(TapsConfig):
     the predictor: 1 is the paper's, the published code has the kernel's size. mask_init: the factor is
     2 mask_init sigmoid(.) and starts at mask_init; 0.5 is the published code's, which halves a trained convolution.
     Offsets start at zero: a regular convolution. Their predictor learns at a tenth of the rate (`lr_scale`).
-    Raises: ConfigError for impossible numbers; building, for groups that do not divide the channels.
+    Raises: ConfigError for impossible numbers or mask_init without version=2; building, for groups that do not divide
+    the channels.
     """
 
     version: Literal[1, 2] = 1
@@ -243,8 +244,6 @@ class DeformableConv(TapsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.version not in (1, 2):
-            raise ConfigError(f"version is 1 (offsets) or 2 (offsets and factors), not {self.version!r}")
         if min(self.groups, self.dilation, self.offset_kernel) < 1:
             numbers = f"groups={self.groups}, dilation={self.dilation}, offset_kernel={self.offset_kernel}"
             raise ConfigError(f"groups, dilation and offset_kernel are at least 1, not {numbers}")
@@ -252,6 +251,8 @@ class DeformableConv(TapsConfig):
             raise ConfigError(f"offset_kernel is odd (any where causal), not {self.offset_kernel}")
         if not 0 < self.mask_init <= 1:
             raise ConfigError(f"mask_init is the factor at the start, above 0 and at most 1, not {self.mask_init}")
+        if self.version == 1 and self.mask_init != DeformableConv.mask_init:
+            raise ConfigError(f"mask_init={self.mask_init} is of factors, which version=1 has not; give version=2")
 
     def build(self, site: Site, shared: nn.Module | None = None) -> "DeformableConvMixer":
         check_groups("DeformableConv", self.groups, site)
@@ -276,6 +277,7 @@ class DeformableConv(TapsConfig):
 class DeformableConvMixer(TapsMixer):
     """conv: the deformable convolution."""
 
+    output: ClassVar[str] = "conv"
     config: DeformableConv
 
     def __init__(self, config: DeformableConv, site: Site) -> None:

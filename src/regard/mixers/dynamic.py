@@ -129,6 +129,7 @@ class DynamicConv(TapsConfig):
     glu: bool = True
     renorm_padding: bool = False
 
+    version: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
     card: ClassVar[Card] = Card(
         title="Dynamic convolution",
         source="Zhu et al. 2019, Eq. 5-7; Wu et al. 2019",
@@ -176,6 +177,7 @@ class DynamicConv(TapsConfig):
 class DynamicConvMixer(TapsMixer):
     """enter (C -> 2 C, gated), kernels (C -> groups * taps), leave (C -> C)."""
 
+    output: ClassVar[str] = "leave"
     config: DynamicConv
 
     def __init__(self, config: DynamicConv, site: Site) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from regard.core import Grid, Site
 
 from .factor_door import strided_grid
-from .factor_forms import COMPRESSED_CELLS, PRESETS, feature_width, reach, sinusoid_basis, table_size
+from .factor_forms import PRESETS, feature_width, product_pays, reach, sinusoid_basis, table_size
 from .factor_tiles import Cut, cut
 
 if TYPE_CHECKING:
@@ -38,12 +38,13 @@ def executed_macs(config: "Factors", site: Site, width: int) -> int:
     """Every matrix product of the form that runs for one sample in float32 without a mask, eager on the CPU."""
     e1, e2, e3, e4 = (flag == "1" for flag in config.terms)
     grid, keys, inner, d = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner, site.width
-    macs = keys.tokens * inner if e3 and not e1 else 0
+    form = _form(config, site)
+    # beside E1, E3 is part of its product; the materialised form takes every term by itself
+    macs = keys.tokens * inner if e3 and (not e1 or form == "materialised") else 0
     sides = ((grid.width, keys.width), (grid.height, keys.height))[: config.axes]
     if config.relative:
         sizes = [table_size(q, k, config.key_stride, config.query_stride) for q, k in sides]
         macs += sum(2 * size - 1 for size in sizes) * inner * (width // config.axes)
-    form = _form(config, site)
     if form == "materialised":
         pairs = grid.tokens * keys.tokens * inner
         return macs + pairs * (e1 + e2 + e4 + 1)
@@ -80,13 +81,16 @@ def exponentials(config: "Factors", site: Site) -> int:
 
 
 def _form(config: "Factors", site: Site) -> str:
-    """The form that "auto" takes, as `factor_forms.choose`, or the one that is named."""
+    """The form that "auto" takes for one sample, as `factor_forms.choose`, or the one that is named."""
     if config.backend != "auto":
         return config.backend
-    if config.terms[0] == "1":
+    e1, e2, _, _ = (flag == "1" for flag in config.terms)
+    if not e1 and not e2:
+        return "factorised"
+    if e1 or _cut(config, site) is not None:
         return "compressed"
-    small = strided_grid(site.grid, config.query_stride).cells <= COMPRESSED_CELLS or _cut(config, site) is not None
-    return "compressed" if config.terms[1] == "1" and small else "factorised"
+    grid, keys = strided_grid(site.grid, config.query_stride), _keys(config, site)
+    return "factorised" if product_pays(1, site.heads, site.width, grid, keys) else "compressed"
 
 
 def _window(config: "Factors", site: Site) -> int:

@@ -61,9 +61,13 @@ def choose(case: Case) -> str:
     if not case.own:
         return "factorised"
     batch, heads, _, e = case.v.shape
-    small = batch * heads * case.grid.cells * case.keys.height * (e + 1) <= FACTORISED_LIMIT
-    worth = small and case.grid.cells > COMPRESSED_CELLS
-    return "factorised" if worth and eager_on_cpu(case.v) else "compressed"
+    pays = product_pays(batch, heads, e, case.grid, case.keys)
+    return "factorised" if pays and eager_on_cpu(case.v) else "compressed"
+
+
+def product_pays(batch: int, heads: int, e: int, grid: Grid, keys: Grid) -> bool:
+    """Whether "auto" takes the factorised form of E2 for so many heads with values of width e, eager on the CPU."""
+    return grid.cells > COMPRESSED_CELLS and batch * heads * grid.cells * keys.height * (e + 1) <= FACTORISED_LIMIT
 
 
 def cut_of(case: Case) -> Cut | None:

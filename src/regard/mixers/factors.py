@@ -30,13 +30,11 @@ from regard.core import (
     Operator,
     Site,
     UnsupportedError,
-    nearest,
     softmax_rows,
 )
 
 from . import factor_cost, factor_forms
 from .factor_door import (
-    BACKENDS,
     Bases,
     check_asked,
     check_case,
@@ -222,16 +220,10 @@ class Factors(HeadMixerConfig):
         check_terms(self.terms)
         check_window(self.window, self.key_stride)
         check_asked(self.query_stride)
-        if self.preset not in PRESETS:
-            raise ConfigError(f"preset {self.preset!r} is unknown; {nearest(self.preset, PRESETS)}")
-        if self.backend not in BACKENDS:
-            raise ConfigError(f"backend {self.backend!r} is unknown; {nearest(self.backend, BACKENDS)}")
         if self.backend == "factorised" and self.terms[0] == "1":
             raise ConfigError(f"the factorised form cannot do E1 (terms {self.terms!r}); use backend='auto'")
-        if self.axes not in (1, 2) or self.positions < 0 or self.positions % (2 * self.axes):
-            raise ConfigError(
-                f"axes is 1 or 2 and positions a multiple of 2 axes, not axes={self.axes}, positions={self.positions}"
-            )
+        if self.positions < 0 or self.positions % (2 * self.axes):
+            raise ConfigError(f"positions is a multiple of 2 axes = {2 * self.axes}, not positions={self.positions}")
         if min(self.base, self.magnitude, self.position_scale) < 0 or self.stride < 0:
             raise ConfigError(
                 "base, magnitude, position_scale and stride are positive, not "
@@ -245,8 +237,8 @@ class Factors(HeadMixerConfig):
 
     @property
     def masks(self) -> frozenset[str]:  # type: ignore[override]
-        """A causal mask needs every query and key; between strided queries hidden ones would be interpolated."""
-        padding, causal = self.query_stride == 1, self.query_stride == self.key_stride == 1
+        """A causal mask needs all queries and keys, no dwc; between strided queries hidden ones would be mixed in."""
+        padding, causal = self.query_stride == 1, self.query_stride == self.key_stride == 1 and not self.dwc
         return frozenset(["bias"] + ["padding"] * padding + ["causal"] * causal)
 
     @property

@@ -1,7 +1,7 @@
 """The layer around an operator: projection, q/k normalisation, rotary, local convolution, gate, output projection."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -25,6 +25,7 @@ from regard.core import (
     linear,
     merge,
 )
+from regard.core.mask import only_kept
 from regard.projections.linear import LinearQKV
 
 
@@ -33,7 +34,8 @@ class HeadMixerConfig(MixerConfig):
     """What every mechanism on heads has: proj(SiLU(W_g x) * (mechanism(q, k, v) + dwc(v))).
 
     projection: how q, k and v are made. dwc: kernel of a depth-wise convolution of v on the grid, 0 = none (extra
-    tokens get nothing from it). gate: whether the SiLU gate is there.
+    tokens get nothing from it, and tokens that a padding mask hides give nothing; it sees later cells, so that no mask
+    is causal with it). gate: whether the SiLU gate is there.
     """
 
     projection: ProjectionConfig = LinearQKV()
@@ -109,11 +111,22 @@ class HeadLayer(Mixer):
         x = x if norm is None else norm(x).to(x.dtype)  # on CUDA, autocast runs LayerNorm in float32
         return x if rope is None or role == "v" else rotate(x, rope, grid)
 
+    def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
+        """As of every mixer; the convolution of values and a causal mask exclude each other (UnsupportedError)."""
+        config = self.config
+        if self.dwc is not None and mask is not None and mask.causal and "causal" in replace(config, dwc=0).masks:
+            raise UnsupportedError(
+                f"{type(config).__name__}(dwc={config.dwc}) cannot apply a causal mask: the convolution of values sees "
+                "later tokens; give dwc=0"
+            )
+        super().check(x, grid, mask, memory)
+
     def beside(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
         """out (B, N, inner) of the operator plus the branches beside it: here the convolution of v (B, H, N, e)."""
         if self.dwc is None:
             return out
-        extra, cells = grid.to_map(merge(cast(Tensor, v)))
+        keep = mask.keep if mask is not None else None
+        extra, cells = grid.to_map(merge(only_kept(cast(Tensor, v), keep)))
         return out + grid.from_map(torch.zeros_like(extra), self.dwc(cells))
 
     def finish(self, x: Tensor, out: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError, nearest
+from regard.core.mask import only_kept as only_kept
 
 from .heads import HeadMixer, check_qkv
 from .static_grids import resample
@@ -60,11 +61,6 @@ def kept(name: str, mask: Mask | None, keys: int) -> Bool[Tensor, "B M"] | None:
     if keep is not None and keep.shape[-1] != keys:
         raise ShapeError(f"{name}: Mask.keep has {keep.shape[-1]} keys, the operator has {keys}")
     return keep
-
-
-def only_kept(x: Float[Tensor, "B H M d"], keep: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B H M d"]:
-    """Zeros in the place of the tokens that are not kept, whatever they were."""
-    return x if keep is None else x.masked_fill(~keep[:, None, :, None], 0.0)
 
 
 def divide(x: Tensor, normaliser: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.core import Cost, Grid, GridError, Site
+from regard.core.mask import only_kept
 
 Windows = int | tuple[int, int]
 POLICIES = ("adaptive", "partition")
@@ -74,6 +75,7 @@ def pool_landmarks(
     grid.check(x)
     rows, columns = windows_of(grid, m)
     if keep is not None:
+        x = only_kept(x, keep)
         matrix = pool_matrix(grid, m, start=start, policy=policy, dtype=x.dtype, device=x.device) * keep[:, None, :].to(
             x.dtype
         )
@@ -193,6 +195,7 @@ class Draw(Extractor):
     def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
         grid.check(q)
         self.check(grid)
+        q = only_kept(q, keep)
         noise = torch.rand(grid.cells, device=q.device) if self.training else _scattered(grid.cells, q.device)
         noise = noise[None]
         if keep is not None:
@@ -280,12 +283,11 @@ class DepthwiseConv(Extractor):
                 'build the layer for this grid, or take landmarks="avg2d"'
             )
         b, h, _, d = q.shape
-        image = q[:, :, grid.span].mT.reshape(b, h * d, grid.height, grid.width)
+        image = only_kept(q, keep)[:, :, grid.span].mT.reshape(b, h * d, grid.height, grid.width)
         share = None
         if keep is not None:
             shown = keep[:, None, grid.span].to(q.dtype).unflatten(-1, (grid.height, grid.width))
             share = F.avg_pool2d(shown, self.kernel, self.stride)
-            image = image * shown
         weight = self.weight.to(q.dtype)
         made = F.conv2d(image, weight, None, self.stride, groups=h * d // weight.shape[1])
         if share is not None:
@@ -333,11 +335,9 @@ class ToMe(Extractor):
     def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
         grid.check(q)
         self.check(grid)
-        cells = q[:, :, grid.span]
+        cells = only_kept(q, keep)[:, :, grid.span]
         shown = None if keep is None else keep[:, grid.span]
         owner, sizes = merge_tokens(cells.mean(1), self.options.number, shown)
-        if shown is not None:
-            cells = cells * shown[:, None, :, None]
         total = cells.new_zeros(*cells.shape[:2], self.options.number, cells.shape[-1])
         total = total.scatter_add(2, owner[:, None, :, None].expand_as(cells), cells)
         landmarks = total / sizes.to(q.dtype).clamp_min(1.0)[:, None, :, None]
@@ -354,7 +354,7 @@ def merge_tokens(
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     sizes = x.new_ones(x.shape[:2]) if keep is None else keep.to(x.dtype)
-    sums = x * sizes[..., None]
+    sums = x if keep is None else x.masked_fill(~keep[..., None], 0.0)
     owner = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
     while (number := sums.shape[1]) > left:
         unit = F.normalize(sums, dim=-1)

@@ -12,15 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, nearest
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend
 
 from .heads import HeadMixerConfig
 from .kernels import check_extra, check_kernel, only_kept
 from .landmarks import pool_matrix
 from .static_grids import resample
 from .through import read
-
-INITS = ("uniform", "normal", "pool")
 
 
 def linformer_reference(
@@ -104,10 +102,6 @@ class Linformer(HeadMixerConfig):
         super().__post_init__()
         if self.m < 1:
             raise ConfigError(f"Linformer has at least one row, not m={self.m}")
-        if self.share not in ("", "kv"):
-            raise ConfigError(f'Linformer(share=) is "" or "kv", not {self.share!r}')
-        if self.init not in INITS:
-            raise ConfigError(f"Linformer has no init={self.init!r}; {nearest(self.init, INITS)}")
 
     def operator(self, site: Site) -> "LinformerOperator":
         keys = (site.memory or site.grid).tokens

@@ -14,14 +14,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site, nearest
+from regard.core import Card, ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site
 
 from .heads import HeadMixer, HeadMixerConfig
 from .kernels import check_kernel, divide, feature_map, narrow, only_kept
 from .landmarks import windows_of
 from .precision import exact_products, wide
 
-INITS = ("cos", "linear", "exp", "gaussian", "local")
 NORMALIZE = ("correct", "none")
 
 
@@ -169,9 +168,6 @@ class MHLA(HeadMixerConfig):
         sides = self.m if isinstance(self.m, tuple) else (self.m,)
         if len(sides) > 2 or min(sides) < 1:
             raise ConfigError(f"m is at least 1, a number or (rows, columns), not {self.m}")
-        if self.init not in INITS:
-            raise ConfigError(f"MHLA has no init={self.init!r}; {nearest(self.init, INITS)}")
-        _check_normalize(self.normalize)
         if self.eps < 0:
             raise ConfigError(f"eps is at least 0, not {self.eps}")
 

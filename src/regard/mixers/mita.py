@@ -30,14 +30,16 @@ from regard.core import (
 
 from .heads import HeadMixerConfig, check_heads, check_qkv
 from .landmarks import EXTRACTORS, POLICIES, Chosen, windows_of
-from .mita_forms import Parts, choose_form
-from .mita_lean import Lean, lean_form
+from .mita_forms import FORMS, Parts, choose_form
+from .mita_lean import LEAN, Lean, lean_form
 from .mita_native import Native
 from .mita_pieces import Rule
 from .mita_plan import MitaPlan, check_counts, check_plan, choose, key_bias, without
 from .precision import exact_products, wide
+from .tiles import hide
 
 BRANCHES = ("both", "route", "compress")
+EXECUTIONS = ("auto", *LEAN, *FORMS)
 DUPLICATES = ("multiset", "union")
 
 
@@ -58,6 +60,7 @@ def mita_reference(
     plan: MitaPlan | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """Every query scores all m + M candidates; a key counts once for each of the query's experts that has it."""
+    k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     probe = landmarks @ k.mT * scale  # (B, H, m, M)
     bias = key_bias("mita", mask, probe)
@@ -105,11 +108,13 @@ def mita(
     only ("union" of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU for
     short and for long inputs, cannot be differentiated twice; neither can "native", compiled code for one expert a
     query, which needs a C++ compiler once and which "auto" takes if REGARD_NATIVE=1 is in the environment. Function
-    transforms (`torch.func.grad`, `vmap`, `jvp`) take "dense", "gather" and "grouped", and "auto" one of these.
+    transforms (`torch.func.grad`, `vmap`, `jvp`) take "dense", "gather" and "grouped", and "auto" one of these. With
+    branches="compress" nothing is routed: every word runs the same few products, in PyTorch.
     Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
     are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer others than `top`; a
-    query to which nothing is left gets zeros. An expert without queries is normal. A score that is not finite makes
-    the outputs of its head NaN and harms no other, nor its gradients.
+    query to which nothing is left gets zeros. What a key hidden by padding holds, even a NaN, does not matter. An
+    expert without queries is normal. Another score that is not finite makes the outputs of its head NaN and harms no
+    other, nor its gradients.
     Raises: ShapeError for tensors or numbers that do not fit, also indices of a plan (read in eager mode on the CPU);
     UnsupportedError for masks with a row per query, ConfigError for unknown words.
     """
@@ -117,6 +122,8 @@ def mita(
     check_heads("mita", q=q, landmarks=landmarks)
     check_counts("mita", k.shape[-2], landmarks.shape[-2], top, experts)
     _check_words(branches, duplicates)
+    if execution not in EXECUTIONS:
+        raise ConfigError(f"execution is {', '.join(EXECUTIONS)}, not {execution!r}")
     if landmarks.shape[-1] != q.shape[-1]:
         raise ShapeError(f"mita: landmarks have width {landmarks.shape[-1]}, q has {q.shape[-1]}; they must be equal")
     if plan is not None:
@@ -124,6 +131,7 @@ def mita(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     once = duplicates == "union" and experts > 1
     bias = key_bias("mita", mask, wide(k)[..., 0])
+    k, v = hide(k, mask), hide(v, mask)
     form = None if branches == "compress" else lean_form(execution, q, k, bias, experts, once)
     if form is not None:
         rule = Rule(top, experts, branches == "both", landmark_scale, scale, once, form)

@@ -154,9 +154,12 @@ FORMS: dict[str, Callable[[Parts], Tensor]] = {"dense": dense, "gather": gather,
 
 
 def choose_form(name: str, parts: Parts, once: bool = False) -> Callable[[Parts], Tensor]:
-    """The form of that name; "auto" decides by size. once: keys that experts share count once, which only dense can."""
+    """The form of that name; "auto" decides by size. once: keys that experts share count once, which only dense can.
+
+    Raises: ConfigError for another word, UnsupportedError for one that cannot count once.
+    """
     if name not in ("auto", *FORMS):
-        raise ConfigError(f"execution is auto, lean-dense, lean-grouped, native, {', '.join(FORMS)}, not {name!r}")
+        raise ConfigError(f"execution is auto, {', '.join(FORMS)}, not {name!r}")
     if once:
         if name not in ("auto", "dense"):
             raise UnsupportedError(f'mita: execution="{name}" cannot count shared keys once; use "dense" or "auto"')

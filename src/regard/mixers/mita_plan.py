@@ -17,6 +17,7 @@ from regard.core import Mask, ShapeError, UnsupportedError
 from .compiled import eager_on_cpu
 from .heads import check_heads
 from .precision import exact_products, wide
+from .tiles import hide
 
 
 class MitaPlan(NamedTuple):
@@ -44,6 +45,7 @@ def mita_plan(
     """
     check_heads("mita_plan", q=q, k=k, landmarks=landmarks)
     check_counts("mita_plan", k.shape[-2], landmarks.shape[-2], top, experts)
+    k = hide(k, mask)
     with torch.no_grad(), exact_products(q.device):
         probe = wide(landmarks) @ wide(k).mT
         bias = key_bias("mita_plan", mask, probe)
@@ -102,9 +104,10 @@ def check_chosen(label: str, chosen: Tensor, shape: tuple[int, ...], number: int
 
 
 def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
-    """What is added to the logits of each key, (B | 1, H | 1, 1, M) in the dtype of `like` (..., M); None if nothing.
+    """What is added to the logits of keys, (B | 1, H | 1, 1, M) in the dtype of `like` (B, ..., M); None if nothing.
 
-    Raises: UnsupportedError for a causal mask or a bias with a row per query; ShapeError for another number of keys.
+    Raises: UnsupportedError for a causal mask or a bias with a row per query; ShapeError for another number of keys or
+    images.
     """
     if mask is None or not mask.kinds:
         return None
@@ -121,7 +124,7 @@ def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
             raise ShapeError(f"{name}: Mask.bias has {mask.bias.shape[-1]} keys, the operator has {like.shape[-1]}")
         bias = mask.bias.to(like.dtype)
         bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-    allowed = mask.allowed(1, like.shape[-1], like.device)
+    allowed = mask.allowed(1, like.shape[-1], like.device, like.shape[0])
     if allowed is None:
         return bias
     zero = like.new_zeros(()) if bias is None else bias

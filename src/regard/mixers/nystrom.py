@@ -177,8 +177,6 @@ class Nystrom(HeadMixerConfig):
         sides = self.m if isinstance(self.m, tuple) else (self.m,)
         if len(sides) > 2 or min(sides) < 1:
             raise ConfigError(f"m is at least 1, a number or (rows, columns), not {self.m}")
-        if self.landmarks not in ("segments", "avg2d"):
-            raise ConfigError(f"landmarks is segments or avg2d, not {self.landmarks!r}")
         if self.landmarks == "segments" and isinstance(self.m, tuple):
             raise ConfigError(f"segments are a number, not {self.m}; windows need landmarks='avg2d'")
         _check_iterations(self.iterations, self.start)

@@ -165,7 +165,6 @@ class Performer(HeadMixerConfig):
         super().__post_init__()
         if self.features < 0 or self.eps < 0:
             raise ConfigError(f"features and eps are at least 0, not features={self.features}, eps={self.eps}")
-        _check_kernel(self.kernel)
 
     def number(self, width: int) -> int:
         """r for a head width."""

@@ -208,8 +208,6 @@ class Reformer(HeadMixerConfig):
         super().__post_init__()
         if min(self.chunk, self.rounds) < 1:
             raise ConfigError(f"chunk and rounds are at least 1, not chunk={self.chunk}, rounds={self.rounds}")
-        if self.duplicates not in ("once", "every"):
-            raise ConfigError(f"duplicates is once or every, not {self.duplicates!r}")
 
     @property
     def uses(self) -> str:

@@ -30,6 +30,7 @@ from .heads import check_heads
 from .sdpa import sdpa
 from .static import ACTIVATIONS, StaticConfig, StaticOperator, check_bias, weigh
 from .static_grids import apart, in_windows, join, tiled, tokens_of, windows_on
+from .tiles import hide
 
 
 def ska_reference(
@@ -42,6 +43,7 @@ def ska_reference(
     activation: str = "softmax",
 ) -> Float[Tensor, "B H N e"]:
     """activation(scale q keys^T + bias) v; scale None = d^-0.5. A forbidden key has the weight 0 for any activation."""
+    v = hide(v, mask)
     logits = q @ keys.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     return weigh((mask or NOTHING).added(logits), activation) @ v
 
@@ -57,17 +59,15 @@ def ska(
 ) -> Float[Tensor, "B H N e"]:
     """The same through fused attention on the expanded keys.
 
-    activation "none" runs in linear time as q (keys^T v) unless there is a causal mask or a bias.
+    activation "none" runs in linear time as q (keys^T v) unless there is a causal mask or a bias. What a value hidden
+    by padding holds, even a NaN, does not matter.
     Raises: ShapeError if q, keys and v do not fit together; ConfigError for an unknown activation.
     """
     _check(q, keys, v, activation)
     check_bias("ska", mask, q.shape[1])
-    mask = mask or NOTHING
+    mask, v = mask or NOTHING, hide(v, mask)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     if activation == "none" and mask.kinds <= {"padding"}:
-        if mask.keep is not None:
-            mask.allowed(q.shape[-2], keys.shape[-2], q.device, len(q))  # the door of the mask
-            v = v * mask.keep[:, None, :, None]
         return q @ (keys.mT @ v) * factor
     if activation != "softmax":
         return weigh(mask.added(q @ keys.mT * factor), activation, masked=bool(mask.kinds)) @ v
@@ -103,7 +103,11 @@ class SKA(StaticConfig):
         topology="all-to-one",
         prefix="a query like any other; its key is learned apart and is not resampled",
     )
-    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
+
+    @property
+    def masks(self) -> frozenset[str]:  # type: ignore[override]
+        """A causal one only without the convolution of values, which sees later tokens."""
+        return frozenset({"padding", "bias"} if self.dwc else {"causal", "padding", "bias"})
 
     def operator(self, site: Site) -> "SKAOperator":
         return SKAOperator(self, site)

@@ -63,8 +63,12 @@ class Softmax(HeadMixerConfig):
         construction="identity",
         topology="all-to-one",
     )
-    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True
+
+    @property
+    def masks(self) -> frozenset[str]:  # type: ignore[override]
+        """A causal one only without the convolution of values, which sees later tokens."""
+        return frozenset({"padding", "bias"} if self.dwc else {"causal", "padding", "bias"})
 
     def operator(self, site: Site) -> "SoftmaxOperator":
         return SoftmaxOperator(self)

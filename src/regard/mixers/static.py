@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site, SwapError, softmax_rows
+from regard.core.resting import resting
 
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig
 from .static_grids import former_grid, resample, same_cells, tokens_of
@@ -231,6 +232,7 @@ def _thaw(module: StaticOperator, incompatible: object) -> None:
 def freeze_keys(model: nn.Module, *inputs: Tensor) -> list[str]:
     """Turn the static keys of a whole model into constants for the grids of one forward pass; names of the operators.
 
+    The pass is in evaluation mode; afterwards every module is in its own mode again.
     `for name in freeze_keys(model, images): ...`; `model.get_submodule(name).freeze(None)` ends it.
     Raises: ConfigError if the model has no static keys.
     """
@@ -249,7 +251,7 @@ def freeze_keys(model: nn.Module, *inputs: Tensor) -> list[str]:
         operator.freeze(None)
     handles = [watch(name) for name in operators]
     try:
-        with torch.no_grad():
+        with resting(model):
             model(*inputs)
     finally:
         for handle in handles:
@@ -269,8 +271,10 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor] 
     teacher: the same host with `Softmax()` swapped in, so that its layers have the student's names. Layers of the
     student with init="calibrate" get the mean keys over the batches, a running mean in float32: exact for one image.
     Those with init="positions" get the keys that the teacher makes of its position embedding: K = W_k norm1(pos).
+    The teacher runs in evaluation mode; afterwards its modules are in their own modes again.
     Raises: ConfigError if no layer asks for either, or there are no batches for those that need them; SwapError if a
-    layer is not in the teacher, was not run, or has no `pos_embed` and `norm1`; GridError if the grids differ.
+    layer is not in the teacher, was not run, has no `pos_embed` and `norm1`, or has other heads or another width;
+    GridError if the grids differ. No key is set then.
     """
     operators = {name: op for name, op in _operators(student).items() if op.config.init in FROM_TEACHER}
     if not operators:
@@ -282,8 +286,16 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor] 
     counted = {name: operator for name, operator in operators.items() if operator.config.init == "calibrate"}
     found = _mean_keys(counted, teacher, batches) if counted else {}
     for name, operator in operators.items():
-        keys = found[name] if name in found else _position_keys(operator, teacher, name)
-        operator.set_keys(keys)
+        if name not in counted:
+            found[name] = _position_keys(operator, teacher, name)
+        came, own = tuple(found[name].shape), (operator.heads, operator.grid.tokens, operator.width)
+        if came != own:
+            raise SwapError(
+                f"{name}: the teacher's keys are {came} (heads, tokens, width), the student's {own}; leave out "
+                "heads= of the student, or take a teacher of the same host"
+            )
+    for name, operator in operators.items():
+        operator.set_keys(found[name])
     return list(operators)
 
 
@@ -307,7 +319,7 @@ def _mean_keys(
 
     handles = [watch(name) for name in operators]
     try:
-        with torch.no_grad():
+        with resting(teacher):
             for batch in batches:
                 teacher(batch)
     finally:

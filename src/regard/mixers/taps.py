@@ -34,8 +34,6 @@ class TapsConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.axes not in (1, 2) or self.extra not in ("mean", "zero"):
-            raise ConfigError(f"axes is 1 or 2 and extra mean or zero, not axes={self.axes}, extra={self.extra!r}")
         if self.causal and self.axes == 2:
             raise ConfigError("causal taps are for sequences: causal=True needs axes=1")
         if self.kernel < 1 or (self.kernel % 2 == 0 and not self.causal):

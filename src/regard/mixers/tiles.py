@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Grid, GridError, Mask, ShapeError
+from regard.core import Grid, GridError, Mask
+from regard.core.mask import only_kept
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,8 @@ def split_keep(keep: Bool[Tensor, "B N"], grid: Grid) -> tuple[Bool[Tensor, "B E
 
 
 def hide(x: Float[Tensor, "B H N d"], mask: Mask | None) -> Float[Tensor, "B H N d"]:
-    """Keys or values with zeros where the mask's padding is: what stands there must not matter, not even a NaN."""
-    if mask is None or mask.keep is None:
-        return x
-    if mask.keep.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"Mask.keep has {mask.keep.shape[-1]} keys, the operator has {x.shape[-2]}")
-    return x.masked_fill(~mask.keep[:, None, :, None], 0.0)
+    """`only_kept` for the keys that a mask keeps."""
+    return x if mask is None else only_kept(x, mask.keep)
 
 
 def cell_ids(of_cells: Int[Tensor, " cells"], grid: Grid, extra: int = -1) -> Int[Tensor, " N"]:

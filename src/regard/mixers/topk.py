@@ -24,7 +24,6 @@ from regard.core import (
     ShapeError,
     Site,
     linear,
-    nearest,
     softmax_rows,
 )
 
@@ -32,8 +31,6 @@ from .heads import HeadMixerConfig, check_qkv
 from .precision import exact_products, wide
 from .tiles import hide
 from .topk_index import Lightning, forbid, spark_logits
-
-INDEXERS = ("exact", "lightning", "spark")
 
 
 class TopKPlan(NamedTuple):
@@ -176,7 +173,8 @@ class TopK(HeadMixerConfig):
     adds `TopKOperator.index_loss` to the loss. `regard train` and studies do not, and train the rest of the network
     around an indexer that stays as it was drawn or loaded. "spark": the first `rank` channels choose, and the logit is
     their product times softplus of the product of the others; exactly k keys, not the paper's statistical threshold.
-    Raises: ConfigError for numbers below 1 or an unknown indexer; building, if k exceeds the keys of the site.
+    Raises: ConfigError for numbers below 1, an unknown indexer or numbers of another one; building, if k exceeds the
+    keys of the site.
     """
 
     k: int = 25
@@ -202,7 +200,6 @@ class TopK(HeadMixerConfig):
         conditions="Q, K",
         discrete=True,
     )
-    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -211,8 +208,16 @@ class TopK(HeadMixerConfig):
         for name, number in numbers.items():
             if number < 1:
                 raise ConfigError(f"TopK: {name} is at least 1, not {number}")
-        if self.indexer not in INDEXERS:
-            raise ConfigError(f"TopK has no indexer {self.indexer!r}; {nearest(str(self.indexer), INDEXERS)}")
+        for name, reads in (("index_heads", "lightning"), ("index_width", "lightning"), ("rank", "spark")):
+            if self.indexer != reads and numbers[name] != getattr(TopK, name):
+                raise ConfigError(
+                    f"TopK: {name}={numbers[name]} is of indexer={reads!r}, not of {self.indexer!r}; leave it out"
+                )
+
+    @property
+    def masks(self) -> frozenset[str]:  # type: ignore[override]
+        """A causal one only without the convolution of values, which sees later tokens."""
+        return frozenset({"padding", "bias"} if self.dwc else {"causal", "padding", "bias"})
 
     def operator(self, site: Site) -> "TopKOperator":
         keys = (site.memory or site.grid).tokens

@@ -194,8 +194,6 @@ class ViT3(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inner not in ("swiglu", "linear"):
-            raise ConfigError(f"inner is swiglu or linear, not {self.inner!r}")
         if self.lr <= 0:
             raise ConfigError(f"lr is above 0, not {self.lr}")
 

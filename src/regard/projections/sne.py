@@ -98,6 +98,8 @@ class SNE(_Embedding):
         super().__post_init__()
         if self.layers < 1:
             raise ConfigError(f"SNE: layers is at least 1, not layers={self.layers}")
+        if self.layers == 1 and isinstance(self.width, int):
+            raise ConfigError(f"SNE: layers=1 has no hidden layer that width={self.width} could be of; leave it out")
         if self.init == "svd" and self.layers > 2:
             raise ConfigError(
                 f'SNE: init="svd" is for one or two layers, not layers={self.layers}; pass init="kaiming"'

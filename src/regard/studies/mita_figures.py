@@ -51,7 +51,7 @@ def _some(source: Source, rows: Sequence[str]) -> dict[str, list[Run]]:
 
 
 def _accuracy(model: nn.Module, run: Run) -> float:
-    """Top-1 accuracy in percent on the first `EVALUATED` test images."""
+    """Top-1 accuracy in percent on at most `EVALUATED` test images, as a task's `limit` takes them."""
     task = run.task
     if isinstance(task, Classification):
         task = replace(task, limit=min(task.limit or EVALUATED, EVALUATED))

@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,10 +79,11 @@ def _choice(mixer: Any, x: Tensor, grid: Grid, mask: Mask | None = None, rope: T
 
 
 def first_inputs(task: Task, number: int) -> Float[Tensor, "B C H W"]:
-    """The first test images of a task, prepared."""
+    """Some test images of a task, prepared: as its `limit` takes them."""
     if not isinstance(task, Classification):
         raise UnsupportedError(f"{type(task).__name__} has no test images to take; a classification has")
-    images, _ = next(evaluation_batches(task.test_images().take(slice(0, number)), task.size))
+    some = replace(task, limit=min(task.limit or number, number))
+    images, _ = next(evaluation_batches(some.test_images(), task.size))
     return task.prepared(images, torch.device("cpu"))
 
 

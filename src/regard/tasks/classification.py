@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -29,8 +30,9 @@ class Classification(Task):
 
     classes: outputs of the host, 0 = as many as the set has. init: see `regard.tasks.weights.redraw`; pretrained hosts
     need "host". split: "test", or "held" for the rows kept back for tuning. limit: images of training and test that are
-    used, 0 = all. cut: images keep their own size and windows of `size` are cut from them (random ones in training, the
-    centre in the test). corrupt: stop at an image that cannot be read, or skip it. download: fetch torchvision's sets.
+    used, 0 = all: the first, or evenly spread ones of a set that lies sorted by class, as folders do. cut: images keep
+    their own size and windows of `size` are cut from them (random ones in training, the centre in the test). corrupt:
+    stop at an image that cannot be read, or skip it. download: fetch torchvision's sets.
     Raises: ConfigError.
     """
 
@@ -56,7 +58,7 @@ class Classification(Task):
                 raise ConfigError(f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}")
         if self.classes < 0 or self.limit < 0:
             raise ConfigError(f"classes and limit are 0 or more, not {self.classes} and {self.limit}")
-        if "pretrained=True" in self.host.replace(" ", "") and self.init != "host":
+        if self._pretrained and self.init != "host":
             raise ConfigError(
                 f'a pretrained host keeps its weights with init="host"; init={self.init!r} would lose them'
             )
@@ -84,7 +86,14 @@ class Classification(Task):
         return self._limited(images)
 
     def _limited(self, images: Images) -> Images:
-        return images.take(slice(0, self.limit)) if self.limit else images
+        """The first `limit` images, or as many evenly spread ones where every class lies in one piece."""
+        number = len(images)
+        if not self.limit or self.limit >= number:
+            return images
+        pieces = 1 + int(np.count_nonzero(np.diff(images.labels)))
+        if pieces > len(np.unique(images.labels)):
+            return images.take(slice(0, self.limit))
+        return images.take(np.arange(self.limit) * number // self.limit)
 
     def model(self, mixer: MixerConfig | None, seed: int, removed: bool = False) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -119,12 +128,7 @@ class Classification(Task):
         if "size" in given or "img_size" in given:
             self._check_size(given)
             return swap.build_host(self.host, mixer, **options)
-        try:
-            return swap.build_host(self.host, mixer, img_size=self.size, **options)
-        except ConfigError as error:
-            if "img_size" not in str(error.__cause__):
-                raise
-        return swap.build_host(self.host, mixer, **options)
+        return swap.build_sized(self.host, mixer, self.size, **options)
 
     def _check_size(self, options: dict[str, Any]) -> None:
         """A host that is spelled for one size gets images of that size, unless it takes any."""
@@ -163,14 +167,20 @@ class Classification(Task):
     def prepared(self, images: Tensor, device: torch.device) -> Tensor:
         """uint8 (n, C, h, w) on the device as float32 with mean 0 and deviation 1 per channel.
 
-        ImageNet and a pretrained host get ImageNet's mean and deviation, any other those of the training images.
+        A pretrained host gets the mean and deviation of its weights (their average for grey images), others on ImageNet
+        the usual ones, and any other host those of the training images.
         """
         return normalised(images, self.statistics(), device)
 
     def statistics(self) -> tuple[list[float], list[float]]:
         """Mean and deviation per channel, of pixels between 0 and 1, that images are normalised with."""
-        usual = self.data == "imagenet" or "pretrained=True" in self.host.replace(" ", "")
-        return NORMAL if usual else self.images_of().statistics
+        if self._pretrained:
+            return expected(self.host, self.images_of().channels)
+        return NORMAL if self.data == "imagenet" else self.images_of().statistics
+
+    @property
+    def _pretrained(self) -> bool:
+        return "pretrained=True" in self.host.replace(" ", "")
 
     def loss(
         self,
@@ -263,6 +273,22 @@ class Classification(Task):
         sizes = {"train": len(self.train_images()), "test": len(self.test_images())}
         known = {"classes": digest(found.classes), "normal": [list(part) for part in self.statistics()]}
         return {"name": found.name, "checksum": found.checksum, **sizes, **known}
+
+
+@lru_cache(maxsize=16)
+def expected(host: str, channels: int) -> tuple[list[float], list[float]]:
+    """Mean and deviation per channel that the weights of a pretrained host were trained with, averaged for one channel.
+
+    The host is built without weights and memory to be asked. ImageNet's where it does not say.
+    """
+    from regard.hosts import swap
+
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        known = getattr(swap.build_host(host, None, pretrained=False), "pretrained_cfg", None) or {}
+    mean, std = (list(known.get(name) or usual) for name, usual in zip(("mean", "std"), NORMAL, strict=True))
+    if len(mean) == channels:
+        return mean, std
+    return [sum(mean) / len(mean)] * channels, [sum(std) / len(std)] * channels
 
 
 def normalised(images: Tensor, statistics: tuple[list[float], list[float]], device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core import Mask, Mixer, MixerConfig, RegardError, UnsupportedError, merge
+from regard.core import Mask, RegardError, UnsupportedError, merge
 from regard.mixers.heads import HeadMixer, HeadMixerConfig
 
 from .subject import EXACT, ContractError, Subject, gap
@@ -53,18 +53,16 @@ def masks(s: Subject) -> str:
         "padding": (Mask(keep=keep),),
         "bias": (Mask(bias=rows), Mask(bias=rows[:, :1])),
     }
-    config = _without_dwc(s.config)
-    layer = s.layer if config == s.config else s.make(config)
     for kind, options in masks.items():
         if kind in s.config.masks:
-            _applies(s, layer, kind, options[-1])
+            _applies(s, kind, options[-1])
             try:
-                _applies(s, layer, kind, options[0])
+                _applies(s, kind, options[0])
             except UnsupportedError as error:  # one bias for all queries only
                 if kind != "bias" or kind not in str(error):
                     raise
         else:
-            _refuses(s, layer, kind, options[0])
+            _refuses(s, kind, options[0])
     return ""
 
 
@@ -133,13 +131,9 @@ def other_grid(s: Subject) -> str:
     return ""
 
 
-def _without_dwc(config: MixerConfig) -> MixerConfig:
-    """The convolution beside the mechanism knows no masks."""
-    return dataclasses.replace(config, dwc=0) if isinstance(config, HeadMixerConfig) else config
-
-
-def _applies(s: Subject, layer: Mixer, kind: str, mask: Mask) -> None:
+def _applies(s: Subject, kind: str, mask: Mask) -> None:
     """A mask has its effect: what is hidden does not matter, and the plain form agrees."""
+    layer = s.layer
     with torch.no_grad():
         out = layer(s.x, s.grid, mask)
         s.same(f"fast and plain form with a {kind} mask", out, layer.reference(s.x, s.grid, mask))
@@ -160,9 +154,9 @@ def _applies(s: Subject, layer: Mixer, kind: str, mask: Mask) -> None:
             raise ContractError("with every token hidden, outputs or gradients are not finite")
 
 
-def _refuses(s: Subject, layer: Mixer, kind: str, mask: Mask) -> None:
+def _refuses(s: Subject, kind: str, mask: Mask) -> None:
     try:
-        layer(s.x, s.grid, mask)
+        s.layer(s.x, s.grid, mask)
     except UnsupportedError as error:
         if kind not in str(error):
             raise ContractError(f"the error about a {kind} mask does not name it: {error}") from error

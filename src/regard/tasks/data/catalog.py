@@ -13,7 +13,7 @@ import numpy as np
 from regard.core import DataError, nearest
 
 from . import imagenet, own
-from .images import Images, ImageSet, cached, check_labels, decode_all
+from .images import Images, ImageSet, Source, cached, check_labels, decode_all
 from .streams import generator
 
 
@@ -117,7 +117,8 @@ def load(
 ) -> ImageSet:
     """A set by name or path, decoded for images of size = (height, width); the last few are remembered.
 
-    cut: images keep their own size, and windows of `size` are cut from them. corrupt: stop at a damaged image or skip.
+    cut: images keep their own size, and windows of `size` are cut from them; torchvision's sets of files give images of
+    8/7 of `size` for that, as ImageNet and the user's own always do. corrupt: stop at a damaged image or skip.
     download: torchvision's sets may be fetched. Raises: DataError.
     """
     key = data if data in NAMED else str(path_of(data).resolve())
@@ -135,7 +136,7 @@ def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: b
     elif data == "imagenet":
         found = imagenet.load(data_root() / "imagenet", size)
     elif data in TORCHVISION:
-        found = torchvision_set(data, None if cut else size, corrupt, download)
+        found = torchvision_set(data, size, cut, corrupt, download)
     else:
         found = own.load(Path(data), size, corrupt)
     for split in (found.train, found.test):
@@ -235,29 +236,63 @@ def _check_sums(root: Path, files: list[Path], sums: list[str]) -> None:
             raise DataError(f"{file} differs from its checksum in {listed}; it is damaged or changed: get it again")
 
 
-def torchvision_set(name: str, size: tuple[int, int] | None, corrupt: str, download: bool) -> ImageSet:
-    """A set of torchvision below <data folder>/torchvision, as RGB; without a size, of 32 x 32 pixels.
+def torchvision_set(name: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool) -> ImageSet:
+    """A set of torchvision below <data folder>/torchvision, as RGB.
 
-    Raises: DataError if it is not there and not fetched.
+    Sets that are arrays are read whole. Of sets of files one image at a time is decoded, and kept or decoded again as
+    `own.load` does. cut: an array's images keep their size (those below 32 x 32 are enlarged to it), files give images
+    of 8/7 of `size`. Raises: DataError if it is not there and not fetched, or an image is damaged.
     """
     import torchvision
 
     root = data_root() / "torchvision"
     argument, train, test, count = TORCHVISION[name]
     maker: Callable[..., Any] = getattr(torchvision.datasets, name)
-    splits, size = [], size or (32, 32)
+    splits, total = [], hashlib.sha256()
     for split in (train, test):
         try:
             found = maker(root=str(root), download=download, **{argument: split})
         except (RuntimeError, OSError, ValueError) as error:
             hint = "" if download else "; pass --download (download=True) to fetch it"
             raise DataError(f"torchvision's {name} is not ready in {root}{hint} ({error})") from error
-        items = [found[i] for i in range(len(found))]
-        labels = np.array([label for _, label in items], np.int64)
-        pixels = [np.asarray(image.convert("RGB")) for image, _ in items]
-        splits.append(decode_all(pixels, labels, lambda row: f"image {row} of {name}", size, CHANNELS, corrupt))
-    for part in splits:
+        if hasattr(found, "data"):
+            part = _array_split(name, found, None if cut else size)
+            total.update(part.pixels.tobytes() + part.labels.tobytes())
+        else:
+            files, labels = _files(found)
+            digest = _files_sum(files, labels)
+            total.update(digest.encode())
+            larger = (size[0] * 8 // 7, size[1] * 8 // 7) if cut else size
+            key = f"{name}-{split}-{digest[:16]}-{larger[0]}x{larger[1]}-{corrupt}"
+            part = own._images(cast(list[Source], files), [str(file) for file in files], labels, larger, corrupt, key)
         check_labels(name, part.labels, count)
-    total = hashlib.sha256(b"".join(part.pixels.tobytes() + part.labels.tobytes() for part in splits)).hexdigest()
+        splits.append(part)
     names = tuple(map(str, getattr(found, "classes", range(count))))
-    return ImageSet(name, names, splits[0], splits[1], total)
+    return ImageSet(name, names, splits[0], splits[1], total.hexdigest())
+
+
+def _array_split(name: str, found: Any, size: tuple[int, int] | None) -> Images:
+    items = [found[i] for i in range(len(found))]
+    labels = np.array([label for _, label in items], np.int64)
+    pixels = [np.asarray(image.convert("RGB")) for image, _ in items]
+    if size is None:
+        size = (max(32, pixels[0].shape[0]), max(32, pixels[0].shape[1]))
+    return decode_all(pixels, labels, lambda row: f"image {row} of {name}", size, CHANNELS)
+
+
+def _files(found: Any) -> tuple[list[Path], np.ndarray]:
+    """The images' files and labels, which torchvision's sets keep under one of these names; no file is opened."""
+    pairs = getattr(found, "_samples", None)
+    if pairs is None:
+        files = found._images if hasattr(found, "_images") else found._image_files
+        pairs = list(zip(files, found._labels, strict=True))
+    return [Path(file) for file, _ in pairs], np.array([label for _, label in pairs], np.int64)
+
+
+def _files_sum(files: list[Path], labels: np.ndarray) -> str:
+    """64 hex digits of the names, sizes, beginnings and labels of images."""
+    total = hashlib.sha256()
+    for file, label in zip(files, labels, strict=True):
+        size, head = own._seen(file)
+        total.update(f"{file.name}\0{size}\0{head}\0{label}\n".encode())
+    return total.hexdigest()

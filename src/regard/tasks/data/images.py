@@ -33,8 +33,8 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: slice) -> "Images":
-        """A part, as views; of pixels that are decoded when asked for, nothing is decoded."""
+    def take(self, rows: slice | np.ndarray) -> "Images":
+        """A part: a slice, as views, or the numbers of images; where they are decoded when asked for, nothing is."""
         part = getattr(self.pixels, "part", None)
         return Images(self.pixels[rows] if part is None else part(rows), self.labels[rows])
 

@@ -18,7 +18,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", 
 IN_MEMORY = 4 * 2**30
 """Bytes of decoded pixels up to which a split is decoded once; larger ones are decoded batch by batch."""
 
-_TESTS = ("test", "val", "valid", "validation")
+_TRAINS, _TESTS = ("train", "training"), ("test", "val", "valid", "validation")  # in any case; the first is taken
 _IMAGES, _LABELS = ("img", "image", "picture"), ("label", "class", "target", "fine_label")
 
 
@@ -35,9 +35,11 @@ class Lazy:
     def __len__(self) -> int:
         return len(self.sources)
 
-    def part(self, rows: slice) -> "Lazy":
-        """The same for a part of the images."""
-        return type(self)(self.sources[rows], self.names[rows], self.size)
+    def part(self, rows: slice | np.ndarray) -> "Lazy":
+        """The same for a part of the images: a slice, or their numbers."""
+        if isinstance(rows, slice):
+            return type(self)(self.sources[rows], self.names[rows], self.size)
+        return type(self)([self.sources[row] for row in rows], [self.names[row] for row in rows], self.size)
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         chosen = np.arange(len(self))[rows]
@@ -85,7 +87,10 @@ def _seen(file: Path) -> tuple[int, str]:
 def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
     """A folder or parquet of the user, as RGB of 8/7 of `size`, from which training and test cut windows of `size`.
 
-    Without a test split every fifth image of a fixed permutation is the test. Raises: DataError.
+    Splits are called train or training, and test, val, valid or validation, in any case: folders of class folders, or
+    .parquet files. Where there are several of the second kind the first in this order is the test and the others are
+    not used. Without one every fifth image of a fixed permutation is the test.
+    Raises: DataError.
     """
     tables = _tables(path)
     classes, splits = _from_tables(tables) if tables else _from_folders(path)
@@ -96,7 +101,7 @@ def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
     made = {}
     for split, (sources, names, labels) in splits.items():
         check_labels(f"the {split} split of {path}", labels, len(classes))
-        key = f"own-{total}-{split}-{larger[0]}x{larger[1]}-{corrupt}"
+        key = f"own2-{total}-{split}-{larger[0]}x{larger[1]}-{corrupt}"
         made[split] = _images(sources, names, labels, larger, corrupt, key)
     return ImageSet(f"own:{total}", classes, made["train"], made["test"], total)
 
@@ -135,11 +140,13 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
     if not path.is_dir():
         raise DataError(f"{path} is neither a folder of class folders nor a .parquet file")
     _image_files(path)
-    roots = {"train": path}
-    if (path / "train").is_dir():
-        roots["train"] = path / "train"
-        tests = [path / name for name in _TESTS if (path / name).is_dir()]
-        roots |= {"test": tests[0]} if tests else {}
+    roots = _split_folders(path)
+    for folder in (folder for root in roots.values() for folder in sorted(root.iterdir()) if folder.is_dir()):
+        if folder.name.lower() in (*_TRAINS, *_TESTS) and _has_folders(folder):
+            raise DataError(
+                f"{folder} is called like a split, has folders itself, and lies where class folders are expected; "
+                f"expected {path}/train/CLASS and, if there is a test, {path}/test/CLASS (or val)"
+            )
     classes = tuple(sorted(folder.name for folder in roots["train"].iterdir() if folder.is_dir()))
     if len(classes) < 2:
         found = f"one class folder only ({classes[0]})" if classes else "no class folders"
@@ -159,12 +166,43 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
     return classes, splits
 
 
+def _split_folders(path: Path) -> dict[str, Path]:
+    """The folders of training and test; `path` itself is that of training where it has no such folder.
+
+    A folder "train" of loose images beside folders of other names is a class.
+    """
+    folders = {folder: folder.name.lower() for folder in sorted(path.iterdir()) if folder.is_dir()}
+    found = _called(folders)
+    if "train" in found and (_has_folders(found["train"]) or set(folders.values()) <= {*_TRAINS, *_TESTS}):
+        return found
+    return {"train": path}
+
+
+def _has_folders(path: Path) -> bool:
+    return any(inner.is_dir() for inner in path.iterdir())
+
+
+def _called(paths: dict[Path, str]) -> dict[str, Path]:
+    """Training and test among paths with the names that they go by. Raises: DataError if one could be either of two."""
+    found: dict[str, Path] = {}
+    for split, kinds in (("train", (_TRAINS,)), ("test", tuple((word,) for word in _TESTS))):
+        for words in kinds:
+            named = [path for path, name in paths.items() if name in words]
+            if len(named) > 1:
+                raise DataError(f"{named[0]} and {named[1].name} are one split by their names; keep or rename one")
+            if named:
+                found.setdefault(split, named[0])
+    return found
+
+
 def _tables(path: Path) -> dict[str, Path]:
     if path.suffix == ".parquet" and path.is_file():
         return {"train": path}
-    found = {"train": path / "train.parquet"} if (path / "train.parquet").is_file() else {}
-    tests = [path / f"{name}.parquet" for name in _TESTS if (path / f"{name}.parquet").is_file()]
-    return found | ({"test": tests[0]} if found and tests else {})
+    if not path.is_dir():
+        return {}
+    tables = {file: file.stem.lower() for file in sorted(path.glob("*.parquet")) if file.is_file()}
+    found = _called(tables)
+    return found if "train" in found else {}
 
 
 def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, _Split]]:

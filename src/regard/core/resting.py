@@ -1,0 +1,20 @@
+"""A model that is looked at, not trained."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def resting(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module is in its own mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
