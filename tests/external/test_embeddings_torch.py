@@ -27,7 +27,8 @@ def flat(y):
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_sne_is_a_sequential_of_torch_for_each_role(layers, activation):
-    made, x = drawn(SNE(layers=layers, width=7, activation=activation))
+    width = {"width": 7} if layers > 1 else {}
+    made, x = drawn(SNE(layers=layers, activation=activation, **width))
     sizes = [12, *[7] * (layers - 1), 12]
     for i, y in enumerate(made(x, "qkv")):
         modules = []

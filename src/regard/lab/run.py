@@ -234,7 +234,7 @@ class Run:
             "macs": macs,
         }
 
-    def _remember(self, folder: Path, device: str, devices: int, compiled: bool) -> None:
+    def _remember(self, folder: Path, device: str, devices: int, compiled: bool = False) -> None:
         """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
         path = folder / "run.json"
         kernels = native_wanted() and not compiled
