@@ -4,13 +4,14 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard.core import ConfigError, DataError, StoreError
 from regard.lab.loop import Watch
-from regard.lab.results import Results
+from regard.lab.results import Busy, Results
 
 SURROUNDINGS = {
     "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),
@@ -22,8 +23,8 @@ SURROUNDINGS = {
 
 @dataclass(frozen=True)
 class Small:
-    """action: "work", "fail" (an error), one of SURROUNDINGS, "die" (killed), "die once", "wait" (for a minute), "late"
-    (soon) or "hold" (the next number's lock, for a second and a half). compile: what it expects to be asked for."""
+    """action: "work", "fail" (an error), one of SURROUNDINGS, "die" (killed), "die once", "wait" (for a minute),
+    "hold" (the next number's lock, until that run was refused) or "late" (when its lock is held). compile: what it expects to be asked for."""
 
     number: int
     action: str = "work"
@@ -39,7 +40,14 @@ class Small:
         assert watch is not None
         assert watch.compile is self.compile
         if self.action == "late":
-            time.sleep(0.5)
+            _wait_for(store.root / "held")
+        try:
+            return self._carried_out(store)
+        except Busy:
+            (store.root / "refused").touch()
+            raise
+
+    def _carried_out(self, store: Results) -> dict[str, Any]:
         with store.lock(self.key) as folder:
             found = store.outcome(self.key)
             if found is not None:
@@ -59,6 +67,14 @@ class Small:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.action == "hold":
             with store.lock(Small(self.number + 1).key):
-                time.sleep(1.5)
+                (store.root / "held").touch()
+                _wait_for(store.root / "refused")
         if self.action == "wait":
             time.sleep(60)
+
+
+def _wait_for(path: Path) -> None:
+    until = time.time() + 60
+    while not path.exists():
+        assert time.time() < until, f"{path} did not come"
+        time.sleep(0.02)
