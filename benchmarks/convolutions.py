@@ -11,12 +11,12 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from functools import partial
+
+from peaks import added, apart
 
 from regard.measure.allocator import ALLOCATOR
 
@@ -79,19 +79,16 @@ def memory(kernel: int, train: bool) -> dict:
     x = torch.randn(1, grid.cells, 256, requires_grad=train)
     small = Grid(3, 4)
     layer(torch.randn(1, 12, 256), small).sum().backward()  # libraries and gradients of parameters are there
-    before, start = _resident(), time.process_time()
-    with torch.set_grad_enabled(train):
-        out = layer(x, grid)
-    if train:
-        out.sum().backward()
-    seconds = time.process_time() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"kernel": kernel, "train": train, "seconds": seconds, "peak_gb": (peak - before) / 1e9}
 
+    def once() -> None:
+        with torch.set_grad_enabled(train):
+            out = layer(x, grid)
+        if train:
+            out.sum().backward()
 
-def _resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    start = time.process_time()
+    peak = added(once)
+    return {"kernel": kernel, "train": train, "seconds": time.process_time() - start, "peak_gb": peak / 1e9}
 
 
 def main() -> None:
@@ -100,23 +97,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", type=int, nargs="*", default=[31], help="kernels of dynamic convolution")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
-    if options.one:
-        kernel, train = options.one.split(",")
-        print(json.dumps(memory(int(kernel), train == "train")))
-        return
     import torch
 
     torch.set_num_threads(1)
     rows = [row for case in options.cases for row in measure(case, options.rounds)]
-    peaks = []
-    for kernel in options.memory:
-        for kind in ("forward", "train"):
-            command = [sys.executable, __file__, "--one", f"{kernel},{kind}"]
-            peaks.append(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+    peaks = [apart(memory, kernel, train) for kernel in options.memory for train in (False, True)]
     machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, one thread"
     if options.json:
         print(json.dumps({"machine": machine, "deformable": rows, "dynamic": peaks}, indent=2))

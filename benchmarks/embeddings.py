@@ -10,12 +10,11 @@ allocator that keeps freed memory: otherwise page faults of temporaries are what
 import argparse
 import os
 import platform
-import resource
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from turns import in_turns
 
 from regard.measure.allocator import ALLOCATOR
 
@@ -80,9 +79,8 @@ def measure(channels: int, hidden: int, dtype: "torch.dtype", options: argparse.
         x, fsne.codebook.weight, fsne.weight1, fsne.bias1, fsne.weight2, fsne.bias2
     )
     runs["F-SNE"] = lambda: fsne(x, "qkv")
-    times, faults = _take_turns(
-        runs, [x, *(p for module in (*made, fsne) for p in module.parameters())], options.rounds
-    )
+    leaves = [x, *(p for module in (*made, fsne) for p in module.parameters())]
+    times, faults = in_turns(runs, leaves, options.rounds)
     kind = str(dtype).removeprefix("torch.")
     rows = []
     for name in FORMS:
@@ -93,36 +91,6 @@ def measure(channels: int, hidden: int, dtype: "torch.dtype", options: argparse.
     loss = " (loss)" if min(f, fb) < 1 else ""
     rows.append(f"F-SNE is {f:.3f} (forward) and {fb:.3f} (both) times as fast as literal; bound {bound:.3f}{loss}")
     return rows
-
-
-def _take_turns(
-    runs: "dict[str, Callable[[], Sequence[torch.Tensor]]]", leaves: "list[torch.Tensor]", rounds: int
-) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
-    """Median seconds of CPU time of (form, "f" or "fb"), and minor page faults a call."""
-    import torch
-
-    times: dict[tuple[str, str], list[float]] = {(name, part): [] for name in runs for part in ("f", "fb")}
-    faults = dict.fromkeys(runs, 0.0)
-    ones = {name: [torch.ones_like(y) for y in run()] for name, run in runs.items()}
-    for turn in range(rounds + 1):
-        for name, run in runs.items():
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            with torch.no_grad():
-                forward = _seconds(run)
-            both = _seconds(lambda run=run, name=name: torch.autograd.backward(run(), ones[name]))  # type: ignore[misc]
-            for leaf in leaves:
-                leaf.grad = None
-            if turn:
-                faults[name] += (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / rounds / 2
-                times[name, "f"].append(forward)
-                times[name, "fb"].append(both)
-    return {key: statistics.median(values) for key, values in times.items()}, faults
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.process_time()
-    run()
-    return time.process_time() - start
 
 
 if __name__ == "__main__":

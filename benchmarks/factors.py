@@ -12,12 +12,12 @@ process for each form, at the first of --sides and --terms, one thread.
 import argparse
 import os
 import platform
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from unittest import mock
+
+from peaks import added, apart
 
 from regard.measure.allocator import ALLOCATOR
 
@@ -87,37 +87,25 @@ def peak(side: int, terms: str, form: str, dim: int, heads: int) -> float:
     if form == "separable":
         factor_forms.sdpa = dense  # this process has no other form to run
 
-    def step(side):
+    def more(side):
         grid = Grid(side, side)
         operator = Factors(terms).build(Site(dim, heads, grid, qkv_bias=False)).operator
         q, k, v = (torch.randn(3, 1, heads, grid.tokens, dim // heads) * (dim // heads) ** -0.25).unbind()
         tables, basis = operator.tables(grid, grid), (operator.basis_x, operator.basis_y)
         leaves = [x.requires_grad_() for x in (q, k, v)]
         backend = form.partition(",")[0]
-        before = _resident()
-        out = ops.factors(
-            *leaves, terms=terms, grid=grid, tables=tables, u=operator.u, t=operator.t, basis=basis, backend=backend
-        )
-        out.sum().backward()
-        return before
+        shape = {"terms": terms, "grid": grid, "u": operator.u, "t": operator.t, "backend": backend}
+        return added(lambda: ops.factors(*leaves, **shape, tables=tables, basis=basis).sum().backward())
 
-    step(8)  # libraries are loaded
-    before = step(side)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e6
-
-
-def _resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    more(8)  # libraries are loaded
+    return more(side) / 1e6
 
 
 def memory(side: int, terms: str, dim: int, heads: int) -> None:
     """Print the peaks of the forms."""
     own = 0.0
     for form in ("auto", "separable", "separable, fused"):
-        options = ["--sides", str(side), "--terms", terms, "--dim", str(dim), "--heads", str(heads), "--peak", form]
-        command = [sys.executable, __file__, *options]
-        found = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        found = apart(peak, side, terms, form, dim, heads)
         own = own or found
         print(f"{side}x{side:<4} {terms:>5}  {form:<18} {found:9.0f} MB  auto has {own / found:.3f} of it", flush=True)
 
@@ -139,13 +127,9 @@ def main() -> None:
         "--window", type=int, default=0, help="side in cells: also the mask over all pairs, and no window"
     )
     parser.add_argument("--memory", action="store_true", help="peaks of memory instead of times")
-    parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ALLOCATOR.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR)
-    if options.peak:
-        print(peak(options.sides[0], options.terms[0], options.peak, options.dim, options.heads))
-        return
     import torch
 
     torch.set_num_threads(options.threads)

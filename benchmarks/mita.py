@@ -12,14 +12,13 @@ process with the allocator as it is; it needs Linux, which counts a process's pe
 
 import argparse
 import math
-import multiprocessing
 import os
 import platform
-import resource
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
+
+from peaks import added, apart
+from turns import in_turns
 
 from regard.measure.allocator import ALLOCATOR
 
@@ -78,7 +77,7 @@ def speed(cases: list[Case], dtype: object, options: argparse.Namespace) -> None
     print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'execution':<12} {'forward':>9} {'for+back':>9} {'faults':>9}")
     names = options.executions or ["auto", "native"]
     for case in cases:
-        times, faults = timed(case, ["softmax", *names], dtype, options)
+        times, faults = in_turns(*candidates(case, ["softmax", *names], dtype, options), options.rounds)
         for name in names:
             ratio = {part: times[name, part] / times["softmax", part] for part in ("f", "fb")}
             losses = " and ".join(part for part in ratio if ratio[part] > 1)
@@ -99,7 +98,7 @@ def choice(cases: list[Case], dtype: object, options: argparse.Namespace) -> Non
         names += ["lean-dense", "dense"] if tokens**2 <= DENSE else []
         names += ["gather"] if tokens * top <= COPIES else []
         names += ["native"] if native_wanted() else []
-        times, _ = timed(case, ["auto", *names], dtype, options)
+        times, _ = in_turns(*candidates(case, ["auto", *names], dtype, options), options.rounds)
         cells, late = [], False
         for part in ("f", "fb"):
             best = min(names, key=lambda name: times[name, part])  # noqa: B023
@@ -121,7 +120,7 @@ def memory(cases: list[Case], dtype: object, options: argparse.Namespace) -> Non
         alone = (case[0], 1, 1)  # softmax attention has no landmarks
         for name, key in (("softmax", alone), *((name, case) for name in names)):
             if (name, key) not in peaks:
-                peaks[name, key] = [_apart(peak, key, name, dtype, options, trained) for trained in (False, True)]
+                peaks[name, key] = [apart(peak, key, name, dtype, options, trained) for trained in (False, True)]
             both = zip(peaks[name, key], peaks["softmax", alone], strict=True)
             numbers = " ".join(f"{own:>9.1f} {own / other:>6.2f}" for own, other in both)
             print(f"{_sizes(case, dtype)} {name:<12} {numbers}", flush=True)
@@ -133,12 +132,6 @@ def memory(cases: list[Case], dtype: object, options: argparse.Namespace) -> Non
             print(f"exponent of N, m={m}, k={top}, {name}: {grown[0]:.2f} / {grown[1]:.2f} (forward / for+back)")
 
 
-def _apart(run: Callable[..., float], *arguments: object) -> float:
-    """The function's result from a process that has done nothing else."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(run, arguments)
-
-
 def peak(case: Case, name: str, dtype: object, options: argparse.Namespace, trained: bool) -> float:
     """MB that one pass adds at its peak to what the process holds with the inputs in it.
 
@@ -146,24 +139,17 @@ def peak(case: Case, name: str, dtype: object, options: argparse.Namespace, trai
     """
     import torch
 
-    added = 0.0
     for tokens in (WARM, case[0]):
         runs, _ = candidates((tokens, min(tokens, case[1]), min(tokens, case[2])), [name], dtype, options)
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")  # the peak begins anew
-        before = _status("VmRSS")
-        with torch.set_grad_enabled(trained):
-            out = runs[name]()
-        if trained:
-            out.backward(torch.ones_like(out))
-        added = _status("VmHWM") - before
-    return added
 
+        def once(run: Callable = runs[name]) -> None:
+            with torch.set_grad_enabled(trained):
+                out = run()
+            if trained:
+                out.backward(torch.ones_like(out))
 
-def _status(name: str) -> float:
-    """MB of a line of /proc/self/status."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(f"{name}:")) / 1024
+        more = added(once)
+    return more / 2**20
 
 
 def _sizes(case: Case, dtype: object) -> str:
@@ -193,36 +179,6 @@ def candidates(
         return lambda: mita(q, k, v, pool_landmarks(q, grid, m), top, execution=execution)
 
     return {name: attend(name) for name in names}, (q, k, v)
-
-
-def timed(
-    case: Case, names: Sequence[str], dtype: object, options: argparse.Namespace
-) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
-    """Median seconds of every execution, forward ("f") and with the backward pass ("fb"), and page faults of a call."""
-    import torch
-
-    runs, inputs = candidates(case, names, dtype, options)
-    times: dict[tuple[str, str], list[float]] = {(name, part): [] for name in runs for part in ("f", "fb")}
-    faults = dict.fromkeys(runs, 0.0)
-    for turn in range(options.rounds + 1):
-        for name, run in runs.items():
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            with torch.no_grad():
-                forward = _seconds(run)
-            both = _seconds(lambda run=run: run().backward(torch.ones_like(inputs[2])))  # type: ignore[misc]
-            for x in inputs:
-                x.grad = None
-            if turn:
-                faults[name] += (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / options.rounds / 2
-                times[name, "f"].append(forward)
-                times[name, "fb"].append(both)
-    return {key: statistics.median(values) for key, values in times.items()}, faults
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.process_time()
-    run()
-    return time.process_time() - start
 
 
 if __name__ == "__main__":

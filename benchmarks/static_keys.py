@@ -9,19 +9,22 @@ Memory is the growth of the peak resident size of a fresh process for each path,
 """
 
 import argparse
-import gc
 import os
 import platform
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peaks import added, apart
+from turns import in_turns
 
 from regard.measure.allocator import ALLOCATOR
 
+if TYPE_CHECKING:
+    import torch
+
 SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
+RETURNING = dict.fromkeys(ALLOCATOR, "65536")
 GRIDS = ("14x14", "32x32")
 CASES = ("8x8,16,8,64", "14x14,2,10,32", "14x14,16,6,64", "28x28,1,4,32", "28x28,4,4,32")
 PATHS = ("conv", "patches", "lean")
@@ -37,14 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--cases", nargs="+", default=list(CASES), help="cases of CSKA: grid,batch,heads,width")
-    parser.add_argument("--peak", nargs=3, metavar=("CASE", "PATH", "TRAINED"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     import torch
 
     torch.set_num_threads(1)
-    if options.peak:
-        print(peak(*options.peak))
-        return 0
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, 1 thread, {options.rounds} rounds")
     if "ska" in options.part:
         print(f"SKA / softmax attention, batch {options.batch}, dim {options.dim}, {options.heads} heads, float32")
@@ -84,8 +83,8 @@ def static_keys(text: str, options: argparse.Namespace) -> list[str]:
                 runs[name] = lambda operator=operator: operator(q, k, v, grid=grid)  # type: ignore[misc]
             else:
                 runs[name] = lambda layer=layer: layer(x, grid)  # type: ignore[misc]
-        times = in_turns(runs, options.rounds)
-        ratios = [times["ska"][i] / times["softmax"][i] for i in (0, 1)]
+        times, _ = in_turns(runs, (), options.rounds)
+        ratios = [times["ska", kind] / times["softmax", kind] for kind in ("f", "fb")]
         rows.append(f"{text:<7} {part:<6} {ratios[0]:>8.3f} {ratios[1]:>9.3f}  {_verdict(ratios, goal)}")
     return rows
 
@@ -94,21 +93,21 @@ def paths(case: str, rounds: int) -> list[str]:
     """Every path of CSKA in turns, and the peak memory of each alone."""
     grid, *rest = case.split(",")
     runs = {path: _made(case, path) for path in PATHS}
-    times = in_turns(runs, rounds)
+    times, _ = in_turns(runs, (), rounds)
     rows, base = [], [0.0, 0.0]
     for path in PATHS:
-        ratios = [times[path][i] / times["conv"][i] for i in (0, 1)]
-        memory = [_peak_alone(case, path, trained) for trained in ("", "1")]
+        ratios = [times[path, kind] / times["conv", kind] for kind in ("f", "fb")]
+        memory = [apart(peak, case, path, trained, **RETURNING) for trained in (False, True)]
         base = memory if path == "conv" else base
         shares = [used / of if of else float("nan") for used, of in zip(memory, base, strict=True)]
         said = f"memory {shares[0]:.2f} {shares[1]:.2f} of conv"
         numbers = f"{ratios[0]:>8.3f} {ratios[1]:>9.3f} {memory[0]:>7.1f} {memory[1]:>7.1f}"
-        milliseconds = " ".join(f"{1e3 * part:.1f}" for part in times[path])
+        milliseconds = " ".join(f"{1e3 * times[path, kind]:.1f}" for kind in ("f", "fb"))
         rows.append(f"{grid:<6} {','.join(rest):<8} {path:<8} {numbers}  {said}; {milliseconds} ms")
     return rows
 
 
-def _made(case: str, path: str) -> Callable[[], object]:
+def _made(case: str, path: str) -> "Callable[[], torch.Tensor]":
     import torch
 
     from regard import Grid
@@ -124,59 +123,20 @@ def _made(case: str, path: str) -> Callable[[], object]:
     return lambda: cska(q, weight, bias, v, grid, path=path)
 
 
-def in_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, tuple[float, float]]:
-    """Median seconds of CPU time, forward without gradients and forward with backward, of each candidate."""
-    import torch
-
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
-    for turn in range(rounds + 1):
-        for name, run in runs.items():
-            with torch.no_grad():
-                forward = _seconds(run)
-            both = _seconds(lambda run=run: run().sum().backward())  # type: ignore[misc]
-            if turn:
-                times[name].append((forward, both))
-    return {name: (_median(taken, 0), _median(taken, 1)) for name, taken in times.items()}
-
-
-def _median(taken: list[tuple[float, float]], part: int) -> float:
-    return statistics.median(pair[part] for pair in taken)
-
-
-def _peak_alone(case: str, path: str, trained: str) -> float:
-    plain = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
-    returning = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).resolve()), "--peak", case, path, trained]
-    made = subprocess.run(command, env=plain | returning, capture_output=True, text=True, check=True)
-    return float(made.stdout.split()[-1])
-
-
-def peak(case: str, path: str, trained: str) -> float:
-    """MB by which the peak resident size grows during one run, after one run to load what is loaded once.
-
-    Linux only: /proc/self/clear_refs sets the peak back.
-    """
+def peak(case: str, path: str, trained: bool) -> float:
+    """MB by which the peak resident size grows during one run, after one run to load what is loaded once."""
     import torch
 
     run = _made(case, path)
-    for turn in range(2):
-        gc.collect()
-        before = _resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")
-        with torch.set_grad_enabled(bool(trained)):
+
+    def once() -> None:
+        with torch.set_grad_enabled(trained):
             out = run()
             if trained:
-                out.sum().backward()  # type: ignore[attr-defined]
-        after = _resident("VmHWM")
-        del out
-        if turn:
-            return (after - before) / 2**10
-    return 0.0
+                out.sum().backward()
 
-
-def _resident(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+    added(once)
+    return added(once) / 2**20
 
 
 def _verdict(ratios: list[float], goal: float) -> str:
@@ -184,13 +144,7 @@ def _verdict(ratios: list[float], goal: float) -> str:
     return f"goal {goal}" + (f" (loss: {' and '.join(missed)})" if missed else "")
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.process_time()
-    run()
-    return time.process_time() - start
-
-
 if __name__ == "__main__":
-    if "--peak" not in sys.argv and any(os.environ.get(name) != value for name, value in SETTINGS.items()):
+    if any(os.environ.get(name) != value for name, value in SETTINGS.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | SETTINGS)
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Claims that operator functions on heads make; inputs and output are (images, heads, tokens, width)."""
+"""Claims that operator functions on heads make, of (images, heads, tokens, width), and one of layers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from regard.core import Grid, Mixer
+from regard.testing.subject import gap
+
 Run = Callable[..., Tensor]
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return (one - other).abs().max().item()
 
 
 def check_transforms(run: Run, inputs: Sequence[Tensor]) -> None:
@@ -34,6 +33,42 @@ def check_transforms(run: Run, inputs: Sequence[Tensor]) -> None:
     _, slope = torch.func.jvp(of_all, tuple(inputs), tuple(ahead))
     along = sum((x * grad).sum() for x, grad in zip(ahead, wanted, strict=True))
     assert abs(slope - along) < 1e-9 * max(1.0, abs(along))
+
+
+def check_layer_transforms(layer: Mixer, x: Tensor, grid: Grid) -> None:
+    """`torch.func`: outputs of a layer, and the gradients of its parameters, for every image are autograd's."""
+    own = dict(layer.named_parameters())
+    assert gap(torch.vmap(lambda image: layer(image[None], grid)[0])(x), layer(x, grid)) < 1e-12
+
+    def of_one(own: dict[str, Tensor], image: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, own, (image[None], grid)).square().sum()
+
+    made = torch.vmap(torch.func.grad(of_one), (None, 0))(own, x)
+    for i, image in enumerate(x):
+        for name, wanted in zip(own, torch.autograd.grad(of_one(own, image), list(own.values())), strict=True):
+            assert gap(made[name][i], wanted) < 1e-11, name
+
+
+def check_hidden(run: Run, inputs: Sequence[Tensor], keep: Tensor, queries: Tensor | None = None) -> Tensor:
+    """inf and NaN at hidden tokens reach neither outputs nor gradients, which are finite, and zero at these tokens.
+
+    queries: they go before the inputs; hidden ones may spoil their own rows of the output, which are then not compared.
+    Returns the outputs.
+    """
+    hidden = ~keep[:, None, :, None]
+    first = () if queries is None else (queries.detach().requires_grad_(),)
+    out = run(*first, *inputs).detach()
+    for bad in (math.inf, math.nan):
+        leaves = [x.detach().masked_fill(hidden, bad).requires_grad_() for x in inputs]
+        again = run(*first, *leaves)
+        assert gap(again, out) == 0
+        grads = torch.autograd.grad(again.sum(), (*first, *leaves))
+        assert all(grad.isfinite().all() for grad in grads)
+        assert not any(grad.masked_select(hidden).any() for grad in grads[len(first) :])
+        if queries is not None:
+            spoilt = run(queries.detach().masked_fill(hidden, bad), *leaves)
+            assert gap(spoilt.masked_fill(hidden, 0), out.masked_fill(hidden, 0)) == 0
+    return out
 
 
 def check_heads_apart(run: Run, inputs: Sequence[Tensor]) -> None:

@@ -63,6 +63,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "Factors": (
         Sample("Factors()"),
         Sample('Factors(terms="0110")'),
+        Sample('Factors(terms="1111", window=3)'),
         Sample('Factors(terms="0000")', ANYWHERE),
         Sample('Factors(preset="mmcv", query_stride=2)'),
     ),

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard import MIXERS, Card, ConfigError, Cost, Grid, Mask, Mixer, Site, Softmax
 from regard.mixers.softmax import SoftmaxOperator
@@ -89,6 +90,9 @@ class BrokenOperator(SoftmaxOperator):
             return super().forward(q, k.detach(), v, **options)
         if self.fault == "images":
             return super().forward(q + 0 * q.mean(0), k, v, **options)
+        if self.fault == "padding":  # a hidden key's weight is 0, and 0 times NaN is NaN
+            mask = options.get("mask") or Mask()
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.dense(q, k.shape[-2]))
         if self.fault == "dtype":
             return super().forward(q, k, v, **options).float()
         return super().forward(q, k, v, **options)
@@ -121,7 +125,7 @@ class Broken(Softmax):
     def build(self, site: Site, shared: torch.nn.Module | None = None) -> Any:
         layer = super().build(site, shared)
         if self.fault == "doors":
-            layer.check = lambda x, grid, mask: None  # type: ignore[method-assign]
+            layer.check = lambda x, grid, mask, memory=None: None  # type: ignore[method-assign]
         return layer
 
 
@@ -135,6 +139,7 @@ FAULTS = {
     "parameters": "parameters",
     "macs": "macs",
     "doors": "doors",
+    "padding": "masks",
     "dtype": "shape",
 }
 

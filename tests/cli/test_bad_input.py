@@ -105,6 +105,14 @@ def test_timing_with_a_wrong_option(capsys, more: list[str]) -> None:
     refused(capsys, ["bench", "Softmax", "--grid", "3x3", *more], more[0].strip("-"), more[1])
 
 
+@pytest.mark.parametrize("command", [["bench", "Softmax"], ["advise", "vit_desk"]], ids=["bench", "advise"])
+@pytest.mark.parametrize("device", ["mps", "auto"])
+def test_times_are_taken_where_there_is_a_clock(capsys, monkeypatch, command: list[str], device: str) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    refused(capsys, [*command, "--device", device], "nothing can be timed on mps", "--device cpu or cuda")
+
+
 @pytest.mark.parametrize("mixer", ["SKA()", "None"])
 def test_the_cost_at_a_size_that_a_host_does_not_take(capsys, mixer: str) -> None:
     arguments = ["cost", mixer, "--host", "vit_tiny_patch16_224(depth=1)", "--size", "7x7"]

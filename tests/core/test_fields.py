@@ -67,8 +67,15 @@ def test_a_trained_model_is_not_retuned_to_half_a_key() -> None:
     assert model.blocks[0].attn.mixer.config == MiTA(m=4, k=5)
 
 
+def test_a_number_of_numpy_is_refused() -> None:
+    """`isinstance(x, int)` is what mechanisms ask, and `np.int64(4)` is what a spelling and a run's key would hold."""
+    for wrong in ({"m": np.int64(4)}, {"k": np.int64(4)}, {"m": (np.int64(2), 3)}):
+        with pytest.raises(ConfigError, match="a whole number"):
+            MiTA(**wrong)  # type: ignore[arg-type]
+
+
 def test_right_values_pass() -> None:
-    MiTA(m=(2, 3), k=np.int64(4))
+    MiTA(m=(2, 3), k=4)
     assert Softmax(scale=1, projection=LinearQKV(), gate=True, dwc=3).dwc == 3
     assert parse("Nystrom(iterations=None)").iterations is None
 

@@ -50,9 +50,9 @@ def test_a_row_without_keys_is_zero_in_value_and_gradient() -> None:
 
 def test_sizes_that_do_not_fit_are_named() -> None:
     with pytest.raises(ShapeError, match="as many keys as queries, not 5 keys for 4"):
-        Mask(causal=True).allowed(4, 5, torch.device("cpu"))
+        Mask(causal=True).allowed(4, 5, torch.device("cpu"), 2)
     with pytest.raises(ShapeError, match="keep has 4 keys, the operator has 5"):
-        Mask(keep=KEEP).allowed(4, 5, torch.device("cpu"))
+        Mask(keep=KEEP).allowed(4, 5, torch.device("cpu"), 2)
 
 
 @pytest.mark.untyped

@@ -8,10 +8,7 @@ from regard import DAT, Grid, Site
 from regard.core import merge
 from regard.measure.external import largest
 from regard.measure.external_pairs import hashing_pairs, pvt_pairs, sampling_pairs, window_pairs
-
-
-def gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    return (one - other).abs().max().item()
+from regard.testing.subject import gap
 
 
 @pytest.mark.parametrize("shift", [0, 3])

@@ -10,6 +10,7 @@ from regard.mixers.bra import BRAPlan
 from regard.mixers.mita_plan import MitaPlan
 from regard.mixers.reformer import LSHPlan
 from regard.ops import bra, mita, moba, nsa, reformer, softmax_reference, topk, topk_plan, window
+from regard.testing.subject import gap
 
 GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(7, 4))
 
@@ -18,10 +19,6 @@ def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(seed)
     q, k, v = (torch.randn(3, 2, grid.tokens, c, dtype=torch.float64) for c in (8, 8, 6))
     return q, k, v
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return (one - other).abs().max().item()
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hosts.small_hosts import spread, vit
-from regard.core import StoreError
+from regard.core import ConfigError, StoreError
 from regard.hosts.saving import load, save
-from regard.hosts.swap import create_model, retune, swap
+from regard.hosts.swap import build_sized, create_model, retune, swap
 from regard.mixers.mita import MiTA
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
@@ -125,3 +125,13 @@ def test_locality_attention_is_softmax_over_the_other_tokens():
         logits = torch.einsum("bhd,bmhd->bhm", q[:, token], k[:, others]) * attention.temperature.exp()
         heads[:, token] = torch.einsum("bhm,bmhd->bhd", logits.softmax(-1), v[:, others])
     assert torch.allclose(attention(x), attention.proj(heads.flatten(2)), rtol=0, atol=1e-12)
+
+
+def test_a_size_that_a_host_refuses_is_not_left_out():
+    """Only a host without `img_size` is built for its own size."""
+    with torch.device("meta"):
+        for host in ("resnet18", "caformer_s18"):
+            assert build_sized(host, None, (230, 230)).num_classes == 1000
+        for host, said in (("twins_svt_small", "should be divided by patch_size"), ("nest_tiny", "must divide")):
+            with pytest.raises(ConfigError, match=rf"{host} cannot be made with img_size=\(230, 230\): .*{said}"):
+                build_sized(host, None, (230, 230))

@@ -96,6 +96,10 @@ def test_a_swap_is_written_and_read_again(tmp_path):
     loaded = from_pretrained(tmp_path)
     assert torch.equal(out(loaded, x.float()), out(model, x.float()))
     assert [type(layer.attention.mixer.config) for layer in loaded.encoder.layer] == [MiTA, SKA]
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    with pytest.raises(StoreError, match="does not hold the model"):
+        from_pretrained(tmp_path)
     (tmp_path / "regard.json").unlink()
     with pytest.raises(StoreError, match=r"regard\.json"):
         from_pretrained(tmp_path)

@@ -70,6 +70,13 @@ def test_attention_that_hardly_changes_the_output_is_still_compared(hidden):
     assert readable(model, x) is not model
 
 
+def test_an_empty_place_has_no_maps():
+    """gamma of what is read there is zero, which would hide it."""
+    host = "attended_resnet18(channels=(8, 16, 32, 64), stem=1, img_size=16, heads=2, num_classes=5)"
+    with pytest.raises(UnsupportedError, match=r"layer3\.0\.attn of ResNet has attention of its own"):
+        readable(create_model(host, None).eval(), torch.randn(1, 3, 16, 16))
+
+
 def test_nothing_is_left_behind():
     model, x = vit()
     swap(model, Softmax())

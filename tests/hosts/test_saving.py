@@ -12,6 +12,10 @@ from regard.core import ConfigError, StoreError
 from regard.hosts.resnet import attend
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model, remove, retune, swap
+from regard.lab import checkpoint
+from regard.lab.files import write_json
+from regard.lab.loading import load as load_run
+from regard.lab.results import Results
 from regard.mixers.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.projections.sne import FSNE
@@ -123,6 +127,9 @@ def test_foreign_and_damaged_folders_are_named(mixed, tmp_path):
     attempt("'swaps' is missing", swaps=None)
     attempt("does not hold the model", host="vit_desk(dim=32)")
     attempt("does not hold the model", host="no_such_host")
+    for swaps in ([3], [{"mixer": "SKA()"}], [{"mixer": 5, "layers": {"blocks.0.attn": [4, 6, 0, 0]}}]):
+        attempt(r"does not hold the model that its model\.json describes", swaps=swaps)
+    attempt("does not hold the model", swaps=[{"mixer": "SKA()", "layers": {"blocks.9.attn": [4, 6, 0, 0]}}])
     attempt("does not hold the model", swaps=[{"mixer": "NoSuch()", "layers": {"blocks.0.attn": [4, 6, 0, 0]}}])
     (tmp_path / "model.json").write_text("{")
     with pytest.raises(StoreError, match=r"model\.json is damaged"):
@@ -141,3 +148,13 @@ def test_a_place_that_cannot_be_written_is_an_error(mixed, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot write"):
         save(mixed, tmp_path / "file" / "model")
+
+
+def test_a_damaged_recipe_of_a_run_is_named(tmp_path):
+    folder = Results(tmp_path).folder("run")
+    write_json(folder / "run.json", {})
+    checkpoint.save(folder, {"model": {}, "ema": None})
+    for recipe in ({"host": DESK}, {"host": DESK, "swaps": [{"mixer": "SKA()", "layers": {"blocks.9.attn": [4, 6]}}]}):
+        write_json(folder / "outcome.json", {"status": "done", "model": recipe})
+        with pytest.raises(StoreError, match=r"does not hold the model that its outcome\.json describes"):
+            load_run(folder)

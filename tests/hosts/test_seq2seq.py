@@ -150,7 +150,7 @@ def test_wrong_use_says_what_to_do() -> None:
         DecoderLayer(replace(SMALL, attention=XCA()))
     with pytest.raises(UnsupportedError, match="cannot attend to another input"):
         replace(SMALL, cross=XCA())
-    with pytest.raises(UnsupportedError, match="window needs queries and keys on one grid.*give window=0"):
+    with pytest.raises(UnsupportedError, match="window=5.* cannot attend to another input; give a cross= that can"):
         replace(SMALL, cross=Factors(terms="1111", window=5))
     with pytest.raises(ConfigError, match="goes with unit=None"):
         replace(SMALL, attention=None, unit=UNIT)

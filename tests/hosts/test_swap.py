@@ -15,7 +15,7 @@ from hosts.small_hosts import HOSTS, VIT, caformer, spread, swin, torchvision, v
 from regard.core import ConfigError, GridError, SwapError, UnsupportedError
 from regard.hosts import list_models
 from regard.hosts.hosted import Hosted
-from regard.hosts.swap import build_host, create_model, plan_swap, remove, restore, retune, swap
+from regard.hosts.swap import create_model, plan_swap, remove, restore, retune, swap
 from regard.mixers.mita import MiTA
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
@@ -406,7 +406,7 @@ def test_what_cannot_be_done_is_said():
     with pytest.raises(ConfigError, match="cannot be made with"):
         create_model("vit_tiny_patch16_224", Softmax(), no_such_option=1)
     with pytest.raises(ConfigError, match="expected name"):
-        build_host("vit_desk(__import__('os'))", None)
+        create_model("vit_desk(__import__('os'))", None)
 
 
 def test_a_gated_attention_is_refused():

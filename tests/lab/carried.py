@@ -24,7 +24,8 @@ SURROUNDINGS = {
 @dataclass(frozen=True)
 class Small:
     """action: "work", "fail" (an error), one of SURROUNDINGS, "die" (killed), "die once", "wait" (for a minute),
-    "hold" (the next number's lock, until that run was refused) or "late" (when its lock is held). compile: what it expects to be asked for."""
+    "hold" (the next number's lock, until that run was refused) or "late" (when its lock is held).
+    compile: what it expects to be asked for."""
 
     number: int
     action: str = "work"

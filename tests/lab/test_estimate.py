@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from regard import Softmax
 from regard.lab import estimate as module
+from regard.lab.dryrun import dry_run
 from regard.lab.estimate import Speed, estimate, hours, machine
 from regard.lab.files import read_json, write_json
 from regard.lab.results import Results
 from regard.lab.study import Row
+from regard.tasks import Classification
 
 from lab.test_study import ROWS, STUDY  # isort: skip
 
@@ -66,3 +69,18 @@ def test_augmentation_and_half_precision_are_timed(augment: str) -> None:
     speed = module.measure(run)
     assert speed.step > 0
     assert speed.image > 0
+
+
+def test_what_is_timed_is_what_runs_and_fetches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a host whose spelling names classes of its own, and weights, which the real run alone needs."""
+    fetched: list[str] = []
+    monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *args, **kwargs: fetched.append("weights"))
+    host = "vit_tiny_patch16_224(pretrained=True, num_classes=5, depth=1, img_size=32)"
+    task = Classification(host=host, data="digits", size=(32, 32), init="host")
+    rows = (Row("softmax", Softmax()),)
+    study = replace(STUDY, settings={"smoke": replace(STUDY.setting("smoke"), task=task, rows=rows)})
+    assert [row.error for row in dry_run(study, "smoke")] == [""]
+    assert set(estimate(study, "smoke", Results(tmp_path), 1)) == {"softmax"}
+    assert fetched == []
+    assert task.built(Softmax(), 10, 1).num_classes == 10
+    assert fetched == ["weights"]

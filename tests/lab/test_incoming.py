@@ -14,6 +14,7 @@ from .made import make_store
 
 KEY = "0" * 12
 OUTCOME = {"version": 1, "key": KEY, "status": "done", "metrics": {"top1": 1.0}}
+CLAIM = {"a": "SKA", "b": "w/o", "metric": "top1"}
 SNAPSHOT = {"version": 1, "study": "x", "scale": "desk", "metric": "top1", "baseline": "a", "rows": [], "runs": []}
 
 
@@ -30,6 +31,9 @@ SNAPSHOT = {"version": 1, "study": "x", "scale": "desk", "metric": "top1", "base
         ({**SNAPSHOT, "runs": [5]}, "has int in the place of a run of a snapshot"),
         ({**SNAPSHOT, "runs": [{"key": "x", "row": "a", "seed": 0}]}, "expected 12 hex digits"),
         ({**SNAPSHOT, "claims": [{"a": "a"}]}, "a claim of a snapshot lacks b, metric"),
+        ({**SNAPSHOT, "claims": [{**CLAIM, "than": ["x"]}]}, "has than ['x'], expected two labels"),
+        ({**SNAPSHOT, "claims": [{**CLAIM, "than": ["x", 5]}]}, "has than ['x', 5], expected two labels"),
+        ({**SNAPSHOT, "claims": [{**CLAIM, "than": "xy"}]}, "than of a claim of a snapshot is of type str"),
         ({"snapshot": None, "outcomes": []}, "has NoneType in the place of a snapshot"),
         ({"snapshot": {"study": "x"}, "outcomes": []}, "a snapshot lacks scale, metric, baseline, rows, runs"),
         ({"snapshot": SNAPSHOT, "outcomes": {"a": 1}}, "an outcome lacks status, key"),

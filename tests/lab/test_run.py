@@ -18,6 +18,7 @@ from regard.lab import checkpoint
 from regard.lab.environment import PeakMemory, resolved
 from regard.lab.files import read_json, write_json
 from regard.lab.loop import groups
+from regard.lab.metrics import Metrics
 from regard.lab.results import Results
 from regard.lab.run import Interrupted, Recipe, Run, Watch, copy_weights, read_run, trained
 from regard.mixers.spell import parse, spell
@@ -138,7 +139,7 @@ def test_a_disk_that_refuses_leaves_the_old_checkpoint(tmp_path: Path) -> None:
 
 
 def test_metrics_are_cut_to_the_checkpoint(tmp_path: Path) -> None:
-    table = checkpoint.Metrics(tmp_path / "metrics.csv", ("top1",))
+    table = Metrics(tmp_path / "metrics.csv", ("top1",))
     table.cut(0)
     for epoch in (1, 2, 3):
         table.append({"epoch": epoch, "step": epoch * 4})
@@ -226,7 +227,7 @@ def test_the_best_evaluation_is_kept_beside_the_last(tmp_path: Path) -> None:
     """The learning rate is absurd at the end of the rise, so that an early evaluation is the best."""
     run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
     outcome = run.execute(Results(tmp_path), device="cpu")
-    lines = checkpoint.Metrics(tmp_path / run.key / "metrics.csv", ("top1", "loss")).read()
+    lines = Metrics(tmp_path / run.key / "metrics.csv").read()
     scores = [(float(line["top1"]), int(line["step"])) for line in lines]
     top = max(score for score, _ in scores)
     assert top > scores[-1][0], "the last evaluation is the best: this proves nothing"

@@ -13,7 +13,7 @@ import pytest
 from regard.lab import spread
 from regard.lab.progress import Event, Progress
 from regard.lab.results import Results
-from regard.lab.spread import Job, run_all
+from regard.lab.spread import Job, carry, run_all
 
 from .carried import SURROUNDINGS, Small
 
@@ -63,8 +63,8 @@ def wait_for_runs(store: Path, number: int) -> list[int]:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_runs_hear_that_they_are_to_be_compiled(tmp_path: Path, workers: int) -> None:
-    job = Job(Small(1, compile=True), "s", "smoke", "row", 0)
-    assert run_all([job], Results(tmp_path), workers, Progress(lambda event: None), compile=True)["done"] == 1
+    job = Job(Small(1, compile=True), "s", "smoke", "row", 0, compile=True)
+    assert run_all([job], Results(tmp_path), workers, Progress(lambda event: None))["done"] == 1
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,16 @@ def test_one_run_a_gpu_or_a_core(monkeypatch, gpus: Sequence[str], devices: int,
     monkeypatch.setattr(spread, "usable_gpus", lambda: list(gpus))
     monkeypatch.setattr(spread, "usable_cores", lambda: 6)
     assert spread.usual_workers(devices) == number
+
+
+@pytest.mark.parametrize(
+    ("named", "there", "usable"),
+    [("", 2, ["0", "1"]), ("3, 5", 2, ["3", "5"]), ("0", 0, []), ("-1", 0, []), ("1,-1,0", 1, ["1"])],
+)
+def test_gpus_that_are_named_and_not_there_do_not_count(monkeypatch, named: str, there: int, usable: list[str]) -> None:  # type: ignore
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr(spread.torch.cuda, "device_count", lambda: there)
+    assert spread.usable_gpus() == usable
 
 
 @pytest.mark.slow
@@ -100,6 +110,13 @@ def test_an_error_of_the_surroundings_is_no_result(tmp_path: Path, action: str) 
     ]
     assert store.status(Small(0).key) == "begun"
     assert run_all(jobs_of(["work"]), store, 0, Progress(events.append))["done"] == 1
+
+
+def test_an_error_of_the_probes_stops_its_own_run_alone(tmp_path: Path) -> None:
+    """`Small` is no run that has maps."""
+    state, _, text = carry(Job(Small(0), "s", "smoke", "row", 0, probes=True), str(tmp_path))
+    assert (state, text.partition(":")[0]) == ("stopped", "AttributeError")
+    assert Results(tmp_path).status(Small(0).key) == "done"
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from regard.lab.statistics import Interval, holm, interval, judge, p_value, paired, pooled, sampling_error, seeds_needed
+from regard.lab.statistics import Interval, Pooled, holm, interval, judge, paired, pooled, sampling_error, seeds_needed
 
 SOFTMAX = {0: 88.9, 1: 89.2, 2: 87.8}
 SKA = {0: 92.3, 1: 92.7, 2: 92.2}
@@ -33,7 +33,7 @@ def test_p_value_is_that_of_scipys_paired_test() -> None:
     from scipy.stats import ttest_rel
 
     expected = ttest_rel(list(SKA.values()), list(SOFTMAX.values())).pvalue
-    assert p_value(paired(SKA, SOFTMAX)) == pytest.approx(expected, rel=1e-9)
+    assert judge(paired(SKA, SOFTMAX)).p == pytest.approx(expected, rel=1e-9)
 
 
 def test_pooled_half_width_of_the_tables() -> None:
@@ -140,11 +140,21 @@ def test_an_undecided_equivalence_says_on_which_side_it_would_end() -> None:
 
 def test_a_pooled_interval_brings_its_p_and_price() -> None:
     alone = near(1.0, 2.0)
-    found = judge(alone, half=0.5, degrees=28)
+    table = Pooled(None, 28, 0.5)
+    found = judge(alone, pooled=table)
     assert (judge(alone).word, found.word) == ("undecided", "supported")
     assert found.p == pytest.approx(of_t(1.0, 0.5, 28), rel=1e-9)
     sd = 0.5 / 2.0484071 * 5**0.5
-    assert judge(near(0.4, 2.0), half=0.5, degrees=28).needed == seeds_needed(sd, 0.4, rows=8)
+    assert judge(near(0.4, 2.0), pooled=table).needed == seeds_needed(sd, 0.4, rows=8)
+
+
+def test_a_pair_with_more_seeds_than_the_pooled_table_has_a_price() -> None:
+    found = judge(near(0.4, 2.0), pooled=Pooled(None, 2, 0.5))  # two rows and three seeds; the pair has five
+    assert found.needed == seeds_needed(0.5 / 4.3026527 * 5**0.5, 0.4)
+
+
+def test_a_refused_pooling_leaves_the_interval_of_the_pair() -> None:
+    assert judge(near(1.0, 2.0), pooled=Pooled(None, 0, None, "why")) == judge(near(1.0, 2.0))
 
 
 @pytest.mark.parametrize("mean", [-1.6, -1.4, -0.6, -0.4, 0.0, 0.4, 0.6, 1.4, 1.6])

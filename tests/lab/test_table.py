@@ -109,15 +109,13 @@ def test_a_claim_with_two_differences_has_no_margin() -> None:
         Claim("a", "b", "top1", within=1.0, than=("c", "d"))
 
 
-@pytest.mark.parametrize("than", [["x"], ["x", 5], "xy"])
-def test_a_claim_from_outside_has_two_rows(tmp_path: Path, than: object) -> None:
-    make_store(tmp_path / "there")
-    path = snapshot_path(tmp_path / "there", "pilot", "desk")
-    claim = {"a": "SKA", "b": "w/o", "metric": "top1", "than": than}
-    write_json(path, {**read_json(path), "claims": [claim]})
-    with pytest.raises(StoreError, match="than"):
-        import_runs(tmp_path / "there", Results(tmp_path / "here"))
-    assert not (tmp_path / "here" / "studies").exists()
+@pytest.mark.parametrize("damage", [{"runs": [{"row": "SKA", "seed": 0}]}, {"rows": [{}]}, {"claims": [{"a": "SKA"}]}])
+def test_a_damaged_snapshot_is_named(tmp_path: Path, damage: dict) -> None:
+    make_store(tmp_path)
+    path = snapshot_path(tmp_path, "pilot", "desk")
+    write_json(path, {**read_json(path), **damage})
+    with pytest.raises(StoreError, match=r"pilot-desk.json: a (run|row|claim) of a snapshot lacks"):
+        load(tmp_path)
 
 
 def test_missing_runs_are_counted(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
-from regard.hosts.swap import build_host, remove, swap
+from regard.hosts.swap import create_model, remove, swap
 from regard.measure import pictures
 from regard.mixers.softmax import Softmax
 
@@ -17,7 +17,7 @@ HOST = "vit_desk(size=(12, 20), patch=4, dim=32, depth=2, heads=2)"  # 3 rows, 5
 
 def model(swapped: bool = True):  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
-    return build_host(HOST, Softmax() if swapped else None).eval()
+    return create_model(HOST, Softmax() if swapped else None).eval()
 
 
 def image() -> torch.Tensor:
@@ -48,7 +48,7 @@ def test_a_hosts_own_attention_gives_the_maps_of_our_softmax_and_is_left_alone()
 
 
 def test_prefix_tokens_are_not_part_of_a_map():
-    network = build_host("vit_tiny_patch16_224(img_size=(32, 48), depth=1)", None).eval()
+    network = create_model("vit_tiny_patch16_224(img_size=(32, 48), depth=1)", None).eval()
     found = pictures.attention_of(network, torch.randn(3, 32, 48), (1, 2))
     assert found["grid"] == [2, 3]
     assert len(found["layers"][0]["mean"]) == 6
@@ -142,6 +142,6 @@ def test_the_verb_writes_a_picture(tmp_path):
 
 
 def test_attention_of_the_hosts_own_that_is_not_softmax_is_refused() -> None:
-    network = build_host("vit_s_32_spt", None)
+    network = create_model("vit_s_32_spt", None)
     with pytest.raises(UnsupportedError, match="attention of its own that is not plain softmax"):
         pictures.attention_of(network, torch.randn(3, 32, 32))

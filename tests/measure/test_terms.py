@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
-from regard.hosts.swap import build_host, create_model, swap
+from regard.hosts.swap import create_model, swap
 from regard.measure.passes import cells, equal_cells, layers_of, picked
 from regard.measure.terms import TermMaps, term_maps
 from regard.mixers.factor_door import strided_tokens
@@ -185,7 +185,7 @@ def test_what_has_no_terms_is_refused() -> None:
 
 def test_windows_of_a_swin_transformer_have_no_map_of_the_image() -> None:
     host = "swin_tiny_patch4_window7_224(img_size=32, window_size=4, depths=(1,), embed_dim=8, num_heads=(2,))"
-    model = swap(build_host(host, None), Factors(terms="0011"))
+    model = swap(create_model(host, None), Factors(terms="0011"))
     with pytest.raises(UnsupportedError, match="in parts"):
         term_maps(model, torch.randn(3, 32, 32))
 

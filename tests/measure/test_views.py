@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from regard.core import ConfigError, Grid, UnsupportedError
-from regard.hosts.swap import build_host, create_model, remove
+from regard.hosts.swap import create_model, remove
 from regard.measure import pictures, views
 from regard.measure.taps import TapKernels, TapMoves
 from regard.measure.terms import TermMaps
@@ -39,7 +39,7 @@ MODELS = {
 def model(name: str) -> nn.Module:
     host, mixer, _ = MODELS[name]
     torch.manual_seed(0)
-    return build_host(host, None).eval() if mixer is None else create_model(host, mixer).eval()
+    return create_model(host, None).eval() if mixer is None else create_model(host, mixer).eval()
 
 
 @pytest.mark.parametrize("name", MODELS)

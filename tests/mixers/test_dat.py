@@ -6,10 +6,7 @@ import torch
 from regard import DAT, ConfigError, Grid, Site
 from regard.core import UnsupportedError
 from regard.ops import sample_points, sample_points_reference
-
-
-def gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    return (one - other).abs().max().item()
+from regard.testing.subject import gap
 
 
 @pytest.mark.parametrize("sides", [(5, 7), (1, 6), (4, 1)], ids=str)

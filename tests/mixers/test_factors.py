@@ -2,16 +2,18 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from operators import check_hidden, check_layer_transforms
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers import factor_forms
 from regard.mixers.factor_forms import COMPRESSED_CELLS, sinusoid_basis, sinusoids
 from regard.mixers.factors import Factors, factor_logits, factors, factors_reference
-from regard.mixers.softmax import softmax_reference
+from regard.mixers.softmax import softmax, softmax_reference
 from regard.mixers.spell import parse, spell
 
 TERMS = ["".join(flags) for flags in itertools.product("01", repeat=4)]
@@ -489,16 +491,7 @@ def test_function_transforms_take_a_form_that_never_underflows(terms):
     assert grid.cells > COMPRESSED_CELLS
     torch.manual_seed(0)
     layer = Factors(terms).build(Site(8, 2, grid, qkv_bias=False)).double()
-    x = torch.randn(2, grid.tokens, 8, dtype=torch.float64)
-    one = lambda p, y: torch.func.functional_call(layer, p, (y[None], grid)).square().sum()  # noqa: E731
-    weights = dict(layer.named_parameters())
-    mapped = torch.func.vmap(lambda y: layer(y[None], grid)[0])(x)
-    assert torch.allclose(mapped, layer(x, grid), rtol=0, atol=1e-12)
-    each = torch.func.vmap(torch.func.grad(one), (None, 0))(weights, x)
-    for i in range(2):
-        wanted = torch.autograd.grad(one(weights, x[i]), list(weights.values()))
-        for name, grad in zip(weights, wanted, strict=True):
-            assert torch.allclose(each[name][i], grad, rtol=1e-9, atol=1e-9), name
+    check_layer_transforms(layer, torch.randn(2, grid.tokens, 8, dtype=torch.float64), grid)
 
 
 def test_sign_and_scale_of_positions_are_options():
@@ -699,6 +692,18 @@ def test_compiles_without_breaks(terms, options):
     other = Grid(5, 20)
     x = torch.randn(2, other.tokens, 16)
     assert torch.allclose(fast(x, other), layer(x, other), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("terms", ["1000", "0110", "1111"])
+def test_padding_may_hold_anything(terms):
+    """In softmax attention too, which is E1 alone."""
+    grid = Grid(3, 5, 1, 2)
+    made, rest = inputs(terms, grid)
+    keep = torch.rand(3, grid.tokens) > 0.3
+    runs = [partial(factors_reference, **rest)]
+    runs += [partial(factors, **rest, backend=backend) for backend in ("compressed", "separable", "materialised")]
+    for run in runs + [softmax, softmax_reference] * (terms == "1000"):
+        check_hidden(partial(run, mask=Mask(keep=keep)), (made["k"], made["v"]), keep, made["q"])
 
 
 @pytest.mark.untyped

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from operators import check_heads_apart, check_transforms
+from operators import check_heads_apart, check_layer_transforms, check_transforms
 from regard import ConfigError, Grid, Mask, MiTA, Site, parse, spell
-from regard.core import GridError, ShapeError, UnsupportedError
+from regard.core import GridError, ShapeError, UnsupportedError, merge
+from regard.measure.external_rewrites import mita_by_query
 from regard.mixers.mita_plan import MitaPlan, block_size, largest, lay_out
 from regard.ops import mita, mita_plan, mita_reference, pool_landmarks, softmax_reference
+from regard.testing.subject import gap
 
 GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
 FORMS = ("dense", "gather", "grouped", "lean-dense", "lean-grouped")
@@ -31,10 +33,6 @@ def margin(scores: Tensor, top: int) -> float:
     """The smallest distance between the last chosen and the first rejected score."""
     ranked = scores.sort(-1, descending=True).values
     return (ranked[..., top - 1] - ranked[..., top]).min().item() if top < scores.shape[-1] else math.inf
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return (one - other).abs().max().item()
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -410,16 +408,9 @@ def test_with_everything_hidden_the_output_and_gradients_are_zero() -> None:
 
 def published(q: Tensor, k: Tensor, v: Tensor, rows: int, top: int) -> Tensor:
     """The published layer between its projections: the first token is the first pixel, landmark keys scaled twice."""
-    b, h, n, d = q.shape
-    image = q[:, :, :-1].flatten(0, 1).mT.unflatten(-1, (math.isqrt(n - 1), -1))
-    pooled = F.adaptive_avg_pool2d(image, rows).flatten(-2).mT.unflatten(0, (b, h))
-    scores = pooled @ k.mT
-    own = (q @ pooled.mT).argmax(-1, keepdim=True).expand(-1, -1, -1, top)
-    ids = scores.topk(top).indices.gather(2, own)[..., None].expand(-1, -1, -1, -1, d)
-    keys, values = (x[:, :, None].expand(-1, -1, n, -1, -1).gather(3, ids) for x in (k, v))
-    logits = torch.cat([q @ (pooled * d**-0.5).mT, (keys @ q[..., None])[..., 0]], -1) * d**-0.5
-    to_landmarks, to_keys = logits.softmax(-1).split([rows**2, top], -1)
-    return to_landmarks @ ((scores * d**-0.5).softmax(-1) @ v) + (to_keys[..., None, :] @ values)[..., 0, :]
+    heads, (q, k, v) = q.shape[1], (merge(x) for x in (q, k, v))
+    pooled = F.adaptive_avg_pool2d(q[:, :-1].mT.unflatten(-1, (math.isqrt(k.shape[1] - 1), -1)), rows).flatten(2).mT
+    return mita_by_query(q, k, v, pooled, heads, top, twice=True).unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 @pytest.mark.parametrize("form", ["auto", *FORMS])
@@ -451,15 +442,7 @@ def test_function_transforms(form: str, experts: int) -> None:
 def test_gradients_of_a_layer_for_every_image() -> None:
     grid = Grid(12, 14, 1)
     layer = MiTA(m=12, k=9).build(Site(16, 2, grid)).double()
-    x, own = torch.randn(3, 169, 16, dtype=torch.float64), dict(layer.named_parameters())
-    loss = layer(x, grid).square().sum()
-    wanted = torch.autograd.grad(loss, list(own.values()))
-
-    def of_one(own: dict[str, Tensor], image: Tensor) -> Tensor:
-        return torch.func.functional_call(layer, own, (image[None], grid)).square().sum()
-
-    made = torch.vmap(torch.func.grad(of_one), (None, 0))({name: x.detach() for name, x in own.items()}, x)
-    assert max(gap(one.sum(0), other) for one, other in zip(made.values(), wanted, strict=True)) < 1e-10
+    check_layer_transforms(layer, torch.randn(3, 169, 16, dtype=torch.float64), grid)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -630,13 +613,16 @@ def test_queries_of_another_input() -> None:
         (GridError, "nearest possible: 14, 15, 16, 18", lambda: MiTA(m=17, k=5).build(Site(16, 2, Grid(14, 14)))),
         (GridError, "nearest possible: 4x6", lambda: MiTA(m=(5, 9), k=5).build(Site(16, 2, Grid(4, 6)))),
         (ConfigError, "choose k between 1 and 24", lambda: MiTA(m=4, k=25).build(Site(16, 2, Grid(4, 6)))),
+        (GridError, "nearest possible: 14, 15, 16, 18", lambda: MiTA(m=17, k=5).cost(Site(16, 2, Grid(14, 14)))),
+        (GridError, "at most 24", lambda: MiTA(m=25, k=5, landmarks="tome").cost(Site(16, 2, Grid(4, 6)))),
+        (ConfigError, "choose k between 1 and 24", lambda: MiTA(m=4, k=25).cost(Site(16, 2, Grid(4, 6)))),
         (ConfigError, "at least 1", lambda: MiTA(m=0)),
         (ConfigError, "at least 1", lambda: MiTA(m=(2, -1))),
         (ConfigError, "experts is at most m", lambda: MiTA(m=2, experts=3)),
     ],
-    ids=["17 on 14x14", "5x9 on 4x6", "k", "m", "pair", "experts"],
+    ids=["17 on 14x14", "5x9 on 4x6", "k", "cost of 17", "cost of 25", "cost of k", "m", "pair", "experts"],
 )
-def test_impossible_numbers_are_refused_when_built(error: type, words: str, run: object) -> None:
+def test_impossible_numbers_are_refused_when_built_and_in_costs(error: type, words: str, run: object) -> None:
     with pytest.raises(error, match=words):
         run()  # type: ignore[operator]
 
@@ -661,6 +647,13 @@ def test_strips_are_warned_of_unless_a_pair_asks_for_them() -> None:
         for m, grid in (((7, 1), Grid(14, 14)), (2, Grid(14, 14)), (25, Grid(14, 14)), (7, Grid(1, 21))):
             MiTA(m=m, k=5).build(Site(16, 2, grid))
         MiTA(m=7, k=5, landmarks="avg1d").build(Site(16, 2, Grid(14, 14)))
+        MiTA(m=7, k=5).cost(Site(16, 2, Grid(14, 14)))  # only a build warns
+
+
+def test_a_cost_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    MiTA(m=4, k=5, landmarks="learned").cost(Site(16, 2, Grid(4, 6)))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_operators_refuse_what_does_not_fit() -> None:

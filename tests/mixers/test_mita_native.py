@@ -19,10 +19,7 @@ from regard.mixers.mita_native import SOURCE
 from regard.mixers.mita_plan import MitaPlan
 from regard.ops import mita, mita_plan, mita_reference, pool_landmarks
 from regard.testing import check
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return (one - other).abs().max().item()
+from regard.testing.subject import gap
 
 
 def draw(n: int, keys: int, m: int, d: int = 8, e: int = 8, seed: int = 0) -> list[Tensor]:

@@ -9,6 +9,7 @@ from regard import ConfigError, Grid, Mask, MoBA, Site
 from regard.core import ShapeError, UnsupportedError
 from regard.mixers.blocks import BlockPlan
 from regard.ops import moba, moba_plan, moba_reference
+from regard.testing.subject import gap
 
 GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
 FORMS = ("dense", "gather", "grouped")
@@ -18,10 +19,6 @@ def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(seed)
     q, k, v = (torch.randn(3, 2, grid.tokens, c, dtype=torch.float64, requires_grad=True) for c in (8, 8, 6))
     return q, k, v
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return (one - other).abs().max().item()
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)

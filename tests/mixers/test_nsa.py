@@ -10,6 +10,7 @@ from regard.core import ShapeError
 from regard.mixers.blocks import BlockPlan
 from regard.mixers.nsa import neighbours
 from regard.ops import moba, nsa, nsa_reference, softmax_reference
+from regard.testing.subject import gap
 
 GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))
 
@@ -22,10 +23,6 @@ def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, ...]:
 
 def only(branch: int, like: Tensor) -> Tensor:
     return torch.eye(3, dtype=like.dtype)[branch].expand_as(like)
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return (one - other).abs().max().item()
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from operators import check_hidden
 from regard.core import ConfigError, Grid, Mask, ShapeError, Site
 from regard.mixers.performer import Performer, orthogonal_features, performer, performer_reference
 from regard.mixers.softmax import softmax_reference
@@ -85,12 +86,8 @@ def test_hidden_keys_have_no_features(kernel):
     keep = torch.ones(3, 9, dtype=torch.bool)
     keep[:, 5:] = False
     short = performer(q, k[:, :, :5], v[:, :, :5], features, kernel=kernel)
-    k[:, :, 5:], v[:, :, 5:] = torch.inf, torch.nan
-    k.requires_grad_()
-    out = performer(q, k, v, features, kernel=kernel, mask=Mask(keep=keep))
+    out = check_hidden(lambda k, v: performer(q, k, v, features, kernel=kernel, mask=Mask(keep=keep)), (k, v), keep)
     assert torch.allclose(out, short, atol=1e-12)
-    (grad,) = torch.autograd.grad(out.sum(), k)
-    assert grad.isfinite().all()
     nothing = performer(q, k, v, features, kernel=kernel, mask=Mask(keep=torch.zeros_like(keep)))
     assert torch.equal(nothing, torch.zeros_like(nothing))
 

@@ -8,16 +8,13 @@ from regard import ConfigError, Grid, Mask, Reformer, Site
 from regard.core import ShapeError
 from regard.mixers.reformer import LSHPlan
 from regard.ops import lsh_plan, reformer, reformer_reference
+from regard.testing.subject import gap
 
 
 def draw(n: int, rounds: int, seed: int = 0) -> tuple[Tensor, Tensor, LSHPlan]:
     torch.manual_seed(seed)
     q, v = (torch.randn(3, 2, n, c, dtype=torch.float64, requires_grad=True) for c in (8, 6))
     return q, v, lsh_plan(q, torch.randn(rounds, 8, 2, dtype=torch.float64))
-
-
-def gap(one: Tensor, other: Tensor) -> float:
-    return (one - other).abs().max().item()
 
 
 @pytest.mark.parametrize(("n", "chunk"), [(23, 4), (24, 4), (9, 5), (7, 8), (12, 1), (1, 3)])

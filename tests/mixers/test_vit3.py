@@ -7,10 +7,7 @@ import torch.nn.functional as F
 from regard import ConfigError, Grid, Site, ViT3
 from regard.core import ShapeError, UnsupportedError
 from regard.ops import ttt, ttt_conv, ttt_conv_reference, ttt_reference
-
-
-def gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    return (one - other).abs().max().item()
+from regard.testing.subject import gap
 
 
 def draw(*shape: int, number: int = 3) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from regard.core import Grid, RegardError, UnsupportedError
 from regard.hosts.published import _gflops, verdict
-from regard.hosts.swap import build_host, create_model
+from regard.hosts.swap import create_model
 from regard.lab.analysis import Source, carry_out
 from regard.lab.dryrun import dry_run
 from regard.lab.results import Results
@@ -88,7 +88,7 @@ def test_fact_section6_parameters_of_built_rows(label: str) -> None:
     row = ROWS[label]
     task = STUDY.setting("paper").task_of(row)
     with torch.device("meta"):
-        model = build_host(task.host, row.mixer, num_classes=1000, img_size=task.size)
+        model = create_model(task.host, row.mixer, num_classes=1000, img_size=task.size)
     assert sum(value.numel() for value in model.parameters()) == row.exact["params"]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.hosts.swap import build_host
+from regard.hosts.swap import create_model
 from regard.lab.analysis import Source, carry_out
 from regard.lab.dryrun import dry_run
 from regard.lab.results import Results
@@ -18,6 +18,7 @@ from regard.studies import load_analysis, load_study
 from regard.studies.mita_fig6 import STUDY as FIGURE6
 from regard.studies.mita_table3 import STUDY, VIT5_RECIPE
 from regard.tasks.classification import Classification
+from regard.tasks.data.augment import transform
 
 ROWS = {row.label: row for row in STUDY.rows("paper")}
 
@@ -48,7 +49,7 @@ def test_fact_section6_parameters_of_built_rows(label: str) -> None:
     row = ROWS[label]
     task = STUDY.setting("paper").task_of(row)
     with torch.device("meta"):
-        model = build_host(task.host, row.mixer, num_classes=1000)
+        model = create_model(task.host, row.mixer, num_classes=1000)
     assert sum(value.numel() for value in model.parameters()) == row.exact["params"]
     assert tuple(model.patch_embed.img_size) == tuple(task.size)
 
@@ -72,7 +73,7 @@ def test_fact_section5_recipe_of_table3() -> None:
 def test_three_augment_is_one_of_timms() -> None:
     task = replace(FIGURE6.setting("smoke").task, host="vit_desk", size=(12, 12))
     assert isinstance(task, Classification)
-    said = str(task._transform("timm:3a"))
+    said = str(transform("timm:3a", task.size, task.images_of().channels))
     assert all(word in said for word in ("Solarize", "Desaturate", "GaussianBlur", "ColorJitter"))
 
 

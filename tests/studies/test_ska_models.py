@@ -16,7 +16,7 @@ def verdict(study: str, row: Row) -> str:
     assert isinstance(task, Classification)
     outputs, channels = outputs_and_channels(task)
     with torch.device("meta"):
-        model = task.built(row.mixer, {"num_classes": outputs, "in_chans": channels})
+        model = task.built(row.mixer, outputs, channels)
     return compare(sum(value.numel() for value in model.parameters()), row.exact["params"], None)
 
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from regard.lab.analysis import Source, trained_runs
+from regard.lab.files import write_json
 from regard.lab.results import Results
 from regard.lab.run import Run
+from regard.lab.table import snapshot_path
 from regard.mixers.spell import spell
 from regard.studies import load_study
 from regard.studies.sne_codes import accuracies, codes
@@ -25,8 +27,7 @@ def listed(store: Results, scale: str, runs) -> Source:
     """The store with a snapshot that lists the runs."""
     value = {"version": 1, "rows": [], "metric": "top1", "baseline": "linear",
              "runs": [{"row": row.label, "seed": run.seed, "key": run.key} for row, run in runs]}  # fmt: skip
-    (store.root / "studies").mkdir()
-    (store.root / "studies" / f"sne_table4-{scale}.json").write_text(json.dumps(value))
+    write_json(snapshot_path(store.root, "sne_table4", scale), value)
     return Source(store, scale)
 
 

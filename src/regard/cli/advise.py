@@ -10,7 +10,7 @@ from regard.core import ConfigError
 
 from .show import AsJson, show
 from .sizes import read_size
-from .training import find_device
+from .training import timed_device
 
 
 def advise(
@@ -32,7 +32,7 @@ def advise(
     from regard.mixers import MIXERS
     from regard.mixers.spell import parse_mixer
 
-    place = str(find_device(device))
+    place = str(timed_device(device))
     texts = [text for text in mixers.split(";") if text.strip()]
     configs = [parse_mixer(text) for text in texts] if texts else [cls() for cls in MIXERS]
     usable = [config for config in configs if config is not None]

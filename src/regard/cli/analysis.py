@@ -2,9 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
-from regard.core import ConfigError, StoreError, nearest
+from regard.core import ConfigError, nearest
 from regard.lab.results import Results
 from regard.studies import load_analysis
 
@@ -50,16 +49,7 @@ def analysis_text(name: str, scale: str, results: Path, format: str) -> str:
     if format not in _FORMATS:
         raise ConfigError(f"no format {format!r} for an analysis; {nearest(format, _FORMATS)}")
     found = load_analysis(name)
-    path = kept.analysis_path(results, name, scale if found.of else "")
-    if not path.exists():
-        scales = [
-            path.stem.removeprefix(f"{name}-") for path in kept.analyses(results) if path.stem.startswith(f"{name}-")
-        ]
-        hint = (
-            f"kept are {', '.join(f'--scale {one}' for one in scales)}" if scales else "`regard study run` computes it"
-        )
-        raise StoreError(f"no result of {name}{f' at {scale} scale' if found.of else ''} in {results}; {hint}")
-    value: dict[str, Any] = kept.load_analysis(path)
+    value = kept.load_analysis(kept.analysis_path(results, name, scale if found.of else ""))
     if format == "json":
         return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     return kept.markdown(value) if format == "md" else kept.separated(value)

@@ -8,7 +8,7 @@ import typer
 
 from .show import AsJson, show
 from .sizes import read_grids
-from .training import find_device
+from .training import timed_device
 
 
 def bench(
@@ -33,7 +33,7 @@ def bench(
     from regard.measure.bench import conditions
     from regard.mixers.spell import parse_mixer
 
-    place = find_device(device)
+    place = timed_device(device)
     configs = [config for text in mixers if (config := parse_mixer(text)) is not None]
     if len(configs) < len(mixers):
         raise ConfigError("None cannot be timed: it stands for no mixer at all")

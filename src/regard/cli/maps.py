@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .training import ResultsOption, run_at
+from .training import ResultsOption, recorded_data, run_at
 
 
 def maps(
@@ -49,7 +49,7 @@ def maps(
         model = str(store.folder(key))
     network, trained = _network(model, mixer, pretrained)
     view = views.chosen_view(network, show)
-    tensor, shown, credit = _input(network, image, model)
+    tensor, shown, credit = _input(network, image, found)
     names, last = ("*", True) if layer == "last" else (layer, False)
     drawn, layers = views.draw_view(
         view, network, tensor, shown, f"{model}{', ' + mixer if mixer else ''}", trained=trained, query=cell,
@@ -80,7 +80,7 @@ def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyp
     """The model in evaluation mode, and whether its weights are trained. A new mechanism with parameters of its own
     counts as untrained."""
     from regard.core import ConfigError
-    from regard.hosts.swap import build_host, plan_swap
+    from regard.hosts.swap import create_model, plan_swap
     from regard.mixers.spell import parse_mixer
 
     if Path(model).is_dir():
@@ -90,7 +90,7 @@ def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyp
             raise ConfigError("a saved model has its mechanisms; leave --mixer out, or name its host")
         return load(Path(model)).eval(), True
     config = parse_mixer(mixer) if mixer else None
-    network = build_host(model, None, **({"pretrained": True} if pretrained else {}))
+    network = create_model(model, None, **({"pretrained": True} if pretrained else {}))
     if config is None:
         return network.eval(), pretrained
     plan = plan_swap(network, config)
@@ -98,7 +98,7 @@ def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyp
     return plan.apply().eval(), pretrained and kept_all
 
 
-def _input(network, image: str, model: str):  # type: ignore[no-untyped-def]
+def _input(network, image: str, found):  # type: ignore[no-untyped-def]
     """The picture as the network expects it (C, H, W), as it is shown (H, W, C), and where a sample comes from."""
     import numpy as np
     import torch
@@ -127,8 +127,8 @@ def _input(network, image: str, model: str):  # type: ignore[no-untyped-def]
         one = shown.mean(-1, keepdims=True).round().astype(np.uint8)
         shown = one if channels == 1 else one.repeat(channels, -1)
     pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1)
-    if (Path(model) / "run.json").exists():
-        return _as_trained(Path(model).resolve(), pixels[None])[0], shown, credit
+    if found is not None:
+        return _as_trained(found[0], found[1], pixels[None])[0], shown, credit
     values = pixels.float() / 255
     if channels == 3:
         mean, deviation = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
@@ -136,18 +136,14 @@ def _input(network, image: str, model: str):  # type: ignore[no-untyped-def]
     return values, shown, credit
 
 
-def _as_trained(folder: Path, images):  # type: ignore[no-untyped-def]
+def _as_trained(store, key: str, images):  # type: ignore[no-untyped-def]
     """Images (n, C, h, w) normalised as a run's were: as its outcome says, else from its data."""
     import torch
 
-    from regard.lab.results import Results
     from regard.lab.run import read_run
     from regard.tasks.classification import normalised
 
-    store, device = Results(folder.parent), torch.device("cpu")
-    known = ((store.outcome(folder.name) or {}).get("data") or {}).get("normal")
-    return (
-        normalised(images, (known[0], known[1]), device)
-        if known
-        else read_run(store, folder.name).task.prepared(images, device)
-    )
+    device, known = torch.device("cpu"), recorded_data(store, key).get("normal")
+    if known:
+        return normalised(images, (known[0], known[1]), device)
+    return read_run(store, key).task.prepared(images, device)

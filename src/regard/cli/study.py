@@ -17,7 +17,7 @@ from .analysis import analysis_text, run_analysis, show_analysis
 from .show import AsJson, show
 from .sizes import read_size
 from .study_display import Display, print_table
-from .training import Compile, Devices, use_data
+from .training import Compile, Devices, ResultsOption, RootOption, use_data
 
 if TYPE_CHECKING:
     from regard.lab.study import Study
@@ -26,13 +26,11 @@ study_app = typer.Typer(help="Tables and figures of papers as runs with statisti
 
 Name = Annotated[str, typer.Argument(help="The study; `regard study list` has them all.")]
 Scale = Annotated[str, typer.Option(help="smoke (minutes, judges nothing), desk (hours), or paper (a cluster).")]
-Folder = Annotated[Path, typer.Option("--results", help="The folder with the results.")]
 Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*'; several with commas.")]
 Seeds = Annotated[int | None, typer.Option(help="How many seeds, instead of the study's own number.")]
 Data = Annotated[str | None, typer.Option(help="A data set's name, or your own folder of class folders or parquet.")]
 Host = Annotated[str | None, typer.Option(help="A host for all rows, such as 'vit_tiny_patch16_224'.")]
 Size = Annotated[str | None, typer.Option(help="Height and width of images, with --data or --host: 32 or 224x160.")]
-Root = Annotated[Path | None, typer.Option(help="Folder of the data sets; else REGARD_DATA.")]
 
 
 @study_app.command("list")
@@ -50,11 +48,11 @@ def list_studies(as_json: AsJson = False) -> None:
 def show_study(
     name: Name,
     scale: Scale = "desk",
-    results: Folder = Path("results"),
+    results: ResultsOption = Path("results"),
     data: Data = None,
     host: Host = None,
     size: Size = None,
-    data_root: Root = None,
+    data_root: RootOption = None,
     workers: Annotated[
         int | None, typer.Option(help="Runs side by side; by default one a GPU, or a core without.")
     ] = None,
@@ -142,11 +140,11 @@ def run(
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a GPU, or a core without.")] = None,
     devices: Devices = 1,
     compile: Compile = False,
-    results: Folder = Path("results"),
+    results: ResultsOption = Path("results"),
     data: Data = None,
     host: Host = None,
     size: Size = None,
-    data_root: Root = None,
+    data_root: RootOption = None,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Repeat finished runs too: what they left is deleted.")
@@ -193,7 +191,7 @@ def run(
 def status(
     name: Annotated[str | None, typer.Argument(help="A study; all in the folder if left out.")] = None,
     scale: Annotated[str | None, typer.Option(help="One scale only.")] = None,
-    results: Folder = Path("results"),
+    results: ResultsOption = Path("results"),
     as_json: AsJson = False,
 ) -> None:
     """What the store has: runs by state, for every study with results."""
@@ -224,7 +222,7 @@ def status(
 def export(
     name: Name,
     scale: Scale = "desk",
-    results: Folder = Path("results"),
+    results: ResultsOption = Path("results"),
     format: Annotated[str, typer.Option(help="csv (a line a run), json, md, tex, or evidence (for import).")] = "csv",
     out: Annotated[Path | None, typer.Option(help="A file; standard output if left out.")] = None,
     as_json: AsJson = False,
@@ -253,7 +251,7 @@ def export(
 @study_app.command("import")
 def import_(
     path: Annotated[Path, typer.Argument(help="An outcome file, a folder of them, a store, or an evidence file.")],
-    results: Folder = Path("results"),
+    results: ResultsOption = Path("results"),
     replace: Annotated[bool, typer.Option("--replace", help="Replace runs that are finished here.")] = False,
     as_json: AsJson = False,
 ) -> None:

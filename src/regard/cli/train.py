@@ -27,6 +27,7 @@ from .training import (
     find_run,
     make_run,
     numbers,
+    recorded_data,
     use_data,
 )  # fmt: skip
 
@@ -84,8 +85,8 @@ def evaluate(
         change_numbers(model, **numbers(retune))
     place = find_device(device)
     model = model.to(place)
-    record = (store.outcome(key) or {}).get("data") or {}
-    metrics = (run.task.score_on(data, model, place, record) if data else run.task.score(model, place)).metrics
+    score = run.task.score_on(data, model, place, recorded_data(store, key)) if data else run.task.score(model, place)
+    metrics = score.metrics
     if as_json:
         typer.echo(json.dumps({"key": key, "metrics": metrics, "retune": retune}))
     else:

@@ -63,6 +63,11 @@ def find_run(text: str, results: Path) -> "tuple[Results, str]":
     return found
 
 
+def recorded_data(store: "Results", key: str) -> dict[str, Any]:
+    """What a run's outcome says of its data; {} without one."""
+    return (store.outcome(key) or {}).get("data") or {}
+
+
 def make_run(
     mixer: str,
     data: str,
@@ -180,10 +185,22 @@ def find_device(name: str) -> Any:
     return torch.device(name)
 
 
-def execute(
-    run: "Run", results: Path, device: str, devices: int, workers: int, logger: str, compile: bool
-) -> dict[str, Any]:
-    """Carry a run out with progress on standard error; Ctrl-C keeps a checkpoint and exits with 130."""
+def timed_device(name: str) -> Any:
+    """`find_device` for what times mechanisms. Raises: ConfigError for other devices than the CPU and CUDA too."""
+    place = find_device(name)
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"nothing can be timed on {place.type} yet; pass --device cpu or cuda")
+    return place
+
+
+def carry_out(
+    run: "Run", results: Path, device: str, devices: int, workers: int, logger: str, compile: bool, as_json: bool
+) -> None:
+    """Train with progress on standard error, and show the outcome.
+
+    Ctrl-C keeps a checkpoint and exits with 130; a run that fails ends the command with exit code 1.
+    Raises: ConfigError; what `Run.execute` raises.
+    """
     from regard.lab.results import Results
     from regard.lab.run import Interrupted, Watch
 
@@ -193,12 +210,15 @@ def execute(
     with progress() as report:
         watch = Watch(report=report, workers=workers, loggers=loggers(logger, store.folder(run.key)), compile=compile)
         try:
-            return run.execute(store, devices, device=place.type, watch=watch)
+            outcome = run.execute(store, devices, device=place.type, watch=watch)
         except Interrupted as stop:
             typer.echo(
                 f"{stop}; the checkpoint is in {store.folder(run.key)}. The same command goes on from there.", err=True
             )
             raise typer.Exit(130) from None
+    show_outcome(run, outcome, as_json)
+    if outcome["status"] != "done":
+        raise typer.Exit(1)
 
 
 def loggers(name: str, folder: Path) -> tuple[Any, ...]:
@@ -270,13 +290,3 @@ def show_outcome(run: "Run", outcome: dict[str, Any], as_json: bool) -> None:
 def changed(change: list[str] | None, precision: str) -> list[str]:
     """The values of --set, with that of --precision last."""
     return [*(change or []), *([f"recipe.precision={precision}"] if precision else [])]
-
-
-def carry_out(
-    run: "Run", results: Path, device: str, devices: int, workers: int, logger: str, compile: bool, as_json: bool
-) -> None:
-    """Train and show the outcome; a run that fails ends the command with exit code 1."""
-    outcome = execute(run, results, device, devices, workers, logger, compile)
-    show_outcome(run, outcome, as_json)
-    if outcome["status"] != "done":
-        raise typer.Exit(1)

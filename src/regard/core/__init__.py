@@ -23,7 +23,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .grid import Grid
-    from .mask import NOTHING, Mask, softmax_rows
+    from .mask import NOTHING, Mask, hide, only_kept, softmax_rows
     from .mixer import Mixer, MixerConfig, Operator, refuse_masks
     from .projection import Projection, ProjectionConfig, heads, merge
     from .site import Site
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # name -> the module that has it, for names that need torch
 _HOMES = {
     "Grid": "grid",
-    **dict.fromkeys(("NOTHING", "Mask", "softmax_rows"), "mask"),
+    **dict.fromkeys(("NOTHING", "Mask", "hide", "only_kept", "softmax_rows"), "mask"),
     **dict.fromkeys(("Mixer", "MixerConfig", "Operator", "refuse_masks"), "mixer"),
     **dict.fromkeys(("Projection", "ProjectionConfig", "heads", "merge"), "projection"),
     "Site": "site",
@@ -61,9 +61,11 @@ __all__ = [
     "attend",
     "check_accounting",
     "heads",
+    "hide",
     "linear",
     "merge",
     "nearest",
+    "only_kept",
     "refuse_masks",
     "softmax_rows",
 ]

@@ -6,7 +6,6 @@ whole number.
 
 import dataclasses
 import functools
-import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -24,8 +23,8 @@ class Rule(NamedTuple):
 
 
 _PLAIN: dict[Any, Rule] = {
-    int: Rule(lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool), "a whole number"),
-    float: Rule(lambda value: isinstance(value, numbers.Real) and not isinstance(value, bool), "a number"),
+    int: Rule(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+    float: Rule(lambda value: isinstance(value, int | float) and not isinstance(value, bool), "a number"),
     bool: Rule(lambda value: isinstance(value, bool), "True or False"),
     str: Rule(lambda value: isinstance(value, str), "a string"),
     type(None): Rule(lambda value: value is None, "None"),

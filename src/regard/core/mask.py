@@ -35,10 +35,18 @@ class Mask:
                 "-inf where attention is forbidden"
             )
 
-    def check(self, batch: int, keys: int) -> None:
-        """Where a mask meets its tokens. Raises: ShapeError unless keep has a row for each image and all its keys."""
+    def check(self, batch: int, keys: int, heads: int) -> None:
+        """Where a mask meets its layer.
+
+        Raises: ShapeError unless keep has a row for each image and all its keys, and bias the layer's heads or one.
+        """
         if self.keep is not None and self.keep.shape != (batch, keys):
             raise ShapeError(f"Mask.keep is {tuple(self.keep.shape)}; expected (batch, keys) = {(batch, keys)}")
+        if self.bias is not None and self.bias.ndim > 2 and self.bias.shape[-3] not in (1, heads):
+            raise ShapeError(
+                f"Mask.bias is of {self.bias.shape[-3]} heads, the queries have {heads}; heads= of a mechanism must be "
+                "left out where a host adds a bias of its own heads"
+            )
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -46,12 +54,10 @@ class Mask:
         named = (("causal", self.causal), ("padding", self.keep is not None), ("bias", self.bias is not None))
         return frozenset(name for name, used in named if used)
 
-    def allowed(
-        self, rows: int, columns: int, device: torch.device, batch: int | None = None
-    ) -> Bool[Tensor, "..."] | None:
+    def allowed(self, rows: int, columns: int, device: torch.device, batch: int) -> Bool[Tensor, "..."] | None:
         """True where attention is allowed, broadcastable to (B, H, rows, columns); None if everything is.
 
-        Raises: ShapeError for another number of keys, or of images where `batch` is given (one row fits all).
+        Raises: ShapeError for another number of keys or of images (one row fits all).
         """
         keep = None
         if self.causal:
@@ -59,10 +65,7 @@ class Mask:
                 raise ShapeError(f"a causal mask needs as many keys as queries, not {columns} keys for {rows} queries")
             keep = torch.ones(rows, columns, dtype=torch.bool, device=device).tril()
         if self.keep is not None:
-            if self.keep.shape[-1] != columns:
-                raise ShapeError(f"Mask.keep has {self.keep.shape[-1]} keys, the operator has {columns}")
-            if batch is not None and self.keep.shape[0] not in (1, batch):
-                raise ShapeError(f"Mask.keep has a batch of {self.keep.shape[0]}, the operator has {batch}")
+            _check_keep(self.keep, batch, columns)
             padding = self.keep[:, None, None, :]
             keep = padding if keep is None else keep & padding
         return keep
@@ -100,11 +103,20 @@ def only_kept(x: Float[Tensor, "B H M d"], keep: Bool[Tensor, "B1 M"] | None) ->
     """
     if keep is None:
         return x
-    if keep.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"Mask.keep has {keep.shape[-1]} keys, the operator has {x.shape[-2]}")
-    if keep.shape[0] not in (1, x.shape[0]):
-        raise ShapeError(f"Mask.keep has a batch of {keep.shape[0]}, the operator has {x.shape[0]}")
+    _check_keep(keep, x.shape[0], x.shape[-2])
     return x.masked_fill(~keep[:, None, :, None], 0.0)
+
+
+def hide(x: Float[Tensor, "B H M d"], mask: Mask | None) -> Float[Tensor, "B H M d"]:
+    """`only_kept` for the tokens that a mask keeps."""
+    return x if mask is None else only_kept(x, mask.keep)
+
+
+def _check_keep(keep: Tensor, batch: int, keys: int) -> None:
+    if keep.shape[-1] != keys:
+        raise ShapeError(f"Mask.keep has {keep.shape[-1]} keys, the operator has {keys}")
+    if keep.shape[0] not in (1, batch):
+        raise ShapeError(f"Mask.keep has a batch of {keep.shape[0]}, the operator has {batch}")
 
 
 def softmax_rows(logits: Float[Tensor, "*B M"]) -> Float[Tensor, "*B M"]:

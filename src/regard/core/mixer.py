@@ -102,7 +102,7 @@ class Mixer(nn.Module):
         grid.check(x)
         refuse_masks(self.config, mask)
         if mask is not None:
-            mask.check(x.shape[0], (memory or grid).tokens)
+            mask.check(x.shape[0], (memory or grid).tokens, self.site.heads)
 
 
 @dataclass(frozen=True, kw_only=True)

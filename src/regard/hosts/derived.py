@@ -10,6 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from regard.mixers.spell import parse_mixer
+
+from .published import XCIT, parameters
+from .swap import create_model, swap
+
 
 class Derived(NamedTuple):
     """A model and the number of its parameters. host, mixer: as in `published.Printed`.
@@ -112,9 +117,8 @@ UNBUILT = (
 def derived_rows() -> tuple[Derived, ...]:
     """All rows."""
     rows = [Derived(table, *row) for table, found in _ROWS.items() for row in found]
-    hosts = (("xcit_nano_12_p16_224", (186, 182)), ("xcit_tiny_12_p16_224", (282, 276)))
     for bare, table in enumerate(("XCiT with a bias of the last layer alone", "XCiT without biases of the embedding")):
-        for place, (host, widths) in enumerate(hosts):
+        for place, (host, widths) in enumerate(XCIT.values()):
             for projection, *params in _BIASES:
                 mixer = f"XCA(projection={projection.format(*widths)})"
                 rows.append(Derived(table, host, mixer, params[2 * bare + place], bool(bare)))
@@ -123,24 +127,17 @@ def derived_rows() -> tuple[Derived, ...]:
 
 def derived_counts() -> Iterator[tuple[Derived, int]]:
     """Every row with the parameters of what is built here, without memory."""
-    from .published import parameters
-
     for row in derived_rows():
         with torch.device("meta"):
-            yield row, parameters(built(row))
+            params = parameters(built(row))
+        yield row, params
 
 
 def built(row: Derived) -> nn.Module:
     """The model of a row."""
-    from regard.mixers.spell import parse_mixer
-
-    from .published import build
-    from .swap import create_model, swap
-
     if not row.bare:
-        return build(row)
+        return create_model(row.host, parse_mixer(row.mixer) if row.mixer else None)
     model: Any = create_model(row.host, None)
     for block in model.blocks:  # class attention keeps its biases
         block.attn.qkv = nn.Linear(block.attn.qkv.in_features, block.attn.qkv.out_features, bias=False)
-    mixer = parse_mixer(row.mixer)
-    return model if mixer is None else swap(model, mixer)
+    return swap(model, row.mixer)

@@ -277,10 +277,11 @@ class Hosted(nn.Module):
     def release(self) -> nn.Module:
         """The library's module, with this layer's present weights where they fit, frozen where they are."""
         example = next(self.parameters(), self.like)
-        state = {
-            key: value.detach().to(example.device, example.dtype if value.is_floating_point() else value.dtype).clone()
-            for key, value in self.host_state().items()
-        }
+
+        def follow(value: Tensor) -> Tensor:
+            return value.to(example.device, example.dtype if value.is_floating_point() else value.dtype)
+
+        state = {key: follow(value.detach()).clone() for key, value in self.host_state().items()}
         host = copy.deepcopy(self.host)
         host.load_state_dict(state, assign=True)
         frozen = self.frozen()
@@ -289,7 +290,7 @@ class Hosted(nn.Module):
         for module in host.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = buffer.to(example.device)
+                    module._buffers[name] = follow(buffer)
         return host.train(self.training)
 
     # what nn.Module asks

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, MissingExtra, Mixer, MixerConfig, Site, StoreError, SwapError
 
-from .hosted import Hosted, additive
+from .hosted import Hosted, additive, watched_module
 from .separate import SeparateProjection, biased
 
 NAME, FILE = "regard", "regard.json"
@@ -108,8 +108,6 @@ class CLIPPort(HuggingViT):
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
-        from .hosted import watched_module
-
         return watched_module(model, name, cls.watch) is not None
 
 
@@ -180,26 +178,24 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Iterable[type] = ()) 
     """The model that `save_pretrained` of this file wrote, in evaluation mode, on the CPU, in the dtype of its weights.
 
     extra: a user's own mechanisms that it names.
-    Raises: StoreError if the folder has no regard.json or does not fit it, MissingExtra without transformers.
+    Raises: StoreError if the folder has no regard.json or does not fit it, or a file is damaged; MissingExtra without
+    transformers.
     """
     try:
         import transformers
     except ImportError as error:
         raise MissingExtra("transformers", "hf") from error
     target = Path(folder)
-    from .saving import cast_like, replay
+    from .saving import described, fill, replay
 
     try:
-        about = json.loads((target / FILE).read_text())
-        config = transformers.AutoConfig.from_pretrained(target, attn_implementation="sdpa")
-        config.__dict__.pop("attn_implementation", None)
-        model = getattr(transformers, about["architecture"])(config)
-        replay(model, about["swaps"], tuple(extra))
-        tensors = load_file(target / "model.safetensors")
-        cast_like(model, tensors)
-        model.load_state_dict(tensors)
+        with described(target, FILE):
+            about = json.loads((target / FILE).read_text())
+            config = transformers.AutoConfig.from_pretrained(target, attn_implementation="sdpa")
+            config.__dict__.pop("attn_implementation", None)
+            model = getattr(transformers, about["architecture"])(config)
+            replay(model, about["swaps"], tuple(extra))
+            fill(model, load_file(target / "model.safetensors"))
     except FileNotFoundError as error:
         raise StoreError(f"{target} has no {Path(str(error.filename)).name}; expected a swapped model") from error
-    except (KeyError, AttributeError, TypeError, RuntimeError, ValueError) as error:
-        raise StoreError(f"{target} does not hold the model that its {FILE} describes: {error}") from error
     return model.eval()

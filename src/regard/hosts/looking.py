@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, RegardError, SwapError
-from regard.core.resting import resting as resting
+from regard.core.resting import resting
 
 from .hosted import GridSource, Hosted, find_watched
 from .owners import is_source
@@ -87,11 +87,24 @@ def taking(model: nn.Module, example: Tensor) -> Iterator[None]:
 
 def inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> dict[str, torch.Size]:
     """One forward pass; the shapes that the layers got. Layers that were not entered are left out."""
-    seen: dict[str, torch.Size] = {}
+    return calls_of(model, layers, example, lambda args, kwargs: (*args, *kwargs.values())[0].shape)
+
+
+def calls_of(
+    model: nn.Module,
+    layers: Mapping[str, nn.Module],
+    example: Tensor,
+    read: Callable[[tuple[Any, ...], dict[str, Any]], Any] = lambda *call: call,
+) -> dict[str, Any]:
+    """One forward pass at rest; what `read` makes of the last arguments of each layer, by default (args, kwargs).
+
+    Layers that were not entered are left out; the others stand in the order of the network.
+    """
+    seen: dict[str, Any] = {}
 
     def note(name: str) -> Callable[..., None]:
-        def record(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            seen.setdefault(name, (*args, *kwargs.values())[0].shape)
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[name] = read(args, kwargs)
 
         return record
 

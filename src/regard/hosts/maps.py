@@ -14,9 +14,8 @@ from regard.mixers.heads import HeadMixer
 from regard.mixers.softmax import Softmax
 
 from .hosted import Hosted
-from .looking import matching, resting
+from .looking import calls_of, matching
 from .owners import swapped
-from .small_ports import ConvMixer
 from .swap import plan_layers
 
 
@@ -31,29 +30,13 @@ def readable(model: nn.Module, inputs: Float[Tensor, "B ..."], layers: str = "*"
     if not own:
         return model
     reader = plan_layers(copy.deepcopy(model), Softmax(), own, inputs[:1]).apply()
-    given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(_keeping(given, name), with_kwargs=True) for name in own
-    ]
-    try:
-        with resting(model):
-            model(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    for name, (args, kwargs) in given.items():
-        if not _alike(model.get_submodule(name), reader.get_submodule(name), args, kwargs):
+    hosts = {name: model.get_submodule(name) for name in own}
+    for name, (args, kwargs) in calls_of(model, hosts, inputs).items():
+        if not _alike(hosts[name], reader.get_submodule(name), args, kwargs):
             raise UnsupportedError(
                 f"{name} of {type(model).__name__} has attention of its own that is not plain softmax"
             )
     return reader
-
-
-def _keeping(given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]], name: str) -> Callable[..., None]:
-    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given[name] = (args, kwargs)
-
-    return keep
 
 
 @torch.no_grad()
@@ -110,5 +93,5 @@ def _weights(mixer: HeadMixer, x: Tensor, grid: Grid, mask: Mask | None = None, 
     values = made["v"]
     if values is None:
         raise UnsupportedError(f"{type(mixer.config).__name__} has no values, so no weights between tokens")
-    memory = mixer.memory_grid(grid) if isinstance(mixer, ConvMixer) else None
+    memory = mixer.memory_grid(grid)
     return mixer.operator.weights(made["q"], made["k"], values, grid=grid, memory=memory, mask=mask)

@@ -5,7 +5,6 @@ the published size of CSKAFormer-B36 and is the best placement of Table 5. Any o
 """
 
 import os
-import pickle
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,18 +13,18 @@ from typing import Any, cast
 
 import timm
 import torch
-from safetensors import SafetensorError
-from timm.models import build_model_with_cfg, load_state_dict
+from timm.models import build_model_with_cfg
 from timm.models.metaformer import Attention, LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
 from torch import Tensor, nn
 
-from regard.core import ConfigError, MixerConfig, nearest
+from regard.core import ConfigError, MixerConfig, StoreError, nearest
 from regard.mixers.heads import HeadMixerConfig
 from regard.mixers.spell import parse_mixer, spell
 from regard.projections.identity import IdentityQuery
 from regard.projections.linear import LinearQKV
 
 from .features import checked_indices
+from .reading import read_tensors
 
 SIZES: dict[str, dict[str, Any]] = {
     "s18": {"depths": (3, 3, 9, 3), "dims": (64, 128, 320, 512)},
@@ -147,16 +146,10 @@ def _weights(name: str, pretrained: bool | str | os.PathLike[str]) -> Mapping[st
         if not timm.is_model(name):
             raise ConfigError(f"there are no published weights of {name}; pass pretrained=PATH, a checkpoint of yours")
         return timm.create_model(name, pretrained=True).state_dict()
-    if not os.path.isfile(pretrained):
-        raise ConfigError(f"pretrained={str(pretrained)!r}: there is no such file; pass the path of a checkpoint")
     try:
-        state = load_state_dict(os.fspath(pretrained))
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, AttributeError, OSError) as error:
+        return read_tensors(pretrained, "state_dict_ema", "model_ema", "state_dict", "model")
+    except StoreError as error:
         raise ConfigError(f"pretrained={str(pretrained)!r} is no checkpoint that can be read: {error}") from error
-    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise ConfigError(f"pretrained={str(pretrained)!r} has no tensors by name; pass a file with a state dict")
-    return tensors
 
 
 def _say(left: Sequence[str], number: int, name: str, pretrained: bool | str | os.PathLike[str]) -> None:

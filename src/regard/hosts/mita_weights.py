@@ -6,11 +6,9 @@ convolution (`attn.dwc`), the gate, which is a fourth part of the projection (`a
 (`attn.rope.freqs`), which the host computes itself.
 """
 
-import argparse
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, StoreError
 from regard.mixers.mita import MiTA
 
+from .reading import read_tensors
 from .swap import create_model
 from .vit5 import CELL_BASE, REGISTER_BASE
 
@@ -36,7 +35,7 @@ def load_mita(path: str | os.PathLike[str], *, m: int = 25, k: int = 0, heads: i
     Raises: StoreError for a file that cannot be read, is damaged or is no such checkpoint; ConfigError or GridError
     for numbers that do not fit.
     """
-    config, state = convert(read_checkpoint(path), m=m, k=k)
+    config, state = convert(read_tensors(path, "model"), m=m, k=k)
     model = create_model("vit5_small" if is_vit5(state) else "vit_tiny_patch16_224", config, **sizes(state, heads))
     try:
         wrong = model.load_state_dict(state, strict=False)
@@ -48,26 +47,6 @@ def load_mita(path: str | os.PathLike[str], *, m: int = 25, k: int = 0, heads: i
             f"{DAMAGED}"
         )
     return model.eval()
-
-
-def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The weights in a training checkpoint; nothing but tensors, plain values and a Namespace is unpickled.
-
-    Raises: StoreError if it cannot be read or holds no weights.
-    """
-    if not Path(path).is_file():
-        raise StoreError(f"there is no file {path}; download the checkpoint and pass its place")
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load has no error of its own: a damaged file may raise anything
-        raise StoreError(f"cannot read {path} without executing what it contains: {error}") from error
-    state = content.get("model", content) if isinstance(content, Mapping) else content
-    if not isinstance(state, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
-    ):
-        raise StoreError(f'{path} is no checkpoint with weights under "model"')
-    return {key.removeprefix("module."): value for key, value in state.items()}
 
 
 def is_vit5(state: Mapping[str, Tensor]) -> bool:

@@ -1,10 +1,17 @@
-"""How a library's attention is read: its site, and what of it Regard's layer does not have."""
+"""How a library's attention is read: its site, and what of it Regard's layer does not have; files of tensors."""
 
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from safetensors.torch import load_file
+from timm.models import clean_state_dict
+from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, Site
+from regard.core import ConfigError, Grid, Site, StoreError
 
 
 def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -47,3 +54,30 @@ def fused_refuses(module: Any) -> str:
     if module.proj.out_features != module.qkv.in_features:
         return "it changes the number of channels"
     return ""
+
+
+def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]:
+    """The tensors by name in a checkpoint, on the CPU: a safetensors file, or one of torch.
+
+    names: what they may stand under, the first that is there; else they are what the file itself holds. Prefixes of
+    wrapped models are taken off. Nothing but tensors, plain values and a Namespace is unpickled.
+    Raises: StoreError if there is no such file, or it cannot be read or has no tensors by name.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise StoreError(f"there is no such file: {path}; pass the path of a checkpoint")
+    try:
+        if file.suffix == ".safetensors":
+            content: Any = load_file(file)
+        else:
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load has no error of its own: a damaged file may raise anything
+        said = str(error).partition("\n")[0] or type(error).__name__
+        raise StoreError(f"{path} cannot be read without executing what it contains: {said}") from error
+    held = content if isinstance(content, Mapping) else {}
+    state = next((held[name] for name in names if isinstance(held.get(name), Mapping)), held)
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    if not tensors or not all(isinstance(key, str) for key in state):
+        raise StoreError(f"{path} is no checkpoint: it has no tensors by name, no state dict")
+    return clean_state_dict(tensors)

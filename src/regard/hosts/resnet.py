@@ -54,8 +54,7 @@ class Attended(Hosted):
 
     def __init__(self, host: Any, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
         super().__init__(host, config, site, shared)
-        example = next(self.mixer.parameters(), self.like)
-        gamma = nn.Parameter(torch.full((), host.start, device=example.device, dtype=example.dtype))
+        gamma = nn.Parameter(torch.full_like(self.like, host.start))
         self.register_parameter("gamma", gamma if config.uses else None)
 
     @classmethod
@@ -73,7 +72,6 @@ class Attended(Hosted):
     def release(self) -> nn.Module:
         """The empty slot; what is put there next goes on with the present gamma."""
         host = cast(Slot, super().release())
-        host.like = torch.zeros_like(self.like)
         host.start = 0.0 if self.gamma is None else float(self.gamma.detach())
         return host
 
@@ -185,7 +183,7 @@ def attend(
     ConfigError for stages that are no numbers, heads that do not divide the channels and options that a convolution
     has itself; the errors of `plan_swap`. The model is then as it was.
     """
-    from .looking import example_of
+    from .looking import channels_of, example_of
     from .owners import tidy
     from .swap import plan_layers
 
@@ -204,7 +202,7 @@ def attend(
                 try:
                     example = example_of(model)
                 except SwapError:
-                    example = torch.randn(1, _inputs(model), 224, 224, generator=torch.Generator().manual_seed(0))
+                    example = torch.randn(1, channels_of(model), 224, 224, generator=torch.Generator().manual_seed(0))
             plan_layers(model, known, [f"{name}.attn" for name, _ in found], example).apply()
     except Exception:
         for block, kind, conv, number in before:
@@ -258,10 +256,6 @@ def _spatial(block: nn.Module) -> nn.Conv2d:
 
 def _width(block: nn.Module) -> int:
     return _spatial(block).out_channels
-
-
-def _inputs(model: nn.Module) -> int:
-    return next(module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
 
 
 def _slot(block: nn.Module) -> Slot:

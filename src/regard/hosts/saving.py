@@ -1,10 +1,10 @@
 """A model in a folder: model.safetensors and model.json, which has the spelled host and mixers. Never pickle."""
 
-import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, MixerConfig, RegardError, StoreError
-from regard.mixers.spell import parse_mixer, spell
+from regard.mixers.spell import parse_mixer, parts, spell
 
 from .hosted import Hosted
 from .nothing import Nothing
@@ -87,9 +87,7 @@ def _checked(model: nn.Module) -> dict[str, Any]:
 
 def _difference(model: nn.Module, recipe: dict[str, Any]) -> str:
     """In which tensors a model differs from what its recipe builds; "" if in none."""
-    kinds = {
-        type(item) for layer in model.modules() if isinstance(layer, Hosted) for item in _parts(layer.mixer.config)
-    }
+    kinds = {type(item) for layer in model.modules() if isinstance(layer, Hosted) for item in parts(layer.mixer.config)}
     built: nn.Module | None = None
     with torch.random.fork_rng(devices=[]):
         for device in ("meta", "cpu"):  # not everything can be built without memory
@@ -107,14 +105,6 @@ def _difference(model: nn.Module, recipe: dict[str, Any]) -> str:
     return "; ".join(said) + (f"; and {len(odd) - 3} more" if len(odd) > 3 else "")
 
 
-def _parts(config: Any) -> Iterator[Any]:
-    """A configuration and those in its fields."""
-    if dataclasses.is_dataclass(config):
-        yield config
-        for item in dataclasses.fields(config):
-            yield from _parts(getattr(config, item.name))
-
-
 def load(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Module:
     """The model that `save` wrote, in evaluation mode, on the CPU. extra: a user's own mechanisms that it names.
 
@@ -130,23 +120,27 @@ def load(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Modul
         raise StoreError(
             f"{target}/model.safetensors is damaged or belongs to another model.json; save the model again"
         )
-    try:
-        tensors = load_tensors(data)
+    with described(target, "model.json"):
         model = rebuild(about, tuple(extra))
-        cast_like(model, tensors)
-        model.load_state_dict(tensors)
-    except SafetensorError as error:
-        raise StoreError(f"{target}/model.safetensors cannot be read: {error}") from error
-    except (KeyError, TypeError, AttributeError, RuntimeError, RegardError) as error:
-        raise StoreError(f"{target} does not hold the model that its model.json describes: {error}") from error
+        fill(model, load_tensors(data))
     return model.eval()
 
 
-def cast_like(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a model, in place, the dtype of its tensors, where those with a floating point have one in common."""
+@contextmanager
+def described(target: Path, file: str) -> Iterator[None]:
+    """Turn what a damaged description or its tensors raise into a StoreError that names the folder and its file."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, RegardError, SafetensorError) as error:
+        raise StoreError(f"{target} does not hold the model that its {file} describes: {error}") from error
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load a whole state, in place, with its dtype where those with a floating point have one in common."""
     found = {value.dtype for value in tensors.values() if value.is_floating_point()}
     if len(found) == 1:
         model.to(found.pop())
+    model.load_state_dict(tensors)
 
 
 def swaps_of(model: nn.Module) -> list[dict[str, Any]]:

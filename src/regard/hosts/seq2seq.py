@@ -62,11 +62,6 @@ class Layer:
             object.__setattr__(self, name, value)
         if not self.cross.cross:  # type: ignore[union-attr]
             raise UnsupportedError(f"{spell(self.cross)} cannot attend to another input; give a cross= that can")
-        if isinstance(self.cross, Factors) and self.cross.window:
-            raise UnsupportedError(
-                f"cross={spell(self.cross)}: a window needs queries and keys on one grid, and the encoder's sequence "
-                "may have another length; give window=0"
-            )
         if self.attention is None and self.unit is not None:
             raise ConfigError("the deformable unit stands before self-attention: attention=None goes with unit=None")
 

@@ -6,7 +6,7 @@ import torch
 from timm.models.cait import TalkingHeadAttn
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError, merge
+from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
 from regard.mixers.heads import HeadMixer, HeadMixerConfig
 from regard.projections.linear import LinearProjection
 
@@ -163,7 +163,6 @@ class ConvMixer(HeadMixer):
                 self.add_module(name, DepthwiseProjection(site.dim, 1 if name == "conv_q" else host.kv_stride))
 
     def memory_grid(self, grid: Grid) -> Grid | None:
-        """The grid of keys and values, None if it is that of the queries."""
         return coarser(grid, self.stride) if self.stride > 1 else None
 
     def roles(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
@@ -173,11 +172,3 @@ class ConvMixer(HeadMixer):
         if made["q"] is not None and self.factor != 1.0:
             made["q"] = made["q"] * self.factor
         return made
-
-    def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
-        memory = self.memory_grid(grid)
-        self.check(x, grid, mask, memory)
-        made = self.roles(x, grid, rope)
-        operator = self.operator.reference if plain else self.operator
-        out = merge(operator(made["q"], made["k"], made["v"], grid=grid, memory=memory, mask=mask))
-        return self.finish(x, self.beside(x, out, made["v"], grid, mask))

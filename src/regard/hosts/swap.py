@@ -197,19 +197,15 @@ def create_model(name: str, mixer: MixerConfig | None, **timm_options: Any) -> n
     return plan_swap(model, mixer).apply(faithful=bool(options.get("pretrained", False)))
 
 
-def build_host(text: str, mixer: MixerConfig | None, **overrides: Any) -> nn.Module:
-    """`create_model` from a spelling such as "vit_tiny_patch16_224(patch_size=4, qkv_bias=False)"."""
-    return create_model(text, mixer, **overrides)
-
-
 def build_sized(text: str, mixer: MixerConfig | None, size: tuple[int, int], **overrides: Any) -> nn.Module:
-    """`build_host` for images of size = (height, width): with `img_size`, unless the host has no such option."""
+    """`create_model` for images of size = (height, width): with `img_size`, unless the host has no such option."""
     try:
-        return build_host(text, mixer, img_size=size, **overrides)
+        return create_model(text, mixer, img_size=size, **overrides)
     except ConfigError as error:
-        if "img_size" not in str(error.__cause__):
+        said = str(error.__cause__)
+        if "unexpected keyword argument" not in said or "img_size" not in said:  # it has the option: a wrong size
             raise
-    return build_host(text, mixer, **overrides)
+    return create_model(text, mixer, **overrides)
 
 
 def parse_host(text: str) -> tuple[str, dict[str, Any]]:

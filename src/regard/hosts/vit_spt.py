@@ -44,7 +44,7 @@ def vit_s_32_spt(
 
 
 def _vit(img_size: int | tuple[int, int], in_chans: int, num_classes: int, drop: float) -> VisionTransformer:
-    model = VisionTransformer(
+    return VisionTransformer(
         img_size=img_size,
         patch_size=4,
         in_chans=in_chans,
@@ -59,8 +59,6 @@ def _vit(img_size: int | tuple[int, int], in_chans: int, num_classes: int, drop:
         embed_layer=PatchEmbed,
         norm_layer=partial(nn.LayerNorm, eps=1e-5),
     )
-    model.in_chans = in_chans
-    return model
 
 
 class ShiftedPatches(nn.Module):
@@ -68,7 +66,7 @@ class ShiftedPatches(nn.Module):
 
     def __init__(self, channels: int, patch: int, dim: int) -> None:
         super().__init__()
-        self.in_channels, self.patch = channels, patch
+        self.in_chans, self.patch = channels, patch
         values = 5 * channels * patch**2
         self.norm = nn.LayerNorm(values)
         self.linear = nn.Linear(values, dim)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from regard.core import ConfigError, StoreError, nearest
 
 from .files import read_json, write_json
-from .results import Results
+from .places import places
+from .results import Results, check_version
 
 Cell = str | int | float | None
 
@@ -132,10 +133,15 @@ def _device() -> Any:
 
 
 def load_analysis(path: Path | str) -> dict[str, Any]:
-    """A kept result. Raises: StoreError if it is missing, damaged or of another version."""
+    """A kept result. Raises: StoreError if it is missing (with what there is), damaged or of another version."""
+    path = Path(path)
+    if not path.exists():
+        results, (name, _, scale) = path.parents[1], path.stem.partition("-")
+        kept = ", ".join(f"--scale {place}" for place in places(results, name, "analyses"))
+        hint = f"kept are {kept}" if kept else "`regard study run` computes it"
+        raise StoreError(f"no result of {name}{f' at {scale} scale' if scale else ''} in {results}; {hint}")
     value: dict[str, Any] = read_json(path)
-    if value.get("version") != 1:
-        raise StoreError(f"{path} has version {value.get('version')}, expected 1; run the analysis again")
+    check_version(path, value)
     return value
 
 

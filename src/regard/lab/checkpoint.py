@@ -1,6 +1,5 @@
-"""Checkpoints that survive a kill at any moment, and the table of epochs that goes with them."""
+"""Checkpoints that survive a kill at any moment."""
 
-import csv
 import io
 import logging
 import os
@@ -87,38 +86,3 @@ def fitting(folder: Path) -> Iterator[None]:
             f"the checkpoint in {folder} does not fit this run ({reason[:200]}); it is of another program or version: "
             "delete the folder to begin anew, or use another one with --results"
         ) from error
-
-
-class Metrics:
-    """metrics.csv: one line an epoch, appended; columns epoch, step, train_loss, lr, the task's metrics, seconds."""
-
-    def __init__(self, path: Path, names: tuple[str, ...]) -> None:
-        self.path = path
-        self.columns = ("epoch", "step", "train_loss", "lr", *names, "seconds")
-
-    def cut(self, step: int) -> None:
-        """Drop the lines after `step`, and one that was cut short. Raises: StoreError."""
-        kept = [row for row in self.read() if int(row["step"]) <= step]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(kept)
-        write_atomically(self.path, text.getvalue())
-
-    def read(self) -> list[dict[str, str]]:
-        """The whole lines of the file, as text by column."""
-        if not self.path.exists():
-            return []
-        with explained(self.path, "read"):
-            text = self.path.read_text()
-        whole = text[: text.rfind("\n") + 1]
-        return [row for row in csv.DictReader(io.StringIO(whole)) if (row.get("step") or "").isdigit()]
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Add a line and sync it. Raises: StoreError."""
-        text = io.StringIO()
-        csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerow(row)
-        with explained(self.path), self.path.open("a") as file:
-            file.write(text.getvalue())
-            file.flush()
-            os.fsync(file.fileno())

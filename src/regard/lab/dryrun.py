@@ -75,20 +75,11 @@ def _dry_row(row: "Row", setting: "Setting", classes: int) -> DryRow:
 
 def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float]:
     """(parameters, MACs of one image, loss) of a row; no data are read."""
-    from regard.hosts.swap import remove
-
     task = setting.task_of(row)
     known, channels = outputs_and_channels(task)
     outputs = classes or known
-    options = {
-        name: value for name, value in {"num_classes": outputs, "in_chans": channels}.items() if name not in task.host
-    }
-    if "pretrained" in task.host:
-        options["pretrained"] = False  # nothing is fetched for a dry run
     torch.manual_seed(0)
-    model = task.built(row.mixer, options)
-    if row.removed:
-        remove(model)
+    model = task.built(row.mixer, outputs, channels, row.removed, pretrained=False)
     images = torch.randn(2, channels_of(model), *task.size)
     params = sum(parameter.numel() for parameter in model.parameters())
     macs = count_macs(model, images[:1])

@@ -16,8 +16,7 @@ from regard.mixers.compiled import native_wanted, processor
 
 
 def environment(device: torch.device, precision: str, devices: int = 1, compiled: bool = False) -> dict[str, Any]:
-    """machine, python, torch, threads, device and how many, precision, versions, kernels and whether torch.compile made
-    the training steps (our compiled kernels run in eager mode alone), for the outcome."""
+    """machine, python, torch, threads, device and how many, precision, versions and `steps_by`, for the outcome."""
     import lightning
     import timm
     import torchvision
@@ -35,9 +34,13 @@ def environment(device: torch.device, precision: str, devices: int = 1, compiled
         "devices": devices,
         "processor": name,
         "precision": precision,
-        "compiled kernels": native_wanted() and not compiled,
-        "torch.compile": compiled,
+        **steps_by(compiled),
     }
+
+
+def steps_by(compiled: bool) -> dict[str, bool]:
+    """Whether our compiled kernels or torch.compile make the training steps; ours run in eager mode alone."""
+    return {"compiled kernels": native_wanted() and not compiled, "torch.compile": compiled}
 
 
 def hush() -> None:

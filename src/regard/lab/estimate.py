@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.core import RegardError, UnsupportedError
-from regard.hosts.swap import remove
 from regard.mixers.compiled import native_wanted, processor
 from regard.tasks.classification import Classification
 from regard.tasks.data.augment import by_image
@@ -91,14 +90,9 @@ def measure(run: "Run") -> Speed:
     if not isinstance(run.task, Classification):
         raise UnsupportedError(f"only classification can be timed on random images, not {type(run.task).__name__}")
     outputs, channels = outputs_and_channels(run.task)
-    options = {
-        name: value for name, value in (("num_classes", outputs), ("in_chans", channels)) if name not in run.task.host
-    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = run.task.built(run.mixer, options)
-        if run.removed:
-            remove(model)
+        model = run.task.built(run.mixer, outputs, channels, run.removed, pretrained=False)
         batches = _random(run, channels, outputs)
         step = _steps(run, model, batches)
         with torch.inference_mode(), _precision(run):

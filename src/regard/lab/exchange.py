@@ -10,7 +10,7 @@ from typing import Any
 from regard.core import StoreError
 
 from .files import read_json, write_json
-from .incoming import check_outcome, check_snapshot, further_runs
+from .incoming import check_name, check_outcome, check_snapshot, further_runs
 from .places import place_of
 from .results import Results
 from .table import Table, load_snapshot, snapshot_path
@@ -34,15 +34,14 @@ def import_runs(path: Path | str, store: Results, replace: bool = False) -> dict
     Everything is checked before anything is written.
     Raises: StoreError if there is nothing to take in, or a file is damaged or of another version.
     """
-    found = list(_values(Path(path)))
-    if not found:
+    outcomes, shots = _values(Path(path))
+    if not outcomes and not shots:
         raise StoreError(f"{path} holds no outcome.json, snapshot or evidence file of regard; give a results folder")
     counts = {"new": 0, "known": 0, "snapshots": 0, "left out": 0}
-    for value in found:
-        if "status" in value:
-            _take_outcome(value, store, replace, counts)
-        else:
-            _take_snapshot(value, store, counts)
+    for shot in shots:
+        _take_snapshot(shot, store, counts)
+    for outcome in outcomes:
+        _take_outcome(outcome, store, replace, counts)
     return counts
 
 
@@ -119,27 +118,29 @@ def _tex(text: str) -> str:
     return "".join(special.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
 
 
-def _values(path: Path) -> Iterator[dict[str, Any]]:
-    """Every outcome and snapshot below a path, checked."""
+def _values(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(outcomes, snapshots) below a path, checked."""
     if not path.exists():
         raise StoreError(f"there is no {path}; give a file or folder with finished runs")
-    files = [path] if path.is_file() else sorted(path.rglob("*.json"))
-    for file in files:
+    outcomes, shots = list[dict[str, Any]](), list[dict[str, Any]]()
+    for file in [path] if path.is_file() else sorted(path.rglob("*.json")):
         if path.is_dir() and (file.name == "run.json" or file.parent.name == "probes"):
             continue
-        value = read_json(file)
-        if not isinstance(value, dict):
-            continue
-        outcomes, shots = _parts(value)
-        for shot in shots:
+        ended, listed = _parts(read_json(file))
+        for shot in listed:
             check_snapshot(file, shot)
-        for outcome in outcomes:
+            check_name(file, shot)
+        for outcome in ended:
             check_outcome(file, outcome)
-        yield from (*shots, *outcomes)
+        outcomes += ended
+        shots += listed
+    return outcomes, shots
 
 
-def _parts(value: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+def _parts(value: Any) -> tuple[list[Any], list[Any]]:
     """(outcomes, snapshots) that a file holds."""
+    if not isinstance(value, dict):
+        return [], []
     if "status" in value and "key" in value:
         return [value], []
     if {"rows", "runs", "metric", "study", "version"} <= value.keys():

@@ -47,20 +47,24 @@ def check_outcome(path: Path, value: Any) -> None:
 
 
 def check_snapshot(path: Path, value: Any) -> None:
-    """Raises: StoreError naming the file if a value is no snapshot of this version, or its name is no name."""
+    """Raises: StoreError naming the file if a value is no snapshot of this version."""
     _check(path, "a snapshot", value, _SNAPSHOT, ("study", "scale", "metric", "baseline", "rows", "runs"))
     check_version(path, value)
-    parts = ("row", value["rows"], _ROW, ("label",)), ("run", value["runs"], _RUN, tuple(_RUN))
-    claims = ("claim", value.get("claims") or [], _CLAIM, ("a", "b", "metric"))
-    for what, items, kinds, needed in (*parts, claims):
+    claims = value.get("claims") or []
+    rows, runs = ("row", value["rows"], _ROW, ("label",)), ("run", value["runs"], _RUN, tuple(_RUN))
+    for what, items, kinds, needed in (rows, runs, ("claim", claims, _CLAIM, ("a", "b", "metric"))):
         for item in items:
             _check(path, f"a {what} of a snapshot", item, kinds, needed)
-    for claim in value.get("claims") or []:
+    for claim in claims:
         than = claim.get("than")
         if than is not None and [type(label) for label in than] != [str, str]:
             raise StoreError(f"{path}: a claim has than {than!r}, expected two labels; the file is damaged")
     for run in value["runs"]:
         _check_key(path, run["key"])
+
+
+def check_name(path: Path, value: Mapping[str, Any]) -> None:
+    """Raises: StoreError naming the file if a snapshot's study and place cannot stand in the name of its own."""
     name = f"{value['study']}-{value['scale']}{value.get('variant') or ''}"
     if not set(name) <= _PLACE:
         raise StoreError(f"{path}: a snapshot is of {name!r}; that is not the name of a study and its scale")

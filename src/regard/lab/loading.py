@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from regard.core import RegardError, StoreError
+from regard.core import StoreError
 from regard.hosts import saving
 
 from . import checkpoint
@@ -45,10 +45,8 @@ def _of_run(target: Path, extra: tuple[type, ...], best: bool) -> nn.Module:
         run = read_run(store, target.name)
         model = run.task.model(run.mixer, run.seed, run.removed)
     else:
-        try:
+        with saving.described(target, "outcome.json"):
             model = saving.rebuild(recipe, extra)
-        except (KeyError, TypeError, RegardError) as error:
-            raise StoreError(f"{target} does not hold the model that its outcome.json describes: {error}") from error
     with checkpoint.fitting(target):
         model.load_state_dict(weights)
     return model.eval()

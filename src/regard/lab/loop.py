@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, RegardError
+from regard.core import ConfigError, RegardError, nearest
+from regard.core.resting import resting
 from regard.tasks.base import Score, Task
 from regard.tasks.data.streams import seed_all
 
 from . import checkpoint
+from .metrics import Metrics
 from .recipe import Recipe
 from .results import check_held
 from .signals import handled
@@ -142,9 +144,7 @@ class Loop:
         self.optimizer: Any = make_optimizer(self.model, recipe)
         trains = _compiled(self.model) if watch.compile else self.model
         self.wrapped, self.wrapped_optimizer = fabric.setup(trains, self.optimizer)
-        self.metrics = checkpoint.Metrics(
-            folder / "metrics.csv", ("top1", "loss") if task.metric == "top1" else (task.metric,)
-        )
+        self.metrics = Metrics(folder / "metrics.csv", ("top1", "loss") if task.metric == "top1" else (task.metric,))
         self.best: tuple[int, float] | None = None
         self._pending: list[Tensor] = []
         self._stop = False
@@ -315,11 +315,8 @@ class Loop:
 
     def evaluate(self) -> Score:
         """The trained network on the test split, in the run's precision."""
-        training = self.trained.training
-        with self.fabric.autocast():
-            score = self.task.score(self.trained, self.device)
-        self.trained.train(training)
-        return score
+        with resting(self.trained), self.fabric.autocast():
+            return self.task.score(self.trained, self.device)
 
     def _tell(self, per_step: float) -> None:
         self._flush()
@@ -386,8 +383,6 @@ def _average(model: nn.Module, decay: float) -> Any:
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
     """timm's optimiser of a recipe's name, with our groups. Raises: ConfigError for an unknown name."""
     from timm.optim import create_optimizer_v2, get_optimizer_info
-
-    from regard.core import nearest
 
     try:
         info = get_optimizer_info(recipe.optimizer)

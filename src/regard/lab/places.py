@@ -31,9 +31,9 @@ def slug(text: str) -> str:
     return plain if plain == text else f"{plain}_{hashlib.sha256(text.encode()).hexdigest()[:4]}"
 
 
-def places(root: Path | str, name: str) -> list[str]:
-    """The places at which a study has a snapshot."""
-    found = sorted((Path(root) / "studies").glob(f"{name}-*.json"))
+def places(root: Path | str, name: str, folder: str = "studies") -> list[str]:
+    """The places at which a study has a snapshot, or, in the folder "analyses", an analysis a result."""
+    found = sorted((Path(root) / folder).glob(f"{name}-*.json"))
     return [path.stem.removeprefix(f"{name}-") for path in found if "-" not in path.stem.removeprefix(f"{name}-")]
 
 

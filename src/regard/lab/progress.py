@@ -1,20 +1,20 @@
 """How far a study is: counts by state, and the time left, told to whoever watches. Needs no torch."""
 
-import csv
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.core import StoreError
+
+from .metrics import FIXED, Metrics
 from .results import Results
 
 STATES = ("done", "failed", "stopped", "died", "busy")
 """How a run can end here. stopped: something around it was wrong, such as a full disk; died: its worker was killed."""
-
-_FIXED = 4
-"""Columns of a metrics file before the test metrics: epoch, step, train_loss, lr."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,12 @@ class Progress:
 
 def _so_far(path: Path, epochs: int) -> str:
     """Epoch, loss and last test score of a run, from its metrics file."""
-    try:
-        text = path.read_text()
-    except OSError:
-        text = ""
-    lines = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))  # a last line may be half written
+    lines = list[dict[str, str]]()
+    with suppress(StoreError):
+        lines = Metrics(path).read()
     parts = [f"epoch {len(lines)}/{epochs}"]
     if lines:
         parts.append(f"loss {float(lines[-1]['train_loss']):.3g}")
-        score = list(lines[0])[_FIXED]  # the main metric stands first
+        score = list(lines[0])[len(FIXED)]  # the main metric stands first
         parts += [f"{score} {float(line[score]):.4g}" for line in lines if line[score]][-1:]
     return ", ".join(parts)

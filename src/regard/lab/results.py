@@ -28,6 +28,8 @@ BEAT_SECONDS = 5.0
 STALE_SECONDS = 60.0
 VERSION = 1
 """Of every file in a store."""
+UNSAID = {"torch.compile": False}
+"""How a run was computed where its files, written before they said so, do not name it."""
 
 
 class Busy(StoreError):
@@ -246,12 +248,18 @@ def _local(holder: Mapping[str, Any]) -> bool:
     return holder.get("host") == here["host"] and holder.get("space") == here["space"]
 
 
+def _stat(pid: int) -> list[str]:
+    """What the system tells of a process of this machine, its state first; [] where it tells nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def _begun(pid: int) -> int | None:
     """When a process of this machine was started, in ticks since the machine was; None where that is not told."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
+    told = _stat(pid)
+    return int(told[19]) if told else None
 
 
 def _exists(pid: int) -> bool:
@@ -262,10 +270,7 @@ def _exists(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return True
+    return _stat(pid)[:1] != ["Z"]
 
 
 def _beat(lock: Path, mine: dict[str, Any], stop: threading.Event) -> None:

@@ -17,22 +17,21 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError, MixerConfig, StoreError
+from regard.core.resting import resting
 from regard.hosts.counting import count_macs
-from regard.hosts.looking import resting
 from regard.hosts.saving import describe
-from regard.mixers.compiled import native_wanted
 from regard.mixers.spell import parse, spell
 from regard.tasks import TASKS
 from regard.tasks.base import Score, Task
 
 from . import checkpoint
-from .environment import PeakMemory, code_version, environment, hush, resolved
+from .environment import PeakMemory, code_version, environment, hush, resolved, steps_by
 from .files import read_json, write_json
 from .loading import load, trained_weights
 from .loop import Diverged, Interrupted, Loop, Progress, Watch
 from .ranks import check_devices, in_ranks
 from .recipe import Recipe
-from .results import Busy, Results, check_held, check_version
+from .results import UNSAID, Busy, Results, check_held, check_version
 from .start import Saved, copy_weights
 
 __all__ = [
@@ -102,6 +101,10 @@ class Run:
         teacher = self.teacher._identity() if isinstance(self.teacher, Run) else self.teacher
         return dataclasses.replace(self, task=self.task.identity(), start=start, teacher=teacher)
 
+    def needs(self) -> "list[Run]":
+        """The runs that are carried out before this one: its start, its teacher."""
+        return [other for other in (self.start, self.teacher) if isinstance(other, Run)]
+
     def execute(
         self,
         store: Results,
@@ -125,9 +128,8 @@ class Run:
             return store.outcome(key) or {}
         watch = watch or Watch()
         watch = dataclasses.replace(watch, report=report) if report is not None else watch
-        for other in (self.start, self.teacher):
-            if isinstance(other, Run):
-                self._first(other, store, device, devices, dataclasses.replace(watch, loggers=()))
+        for other in self.needs():
+            self._first(other, store, device, devices, dataclasses.replace(watch, loggers=()))
         with store.lock(key) as folder:
             finished = store.outcome(key)  # another process may have finished it since we looked
             if finished is not None:
@@ -157,9 +159,9 @@ class Run:
         if isinstance(self.teacher, Run):
             teacher = trained(self.teacher, store)
         else:
-            from regard.hosts.swap import build_host
+            from regard.hosts.swap import create_model
 
-            teacher = build_host(self.teacher, None).eval()
+            teacher = create_model(self.teacher, None).eval()
         with resting(student), resting(teacher):
             known, wanted = (network(self.task.example())[0].numel() for network in (teacher, student))
         if known != wanted:
@@ -237,15 +239,13 @@ class Run:
     def _remember(self, folder: Path, device: str, devices: int, compiled: bool = False) -> None:
         """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
         path = folder / "run.json"
-        kernels = native_wanted() and not compiled
-        how = {"device": resolved(device), "devices": devices, "compiled kernels": kernels, "torch.compile": compiled}
+        how = {"device": resolved(device), "devices": devices, **steps_by(compiled)}
         if path.exists():
             known = _run_file(path)
             if known.get("threads") and known["threads"] != torch.get_num_threads():
                 torch.set_num_threads(known["threads"])
             for name, value in how.items():
-                unsaid = False if name == "torch.compile" else value  # it was not used where it is not named
-                if (before := known.get(name, unsaid)) not in (value, "auto"):  # "auto" says nothing
+                if (before := known.get(name, UNSAID.get(name, value))) not in (value, "auto"):  # "auto" says nothing
                     text = "run %s began with %s %s and goes on with %s: bits will differ"
                     log.warning(text, self.key, name, before, value)
             return

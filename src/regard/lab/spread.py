@@ -40,7 +40,8 @@ class Carried(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A run and where it belongs. epochs: of its recipe, for the display. probes: measurements on the trained model."""
+    """A run and where it belongs. epochs: of its recipe, for the display. probes: measurements on the trained model.
+    compile: as in `Watch`."""
 
     run: Any
     study: str
@@ -49,6 +50,7 @@ class Job:
     seed: int
     epochs: int = 0
     probes: bool = False
+    compile: bool = False
 
 
 class Worker:
@@ -61,11 +63,9 @@ class Worker:
         with surroundings(threads, gpus):  # the child reads these when it starts
             self.pid = self.pool.submit(os.getpid).result()
 
-    def submit(
-        self, job: Job, store: Results, devices: int, compile: bool
-    ) -> "Future[tuple[str, dict[str, Any] | None, str]]":
+    def submit(self, job: Job, store: Results, devices: int) -> "Future[tuple[str, dict[str, Any] | None, str]]":
         """Start a run; the result is (state, outcome, text)."""
-        return self.pool.submit(carry, job, str(store.root), devices, compile)
+        return self.pool.submit(carry, job, str(store.root), devices)
 
     def stop(self, patience: float = 10.0) -> None:
         """Interrupt what it does, and end it; after `patience` seconds without being heard."""
@@ -85,18 +85,13 @@ class Worker:
 
 
 def run_all(
-    jobs: Sequence[Job],
-    store: Results,
-    workers: int | None,
-    progress: Progress,
-    devices: int = 1,
-    compile: bool = False,
+    jobs: Sequence[Job], store: Results, workers: int | None, progress: Progress, devices: int = 1
 ) -> dict[str, int]:
     """Carry out the jobs and return the counts of `progress` by state.
 
     workers: processes, the cores shared out between them; 0 = this process; None = one for each `devices` GPUs, or
-    cores where there are no GPUs, but not more than jobs. devices: that one run uses. compile: as in `Watch`. Workers
-    get GPUs of their own as far as there are enough.
+    cores where there are no GPUs, but not more than jobs. devices: that one run uses. Workers get GPUs of their own as
+    far as there are enough.
     A run whose worker was killed is tried once more, and then left as it is: it goes on at the next start, as one does
     that was stopped by its surroundings (`carry`).
     Raises: KeyboardInterrupt after the workers have ended.
@@ -106,9 +101,9 @@ def run_all(
     if number <= 0:
         for job in jobs:
             progress.start(job.row, job.seed, job.run.key, job.epochs)
-            progress.end(*_ended(job, carry(job, str(store.root), devices, compile)))
+            progress.end(*_ended(job, carry(job, str(store.root), devices)))
     else:
-        _share_out(list(jobs), store, number, max(1, usable_cores() // number), progress, devices, compile)
+        _share_out(list(jobs), store, number, max(1, usable_cores() // number), progress, devices)
     return {state: progress.counts[state] for state in STATES}
 
 
@@ -145,23 +140,23 @@ def check_number(devices: int, there: int) -> None:
 
 
 def usable_gpus() -> list[str]:
-    """GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    import torch
-
+    """GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; torch sees those before the first that the
+    machine does not have."""
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return named or [str(number) for number in range(torch.cuda.device_count())]
+    there = torch.cuda.device_count()
+    return named[:there] or [str(number) for number in range(there)]
 
 
-def carry(job: Job, root: str, devices: int = 1, compile: bool = False) -> tuple[str, dict[str, Any] | None, str]:
+def carry(job: Job, root: str, devices: int = 1) -> tuple[str, dict[str, Any] | None, str]:
     """Carry out one job: (state, outcome, text); nothing is raised.
 
-    An error of the run becomes a failed outcome. One of what is around it (disk, memory, packages, options) is no
-    result: the run is "stopped", and goes on at the next start.
+    An error of the run becomes a failed outcome. One of what is around it (disk, memory, packages, options), or of the
+    probes, is no result: the run is "stopped", and goes on at the next start as far as it was not done.
     """
     store = Results(root)
     try:
         try:
-            outcome = job.run.execute(store, devices, watch=Watch(compile=compile))
+            outcome = job.run.execute(store, devices, watch=Watch(compile=job.compile))
         except Exception as error:
             if _of_surroundings(error):
                 raise
@@ -171,8 +166,6 @@ def carry(job: Job, root: str, devices: int = 1, compile: bool = False) -> tuple
     except Busy as error:
         return "busy", None, str(error)
     except Exception as error:
-        if not _of_surroundings(error):
-            raise
         return "stopped", None, f"{type(error).__name__}: {error}"
     state = "done" if outcome.get("status") == "done" else "failed"
     return state, _small(outcome), str(outcome.get("error") or "")
@@ -216,9 +209,7 @@ def _ended(job: Job, result: tuple[str, dict[str, Any] | None, str]) -> tuple[st
     return result[0], job.row, job.seed, result[1], result[2]
 
 
-def _share_out(
-    jobs: list[Job], store: Results, number: int, threads: int, progress: Progress, devices: int, compile: bool
-) -> None:
+def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progress: Progress, devices: int) -> None:
     """Give each free worker the next job; replace workers that die.
 
     A run that is carried out elsewhere, as by another worker whose own run begins with it, is asked for again whenever
@@ -234,7 +225,7 @@ def _share_out(
             while queue and len(busy) < number:
                 worker = free.pop() if free else Worker(threads, shares.pop(0))
                 job = queue.pop(0)
-                busy[worker.submit(job, store, devices, compile)] = (worker, job)
+                busy[worker.submit(job, store, devices)] = (worker, job)
                 progress.start(job.row, job.seed, job.run.key, job.epochs)
             over, _ = wait(busy, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
             ended = False

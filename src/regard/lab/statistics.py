@@ -124,13 +124,6 @@ def sampling_error(a: Sequence[NDArray[np.bool_]], b: Sequence[NDArray[np.bool_]
     return float(100 * difference.std(ddof=1) / math.sqrt(difference.size))
 
 
-def p_value(difference: Interval, at: int | float = 0.0) -> float | None:
-    """Two-sided, that the true difference is `at`; None below three seeds."""
-    if difference.half is None:
-        return None
-    return _two_sided(difference, at, difference.n - 1)
-
-
 def holm(values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:
     """For each p-value whether it is significant after Holm's correction."""
     order = sorted(range(len(values)), key=lambda i: values[i])
@@ -183,19 +176,17 @@ def judge(
     scale: str = "desk",
     refusal: str = "",
     sampling: float | None = None,
-    half: float | None = None,
-    degrees: int | None = None,
+    pooled: Pooled | None = None,
 ) -> Verdict:
     """The verdict on a claim from the interval of the paired difference a - b.
 
     within: the claim is that the difference lies inside +-within. by: that it is at least `by` (paper scale alone).
-    refusal: why nothing is judged (a gate that was not passed, say). sampling: what `sampling_error` says. half,
-    degrees: the half-width pooled over rows and its degrees of freedom (None: seeds - 1), for a study that declared
-    pooling.
+    refusal: why nothing is judged (a gate that was not passed, say). sampling: what `sampling_error` says. pooled: of
+    the table, for a study that declared pooling; where it has a half-width, that stands in the place of the pair's own.
     """
     free = difference.n - 1
-    if half is not None and difference.mean is not None and difference.n >= FEWEST:
-        mean, free = difference.mean, degrees or free
+    if pooled is not None and pooled.half is not None and difference.mean is not None and difference.n >= FEWEST:
+        mean, half, free = difference.mean, pooled.half, pooled.degrees
         difference = Interval(difference.n, mean, mean - half, mean + half, difference.sd)
     by = by if scale == "paper" else None
     if scale == "smoke":
@@ -243,7 +234,7 @@ def _price(
     """How many seeds would decide a claim if the true difference were the observed one. Against zero, half a point
     stands for a difference below 0.1."""
     n, mean = difference.n, difference.mean or 0.0
-    sd, rows = _error(difference, degrees) * math.sqrt(n), degrees // (n - 1) + 1
+    sd, rows = _error(difference, degrees) * math.sqrt(n), max(degrees // (n - 1), 1) + 1
     if within is not None:
         aim = abs(within - abs(mean))
         what = f"bring the interval {'inside' if abs(mean) <= within else 'outside'} +-{within:g}"

@@ -273,19 +273,17 @@ def run_study(
                     run.seed,
                     run.recipe.trained_epochs,
                     run.seed == pictured,
+                    compile,
                 )
             )
-    return run_all(jobs, store, workers, progress, devices, compile)
+    return run_all(jobs, store, workers, progress, devices)
 
 
 def needs(run: "Run") -> "Iterator[Run]":
-    """The runs that a run needs, and those that they need; the nearest first."""
-    from .run import Run
-
-    for other in (run.start, run.teacher):
-        if isinstance(other, Run):
-            yield other
-            yield from needs(other)
+    """The runs that a run needs, each followed by those that it needs itself."""
+    for other in run.needs():
+        yield other
+        yield from needs(other)
 
 
 def _repeat(run: "Run", store: Results, retry: bool, fresh: bool, seen: set[str]) -> None:

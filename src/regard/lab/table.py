@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from regard.core import ConfigError, StoreError, nearest
 
 from .files import read_json
-from .results import Results, check_version
+from .incoming import check_snapshot
+from .results import UNSAID, Results
 from .statistics import Interval, Pooled, Verdict, holm, interval, judge, paired, pooled, sampling_error, seed_pairs
 
 
@@ -131,9 +132,9 @@ def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
         has = f"it has {', '.join(known)}" if known else "it has no study yet"
         raise ConfigError(f"no results of {name} at {scale} scale in {root}; {has}; run or import them first")
     value = read_json(path)
-    if not isinstance(value, dict) or not {"rows", "runs", "metric", "baseline"} <= value.keys():
+    if not isinstance(value, dict):
         raise StoreError(f"{path} is not a study's snapshot; delete it and run the study again")
-    check_version(path, value)
+    check_snapshot(path, {"study": name, "scale": scale, **value})  # the file's name says both
     return value
 
 
@@ -277,11 +278,10 @@ def _judge_all(
         a, b, metric, than = claim["a"], claim["b"], claim["metric"], claim.get("than") or ()
         if not {a, b, *than} <= labels:
             continue
-        half = residual.half if snapshot.get("pooled") and metric == snapshot["metric"] and not than else None
-        degrees = residual.degrees if half is not None else None
+        pools = snapshot.get("pooled") and metric == snapshot["metric"] and not than
         verdict = judge(
             _claimed(runs, (a, b, *than), metric), within=claim.get("within"),
-            by=claim.get("by"), scale=scale, refusal=refusal, half=half, degrees=degrees,
+            by=claim.get("by"), scale=scale, refusal=refusal, pooled=residual if pools else None,
             sampling=_sampling(runs, a, b) if metric == "top1" and not than else None,
         )  # fmt: skip
         lost = sum(line.failed for line in lines if line.label in (a, b, *than))
@@ -358,8 +358,8 @@ def _mixtures(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _said(surroundings: Mapping[str, Any], name: str) -> Any:
-    """What an outcome says of its surroundings. Where torch.compile is not named, it was not used."""
-    return surroundings.get(name, False if surroundings and name == "torch.compile" else None)
+    """What an outcome says of its surroundings."""
+    return surroundings.get(name, UNSAID.get(name) if surroundings else None)
 
 
 _SURROUNDINGS = {

@@ -7,7 +7,6 @@ Nothing here says how well a mechanism learns: that is what runs and studies are
 """
 
 import copy
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Cost, Grid, Mask, Mixer, MixerConfig, RegardError, Site, nearest
+from regard.core import Cost, Mask, Mixer, MixerConfig, RegardError, Site
 from regard.hosts.hosted import Hosted
 from regard.hosts.looking import inputs_of
 from regard.hosts.nothing import Nothing
@@ -24,7 +23,7 @@ from regard.hosts.window_ports import PerWindow
 from regard.mixers.softmax import Softmax
 from regard.mixers.spell import spell
 
-from .bench import DTYPES, bench_layers
+from .bench import DTYPES, bench_layers, check_numbers
 from .cost import bare, counted
 
 
@@ -100,19 +99,15 @@ def advise(
     timed in turn, so that a busy machine slows all alike. What a swap refuses stands at the end with why.
     Raises: ConfigError as `bench` or for an unknown host, SwapError if it has no attention to replace.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
-    for name, number in (("batch", batch), ("seconds", seconds)):
-        if not 0 < number < math.inf:
-            raise ConfigError(f"{name} is a positive number, not {number}")
-    every = list(dict.fromkeys([Softmax(), *configs]))
+    check_numbers(dtype, batch=batch, seconds=seconds)
     refused: dict[MixerConfig, str] = {}
-    costs: dict[MixerConfig, Cost] = {}
     with torch.device("meta"):
         model, image = bare(host, size)
         rest = counted(_swapped(model, Nothing(), image), image)
-        first = _places(_swapped(model, Softmax(), image), image)
-        for config in every:
+        softmax = _swapped(model, Softmax(), image)
+        first = _places(softmax, image)
+        costs: dict[MixerConfig, Cost] = {Softmax(): counted(softmax, image)}
+        for config in [one for one in dict.fromkeys(configs) if one not in costs]:
             try:
                 costs[config] = counted(_swapped(model, config, image), image)
             except RegardError as error:
@@ -165,11 +160,8 @@ def _built(layer: Hosted, config: MixerConfig, site: Site) -> Mixer:
 
 def _takes_another_grid(layer: Mixer) -> bool:
     """Whether a built layer accepts a grid that is half as large again, as a larger image brings it."""
-    grid = layer.site.grid
-    return _runs(layer, replace(grid, height=grid.height * 3 // 2 + 1, width=grid.width * 3 // 2 + 1))
-
-
-def _runs(layer: Mixer, grid: Grid) -> bool:
+    old = layer.site.grid
+    grid = replace(old, height=old.height * 3 // 2 + 1, width=old.width * 3 // 2 + 1)
     operator = getattr(layer, "operator", None)
     windows = operator.windows if isinstance(operator, PerWindow) else 1  # a batch is whole images
     try:

@@ -67,13 +67,9 @@ def bench(
     Raises: ConfigError for an unknown dtype or part, a number that is not positive, or an operator asked of a mechanism
     that is not on heads.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r}; {nearest(part, PARTS)}")
-    for name, number in (("dim", dim), ("heads", heads), ("batch", batch), ("seconds", seconds)):
-        if not 0 < number < math.inf:
-            raise ConfigError(f"{name} is a positive number, not {number}")
+    check_numbers(dtype, dim=dim, heads=heads, batch=batch, seconds=seconds)
     timings = []
     for grid in grids:
         if report is not None:
@@ -82,6 +78,15 @@ def bench(
         made = (torch.device(device), DTYPES[dtype])
         timings += bench_layers(layers, grid, None, batch, made, backward=backward, part=part, seconds=seconds)
     return timings
+
+
+def check_numbers(dtype: str, **numbers: int | float) -> None:
+    """Raises: ConfigError for an unknown dtype or a number that is not positive."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
+    for name, number in numbers.items():
+        if not 0 < number < math.inf:
+            raise ConfigError(f"{name} is a positive number, not {number}")
 
 
 def bench_layers(

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from regard.core import DataError, StoreError
+from regard.hosts.reading import read_tensors
 from regard.hosts.saving import load
 from regard.projections.sne import Codes
 
@@ -160,17 +160,4 @@ def _read(path: Path) -> nn.Module | Mapping[str, Tensor]:
     file = path / "last.ckpt" if path.is_dir() else path
     if not file.is_file():
         raise StoreError(f"{path} is no folder of regard.save, no run with last.ckpt and no checkpoint")
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a foreign or damaged file
-        raise StoreError(f"{file} cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
-    for key in ("ema", "model"):
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            return state[key]
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise StoreError(f"{file} holds no state dict; expected tensors by name, or 'model' with them")
-    return state
+    return read_tensors(file, "ema", "model")

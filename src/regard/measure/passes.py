@@ -1,6 +1,6 @@
 """What the layers of one kind were given in one forward pass of an image, and the cell of each that a query lies in."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
 from regard.hosts.hosted import CHILD
-from regard.hosts.looking import resting
+from regard.hosts.looking import calls_of
 
 
 class Call(NamedTuple):
@@ -44,18 +44,7 @@ def calls(
     chosen = {name: module for name, module in there.items() if fnmatchcase(name, layers)}
     if not chosen:
         raise ConfigError(f"no {what} matches {layers!r}; there are {', '.join(there)}")
-    found: dict[str, Call] = {}
-    handles = [
-        module.register_forward_pre_hook(_noting(found, name), with_kwargs=True) for name, module in chosen.items()
-    ]
-    example = next(model.parameters())
-    try:
-        with resting(model):
-            model(image[None].to(example.device, example.dtype))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    return {name: Call(chosen[name], *call) for name, call in calls_of(model, chosen, image[None]).items()}
 
 
 def undivided(found: Mapping[str, Call], batches: Mapping[str, int]) -> dict[str, Call]:
@@ -64,13 +53,6 @@ def undivided(found: Mapping[str, Call], batches: Mapping[str, int]) -> dict[str
     if not whole:
         raise UnsupportedError(f"these layers see the image in parts, not as a whole: {', '.join(found)}")
     return whole
-
-
-def _noting(found: dict[str, Call], name: str) -> Callable[..., None]:
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found[name] = Call(module, args, kwargs)
-
-    return note
 
 
 def cells(grids: Mapping[str, Grid], query: tuple[int, int] | None) -> dict[str, tuple[int, int]]:

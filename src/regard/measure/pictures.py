@@ -20,8 +20,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, UnsupportedError, nearest
+from regard.core.resting import resting
 from regard.hosts.hosted import Hosted
-from regard.hosts.looking import resting
 from regard.hosts.maps import capture, readable
 from regard.hosts.owners import swapped
 

@@ -5,7 +5,6 @@ Without the biases B1 and B2 it is MiTA's branches="compress". Extra tokens are 
 not pooled into landmarks.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -24,16 +23,16 @@ from regard.core import (
     Site,
     UnsupportedError,
     attend,
+    hide,
     softmax_rows,
 )
 
 from .heads import CrossMixer, HeadMixerConfig, check_heads, check_qkv
 from .kernels import check_extra
-from .landmarks import pool_landmarks, seen, windows_of
+from .landmarks import number_of, pool_landmarks, seen, windows_of
 from .mita_plan import key_bias, without
 from .precision import exact_products
 from .through import read
-from .tiles import hide
 
 TABLE = 7
 """Sides of the learned tables of the biases, which are resized to the grid."""
@@ -148,16 +147,14 @@ class Agent(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sides = self.m if isinstance(self.m, tuple) else (self.m,)
-        if len(sides) > 2 or min(sides) < 1:
-            raise ConfigError(f"m is at least 1, a number or (rows, columns), not {self.m}")
+        number_of(self.m)  # refuses what is below 1
         if self.bias and self.preset == "official":
             raise ConfigError('the published layer with biases pools cells alone: bias=True needs preset="paper"')
 
     @property
     def number(self) -> int:
         """How many landmarks."""
-        return math.prod(self.m) if isinstance(self.m, tuple) else self.m
+        return number_of(self.m)
 
     def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
         if self.bias:

@@ -23,6 +23,7 @@ from regard.core import (
     ShapeError,
     Site,
     UnsupportedError,
+    hide,
     softmax_rows,
 )
 
@@ -30,7 +31,7 @@ from .heads import HeadMixerConfig, check_qkv
 from .mita_plan import check_chosen
 from .precision import exact_products, wide
 from .sdpa import sdpa
-from .tiles import Tiles, balanced, cell_ids, hide, join_tokens, split_keep, split_tokens
+from .tiles import Tiles, balanced, cell_ids, join_tokens, split_keep, split_tokens
 
 Regions = int | tuple[int, int]
 
@@ -221,13 +222,11 @@ class BRA(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sides = self.regions if isinstance(self.regions, tuple) else (self.regions, self.regions)
-        if len(sides) != 2 or min(*sides, self.k) < 1:
+        sides = _counts(self.regions)
+        if min(*sides, self.k) < 1:
             raise ConfigError(f"regions (a side, or two) and k are at least 1, not regions={self.regions}, k={self.k}")
         if self.k > sides[0] * sides[1]:
             raise ConfigError(f"k={self.k} of {sides[0] * sides[1]} regions; k is at most their number")
-        if self.preset not in ("paper", "official"):
-            raise ConfigError(f"preset is paper or official, not {self.preset!r}")
 
     def operator(self, site: Site) -> "BRAOperator":
         rows, columns = _counts(self.regions)

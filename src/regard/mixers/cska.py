@@ -30,6 +30,7 @@ from regard.core import (
     Operator,
     ShapeError,
     Site,
+    hide,
     nearest,
 )
 
@@ -37,9 +38,9 @@ from .cska_forms import PATHS, by_convolution, by_patches, choose, one_by_one, r
 from .cska_key import QueryKeyOperator, query_keys_cost
 from .heads import check_heads
 from .ska import ska, ska_macs, ska_reference
-from .static import ACTIVATIONS, StaticConfig, StaticOperator, check_bias, weigh
-from .static_grids import apart, in_windows, join, same_cells, tiled, tokens_of
-from .tiles import hide
+from .static import ACTIVATIONS, StaticConfig, StaticOperator, weigh
+from .static_grids import in_windows, join, same_cells, tiled
+from .tiles import join_tokens, split_tokens
 
 _OF_LOGITS = ("rows", "cols", "factorised", "path", "resize", "activation")
 WARN_MACS = 2e9
@@ -94,7 +95,6 @@ def cska(
     activation.
     """
     _check(q, weight, bias, v, grid)
-    check_bias("cska", mask, q.shape[1])
     for name, value, known in (("path", path, PATHS), ("activation", activation, ACTIVATIONS)):
         if value not in known:
             raise ConfigError(f"cska has no {name} {value!r}; {nearest(value, known)}")
@@ -267,7 +267,7 @@ class CSKAOperator(StaticOperator):
     def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
         """Take these keys, in token order on the build grid, as centre taps: the operator then equals SKA's."""
         self.freeze(None)
-        extra, cells = apart(keys, self.grid)
+        extra, cells = split_tokens(keys, self.grid)
         centre = (..., self.taps // 2, self.taps // 2)
         for name, value in (("", cells), ("col_", extra)):
             if f"{name}weight" in self._parameters:
@@ -291,7 +291,7 @@ class CSKAOperator(StaticOperator):
             return made
         if self.config.rows == "static":
             cells = self.resampled(self.row_keys, grid)
-            made["rows"] = tokens_of(cells, self.extra_row_keys, home) if self.grid.extra else cells
+            made["rows"] = join_tokens(self.extra_row_keys, cells, home) if self.grid.extra else cells
         elif self.config.factorised:
             centre = self.kernel[:, 0, self.taps // 2, self.taps // 2].view(self.heads, 1, -1)
             made["rows"] = made["keys"] * centre
@@ -303,7 +303,7 @@ class CSKAOperator(StaticOperator):
 
     def _factorised(self, home: Grid) -> dict[str, Tensor]:
         cells = self.resampled(self.keys, home)
-        return {"kernel": self.kernel, "keys": tokens_of(cells, self.col_keys, home) if home.extra else cells}
+        return {"kernel": self.kernel, "keys": join_tokens(self.col_keys, cells, home) if home.extra else cells}
 
     def _filters(self, home: Grid) -> dict[str, Tensor]:
         heads, square = self.heads, (self.width, self.taps, self.taps)
@@ -320,7 +320,7 @@ class CSKAOperator(StaticOperator):
             more = [self.col_weight.view(heads, home.extra, -1)]
             more += [self.col_bias.view(heads, -1, 1)] if self.config.bias else []
         if home.extra:
-            parts = [tokens_of(part, extra, home) for part, extra in zip(parts, more, strict=True)]
+            parts = [join_tokens(extra, part, home) for part, extra in zip(parts, more, strict=True)]
         made = {"weight": parts[0].unflatten(-1, square).flatten(0, 1)}
         if self.config.bias:
             made["bias"] = parts[1].flatten()
@@ -339,7 +339,7 @@ class CSKAOperator(StaticOperator):
         q, v = hide(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
         memory = memory or grid
         made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
-        extra, cells = apart(q, grid)
+        extra, cells = split_tokens(q, grid)
         below, above = rows_of(mask, grid)
         if self.windowed(memory):
             windows = (self.site_grid, self.grid)
@@ -355,7 +355,7 @@ class CSKAOperator(StaticOperator):
         keys, bias = self._extra_keys(made, memory)
         v, below = self.share(v, memory.tokens), _with(below, bias, self, extra)
         row = ska(extra, keys, v, scale=self.config.scale, mask=below, activation=self.config.activation)
-        return tokens_of(out, row, grid)
+        return join_tokens(row, out, grid)
 
     def _cells(self, q: Tensor, v: Tensor, grid: Grid, made: dict[str, Tensor], mask: Mask | None) -> Tensor:
         scale, path, activation = self.config.scale, self.config.path, self.config.activation
@@ -374,11 +374,11 @@ class CSKAOperator(StaticOperator):
         """Keys (H, M, d) and a bias of the logits (H, 1, M) for the queries of extra tokens; windows are tiled."""
         keys, bias = made["rows"], made.get("row_bias")
         if self.windowed(memory):
-            extra, cells = apart(keys, self.grid)
-            keys = tokens_of(tiled(cells, self.grid, memory), extra, memory)
+            extra, cells = split_tokens(keys, self.grid)
+            keys = join_tokens(extra, tiled(cells, self.grid, memory), memory)
             if bias is not None:
-                extra, cells = apart(bias.mT, self.grid)
-                bias = tokens_of(tiled(cells, self.grid, memory), extra, memory).mT
+                extra, cells = split_tokens(bias.mT, self.grid)
+                bias = join_tokens(extra, tiled(cells, self.grid, memory), memory).mT
         return keys, bias
 
     def reference(
@@ -394,7 +394,7 @@ class CSKAOperator(StaticOperator):
         q, v = hide(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
         memory = memory or grid
         made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
-        extra, cells = apart(q, grid)
+        extra, cells = split_tokens(q, grid)
         below, above = rows_of(mask, grid)
         if self.config.factorised:  # as full filters
             taps = made["kernel"].view(self.heads, 1, self.width, self.taps, self.taps)
@@ -413,7 +413,7 @@ class CSKAOperator(StaticOperator):
         keys, row_bias = self._extra_keys(made, memory)
         v, below = self.share(v, memory.tokens), _with(below, row_bias, self, extra)
         row = ska_reference(extra, keys, v, scale=scale, mask=below, activation=activation)
-        return tokens_of(out, row, grid)
+        return join_tokens(row, out, grid)
 
 
 def _with(mask: Mask | None, bias: Tensor | None, operator: CSKAOperator, q: Tensor) -> Mask | None:

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from regard.core import Grid, Mask
 
 from .static import weigh
-from .static_grids import apart, windows_on
+from .static_grids import windows_on
+from .tiles import split_tokens
 
 PATHS = ("auto", "conv", "patches", "lean")
 CONV_CELLS = 100
@@ -165,5 +166,5 @@ def rows_of(mask: Mask | None, grid: Grid) -> tuple[Mask | None, Mask | None]:
         return None, None
     if not grid.extra or mask.bias is None or mask.bias.shape[-2] == 1:
         return mask, mask
-    extra, cells = apart(mask.bias, grid)
+    extra, cells = split_tokens(mask.bias, grid)
     return Mask(keep=mask.keep, bias=extra), Mask(keep=mask.keep, bias=cells)

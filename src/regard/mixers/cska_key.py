@@ -16,13 +16,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Cost, Grid, Mask, Operator, Site, attend
+from regard.core import Cost, Grid, Mask, Operator, Site, attend, hide
 
-from .cska_forms import sides
+from .cska_forms import convolved, sides
 from .kernels import check_extra
 from .softmax import softmax, softmax_reference
-from .static_grids import apart, tokens_of
-from .tiles import hide
+from .tiles import join_tokens, split_tokens
 
 
 def query_keys_reference(
@@ -50,10 +49,7 @@ def query_keys(
     grid: Grid,
 ) -> Float[Tensor, "B H N d"]:
     """The same as one convolution whose groups are the heads."""
-    batch, heads, _, width = q.shape
-    image = q.mT.reshape(batch, heads * width, grid.height, grid.width)
-    keys = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=heads)
-    return keys.view(batch, heads, width, grid.cells).mT
+    return convolved(q, weight, bias, grid).mT
 
 
 def query_keys_cost(site: Site, kernel: int, bias: bool) -> Cost:
@@ -106,7 +102,7 @@ class QueryKeyOperator(Operator):
         mask: Mask | None = None,
     ) -> Tensor:
         q, keys = self._with_keys(cast(Tensor, q), grid, mask, plain=False)
-        return softmax(q, keys, hide(cast(Tensor, v), mask), scale=self.scale, mask=mask)
+        return softmax(q, keys, cast(Tensor, v), scale=self.scale, mask=mask)
 
     def reference(
         self,
@@ -119,16 +115,16 @@ class QueryKeyOperator(Operator):
         mask: Mask | None = None,
     ) -> Tensor:
         q, keys = self._with_keys(cast(Tensor, q), grid, mask, plain=True)
-        return softmax_reference(q, keys, hide(cast(Tensor, v), mask), scale=self.scale, mask=mask)
+        return softmax_reference(q, keys, cast(Tensor, v), scale=self.scale, mask=mask)
 
     def _with_keys(self, q: Tensor, grid: Grid, mask: Mask | None, plain: bool) -> tuple[Tensor, Tensor]:
         """Queries, those of hidden tokens as zeros, and the keys of all tokens. Raises: GridError as `check_extra`."""
         check_extra("CSKA's keys", self.grid, grid)
         q = hide(q, mask)
-        _, cells = apart(q, grid)
+        _, cells = split_tokens(q, grid)
         bias = None if self.bias is None else self.bias.to(q.dtype)
         make = query_keys_reference if plain else query_keys
         keys = make(cells, self.weight.to(q.dtype), bias, Grid(*sides(grid)))
         if self.extra_keys is not None:
-            keys = tokens_of(keys, self.extra_keys.to(q.dtype).expand(len(q), -1, -1, -1), grid)
+            keys = join_tokens(self.extra_keys.to(q.dtype).expand(len(q), -1, -1, -1), keys, grid)
         return q, keys

@@ -66,8 +66,9 @@ def exponentials(config: "Factors", site: Site) -> int:
     """Numbers in the softmax of that form: one a pair of tokens, or one a pair of token and row or column of keys."""
     _, e2, e3, _ = (flag == "1" for flag in config.terms)
     grid, keys, heads = strided_grid(site.grid, config.query_stride), _keys(config, site), site.heads
-    if _form(config, site) != "factorised":
-        tiles = _cut(config, site) if _form(config, site) == "compressed" else None
+    form = _form(config, site)
+    if form != "factorised":
+        tiles = _cut(config, site) if form == "compressed" else None
         return heads * (grid.tokens * keys.tokens if tiles is None else tiles.pairs(grid, keys))
     row = heads * keys.tokens * e3
     if not config.relative and not _window(config, site):

@@ -72,10 +72,10 @@ def tiled(
     (q_extra, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (
         split_tokens(x, g) for x, g in ((q, grid), (k, keys), (v, keys))
     )
-    near = []
-    for cells, extra in ((k_cells, k_extra), (v_cells, v_extra)):
-        every = extra.flatten(0, 1)[:, None].expand(-1, to.y.tiles * to.x.tiles, -1, -1)
-        near.append(torch.cat([_tiles(cells, to, halo=True), every], 2) if keys.extra else _tiles(cells, to, halo=True))
+    near = [_tiles(cells, to, halo=True) for cells in (k_cells, v_cells)]
+    if keys.extra:
+        every = (extra.flatten(0, 1)[:, None].expand(-1, near[0].shape[1], -1, -1) for extra in (k_extra, v_extra))
+        near = [torch.cat(both, 2) for both in zip(near, every, strict=True)]
     allowed = F.pad(_allowed(to, q.device), (0, keys.extra), value=True)[None]  # (1, T, A, K + E)
     out = sdpa(_tiles(q_cells, to, halo=False), near[0], near[1], attn_mask=allowed, scale=1.0)
     image = out.unflatten(2, (to.y.tile, to.x.tile)).unflatten(1, (to.y.tiles, to.x.tiles)).transpose(2, 3)

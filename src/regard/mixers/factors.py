@@ -12,7 +12,7 @@ Extra tokens have no place: E2 = E4 = 0 for every pair with one, and they lie in
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from regard.core import (
     Operator,
     Site,
     UnsupportedError,
+    hide,
     softmax_rows,
 )
 
@@ -108,6 +109,7 @@ def factors_reference(
     Arguments and errors as in `factors`; also UnsupportedError above 2^30 numbers in r.
     """
     keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
+    k, v = k if k is None else hide(k, mask), hide(v, mask)
     parts = factor_logits(
         q, k, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t, stride=stride, query_stride=query_stride
     )
@@ -152,6 +154,7 @@ def factors(
         E1 and mask), "separable" (dense logits from per-axis logits), "materialised" (the reference) or "auto". The
         factorised product of E2 and E3 can underflow; eager on the CPU it notices and takes the compressed form,
         elsewhere "auto" does not choose it (and by name it is not guarded).
+    What a key hidden by padding holds, even a NaN, does not matter.
     Raises: ConfigError, ShapeError, GridError, UnsupportedError.
     """
     keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
@@ -160,6 +163,7 @@ def factors(
             q, k, v, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t,
             scale=scale, window=window, stride=stride, query_stride=query_stride, mask=mask,
         )  # fmt: skip
+    k, v = k if k is None else hide(k, mask), hide(v, mask)
     with full_precision(v.device):
         factor = scale_of(scale, q, k, v, tables)
         case = sort_terms(q, k, v, terms, grid, keys, tables, u, t, factor, window, stride, query_stride, mask, basis)
@@ -213,8 +217,6 @@ class Factors(HeadMixerConfig):
     preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
     backend: Literal["auto", "compressed", "factorised", "separable", "materialised"] = "auto"
 
-    cross: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         check_terms(self.terms)
@@ -234,6 +236,11 @@ class Factors(HeadMixerConfig):
     def key_stride(self) -> int:
         """stride, or the preset's."""
         return self.stride or (2 if self.preset == "mmcv" else 1)
+
+    @property
+    def cross(self) -> bool:  # type: ignore[override]
+        """Not in a window, for which queries and keys have to lie on one grid."""
+        return not self.window
 
     @property
     def masks(self) -> frozenset[str]:  # type: ignore[override]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, only_kept
 
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig
 from .kernels import (
@@ -25,7 +25,6 @@ from .kernels import (
     feature_map,
     kernel_product,
     kernel_weights,
-    only_kept,
     refuse_cross,
 )
 from .precision import exact_products, wide
@@ -76,7 +75,8 @@ def flatten(
     word.
     """
     keep = check_kernel("flatten", q, k, v, mask)
-    _check_over(over)
+    if over not in AXES:
+        raise ConfigError(f"over is channels or head, not {over!r}")
     with exact_products(q.device):
         fk = only_kept(focused(wide(only_kept(k, keep)), power, over, spread), keep)
         return kernel_product(focused(wide(q), power, over, spread), fk, only_kept(v, keep), eps)
@@ -97,11 +97,6 @@ def focused(
     squares = [z.square().sum(-1, keepdim=True) for z in (x, y)]
     of_x, of_y = (z.sum(1, keepdim=True) if heads else z for z in squares)
     return y * (largest * (of_x / of_y).sqrt())
-
-
-def _check_over(over: str) -> None:
-    if over not in AXES:
-        raise ConfigError(f"over is channels or head, not {over!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +134,6 @@ class FLatten(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_over(self.over)
         check_kernel_size("FLatten", "local", self.local)
         if self.power <= 0 or self.eps < 0:
             raise ConfigError(f"power is positive and eps at least 0, not power={self.power}, eps={self.eps}")

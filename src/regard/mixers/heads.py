@@ -24,8 +24,8 @@ from regard.core import (
     check_accounting,
     linear,
     merge,
+    only_kept,
 )
-from regard.core.mask import only_kept
 from regard.projections.linear import LinearQKV
 
 
@@ -46,6 +46,8 @@ class HeadMixerConfig(MixerConfig):
         super().__post_init__()
         if self.dwc < 0 or (self.dwc and self.dwc % 2 == 0):
             raise ConfigError(f"dwc is the odd kernel of a convolution or 0 for none, not {self.dwc}")
+        if self.dwc and "causal" in self.masks:
+            object.__setattr__(self, "masks", self.masks - {"causal"})
 
     @abstractmethod
     def operator(self, site: Site) -> Operator:
@@ -154,11 +156,16 @@ class HeadMixer(HeadLayer):
         made = dict(zip(self.config.roles, self.qkv(x, self.config.roles), strict=True))
         return {role: self.normalised(role, made[role], grid, rope) if role in made else None for role in "qkv"}
 
+    def memory_grid(self, grid: Grid) -> Grid | None:
+        """The grid of keys and values; None, as here, if it is that of the queries."""
+        return None
+
     def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
-        self.check(x, grid, mask)
+        memory = self.memory_grid(grid)
+        self.check(x, grid, mask, memory)
         made = self.roles(x, grid, rope)
         operator = self.operator.reference if plain else self.operator
-        out = merge(operator(made["q"], made["k"], made["v"], grid=grid, mask=mask))
+        out = merge(operator(made["q"], made["k"], made["v"], grid=grid, memory=memory, mask=mask))
         return self.finish(x, self.beside(x, out, made["v"], grid, mask))
 
 

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, only_kept
 
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig
-from .kernels import check_kernel, narrow, only_kept, refuse_cross
+from .kernels import check_kernel, narrow, refuse_cross
 from .precision import exact_products, wide
 
 

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError, nearest
-from regard.core.mask import only_kept as only_kept
+from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError, nearest, only_kept
 
 from .heads import HeadMixer, check_qkv
 from .static_grids import resample
@@ -47,20 +46,15 @@ def feature_map(feature: Feature) -> Callable[[Tensor], Tensor]:
 
 
 def check_kernel(name: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Bool[Tensor, "B M"] | None:
-    """The door: `check_qkv`, and the keys to keep, None for all. Raises: ShapeError, UnsupportedError as `kept`."""
+    """The door: `check_qkv`, and the keys that a padding mask keeps, None for all.
+
+    Raises: ShapeError as `check_qkv`; UnsupportedError for other masks.
+    """
     check_qkv(name, q, k, v)
-    return kept(name, mask, k.shape[-2])
-
-
-def kept(name: str, mask: Mask | None, keys: int) -> Bool[Tensor, "B M"] | None:
-    """The keys that a padding mask keeps. Raises: UnsupportedError for other masks, ShapeError for another number."""
     kinds = mask.kinds if mask is not None else frozenset()
     if wrong := sorted(kinds - {"padding"}):
         raise UnsupportedError(f"{name} cannot apply a {' or '.join(wrong)} mask (it can: padding)")
-    keep = mask.keep if mask is not None else None
-    if keep is not None and keep.shape[-1] != keys:
-        raise ShapeError(f"{name}: Mask.keep has {keep.shape[-1]} keys, the operator has {keys}")
-    return keep
+    return mask.keep if mask is not None else None
 
 
 def divide(x: Tensor, normaliser: Tensor) -> Tensor:

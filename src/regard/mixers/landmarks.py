@@ -13,11 +13,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.core import Cost, Grid, GridError, Site
-from regard.core.mask import only_kept
+from regard.core import ConfigError, Cost, Grid, GridError, Site, only_kept
 
 Windows = int | tuple[int, int]
-POLICIES = ("adaptive", "partition")
+
+
+def number_of(m: Windows) -> int:
+    """How many landmarks m are, a number or (rows, columns). Raises: ConfigError unless all are at least 1."""
+    sides = m if isinstance(m, tuple) else (m,)
+    if min(sides) < 1:
+        raise ConfigError(f"m is at least 1, a number or (rows, columns), not {m}")
+    return math.prod(sides)
 
 
 def windows_of(grid: Grid, m: Windows) -> tuple[int, int]:
@@ -145,11 +151,11 @@ class Extractor(nn.Module):
     def __init__(self, options: LandmarkOptions, site: Site) -> None:
         super().__init__()
         self.options = options
-        self.check(site.grid)
 
-    def check(self, grid: Grid) -> None:
-        """Raises: GridError if the grid cannot give so many landmarks."""
-        windows_of(grid, self.options.m)
+    @classmethod
+    def check(cls, options: LandmarkOptions, grid: Grid) -> None:
+        """Before it is built. Raises: GridError if the grid cannot give so many landmarks."""
+        windows_of(grid, options.m)
 
     @classmethod
     def cost(cls, options: LandmarkOptions, site: Site) -> Cost:
@@ -164,12 +170,14 @@ class Extractor(nn.Module):
 class Avg2d(Extractor):
     """Averages over windows of the image."""
 
-    def surface(self, grid: Grid) -> Grid:
+    @staticmethod
+    def surface(grid: Grid) -> Grid:
         """The grid whose windows are averaged."""
         return grid
 
-    def check(self, grid: Grid) -> None:
-        windows_of(self.surface(grid), self.options.m)
+    @classmethod
+    def check(cls, options: LandmarkOptions, grid: Grid) -> None:
+        windows_of(cls.surface(grid), options.m)
 
     def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
         surface, m, policy = self.surface(grid), self.options.m, self.options.windows
@@ -181,20 +189,22 @@ class Avg2d(Extractor):
 class Avg1d(Avg2d):
     """Averages over stretches of the cells in order."""
 
-    def surface(self, grid: Grid) -> Grid:
+    @staticmethod
+    def surface(grid: Grid) -> Grid:
         return Grid(1, grid.cells, grid.prefix, grid.suffix)
 
 
 class Draw(Extractor):
     """Queries of distinct cells: drawn for each forward pass in training, the same scattered ones in evaluation."""
 
-    def check(self, grid: Grid) -> None:
-        if self.options.number > grid.cells:
-            raise GridError(f"{self.options.number} landmarks cannot be drawn of {grid}; take at most {grid.cells}")
+    @classmethod
+    def check(cls, options: LandmarkOptions, grid: Grid) -> None:
+        if options.number > grid.cells:
+            raise GridError(f"{options.number} landmarks cannot be drawn of {grid}; take at most {grid.cells}")
 
     def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
         grid.check(q)
-        self.check(grid)
+        self.check(self.options, grid)
         q = only_kept(q, keep)
         noise = torch.rand(grid.cells, device=q.device) if self.training else _scattered(grid.cells, q.device)
         noise = noise[None]
@@ -224,7 +234,8 @@ class Learned(Extractor):
         self.landmarks = nn.Parameter(torch.empty(site.heads, options.number, site.width))
         self.reset_parameters()
 
-    def check(self, grid: Grid) -> None:
+    @classmethod
+    def check(cls, options: LandmarkOptions, grid: Grid) -> None:
         """Any grid has them."""
 
     def reset_parameters(self) -> None:
@@ -320,9 +331,10 @@ class ToMe(Extractor):
     All heads share the merges, which have no gradient.
     """
 
-    def check(self, grid: Grid) -> None:
-        if self.options.number > grid.cells:
-            raise GridError(f"{self.options.number} tokens cannot remain of {grid}; take at most {grid.cells}")
+    @classmethod
+    def check(cls, options: LandmarkOptions, grid: Grid) -> None:
+        if options.number > grid.cells:
+            raise GridError(f"{options.number} tokens cannot remain of {grid}; take at most {grid.cells}")
 
     @classmethod
     def cost(cls, options: LandmarkOptions, site: Site) -> Cost:
@@ -334,7 +346,7 @@ class ToMe(Extractor):
 
     def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
         grid.check(q)
-        self.check(grid)
+        self.check(self.options, grid)
         cells = only_kept(q, keep)[:, :, grid.span]
         shown = None if keep is None else keep[:, grid.span]
         owner, sizes = merge_tokens(cells.mean(1), self.options.number, shown)

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, only_kept
 
 from .heads import HeadMixerConfig
-from .kernels import Feature, check_kernel, feature_map, kernel_product, kernel_weights, only_kept
+from .kernels import Feature, check_kernel, feature_map, kernel_product, kernel_weights
 from .precision import exact_products, wide
 
 

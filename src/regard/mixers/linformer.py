@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, only_kept
 
 from .heads import HeadMixerConfig
-from .kernels import check_extra, check_kernel, only_kept
+from .kernels import check_extra, check_kernel
 from .landmarks import pool_matrix
 from .static_grids import resample
 from .through import read

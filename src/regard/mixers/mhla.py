@@ -14,14 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site
+from regard.core import Card, ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site, only_kept
 
 from .heads import HeadMixer, HeadMixerConfig
-from .kernels import check_kernel, divide, feature_map, narrow, only_kept
-from .landmarks import windows_of
+from .kernels import check_kernel, divide, feature_map, narrow
+from .landmarks import number_of, windows_of
 from .precision import exact_products, wide
-
-NORMALIZE = ("correct", "none")
 
 
 def mhla_reference(
@@ -65,7 +63,8 @@ def mhla(
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown word.
     """
     keep = check_kernel("mhla", q, k, v, mask)
-    _check_normalize(normalize)
+    if normalize not in ("correct", "none"):
+        raise ConfigError(f"normalize is correct or none, not {normalize!r}")
     number = blocks.shape[0]
     if q.shape[-2] != k.shape[-2]:
         raise ShapeError(f"mhla: {q.shape[-2]} queries and {k.shape[-2]} keys; both must be the tokens of the blocks")
@@ -165,16 +164,14 @@ class MHLA(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sides = self.m if isinstance(self.m, tuple) else (self.m,)
-        if len(sides) > 2 or min(sides) < 1:
-            raise ConfigError(f"m is at least 1, a number or (rows, columns), not {self.m}")
+        number_of(self.m)  # refuses what is below 1
         if self.eps < 0:
             raise ConfigError(f"eps is at least 0, not {self.eps}")
 
     @property
     def number(self) -> int:
         """How many tiles."""
-        return math.prod(self.m) if isinstance(self.m, tuple) else self.m
+        return number_of(self.m)
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         return NormedMixer(self, site, shared) if self.norm else super().build(site, shared)
@@ -285,8 +282,3 @@ def _closeness(grid: Grid, m: int | tuple[int, int], init: str, device: torch.de
     return {"cos": (r * math.pi / 4).cos(), "linear": 1 - r, "exp": (-r).exp(), "gaussian": (-r.square() / 2).exp()}[
         init
     ]
-
-
-def _check_normalize(normalize: str) -> None:
-    if normalize not in NORMALIZE:
-        raise ConfigError(f"normalize is correct or none, not {normalize!r}")

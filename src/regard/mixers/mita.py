@@ -6,7 +6,6 @@ of its best landmarks in one softmax. The pairs are extra slots: with k = N the 
 unless branches="route". Class and register tokens are queries and keys like any other, but are not pooled.
 """
 
-import math
 import warnings
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
@@ -15,28 +14,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import (
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    Mask,
-    Operator,
-    ShapeError,
-    Site,
-    nearest,
-    softmax_rows,
-)
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
 
 from .heads import HeadMixerConfig, check_heads, check_qkv
-from .landmarks import EXTRACTORS, POLICIES, Chosen, windows_of
+from .landmarks import EXTRACTORS, Chosen, number_of, windows_of
 from .mita_forms import FORMS, Parts, choose_form
 from .mita_lean import LEAN, Lean, lean_form
 from .mita_native import Native
 from .mita_pieces import Rule
 from .mita_plan import MitaPlan, check_counts, check_plan, choose, key_bias, without
 from .precision import exact_products, wide
-from .tiles import hide
 
 BRANCHES = ("both", "route", "compress")
 EXECUTIONS = ("auto", *LEAN, *FORMS)
@@ -211,22 +198,11 @@ class MiTA(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sides = self.m if isinstance(self.m, tuple) else (self.m,)
-        if len(sides) > 2 or min(*sides, self.k, self.experts) < 1:
-            raise ConfigError(
-                f"m (a number or two), k and experts are at least 1, not m={self.m}, k={self.k}, experts={self.experts}"
-            )
+        number_of(self.m)  # refuses what is below 1
+        if min(self.k, self.experts) < 1:
+            raise ConfigError(f"k and experts are at least 1, not k={self.k}, experts={self.experts}")
         if self.experts > self.number:
             raise ConfigError(f"{self.experts} experts per query of {self.number} landmarks; experts is at most m")
-        _check_words(self.branches, self.duplicates)
-        for name, options in (
-            ("landmarks", tuple(EXTRACTORS)),
-            ("windows", POLICIES),
-            ("preset", ("paper", "official", "official-patches")),
-        ):
-            value = getattr(self, name)
-            if value not in options:
-                raise ConfigError(f"MiTA has no {name}={value!r}; {nearest(str(value), options)}")
         if self.branches == "route" and EXTRACTORS[self.landmarks].learned:
             raise ConfigError(
                 f'landmarks="{self.landmarks}" would never be trained with branches="route": '
@@ -240,27 +216,31 @@ class MiTA(HeadMixerConfig):
     @property
     def number(self) -> int:
         """How many landmarks."""
-        return math.prod(self.m) if isinstance(self.m, tuple) else self.m
+        return number_of(self.m)
 
     def operator(self, site: Site) -> "MiTAOperator":
-        keys = (site.memory or site.grid).tokens
-        where = f" of {site.name}" if site.name else ""
-        if self.branches != "compress" and self.k > keys:
-            raise ConfigError(f"k={self.k}, but the site{where} has {keys} keys; choose k between 1 and {keys}")
-        made = MiTAOperator(self, site)
+        self._refuse(site)
         if isinstance(self.m, int) and self.landmarks in ("avg2d", "conv", "dwconv"):
             _warn_of_strips(self.m, site.grid)
-        return made
+        return MiTAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Products of landmarks with keys and queries are made once and used twice (Algorithm 1); pooling adds."""
-        self.operator(site)  # refuses what cannot be built
+        self._refuse(site)
         n, keys, inner = site.grid.tokens, (site.memory or site.grid).tokens, site.inner
         compress = self.number * inner * (keys + n)  # q~ K^T and q q~^T
         if self.branches != "route":
             compress *= 2  # landmark values, and their part in the output
         routed = 0 if self.branches == "compress" else 2 * n * self.k * self.experts * inner
         return Cost(0, compress + routed) + EXTRACTORS[self.landmarks].cost(self, site)
+
+    def _refuse(self, site: Site) -> None:
+        """Raises: ConfigError, GridError for what cannot be built at this site."""
+        keys = (site.memory or site.grid).tokens
+        where = f" of {site.name}" if site.name else ""
+        if self.branches != "compress" and self.k > keys:
+            raise ConfigError(f"k={self.k}, but the site{where} has {keys} keys; choose k between 1 and {keys}")
+        EXTRACTORS[self.landmarks].check(self, site.grid)
 
 
 def _warn_of_strips(m: int, grid: Grid) -> None:

@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Mask, ShapeError, UnsupportedError
+from regard.core import Mask, ShapeError, UnsupportedError, hide
 
 from .compiled import eager_on_cpu
 from .heads import check_heads
 from .precision import exact_products, wide
-from .tiles import hide
 
 
 class MitaPlan(NamedTuple):
@@ -161,13 +160,13 @@ def block_size(queries: int, experts: int) -> int:
 def lay_out(plan: MitaPlan, size: int, bounded: bool) -> Blocks:
     """Group the pairs of a plan by expert.
 
-    bounded: use the largest possible number of blocks instead of reading the actual one from the device; blocks beyond
-    the actual number belong to the last expert. Function transforms (`torch.func`) need it.
+    bounded: use the largest possible number of blocks, not the actual one, which only eager mode on the CPU can read;
+    blocks beyond the actual number belong to the last expert.
     """
     groups = plan.keys.shape[0] * plan.keys.shape[1]
     total = groups * plan.keys.shape[2]
     device = plan.experts.device
-    if not bounded and device.type == "cpu":
+    if not bounded:
         return _lay_out_small(plan.experts.numpy().reshape(groups, -1), total, size)
     own = plan.experts.reshape(groups, -1) + plan.keys.shape[2] * torch.arange(groups, device=device)[:, None]
     own = own.flatten()  # (P,)
@@ -178,7 +177,7 @@ def lay_out(plan: MitaPlan, size: int, bounded: bool) -> Blocks:
     ends = blocks.cumsum(0)
     offset = (ends - blocks) * size - (counts.cumsum(0) - counts)  # (total,): from sorted place to row
     rows = torch.arange(own.numel(), device=device) + offset.index_select(0, ranked)
-    number = own.numel() // size + min(total, own.numel()) if bounded else int(ends[-1])
+    number = own.numel() // size + min(total, own.numel())
     slot = torch.empty_like(rows).scatter(0, order, rows)
     source = torch.full((number * size,), own.numel() - 1, device=device).scatter(0, rows, order).view(-1, size)
     real = torch.zeros(number * size, dtype=torch.bool, device=device).scatter(0, rows, True).view(-1, size)

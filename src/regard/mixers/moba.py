@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, softmax_rows
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
 
 from .blocks import (
     Block,
@@ -28,7 +28,7 @@ from .blocks import (
 )
 from .heads import HeadMixerConfig, check_qkv
 from .precision import exact_products, wide
-from .tiles import Tiles, cell_ids, hide
+from .tiles import Tiles, cell_ids
 
 
 def moba_plan(

@@ -22,6 +22,7 @@ from regard.core import (
     Operator,
     ShapeError,
     Site,
+    hide,
     linear,
     merge,
     softmax_rows,
@@ -42,7 +43,7 @@ from .blocks import (
 from .heads import HeadMixerConfig, check_qkv
 from .precision import exact_products, wide
 from .sdpa import sdpa
-from .tiles import cell_ids, hide, join_tokens, split_keep, split_tokens
+from .tiles import cell_ids, join_tokens, split_keep, split_tokens
 
 
 def nsa_reference(

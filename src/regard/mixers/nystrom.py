@@ -6,7 +6,6 @@ itself; published code takes the norms' maximum over the batch, so that an image
 Extra tokens are queries and keys like any other; segments hold them, windows of the grid leave them out.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
@@ -14,11 +13,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, softmax_rows
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, only_kept, softmax_rows
 
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig, check_heads
-from .kernels import LocalMixer, check_kernel, check_kernel_size, only_kept, refuse_cross
-from .landmarks import pool_landmarks, seen, windows_of
+from .kernels import LocalMixer, check_kernel, check_kernel_size, refuse_cross
+from .landmarks import number_of, pool_landmarks, seen, windows_of
 from .precision import exact_products, wide
 from .through import read
 
@@ -174,9 +173,7 @@ class Nystrom(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sides = self.m if isinstance(self.m, tuple) else (self.m,)
-        if len(sides) > 2 or min(sides) < 1:
-            raise ConfigError(f"m is at least 1, a number or (rows, columns), not {self.m}")
+        number_of(self.m)  # refuses what is below 1
         if self.landmarks == "segments" and isinstance(self.m, tuple):
             raise ConfigError(f"segments are a number, not {self.m}; windows need landmarks='avg2d'")
         _check_iterations(self.iterations, self.start)
@@ -185,7 +182,7 @@ class Nystrom(HeadMixerConfig):
     @property
     def number(self) -> int:
         """How many landmarks."""
-        return math.prod(self.m) if isinstance(self.m, tuple) else self.m
+        return number_of(self.m)
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         if self.kernel:
@@ -284,7 +281,7 @@ class NystromOperator(Operator):
         m = self.config.m
         if self.config.landmarks == "segments":
             return segment_means(x, self.config.number, keep)
-        return pool_landmarks(only_kept(x, keep), grid, m, keep=keep), None if keep is None else seen(grid, m, keep)
+        return pool_landmarks(x, grid, m, keep=keep), None if keep is None else seen(grid, m, keep)
 
 
 def _check_iterations(iterations: int | None, start: str) -> None:

@@ -15,13 +15,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, only_kept
 
 from .heads import HeadMixerConfig
-from .kernels import check_kernel, divide, kernel_weights, narrow, only_kept
+from .kernels import check_kernel, divide, kernel_weights, narrow
 from .precision import exact_products, wide
-
-KERNELS = ("softmax", "relu")
 
 
 def performer_reference(
@@ -58,7 +56,8 @@ def performer(
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown kernel.
     """
     keep = check_kernel("performer", q, k, v, mask)
-    _check_kernel(kernel)
+    if kernel not in ("softmax", "relu"):
+        raise ConfigError(f"kernel is softmax or relu, not {kernel!r}")
     if features.ndim != 2 or features.shape[-1] != q.shape[-1]:
         raise ShapeError(
             f"performer: features have shape {tuple(features.shape)}; expected (number, width = {q.shape[-1]})"
@@ -228,8 +227,3 @@ class PerformerOperator(Operator):
     def _options(self, q: Tensor | None) -> dict:
         features = self.features.to(cast(Tensor, q).dtype)
         return {"features": features, "kernel": self.config.kernel, "eps": self.config.eps}
-
-
-def _check_kernel(kernel: str) -> None:
-    if kernel not in KERNELS:
-        raise ConfigError(f"kernel is softmax or relu, not {kernel!r}")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError, only_kept
 
 from .flatten import head_conv_cost
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig
@@ -27,7 +27,6 @@ from .kernels import (
     divide,
     kernel_weights,
     narrow,
-    only_kept,
     refuse_cross,
 )
 from .precision import exact_products, wide

@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, softmax_rows
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
 
 from .blocks import padding_only
 from .heads import HeadMixerConfig, check_heads
 from .precision import exact_products, wide
-from .tiles import hide
 
 SELF = -5e4  # logit of a token with itself, the authors': below every other, yet finite, for a token all alone
 

@@ -13,24 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import (
-    NOTHING,
-    Card,
-    ConfigError,
-    Cost,
-    Grid,
-    Mask,
-    ShapeError,
-    Site,
-    attend,
-    nearest,
-)
+from regard.core import NOTHING, Card, ConfigError, Cost, Grid, Mask, ShapeError, Site, attend, hide, nearest
 
 from .heads import check_heads
 from .sdpa import sdpa
-from .static import ACTIVATIONS, StaticConfig, StaticOperator, check_bias, weigh
-from .static_grids import apart, in_windows, join, tiled, tokens_of, windows_on
-from .tiles import hide
+from .static import ACTIVATIONS, StaticConfig, StaticOperator, weigh
+from .static_grids import in_windows, join, tiled, windows_on
+from .tiles import join_tokens, split_tokens
 
 
 def ska_reference(
@@ -64,7 +53,6 @@ def ska(
     Raises: ShapeError if q, keys and v do not fit together; ConfigError for an unknown activation.
     """
     _check(q, keys, v, activation)
-    check_bias("ska", mask, q.shape[1])
     mask, v = mask or NOTHING, hide(v, mask)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     if activation == "none" and mask.kinds <= {"padding"}:
@@ -104,11 +92,6 @@ class SKA(StaticConfig):
         prefix="a query like any other; its key is learned apart and is not resampled",
     )
 
-    @property
-    def masks(self) -> frozenset[str]:  # type: ignore[override]
-        """A causal one only without the convolution of values, which sees later tokens."""
-        return frozenset({"padding", "bias"} if self.dwc else {"causal", "padding", "bias"})
-
     def operator(self, site: Site) -> "SKAOperator":
         return SKAOperator(self, site)
 
@@ -145,14 +128,14 @@ class SKAOperator(StaticOperator):
     def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
         """Take these keys, in token order on the build grid."""
         self.freeze(None)
-        extra, cells = apart(keys, self.grid)
+        extra, cells = split_tokens(keys, self.grid)
         self.keys.copy_(cells)
         if self.extra_keys is not None:
             self.extra_keys.copy_(extra)
 
     def constants(self, grid: Grid) -> dict[str, Tensor]:
         cells = self.resampled(self.keys, grid)
-        return {"keys": cells if self.extra_keys is None else tokens_of(cells, self.extra_keys, grid)}
+        return {"keys": cells if self.extra_keys is None else join_tokens(self.extra_keys, cells, grid)}
 
     def keys_on(self, grid: Grid) -> Float[Tensor, "H M d"]:
         """All keys in token order for a grid: bicubic, antialiased, in float32 at least where the grid is another.
@@ -176,7 +159,7 @@ class SKAOperator(StaticOperator):
         scale, activation = self.config.scale, self.config.activation
         if not self.windowed(memory):
             return ska(q, keys, self.share(v, memory.tokens), scale=scale, mask=mask, activation=activation)
-        extra, cells = apart(q, grid)
+        extra, cells = split_tokens(q, grid)
         grids, windows = (grid, memory), (self.site_grid, self.grid)
         part, values, hidden = in_windows(cells, self.share(v, self.grid.tokens), grids, windows, mask)
         made = ska(part, keys, values, scale=scale, mask=hidden, activation=activation)
@@ -184,7 +167,7 @@ class SKAOperator(StaticOperator):
         if not grid.extra:
             return out
         v, keys = self.share(v, memory.tokens), self._tiled(keys, memory)
-        return tokens_of(out, ska(extra, keys, v, scale=scale, mask=mask, activation=activation), grid)
+        return join_tokens(ska(extra, keys, v, scale=scale, mask=mask, activation=activation), out, grid)
 
     def reference(
         self,
@@ -207,12 +190,12 @@ class SKAOperator(StaticOperator):
         block[grid.span, memory.span].masked_fill_(rows[:, None] != columns, -torch.inf)
         hidden = Mask(keep=None if mask is None else mask.keep, bias=block)
         out = ska_reference(q, self._tiled(keys, memory), v, scale=scale, mask=hidden, activation=activation)
-        extra, cells = apart(out, grid)
-        return tokens_of(self.share(cells, self.grid.tokens), self.share(extra, memory.tokens), grid)
+        extra, cells = split_tokens(out, grid)
+        return join_tokens(self.share(extra, memory.tokens), self.share(cells, self.grid.tokens), grid)
 
     def _tiled(self, keys: Tensor, memory: Grid) -> Tensor:
-        extra, cells = apart(keys, self.grid)
-        return tokens_of(tiled(cells, self.grid, memory), extra, memory)
+        extra, cells = split_tokens(keys, self.grid)
+        return join_tokens(extra, tiled(cells, self.grid, memory), memory)
 
 
 def _window_of(grid: Grid, window: Grid, q: Tensor) -> Tensor:

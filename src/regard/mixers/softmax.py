@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import NOTHING, Card, Cost, Grid, Mask, Operator, Site, attend, softmax_rows
+from regard.core import NOTHING, Card, Cost, Grid, Mask, Operator, Site, attend, hide, softmax_rows
 
 from .heads import HeadMixerConfig, check_qkv
 from .sdpa import sdpa
@@ -24,6 +24,7 @@ def softmax_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """softmax(scale q k^T + bias) v; scale None = d^-0.5."""
+    k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return softmax_rows((mask or NOTHING).added(q @ k.mT * scale)) @ v
 
@@ -36,9 +37,14 @@ def softmax(
     scale: float | None = None,
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
-    """The same through `scaled_dot_product_attention`. Raises: ShapeError if q, k and v do not fit together."""
+    """The same through `scaled_dot_product_attention`.
+
+    What a key hidden by padding holds, even a NaN, does not matter.
+    Raises: ShapeError if q, k and v do not fit together.
+    """
     check_qkv("softmax", q, k, v)
     mask = mask or NOTHING
+    k, v = hide(k, mask), hide(v, mask)
     if mask.kinds == {"causal"} and q.shape[-2] == k.shape[-2]:
         return sdpa(q, k, v, is_causal=True, scale=scale)
     return sdpa(q, k, v, attn_mask=mask.dense(q, k.shape[-2]), scale=scale)
@@ -63,12 +69,8 @@ class Softmax(HeadMixerConfig):
         construction="identity",
         topology="all-to-one",
     )
+    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True
-
-    @property
-    def masks(self) -> frozenset[str]:  # type: ignore[override]
-        """A causal one only without the convolution of values, which sees later tokens."""
-        return frozenset({"padding", "bias"} if self.dwc else {"causal", "padding", "bias"})
 
     def operator(self, site: Site) -> "SoftmaxOperator":
         return SoftmaxOperator(self)

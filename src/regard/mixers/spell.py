@@ -2,7 +2,7 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from regard.core import ConfigError, MixerConfig, nearest
@@ -18,12 +18,12 @@ def spell(value: Any) -> str:
             inner = ", ".join(spell(item) for item in value)
             return f"({inner},)" if len(value) == 1 else f"({inner})"
         return repr(value)
-    parts = []
+    given = []
     for field in dataclasses.fields(value):
         present = getattr(value, field.name)
         if present != _default(field):
-            parts.append(f"{field.name}={spell(present)}")
-    return f"{type(value).__name__}({', '.join(parts)})"
+            given.append(f"{field.name}={spell(present)}")
+    return f"{type(value).__name__}({', '.join(given)})"
 
 
 def parse(text: str, extra: Iterable[type] = ()) -> Any:
@@ -46,6 +46,14 @@ def parse_mixer(text: str, extra: Iterable[type] = ()) -> MixerConfig | None:
     if value is not None and not isinstance(value, MixerConfig):
         raise ConfigError(f"{text!r} is not a mechanism; known: {', '.join(cls.__name__ for cls in MIXERS)}")
     return value
+
+
+def parts(config: object) -> Iterator[object]:
+    """A configuration and those in its fields."""
+    if dataclasses.is_dataclass(config):
+        yield config
+        for item in dataclasses.fields(config):
+            yield from parts(getattr(config, item.name))
 
 
 def _value(node: ast.AST, classes: dict[str, type], text: str) -> Any:

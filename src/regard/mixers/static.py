@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site, SwapError, softmax_rows
+from regard.core import ConfigError, Cost, Grid, GridError, Operator, Site, SwapError, softmax_rows
 from regard.core.resting import resting
 
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig
-from .static_grids import former_grid, resample, same_cells, tokens_of
+from .kernels import check_extra
+from .static_grids import former_grid, resample, same_cells
+from .tiles import join_tokens
 
 
 def _star_relu(x: Tensor) -> Tensor:
@@ -61,6 +63,7 @@ class StaticConfig(HeadMixerConfig):
     heads: int = 0
     normalise: Literal["none", "1/N"] = "none"
 
+    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -97,16 +100,6 @@ def weigh(logits: Float[Tensor, "*B M"], activation: str = "softmax", masked: bo
         return softmax_rows(logits)
     hidden = logits == -torch.inf
     return _POINTWISE[activation](logits.masked_fill(hidden, 0.0)).masked_fill(hidden, 0.0)
-
-
-def check_bias(name: str, mask: Mask | None, heads: int) -> None:
-    """The door of a mask. Raises: ShapeError for a bias of another number of heads, where a mechanism has its own."""
-    if mask is None or mask.bias is None or mask.bias.ndim < 3 or mask.bias.shape[-3] in (1, heads):
-        return
-    raise ShapeError(
-        f"{name}: Mask.bias is of {mask.bias.shape[-3]} heads, the queries have {heads}; heads= of a mechanism must be "
-        "left out where a host adds a bias of its own heads"
-    )
 
 
 class StaticOperator(Operator):
@@ -167,8 +160,7 @@ class StaticOperator(Operator):
         Raises: GridError if the extra tokens are others than those of the build grid, if the grid is another and
         resize is "error", or if the operator is frozen for another grid.
         """
-        if (grid.prefix, grid.suffix) != (self.grid.prefix, self.grid.suffix):
-            raise GridError(f"static keys were built for {self.grid}, not for {grid}; extra tokens must be the same")
+        check_extra("static keys", self.grid, grid)
         if self.frozen is not None:
             if not same_cells(self.frozen, grid):
                 raise GridError(f"static keys are frozen for {self.frozen}, not for {grid}; freeze(None) ends that")
@@ -343,7 +335,7 @@ def _position_keys(operator: StaticOperator, teacher: nn.Module, name: str) -> T
     if not isinstance(positions, Tensor) or norm is None or head is None:
         raise SwapError(f"{name}: init='positions' needs a host with pos_embed and norm1; use init='calibrate'")
     if positions.shape[-2] == grid.cells and grid.extra:
-        positions = tokens_of(positions, positions.new_zeros(1, grid.extra, positions.shape[-1]), grid)
+        positions = join_tokens(positions.new_zeros(1, grid.extra, positions.shape[-1]), positions, grid)
     if positions.shape[-2] != grid.tokens:
         raise GridError(f"{name}: {positions.shape[-2]} positions do not fit {grid}")
     return cast(Tensor, head.roles(cast(nn.Module, norm)(positions), grid)["k"]).mean(0)

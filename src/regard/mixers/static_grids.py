@@ -1,4 +1,4 @@
-"""Static keys on grids: from one grid to another, token order, and windows of the trained grid over a larger one."""
+"""Static keys on grids: from one grid to another, and windows of the trained grid over a larger one."""
 
 import torch
 import torch.nn.functional as F
@@ -6,6 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import Grid, GridError, Mask, UnsupportedError
+
+from .tiles import join_tokens, split_tokens
 
 
 def same_cells(one: Grid, other: Grid) -> bool:
@@ -37,21 +39,6 @@ def _bicubic(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Fl
     # Two equal columns: torch 2.15 on the CPU resamples an image of one column wrongly.
     eye = torch.eye(old, dtype=dtype, device=device)[None, :, :, None].repeat(1, 1, 1, 2)
     return F.interpolate(eye, (new, 2), mode="bicubic", antialias=True, align_corners=False)[0, :, :, 0].mT
-
-
-def tokens_of(cells: Float[Tensor, "... c d"], extra: Float[Tensor, "... E d"], grid: Grid) -> Float[Tensor, "... M d"]:
-    """Cells and extra tokens (prefix, then suffix) in token order."""
-    if not grid.extra:
-        return cells
-    return torch.cat([extra[..., : grid.prefix, :], cells, extra[..., grid.prefix :, :]], -2)
-
-
-def apart(x: Float[Tensor, "... M d"], grid: Grid) -> tuple[Float[Tensor, "... E d"], Float[Tensor, "... c d"]]:
-    """The inverse of `tokens_of`: extra tokens, cells."""
-    if not grid.extra:
-        return x[..., :0, :], x
-    stop = grid.prefix + grid.cells
-    return torch.cat([x[..., : grid.prefix, :], x[..., stop:, :]], -2), x[..., grid.span, :]
 
 
 def tiled(cells: Float[Tensor, "H cells d"], window: Grid, grid: Grid) -> Float[Tensor, "H cells2 d"]:
@@ -104,16 +91,16 @@ def in_windows(
             f"windows of static keys cannot apply a {' or '.join(sorted(mask.kinds - {'padding'}))} mask on another "
             "grid than the trained one (they can: padding); use resize='interpolate'"
         )
-    extra, cells = apart(v, memory)
+    extra, cells = split_tokens(v, memory)
     down, across = windows_on(memory, key_window)
-    values = tokens_of(split(cells, memory, key_window), extra.repeat_interleave(down * across, 0), memory)
+    values = join_tokens(extra.repeat_interleave(down * across, 0), split(cells, memory, key_window), memory)
     keep = None if mask is None else mask.keep
     ragged = memory.height % key_window.height or memory.width % key_window.width
     if keep is None and ragged:
         keep = torch.ones(len(v), memory.tokens, dtype=torch.bool, device=v.device)
     if keep is None:
         return split(q, grid, window), values, None
-    extra_keep, cell_keep = apart(keep[:, None, :, None].to(v.dtype), memory)
+    extra_keep, cell_keep = split_tokens(keep[:, None, :, None].to(v.dtype), memory)
     inside = split(cell_keep, memory, key_window)
-    inside = tokens_of(inside, extra_keep.repeat_interleave(down * across, 0), memory)
+    inside = join_tokens(extra_keep.repeat_interleave(down * across, 0), inside, memory)
     return split(q, grid, window), values, Mask(keep=inside[:, 0, :, 0] > 0)

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Grid, GridError, Mask
-from regard.core.mask import only_kept
+from regard.core import Grid, GridError
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _cross(grid: Grid, axes: list[tuple[Tensor, Tensor]], even: bool) -> Tiles:
     )
 
 
-def split_tokens(x: Float[Tensor, "B H N d"], grid: Grid) -> tuple[Float[Tensor, "B H E d"], Float[Tensor, "B H n d"]]:
+def split_tokens(x: Float[Tensor, "... N d"], grid: Grid) -> tuple[Float[Tensor, "... E d"], Float[Tensor, "... n d"]]:
     """Extra tokens (prefix, then suffix) and cells."""
     if not grid.extra:
         return x[..., :0, :], x
@@ -138,8 +137,8 @@ def split_tokens(x: Float[Tensor, "B H N d"], grid: Grid) -> tuple[Float[Tensor,
 
 
 def join_tokens(
-    extra: Float[Tensor, "B H E e"], cells: Float[Tensor, "B H n e"], grid: Grid
-) -> Float[Tensor, "B H N e"]:
+    extra: Float[Tensor, "... E e"], cells: Float[Tensor, "... n e"], grid: Grid
+) -> Float[Tensor, "... N e"]:
     """The inverse of `split_tokens`."""
     if not grid.extra:
         return cells
@@ -149,11 +148,6 @@ def join_tokens(
 def split_keep(keep: Bool[Tensor, "B N"], grid: Grid) -> tuple[Bool[Tensor, "B E"], Bool[Tensor, "B n"]]:
     """The same for what of a padding mask concerns extra tokens and cells."""
     return torch.cat([keep[:, : grid.prefix], keep[:, grid.prefix + grid.cells :]], 1), keep[:, grid.span]
-
-
-def hide(x: Float[Tensor, "B H N d"], mask: Mask | None) -> Float[Tensor, "B H N d"]:
-    """`only_kept` for the keys that a mask keeps."""
-    return x if mask is None else only_kept(x, mask.keep)
 
 
 def cell_ids(of_cells: Int[Tensor, " cells"], grid: Grid, extra: int = -1) -> Int[Tensor, " N"]:

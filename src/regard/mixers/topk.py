@@ -23,13 +23,14 @@ from regard.core import (
     Operator,
     ShapeError,
     Site,
+    hide,
     linear,
     softmax_rows,
 )
 
 from .heads import HeadMixerConfig, check_qkv
+from .mita_plan import check_chosen
 from .precision import exact_products, wide
-from .tiles import hide
 from .topk_index import Lightning, forbid, spark_logits
 
 
@@ -94,7 +95,8 @@ def topk(
     instead. rank: Spark's predictor, the first `rank` channels (see `spark_logits`); 0 = none. execution: "dense"
     multiplies all values, "gather" copies each query's own; "auto" takes the faster. Exactly `top` keys are kept
     where scores are equal; which ones is not defined. A row with an infinite or NaN logit gives NaN, as softmax does.
-    Raises: ShapeError for tensors that do not fit or top not in 1..M; ConfigError for an unknown execution.
+    Raises: ShapeError for tensors that do not fit or top not in 1..M, also indices of a plan (read in eager mode on the
+    CPU); ConfigError for an unknown execution.
     """
     check_qkv("topk", q, k, v)
     _check_top(top, k.shape[-2])
@@ -161,6 +163,8 @@ def _check_scores(q: Tensor, k: Tensor, scores: Tensor | None, plan: TopKPlan | 
             raise ShapeError(
                 f"topk: {label} has shape {tuple(x.shape)}; expected {expected}, or 1 in place of the heads"
             )
+    if plan is not None:
+        check_chosen("topk: plan.keys", plan.keys, tuple(plan.keys.shape), k.shape[-2])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +204,7 @@ class TopK(HeadMixerConfig):
         conditions="Q, K",
         discrete=True,
     )
+    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -213,11 +218,6 @@ class TopK(HeadMixerConfig):
                 raise ConfigError(
                     f"TopK: {name}={numbers[name]} is of indexer={reads!r}, not of {self.indexer!r}; leave it out"
                 )
-
-    @property
-    def masks(self) -> frozenset[str]:  # type: ignore[override]
-        """A causal one only without the convolution of values, which sees later tokens."""
-        return frozenset({"padding", "bias"} if self.dwc else {"causal", "padding", "bias"})
 
     def operator(self, site: Site) -> "TopKOperator":
         keys = (site.memory or site.grid).tokens

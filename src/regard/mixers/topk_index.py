@@ -69,5 +69,5 @@ class Lightning(nn.Module):
 
 def forbid(scores: Float[Tensor, "B H1 N M"], mask: Mask | None) -> Float[Tensor, "B H1 N M"]:
     """Scores with keys that the mask forbids at -inf; a bias does not change them."""
-    keep = None if mask is None else mask.allowed(scores.shape[-2], scores.shape[-1], scores.device)
+    keep = None if mask is None else mask.allowed(scores.shape[-2], scores.shape[-1], scores.device, scores.shape[0])
     return scores if keep is None else scores.masked_fill(~keep, -torch.inf)

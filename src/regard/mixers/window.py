@@ -14,11 +14,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError, softmax_rows
+from regard.core import (
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    UnsupportedError,
+    hide,
+    softmax_rows,
+)
 
 from .heads import HeadMixerConfig, check_qkv
 from .sdpa import sdpa
-from .tiles import Tiles, hide, join_tokens, sized, split_keep, split_tokens
+from .tiles import Tiles, join_tokens, sized, split_keep, split_tokens
 
 Side = int | tuple[int, int]
 

@@ -1,6 +1,5 @@
 """What a page shows, read from the store: plain data, no figures and no HTML. Needs no torch."""
 
-import csv
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from regard.lab.files import read_json
+from regard.lab.metrics import FIXED, Metrics
 from regard.lab.results import Results
 from regard.lab.table import load_snapshot
 
@@ -119,21 +119,14 @@ def columns(material: Material) -> list[str]:
     """The measured columns of the learning curves: the main metric first, then training loss and what else there is."""
     names: dict[str, None] = {material.snapshot["metric"]: None, "train_loss": None, "loss": None}
     for run in material.runs[:1]:
-        for line in _lines(run.folder / "metrics.csv")[:1]:
-            names.update(dict.fromkeys(name for name in line if name not in ("epoch", "step", "lr", "seconds")))
+        for line in Metrics(run.folder / "metrics.csv").read()[:1]:
+            names.update(dict.fromkeys(name for name in line if name not in (*FIXED, "seconds")))
     return list(names)
-
-
-def _lines(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def _column(path: Path, name: str) -> Iterable[tuple[float, float]]:
     """(epoch, value) pairs; lines cut off by a crash and values that are no numbers are left out."""
-    for line in _lines(path):
+    for line in Metrics(path).read():
         try:
             epoch, value = float(line["epoch"]), float(line[name])
         except (KeyError, TypeError, ValueError):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
-from regard.lab.checkpoint import Metrics
 from regard.lab.loading import trained_weights
+from regard.lab.metrics import Metrics
 from regard.lab.recipe import Recipe
 from regard.lab.run import Run, copy_weights, read_run, trained
 from regard.lab.study import Claim, Row, Setting, Study, run_study
@@ -155,7 +155,7 @@ def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
 
 def _accuracies(source: Source, run: Run) -> dict[int, float]:
     """The task's metric by epoch, as the run noted it."""
-    noted = Metrics(source.store.folder(run.key) / "metrics.csv", (run.task.metric,)).read()
+    noted = Metrics(source.store.folder(run.key) / "metrics.csv").read()
     return {int(line["epoch"]): float(line[run.task.metric]) for line in noted if line[run.task.metric]}
 
 

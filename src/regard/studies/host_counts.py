@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from regard.hosts.derived import UNBUILT, derived_counts
-from regard.hosts.published import OURS, build, parameters, printed_rows, published_counts
+from regard.hosts.published import build, parameters, printed_rows, published_counts
 from regard.lab.analysis import Analysis, Cell, Picture, Sheet, Source
 from regard.lab.dryrun import compare
 
@@ -22,9 +22,9 @@ def sheets(source: Source) -> Sequence[Sheet | Picture]:
 
 def _printed() -> list[Sheet]:
     tables: dict[str, list[tuple[Cell, ...]]] = {}
-    for counted in published_counts(flops=True):
+    for counted in published_counts():
         row = counted.row
-        flops = (round(counted.gflops or 0.0, 4), float(row.gflops) if row.gflops else None, counted.gflops_verdict)
+        flops = (round(counted.gflops, 4), float(row.gflops) if row.gflops else None, counted.gflops_verdict)
         cells = (row.label, counted.params, row.params, counted.verdict, row.official, *flops)
         tables.setdefault(row.table, []).append((*cells, row.host, row.mixer, row.note))
     published = ("printed", "authors' code", "printed GFLOPs")
@@ -38,8 +38,7 @@ def _hundred() -> Sheet:
         if row.official_100 is not None:
             with torch.device("meta"):
                 params = parameters(build(row, classes=100))
-            exact = OURS.get(row.label, (None, row.official_100))[1]
-            rows.append((row.label, params, row.official_100, compare(params, exact, None), row.note))
+            rows.append((row.label, params, row.official_100, compare(params, row.ours[1], None), row.note))
     return Sheet(
         title="SKA Table 1 with 100 classes",
         columns=("model", "parameters", "authors' code", "verdict", "note"),

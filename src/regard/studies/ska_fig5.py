@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Grid, RegardError, StoreError, UnsupportedError
-from regard.hosts.looking import grids_of, matching, resting
+from regard.core.resting import resting
+from regard.hosts.looking import grids_of, matching
 from regard.hosts.maps import capture, readable
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
 from regard.lab.run import Run, read_run, trained

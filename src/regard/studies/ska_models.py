@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from regard.hosts.published import OURS, Printed, printed_rows
+from regard.hosts.published import Printed, printed_rows
 from regard.lab.recipe import Recipe
 from regard.lab.study import Row
 from regard.mixers.cska import CSKA
@@ -60,8 +60,7 @@ def model_row(
     """One model as a row, with the number of its parameters. classes: 10 or 100. Mechanisms start as in the paper."""
     row = printed(host, kind)
     mixer = parse_mixer(row.mixer) if row.mixer else None
-    known = OURS.get(row.label, (row.official, row.official_100))
-    params = known[0 if classes == 10 else 1]
+    params = row.ours[0 if classes == 10 else 1]
     return Row(
         label,
         replace(mixer, init="paper") if isinstance(mixer, SKA | CSKA) else None,

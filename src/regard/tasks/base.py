@@ -70,8 +70,13 @@ class Task(ABC):
         """The network with its first weights, a pure function of the arguments. removed: attention is taken out."""
 
     @abstractmethod
-    def built(self, mixer: MixerConfig | None, options: dict[str, Any]) -> nn.Module:
-        """The host with options, made for images of `size` where it takes that; needs no data."""
+    def built(
+        self, mixer: MixerConfig | None, outputs: int, channels: int, removed: bool = False, *, pretrained: bool = True
+    ) -> nn.Module:
+        """The host with so many outputs and input channels, made for images of `size` where it takes that.
+
+        Needs no data. pretrained: False leaves out the weights that the host's spelling asks for.
+        """
 
     @abstractmethod
     def batches_per_epoch(self, recipe: Training) -> int:
@@ -122,8 +127,3 @@ class Task(ABC):
     @abstractmethod
     def record(self) -> dict[str, Any]:
         """name, checksum, train and test (numbers of images) for the outcome. Raises: DataError."""
-
-    @property
-    def images(self) -> int:
-        """Training images."""
-        return int(self.record()["train"])

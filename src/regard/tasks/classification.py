@@ -104,31 +104,37 @@ class Classification(Task):
 
     def network(self, mixer: MixerConfig | None, removed: bool) -> nn.Module:
         """The host with the mechanism in it, as the host initialises it."""
-        from regard.hosts.looking import resting, taking
-        from regard.hosts.swap import remove
+        from regard.core.resting import resting
+        from regard.hosts.looking import taking
 
         if removed and mixer is not None:
             raise ConfigError(f"removed=True takes attention out; it goes with mixer=None, not {mixer}")
         found = self.images_of()
-        options: dict[str, Any] = {"num_classes": self.classes or len(found.classes)}
-        if "in_chans" not in self.host:
-            options["in_chans"] = found.channels
-        model = self.built(mixer, options)
+        model = self.built(mixer, self.outputs, found.channels, removed)
         if mixer is None and not removed:  # a swap has looked already
             image = torch.zeros(1, found.channels, *self.size)
             with taking(model, image), resting(model):
                 model(image)
-        return remove(model) if removed else model
+        return model
 
-    def built(self, mixer: MixerConfig | None, options: dict[str, Any]) -> nn.Module:
-        """The host with options, and with img_size where it takes that and its spelling does not say it."""
+    def built(
+        self, mixer: MixerConfig | None, outputs: int, channels: int, removed: bool = False, *, pretrained: bool = True
+    ) -> nn.Module:
+        """Input channels and img_size only where the host's spelling does not say them."""
         from regard.hosts import swap
 
         given = swap.parse_host(self.host)[1]
+        options: dict[str, Any] = {"num_classes": outputs}
+        if "in_chans" not in given:
+            options["in_chans"] = channels
+        if "pretrained" in given and not pretrained:
+            options["pretrained"] = False
         if "size" in given or "img_size" in given:
             self._check_size(given)
-            return swap.build_host(self.host, mixer, **options)
-        return swap.build_sized(self.host, mixer, self.size, **options)
+            model = swap.create_model(self.host, mixer, **options)
+        else:
+            model = swap.build_sized(self.host, mixer, self.size, **options)
+        return swap.remove(model) if removed else model
 
     def _check_size(self, options: dict[str, Any]) -> None:
         """A host that is spelled for one size gets images of that size, unless it takes any."""
@@ -153,11 +159,8 @@ class Classification(Task):
             raise ConfigError(f"a batch of {min(recipe.batch, len(images))} cannot be cut into {part[1]} equal parts")
         if (recipe.mixup or recipe.cutmix) and share % 2:
             raise ConfigError(f"mixup and cutmix need an even number of images on a device, not {share}")
-        transform = self._transform(recipe.augment) if by_image(recipe.augment) else None
-        return Batches(images, self.size, recipe.batch, recipe.augment, seed, found.canvas, transform, part)
-
-    def _transform(self, augment: str) -> Any:
-        return transform(augment, self.size, self.images_of().channels)
+        change = transform(recipe.augment, self.size, found.channels) if by_image(recipe.augment) else None
+        return Batches(images, self.size, recipe.batch, recipe.augment, seed, found.canvas, change, part)
 
     def batches(
         self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
@@ -263,10 +266,6 @@ class Classification(Task):
         images, _ = next(evaluation_batches(self.test_images().take(slice(0, 1)), self.size))
         return self.prepared(images, torch.device("cpu"))
 
-    @property
-    def images(self) -> int:
-        return len(self.train_images())
-
     def record(self) -> dict[str, Any]:
         """Also classes, a digest of their names, and normal, the mean and deviation that images are normalised with."""
         found = self.images_of()
@@ -284,7 +283,7 @@ def expected(host: str, channels: int) -> tuple[list[float], list[float]]:
     from regard.hosts import swap
 
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        known = getattr(swap.build_host(host, None, pretrained=False), "pretrained_cfg", None) or {}
+        known = getattr(swap.create_model(host, None, pretrained=False), "pretrained_cfg", None) or {}
     mean, std = (list(known.get(name) or usual) for name, usual in zip(("mean", "std"), NORMAL, strict=True))
     if len(mean) == channels:
         return mean, std

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import Grid, GridError, Mixer, ShapeError, UnsupportedError
 from regard.mixers.heads import HeadMixer, HeadMixerConfig
-from regard.mixers.spell import parse, spell
+from regard.mixers.spell import parse, parts, spell
 
 from .subject import ContractError, Subject, gap, moved
 
@@ -219,16 +219,8 @@ def reset(s: Subject) -> str:
 def spelling(s: Subject) -> str:
     """The spelling is read back, and the layer keeps its configuration."""
     text = spell(s.config)
-    if (again := parse(text, _classes(s.config))) != s.config:
+    if (again := parse(text, map(type, parts(s.config)))) != s.config:
         raise ContractError(f"{text} was read back as {spell(again)}")
     if s.layer.config != s.config:
         raise ContractError("the layer does not keep its configuration as `config`")
     return ""
-
-
-def _classes(value: object) -> list[type]:
-    """The dataclasses in a configuration."""
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return []
-    inner = [_classes(getattr(value, item.name)) for item in dataclasses.fields(value)]
-    return [type(value), *(cls for found in inner for cls in found)]

@@ -132,7 +132,7 @@ def other_grid(s: Subject) -> str:
 
 
 def _applies(s: Subject, kind: str, mask: Mask) -> None:
-    """A mask has its effect: what is hidden does not matter, and the plain form agrees."""
+    """A mask has its effect: what is hidden does not matter, not even inf or NaN in padding; the plain form agrees."""
     layer = s.layer
     with torch.no_grad():
         out = layer(s.x, s.grid, mask)
@@ -144,8 +144,12 @@ def _applies(s: Subject, kind: str, mask: Mask) -> None:
         kept = (
             mask.keep if mask.keep is not None else torch.arange(s.grid.tokens).expand(s.batch, -1) < s.grid.tokens // 2
         )
-        other = torch.where(kept[..., None], s.x, s.x.flip(0) + 1)
-        s.same(f"outputs after a change of hidden tokens ({kind})", layer(other, s.grid, mask)[kept], out[kept], 1e-11)
+        held = [s.x.flip(0) + 1]
+        if mask.keep is not None:  # padding is often left uninitialised
+            held += [torch.full_like(s.x, bad) for bad in (torch.inf, torch.nan)]
+        for hidden in held:
+            other = layer(torch.where(kept[..., None], s.x, hidden), s.grid, mask)
+            s.same(f"outputs after a change of hidden tokens ({kind})", other[kept], out[kept], 1e-11)
     if mask.keep is not None:
         x = s.x.clone().requires_grad_()
         out = layer(x, s.grid, Mask(keep=torch.zeros_like(mask.keep)))

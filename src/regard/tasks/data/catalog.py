@@ -13,7 +13,7 @@ import numpy as np
 from regard.core import DataError, nearest
 
 from . import imagenet, own
-from .images import Images, ImageSet, Source, cached, check_labels, decode_all
+from .images import Images, ImageSet, Source, cached, check_labels, decode_all, larger
 from .streams import generator
 
 
@@ -262,13 +262,13 @@ def torchvision_set(name: str, size: tuple[int, int], cut: bool, corrupt: str, d
             files, labels = _files(found)
             digest = _files_sum(files, labels)
             total.update(digest.encode())
-            larger = (size[0] * 8 // 7, size[1] * 8 // 7) if cut else size
-            key = f"{name}-{split}-{digest[:16]}-{larger[0]}x{larger[1]}-{corrupt}"
-            part = own._images(cast(list[Source], files), [str(file) for file in files], labels, larger, corrupt, key)
+            names, sources = [str(file) for file in files], cast(list[Source], files)
+            wanted, key = larger(size) if cut else size, f"{name}-{split}-{digest[:16]}"
+            part = own.from_files(sources, names, labels, wanted, corrupt, key)
         check_labels(name, part.labels, count)
         splits.append(part)
-    names = tuple(map(str, getattr(found, "classes", range(count))))
-    return ImageSet(name, names, splits[0], splits[1], total.hexdigest())
+    classes = tuple(map(str, getattr(found, "classes", range(count))))
+    return ImageSet(name, classes, splits[0], splits[1], total.hexdigest())
 
 
 def _array_split(name: str, found: Any, size: tuple[int, int] | None) -> Images:

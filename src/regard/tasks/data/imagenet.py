@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.core import DataError
 
-from .images import Images, ImageSet, decode
+from .images import Images, ImageSet, decode, larger
 from .own import SUFFIXES, Lazy
 
 log = logging.getLogger("regard.data")
@@ -54,13 +54,12 @@ def load(root: Path, size: tuple[int, int]) -> ImageSet:
     if classes != (found := _classes(root / "val", layout)):
         odd = sorted(set(classes) ^ set(found))
         raise DataError(f"train and val of {root} have different classes: {', '.join(odd[:5])}; {layout}")
-    larger = (size[0] * 8 // 7, size[1] * 8 // 7)
     total = hashlib.sha256()
     made = {}
     for split in ("train", "val"):
         files, labels = _files(root / split, classes, total)
         names = [str(file) for file in files]
-        made[split] = Images(Whole(files, names, larger), labels)
+        made[split] = Images(Whole(files, names, larger(size)), labels)
     numbers = (len(classes), len(made["train"]), len(made["val"]))
     if numbers != (CLASSES, TRAIN, TEST):
         log.warning(

@@ -86,6 +86,11 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     return np.asarray(image, dtype=np.uint8).reshape(image.size[1], image.size[0], channels)
 
 
+def larger(size: tuple[int, int]) -> tuple[int, int]:
+    """8/7 of (height, width), from which training and test cut windows of `size`."""
+    return size[0] * 8 // 7, size[1] * 8 // 7
+
+
 def fit(image, size: tuple[int, int]):
     """A Pillow image resized (bicubic, both ratios kept) until it covers size = (height, width), then cut."""
     from PIL import Image, ImageOps

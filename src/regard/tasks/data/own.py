@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.core import DataError
 
-from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all, readable_rows
+from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all, larger, readable_rows
 from .streams import generator
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -96,28 +96,31 @@ def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
     classes, splits = _from_tables(tables) if tables else _from_folders(path)
     if len(splits) == 1:
         splits = _divide(*splits["train"])
-    larger = (size[0] * 8 // 7, size[1] * 8 // 7)
     total = digest(path)
     made = {}
     for split, (sources, names, labels) in splits.items():
         check_labels(f"the {split} split of {path}", labels, len(classes))
-        key = f"own2-{total}-{split}-{larger[0]}x{larger[1]}-{corrupt}"
-        made[split] = _images(sources, names, labels, larger, corrupt, key)
+        made[split] = from_files(sources, names, labels, larger(size), corrupt, f"own2-{total}-{split}")
     return ImageSet(f"own:{total}", classes, made["train"], made["test"], total)
 
 
 _Split = tuple[list[Source], list[str], np.ndarray]
 
 
-def _images(
+def from_files(
     sources: list[Source], names: list[str], labels: np.ndarray, size: tuple[int, int], corrupt: str, key: str
 ) -> Images:
+    """Images of one size, decoded and kept, or decoded one at a time where all would not fit in memory.
+
+    key: says which files these are, for the cache. Raises: DataError.
+    """
     if len(sources) * size[0] * size[1] * 3 > IN_MEMORY:
         if corrupt == "skip":
             rows = readable_rows(key, sources, lambda row: names[row], 3)
             sources, names, labels = [sources[row] for row in rows], [names[row] for row in rows], labels[rows]
         return Images(Lazy(sources, names, size), labels)
-    return cached(key, lambda: decode_all(sources, labels, lambda row: names[row], size, 3, corrupt))
+    whole = f"{key}-{size[0]}x{size[1]}-{corrupt}"
+    return cached(whole, lambda: decode_all(sources, labels, lambda row: names[row], size, 3, corrupt))
 
 
 def _divide(sources: list[Source], names: list[str], labels: np.ndarray) -> dict[str, _Split]:
