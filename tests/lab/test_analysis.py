@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from regard import ConfigError
@@ -5,6 +7,8 @@ from regard.core import StoreError
 from regard.lab.analysis import Analysis, Chart, Picture, Sheet, Source, analysis_path, carry_out, load_analysis
 from regard.lab.results import Results
 from regard.report import write_pages
+
+from .made import key_of, make_store
 
 SHEET = Sheet(
     title="Squares",
@@ -84,3 +88,18 @@ def test_the_scale_of_the_study_that_is_read_is_in_the_name(tmp_path):
     assert seen == ["smoke"]
     assert analysis_path(tmp_path, "demo", "smoke").name == "demo-smoke.json"
     assert analysis_path(tmp_path, "demo", "smoke").exists()
+
+
+def test_a_result_names_the_runs_that_it_read_and_their_data(tmp_path):
+    store = make_store(tmp_path, {"softmax": [88.9, 89.2], "SKA": [92.3]})
+    analysis = made(SHEET, Picture(title="Dot", image=DOT, layers={"shade": DOT}))
+    read = replace(analysis, compute=lambda source: source.outcome(key_of(1, 0)) and analysis.compute(source))
+    (named,) = carry_out(read, store)["runs"]
+    assert (named["key"], named["row"], named["seed"], named["data"]) == (key_of(1, 0), "SKA", 0, "digits")
+    (page,) = write_pages(tmp_path, tmp_path / "out", "demo")
+    text = page.read_text()
+    assert "The runs that it read: 1" in text
+    assert f">{key_of(1, 0)}<" in text
+    assert text.count(f"base64,{DOT}") == 3  # the picture as it is, in grey, and the layer over that
+    carry_out(analysis, store)
+    assert "The runs that it read" not in write_pages(tmp_path, tmp_path / "out", "demo")[0].read_text()

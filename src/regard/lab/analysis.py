@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, StoreError, nearest
 
 from .files import read_json, write_json
 from .places import places
 from .results import Results, check_version
+
+if TYPE_CHECKING:
+    from .run import Run
 
 Cell = str | int | float | None
 
@@ -72,10 +75,23 @@ class Picture:
 
 @dataclass(frozen=True)
 class Source:
-    """What an analysis may read. scale: of the study that it draws on."""
+    """What an analysis may read. scale: of the study that it draws on. read: the keys of the runs that were read."""
 
     store: Results
     scale: str
+    read: dict[str, None] = field(default_factory=dict)
+
+    def run(self, key: str) -> "Run":
+        """A run of the store, which the result then names. Raises: StoreError."""
+        from .run import read_run
+
+        self.read[key] = None
+        return read_run(self.store, key)
+
+    def outcome(self, key: str) -> dict[str, Any]:
+        """What a run of the store gave, {} before its end; the result then names the run. Raises: StoreError."""
+        self.read[key] = None
+        return self.store.outcome(key) or {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +122,8 @@ def carry_out(analysis: Analysis, store: Results, scale: str = "desk") -> dict[s
     """
     from .environment import code_version, environment
 
-    parts = analysis.compute(Source(store, scale))
+    source = Source(store, scale)
+    parts = analysis.compute(source)
     value = {
         "version": 1,
         "analysis": analysis.name,
@@ -118,12 +135,20 @@ def carry_out(analysis: Analysis, store: Results, scale: str = "desk") -> dict[s
         "notes": list(analysis.notes),
         "sheets": [asdict(part) for part in parts if isinstance(part, Sheet)],
         "pictures": [asdict(part) for part in parts if isinstance(part, Picture)],
+        "runs": [_named(key, store.outcome(key) or {}) for key in source.read],
         "environment": environment(_device(), ""),
         "code": code_version(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_json(analysis_path(store.root, analysis.name, scale if analysis.of else ""), value)
     return value
+
+
+def _named(key: str, outcome: dict[str, Any]) -> dict[str, Any]:
+    """Which run it was, on which data."""
+    known = {name: outcome.get(name) for name in ("study", "row", "seed", "code")}
+    data = outcome.get("data") or {}
+    return {"key": key, **known, "data": data.get("name"), "checksum": data.get("checksum")}
 
 
 def _device() -> Any:

@@ -43,7 +43,7 @@ def render_analysis(value: Mapping[str, Any]) -> str:
     texts = {"css": Markup(folder.get_source(engine, "page.css")[0])}
     texts["script"] = Markup(folder.get_source(engine, "common.js")[0])
     sheets = [_shown(sheet) for sheet in value["sheets"]]
-    view = {**value, "sheets": sheets, "palette": palette(), "version": regard.__version__}
+    view = {"runs": [], **value, "sheets": sheets, "palette": palette(), "version": regard.__version__}
     view["errata"] = errata_of(value["source"])
     return engine.get_template("sheets.html").render(**view, **texts)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.core import Grid, RegardError, StoreError
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
-from regard.lab.run import read_run, trained
+from regard.lab.run import trained
 from regard.measure.passes import equal_cells, finest
 from regard.measure.pictures import figure
 from regard.measure.taps import TapMoves, tap_kernels, tap_moves
@@ -73,7 +73,7 @@ def network(source: Source, study: str, rows: Sequence[str]) -> Network:
     for row in rows:
         for label, _, key in runs:
             if label == row:
-                run = read_run(source.store, key)
+                run = source.run(key)
                 return Network(label=f"{row} ({study})", model=trained(run, source.store), shown=photograph(run.task))
     raise StoreError(
         f"no finished run of {study} ({source.scale} scale) in a row that is drawn: {', '.join(rows)}; "

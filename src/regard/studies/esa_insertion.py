@@ -12,7 +12,7 @@ from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, t
 from regard.lab.loading import trained_weights
 from regard.lab.metrics import Metrics
 from regard.lab.recipe import Recipe
-from regard.lab.run import Run, copy_weights, read_run, trained
+from regard.lab.run import Run, copy_weights, trained
 from regard.lab.study import Claim, Row, Setting, Study, run_study
 from regard.mixers.deform import DeformableConv
 from regard.mixers.factors import Factors
@@ -123,7 +123,7 @@ def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
     epochs: dict[tuple[str, int], list[float]] = {}
     plain: dict[str, nn.Module] = {}
     for label, seed, key in trained_runs(source, study.name):
-        run = read_run(source.store, key)
+        run = source.run(key)
         if not isinstance(run.start, Run):
             continue
         if run.start.key not in plain:

@@ -72,7 +72,7 @@ def heat(source: Source) -> Sequence[Sheet | Picture]:
     found: dict[str, list[float]] = {}
     macs: dict[str, int | None] = {}
     for name, _, key in trained_runs(source, NAME):
-        outcome = source.store.outcome(key) or {}
+        outcome = source.outcome(key)
         found.setdefault(name, []).append(float(outcome["metrics"]["top1"]))
         macs[name] = outcome.get("macs")
     plain = fmean(found[_BASELINE]) if _BASELINE in found else None

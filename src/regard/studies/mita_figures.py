@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.core import Grid, GridError, MixerConfig
 from regard.hosts.swap import retune, swap
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
-from regard.lab.run import Run, read_run, trained
+from regard.lab.run import Run, trained
 from regard.mixers.landmarks import pool_matrix, windows_of
 from regard.mixers.mita import MiTA
 from regard.mixers.spell import spell
@@ -36,18 +36,18 @@ _SOURCE = "MiTA, arXiv 2602.01219"
 _STUDY = "mita_table2"
 
 
-def _found(source: Source, row: str) -> list[Run]:
-    """The finished runs of a row, by seed. Raises: ConfigError or StoreError if there are none."""
-    return [read_run(source.store, key) for _, _, key in trained_runs(source, _STUDY, row)]
+def _first(source: Source, row: str) -> Run:
+    """The first finished run of a row. Raises: ConfigError or StoreError if there is none."""
+    return source.run(trained_runs(source, _STUDY, row)[0][2])
 
 
 def _some(source: Source, rows: Sequence[str]) -> dict[str, list[Run]]:
-    """The finished runs of the rows that have any. Raises: as `_found`, if none has."""
+    """The first `SEEDS` finished runs of the rows that have any. Raises: as `_first`, if none has."""
     found: dict[str, list[Run]] = {}
     for row, _, key in trained_runs(source, _STUDY):
-        if row in rows:
-            found.setdefault(row, []).append(read_run(source.store, key))
-    return found or {rows[0]: _found(source, rows[0])}
+        if row in rows and len(found.setdefault(row, [])) < SEEDS:
+            found[row].append(source.run(key))
+    return found or {rows[0]: [_first(source, rows[0])]}
 
 
 def _accuracy(model: nn.Module, run: Run) -> float:
@@ -81,7 +81,7 @@ def _tested(run: Run, model: nn.Module) -> dict[str, Choice]:
 
 def figure3(source: Source) -> Sequence[Sheet | Picture]:
     """Keys and queries of the expert whose landmark lies in the middle of the picture, in every layer."""
-    run = _found(source, "MiTA")[0]
+    run = _first(source, "MiTA")
     mixer: Any = run.mixer
     shown = photograph(run.task)
     parts: list[Sheet | Picture] = []
@@ -126,7 +126,7 @@ def _window(mixer: MixerConfig | None, choice: Choice, expert: int) -> Tensor | 
 
 def figure4(source: Source) -> Sequence[Sheet | Picture]:
     """How often each cell is gathered, and the share of cells that no expert of any head gathers, layer by layer."""
-    run = _found(source, "MiTA")[0]
+    run = _first(source, "MiTA")
     model, shown = trained(run, source.store), photograph(run.task)
     parts: list[Sheet | Picture] = []
     lines: list[tuple[Cell, ...]] = []
@@ -191,7 +191,7 @@ def overlap(keys: Tensor, queries: Tensor) -> Overlap:
 
 def figure8(source: Source) -> Sequence[Sheet | Picture]:
     """Overlap of keys and queries of an expert, layer by layer, between two lines of reference."""
-    run = _found(source, "MiTA")[0]
+    run = _first(source, "MiTA")
     lines: list[tuple[Cell, ...]] = []
     empty: list[tuple[Cell, ...]] = []
     for place, (layer, choice) in enumerate(_tested(run, trained(run, source.store)).items(), 1):
@@ -230,7 +230,7 @@ _EXCHANGED = ("Softmax", "Agent", "MiTA")
 def figure9(source: Source) -> Sequence[Sheet | Picture]:
     """Accuracy of networks that were trained with one mechanism and run with another, nothing being trained again."""
     mixers = {row.label: row.mixer for row in STUDY.rows(source.scale, ",".join(_EXCHANGED))}
-    found = {row: runs[:SEEDS] for row, runs in _some(source, _EXCHANGED).items()}
+    found = _some(source, _EXCHANGED)
     lines: list[tuple[Cell, ...]] = []
     for row, runs in found.items():
         accuracies: dict[str, list[float]] = {other: [] for other in mixers}
@@ -288,7 +288,7 @@ def boundaries(found: Mapping[tuple[int, int], float], trained_at: tuple[int, in
 
 def figure10(source: Source) -> Sequence[Sheet | Picture]:
     """Accuracy of a trained network over (m, k) at inference, with the point of training and two boundaries."""
-    run = _found(source, "MiTA")[0]
+    run = _first(source, "MiTA")
     mixer: Any = run.mixer
     model = trained(run, source.store)
     tokens = next(iter(choices(model, first_inputs(run.task, 1)).values())).grid.tokens

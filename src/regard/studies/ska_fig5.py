@@ -16,7 +16,7 @@ from regard.core.resting import resting
 from regard.hosts.looking import grids_of, matching
 from regard.hosts.maps import capture, readable
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
-from regard.lab.run import Run, read_run, trained
+from regard.lab.run import Run, trained
 from regard.measure.passes import equal_cells
 from regard.measure.pictures import SAMPLES
 from regard.tasks.base import Task
@@ -118,7 +118,7 @@ def networks(source: Source) -> tuple[list[Network], list[str]]:
         for row in rows:
             label = f"{row} ({table})"
             if row in first:
-                found.append(Network(label=label, run=read_run(source.store, first[row]), layers=layers))
+                found.append(Network(label=label, run=source.run(first[row]), layers=layers))
             elif study == _STUDY:
                 missing.append(label)
     if not found:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
-from regard.lab.run import Run, read_run
+from regard.lab.run import Run
 from regard.measure.codes import Book, codes_of, compare, transfer
 from regard.projections.sne import FSNE
 from regard.tasks.base import Task
@@ -19,7 +19,7 @@ _SIZES = {NANO: "N12", TINY: "T12"}
 
 def _pairs(source: Source) -> list[tuple[str, Run, Run]]:
     """(row, run, the run that it started from) of finished runs. Raises: ConfigError or StoreError without any."""
-    found = [(label, read_run(source.store, key)) for label, _, key in trained_runs(source, _STUDY)]
+    found = [(label, source.run(key)) for label, _, key in trained_runs(source, _STUDY)]
     return [(label, run, run.start) for label, run in found if isinstance(run.start, Run)]
 
 
@@ -82,7 +82,7 @@ def accuracies(source: Source) -> Sequence[Sheet | Picture]:
         if label in controls:
             continue
         for name, key in (("before", start.key), (_series(run.task), run.key)):
-            value = (source.store.outcome(key) or {}).get("metrics", {}).get("top1")
+            value = source.outcome(key).get("metrics", {}).get("top1")
             if isinstance(value, int | float):
                 found.setdefault(label, {}).setdefault(name, []).append(float(value))
     means = {label: {name: fmean(values) for name, values in sets.items()} for label, sets in found.items()}
