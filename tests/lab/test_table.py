@@ -91,6 +91,16 @@ def test_what_diverged_is_said_by_the_outcome_and_not_read_from_words(
     assert load(tmp_path).line("SKA").diverged == number
 
 
+def test_what_stays_at_chance_is_not_called_diverged(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    store.finish(key_of(1, 1), {**(store.outcome(key_of(1, 1)) or {}), "diverged": True})
+    store.finish(key_of(1, 2), {"status": "failed", "error": "DataError: no images", "metrics": {}})
+    table = load(tmp_path)
+    line = table.line("SKA")
+    assert (line.n, line.failed, line.diverged, line.at_chance) == (2, 1, 0, 1)
+    assert table.warnings[:2] == ("SKA: at chance 1/3", "SKA: failed 1/3")
+
+
 def test_a_claim_compares_two_differences_seed_by_seed(tmp_path: Path) -> None:
     make_store(tmp_path)
     snapshot = read_json(snapshot_path(tmp_path, "pilot", "desk"))

@@ -222,7 +222,7 @@ class Run:
     def _measured(self, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
         chance = self.task.chance
         diverged = score.metrics[self.task.metric] <= chance * 1.05
-        notes = [f"diverged: {self.task.metric} {score.metrics[self.task.metric]:.4f} is chance ({chance:.4f})"]
+        notes = [f"at chance: {self.task.metric} {score.metrics[self.task.metric]:.4f} is chance ({chance:.4f})"]
         bits = None if score.right is None else base64.b64encode(np.packbits(score.right).tobytes()).decode()
         most = peak.bytes()  # before the network is moved and counted
         macs = count_macs(loop.trained.cpu(), self.task.example())

@@ -26,7 +26,8 @@ from .statistics import Interval, Pooled, Verdict, holm, interval, judge, paired
 class Line:
     """One row: n finished runs, their mean and interval, and the difference to the baseline (None for the baseline).
 
-    failed: runs that ended without a result; diverged: of these, and of the finished ones that stayed at chance.
+    failed: runs that ended without a result; diverged: those of them whose loss or score was not finite. at_chance:
+    finished runs that are no better than guessing.
     """
 
     label: str
@@ -39,6 +40,7 @@ class Line:
     control: bool
     failed: int
     diverged: int
+    at_chance: int
     runs: int
     paper: Mapping[str, int | float]
     parameters: int | None
@@ -213,13 +215,14 @@ def _line(
     label = row["label"]
     own = [run["outcome"] for run in runs if run["row"] == label]
     done = [outcome for outcome in own if outcome.get("status") == "done"]
+    lost = [outcome for outcome in own if outcome.get("status") != "done"]
     whole = interval(list(values[label].values()))
     seconds = [outcome["seconds"] for outcome in done if isinstance(outcome.get("seconds"), int | float)]
     return Line(
         label=label, n=whole.n, mean=whole.mean, low=whole.low, high=whole.high, sd=whole.sd,
         difference=None if label == baseline else paired(values[label], values.get(baseline, {})),
-        control=bool(row.get("control")), failed=len(own) - len(done),
-        diverged=sum(_diverged(outcome) for outcome in own),
+        control=bool(row.get("control")), failed=len(lost), diverged=sum(map(_diverged, lost)),
+        at_chance=sum(bool(outcome.get("diverged")) for outcome in done),
         runs=sum(run["row"] == label for run in snapshot["runs"]), paper=dict(row.get("paper") or {}),
         parameters=_known(row, done, "parameters"), macs=_known(row, done, "macs"),
         seconds=sum(seconds) / len(seconds) if seconds else None,
@@ -232,9 +235,8 @@ def _known(row: Mapping[str, Any], done: Sequence[Mapping[str, Any]], name: str)
 
 
 def _diverged(outcome: Mapping[str, Any]) -> bool:
-    """A run that says so: its loss or a score was not finite, or it stayed at chance. Failed runs that do not say it
-    have a step only if their loss was not finite (outcomes of before they said so)."""
-    return bool(outcome.get("diverged")) or (outcome.get("status") == "failed" and isinstance(outcome.get("step"), int))
+    """A failed run whose loss or score was not finite. Outcomes of before they said so have a step only then."""
+    return bool(outcome.get("diverged")) or isinstance(outcome.get("step"), int)
 
 
 def _gate(lines: Sequence[Line], values: Mapping[str, Mapping[int, float]], baseline: str, metric: str) -> Gate:
@@ -376,9 +378,12 @@ def _machine(surroundings: Mapping[str, Any]) -> str | None:
 
 
 def _losses(lines: Sequence[Line], planned: int, there: int) -> list[str]:
-    said = [f"{line.label}: diverged {line.diverged}/{line.runs}" for line in lines if line.diverged]
-    other = [line for line in lines if line.failed > line.diverged]
-    said += [f"{line.label}: failed {line.failed - line.diverged}/{line.runs}" for line in other]
+    kinds = {
+        "diverged": lambda line: line.diverged,
+        "at chance": lambda line: line.at_chance,
+        "failed": lambda line: line.failed - line.diverged,
+    }
+    said = [f"{line.label}: {kind} {n}/{line.runs}" for kind, of in kinds.items() for line in lines if (n := of(line))]
     return [*said, f"{planned - there} of {planned} runs are still missing"] if there < planned else said
 
 
