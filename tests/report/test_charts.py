@@ -52,3 +52,14 @@ def test_an_outline_without_cells_is_not_drawn():
     svg = chart(sheet(outlines={"best": [], "good": [(9, 9)]}))
     assert svg == chart(sheet())
     assert "outline" not in svg
+
+
+def test_a_heat_map_of_words_is_drawn_from_above():
+    plan = sheet()["chart"] | {"x": "run with", "y": "trained with"}
+    rows = [("Softmax", "MiTA", 61.0), ("Softmax", "Agent", 62.0), ("MiTA", "MiTA", 63.0), ("MiTA", "Agent", 64.0)]
+    svg = chart({"title": "swap", "columns": ("trained with", "run with", "top1"), "rows": rows, "chart": plan})
+    found = re.findall(r' x="([\d.]+)" y="([\d.]+)"[^>]*>(6[1-4])</text>', svg)
+    place = {number: (float(x), float(y)) for x, y, number in found}
+    assert place["61"][0] < place["62"][0]  # MiTA, then Agent, as they came
+    assert place["61"][1] < place["63"][1]  # Softmax above MiTA
+    assert place["62"] == (place["64"][0], place["61"][1])

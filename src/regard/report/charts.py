@@ -24,8 +24,8 @@ def chart(sheet: Mapping[str, Any]) -> str:
     if not plan:
         return ""
     rows = [dict(zip(sheet["columns"], row, strict=True)) for row in sheet["rows"]]
-    wanted = [plan["y"], plan["value"]] if plan["kind"] == "heat" else [plan["y"]]
-    rows = [row for row in rows if all(isinstance(row[name], int | float) for name in wanted if name)]
+    drawn = plan["value"] if plan["kind"] == "heat" else plan["y"]
+    rows = [row for row in rows if isinstance(row[drawn], int | float)]
     if not rows:
         return ""
     with matplotlib.rc_context(plots._STYLE):
@@ -94,6 +94,8 @@ def _heat(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Ma
     _outline(figure, axes, plan, xs, ys)
     axes.set_xticks(np.arange(len(xs)) + 0.5, [str(x) for x in xs])
     axes.set_yticks(np.arange(len(ys)) + 0.5, [str(y) for y in ys])
+    if isinstance(ys[0], str):
+        axes.invert_yaxis()  # words are read from above, numbers grow upwards
     axes.grid(False)
     axes.set_xlabel(plan["x"])
     axes.set_title(f"{plan['value']} by {plan['y']} (rows)", loc="left", fontsize=11, color=plots.MUTED)
