@@ -112,5 +112,5 @@ def test_all_four_are_drawn_and_reach_the_page(tmp_path: Path) -> None:
         assert Image.open(io.BytesIO(base64.b64decode(picture["image"]))).width > 0
     (page,) = write_analyses(tmp_path, tmp_path / "html", "esa_fig1")
     text = page.read_text()
-    assert text.count("data:image/png;base64,") == 2 * 5 * 2 + 2
+    assert text.count("data:image/png;base64,") == 2 * (1 + 5 * 2) + 2
     assert "Taps of w/o + deformable" in text

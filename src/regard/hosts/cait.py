@@ -60,7 +60,7 @@ def over_heads(mix: nn.Linear, a: Float[Tensor, "B H N M"]) -> Float[Tensor, "B 
 
 def cait_s_32(
     *,
-    img_size: int = 32,
+    img_size: int | tuple[int, int] = 32,
     in_chans: int = 3,
     num_classes: int = 10,
     heads: int = 8,
@@ -80,7 +80,7 @@ def cait_s_32(
 
     kind = TalkingAttention if keep_talking else LooseTalkingAttention
     return Cait(
-        img_size=img_size,
+        img_size=img_size,  # type: ignore[arg-type]  # timm takes pairs too
         patch_size=4,
         in_chans=in_chans,
         num_classes=num_classes,
