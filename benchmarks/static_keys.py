@@ -23,6 +23,8 @@ from regard.measure.allocator import ALLOCATOR
 if TYPE_CHECKING:
     import torch
 
+    from regard import Grid
+
 SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
 RETURNING = dict.fromkeys(ALLOCATOR, "65536")
 GRIDS = ("14x14", "32x32")
@@ -74,6 +76,7 @@ def static_keys(text: str, options: argparse.Namespace) -> list[str]:
     q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
     x = torch.randn(options.batch, grid.cells, options.dim, requires_grad=True)
     layers = {"softmax": Softmax().build(site), "ska": SKA().build(site)}
+    leaves = [q, k, v, x, *(weight for layer in layers.values() for weight in layer.parameters())]
     rows = []
     for part, goal in (("core", 1.05), ("layer", 0.95)):
         runs: dict[str, Callable[[], torch.Tensor]] = {}
@@ -83,7 +86,7 @@ def static_keys(text: str, options: argparse.Namespace) -> list[str]:
                 runs[name] = lambda operator=operator: operator(q, k, v, grid=grid)  # type: ignore[misc]
             else:
                 runs[name] = lambda layer=layer: layer(x, grid)  # type: ignore[misc]
-        times, _ = in_turns(runs, (), options.rounds)
+        times, _ = in_turns(runs, leaves, options.rounds)
         ratios = [times["ska", kind] / times["softmax", kind] for kind in ("f", "fb")]
         rows.append(f"{text:<7} {part:<6} {ratios[0]:>8.3f} {ratios[1]:>9.3f}  {_verdict(ratios, goal)}")
     return rows
@@ -92,8 +95,9 @@ def static_keys(text: str, options: argparse.Namespace) -> list[str]:
 def paths(case: str, rounds: int) -> list[str]:
     """Every path of CSKA in turns, and the peak memory of each alone."""
     grid, *rest = case.split(",")
-    runs = {path: _made(case, path) for path in PATHS}
-    times, _ = in_turns(runs, (), rounds)
+    inputs = _inputs(case)
+    runs = {path: _made(*inputs, path) for path in PATHS}
+    times, _ = in_turns(runs, inputs[0], rounds)
     rows, base = [], [0.0, 0.0]
     for path in PATHS:
         ratios = [times[path, kind] / times["conv", kind] for kind in ("f", "fb")]
@@ -107,11 +111,11 @@ def paths(case: str, rounds: int) -> list[str]:
     return rows
 
 
-def _made(case: str, path: str) -> "Callable[[], torch.Tensor]":
+def _inputs(case: str) -> "tuple[list[torch.Tensor], Grid]":
+    """Queries, keys' weight and bias, and values, which all want gradients, and their grid."""
     import torch
 
     from regard import Grid
-    from regard.ops import cska
 
     text, *rest = case.split(",")
     batch, heads, width = (int(number) for number in rest)
@@ -120,14 +124,20 @@ def _made(case: str, path: str) -> "Callable[[], torch.Tensor]":
     q, v = (torch.randn(batch, heads, grid.cells, width, requires_grad=True) for _ in range(2))
     weight = (0.02 * torch.randn(heads * grid.cells, width, 3, 3)).requires_grad_()
     bias = torch.zeros(heads * grid.cells, requires_grad=True)
-    return lambda: cska(q, weight, bias, v, grid, path=path)
+    return [q, weight, bias, v], grid
+
+
+def _made(inputs: "list[torch.Tensor]", grid: "Grid", path: str) -> "Callable[[], torch.Tensor]":
+    from regard.ops import cska
+
+    return lambda: cska(*inputs, grid, path=path)
 
 
 def peak(case: str, path: str, trained: bool) -> float:
     """MB by which the peak resident size grows during one run, after one run to load what is loaded once."""
     import torch
 
-    run = _made(case, path)
+    run = _made(*_inputs(case), path)
 
     def once() -> None:
         with torch.set_grad_enabled(trained):

@@ -124,6 +124,7 @@ def test_the_curve_begins_at_insertion(study: Study, tmp_path: Path) -> None:
     assert used > 0  # type: ignore[operator]
     assert nothing is None
     assert tuning.chart == Chart(x="epoch", y="top1", series="row")
+    assert set(source.read) == {run.key for _, run in few.runs("smoke")}, "the plain network is read too"
     assert curve(source, few) == [at_once, tuning]
     assert {run[0].label: source.store.outcome(run[1].key) for run in few.runs("smoke")} == outcomes
 

@@ -233,6 +233,7 @@ def test_a_limit_keeps_all_classes_of_sorted_data(tmp_path: Path, monkeypatch: p
     assert np.bincount(task.train_images().labels, minlength=3).tolist() == [2, 2, 2]
     assert set(task.test_images().labels) == {0, 1, 2}
     assert len(dataclasses.replace(task, limit=1000).train_images()) == 24
+    assert [canvas(limit=limit).at_most(9).limit for limit in (0, 6, 20)] == [9, 6, 9]
     monkeypatch.setattr(own, "IN_MEMORY", 100)
     lazy, rows = own.load(tmp_path / "set", (12, 12), "stop").train, np.array([1, 22])
     assert np.array_equal(lazy.take(rows).pixels[:], lazy.pixels[:][rows])

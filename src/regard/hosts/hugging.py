@@ -185,9 +185,9 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Iterable[type] = ()) 
         import transformers
     except ImportError as error:
         raise MissingExtra("transformers", "hf") from error
-    target = Path(folder)
     from .saving import described, fill, replay
 
+    target = Path(folder)
     try:
         with described(target, FILE):
             about = json.loads((target / FILE).read_text())

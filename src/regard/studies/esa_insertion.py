@@ -127,7 +127,7 @@ def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
         if not isinstance(run.start, Run):
             continue
         if run.start.key not in plain:
-            plain = {run.start.key: trained(run.start, source.store)}
+            plain = {run.start.key: trained(source.run(run.start.key), source.store)}
         found = inserted(run, plain[run.start.key])
         learnt = _accuracies(source, run)
         for epoch, value in {0: found.after, **learnt}.items():

@@ -6,7 +6,7 @@ images of the study's own set.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -54,7 +54,7 @@ def _accuracy(model: nn.Module, run: Run) -> float:
     """Top-1 accuracy in percent on at most `EVALUATED` test images, as a task's `limit` takes them."""
     task = run.task
     if isinstance(task, Classification):
-        task = replace(task, limit=min(task.limit or EVALUATED, EVALUATED))
+        task = task.at_most(EVALUATED)
     return task.score(model, torch.device("cpu")).metrics[task.metric]
 
 

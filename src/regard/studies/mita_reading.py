@@ -3,7 +3,7 @@
 import base64
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -82,8 +82,7 @@ def first_inputs(task: Task, number: int) -> Float[Tensor, "B C H W"]:
     """Some test images of a task, prepared: as its `limit` takes them."""
     if not isinstance(task, Classification):
         raise UnsupportedError(f"{type(task).__name__} has no test images to take; a classification has")
-    some = replace(task, limit=min(task.limit or number, number))
-    images, _ = next(evaluation_batches(some.test_images(), task.size))
+    images, _ = next(evaluation_batches(task.at_most(number).test_images(), task.size))
     return task.prepared(images, torch.device("cpu"))
 
 

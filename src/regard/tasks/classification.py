@@ -66,6 +66,10 @@ class Classification(Task):
     def identity(self) -> "Classification":
         return dataclasses.replace(self, data=identity(self.data), download=False)
 
+    def at_most(self, number: int) -> "Classification":
+        """The same task on at most so many training and test images, as `limit` takes them."""
+        return dataclasses.replace(self, limit=min(self.limit or number, number))
+
     def images_of(self) -> ImageSet:
         """The decoded set. Raises: DataError."""
         found = load(self.data, self.size, cut=self.cut, corrupt=self.corrupt, download=self.download)

@@ -70,12 +70,12 @@ def digest(path: Path) -> str:
                 total.update(split.encode() + hashlib.file_digest(stream, "sha256").digest())
         return total.hexdigest()[:12]
     for file in _image_files(path):
-        size, head = _seen(file)
+        size, head = fingerprint(file)
         total.update(f"{file.relative_to(path).as_posix()}\0{size}\0{head}\n".encode())
     return total.hexdigest()[:12]
 
 
-def _seen(file: Path) -> tuple[int, str]:
+def fingerprint(file: Path) -> tuple[int, str]:
     """Size and digest of the beginning; a file that cannot be opened is named when its image is decoded."""
     try:
         with file.open("rb") as stream:
