@@ -323,6 +323,27 @@ def test_wrong_numbers_for_a_finished_run(capsys, results: Path, finished: str) 
     refused(capsys, [*start, "k=3"], "Softmax has no 'k'")
 
 
+def test_another_mechanism_for_a_finished_run(capsys, results: Path, finished: str) -> None:
+    """Top-k attention of all 36 keys is softmax; another mechanism is another network; what is untrained is named."""
+
+    def scores(mixer: str = "") -> tuple[dict[str, float], str]:
+        chosen = ["--mixer", mixer] if mixer else []
+        assert run(["eval", finished, "--results", str(results), "--json", *chosen]) == 0
+        shown = capsys.readouterr()
+        return json.loads(shown.out)["metrics"], shown.err
+
+    plain, _ = scores()
+    same, said = scores("TopK(k=36)")
+    assert same["loss"] == pytest.approx(plain["loss"], abs=1e-5)
+    assert "untrained" not in said
+    other, said = scores("Agent(m=4, bias=True)")
+    assert abs(other["loss"] - plain["loss"]) > 1e-5
+    assert "untrained" in said
+    start = ["eval", finished, "--results", str(results), "--mixer"]
+    refused(capsys, [*start, "Sofmax()"], "Softmax")
+    refused(capsys, [*start, "None"], "mixer is a configuration")
+
+
 @pytest.mark.parametrize("content", ["junk", "foreign", "other network", "missing"])
 def test_a_checkpoint_that_is_damaged_or_foreign(capsys, results: Path, finished: str, content: str) -> None:
     last = results / finished / "last.ckpt"

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,6 +30,11 @@ from .training import (
     recorded_data,
     use_data,
 )  # fmt: skip
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from regard.lab.run import Run
 
 
 def train(
@@ -65,6 +70,7 @@ def train(
 def evaluate(
     key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
     best: Annotated[bool, typer.Option("--best", help="The weights of the best evaluation, not the last.")] = False,
+    mixer: Annotated[str, typer.Option(help="Run with another mechanism, such as 'MiTA(m=9, k=9)'.")] = "",
     retune: Annotated[str, typer.Option(help="Numbers of the mechanism to change, such as m=16,k=16.")] = "",
     device: DeviceOption = "auto",
     data: Annotated[str, typer.Option(help="Other data than the run's, with the same classes.")] = "",
@@ -72,13 +78,15 @@ def evaluate(
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """Score a finished run on its test images again, with other numbers of the mechanism or on other data."""
+    """Score a finished run on its test images again: with another mechanism or its numbers, or on other data."""
     from regard.lab.run import read_run, trained
 
     use_data(data_root)
     store, key = find_run(key, results)
     run = read_run(store, key)
     model = trained(run, store, best)
+    if mixer:
+        _exchange(model, mixer, run)
     if retune:
         from regard.hosts.swap import retune as change_numbers
 
@@ -88,6 +96,20 @@ def evaluate(
     score = run.task.score_on(data, model, place, recorded_data(store, key)) if data else run.task.score(model, place)
     metrics = score.metrics
     if as_json:
-        typer.echo(json.dumps({"key": key, "metrics": metrics, "retune": retune}))
+        typer.echo(json.dumps({"key": key, "metrics": metrics, "mixer": mixer, "retune": retune}))
     else:
         typer.echo("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+def _exchange(model: "nn.Module", mixer: str, run: "Run") -> None:
+    """Put another mechanism in, with the weights of the run; says what has no trained weights and was drawn anew."""
+    import torch
+
+    from regard.hosts.swap import plan_swap
+
+    torch.manual_seed(run.seed)
+    plan = plan_swap(model, mixer, example=run.task.example())
+    new = sorted({name for site in plan.sites for name in site.new})
+    if new:
+        typer.echo(f"untrained in every layer: {', '.join(new)}", err=True)
+    plan.apply()
