@@ -134,6 +134,16 @@ none is an error.
 `swap(torchvision.models.vit_b_16(), SKA())` works in place. Models of transformers (>= 5.9, the
 extra `hf`) are swapped the same way; `regard.hosts.hugging.save_pretrained` and `from_pretrained` write and read them
 with the swap, since transformers itself saves neither the mechanism nor its code.
+
+## Adapters, pruning and export
+
+A swap takes the host's weights from where its library has them. Where something is around them (LoRA, pruning, weight
+norm, quantisation) it refuses, so that nothing is lost: merge it first, or add it after the swap. LoRA of PEFT reaches
+the fused queries, keys and values of a swapped model by `target_parameters=["qkv.weight"]`, those of Hugging Face's
+models by `target_modules=["qkv.q", "qkv.v"]`.
+
+`torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size; every mechanism
+was compared with ONNX Runtime. Compiled kernels (`REGARD_NATIVE=1`) stay out of an exported graph.
 """
 
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -18,7 +19,10 @@ def heads(x: Float[Tensor, "B N HD"], number: int) -> Float[Tensor, "B H N d"]:
 
 def merge(x: Float[Tensor, "B H N e"]) -> Float[Tensor, "B N HE"]:
     """The inverse of `heads`."""
-    return x.transpose(1, 2).flatten(2)
+    x = x.transpose(1, 2)
+    if torch.compiler.is_exporting():  # the graph may get x in another order of memory than its trace
+        x = x.clone(memory_format=torch.contiguous_format)
+    return x.flatten(2)
 
 
 class Projection(nn.Module):

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,8 +10,11 @@ import torch
 from safetensors.torch import load_file
 from timm.models import clean_state_dict
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from regard.core import ConfigError, Grid, Site, StoreError
+from regard.core import ConfigError, Grid, Projection, Site, StoreError
+
+LIBRARIES = frozenset({"torch", "timm", "torchvision", "transformers", "regard"})
 
 
 def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -54,6 +57,33 @@ def fused_refuses(module: Any) -> str:
     if module.proj.out_features != module.qkv.in_features:
         return "it changes the number of channels"
     return ""
+
+
+def altered(layer: nn.Module, own: Collection[str] = (), skip: str = "") -> str:
+    """What a tool has put around or into a linear map of a layer, so that its weights are elsewhere; "" if nothing.
+
+    An adapter such as LoRA, pruning, a parametrisation such as weight norm, quantisation. own: further packages whose
+    modules are as they should be. skip: the name of a child that is not looked at.
+    """
+    homes = LIBRARIES | {package_of(layer), *own}
+    for name, part in layer.named_modules():
+        if skip and name.partition(".")[0] == skip:
+            continue
+        kind, said = type(part), f"its {name}" if name else "it"
+        plain = isinstance(part, nn.Linear) and kind.forward is nn.Linear.forward
+        holds = any(isinstance(inner, nn.Linear | Projection) for inner in part.modules())
+        if is_parametrized(part):
+            return f"{said} is parametrised"
+        if (holds and not plain and package_of(part) not in homes) or kind.__module__.startswith("torch.ao."):
+            return f"{said} is of {kind.__module__}.{kind.__qualname__}"
+        if any(type(hook).__module__.startswith("torch.nn.utils.") for hook in part._forward_pre_hooks.values()):
+            return f"{said} is pruned or normalised by torch.nn.utils"
+    return ""
+
+
+def package_of(value: object) -> str:
+    """The package that the type of a value is from, such as "timm"."""
+    return type(value).__module__.partition(".")[0]
 
 
 def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]:

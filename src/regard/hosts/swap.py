@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, MixerConfig, RegardError, SwapError, UnsupportedError, nearest
-from regard.mixers.spell import parse_mixer, spell
+from regard.mixers.spell import parse_mixer, parts, spell
 from regard.mixers.static import FROM_TEACHER, StaticConfig
 
 from .hosted import CHILD, Hosted, like
 from .looking import all_sites, example_of, grids_of, inputs_of, matching, port_of
 from .nothing import Nothing
 from .owners import shared_of, swapped, tidy
+from .reading import altered, package_of
 
 
 @dataclass
@@ -88,7 +89,8 @@ def plan_swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", exam
 
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
     every self-attention. example: an input, where the model does not tell its image size.
-    Raises: SwapError if nothing matches or a layer cannot be read, UnsupportedError if the host passes masks that the
+    Raises: SwapError if nothing matches, a layer cannot be read or an adapter (LoRA) is around its weights, which a
+    swap would lose, UnsupportedError if the host passes masks that the
     mechanism cannot apply, ConfigError if mixer is no configuration.
     """
     known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
@@ -141,9 +143,12 @@ def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) ->
 def restore(model: nn.Module, where: str = "*") -> nn.Module:
     """The host's own attention back, in place, with the present weights where they fit; returns the model.
 
-    Raises: SwapError if no swapped layer matches.
+    Raises: SwapError if no swapped layer matches, or an adapter (LoRA) is around the weights of one.
     """
-    for name in swapped(model, where):
+    names = swapped(model, where)
+    for name in names:
+        _check_plain(model.get_submodule(name), name)
+    for name in names:
         model.set_submodule(name, model.get_submodule(name).release())  # type: ignore[operator]
     tidy(model)
     return model
@@ -152,12 +157,13 @@ def restore(model: nn.Module, where: str = "*") -> nn.Module:
 def retune(model: nn.Module, where: str = "*", **numbers: Any) -> nn.Module:
     """Change fields of the mechanisms of a trained model, in place, such as retune(model, m=49, k=49).
 
-    Every parameter stays the same object. Raises: SwapError if no swapped layer matches, ConfigError for an unknown
-    field or for one that would change the parameters.
+    Every parameter stays the same object. Raises: SwapError if no swapped layer matches or an adapter (LoRA) is around
+    the weights of one, ConfigError for an unknown field or for one that would change the parameters.
     """
     made = []
     for name in swapped(model, where):
         layer: Any = model.get_submodule(name)
+        _check_plain(layer, name)
         old, config = layer.mixer, layer.mixer.config
         known = [item.name for item in fields(config)]
         for key in numbers:
@@ -275,11 +281,25 @@ def _make(name: str, options: dict[str, Any]) -> nn.Module:
 
 def _refuse(module: nn.Module, name: str, mixer: MixerConfig) -> None:
     port, host = (type(module), module.host) if isinstance(module, Hosted) else (port_of(module), module)
+    _check_plain(module, name)
     missing = sorted(port.sends - mixer.masks) if mixer.uses else []
     if reason := port.refuses(host):
         raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
     if missing:
         raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
+
+
+def _check_plain(layer: nn.Module, name: str) -> None:
+    """Raises: SwapError if the weights of a layer are not where its library, or its mechanism, has them."""
+    if isinstance(layer, Hosted):
+        reason = altered(layer.mixer, {package_of(part) for part in parts(layer.mixer.config)}, skip="operator")
+    else:
+        reason = altered(layer)
+    if reason:
+        raise SwapError(
+            f"{name}: {reason}, whose weights would be lost; merge or remove it first (merge_and_unload() of PEFT, "
+            "prune.remove() or remove_parametrizations() of torch), or leave the layer out with where="
+        )
 
 
 def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:

@@ -39,11 +39,12 @@ def lsh_plan(qk: Float[Tensor, "B H N d"], rotations: Float[Tensor, "R d half"])
 
 def _order(plan: LSHPlan, mask: Mask) -> Int[Tensor, "B H R N"]:
     """Tokens by bucket, then by position; padding last."""
-    buckets = plan.buckets
+    buckets, number = plan.buckets, plan.buckets.shape[-1]
     if mask.keep is not None:
-        last = torch.iinfo(buckets.dtype).max
+        last = torch.iinfo(buckets.dtype).max // number - 1
         buckets = buckets.masked_fill(~mask.keep[:, None, None], last)
-    return buckets.sort(dim=-1, stable=True).indices
+    # numbered, equal ones keep their order in any sort: ONNX has no stable one
+    return (buckets * number + torch.arange(number, device=buckets.device)).sort(dim=-1).values % number
 
 
 def _chunks(order: Tensor, chunk: int) -> Int[Tensor, "B H R N"]:
