@@ -143,7 +143,9 @@ the fused queries, keys and values of a swapped model by `target_parameters=["qk
 models by `target_modules=["qkv.q", "qkv.v"]`.
 
 `torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size; every mechanism
-was compared with ONNX Runtime. Compiled kernels (`REGARD_NATIVE=1`) stay out of an exported graph.
+was compared with ONNX Runtime. Compiled kernels (`REGARD_NATIVE=1`) stay out of an exported graph. `torch.fx`, as in
+torchvision's feature extraction, takes a swapped layer as one node: `tracer_kwargs={{"leaf_modules": [Hosted]}}`, with
+`from regard.hosts.hosted import Hosted`.
 """
 
 

@@ -10,7 +10,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
 
 from hosts.small_hosts import spread  # noqa: E402
-from regard.core import StoreError, SwapError, UnsupportedError  # noqa: E402
+from regard.core import ConfigError, StoreError, SwapError, UnsupportedError  # noqa: E402
 from regard.hosts.hosted import Hosted  # noqa: E402
 from regard.hosts.hugging import from_pretrained, save_pretrained  # noqa: E402
 from regard.hosts.maps import capture  # noqa: E402
@@ -103,6 +103,22 @@ def test_a_swap_is_written_and_read_again(tmp_path):
     (tmp_path / "regard.json").unlink()
     with pytest.raises(StoreError, match=r"regard\.json"):
         from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["adapter", "wrapper"])
+def test_what_could_not_be_built_again_is_not_written(tmp_path, change):
+    """Such as LoRA around a layer, or around the model: the folder would be written and never read."""
+    model, x = make("ViT")
+    swap(model, MiTA(m=4, k=4), example=x[:1])
+    if change == "adapter":
+        layer = model.layers[1].attention.regard
+        layer.proj = torch.nn.Sequential(layer.proj)
+    else:
+        config, model = model.config, torch.nn.Sequential(model)
+        model.config = config
+    with pytest.raises(ConfigError, match=r"proj\.0\.weight" if change == "adapter" else "no model of transformers"):
+        save_pretrained(model, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -6,9 +6,11 @@ the configuration that it saves: plain loading fails at once, or, where Regard i
 instead of quietly computing softmax. `save_pretrained` and `from_pretrained` here write and read the swap as well.
 """
 
+import copy
 import json
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -152,16 +154,23 @@ def _register() -> None:
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write a swapped model of transformers: config.json, model.safetensors and regard.json; returns the folder.
 
-    Raises: ConfigError if the model is not of transformers, StoreError if the folder cannot be written.
+    Raises: ConfigError if the model is not of transformers, or was changed since (LoRA) so that it cannot be built
+    again; StoreError if the folder cannot be written.
     """
-    from .saving import swaps_of
+    from .saving import difference, swaps_of
 
     config = _config(model)
-    if config is None:
+    if config is None or not type(model).__module__.startswith("transformers."):
         raise ConfigError(
             f"{type(model).__name__} is no model of transformers; regard.save writes those of create_model"
         )
     about = {"version": 1, "architecture": type(model).__name__, "swaps": swaps_of(model)}
+    differs = difference(model, partial(_built, about, copy.deepcopy(config)))
+    if differs:
+        raise ConfigError(
+            f"{type(model).__name__}, built again, is not this model: {differs}. Merge what was put around its layers "
+            "(merge_and_unload() of PEFT), or save model.state_dict() with safetensors"
+        )
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -185,17 +194,28 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Iterable[type] = ()) 
         import transformers
     except ImportError as error:
         raise MissingExtra("transformers", "hf") from error
-    from .saving import described, fill, replay
+    from .saving import described, fill
 
     target = Path(folder)
     try:
         with described(target, FILE):
             about = json.loads((target / FILE).read_text())
             config = transformers.AutoConfig.from_pretrained(target, attn_implementation="sdpa")
-            config.__dict__.pop("attn_implementation", None)
-            model = getattr(transformers, about["architecture"])(config)
-            replay(model, about["swaps"], tuple(extra))
+            model = _built(about, config, tuple(extra))
             fill(model, load_file(target / "model.safetensors"))
     except FileNotFoundError as error:
         raise StoreError(f"{target} has no {Path(str(error.filename)).name}; expected a swapped model") from error
     return model.eval()
+
+
+def _built(about: dict[str, Any], config: Any, extra: tuple[type, ...]) -> nn.Module:
+    """The model of regard.json and a configuration, which is changed, with first weights."""
+    import transformers
+
+    from .saving import replay
+
+    config.__dict__.pop("attn_implementation", None)
+    config._attn_implementation = "sdpa"
+    model = getattr(transformers, about["architecture"])(config)
+    replay(model, about["swaps"], extra)
+    return model

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,12 @@ def describe(model: nn.Module) -> dict[str, Any]:
 def _checked(model: nn.Module) -> dict[str, Any]:
     """`describe`, proved by building the model again without memory. Raises: ConfigError if it has other tensors."""
     recipe = describe(model)
-    differs = _difference(model, recipe)
+    differs = difference(model, partial(rebuild, recipe))
     classes = getattr(model, "num_classes", None)
     if differs and isinstance(classes, int):
         name, options = parse_host(recipe["host"])
         other = recipe | {"host": spell_host(name, options | {"num_classes": classes})}
-        if not _difference(model, other):
+        if not difference(model, partial(rebuild, other)):
             return other
     if differs:
         raise ConfigError(
@@ -85,15 +86,18 @@ def _checked(model: nn.Module) -> dict[str, Any]:
     return recipe
 
 
-def _difference(model: nn.Module, recipe: dict[str, Any]) -> str:
-    """In which tensors a model differs from what its recipe builds; "" if in none."""
+def difference(model: nn.Module, build: Callable[[tuple[type, ...]], nn.Module]) -> str:
+    """In which tensors a model differs from what is built for it, with the kinds of its configurations; "" if in none.
+
+    Nothing is filled: where it can be, the other model is built without memory.
+    """
     kinds = {type(item) for layer in model.modules() if isinstance(layer, Hosted) for item in parts(layer.mixer.config)}
     built: nn.Module | None = None
     with torch.random.fork_rng(devices=[]):
         for device in ("meta", "cpu"):  # not everything can be built without memory
             try:
                 with torch.device(device):
-                    built = rebuild(recipe, tuple(kinds))
+                    built = build(tuple(kinds))
                 break
             except Exception as error:
                 failure = f"{type(error).__name__}: {error}"
