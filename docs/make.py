@@ -140,7 +140,8 @@ with the swap, since transformers itself saves neither the mechanism nor its cod
 A swap takes the host's weights from where its library has them. Where something is around them (LoRA, pruning, weight
 norm, quantisation) it refuses, so that nothing is lost: merge it first, or add it after the swap. LoRA of PEFT reaches
 the fused queries, keys and values of a swapped model by `target_parameters=["qkv.weight"]`, those of Hugging Face's
-models by `target_modules=["qkv.q", "qkv.v"]`.
+models by `target_modules=["qkv.q", "qkv.v"]`. Tools that look for `nn.Linear`, such as dynamic quantisation, leave
+fused queries, keys and values as they are.
 
 `torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size; every mechanism
 was compared with ONNX Runtime. Compiled kernels (`REGARD_NATIVE=1`) stay out of an exported graph. `torch.fx`, as in
