@@ -34,8 +34,6 @@ from .training import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from regard.lab.run import Run
-
 
 def train(
     mixer: Annotated[
@@ -86,7 +84,7 @@ def evaluate(
     run = read_run(store, key)
     model = trained(run, store, best)
     if mixer:
-        _exchange(model, mixer, run)
+        _exchange(model, mixer, run.seed)
     if retune:
         from regard.hosts.swap import retune as change_numbers
 
@@ -101,14 +99,14 @@ def evaluate(
         typer.echo("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
-def _exchange(model: "nn.Module", mixer: str, run: "Run") -> None:
-    """Put another mechanism in, with the weights of the run; says what has no trained weights and was drawn anew."""
+def _exchange(model: "nn.Module", mixer: str, seed: int) -> None:
+    """Put another mechanism in, with the weights that the model has; says what was drawn anew."""
     import torch
 
     from regard.hosts.swap import plan_swap
 
-    torch.manual_seed(run.seed)
-    plan = plan_swap(model, mixer, example=run.task.example())
+    torch.manual_seed(seed)
+    plan = plan_swap(model, mixer)
     new = sorted({name for site in plan.sites for name in site.new})
     if new:
         typer.echo(f"untrained in every layer: {', '.join(new)}", err=True)

@@ -200,7 +200,7 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Iterable[type] = ()) 
     try:
         with described(target, FILE):
             about = json.loads((target / FILE).read_text())
-            config = transformers.AutoConfig.from_pretrained(target, attn_implementation="sdpa")
+            config = transformers.AutoConfig.from_pretrained(target)
             model = _built(about, config, tuple(extra))
             fill(model, load_file(target / "model.safetensors"))
     except FileNotFoundError as error:

@@ -90,8 +90,8 @@ def plan_swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", exam
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
     every self-attention. example: an input, where the model does not tell its image size.
     Raises: SwapError if nothing matches, a layer cannot be read or an adapter (LoRA) is around its weights, which a
-    swap would lose, UnsupportedError if the host passes masks that the
-    mechanism cannot apply, ConfigError if mixer is no configuration.
+    swap would lose, UnsupportedError if the host passes masks that the mechanism cannot apply, ConfigError if mixer is
+    no configuration.
     """
     known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
     if not isinstance(known, MixerConfig):

@@ -16,6 +16,7 @@ from regard.core import Mask, ShapeError, UnsupportedError, hide
 
 from .compiled import eager_on_cpu
 from .heads import check_heads
+from .order import in_order
 from .precision import exact_products, wide
 
 
@@ -170,9 +171,7 @@ def lay_out(plan: MitaPlan, size: int, bounded: bool) -> Blocks:
         return _lay_out_small(plan.experts.numpy().reshape(groups, -1), total, size)
     own = plan.experts.reshape(groups, -1) + plan.keys.shape[2] * torch.arange(groups, device=device)[:, None]
     own = own.flatten()  # (P,)
-    # numbered, equal ones keep their order in any sort: ONNX has no stable one
-    numbered = (own * own.numel() + torch.arange(own.numel(), device=device)).sort().values
-    ranked, order = numbered // own.numel(), numbered % own.numel()
+    ranked, order = in_order(own)
     # nothing here is in place: under `vmap` the plan has a dimension more than a new tensor
     counts = torch.zeros(total, dtype=torch.long, device=device).scatter_add(0, own, torch.ones_like(own))
     blocks = (counts + (size - 1)) // size

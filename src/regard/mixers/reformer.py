@@ -19,6 +19,7 @@ from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeErro
 
 from .blocks import padding_only
 from .heads import HeadMixerConfig, check_heads
+from .order import in_order
 from .precision import exact_products, wide
 
 SELF = -5e4  # logit of a token with itself, the authors': below every other, yet finite, for a token all alone
@@ -39,12 +40,11 @@ def lsh_plan(qk: Float[Tensor, "B H N d"], rotations: Float[Tensor, "R d half"])
 
 def _order(plan: LSHPlan, mask: Mask) -> Int[Tensor, "B H R N"]:
     """Tokens by bucket, then by position; padding last."""
-    buckets, number = plan.buckets, plan.buckets.shape[-1]
+    buckets = plan.buckets
     if mask.keep is not None:
-        last = torch.iinfo(buckets.dtype).max // number - 1
+        last = torch.iinfo(buckets.dtype).max // buckets.shape[-1] - 1
         buckets = buckets.masked_fill(~mask.keep[:, None, None], last)
-    # numbered, equal ones keep their order in any sort: ONNX has no stable one
-    return (buckets * number + torch.arange(number, device=buckets.device)).sort(dim=-1).values % number
+    return in_order(buckets)[1]
 
 
 def _chunks(order: Tensor, chunk: int) -> Int[Tensor, "B H R N"]:
