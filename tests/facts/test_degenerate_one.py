@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from regard.core import Grid, Mask, Operator, Site
-from regard.mixers.mhla import tiles
 from regard.mixers.spell import parse
 from regard.ops import (
     agent,
@@ -100,8 +99,7 @@ def test_relu_linear_attention_by_flatten_polaformer_mhla_and_performer():
     q, k, v = tensors(grid)
     relu = linear(q, k, v, feature="relu")
     assert torch.allclose(flatten(q, k, v, power=1.0), relu, atol=1e-12)
-    blocks = tiles(grid, (2, 3))
-    assert torch.allclose(mhla(q, k, v, torch.ones(7, 7, dtype=F64), blocks), relu, atol=1e-12)
+    assert torch.allclose(mhla(q, k, v, torch.ones(7, 7, dtype=F64), grid, (2, 3)), relu, atol=1e-12)
     features = torch.eye(8, dtype=F64)
     assert torch.allclose(performer(q, k, v, features, kernel="relu", eps=1e-6 * 8**-0.25), relu, atol=1e-5)
     q, k = q.abs(), k.abs()

@@ -5,7 +5,7 @@ import torch
 
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site
 from regard.mixers.linear import linear_reference
-from regard.mixers.mhla import MHLA, mhla, mhla_reference, tiles
+from regard.mixers.mhla import MHLA, block_of, mhla, mhla_reference
 
 F64 = torch.float64
 GRIDS = (Grid(4, 6, 2), Grid(7, 5, 1), Grid(3, 5, 1, 2), Grid(6, 6), Grid(1, 12))
@@ -25,28 +25,30 @@ def tensors(n, d=8, e=5):
 @pytest.mark.parametrize("normalize", ["correct", "none"])
 def test_fast_equals_reference(grid, normalize):
     q, k, v = tensors(grid.tokens)
-    blocks = tiles(grid, 4 if grid.height == 1 else (2, 3) if grid.height > 2 else 2)
-    mixing = torch.rand(len(blocks), len(blocks), dtype=F64)
+    m = 4 if grid.height == 1 else (2, 3)
+    number = (4 if grid.height == 1 else 6) + bool(grid.extra)
+    mixing = torch.rand(number, number, dtype=F64)
     for mask in (None, Mask(keep=torch.rand(3, grid.tokens) > 0.4)):
-        own = mhla_reference(q, k, v, mixing, blocks, normalize=normalize, mask=mask)
-        assert torch.allclose(mhla(q, k, v, mixing, blocks, normalize=normalize, mask=mask), own, atol=1e-11)
+        own = mhla_reference(q, k, v, mixing, grid, m, normalize=normalize, mask=mask)
+        assert torch.allclose(mhla(q, k, v, mixing, grid, m, normalize=normalize, mask=mask), own, atol=1e-11)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_equal_mixture_is_global_linear_attention(grid):
     q, k, v = tensors(grid.tokens)
-    blocks = tiles(grid, 3 if grid.height in (1, 3, 6) else (2, 3))
-    out = mhla(q, k, v, torch.ones(len(blocks), len(blocks), dtype=F64), blocks)
+    m = 3 if grid.height in (1, 3, 6) else (2, 3)
+    number = (m if m == 3 else 6) + bool(grid.extra)
+    out = mhla(q, k, v, torch.ones(number, number, dtype=F64), grid, m)
     assert torch.allclose(out, linear_reference(q, k, v, feature="relu"), atol=1e-12)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_identity_is_linear_attention_within_each_block(grid):
     q, k, v = tensors(grid.tokens)
-    blocks = tiles(grid, (1, 3))
-    out = mhla(q, k, v, torch.eye(len(blocks), dtype=F64), blocks)
-    for block in blocks:
-        own = block[block >= 0]
+    block = block_of(grid, (1, 3))
+    number = 3 + bool(grid.extra)
+    out = mhla(q, k, v, torch.eye(number, dtype=F64), grid, (1, 3))
+    for own in (block == i for i in range(number)):
         inside = linear_reference(q[:, :, own], k[:, :, own], v[:, :, own], feature="relu")
         assert torch.allclose(out[:, :, own], inside, atol=1e-12)
 
@@ -58,22 +60,11 @@ def test_one_block_is_linear_attention():
     assert torch.allclose(operator(q, k, v, grid=Grid(3, 5)), linear_reference(q, k, v, feature="relu"), atol=1e-12)
 
 
-def test_tiles_by_hand():
+def test_blocks_by_hand():
     """7 rows in 2, 5 columns in 3: rows 0-2 and 3-6, columns 0, 1-2 and 3-4; one extra token before, two after."""
-    grid = Grid(7, 5, 1, 2)
-    blocks = tiles(grid, (2, 3))
-    assert blocks.shape == (7, 8)
-    assert blocks[0][blocks[0] >= 0].tolist() == [1, 6, 11]
-    assert blocks[4][blocks[4] >= 0].tolist() == [17, 18, 22, 23, 27, 28, 32, 33]
-    assert blocks[6][blocks[6] >= 0].tolist() == [0, 36, 37]
-    assert sorted(blocks[blocks >= 0].tolist()) == list(range(grid.tokens))
-
-
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_every_token_is_in_one_tile(grid):
-    for m in ((1, 1), (1, 3), (grid.height, grid.width)):
-        blocks = tiles(grid, m)
-        assert sorted(blocks[blocks >= 0].tolist()) == list(range(grid.tokens))
+    block = block_of(Grid(7, 5, 1, 2), (2, 3))
+    rows = [[0, 1, 1, 2, 2]] * 3 + [[3, 4, 4, 5, 5]] * 4
+    assert block.tolist() == [6, *(number for row in rows for number in row), 6, 6]
 
 
 def test_a_query_is_normalised_by_its_own_sum():
@@ -81,7 +72,7 @@ def test_a_query_is_normalised_by_its_own_sum():
     q, k, v = tensors(24)
     v = torch.ones_like(v)
     mixing = torch.rand(6, 6, dtype=F64)
-    assert torch.allclose(mhla(q, k, v, mixing, tiles(Grid(4, 6), (2, 3)), eps=0.0), v, atol=1e-12)
+    assert torch.allclose(mhla(q, k, v, mixing, Grid(4, 6), (2, 3), eps=0.0), v, atol=1e-12)
 
 
 @pytest.mark.parametrize("init", ["cos", "linear", "exp", "gaussian", "local"])
@@ -145,12 +136,16 @@ def test_refusals():
 @pytest.mark.untyped
 def test_wrong_calls_say_what_was_expected():
     q, k, v = tensors(15)
-    blocks = tiles(Grid(3, 5), (1, 3))
+    where = Grid(3, 5), (1, 3)
     with pytest.raises(ShapeError, match=r"mixing has shape \(2, 2\); expected \(3, 3\)"):
-        mhla(q, k, v, torch.ones(2, 2, dtype=F64), blocks)
+        mhla(q, k, v, torch.ones(2, 2, dtype=F64), *where)
     with pytest.raises(ShapeError, match="14 queries and 15 keys"):
-        mhla(q[:, :, 1:], k, v, torch.ones(3, 3, dtype=F64), blocks)
+        mhla(q[:, :, 1:], k, v, torch.ones(3, 3, dtype=F64), *where)
+    with pytest.raises(GridError, match="15"):
+        mhla(q, k, v, torch.ones(3, 3, dtype=F64), Grid(4, 4), (1, 3))
+    with pytest.raises(GridError, match="4x1 landmarks cannot be laid on"):
+        mhla(q, k, v, torch.ones(4, 4, dtype=F64), Grid(3, 5), (4, 1))
     with pytest.raises(ConfigError, match="normalize is correct or none"):
-        mhla(q, k, v, torch.ones(3, 3, dtype=F64), blocks, normalize="official")
+        mhla(q, k, v, torch.ones(3, 3, dtype=F64), *where, normalize="official")
     with pytest.raises(ConfigError, match="did you mean cos"):
         MHLA(init="cosine")

@@ -18,8 +18,9 @@ from regard.core import Card, ConfigError, Cost, Grid, GridError, Mask, Operator
 
 from .heads import HeadMixer, HeadMixerConfig
 from .kernels import check_kernel, divide, feature_map, narrow
-from .landmarks import number_of, windows_of
+from .landmarks import Windows, number_of, windows_of
 from .precision import exact_products, wide
+from .tiles import balanced, cell_ids, join_tokens, split_tokens
 
 
 def mhla_reference(
@@ -27,7 +28,8 @@ def mhla_reference(
     k: Float[Tensor, "B H N d"],
     v: Float[Tensor, "B H N e"],
     mixing: Float[Tensor, "X X"],
-    blocks: Int[Tensor, "X w"],
+    grid: Grid,
+    m: Windows,
     *,
     normalize: str = "correct",
     eps: float = 1e-6,
@@ -35,10 +37,7 @@ def mhla_reference(
 ) -> Float[Tensor, "B H N e"]:
     """All N x N weights M_b(i)b(j) phi(q_i).phi(k_j), b(i) the block of i, divided by the sum of their row + eps."""
     keep = check_kernel("mhla", q, k, v, mask)
-    phi = feature_map("relu")
-    block = q.new_zeros(q.shape[-2], dtype=torch.long)
-    for number, tokens in enumerate(blocks):
-        block[tokens[tokens >= 0]] = number
+    phi, block = feature_map("relu"), block_of(grid, m, q.device)
     a = phi(q) @ only_kept(phi(only_kept(k, keep)), keep).mT * mixing[block][:, block]
     a = divide(a, a.sum(-1, keepdim=True) + eps) if normalize == "correct" else a
     return a @ only_kept(v, keep)
@@ -49,7 +48,8 @@ def mhla(
     k: Float[Tensor, "B H N d"],
     v: Float[Tensor, "B H N e"],
     mixing: Float[Tensor, "X X"],
-    blocks: Int[Tensor, "X w"],
+    grid: Grid,
+    m: Windows,
     *,
     normalize: str = "correct",
     eps: float = 1e-6,
@@ -57,74 +57,60 @@ def mhla(
 ) -> Float[Tensor, "B H N e"]:
     """The same in linear time, block by block.
 
-    mixing: M; not negative where weights are normalised. blocks: the tokens of every block, each token in one block;
-    -1 fills blocks that have fewer. normalize: "correct", or "none" as in MiTA's comparison. eps: added to the
-    normaliser. mask: padding only. Features and normalisers are in float32 for half precision.
-    Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown word.
+    m: tiles of the grid, a number or (rows, columns). mixing: M over the blocks of `block_of`; not negative where
+    weights are normalised. normalize: "correct", or "none" as in MiTA's comparison. eps: added to the normaliser.
+    mask: padding only. Features and normalisers are in float32 for half precision.
+    Raises: ShapeError and GridError for what does not fit, UnsupportedError for other masks, ConfigError for an
+    unknown word.
     """
     keep = check_kernel("mhla", q, k, v, mask)
     if normalize not in ("correct", "none"):
         raise ConfigError(f"normalize is correct or none, not {normalize!r}")
-    number = blocks.shape[0]
     if q.shape[-2] != k.shape[-2]:
-        raise ShapeError(f"mhla: {q.shape[-2]} queries and {k.shape[-2]} keys; both must be the tokens of the blocks")
+        raise ShapeError(f"mhla: {q.shape[-2]} queries and {k.shape[-2]} keys; both must be the tokens of the grid")
+    grid.check(q)
+    tiles = balanced(grid, windows_of(grid, m), q.device)
+    number = tiles.number + bool(grid.extra)
     if tuple(mixing.shape) != (number, number):
         raise ShapeError(f"mhla: mixing has shape {tuple(mixing.shape)}; expected {(number, number)} for the blocks")
     with exact_products(q.device):
         phi = feature_map("relu")
-        real = blocks >= 0
-        source = blocks.clamp_min(0).flatten()
 
-        def arranged(x: Tensor) -> Tensor:  # (B, H, X, w, c), zeros where a block has fewer tokens
-            x = x.index_select(2, source).unflatten(2, blocks.shape)
-            return x.masked_fill(~real[..., None], 0.0)
+        def parts(x: Tensor) -> tuple[Tensor, Tensor]:  # extra tokens; cells (B, H, X, A, c), 0 in empty slots
+            extra, cells = split_tokens(x, grid)
+            cells = tiles.cut(cells)
+            return extra, cells if tiles.even else cells.masked_fill(~tiles.real[..., None], 0.0)
 
-        fq, fk = arranged(phi(wide(q))), arranged(only_kept(phi(wide(only_kept(k, keep))), keep))
-        values = arranged(only_kept(v, keep))
-        values = values if v.dtype == torch.bfloat16 else values.to(fq.dtype)
-        mixing = mixing.to(fq.dtype)
-        sums = (narrow(fk, v).mT @ values).to(fq.dtype)  # (B, H, X, d, e)
-        mixed = (mixing @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])
-        out = narrow(fq, v) @ narrow(mixed, v)
-        if normalize == "correct":
-            total = mixing @ fk.sum(-2)  # (B, H, X, d)
-            out = divide(out, (fq * total[..., None, :]).sum(-1, keepdim=True) + eps)
-        return out.flatten(2, 3).index_select(2, _slots(blocks, q.shape[-2])).to(v.dtype)
+        def over_blocks(extra: Tensor, cells: Tensor) -> Tensor:  # the extra tokens are the last block
+            return torch.cat([cells, extra[:, :, None]], 2) if grid.extra else cells
+
+        queries, keys = parts(phi(wide(q))), parts(only_kept(phi(wide(only_kept(k, keep))), keep))
+        values = parts(only_kept(v if v.dtype == torch.bfloat16 else v.to(keys[1].dtype), keep))
+        sums = over_blocks(*(narrow(f, v).mT @ x for f, x in zip(keys, values, strict=True))).to(keys[1].dtype)
+        # one product a head: torch would copy the sums, transposed, for a single matrix before them
+        mixing = mixing.to(sums.dtype).expand(*q.shape[:2], -1, -1)
+        table = (mixing @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])  # (B, H, X, d, e)
+        total = mixing @ over_blocks(*(f.sum(-2) for f in keys)) if normalize == "correct" else None  # (B, H, X, d)
+
+        def read(f: Tensor, block: int | slice) -> Tensor:
+            out = narrow(f, v) @ narrow(table[:, :, block], v)
+            if total is None:
+                return out
+            return divide(out, (f * total[:, :, block][..., None, :]).sum(-1, keepdim=True) + eps)
+
+        cells = tiles.join(read(queries[1], slice(tiles.number)))
+        extra = read(queries[0], -1) if grid.extra else cells[..., :0, :]
+        return join_tokens(extra, cells, grid).to(v.dtype)
 
 
-def _slots(blocks: Tensor, tokens: int) -> Tensor:
-    """Where each token is in the flattened blocks."""
-    places = torch.where(blocks >= 0, blocks, tokens).flatten()
-    order = torch.arange(places.numel(), device=blocks.device)
-    return torch.zeros(tokens + 1, dtype=torch.long, device=blocks.device).scatter(0, places, order)[:tokens]
+def block_of(grid: Grid, m: Windows, device: torch.device | None = None) -> Int[Tensor, " N"]:
+    """The block of every token: its tile, numbered rows first; extra tokens are the block after the last tile.
 
-
-def tiles(grid: Grid, m: int | tuple[int, int], device: torch.device | None = None) -> Int[Tensor, "X w"]:
-    """The tokens of m tiles of the grid, rows first, and of one more block where the grid has extra tokens.
-
-    Tile i of m_h rows has the rows floor(i h / m_h) to floor((i + 1) h / m_h) - 1; -1 fills tiles that have fewer
-    tokens than the largest. Raises: GridError if the grid cannot give m tiles.
+    Tile i of m_h rows has the rows floor(i h / m_h) to floor((i + 1) h / m_h) - 1. Raises: GridError if the grid cannot
+    give m tiles.
     """
-    rows, columns = windows_of(grid, m)
-    vertical, horizontal = _ranges(grid.height, rows, device), _ranges(grid.width, columns, device)
-    inside = (vertical >= 0)[:, None, :, None] & (horizontal >= 0)[None, :, None, :]
-    token = grid.prefix + vertical[:, None, :, None] * grid.width + horizontal[None, :, None, :]
-    table = torch.where(inside, token, -1).flatten(2).flatten(0, 1)  # (m, largest)
-    if not grid.extra:
-        return table
-    place = torch.arange(grid.extra, device=device)
-    extra = torch.where(place < grid.prefix, place, place + grid.cells)[None]
-    width = max(table.shape[-1], grid.extra)
-    fill = torch.nn.functional.pad
-    return torch.cat([fill(x, (0, width - x.shape[-1]), value=-1) for x in (table, extra)])
-
-
-def _ranges(size: int, parts: int, device: torch.device | None) -> Tensor:
-    """(parts, largest): the places of each part of a side; -1 after its end."""
-    first = torch.arange(parts, device=device) * size // parts
-    end = (torch.arange(parts, device=device) + 1) * size // parts
-    place = first[:, None] + torch.arange(-(-size // parts), device=device)
-    return torch.where(place < end[:, None], place, -1)
+    tiles = balanced(grid, windows_of(grid, m), device)
+    return cell_ids(tiles.owner, grid, tiles.number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +169,13 @@ class MHLA(HeadMixerConfig):
         return MHLAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Blocks are as long as the longest, and normalisers are mixed too; the paper counts neither."""
+        """Tiles are as large as the largest, and normalisers are mixed too; the paper counts neither."""
         rows, columns = windows_of(site.grid, self.m)
         blocks = self.number + bool(site.grid.extra)
         tokens, mixed = site.grid.tokens, site.width
         if accounting == "executed":
-            tokens = blocks * max(-(-site.grid.height // rows) * -(-site.grid.width // columns), site.grid.extra)
+            area = -(-site.grid.height // rows) * -(-site.grid.width // columns)
+            tokens = self.number * area + site.grid.extra
             mixed += self.normalize == "correct"
         return Cost(blocks**2, (2 * tokens * site.width + blocks**2 * mixed) * site.inner)
 
@@ -238,8 +225,8 @@ class MHLAOperator(Operator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q = cast(Tensor, q)
-        return mhla(q, cast(Tensor, k), cast(Tensor, v), mask=mask, **self._options(q, grid))
+        q, mixing, c = cast(Tensor, q), self._mixing(grid), self.config
+        return mhla(q, cast(Tensor, k), cast(Tensor, v), mixing, grid, c.m, normalize=c.normalize, eps=c.eps, mask=mask)
 
     def reference(
         self,
@@ -251,20 +238,16 @@ class MHLAOperator(Operator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        q = cast(Tensor, q)
-        return mhla_reference(q, cast(Tensor, k), cast(Tensor, v), mask=mask, **self._options(q, grid))
+        q, mixing, c = cast(Tensor, q), self._mixing(grid), self.config
+        return mhla_reference(
+            q, cast(Tensor, k), cast(Tensor, v), mixing, grid, c.m, normalize=c.normalize, eps=c.eps, mask=mask
+        )
 
-    def _options(self, q: Tensor, grid: Grid) -> dict:
-        """Raises: GridError for a grid with extra tokens where the build grid has none, or the reverse."""
+    def _mixing(self, grid: Grid) -> Tensor:
+        """M as it is used. Raises: GridError for a grid with extra tokens where the build grid has none, or back."""
         if bool(grid.extra) != bool(self.grid.extra):
             raise GridError(f"the blocks were built for {self.grid}, not for {grid}: extra tokens are a block")
-        config = self.config
-        return {
-            "mixing": self.mixing.clamp_min(0) if config.normalize == "correct" else self.mixing,
-            "blocks": tiles(grid, config.m, q.device),
-            "normalize": config.normalize,
-            "eps": config.eps,
-        }
+        return self.mixing.clamp_min(0) if self.config.normalize == "correct" else self.mixing
 
 
 def _closeness(grid: Grid, m: int | tuple[int, int], init: str, device: torch.device | None) -> Float[Tensor, "m m"]:

@@ -75,8 +75,7 @@ def polaformer(
         raise ShapeError(f"polaformer: power has shape {tuple(power.shape)}; expected (heads, 1, width) = {expected}")
     with exact_products(q.device):
         q, k, v = wide(q), wide(only_kept(k, keep)), only_kept(v, keep)
-        positive, negative = F.relu(q) ** power, F.relu(-q) ** power
-        keys = torch.cat([F.relu(k) ** power, F.relu(-k) ** power], -1)
+        (positive, negative), keys = _parts(q, power), torch.cat(_parts(k, power), -1)
         number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(q.dtype)[:, None, None, None]
         mean = keys.sum(-2, keepdim=True) / number
         values = v if v.dtype == torch.bfloat16 else v.to(q.dtype)
@@ -88,6 +87,12 @@ def polaformer(
             normaliser = (features * mean).sum(-1, keepdim=True) + eps
             outs.append(divide(narrow(features, v) @ table[..., columns], normaliser))
         return torch.cat(outs, -1).to(v.dtype)
+
+
+def _parts(x: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
+    """x+ and x-, from one power: no channel of a token has both."""
+    size, zero = x.abs() ** power, x.new_zeros(())
+    return torch.where(x > 0, size, zero), torch.where(x < 0, size, zero)
 
 
 @dataclass(frozen=True, kw_only=True)
