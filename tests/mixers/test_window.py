@@ -9,6 +9,7 @@ from torch import Tensor
 from operators import check_hidden
 from regard import ConfigError, Grid, Mask, Site, Window
 from regard.core import ShapeError, UnsupportedError
+from regard.mixers.spell import parse
 from regard.mixers.tiles import balanced, sized
 from regard.ops import softmax_reference, window, window_reference
 from regard.testing.subject import gap
@@ -71,11 +72,37 @@ def test_tiles_hold_every_cell_once() -> None:
     for grid in (Grid(5, 7), Grid(4, 6), Grid(1, 12)):
         made = [sized(grid, (2, 3)), sized(grid, (4, 3), (1, 2)), sized(grid, (8, 16), (5, 3)), balanced(grid, (1, 4))]
         for tiles in made:
-            assert tiles.cell[tiles.real].sort().values.tolist() == list(range(grid.cells))
-            assert tiles.cell.flatten()[tiles.slot].tolist() == list(range(grid.cells))
+            assert tiles.tables.cell[tiles.tables.real].sort().values.tolist() == list(range(grid.cells))
+            assert tiles.tables.cell.flatten()[tiles.tables.slot].tolist() == list(range(grid.cells))
             x = torch.randn(2, 1, grid.cells, 3)
             assert torch.equal(tiles.join(tiles.cut(x)), x)
-            assert torch.equal(tiles.cut(x)[:, :, tiles.real], x[:, :, tiles.cell[tiles.real]])
+            assert torch.equal(tiles.cut(x)[:, :, tiles.tables.real], x[:, :, tiles.tables.cell[tiles.tables.real]])
+
+
+OF_TILES = ["Window(size=4)", "BRA(regions=2, k=2)", "MHLA(m=4)", "MoBA(block=(4, 4))", "NSA(block=(2, 2))"]
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("text", OF_TILES)
+def test_uneven_tiles_compile_whole(text: str) -> None:
+    """One graph also where tables are made: 7 x 9 cells in tiles that do not divide them."""
+    grid = Grid(7, 9, 1)
+    layer = parse(text).build(Site(16, 2, grid)).eval()
+    x = torch.randn(2, grid.tokens, 16)
+    whole = torch.compile(layer, fullgraph=True, backend="eager")
+    assert torch.allclose(whole(x, grid), layer(x, grid), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.untyped
+@pytest.mark.parametrize("text", OF_TILES)
+def test_tiles_compile_for_one_grid_after_another(text: str) -> None:
+    """From the second grid on sizes are symbols to the compiler, which cannot take a slice that may be empty."""
+    torch.compiler.reset()
+    for grid in (Grid(8, 8), Grid(7, 9, 1), Grid(5, 6, 1, 2)):
+        layer = parse(text).build(Site(16, 2, grid)).eval()
+        x = torch.randn(2, grid.tokens, 16)
+        assert torch.allclose(torch.compile(layer, fullgraph=True)(x, grid), layer(x, grid), atol=1e-6)
 
 
 def test_hidden_cells_may_hold_anything() -> None:

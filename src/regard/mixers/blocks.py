@@ -43,9 +43,9 @@ def block_means(
     x: Float[Tensor, "B H N d"], grid: Grid, tiles: Tiles, mask: Mask
 ) -> tuple[Float[Tensor, "B H R d"], Bool[Tensor, "B1 R"]]:
     """The mean of every block's tokens that are no padding (0 without any), in float32 at least; whether it has any."""
-    real = tiles.real[None]
+    real = tiles.tables.real[None]
     if mask.keep is not None:
-        real = real & split_keep(mask.keep, grid)[1][:, tiles.cell]
+        real = real & split_keep(mask.keep, grid)[1][:, tiles.tables.cell]
     count = real.sum(-1)  # (B | 1, R)
     cells = wide(tiles.cut(split_tokens(x, grid)[1]))
     if not tiles.even or mask.keep is not None:

@@ -156,11 +156,11 @@ def _allowed(tiles: Tiles, plan: BRAPlan, mask: Mask, grid: Grid, number: int) -
     """Which of the chosen keys exist and are no padding, (B, H*R, 1, top*A + E); None if all."""
     if tiles.even and mask.keep is None:
         return None
-    real = tiles.real.expand(len(plan.regions), -1, -1)  # (B, R, A)
+    real = tiles.tables.real.expand(len(plan.regions), -1, -1)  # (B, R, A)
     extra = real.new_ones(len(real), grid.extra)
     if mask.keep is not None:
         extra, cells = split_keep(mask.keep, grid)
-        real = real & cells[:, tiles.cell]
+        real = real & cells[:, tiles.tables.cell]
     batch = torch.arange(len(real), device=real.device)[:, None, None]
     own = real[batch, plan.regions].flatten(2)  # (B, R, top*A)
     own = torch.cat([own, extra[:, None].expand(-1, tiles.number, -1)], -1)

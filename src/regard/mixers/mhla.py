@@ -79,7 +79,7 @@ def mhla(
         def parts(x: Tensor) -> tuple[Tensor, Tensor]:  # extra tokens; cells (B, H, X, A, c), 0 in empty slots
             extra, cells = split_tokens(x, grid)
             cells = tiles.cut(cells)
-            return extra, cells if tiles.even else cells.masked_fill(~tiles.real[..., None], 0.0)
+            return extra, cells if tiles.even else cells.masked_fill(~tiles.tables.real[..., None], 0.0)
 
         def over_blocks(extra: Tensor, cells: Tensor) -> Tensor:  # the extra tokens are the last block
             return torch.cat([cells, extra[:, :, None]], 2) if grid.extra else cells

@@ -123,9 +123,9 @@ def moba(
     else:
         check_blocks("moba", plan, q, top, number)
     tiles = block_tiles(grid, block, q.device)
-    k, v, real = hide(k, mask), hide(v, mask), None if tiles.even else tiles.real
+    k, v, real = hide(k, mask), hide(v, mask), None if tiles.even else tiles.tables.real
     options = {"scale": scale, "mask": mask, "execution": execution}
-    return attend_groups(q, k, v, grid, tiles.cell, real, plan.blocks, **options)  # type: ignore[arg-type]
+    return attend_groups(q, k, v, grid, tiles.tables.cell, real, plan.blocks, **options)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

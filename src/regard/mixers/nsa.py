@@ -128,10 +128,10 @@ def nsa(
     mask = padding_only("nsa", mask)
     k, v = hide(k, mask), hide(v, mask)
     tiles = block_tiles(grid, block, q.device)
-    real = None if tiles.even else tiles.real
+    real = None if tiles.even else tiles.tables.real
     compressed, chosen = _compressed(q, k, v, grid, block, top, group, scale, mask, plan)
     selected = attend_groups(
-        q, k, v, grid, tiles.cell, real, chosen.blocks, scale=scale, mask=mask, execution=execution
+        q, k, v, grid, tiles.tables.cell, real, chosen.blocks, scale=scale, mask=mask, execution=execution
     )
     sliding = _sliding(q, k, v, grid, window, scale, mask, execution)
     return compressed * gates[..., :1] + selected * gates[..., 1:2] + sliding * gates[..., 2:]

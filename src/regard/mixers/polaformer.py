@@ -91,8 +91,9 @@ def polaformer(
 
 def _parts(x: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
     """x+ and x-, from one power: no channel of a token has both."""
-    size, zero = x.abs() ** power, x.new_zeros(())
-    return torch.where(x > 0, size, zero), torch.where(x < 0, size, zero)
+    size = x.abs() ** power
+    positive = size * (x > 0)
+    return positive, size - positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,9 @@ A tile has a fixed number of slots; where tiles do not divide the grid some slot
 The tables are computed on the device from arithmetic, so nothing waits for the host.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,22 +15,52 @@ from torch import Tensor
 from regard.core import Grid, GridError
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """T tiles of A slots over h x w cells. counts: tiles (down, across); size: slots of a tile (rows, columns).
-
-    cell (T, A): the cell in a slot, 0 in empty ones. real (T, A): slots that are not empty. part (T, A): slots of one
-    tile with different numbers are not neighbours on the image (a shift wraps around). slot (cells,): the flat slot of
-    each cell. even: no slot is empty and nothing wraps around.
+class Tables(NamedTuple):
+    """cell (T, A): the cell in a slot, 0 in empty ones. real (T, A): slots that are not empty. part (T, A): slots of
+    one tile with different numbers are not neighbours on the image (a shift wraps around). slot (cells,): the flat
+    slot of each cell.
     """
 
-    counts: tuple[int, int]
-    size: tuple[int, int]
     cell: Int[Tensor, "T A"]
     real: Bool[Tensor, "T A"]
     part: Int[Tensor, "T A"]
     slot: Int[Tensor, " cells"]
+
+
+@dataclass
+class Tiles:
+    """T tiles of A slots over h x w cells. counts: tiles (down, across); size: slots of a tile (rows, columns).
+
+    even: no slot is empty and nothing wraps around; then cells are cut and joined without a table.
+    """
+
+    grid: Grid
+    counts: tuple[int, int]
+    size: tuple[int, int]
     even: bool
+    side: Callable[[int], tuple[Tensor, Tensor]]
+    """Cell and part of every slot along one side (0: rows), both (T, size); the part of an empty slot is -1."""
+
+    _tables: Tables | None = field(default=None, init=False, repr=False)
+
+    @property
+    def tables(self) -> Tables:
+        """Where the cells are; made when it is first asked for."""
+        if self._tables is None:
+            self._tables = self._lay()
+        return self._tables
+
+    def _lay(self) -> Tables:
+        (rows, row_part), (columns, column_part) = self.side(0), self.side(1)
+        cell = (rows[:, None, :, None] * self.grid.width + columns[None, :, None, :]).flatten(2).flatten(0, 1)
+        down, across = row_part[:, None, :, None], column_part[None, :, None, :]
+        real = ((down >= 0) & (across >= 0)).flatten(2).flatten(0, 1)
+        part = (2 * down + across).flatten(2).flatten(0, 1)
+        cell = torch.where(real, cell, 0)
+        number = torch.arange(cell.numel(), device=cell.device)
+        slot = torch.zeros(self.grid.cells + 1, dtype=torch.long, device=cell.device)
+        slot.scatter_(0, torch.where(real, cell, self.grid.cells).flatten(), number)
+        return Tables(cell, real, part, slot[: self.grid.cells])
 
     @property
     def number(self) -> int:
@@ -43,7 +75,7 @@ class Tiles:
     @property
     def owner(self) -> Int[Tensor, " cells"]:
         """The tile of each cell."""
-        return self.slot // self.area
+        return self.tables.slot // self.area
 
     def cut(self, x: Float[Tensor, "B H cells d"]) -> Float[Tensor, "B H T A d"]:
         """Cells in tiles; empty slots hold a copy of the first cell."""
@@ -51,14 +83,14 @@ class Tiles:
             (down, across), (rows, columns) = self.counts, self.size
             image = x.unflatten(2, (down, rows, across, columns))
             return image.transpose(3, 4).flatten(4, 5).flatten(2, 3)
-        return x.index_select(2, self.cell.flatten()).unflatten(2, (self.number, self.area))
+        return x.index_select(2, self.tables.cell.flatten()).unflatten(2, (self.number, self.area))
 
     def join(self, x: Float[Tensor, "B H T A e"]) -> Float[Tensor, "B H cells e"]:
         """The inverse of `cut`."""
         if self.even:
             image = x.unflatten(3, self.size).unflatten(2, self.counts)
             return image.transpose(3, 4).flatten(2, 5)
-        return x.flatten(2, 3).index_select(2, self.slot)
+        return x.flatten(2, 3).index_select(2, self.tables.slot)
 
 
 def sized(
@@ -68,9 +100,10 @@ def sized(
 
     What lies before the shift shares the last tile with what lies at the other end, in another part, as in Swin.
     """
-    axes = [_sized(n, s, o, device) for n, s, o in zip((grid.height, grid.width), size, shift, strict=True)]
-    even = not any(shift) and grid.height % size[0] == 0 and grid.width % size[1] == 0
-    return _cross(grid, axes, even)
+    sides = grid.height, grid.width
+    counts = -(-sides[0] // size[0]), -(-sides[1] // size[1])
+    even = not any(shift) and counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
+    return Tiles(grid, counts, size, even, lambda axis: _sized(sides[axis], size[axis], shift[axis], device))
 
 
 def balanced(grid: Grid, counts: tuple[int, int], device: torch.device | None = None) -> Tiles:
@@ -83,8 +116,10 @@ def balanced(grid: Grid, counts: tuple[int, int], device: torch.device | None = 
         raise GridError(
             f"{counts[0]}x{counts[1]} regions cannot be laid on {grid}; nearest possible: ({fits[0]}, {fits[1]})"
         )
-    axes = [_balanced(n, t, device) for n, t in zip((grid.height, grid.width), counts, strict=True)]
-    return _cross(grid, axes, grid.height % counts[0] == 0 and grid.width % counts[1] == 0)
+    sides = grid.height, grid.width
+    size = -(-sides[0] // counts[0]), -(-sides[1] // counts[1])
+    even = counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
+    return Tiles(grid, counts, size, even, lambda axis: _balanced(sides[axis], counts[axis], device))
 
 
 def _sized(cells: int, size: int, shift: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
@@ -106,34 +141,13 @@ def _balanced(cells: int, number: int, device: torch.device | None) -> tuple[Ten
     return torch.where(cell < stop, cell, 0), torch.where(cell < stop, 0, -1)
 
 
-def _cross(grid: Grid, axes: list[tuple[Tensor, Tensor]], even: bool) -> Tiles:
-    """Tiles of two axes: every tile down with every tile across."""
-    (rows, row_part), (columns, column_part) = axes
-    cell = (rows[:, None, :, None] * grid.width + columns[None, :, None, :]).flatten(2).flatten(0, 1)
-    down, across = row_part[:, None, :, None], column_part[None, :, None, :]
-    real = ((down >= 0) & (across >= 0)).flatten(2).flatten(0, 1)
-    part = (2 * down + across).flatten(2).flatten(0, 1)
-    cell = torch.where(real, cell, 0)
-    number = torch.arange(cell.numel(), device=cell.device)
-    slot = torch.zeros(grid.cells + 1, dtype=torch.long, device=cell.device)
-    slot.scatter_(0, torch.where(real, cell, grid.cells).flatten(), number)
-    return Tiles(
-        counts=(rows.shape[0], columns.shape[0]),
-        size=(rows.shape[1], columns.shape[1]),
-        cell=cell,
-        real=real,
-        part=part,
-        slot=slot[: grid.cells],
-        even=even,
-    )
-
-
 def split_tokens(x: Float[Tensor, "... N d"], grid: Grid) -> tuple[Float[Tensor, "... E d"], Float[Tensor, "... n d"]]:
     """Extra tokens (prefix, then suffix) and cells."""
     if not grid.extra:
         return x[..., :0, :], x
-    stop = grid.prefix + grid.cells
-    return torch.cat([x[..., : grid.prefix, :], x[..., stop:, :]], -2), x[..., grid.span, :]
+    first, last = x[..., : grid.prefix, :], x[..., grid.prefix + grid.cells :, :]
+    extra = torch.cat([first, last], -2) if grid.prefix and grid.suffix else first if grid.prefix else last
+    return extra, x[..., grid.span, :]
 
 
 def join_tokens(

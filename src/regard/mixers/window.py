@@ -125,13 +125,15 @@ def _added(tiles: Tiles, table: Tensor | None, mask: Mask, grid: Grid, like: Ten
     """What is added to the logits, or what is allowed where there is no table: (B | 1, H | 1, T, A | 1, A + E)."""
     allowed = None
     if not tiles.even:
-        same = (tiles.part[:, :, None] == tiles.part[:, None]) & tiles.real[:, None]  # (T, A, A)
+        same = (tiles.tables.part[:, :, None] == tiles.tables.part[:, None]) & tiles.tables.real[:, None]  # (T, A, A)
         # an empty slot attends to something, so that no row is without a key; nobody reads it
-        same = same | ~tiles.real[:, :, None]
+        same = same | ~tiles.tables.real[:, :, None]
         allowed = torch.nn.functional.pad(same, (0, grid.extra), value=True)[None, None]
     if mask.keep is not None:
         extra, cells = split_keep(mask.keep, grid)
-        keep = torch.cat([cells[:, tiles.cell], extra[:, None].expand(-1, tiles.number, -1)], -1)[:, None, :, None]
+        keep = torch.cat([cells[:, tiles.tables.cell], extra[:, None].expand(-1, tiles.number, -1)], -1)[
+            :, None, :, None
+        ]
         allowed = keep if allowed is None else allowed & keep
     if table is None:
         return allowed
