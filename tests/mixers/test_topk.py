@@ -152,7 +152,7 @@ def test_lightning_scores_and_their_ties() -> None:
              for a, b in zip(score.tolist(), plain.tolist(), strict=True)]  # fmt: skip
     assert (score == 0).float().mean() > 0.1
     assert torch.equal(index.best(q, k, 6)[:, 0], torch.tensor(order)[..., :6])
-    same = k[:, :, :1].expand_as(k)
+    same = torch.zeros_like(k)  # other equal keys may differ in rounding by their place in the product
     assert torch.equal(index.best(q, same, 4), torch.arange(4).expand(3, 1, 11, -1))
 
 
