@@ -157,6 +157,25 @@ def test_a_run_that_is_no_row_is_repeated_by_the_same_options(tmp_path: Path) ->
     assert not (store.folder(start) / "mark").exists()
 
 
+def test_runs_that_others_need_begin_first(tmp_path: Path) -> None:
+    """Workers would else wait for one another: all rows of a seed need the same start."""
+    start = Row("start", None, removed=True)
+    rows = tuple(
+        Row(label, None, removed=True, start=start, recipe={"lr": lr}) for label, lr in (("a", 1e-3), ("b", 2e-3))
+    )
+    setting = Setting(task=Tiny(limit=64), recipe=Recipe(epochs=1, batch=32, augment="none"), rows=rows, seeds=2)
+    study, store = replace(STUDY, baseline="a", settings={"smoke": setting}), Results(tmp_path)
+    events: list[Event] = []
+    run_study(study, "smoke", store, workers=0, watch=events.append)
+    assert [(event.row, event.seed) for event in events if event.kind == "done"] == [
+        ("a", 0), ("a", 1), ("b", 0), ("b", 1)]  # fmt: skip
+    store.forget(study.runs("smoke", "a", 1)[0][1].key)
+    store.forget(study.runs("smoke", "b", 1)[0][1].key)
+    events.clear()
+    run_study(study, "smoke", store, workers=0, watch=events.append)
+    assert [(event.row, event.seed) for event in events if event.kind == "done"] == [("a", 0), ("b", 0)]
+
+
 def test_a_foreign_snapshot_is_named(tmp_path: Path) -> None:
     write_json(snapshot_path(tmp_path, "tiny", "smoke"), [1])
     with pytest.raises(StoreError, match="tiny-smoke.json is not a study's snapshot; delete it"):

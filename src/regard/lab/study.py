@@ -1,7 +1,7 @@
 """Study: the rows, scales and claims of one table or figure, as data, and how its runs are carried out."""
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from regard.tasks.base import Task
 
     from .run import Recipe, Run
+    from .spread import Job
 
 Scale = Literal["smoke", "desk", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "desk", "paper")
@@ -276,7 +277,19 @@ def run_study(
                     compile,
                 )
             )
-    return run_all(jobs, store, workers, progress, devices)
+    return run_all(_in_order(jobs, store), store, workers, progress, devices)
+
+
+def _in_order(jobs: Sequence["Job"], store: Results) -> list["Job"]:
+    """Those first that need a missing run which none before them needs: workers then do not wait for one another."""
+    first: list[Job] = []
+    rest: list[Job] = []
+    seen: set[str] = set()
+    for job in jobs:
+        missing = {one.key for one in needs(job.run) if one.key not in seen and store.status(one.key) != "done"}
+        (first if missing else rest).append(job)
+        seen |= missing
+    return first + rest
 
 
 def needs(run: "Run") -> "Iterator[Run]":
