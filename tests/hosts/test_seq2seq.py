@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, MixerConfig, ShapeError, UnsupportedError
 from regard.hosts.seq2seq import UNIT, DecoderLayer, EncoderLayer, Layer, on_sequences, stack
+from regard.mixers.conv import Conv
+from regard.mixers.deform import DeformableConv
 from regard.mixers.dynamic import DynamicConv
 from regard.mixers.factors import Factors
 from regard.mixers.mita import MiTA
@@ -154,6 +156,10 @@ def test_wrong_use_says_what_to_do() -> None:
         replace(SMALL, cross=Factors(terms="1111", window=5))
     with pytest.raises(ConfigError, match="goes with unit=None"):
         replace(SMALL, attention=None, unit=UNIT)
+    assert replace(SMALL, unit="DeformableConv(version=2)").unit == DeformableConv(version=2)
+    for unit in (Conv(), True):
+        with pytest.raises(ConfigError, match=r"unit is a configuration such as DeformableConv\(axes=1\), not"):
+            replace(SMALL, unit=unit)
     with pytest.raises(ConfigError, match="drop is a share"):
         replace(SMALL, drop=1.0)
     with pytest.raises(ShapeError, match="expected bool"):

@@ -8,6 +8,7 @@ from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedErr
 from regard.mixers.conv import Conv
 from regard.mixers.deform import DeformableConv
 from regard.mixers.dynamic import DynamicConv
+from regard.mixers.factors import Factors
 from regard.mixers.spell import parse, spell
 from regard.testing import check
 
@@ -140,6 +141,29 @@ def test_a_causal_sequence_is_a_left_padded_conv1d():
     expected = F.conv1d(F.pad(x.mT, (2, 0)), layer.conv.weight[:, :, 0], layer.conv.bias).mT
     assert torch.allclose(layer(x, grid), expected, rtol=0, atol=1e-12)
     assert torch.equal(layer(x, grid, Mask(causal=True)), layer(x, grid))
+
+
+@pytest.mark.parametrize("config", [Conv(), DeformableConv(version=2), DynamicConv(groups=4)], ids=str)
+def test_no_images(config):
+    grid = Grid(3, 4, 1)
+    layer = config.build(Site(8, 2, grid))
+    x = torch.randn(0, grid.tokens, 8, requires_grad=True)
+    for run in (layer, layer.reference):
+        y = run(x, grid)
+        y.sum().backward()
+        assert y.shape == x.shape
+
+
+@pytest.mark.untyped
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", [Conv(), DeformableConv(version=2), DynamicConv(groups=4), Factors()], ids=str)
+def test_a_torchscript_trace_is_the_layer(config):
+    """There shapes are tensors."""
+    grid = Grid(3, 4, 1)
+    layer = built(config, grid)
+    x, other = torch.randn(2, 2, grid.tokens, 8, dtype=torch.float64)
+    traced = torch.jit.trace(lambda tokens: layer(tokens, grid), x, check_trace=False)
+    assert torch.allclose(traced(other), layer(other, grid), rtol=0, atol=1e-12)
 
 
 def test_spellings():

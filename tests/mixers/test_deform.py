@@ -1,5 +1,6 @@
 """Deformable convolution: the exact cases, a form written with loops, precision, and replacing a convolution."""
 
+import copy
 import itertools
 import math
 from functools import partial
@@ -7,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import StdConv2d
 from torch import nn
 
 from compiler import needs_compiler
@@ -351,6 +353,16 @@ def test_auto_takes_compiled_code_when_the_environment_asks(monkeypatch):
         deformable_conv(x, weight, offsets, padding=1, execution="fast")
 
 
+@EXECUTIONS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_no_images(dtype, execution):
+    x, weight, offsets, mask = (t.to(dtype) for t in inputs(groups=2, padding=1))
+    x = x[:0].requires_grad_()
+    y = deformable_conv(x, weight, offsets[:0], mask=mask[:0], padding=1, execution=execution)
+    y.sum().backward()
+    assert y.shape == (0, 6, 7, 9)
+
+
 @pytest.mark.untyped
 def test_wrong_use_is_said():
     x, weight, offsets, mask = inputs(groups=2, padding=1)
@@ -366,6 +378,8 @@ def test_wrong_use_is_said():
         deformable_conv(x, weight[:, :3], offsets, padding=1)
     with pytest.raises(ShapeError, match="bias"):
         deformable_conv(x, weight, offsets, bias=torch.zeros(5), padding=1)
+    with pytest.raises(ShapeError, match="3x3 taps, 4 apart, do not fit a map of 7x9 cells with padding 0"):
+        deformable_conv(x, weight, offsets, dilation=4)
     with pytest.raises(ShapeError, match="four axes"):
         deformable_conv(x[0], weight, offsets, padding=1)
     with pytest.raises(ConfigError, match="stride"):
@@ -381,3 +395,9 @@ def test_wrong_use_is_said():
         DeformableConv2d(6, 6, 3, options=DeformableConv(offset_kernel=1))
     with pytest.raises(UnsupportedError, match="reflect"):
         DeformableConv2d.from_conv(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"))
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    for other in (nn.utils.parametrizations.weight_norm(copy.deepcopy(conv)), StdConv2d(4, 4, 3, padding=1)):
+        with pytest.raises(UnsupportedError, match="a plain nn.Conv2d is replaced, not a .*Conv2d with"):
+            DeformableConv2d.from_conv(other)
+    with pytest.raises(UnsupportedError, match="not a Conv2d with bias, weight_orig"):
+        DeformableConv2d.from_conv(nn.utils.spectral_norm(conv))

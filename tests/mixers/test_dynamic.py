@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from operators import check_layer_transforms
 from regard.core import ConfigError, Grid, ShapeError, Site
 from regard.mixers.dynamic import CHUNK, DynamicConv, dynamic_conv, dynamic_conv_reference
 
@@ -195,6 +196,15 @@ def test_half_precision():
         out = layer(torch.randn(2, 21, 8), grid)
     out.float().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"renorm_padding": True}, {"axes": 1, "causal": True}], ids=str)
+def test_function_transforms_take_the_plain_sum(options, monkeypatch):
+    """In rows as well, which are not made again there."""
+    grid = Grid(1, 6, 1) if "axes" in options else Grid(3, 4, 1)
+    layer = layer_of(DynamicConv(kernel=3, groups=2, **options), grid)
+    monkeypatch.setattr("regard.mixers.dynamic.CHUNK", 1)
+    check_layer_transforms(layer, torch.randn(2, grid.tokens, 8, dtype=torch.float64), grid)
 
 
 @pytest.mark.untyped

@@ -108,6 +108,11 @@ def test_a_query_stride_of_one_is_the_layer_without():
     assert torch.equal(layer(x, FULL), plain(x, FULL))
 
 
+def test_strided_queries_of_no_images():
+    layer = Factors("1111", query_stride=2).build(Site(16, 2, FULL))
+    assert layer(torch.randn(0, FULL.tokens, 16), FULL).shape == (0, FULL.tokens, 16)
+
+
 @pytest.mark.parametrize("terms", ["1111", "0110", "0011", "0000"])
 def test_strided_queries_with_other_grids_windows_biases_and_memory(terms):
     """Another grid than the layer was built for, one with a single row; a bias with a row a query, or one for all."""

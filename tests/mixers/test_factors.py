@@ -725,6 +725,9 @@ def test_wrong_use_is_said():
         Factors("0100").build(Site(6, 2, Grid(3, 3)))
     with pytest.raises(ConfigError, match="position_scale"):
         Factors("0100", position_scale=-1.0)
+    for wrong in ({"magnitude": 0.0}, {"magnitude": math.inf}, {"base": math.nan}):
+        with pytest.raises(ConfigError, match="base, position_scale and stride are positive"):
+            Factors("0100", **wrong)
     with pytest.raises(ConfigError, match="positions=7"):
         Factors("0100", positions=7)
     with pytest.raises(ConfigError, match="dim 10 is not a multiple of 4 heads"):
@@ -744,11 +747,16 @@ def test_wrong_use_is_said():
         factors(**made, **(rest | {"u": rest["u"][:, :3]}))
     with pytest.raises(ShapeError, match="basis"):
         factors(**made, **rest, basis=(torch.eye(3), torch.eye(4)))
+    with pytest.raises(ShapeError, match=r"a basis has shape \(4,\); expected \(4, r\)"):
+        factors(**made, **rest, basis=(torch.ones(4), torch.eye(3)))
     with pytest.raises(ConfigError, match="did you mean separable"):
         factors(**made, **rest, backend="seperable")
     with pytest.raises(UnsupportedError, match="E1"):
         factors(**made, **rest, backend="factorised")
     with pytest.raises(UnsupportedError, match="causal mask"):
         factors(**made, **(rest | {"terms": "0110"}), backend="factorised", mask=Mask(causal=True))
+    product = Factors("0110", backend="factorised")
+    with pytest.raises(UnsupportedError, match="cannot apply a padding mask .it can: none"):
+        product.build(Site(16, 2, grid))(torch.randn(2, 13, 16), grid, Mask(keep=torch.ones(2, 13, dtype=torch.bool)))
     with pytest.raises(GridError, match="axes=1"):
         Factors(axes=1).build(Site(16, 2, grid))(torch.randn(2, 13, 16), grid)

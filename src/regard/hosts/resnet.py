@@ -37,7 +37,7 @@ class Slot(nn.Module):
 
     def note(self, x: Tensor) -> None:
         """Remember the grid of a pass, for a later swap."""
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and isinstance(x, Tensor):  # torch.fx traces with something else
             self.cells = (x.shape[-2], x.shape[-1])
 
     def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
@@ -162,7 +162,7 @@ def attend(
     model: nn.Module,
     mixer: MixerConfig | str | None,
     stages: Sequence[int] = (3, 4),
-    deformable: bool | DeformableConv = False,
+    deformable: bool | str | DeformableConv = False,
     *,
     heads: int = 8,
     example: Tensor | None = None,
@@ -172,31 +172,39 @@ def attend(
     The model may contain the ResNet, such as a feature pyramid or a detector's backbone. mixer: a configuration, its
     spelling, or None for empty slots. stages: numbers of `layer1` to `layer4`; the paper's conv4 and conv5 are 3 and 4.
     deformable: the 3x3 convolution before attention becomes a deformable one with the same weights and offsets of zero
-    (True, or the options: version, groups, offset_kernel, mask_init); `lr_scale()` of that layer tells the slower rate
-    of its offsets. False leaves the convolution as it is. example: an input that tells mechanisms their first grid;
-    other sizes may follow. Without one: the size that the model names, or 224x224.
+    (True, or the options, which may be spelled: version, groups, offset_kernel, mask_init); `lr_scale()` of that layer
+    tells the slower rate of its offsets. False leaves the convolution as it is. example: an input that tells
+    mechanisms their first grid; other sizes may follow. Without one: the size that the model names, or 224x224.
     With attention alone the model's output is bit-identical at first, with deformable convolutions it is equal up to
     rounding (about 1e-6 of its size in float32): a sum over taps runs in another order.
+    torchvision's `create_feature_extractor` needs tracer_kwargs={"leaf_modules": [Attended, DeformableConv2d]}.
     Blocks that were attended before get what is asked now: another mechanism (with weights that fit, as `swap` does),
     another number of heads, empty slots for None. Deformable convolutions keep their options.
     Raises: SwapError if the model has not these stages, or other blocks, or deformable convolutions with other options;
     ConfigError for stages that are no numbers, heads that do not divide the channels and options that a convolution
-    has itself; the errors of `plan_swap`. The model is then as it was.
+    has itself; UnsupportedError for a convolution that a deformable one cannot replace; the errors of `plan_swap`.
+    The model is then as it was.
     """
     from .looking import channels_of, example_of
     from .owners import tidy
     from .swap import plan_layers
 
+    moving = parse_mixer(deformable) if isinstance(deformable, str) else deformable
+    if not isinstance(moving, bool | DeformableConv):
+        raise ConfigError(f"deformable is True, False or a DeformableConv with its options, not {deformable!r}")
     known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
     if known is not None and not isinstance(known, MixerConfig):
         raise ConfigError(f"mixer is a configuration, its spelling or None for empty slots, not {mixer!r}")
     found = blocks_of(model, stages)
     before = [(block, type(block), _spatial(block), _heads_of(block)) for _, block in found]
     for name, block in found:
-        Site(dim=_width(block), heads=heads, grid=Grid(1, 1), name=name)  # a door: heads that do not fit
+        if type(heads) is not int or heads < 1 or _width(block) % heads:
+            raise ConfigError(
+                f"{name} has {_width(block)} channels, not a multiple of {heads} heads; give another heads="
+            )
     try:
         for name, block in found:
-            _open(block, name, heads, deformable)
+            _open(block, name, heads, moving)
         if known is not None:
             if example is None:
                 try:
@@ -289,7 +297,7 @@ def _open(block: nn.Module, name: str, heads: int, deformable: bool | Deformable
 def attended_resnet18(
     *,
     stages: Sequence[int] = (3, 4),
-    deformable: bool = False,
+    deformable: bool | str = False,
     mixer: str | None = None,
     heads: int = 8,
     stem: int = 4,
@@ -303,7 +311,7 @@ def attended_resnet18(
 def attended_resnet50(
     *,
     stages: Sequence[int] = (3, 4),
-    deformable: bool = False,
+    deformable: bool | str = False,
     mixer: str | None = None,
     heads: int = 8,
     stem: int = 4,
@@ -315,14 +323,15 @@ def attended_resnet50(
 
 
 def attended(
-    name: str, stages: Sequence[int], deformable: bool, mixer: str | None, heads: int, stem: int,
+    name: str, stages: Sequence[int], deformable: bool | str, mixer: str | None, heads: int, stem: int,
     img_size: int | tuple[int, int], options: dict[str, Any],
 ) -> nn.Module:  # fmt: skip
     """A ResNet of timm whose `stages` have slots, which `create_model(..., mixer)` or a study's row fills.
 
-    mixer: spelled, where the host itself shall have it. stem: pixels of one cell before the first stage; 4 is timm's
-    own, 1 and 2 are one 3x3 convolution without pooling, for small images. img_size: tells mechanisms their first grid;
-    the network takes any size. options: timm's, such as pretrained, num_classes, in_chans, channels, features_only.
+    mixer: spelled, where the host itself shall have it. deformable: True, or the options spelled. stem: pixels of one
+    cell before the first stage; 4 is timm's own, 1 and 2 are one 3x3 convolution without pooling, for small images.
+    img_size: tells mechanisms their first grid; the network takes any size. options: timm's, such as
+    pretrained, num_classes, in_chans, channels, features_only.
     Raises: ConfigError.
     """
     import timm
@@ -331,8 +340,11 @@ def attended(
         raise ConfigError(
             f"stem is 4, or 1 or 2 for a classifier without pretrained weights, not {stem} with {options}"
         )
+    size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+        raise ConfigError(f"img_size is one side in pixels or (height, width), not {img_size!r}")
     model: Any = timm.create_model(name, **options)
-    model.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    model.img_size = size
     if stem != 4:
         old = model.conv1
         model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, stem, 1, bias=False)

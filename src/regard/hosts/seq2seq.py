@@ -30,9 +30,9 @@ UNIT = DeformableConv(kernel=3, axes=1)
 class Layer:
     """What a translation layer is; defaults are those of the base Transformer.
 
-    attention: of self-attention; a spelling is read; `axes` and `causal` are set where the mechanism has them. None: no
-    self-attention (nor unit). cross: of the attention to the encoder. unit: the deformable convolution before
-    self-attention, None = none. dirac: the unit starts as the identity; else with ordinary first weights. hidden: of
+    attention: of self-attention; `axes` and `causal` are set where the mechanism has them. None: no self-attention (nor
+    unit). cross: of the attention to the encoder. unit: the deformable convolution before self-attention, None = none.
+    All three may be spelled. dirac: the unit starts as the identity; else with ordinary first weights. hidden: of
     the feed-forward net. drop: dropout of every branch. length: tokens at build time; others may follow.
     Raises: ConfigError, UnsupportedError if cross cannot attend to another input of any length.
     """
@@ -41,7 +41,7 @@ class Layer:
     heads: int = 8
     attention: MixerConfig | str | None = FACTORS
     cross: HeadMixerConfig | str = FACTORS
-    unit: DeformableConv | None = None
+    unit: DeformableConv | str | None = None
     dirac: bool = True
     hidden: int = 2048
     drop: float = 0.1
@@ -53,12 +53,16 @@ class Layer:
                 "hidden and length are at least 1 and drop is a share below 1, not "
                 f"hidden={self.hidden}, length={self.length}, drop={self.drop}"
             )
-        for name in ("attention", "cross"):
+        kinds = {
+            "attention": (MixerConfig, FACTORS),
+            "cross": (HeadMixerConfig, FACTORS),
+            "unit": (DeformableConv, UNIT),
+        }
+        for name, (kind, usual) in kinds.items():
             value = getattr(self, name)
             value = parse_mixer(value) if isinstance(value, str) else value
-            known = HeadMixerConfig if name == "cross" else MixerConfig
-            if not (isinstance(value, known) or (value is None and name == "attention")):
-                raise ConfigError(f"{name} is a configuration such as Factors(terms='1111', axes=1), not {value!r}")
+            if not (isinstance(value, kind) or (value is None and name != "cross")):
+                raise ConfigError(f"{name} is a configuration such as {spell(usual)}, not {value!r}")
             object.__setattr__(self, name, value)
         if not self.cross.cross:  # type: ignore[union-attr]
             raise UnsupportedError(f"{spell(self.cross)} cannot attend to another input; give a cross= that can")
@@ -96,7 +100,7 @@ class SelfBranch(nn.Module):
         site = layer.site("self_attn")
         self.unit: Mixer | None = None
         if layer.unit is not None:
-            self.unit = on_sequences(layer.unit, causal).build(site)
+            self.unit = on_sequences(cast(DeformableConv, layer.unit), causal).build(site)
             if layer.dirac:
                 start_as_identity(cast(DeformableConvMixer, self.unit))
         self.attn = on_sequences(cast(MixerConfig, layer.attention), causal).build(site)

@@ -131,7 +131,7 @@ def check_offsets(
             "its second axis is channels / weight groups, its first a multiple of the groups"
         )
     taps = math.prod(kernel)
-    groups, rest = divmod(offsets.shape[1], 2 * taps)
+    groups, rest = offsets.shape[1] // (2 * taps), offsets.shape[1] % (2 * taps)
     if rest or not groups or channels % groups:
         raise ShapeError(
             f"deformable_conv: offsets have {offsets.shape[1]} channels; expected 2 x {taps} taps x groups, "
@@ -147,6 +147,11 @@ def check_offsets(
         for side, p, d, k, s in zip(x.shape[2:], around, apart, kernel, steps, strict=True)
     )
     out = cast(tuple[int, int], tuple(sides))
+    if min(out) < 1:
+        raise ShapeError(
+            f"deformable_conv: {'x'.join(map(str, kernel))} taps, {dilation} apart, do not fit a map of "
+            f"{x.shape[2]}x{x.shape[3]} cells with padding {padding}"
+        )
     wanted = {"offsets": (offsets, 2 * groups * taps), "mask": (mask, groups * taps)}
     for name, (value, number) in wanted.items():
         if value is not None and tuple(value.shape) != (len(x), number, *out):
@@ -328,13 +333,17 @@ class DeformableConv2d(nn.Conv2d):
 
         Weights that were frozen stay so. kernel, dilation, padding and stride are the convolution's: of options only
         version, groups, offset_kernel and mask_init are read.
-        Raises: UnsupportedError for another padding than a number of zeros; ConfigError for other options.
+        Raises: UnsupportedError for another padding than a number of zeros, or another module than a plain `nn.Conv2d`
+        (a subclass or a reparametrisation may compute something else); ConfigError for other options.
         """
         options = options or DeformableConv()
         told = [name for name in GIVEN if getattr(options, name) != getattr(DeformableConv(), name)]
         if told:
             said = ", ".join(f"{name}={getattr(options, name)!r}" for name in told)
             raise ConfigError(f"{said}: these come from the convolution that is replaced; leave them at their defaults")
+        if type(conv) is not nn.Conv2d or set(conv.state_dict()) - {"weight", "bias"}:
+            keys = ", ".join(conv.state_dict())
+            raise UnsupportedError(f"a plain nn.Conv2d is replaced, not a {type(conv).__name__} with {keys}")
         if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             raise UnsupportedError(f"zero padding by numbers is needed, not {conv.padding_mode!r}, {conv.padding!r}")
         made = cls(

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, ShapeError, Site, check_accounting, linear
 
+from .compiled import transformed
 from .taps import TapsConfig, TapsMixer, check_groups, margins, shifted
 
 CHUNK = 2**22  # numbers of predicted kernels that exist at a time
@@ -56,7 +57,7 @@ def dynamic_conv(
     sides = check_kernels(x, kernels, groups, size, causal)
     left, right, top, bottom = margins(sides, 1, causal)
     padded = F.pad(x, (left, right, top, bottom)).unflatten(1, (groups, -1))
-    return cast(Tensor, Taps.apply(padded, kernels, sides)).flatten(1, 2)
+    return summed(padded, kernels, sides).flatten(1, 2)
 
 
 def check_kernels(
@@ -81,6 +82,17 @@ def check_kernels(
         what = "causal taps lie in one row" if causal else "taps around a cell are odd in number along each axis"
         raise ShapeError(f"dynamic_conv: {what}, not {rows}x{columns}")
     return rows, columns
+
+
+def summed(
+    padded: Float[Tensor, "B g c hh ww"], kernels: Float[Tensor, "B g K h w"], sides: tuple[int, int]
+) -> Float[Tensor, "B g c h w"]:
+    """`Taps`, or where a function transform runs (`torch.func`) the same sum with PyTorch's own way back."""
+    if not transformed():
+        return cast(Tensor, Taps.apply(padded, kernels, sides))
+    height, width = kernels.shape[-2:]
+    views = [padded[..., i : i + height, j : j + width] for i in range(sides[0]) for j in range(sides[1])]
+    return (kernels[:, :, None] * torch.stack(views, 3)).sum(3)
 
 
 class Taps(torch.autograd.Function):
@@ -233,9 +245,9 @@ class DynamicConvMixer(TapsMixer):
         padded = F.pad(x, margins(config.sides, 1, config.causal)).unflatten(1, (config.groups, -1))
 
         def some(h: Tensor, padded: Tensor, counts: Tensor | None) -> Tensor:
-            return cast(Tensor, Taps.apply(padded, self.predict(h, counts).to(padded.dtype), config.sides))
+            return summed(padded, self.predict(h, counts).to(padded.dtype), config.sides)
 
-        rows = max(1, CHUNK // (batch * width * config.groups * config.taps))
+        rows = max(1, CHUNK // max(1, batch * width * config.groups * config.taps))
         if rows >= height:
             return some(h, padded, counts).flatten(1, 2)
         parts = []
@@ -246,7 +258,7 @@ class DynamicConvMixer(TapsMixer):
                 padded[..., start : stop + config.sides[0] - 1, :],
                 None if counts is None else counts[..., start:stop, :],
             )
-            again = torch.is_grad_enabled()
+            again = torch.is_grad_enabled() and not transformed()
             parts.append(checkpoint(some, *inputs, use_reentrant=False) if again else some(*inputs))
         return torch.cat(parts, 3).flatten(1, 2)
 

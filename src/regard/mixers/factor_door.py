@@ -30,10 +30,9 @@ def strided_tokens(grid: Grid, stride: int, device: torch.device) -> Tensor:
 
 def widened(x: Tensor, asked: Grid, grid: Grid) -> Tensor:
     """(B, H, N asked, e) on `grid`: cells by bilinear interpolation (corners not aligned), extra tokens as they are."""
-    batch, heads = x.shape[:2]
-    cells = x[..., asked.span, :].transpose(2, 3).reshape(batch, -1, asked.height, asked.width)  # (B, H e, h, w)
+    cells = x[..., asked.span, :].transpose(2, 3).flatten(1, 2).unflatten(-1, (asked.height, asked.width))
     full = F.interpolate(cells, (grid.height, grid.width), mode="bilinear", align_corners=False)
-    full = full.unflatten(1, (heads, -1)).flatten(3).transpose(2, 3)
+    full = full.unflatten(1, (x.shape[1], -1)).flatten(3).transpose(2, 3)
     return torch.cat([x[..., : grid.prefix, :], full, x[..., asked.prefix + asked.cells :, :]], -2)
 
 
@@ -81,8 +80,10 @@ def check_case(
     used = {name: cast(Tensor, x) for name, (wanted, x) in needed.items() if wanted and name != "tables"}
     _check_widths(v.shape[1], used, tables if e2 or e4 else None, grid, keys, stride, asked)
     for side, u_r in zip((keys.width, keys.height), basis or (), strict=False):
-        if u_r is not None and u_r.shape[0] != side:
-            raise ShapeError(f"a basis has {u_r.shape[0]} rows, expected one for each of {side} keys along its axis")
+        if u_r is not None and (u_r.ndim != 2 or u_r.shape[0] != side):
+            raise ShapeError(
+                f"a basis has shape {tuple(u_r.shape)}; expected ({side}, r) for {side} keys along its axis"
+            )
     return keys
 
 
@@ -118,7 +119,7 @@ def _check_widths(
     for name in ("u", "t"):
         if name in used and (used[name].ndim != 2 or used[name].shape[0] != heads):
             raise ShapeError(f"{name} has shape {tuple(used[name].shape)}; expected ({heads}, d)")
-    if len(set(widths.values())) > 1:
+    if any(width != next(iter(widths.values())) for width in widths.values()):  # torch.jit.trace has no numbers
         raise ShapeError(f"widths must be equal, not {', '.join(f'{n} {w}' for n, w in widths.items())}")
 
 

@@ -226,10 +226,11 @@ class Factors(HeadMixerConfig):
             raise ConfigError(f"the factorised form cannot do E1 (terms {self.terms!r}); use backend='auto'")
         if self.positions < 0 or self.positions % (2 * self.axes):
             raise ConfigError(f"positions is a multiple of 2 axes = {2 * self.axes}, not positions={self.positions}")
-        if min(self.base, self.magnitude, self.position_scale) < 0 or self.stride < 0:
+        numbers = (self.base, self.magnitude, self.position_scale, self.stride)
+        if min(numbers) < 0 or not self.magnitude or not math.isfinite(sum(numbers)):
             raise ConfigError(
-                "base, magnitude, position_scale and stride are positive, not "
-                f"{self.base}, {self.magnitude}, {self.position_scale}, {self.stride}"
+                "base, position_scale and stride are positive (0 for the preset's) and magnitude is, not "
+                f"{self.base}, {self.position_scale}, {self.stride}, {self.magnitude}"
             )
 
     @property
@@ -244,7 +245,12 @@ class Factors(HeadMixerConfig):
 
     @property
     def masks(self) -> frozenset[str]:  # type: ignore[override]
-        """A causal mask needs all queries and keys, no dwc; between strided queries hidden ones would be mixed in."""
+        """A causal mask needs all queries and keys, no dwc; between strided queries hidden ones would be mixed in.
+
+        The factorised form, asked for by name, can none.
+        """
+        if self.backend == "factorised":
+            return frozenset()
         padding, causal = self.query_stride == 1, self.query_stride == self.key_stride == 1 and not self.dwc
         return frozenset(["bias"] + ["padding"] * padding + ["causal"] * causal)
 

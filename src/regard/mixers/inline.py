@@ -17,6 +17,7 @@ from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, onl
 from .heads import CrossMixer, HeadMixer, HeadMixerConfig
 from .kernels import check_kernel, narrow, refuse_cross
 from .precision import exact_products, wide
+from .taps import own_kernels
 
 
 def inline_reference(
@@ -140,10 +141,8 @@ class ResidualMixer(HeadMixer):
             mean = x.masked_fill(~keep[..., None], 0.0).sum(1) / keep.sum(1, keepdim=True).clamp_min(1).to(x.dtype)
         kernels = self.second(F.gelu(self.first(mean[..., None])))  # (B, 9 C, 1)
         extra, cells = grid.to_map(only_kept(cast(Tensor, v), keep).transpose(1, 2).flatten(2))
-        batch, channels = cells.shape[:2]
-        kernels = kernels.reshape(batch * channels, 1, 3, 3)
-        image = F.conv2d(cells.flatten(0, 1)[None], kernels, padding=1, groups=batch * channels)
-        return out + grid.from_map(torch.zeros_like(extra), image[0].unflatten(0, (batch, channels)))
+        image = own_kernels(cells, kernels.reshape(*cells.shape[:2], 3, 3))
+        return out + grid.from_map(torch.zeros_like(extra), image)
 
 
 class InLineOperator(Operator):

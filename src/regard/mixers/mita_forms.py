@@ -76,7 +76,7 @@ def dense(parts: Parts, *, once: bool = False) -> Tensor:
     m = keys.shape[-2]
     if experts.shape[-1] == 1:
         extra = member.log().flatten(0, 2).index_select(0, parts.rows(experts[..., 0], m).flatten())
-        extra = extra.view(*experts.shape[:3], -1)
+        extra = extra.view(*experts.shape[:3], member.shape[-1])
     else:
         chosen = torch.zeros(*experts.shape[:3], m, dtype=kind, device=member.device)
         count = chosen.scatter_add(-1, experts, torch.ones_like(experts, dtype=kind)) @ member

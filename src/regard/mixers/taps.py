@@ -134,6 +134,15 @@ def grouped(
     return out if bias is None else out + bias[:, None, None]
 
 
+def own_kernels(x: Float[Tensor, "B C h w"], kernels: Float[Tensor, "B C 3 3"]) -> Float[Tensor, "B C h w"]:
+    """Every channel of every image with a kernel of its own; zeros beyond the border."""
+    if not len(x):  # no convolution has 0 groups
+        return x * kernels.sum()
+    planes = x.flatten(0, 1)[None]
+    out = F.conv2d(planes, kernels.flatten(0, 1)[:, None], padding=1, groups=planes.shape[1])
+    return out[0].unflatten(0, x.shape[:2])
+
+
 def check_groups(name: str, groups: int, site: Site) -> None:
     """Raises ConfigError unless the groups divide the channels."""
     if groups < 1 or site.dim % groups:
@@ -149,9 +158,9 @@ def sample_maps(
     batch, groups, taps, height, width, _ = points.shape
     sides = points.new_tensor(x.shape[2:])
     place = torch.addcmul(1 / sides - 1, points, 2 / sides).flip(-1).to(x.dtype)  # (x, y), half-pixel centres
-    maps = x.reshape(batch * groups, -1, *x.shape[2:])
+    maps = x.unflatten(1, (groups, -1)).flatten(0, 1)
     seen = F.grid_sample(maps, place.view(batch * groups, taps * height, width, 2), align_corners=False)
-    seen = seen.view(batch, groups, -1, taps, height * width)
+    seen = seen.view(batch, groups, maps.shape[1], taps, height * width)
     if factors is not None:
         factors = factors.flatten(3)[:, :, None].to(x.dtype)
         seen = seen * factors if torch.is_grad_enabled() else seen.mul_(factors)
@@ -164,7 +173,7 @@ def sample_rows(
     """The same by rows of channels of the four corners; weights in float32 until they meet the values."""
     batch, groups, taps, out_h, out_w, _ = points.shape
     height, width = x.shape[2:]
-    rows = x.unflatten(1, (groups, -1)).permute(0, 3, 4, 1, 2).reshape(batch * height * width * groups, -1)
+    rows = x.unflatten(1, (groups, -1)).permute(0, 3, 4, 1, 2).flatten(0, 3)
     order = points.permute(0, 3, 4, 2, 1, 5).flatten(1, 2)  # (B, L, K, g, 2)
     share = None if factors is None else wide(factors).permute(0, 3, 4, 2, 1).flatten(1, 2)
     low = order.detach().floor()
@@ -180,7 +189,7 @@ def sample_rows(
         cell = y.clamp(0, height - 1).long() * width + col.clamp(0, width - 1).long()
         index = (sample + cell) * groups + torch.arange(groups, device=x.device)
         total = total + rows.index_select(0, index.flatten()) * near.to(x.dtype).flatten()[:, None]
-    return total.view(batch, out_h * out_w, taps, -1).permute(0, 3, 2, 1)
+    return total.view(batch, out_h * out_w, taps, x.shape[1]).permute(0, 3, 2, 1)
 
 
 def line_reference(x: Float[Tensor, "B g c n"], points: Float[Tensor, "B g K m"]) -> Float[Tensor, "B g c K m"]:

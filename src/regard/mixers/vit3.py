@@ -33,6 +33,7 @@ from regard.core import (
 
 from .heads import check_heads, rotate
 from .precision import exact_products, wide
+from .taps import own_kernels
 
 SCALE = 9**-0.5  # of the inner loss, the same for every width
 
@@ -147,16 +148,15 @@ def ttt_conv(
     scale: float = SCALE,
 ) -> Float[Tensor, "B d h w"]:
     """The same with the gradient as a product of patches and one grouped convolution for all images."""
-    batch, width, rows, columns = k.shape
+    width, rows, columns = k.shape[1:]
     with exact_products(q.device):
         error = wide(v) * (-scale / (rows * columns))
         patches = F.unfold(wide(k), 3, padding=1).unflatten(1, (width, 9))  # (B, d, 9, n)
         step = (patches @ error.flatten(2)[..., None])[..., 0]  # (B, d, 9)
         if clip:
             step = step / (step.square().sum(-1, keepdim=True).clamp_min(1e-30).sqrt() + 1)
-        learned = (wide(weight).flatten(1) - lr * step).to(q.dtype).view(batch * width, 1, 3, 3)
-        out = F.conv2d(q.reshape(1, batch * width, rows, columns), learned, padding=1, groups=batch * width)
-    return out.view(batch, width, rows, columns)
+        learned = (wide(weight).flatten(1) - lr * step).to(q.dtype)
+        return own_kernels(q, learned.view(len(k), width, 3, 3))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,16 @@ from .subject import ContractError, Subject, gap, moved
 
 
 def shape(s: Subject) -> str:
-    """The output has the shape and dtype of the input, and is finite, in float32 and bfloat16."""
+    """The output has the shape and dtype of the input, and is finite, in float32 and bfloat16; also of no images."""
     for dtype in (torch.float32, torch.bfloat16):
         out = copy.deepcopy(s.layer).to(dtype)(s.x.to(dtype), s.grid)
         if out.shape != s.x.shape or out.dtype != dtype:
             raise ContractError(f"{tuple(s.x.shape)} in {dtype} became {tuple(out.shape)} in {out.dtype}")
         if not out.isfinite().all():
             raise ContractError(f"{int((~out.isfinite()).sum())} values are not finite in {dtype}")
+    for run in (s.layer, s.layer.reference):
+        if (out := run(s.x[:0], s.grid)).shape != s.x[:0].shape:
+            raise ContractError(f"{tuple(s.x[:0].shape)} became {tuple(out.shape)}")
     return ""
 
 
