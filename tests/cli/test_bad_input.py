@@ -285,6 +285,13 @@ def test_a_run_is_named_by_its_key_or_its_folder(capsys, tmp_path: Path, results
     assert (tmp_path / "maps.png").stat().st_size > 1000
 
 
+def test_a_run_is_scored_in_its_own_precision(capsys, results: Path) -> None:
+    assert run([*train(results), "--precision", "bf16-mixed", "--json"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert run(["eval", outcome["key"], "--results", str(results), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == outcome["metrics"]
+
+
 def test_other_data_are_scored_as_the_run_saw_its_own(capsys, tmp_path: Path, results: Path) -> None:
     """Normalised by the statistics of the training, by classes of the same names."""
     root = class_folders(tmp_path / "data")

@@ -10,13 +10,14 @@ import timm
 import torch
 import torchvision
 from torch import Tensor, nn
+from torchvision.models.feature_extraction import create_feature_extractor
 from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d
 
 from regard.core import ConfigError, Grid, SwapError
 from regard.hosts.resnet import BLOCKS, Attended, Slot, attend
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model, remove, restore, retune, swap
-from regard.lab.loop import groups
+from regard.lab.optimizer import groups
 from regard.mixers.conv import Conv
 from regard.mixers.deform import DeformableConv, DeformableConv2d
 from regard.mixers.dynamic import DynamicConv
@@ -178,8 +179,9 @@ def test_a_second_attend_gives_what_it_is_asked() -> None:
 
 
 def test_deformable_convolutions_keep_their_options() -> None:
-    model = attend(made("torchvision basic"), None, deformable=DeformableConv(version=2))
+    model = attend(made("torchvision basic"), None, deformable="DeformableConv(version=2)")
     conv = model.layer4[0].conv1
+    assert conv.options == DeformableConv(version=2)
     for same in (True, False, DeformableConv(version=2)):
         attend(model, None, deformable=same)
         assert model.layer4[0].conv1 is conv
@@ -276,6 +278,19 @@ def test_pyramids_and_features() -> None:
 
 
 @pytest.mark.untyped
+def test_traced_features() -> None:
+    """torchvision's `create_feature_extractor`, whose tracer leaves the named layers whole."""
+    model = attend(made("torchvision basic"), None)
+    create_feature_extractor(model, ["layer4"])
+    assert copy.deepcopy(model).layer4[0].attn.cells == (1, 1)  # nothing of the tracer is kept
+    attend(model, E0110, deformable=True, heads=4, example=image())
+    options = {"leaf_modules": [Attended, DeformableConv2d]}
+    features = create_feature_extractor(model, ["layer3", "layer4", "fc"], tracer_kwargs=options)(image(48, 32))
+    assert [tuple(features[name].shape) for name in ("layer3", "layer4")] == [(2, 256, 3, 2), (2, 512, 2, 1)]
+    assert torch.equal(features["fc"], model(image(48, 32)))
+
+
+@pytest.mark.untyped
 def test_compiled_without_breaks() -> None:
     model = attend(made("timm basic"), E0110, heads=4, example=image())
     torch._dynamo.reset()
@@ -301,8 +316,14 @@ def test_wrong_use_leaves_the_model_alone() -> None:
     for options in ({"kernel": 5}, {"dilation": 3}, {"extra": "zero"}, {"axes": 1}, {"axes": 1, "causal": True}):
         with pytest.raises(ConfigError, match=f"{list(options)[-1]}=.*these come from the convolution"):
             attend(model, None, deformable=DeformableConv(**options))
-    with pytest.raises(ConfigError, match="not a multiple of 7 heads"):
-        attend(model, E0110, heads=7)
+    for moving in ("Conv()", 1, Conv()):
+        with pytest.raises(ConfigError, match="deformable is True, False or a DeformableConv with its options, not"):
+            attend(model, None, deformable=moving)
+    for heads in (7, 0, 2.0):
+        with pytest.raises(
+            ConfigError, match=f"layer3.0 has 256 channels, not a multiple of {heads} heads; give another"
+        ):
+            attend(model, E0110, heads=heads)
     with pytest.raises(ConfigError, match="configuration, its spelling or None"):
         attend(model, 3)
     with pytest.raises(ConfigError, match="groups do not divide"):  # refused after the slots were opened
@@ -314,3 +335,6 @@ def test_wrong_use_leaves_the_model_alone() -> None:
         attend(timm.create_model("res2net50_26w_4s"), E0110)
     with pytest.raises(ConfigError, match="stem is 4"):
         create_model("attended_resnet18(stem=3)", None)
+    for size in (0, "24", (24, 24, 3)):
+        with pytest.raises(ConfigError, match="img_size is one side in pixels"):
+            create_model("attended_resnet18", None, img_size=size)

@@ -14,7 +14,7 @@ from regard.hosts import list_models, register
 from regard.hosts.published import verdict
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model, plan_swap, swap
-from regard.lab.loop import groups
+from regard.lab.optimizer import groups
 from regard.measure.cost import model_cost
 from regard.mixers.heads import rotate
 from regard.mixers.mita import MiTA

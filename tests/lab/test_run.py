@@ -17,8 +17,9 @@ from regard.core import ConfigError, StoreError
 from regard.lab import checkpoint
 from regard.lab.environment import PeakMemory, resolved
 from regard.lab.files import read_json, write_json
-from regard.lab.loop import groups
+from regard.lab.loop import Loop
 from regard.lab.metrics import Metrics
+from regard.lab.optimizer import groups, make_optimizer
 from regard.lab.results import Results
 from regard.lab.run import Interrupted, Recipe, Run, Watch, copy_weights, read_run, trained
 from regard.mixers.spell import parse, spell
@@ -384,3 +385,72 @@ def test_a_compiler_that_fails_leaves_the_run_for_another_try(tmp_path: Path, mo
         run.execute(store, device="cpu", watch=Watch(compile=True))
     assert store.outcome(run.key) is None
     assert run.execute(store, device="cpu")["status"] == "done"
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+@pytest.mark.parametrize(("precision", "kind"), [("bf16-true", torch.bfloat16), ("64-true", torch.float64)])
+def test_networks_of_another_dtype_are_evaluated_and_counted(
+    tmp_path: Path, precision: str, kind: torch.dtype, ema: float
+) -> None:
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, precision=precision, ema=ema))
+    alone, stopped = Results(tmp_path / "alone"), Results(tmp_path / "stopped")
+    outcome = run.execute(alone, device="cpu")
+    assert (outcome["status"], outcome["macs"] > 0) == ("done", True)
+    assert {value.dtype for value in weights(alone, run).values()} == {kind}
+    with pytest.raises(Interrupted):
+        run.execute(stopped, device="cpu", watch=stop_at(4))
+    assert run.execute(stopped, device="cpu")["bits"] == outcome["bits"]
+    assert same(weights(alone, run), weights(stopped, run))
+
+
+def test_half_precision_with_a_scaled_loss_needs_a_gpu(tmp_path: Path) -> None:
+    run, store = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, precision="16-mixed")), Results(tmp_path)
+    with pytest.raises(ConfigError, match="16-mixed needs a GPU"):
+        run.execute(store, device="cpu")
+    assert store.status(run.key) == "new"
+
+
+def test_the_scale_of_the_loss_is_kept(tmp_path: Path) -> None:
+    """The scaler of 16-mixed, here on the CPU: AdamW is clipped, and a run that goes on has the scale that it had."""
+    from lightning.fabric import Fabric
+    from lightning.fabric.plugins.precision.amp import MixedPrecision
+
+    def loop() -> Loop:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
+        fabric = Fabric(accelerator="cpu", devices=1, plugins=MixedPrecision("16-mixed", "cpu", scaler))
+        recipe = dataclasses.replace(SHORT, precision="16-mixed")
+        return Loop(Tiny(), recipe, 0, Tiny().model(None, 0), fabric, tmp_path, Watch())
+
+    first, second = loop(), loop()
+    batches = first._numbered(0, 4)
+    for first.step in range(4):
+        first._one_step(batches)
+    first.save()
+    second.resume()
+    scalers = [one.fabric.strategy.precision.state_dict() for one in (first, second)]
+    assert scalers[0]["scale"] < 2.0**40
+    assert scalers[0] == scalers[1]
+
+
+def test_optimizers_keep_their_own_number_of_betas_or_are_refused() -> None:
+    model = torch.nn.Linear(3, 2)
+    assert make_optimizer(model, Recipe(optimizer="adamw")).defaults["betas"] == (0.9, 0.98)
+    assert len(make_optimizer(model, Recipe(optimizer="adan")).defaults["betas"]) == 3
+    with pytest.raises(ConfigError, match="second derivatives"):
+        make_optimizer(model, Recipe(optimizer="adahessian"))
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="fusedadam cannot be made here: CUDA"):
+            make_optimizer(model, Recipe(optimizer="fusedadam"))
+
+
+def test_speed_counts_the_images_that_there_are(tmp_path: Path) -> None:
+    run = Run(task=Tiny(limit=16), recipe=dataclasses.replace(SHORT, batch=64))
+    outcome = run.execute(Results(tmp_path), device="cpu")
+    assert outcome["images_per_second"] == pytest.approx(3 * 16 / outcome["seconds"], rel=0.05)
+
+
+def test_a_damaged_table_of_epochs_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    head, line = b"epoch,step,train_loss,lr,top1,loss,seconds\n", b"1,4,2.3,0.1,50.0,1.5,3\n"
+    path.write_bytes(head + line + b"2,8\n" + b"\xff\xfe\x00\n" + line[:9])
+    assert [row["step"] for row in Metrics(path).read()] == ["4"]

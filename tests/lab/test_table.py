@@ -16,7 +16,7 @@ from regard.lab.exchange import csv_text, evidence, import_runs, json_text, late
 from regard.lab.files import read_json, write_json
 from regard.lab.results import Results
 from regard.lab.study import Claim
-from regard.lab.table import Table, right_bits, snapshot_path
+from regard.lab.table import Table, claim_text, right_bits, snapshot_path
 
 from .made import PILOT, key_of, make_store
 
@@ -143,10 +143,10 @@ def test_mixed_code_versions_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "values", "said"),
     [
-        ("processor", ("Xeon", "EPYC"), "machines: here with Xeon (14 runs), here with EPYC (1 runs)"),
-        ("threads", (2, 1), "numbers of threads: 2 (14 runs), 1 (1 runs)"),
-        ("compiled kernels", (False, True), "compiled kernels: False (14 runs), True (1 runs)"),
-        ("devices", (1, 2), "numbers of devices: 1 (14 runs), 2 (1 runs)"),
+        ("processor", ("Xeon", "EPYC"), "machines: here with Xeon (14 runs), here with EPYC (1 run)"),
+        ("threads", (2, 1), "numbers of threads: 2 (14 runs), 1 (1 run)"),
+        ("compiled kernels", (False, True), "compiled kernels: without (14 runs), with (1 run)"),
+        ("devices", (1, 2), "numbers of devices: 1 (14 runs), 2 (1 run)"),
         ("devices", (1, None), ""),
     ],
 )
@@ -164,7 +164,7 @@ def test_runs_of_before_torch_compile_are_without_it(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     run = store.outcome(key_of(1, 0)) or {}
     store.finish(key_of(1, 0), {**run, "environment": {**run["environment"], "torch.compile": True}})
-    said = "the table mixes runs with (True) and without torch.compile: False (14 runs), True (1 runs)"
+    said = "the table mixes runs with and without torch.compile: without (14 runs), with (1 run)"
     assert said in load(tmp_path).warnings
 
 
@@ -291,3 +291,9 @@ def test_tables_need_no_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
     assert read_json(tmp_path / "studies" / "pilot-desk.json")["study"] == "pilot"
+
+
+def test_how_far_is_a_claim_of_the_paper_scale_alone() -> None:
+    claim = {"a": "SKA", "b": "softmax", "metric": "top1", "by": 1.9}
+    assert claim_text(claim, "paper") == "SKA is above softmax in top1 by at least 1.9"
+    assert claim_text(claim, "desk") == "SKA is above softmax in top1 (direction alone; at paper scale by at least 1.9)"

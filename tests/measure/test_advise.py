@@ -89,6 +89,8 @@ def test_the_verb_prints_a_row_a_mechanism(capsys: pytest.CaptureFixture[str]) -
     assert command(["advise", HOST, "--mixers", "SKA; XCA()", "--seconds", "0.001", "--json"]) == 0
     assert {row["mixer"] for row in json.loads(capsys.readouterr().out)} == {"Softmax()", "SKA()", "XCA()"}
     assert command(["advise", HOST, "--mixers", "SKA", "--seconds", "0.001"]) == 0
-    assert "3 with 16 channels, 2 heads on 4x6" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert f"attention layers of {HOST}: 3 with 16 channels, 2 heads on 4x6" in shown.out
+    assert shown.err == "timing 3 with 16 channels, 2 heads on 4x6\n"
     assert command(["advise", HOST, "--mixers", "None"]) == 2
     assert command(["advise", "resnet18", "--mixers", "SKA"]) == 2

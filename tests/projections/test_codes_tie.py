@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model
-from regard.lab.loop import groups
+from regard.lab.optimizer import groups
 from regard.mixers.softmax import Softmax
 from regard.projections.sne import FSNE
 from regard.tasks.weights import redraw

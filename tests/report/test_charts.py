@@ -63,3 +63,10 @@ def test_a_heat_map_of_words_is_drawn_from_above():
     assert place["61"][0] < place["62"][0]  # MiTA, then Agent, as they came
     assert place["61"][1] < place["63"][1]  # Softmax above MiTA
     assert place["62"] == (place["64"][0], place["61"][1])
+
+
+def test_a_cell_has_as_many_digits_as_the_table():
+    svg = chart({"title": "m by k", "columns": ("m", "k", "top1"), "rows": [(1, 1, 67.95), (1, 2, 68.04)],
+                 "chart": sheet()["chart"] | {"x": "m", "y": "k"}})  # fmt: skip
+    assert ">67.95</text>" in svg
+    assert ">68.04</text>" in svg

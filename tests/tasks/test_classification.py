@@ -1,6 +1,7 @@
 """Classification: data sets by name and of the user's own, first weights, and wrong data."""
 
 import dataclasses
+import io
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from regard.tasks import Classification
 from regard.tasks.data import own
 from regard.tasks.data.augment import augmented, placed, random_windows
 from regard.tasks.data.catalog import classes_and_channels, digits, identity, load, torchvision_set
-from regard.tasks.data.images import fit
+from regard.tasks.data.images import decode, decode_all, fit
 from regard.tasks.data.streams import generator, seed_all
 from regard.tasks.weights import outputs
 
@@ -379,3 +380,31 @@ def test_transforms_of_images_are_functions_of_the_sample(tmp_path: Path, augmen
     (x, _), (y, _) = (next(task.batches(recipe, 0, 5, 6, workers=workers)) for workers in (0, 1))
     assert x.shape == (4, 3, 12, 12)
     assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sixteen_bits_become_the_upper_eight(channels: int) -> None:
+    wide = np.arange(0, 2**16, 2**10, dtype=np.uint16).reshape(8, 8)
+    file = io.BytesIO()
+    Image.fromarray(wide).save(file, "PNG")
+    assert np.array_equal(decode(file.getvalue(), None, channels)[..., 0], wide // 256)
+
+
+def test_pixels_without_a_known_range_are_refused(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).random((8, 8), np.float32)).save(file, "TIFF")
+    with pytest.raises(DataError, match="digit 0 cannot be read as an image .* 32 bits, whose range is not known"):
+        decode_all([file.getvalue()], np.zeros(1, np.int64), lambda row: f"digit {row}", (8, 8), 3)
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("size", [32, [32, 32], (32,), (32, 0)])
+def test_a_size_is_height_and_width(size) -> None:
+    with pytest.raises(ConfigError, match="size is"):
+        Classification(host="vit_desk", data="digits", size=size)
+
+
+def test_a_pretrained_host_is_known_by_its_options() -> None:
+    with pytest.raises(ConfigError, match="a pretrained host keeps its weights"):
+        Classification(host="vit_tiny_patch16_224(pretrained=1)", data="digits", size=(224, 224))
+    Classification(host="vit_tiny_patch16_224(pretrained=False)", data="digits", size=(224, 224))

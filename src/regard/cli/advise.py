@@ -26,8 +26,8 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Rank mechanisms for a model's attention layers by time here, with parameters and MACs (not quality)."""
+    from regard.measure.advise import Place
     from regard.measure.advise import advise as run
-    from regard.measure.advise import attention_places
     from regard.measure.bench import conditions
     from regard.mixers import MIXERS
     from regard.mixers.spell import parse_mixer
@@ -38,20 +38,21 @@ def advise(
     usable = [config for config in configs if config is not None]
     if len(usable) < len(configs):
         raise ConfigError("None cannot be timed: it stands for no mixer at all")
-    sides = read_size(size) if size else None
-    found = run(model, usable, size=sides, batch=batch, dtype=dtype, device=place, seconds=seconds,
-                report=lambda line: print(line, file=sys.stderr))  # fmt: skip
+    layers: list[str] = []
+
+    def report(kind: Place, number: int) -> None:
+        windows = f"{kind.windows} windows of " if kind.windows > 1 else ""
+        grid = f"{kind.site.grid.height}x{kind.site.grid.width}"
+        layers.append(f"{number} with {kind.site.dim} channels, {kind.site.heads} heads on {windows}{grid}")
+        print(f"timing {layers[-1]}", file=sys.stderr)
+
+    found = run(model, usable, size=read_size(size) if size else None, batch=batch, dtype=dtype, device=place,
+                seconds=seconds, report=report)  # fmt: skip
     if as_json:
         show([asdict(one) for one in found], as_json)
         return
-    sites = ", ".join(
-        f"{number} with {place.site.dim} channels, {place.site.heads} heads on "
-        + (f"{place.windows} windows of " if place.windows > 1 else "")
-        + f"{place.site.grid.height}x{place.site.grid.width}"
-        for place, number in attention_places(model, sides).items()
-    )
     notes = [
-        f"attention layers of {model}: {sites}",
+        f"attention layers of {model}: {', '.join(layers)}",
         f"layers with their projections, {dtype}, batch {batch}, {place}; the ratio is that of forward and backward "
         "to softmax; *: no other is better in parameters, MACs and that time at once",
         *(f"{one.mixer} is left out: {one.refused}" for one in found if one.refused),

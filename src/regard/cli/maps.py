@@ -107,6 +107,7 @@ def _input(network, image: str, found):  # type: ignore[no-untyped-def]
 
     from regard.core import DataError
     from regard.hosts.looking import example_of
+    from regard.lab.run import read_run
     from regard.measure import pictures
 
     settings = resolve_model_data_config(network)
@@ -128,22 +129,10 @@ def _input(network, image: str, found):  # type: ignore[no-untyped-def]
         shown = one if channels == 1 else one.repeat(channels, -1)
     pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1)
     if found is not None:
-        return _as_trained(found[0], found[1], pixels[None])[0], shown, credit
+        task, record = read_run(*found).task, recorded_data(*found)
+        return task.prepared(pixels[None], torch.device("cpu"), record)[0], shown, credit
     values = pixels.float() / 255
     if channels == 3:
         mean, deviation = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
         values = (values - mean) / deviation
     return values, shown, credit
-
-
-def _as_trained(store, key: str, images):  # type: ignore[no-untyped-def]
-    """Images (n, C, h, w) normalised as a run's were: as its outcome says, else from its data."""
-    import torch
-
-    from regard.lab.run import read_run
-    from regard.tasks.classification import normalised
-
-    device, known = torch.device("cpu"), recorded_data(store, key).get("normal")
-    if known:
-        return normalised(images, (known[0], known[1]), device)
-    return read_run(store, key).task.prepared(images, device)

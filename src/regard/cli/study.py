@@ -83,7 +83,7 @@ def show_study(
 
         guess = time_rows(study, scale, store, number, lambda label: print(f"timing {label}", file=sys.stderr))
     lines = [_line(row, [run for found, run in runs if found == row], store, guess) for row in study.rows(scale)]
-    notes = [study.question, *(f"claim: {claim_text(asdict(claim))}" for claim in study.claims)]
+    notes = [study.question, *(f"claim: {claim_text(asdict(claim), scale)}" for claim in study.claims)]
     if runs:
         notes.append(_hours(study, scale, store, guess, number))
     others = [other for other in places(results, study.name) if other != place and other.startswith(scale)]

@@ -77,6 +77,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a finished run on its test images again: with another mechanism or its numbers, or on other data."""
+    from regard.lab.precise import Precise
     from regard.lab.run import read_run, trained
 
     use_data(data_root)
@@ -90,7 +91,7 @@ def evaluate(
 
         change_numbers(model, **numbers(retune))
     place = find_device(device)
-    model = model.to(place)
+    model = Precise(model.to(place), run.recipe.precision)
     score = run.task.score_on(data, model, place, recorded_data(store, key)) if data else run.task.score(model, place)
     metrics = score.metrics
     if as_json:

@@ -25,7 +25,9 @@ from regard.tasks.data.images import Images
 
 from .dryrun import outputs_and_channels
 from .files import read_json, write_json
-from .loop import EVALUATIONS, make_optimizer
+from .loop import EVALUATIONS
+from .optimizer import make_optimizer
+from .precise import MIXED
 from .results import Results
 
 if TYPE_CHECKING:
@@ -140,7 +142,7 @@ def _random(run: "Run", channels: int, outputs: int) -> Iterator[tuple[torch.Ten
 
 
 def _precision(run: "Run") -> Any:
-    kind = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(run.recipe.precision)
+    kind = MIXED.get(run.recipe.precision)
     return torch.autocast("cpu", kind) if kind is not None else nullcontext()
 
 

@@ -13,7 +13,7 @@ from .files import read_json, write_json
 from .incoming import check_name, check_outcome, check_snapshot, further_runs
 from .places import place_of
 from .results import Results
-from .table import Table, load_snapshot, snapshot_path
+from .table import Table, load_snapshot, right_bits, snapshot_path
 
 
 def evidence(root: Path | str, name: str, scale: str) -> dict[str, Any]:
@@ -132,9 +132,20 @@ def _values(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             check_name(file, shot)
         for outcome in ended:
             check_outcome(file, outcome)
+            _check_bits(file, outcome)
         outcomes += ended
         shots += listed
     return outcomes, shots
+
+
+def _check_bits(path: Path, outcome: Mapping[str, Any]) -> None:
+    """The accuracy of a run is that of the images which it had right."""
+    right, told = right_bits(outcome), (outcome.get("metrics") or {}).get("top1")
+    if right is not None and told is not None and not abs(100 * float(right.mean()) - told) < 0.005:
+        raise StoreError(
+            f"{path}: run {outcome['key']} has top1 {told:g}, but by its bits {100 * right.mean():g} % of the images "
+            "were right; the file is damaged or was changed"
+        )
 
 
 def _parts(value: Any) -> tuple[list[Any], list[Any]]:

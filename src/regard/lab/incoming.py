@@ -29,8 +29,9 @@ _SNAPSHOT = {
 }  # fmt: skip
 _ROW = {
     "label": _TEXT, "spelling": _TEXT, "host": _TEXT, "paper": _FIELDS, "exact": _FIELDS, "notes": _LIST,
-    "parameters": _WHOLE, "macs": _WHOLE,
+    "parameters": _WHOLE, "macs": _WHOLE, "card": _FIELDS,
 }  # fmt: skip
+_CARD = {"title": _TEXT}
 _RUN = {"key": _TEXT, "row": _TEXT, "seed": (int,)}
 _CLAIM = {"a": _TEXT, "b": _TEXT, "metric": _TEXT, "within": _NUMBER, "by": _NUMBER, "than": (list, type(None))}
 _PLACE = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+")
@@ -41,9 +42,9 @@ def check_outcome(path: Path, value: Any) -> None:
     _check(path, "an outcome", value, _OUTCOME, ("status", "key"))
     check_version(path, value)
     _check_key(path, value["key"])
-    for name, number in (value.get("metrics") or {}).items():
-        if not isinstance(number, int | float | None):
-            raise StoreError(f"{path}: the metric {name!r} is {number!r}, expected a number; the file is damaged")
+    if value["status"] not in ("done", "failed"):
+        raise StoreError(f"{path}: a run is {value['status']!r}, expected done or failed; the file is damaged")
+    _check_numbers(path, "the metric", value.get("metrics"))
 
 
 def check_snapshot(path: Path, value: Any) -> None:
@@ -59,8 +60,34 @@ def check_snapshot(path: Path, value: Any) -> None:
         than = claim.get("than")
         if than is not None and [type(label) for label in than] != [str, str]:
             raise StoreError(f"{path}: a claim has than {than!r}, expected two labels; the file is damaged")
+    for row in value["rows"]:
+        for name in ("paper", "exact"):
+            _check_numbers(path, f"the {name} number", row.get(name))
+        if row.get("card"):
+            _check(path, "a card", row["card"], _CARD, ("title",))
+    _check_runs(path, value)
+
+
+def _check_runs(path: Path, value: Mapping[str, Any]) -> None:
+    """Each run is of a row that is there, and no run stands for two seeds, or two runs for one."""
+    labels = [row["label"] for row in value["rows"]]
+    seeds: dict[str, int] = {}
+    keys: dict[tuple[str, int], str] = {}
     for run in value["runs"]:
-        _check_key(path, run["key"])
+        row, seed, key = run["row"], run["seed"], run["key"]
+        _check_key(path, key)
+        if labels.count(row) != 1:
+            raise StoreError(f"{path}: run {key} is of {row!r}, which is not one row of the snapshot; it is damaged")
+        if seeds.setdefault(key, seed) != seed or keys.setdefault((row, seed), key) != key:
+            raise StoreError(
+                f"{path}: run {key} of {row!r}, seed {seed}, is listed with another seed or run; it is damaged"
+            )
+
+
+def _check_numbers(path: Path, what: str, values: Mapping[str, Any] | None) -> None:
+    for name, number in (values or {}).items():
+        if not isinstance(number, int | float | None):
+            raise StoreError(f"{path}: {what} {name!r} is {number!r}, expected a number; the file is damaged")
 
 
 def check_name(path: Path, value: Mapping[str, Any]) -> None:
@@ -106,7 +133,7 @@ def _check(path: Path, what: str, value: Any, kinds: Mapping[str, tuple[type, ..
     if missing:
         raise StoreError(f"{path}: {what} lacks {', '.join(missing)}; the file is damaged or not of regard")
     for name, allowed in kinds.items():
-        if name in value and not isinstance(value[name], allowed):
+        if name in value and (not isinstance(value[name], allowed) or isinstance(value[name], bool)):
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
             found = type(value[name]).__name__
             raise StoreError(f"{path}: {name} of {what} is of type {found}, expected {expected}; the file is damaged")

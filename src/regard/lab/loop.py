@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, RegardError, nearest
+from regard.core import ConfigError, RegardError
 from regard.core.resting import resting
 from regard.tasks.base import Score, Task
 from regard.tasks.data.streams import seed_all
 
 from . import checkpoint
 from .metrics import Metrics
+from .optimizer import make_optimizer
+from .precise import Precise
 from .recipe import Recipe
 from .results import check_held
 from .signals import handled
@@ -36,8 +38,6 @@ FLUSH = 50
 """Losses are looked at every so many steps, so that a GPU need not wait for each."""
 AGREE = 10
 """On several devices the first one decides every so many steps, for all, whether to save, stop or tell."""
-
-_NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_position_bias_table", "temperature")
 
 
 class Diverged(RegardError):
@@ -84,34 +84,6 @@ class Watch:
     compile: bool = False
 
 
-def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters with and without weight decay: none on vectors, biases, positions and what modules leave out.
-
-    Those that a module's `lr_scale()` names (offsets of deformable convolutions) get groups with that `lr_scale`.
-    """
-    spared: set[str] = set()
-    scales: dict[str, float] = {}
-    for name, module in model.named_modules():
-        start = f"{name}." if name else ""
-        names, scaled = getattr(module, "no_weight_decay", None), getattr(module, "lr_scale", None)
-        if callable(names):
-            spared |= {start + own for own in names()}
-        if callable(scaled):
-            scales |= {start + own: factor for own, factor in scaled().items()}
-    parts: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            last = name.rsplit(".", 1)[-1]
-            plain = name in spared or parameter.ndim <= 1 or last == "bias" or last in _NO_DECAY
-            parts.setdefault((not plain, scales.get(name, 1.0)), []).append(parameter)
-    return [
-        {"params": found, "weight_decay": weight_decay if decay else 0.0}
-        | ({} if scale == 1.0 else {"lr_scale": scale})
-        for (decay, scale), found in parts.items()
-        if found
-    ]
-
-
 class Loop:
     """One run in a folder: `train` goes on where the folder's checkpoint stands.
 
@@ -138,7 +110,7 @@ class Loop:
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()
         self.score: Score | None = None
         self.model = model
-        self.model.to(self.device)
+        self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
         self.ema = _average(self.model, recipe.ema) if recipe.ema else None
         self.optimizer: Any = make_optimizer(self.model, recipe)
@@ -165,6 +137,8 @@ class Loop:
                     self.ema.module.load_state_dict(state["ema"])
                 if state["optimizer"] is not None:
                     self.optimizer.load_state_dict(state["optimizer"])
+                if state.get("scaler"):
+                    self.fabric.strategy.precision.load_state_dict(state["scaler"])
         if self.first:
             self.metrics.cut(self.step)
         best = checkpoint.load_best(self.folder)
@@ -184,6 +158,7 @@ class Loop:
             "model": self.model.state_dict(),
             "ema": self.ema.module.state_dict() if self.ema is not None else None,
             "optimizer": None if final else self.optimizer.state_dict(),
+            "scaler": self.fabric.strategy.precision.state_dict(),  # of the loss in 16-mixed, else {}
         }
         checkpoint.save(self.folder, state)
 
@@ -302,7 +277,7 @@ class Loop:
             self._keep_best(self.score.metrics[self.task.metric])
         self.metrics.append(row)
         values = {"train/loss": float(str(row["train_loss"])), "lr": float(str(row["lr"]))}
-        if "top1" in row or self.task.metric in row:
+        if self.task.metric in row:
             values |= {f"val/{name}": value for name, value in self.score.metrics.items()} if self.score else {}
         self.fabric.log_dict(values, step=self.step)
         self.losses = []
@@ -315,8 +290,8 @@ class Loop:
 
     def evaluate(self) -> Score:
         """The trained network on the test split, in the run's precision."""
-        with resting(self.trained), self.fabric.autocast():
-            return self.task.score(self.trained, self.device)
+        with resting(self.trained):
+            return self.task.score(Precise(self.trained, self.recipe.precision), self.device)
 
     def _tell(self, per_step: float) -> None:
         self._flush()
@@ -378,27 +353,3 @@ def _average(model: nn.Module, decay: float) -> Any:
     from timm.utils import ModelEmaV3
 
     return ModelEmaV3(model, decay=decay)
-
-
-def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
-    """timm's optimiser of a recipe's name, with our groups. Raises: ConfigError for an unknown name."""
-    from timm.optim import create_optimizer_v2, get_optimizer_info
-
-    try:
-        info = get_optimizer_info(recipe.optimizer)
-    except ValueError as error:
-        from timm.optim import list_optimizers
-
-        raise ConfigError(
-            f"unknown optimizer {recipe.optimizer!r}; {nearest(recipe.optimizer, map(str, list_optimizers()))}"
-        ) from error
-    options: dict[str, Any] = {"betas": recipe.betas} if info.has_betas else {"momentum": recipe.betas[0]}
-    if recipe.optimizer in ("adam", "adamw"):
-        options["fused"] = True  # one kernel for all parameters: 1.5 ms less a step on a small model
-    return create_optimizer_v2(
-        groups(model, recipe.weight_decay),
-        opt=recipe.optimizer,
-        lr=recipe.lr,
-        weight_decay=recipe.weight_decay,
-        **options,
-    )

@@ -34,9 +34,10 @@ class Metrics:
     def read(self) -> list[dict[str, str]]:
         """The whole lines of the file, as text by column; [] if there is none. Raises: StoreError."""
         with explained(self.path, "read"):
-            text = self.path.read_text() if self.path.exists() else ""
+            text = self.path.read_text(errors="replace") if self.path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
-        return [row for row in csv.DictReader(io.StringIO(whole)) if (row.get("step") or "").isdigit()]
+        rows = csv.DictReader(io.StringIO(whole))
+        return [row for row in rows if (row.get("step") or "").isdecimal() and None not in row.values()]
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a line and sync it. Raises: StoreError."""

@@ -14,7 +14,7 @@ class Recipe:
     """Defaults are those of the desk protocols.
 
     batch: images of one forward pass; accumulate: forward passes of a step. optimizer: a name that timm knows.
-    betas: the optimiser's two, where it has them. warmup: share of the steps in which lr rises; then it falls along
+    betas: the optimiser's two, where it has two. warmup: share of the steps in which lr rises; then it falls along
     a cosine to floor * lr, where it stays for the last share `cooldown` of the steps. weight_decay: on matrices only.
     clip: largest norm of the gradient, 0 = none. smoothing: of the labels. mixup, cutmix: timm's alphas, 0 = off.
     augment: see `regard.tasks.data.augment`. ema: decay of an average of the weights, which is evaluated in their

@@ -171,6 +171,8 @@ class Run:
     def _in_folder(self, folder: Path, store: Results, device: str, devices: int, watch: Watch) -> dict[str, Any]:
         from lightning.fabric import Fabric
 
+        if self.recipe.precision == "16-mixed" and resolved(device) == "cpu":  # Fabric would take bf16 in its place
+            raise ConfigError("16-mixed needs a GPU; a CPU computes in bf16-mixed or 32-true")
         hush()
         self._remember(folder, device, devices, watch.compile)
         if devices > 1:
@@ -189,7 +191,7 @@ class Run:
             copy_weights(trained(self.start, store) if isinstance(self.start, Run) else load(self.start.folder), model)
         loop = Loop(self.task, self.recipe, self.seed, model, fabric, folder, watch, self._teacher(store, model))
         loop.resume()
-        common = {
+        common: dict[str, Any] = {
             "error": None,
             "study": None,
             "scale": None,
@@ -215,9 +217,10 @@ class Run:
                 "diverged": True,
                 "step": error.step,
                 "metrics": {},
-                **_finished(loop),
+                **_finished(loop, common["data"]["train"]),
             }
-        return common | {"status": "done", **(self._measured(loop, score, peak) if score else {}), **_finished(loop)}
+        measured = self._measured(loop, score, peak) if score else {}
+        return common | {"status": "done", **measured, **_finished(loop, common["data"]["train"])}
 
     def _measured(self, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
         chance = self.task.chance
@@ -225,7 +228,7 @@ class Run:
         notes = [f"at chance: {self.task.metric} {score.metrics[self.task.metric]:.4f} is chance ({chance:.4f})"]
         bits = None if score.right is None else base64.b64encode(np.packbits(score.right).tobytes()).decode()
         most = peak.bytes()  # before the network is moved and counted
-        macs = count_macs(loop.trained.cpu(), self.task.example())
+        macs = count_macs(loop.trained.cpu().float(), self.task.example())
         return {
             "metrics": score.metrics,
             "best": None if loop.best is None else {"step": loop.best[0], self.task.metric: loop.best[1]},
@@ -262,8 +265,9 @@ def _run_file(path: Path) -> dict[str, Any]:
     return known
 
 
-def _finished(loop: Loop) -> dict[str, Any]:
-    images = loop.step * loop.recipe.batch * loop.recipe.accumulate
+def _finished(loop: Loop, train: int) -> dict[str, Any]:
+    """Time, and images of a second; train: how many there are, of which a batch may be the whole."""
+    images = loop.step * min(loop.recipe.batch, train) * loop.recipe.accumulate
     return {
         "seconds": round(loop.seconds, 3),
         "images_per_second": round(images / loop.seconds, 1) if loop.seconds else None,

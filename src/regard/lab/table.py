@@ -290,7 +290,7 @@ def _judge_all(
         if lost:
             runs_lost = f"{lost} run{'s' * (lost > 1)} that failed"
             verdict = replace(verdict, sentence=f"{verdict.sentence}; without {runs_lost}")
-        judged.append(Judged(a, b, metric, claim_text(claim), verdict))
+        judged.append(Judged(a, b, metric, claim_text(claim, scale), verdict))
     return _corrected(judged)
 
 
@@ -317,15 +317,18 @@ def _corrected(judged: Sequence[Judged]) -> tuple[Judged, ...]:
     return tuple(marked)
 
 
-def claim_text(claim: Mapping[str, Any]) -> str:
-    """A claim's fields in words."""
+def claim_text(claim: Mapping[str, Any], scale: str) -> str:
+    """A claim's fields in words, as they are judged at a scale."""
     a, b, metric = claim["a"], claim["b"], claim["metric"]
     if claim.get("than"):
         return f"{a} is further above {b} than {claim['than'][0]} is above {claim['than'][1]}, in {metric}"
     if claim.get("within") is not None:
         return f"{a} is as good as {b} in {metric}, within {claim['within']:g}"
-    by = f" by at least {claim['by']:g} (paper scale)" if claim.get("by") is not None else ""
-    return f"{a} is above {b} in {metric}{by}"
+    text = f"{a} is above {b} in {metric}"
+    if claim.get("by") is None:
+        return text
+    by = f"by at least {claim['by']:g}"
+    return f"{text} {by}" if scale == "paper" else f"{text} (direction alone; at paper scale {by})"
 
 
 def _sampling(runs: Sequence[Mapping[str, Any]], a: str, b: str) -> float | None:
@@ -346,28 +349,33 @@ def _mixtures(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     done = [run["outcome"] for run in runs if run["outcome"].get("status") == "done"]
 
     def several(what: str, found: Sequence[Any]) -> list[str]:
-        kinds = Counter(str(value) for value in found if value is not None)
+        kinds = Counter(_plain(value) for value in found if value is not None)
         if len(kinds) < 2:
             return []
-        return [f"the table mixes {what}: " + ", ".join(f"{kind} ({number} runs)" for kind, number in kinds.items())]
+        parts = (f"{kind} ({number} run{'s' * (number > 1)})" for kind, number in kinds.items())
+        return [f"the table mixes {what}: {', '.join(parts)}"]
 
     surroundings = [outcome.get("environment") or {} for outcome in done]
     warnings = several("code versions", [outcome.get("code") for outcome in done])
     warnings += several("machines", [_machine(one) for one in surroundings])
     for what, name in _SURROUNDINGS.items():
-        warnings += several(what, [_said(one, name) for one in surroundings])
+        warnings += several(what, [said(one, name) for one in surroundings])
     return warnings + several("data checksums", [(outcome.get("data") or {}).get("checksum") for outcome in done])
 
 
-def _said(surroundings: Mapping[str, Any], name: str) -> Any:
+def _plain(value: Any) -> str:
+    return str(value) if not isinstance(value, bool) else "with" if value else "without"
+
+
+def said(surroundings: Mapping[str, Any], name: str) -> Any:
     """What an outcome says of its surroundings."""
     return surroundings.get(name, UNSAID.get(name) if surroundings else None)
 
 
 _SURROUNDINGS = {
     "devices": "device", "numbers of devices": "devices", "numbers of threads": "threads",
-    "runs with (True) and without compiled kernels": "compiled kernels",
-    "runs with (True) and without torch.compile": "torch.compile",
+    "runs with and without compiled kernels": "compiled kernels",
+    "runs with and without torch.compile": "torch.compile",
     "precisions": "precision", "torch versions": "torch",
 }  # fmt: skip
 

@@ -91,12 +91,13 @@ def advise(
     dtype: str = "fp32",
     device: str = "cpu",
     seconds: float = 0.3,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[Place, int], None] | None = None,
 ) -> list[Advice]:
     """Rank mechanisms at a model's attention layers, fastest training first; softmax is always among them.
 
-    batch: images. seconds: for each mechanism at each different layer, forward and again with backward. Candidates are
-    timed in turn, so that a busy machine slows all alike. What a swap refuses stands at the end with why.
+    batch: images. seconds: for each mechanism at each different layer, forward and again with backward. report: called
+    with each kind of layer and how many there are, before they are timed. Candidates are timed in turn, so that a busy
+    machine slows all alike. What a swap refuses stands at the end with why.
     Raises: ConfigError as `bench` or for an unknown host, SwapError if it has no attention to replace.
     """
     check_numbers(dtype, batch=batch, seconds=seconds)
@@ -122,7 +123,7 @@ def advise(
     for place, number in places.items():
         grid = place.site.grid
         if report is not None:
-            report(f"timing {len(usable)} mechanisms on {grid}")
+            report(place, number)
         mask = None
         if "bias" in place.port.sends:
             mask = Mask(bias=torch.zeros(1, 1, grid.tokens, grid.tokens, device=made[0], dtype=made[1]))

@@ -81,7 +81,7 @@ def _heat(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Ma
     for (y, x), value in np.ndenumerate(values):
         if np.isfinite(value):
             dark = sum(_HEAT(norm(value))[:3]) < 1.5
-            axes.text(x + 0.5, y + 0.5, f"{value:.3g}", ha="center", va="center", fontsize=9,
+            axes.text(x + 0.5, y + 0.5, f"{value:.4g}", ha="center", va="center", fontsize=9,
                       color="#ffffff" if dark else "#101010")  # fmt: skip
     if plan.get("mark"):
         x, y = plan["mark"]

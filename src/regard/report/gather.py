@@ -1,7 +1,7 @@
 """What a page shows, read from the store: plain data, no figures and no HTML. Needs no torch."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -10,8 +10,9 @@ from typing import Any
 from regard.lab.files import read_json
 from regard.lab.metrics import FIXED, Metrics
 from regard.lab.results import Results
-from regard.lab.table import load_snapshot
+from regard.lab.table import load_snapshot, said
 
+from . import words
 from .plots import Curve
 
 AXES = ("images_per_second", "macs", "parameters", "seconds", "peak_memory_bytes")
@@ -153,12 +154,11 @@ def attention(material: Material) -> list[Maps]:
 def environment(material: Material) -> list[tuple[str, list[str]]]:
     """Where the numbers come from: each fact with all values that occur among the runs, most frequent first."""
     everything = [*material.runs, *material.failed]
-    facts: dict[str, list[str]] = {}
-    names: dict[str, None] = {}
-    for run in everything:
-        names.update(dict.fromkeys(run.outcome.get("environment") or {}))
-    for name in names:
-        facts[name.replace("_", " ")] = _values((run.outcome.get("environment") or {}).get(name) for run in everything)
+    surroundings = [found for run in everything if (found := run.outcome.get("environment"))]
+    facts = {
+        name.replace("_", " "): _values(one[name] if name in one else _unsaid(one, name) for one in surroundings)
+        for name in dict.fromkeys(name for one in surroundings for name in one)
+    }
     facts["code version"] = _values(run.outcome.get("code") for run in everything)
     data = [run.outcome.get("data") or {} for run in everything] or [material.snapshot.get("data") or {}]
     facts["data set"] = _values(one.get("name") for one in data)
@@ -172,6 +172,12 @@ def environment(material: Material) -> list[tuple[str, list[str]]]:
     return [(name, values) for name, values in facts.items() if values and values != [""]]
 
 
+def _unsaid(surroundings: Mapping[str, Any], name: str) -> Any:
+    """What holds where an outcome does not name a fact."""
+    value = said(surroundings, name)
+    return "not recorded" if value is None else value
+
+
 def _values(found: Iterable[Any]) -> list[str]:
     """The different values as text, most frequent first, with how often where there are several."""
     counts: dict[str, int] = {}
@@ -180,4 +186,4 @@ def _values(found: Iterable[Any]) -> list[str]:
             text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
             counts[text] = counts.get(text, 0) + 1
     ordered: Sequence[tuple[str, int]] = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [f"{text} ({n} runs)" if len(ordered) > 1 else text for text, n in ordered]
+    return [f"{text} ({words.count(n, 'run')})" if len(ordered) > 1 else text for text, n in ordered]

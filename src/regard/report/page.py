@@ -34,6 +34,7 @@ _CARD = (
     ("topology", "topology"),
     ("prefix", "class and register tokens"),
 )
+_TIMED = ("images_per_second", "seconds", "peak_memory_bytes")
 _FACTORS = {"query_content": "query content", "key_content": "key content", "relative_position": "relative position"}
 
 
@@ -91,6 +92,9 @@ def _view(material: Material, table: Table, scale: str) -> dict[str, Any]:
     cells, headings = _cells(material, costs)
     for row, extra in zip(rows, cells, strict=True):
         row["cells"] = extra
+    facts = environment(material)
+    uneven = _uneven(facts)
+    axes = sorted(costs, key=lambda axis: axis in _TIMED) if uneven else costs
     maps = attention(material)
     photos, pictures, overlays = _maps(maps, [row["label"] for row in rows])
     claims = _claims(table)
@@ -113,9 +117,10 @@ def _view(material: Material, table: Table, scale: str) -> dict[str, Any]:
         "rows": rows,
         "claims": claims,
         "claims_note": _claims_note(table),
-        "axes": [{"key": axis, "name": words.quantity(axis).name} for axis in costs],
+        "axes": [{"key": axis, "name": words.quantity(axis).name} for axis in axes],
+        "axes_note": uneven,
         "measures": [{"key": key, "name": words.quantity(key).name} for key in _measures(material)],
-        "tradeoff": Markup(_tradeoff(material, rows, styles, costs[0])) if costs else "",
+        "tradeoff": Markup(_tradeoff(material, rows, styles, axes[0])) if axes else "",
         "figures": figures,
         "photos": photos,
         "maps": pictures,
@@ -127,7 +132,7 @@ def _view(material: Material, table: Table, scale: str) -> dict[str, Any]:
         "cards": _cards(material),
         "errata": errata_of(snapshot.get("source") or ""),
         "notes": _notes(material),
-        "environment": environment(material),
+        "environment": facts,
         "runs": _runs(material),
         "data": _data(material, rows, styles, costs, boxes, overlays),
     }
@@ -250,6 +255,15 @@ def _curve_table(lines: Sequence[plots.Curve]) -> dict[str, Any]:
     return {"epochs": [f"{epoch:g}" for epoch in shown], "lines": entries}
 
 
+def _uneven(facts: Sequence[tuple[str, list[str]]]) -> str:
+    """A warning where the runs were not computed in one way, so that what was measured cannot be compared."""
+    ways = ("processor", "device", "devices", "threads", "compiled kernels", "torch.compile", "torch")
+    several = [name for name, values in facts if name in ways and len(values) > 1]
+    if not several:
+        return ""
+    return f"The runs differ in {words.listed(several)}: compare rows by MACs and parameters, not by time or memory."
+
+
 def _measures(material: Material) -> list[str]:
     """The metrics that runs ended with, the study's own first."""
     names = {material.snapshot["metric"]: None}
@@ -336,7 +350,9 @@ def _gate(table: Table) -> dict[str, str]:
     """The first line of the page: whether the baseline beats both controls, and what follows from it."""
     state = {True: "passed", False: "not passed", None: "undecided"}[table.gate.passed]
     sentence = words.typeset(table.gate.sentence)
-    if table.gate.passed is False:
+    if table.gate.passed:
+        sentence = f"Mixing tokens pays at this scale. {sentence}"
+    elif table.gate.passed is False:
         sentence = f"Mixing does not pay at this scale, and nothing is judged. {sentence}"
     elif table.gate.passed is None and table.scale != "smoke" and any(line.control for line in table.rows):
         sentence = f"It is not decided yet whether mixing pays at this scale, and nothing is judged. {sentence}"

@@ -117,8 +117,11 @@ class Task(ABC):
         """The main metric of guessing the most frequent answer."""
 
     @abstractmethod
-    def prepared(self, images: Tensor, device: torch.device) -> Tensor:
-        """uint8 images (n, C, h, w) as the network expects them: float32 on the device, normalised."""
+    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+        """uint8 images (n, C, h, w) as the network expects them: float32 on the device, normalised.
+
+        record: as for `score_on`; None = what is to be trained.
+        """
 
     @abstractmethod
     def example(self) -> Tensor:

@@ -50,7 +50,11 @@ class Classification(Task):
         for name in ("host", "data"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} is a name or a spelling, not {getattr(self, name)!r}")
-        if len(self.size) != 2 or not all(isinstance(side, int) and side > 0 for side in self.size):
+        if (
+            not isinstance(self.size, tuple)
+            or len(self.size) != 2
+            or not all(isinstance(side, int) and side > 0 for side in self.size)
+        ):
             raise ConfigError(f"size is (height, width) in whole pixels, not {self.size}")
         choices = (("init", ("zero", "fan_in", "host")), ("split", ("test", "held")), ("corrupt", ("stop", "skip")))
         for name, known in choices:
@@ -171,23 +175,30 @@ class Classification(Task):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         return self._feed(recipe, seed, part).between(start, stop, workers)
 
-    def prepared(self, images: Tensor, device: torch.device) -> Tensor:
-        """uint8 (n, C, h, w) on the device as float32 with mean 0 and deviation 1 per channel.
+    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+        """uint8 (n, C, h, w) on the device as float32, with mean 0 and deviation 1 per channel by `statistics`."""
+        return normalised(images, self.statistics(record), device)
 
-        A pretrained host gets the mean and deviation of its weights (their average for grey images), others on ImageNet
-        the usual ones, and any other host those of the training images.
+    def statistics(self, record: Mapping[str, Any] | None = None) -> tuple[list[float], list[float]]:
+        """Mean and deviation per channel, of pixels between 0 and 1, that images are normalised with.
+
+        A pretrained host gets those of its weights (their average for grey images), others on ImageNet the usual ones,
+        and any other host those of the training images. record: what `record()` gave when a network was trained, which
+        decides; what an old one does not hold is asked of the data.
         """
-        return normalised(images, self.statistics(), device)
-
-    def statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and deviation per channel, of pixels between 0 and 1, that images are normalised with."""
+        if known := (record or {}).get("normal"):
+            return known[0], known[1]
         if self._pretrained:
             return expected(self.host, self.images_of().channels)
         return NORMAL if self.data == "imagenet" else self.images_of().statistics
 
     @property
     def _pretrained(self) -> bool:
-        return "pretrained=True" in self.host.replace(" ", "")
+        if "pretrained" not in self.host:
+            return False
+        from regard.hosts.swap import parse_host  # brings timm
+
+        return bool(parse_host(self.host)[1].get("pretrained"))
 
     def loss(
         self,
@@ -246,11 +257,10 @@ class Classification(Task):
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
         """Score on the test images of other data with the same classes, normalised as those of the training were.
 
-        record: the run's `record()`; what an old one does not hold is asked of the task's own data.
         Raises: DataError if the classes, their names, or the channels are others.
         """
         other = self.on(data).images_of()
-        mean, std = record.get("normal") or self.statistics()
+        mean, std = self.statistics(record)
         if digest(other.classes) != (record.get("classes") or digest(self.images_of().classes)):
             some = f"{', '.join(other.classes[:5])}{', ...' if len(other.classes) > 5 else ''}"
             raise DataError(

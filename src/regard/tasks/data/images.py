@@ -73,17 +73,32 @@ class ImageSet:
 def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.ndarray:
     """One image as (height, width, channels) uint8; size: resize the shorter side and cut the centre; None keeps it.
 
-    Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image.
+    Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image; ValueError for pixels of 32 bits.
     """
     from PIL import Image
 
     opened = Image.fromarray(source.squeeze()) if isinstance(source, np.ndarray) else None
     if opened is None:
         opened = Image.open(io.BytesIO(source) if isinstance(source, bytes) else cast(Path, source))
-    image = opened.convert("L" if channels == 1 else "RGB")
+    image = _eight_bits(opened).convert("L" if channels == 1 else "RGB")
     if size is not None and image.size != (size[1], size[0]):
         image = fit(image, size)
     return np.asarray(image, dtype=np.uint8).reshape(image.size[1], image.size[0], channels)
+
+
+def _eight_bits(image):
+    """A Pillow image of 16 bits a pixel by its upper 8, others as they are; Pillow would cut off all above 255.
+
+    Raises: ValueError for other wide pixels, whose range is not known.
+    """
+    from PIL import Image
+
+    if image.mode not in ("F", "I") and not image.mode.startswith("I;16"):
+        return image
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
+        raise ValueError("it has pixels of 32 bits, whose range is not known: save it with 8 or 16 bits")
+    return Image.fromarray((pixels >> 8).astype(np.uint8))
 
 
 def larger(size: tuple[int, int]) -> tuple[int, int]:

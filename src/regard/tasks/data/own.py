@@ -100,7 +100,7 @@ def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
     made = {}
     for split, (sources, names, labels) in splits.items():
         check_labels(f"the {split} split of {path}", labels, len(classes))
-        made[split] = from_files(sources, names, labels, larger(size), corrupt, f"own2-{total}-{split}")
+        made[split] = from_files(sources, names, labels, larger(size), corrupt, f"own3-{total}-{split}")
     return ImageSet(f"own:{total}", classes, made["train"], made["test"], total)
 
 
