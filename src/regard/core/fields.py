@@ -6,6 +6,7 @@ whole number.
 
 import dataclasses
 import functools
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -24,7 +25,10 @@ class Rule(NamedTuple):
 
 _PLAIN: dict[Any, Rule] = {
     int: Rule(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
-    float: Rule(lambda value: isinstance(value, int | float) and not isinstance(value, bool), "a number"),
+    float: Rule(
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+        "a finite number",
+    ),
     bool: Rule(lambda value: isinstance(value, bool), "True or False"),
     str: Rule(lambda value: isinstance(value, str), "a string"),
     type(None): Rule(lambda value: value is None, "None"),

@@ -227,7 +227,7 @@ class Factors(HeadMixerConfig):
         if self.positions < 0 or self.positions % (2 * self.axes):
             raise ConfigError(f"positions is a multiple of 2 axes = {2 * self.axes}, not positions={self.positions}")
         numbers = (self.base, self.magnitude, self.position_scale, self.stride)
-        if min(numbers) < 0 or not self.magnitude or not math.isfinite(sum(numbers)):
+        if min(numbers) < 0 or not self.magnitude:
             raise ConfigError(
                 "base, position_scale and stride are positive (0 for the preset's) and magnitude is, not "
                 f"{self.base}, {self.position_scale}, {self.stride}, {self.magnitude}"
