@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from regard.cli.app import run
 from regard.lab.results import Results
@@ -68,6 +71,29 @@ def test_what_a_model_does_not_have_is_refused(
     assert said in shown.err
     assert "Traceback" not in shown.err
     assert not out.exists()
+
+
+def test_a_file_of_16_bits_is_seen_as_one_of_8(tmp_path: Path) -> None:
+    """Pillow alone would cut off all values above 255 and show white."""
+    ramp = np.add.outer(np.arange(24), 8 * np.arange(30)).astype(np.uint8)
+    drawn = []
+    for pixels in (ramp, ramp.astype(np.uint16) << 8):
+        Image.fromarray(pixels).save(tmp_path / "ramp.png")
+        torch.manual_seed(0)
+        assert run(["maps", VIT, str(tmp_path / "ramp.png"), "--out", str(tmp_path / "drawn.png")]) == 0
+        drawn.append(np.asarray(Image.open(tmp_path / "drawn.png")))
+    assert np.array_equal(*drawn)
+
+
+@pytest.mark.parametrize(("made", "said"), [(True, "cannot be read as a picture"), (False, "give a file, or one of")])
+def test_a_file_that_is_no_picture_is_named(
+    made: bool, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "some.png"
+    if made:
+        path.write_bytes(b"no picture")
+    assert run(["maps", VIT, str(path), "--out", str(tmp_path / "drawn.png")]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_maps_of_a_run_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

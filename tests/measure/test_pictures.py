@@ -82,12 +82,6 @@ def test_samples_are_real_pictures_of_the_asked_size():
         pictures.sample_image(8, name="flwer")
 
 
-def test_fit_cuts_around_the_centre():
-    bands = np.zeros((10, 40, 3), np.uint8)
-    bands[:, 15:25] = 200
-    assert (pictures.fit(Image.fromarray(bands), (10, 10)) == 200).all()
-
-
 def test_the_frame_and_the_brightest_cell_lie_where_they_should():
     weights = np.zeros((3, 5))
     weights[2, 4] = 1.0

@@ -102,13 +102,13 @@ def _input(network, image: str, found):  # type: ignore[no-untyped-def]
     """The picture as the network expects it (C, H, W), as it is shown (H, W, C), and where a sample comes from."""
     import numpy as np
     import torch
-    from PIL import Image, UnidentifiedImageError
     from timm.data import resolve_model_data_config
 
     from regard.core import DataError
     from regard.hosts.looking import example_of
     from regard.lab.run import read_run
     from regard.measure import pictures
+    from regard.tasks.data.images import decode
 
     settings = resolve_model_data_config(network)
     _, channels, height, width = example_of(network).shape
@@ -117,12 +117,11 @@ def _input(network, image: str, found):  # type: ignore[no-untyped-def]
         shown = pictures.sample_image((height, width), grey=image == "digit", name=image)
     else:
         try:
-            with Image.open(image) as opened:
-                shown = pictures.fit(opened, (height, width))
+            shown = decode(Path(image), (height, width), 1 if channels == 1 else 3)
         except FileNotFoundError as error:
             samples = ", ".join((*pictures.SAMPLES, "digit"))
             raise DataError(f"no picture {image}; give a file, or one of the samples {samples}") from error
-        except (UnidentifiedImageError, OSError) as error:
+        except (OSError, SyntaxError, ValueError) as error:
             raise DataError(f"{image} cannot be read as a picture: {error}") from error
     if shown.shape[-1] != channels:
         one = shown.mean(-1, keepdims=True).round().astype(np.uint8)

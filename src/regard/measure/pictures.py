@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, UnsupportedError, nearest
@@ -61,17 +61,8 @@ def sample_image(
         raise ConfigError(f"no sample photograph {name!r}; {nearest(name, SAMPLES)}")
     from sklearn.datasets import load_sample_image
 
-    return fit(Image.fromarray(load_sample_image(f"{name}.jpg")), (height, width))
-
-
-def fit(picture: Image.Image, size: tuple[int, int]) -> UInt8[np.ndarray, "height width 3"]:
-    """A picture cut to the aspect ratio of size (height, width) around its centre, then resized."""
-    height, width = size
-    scale = min(picture.width / width, picture.height / height)
-    wide, high = width * scale, height * scale
-    left, top = (picture.width - wide) / 2, (picture.height - high) / 2
-    box = (left, top, left + wide, top + high)
-    return np.asarray(picture.convert("RGB").resize((width, height), Image.Resampling.BICUBIC, box=box))
+    photograph = Image.fromarray(load_sample_image(f"{name}.jpg"))
+    return np.asarray(ImageOps.fit(photograph, (width, height), method=Image.Resampling.BICUBIC))
 
 
 def attention_of(
