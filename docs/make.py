@@ -135,6 +135,11 @@ none is an error.
 extra `hf`) are swapped the same way; `regard.hosts.hugging.save_pretrained` and `from_pretrained` write and read them
 with the swap, since transformers itself saves neither the mechanism nor its code.
 
+## What a swap leaves out
+
+Dropout of attention weights, with a warning: no mechanism here has it. `output_attentions=True` of transformers is
+refused; `regard.capture` collects maps.
+
 ## Adapters, pruning and export
 
 A swap takes the host's weights from where its library has them. Where something is around them (LoRA, pruning, weight

@@ -1,7 +1,9 @@
 """What must not load torch: it takes seconds, and help and lists are asked often."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,22 @@ def test_every_public_name_can_be_had() -> None:
 def test_every_mechanism_and_projection_is_a_name_of_the_root() -> None:
     for cls in (*regard.MIXERS, *regard.PROJECTIONS):
         assert getattr(regard, cls.__name__) is cls
+
+
+def test_type_checkers_see_every_name() -> None:
+    source = ast.parse(Path(str(regard.__file__)).read_text())
+    block = next(node for node in source.body if isinstance(node, ast.If))
+    seen: dict[str, object] = {"__version__": regard.__version__}
+    exec(compile(ast.Module(block.body, []), "regard", "exec"), seen)
+    names = {*regard.__all__, *(cls.__name__ for cls in (*regard.MIXERS, *regard.PROJECTIONS))}
+    assert {name for name in names if seen.get(name) is not getattr(regard, name)} == set()
+
+
+def test_the_laboratory_has_names_in_the_root() -> None:
+    from regard import STUDIES, Claim, Recipe, Results, Row, Run, Study
+
+    assert "quickstart" in STUDIES
+    assert {cls.__module__.partition(".")[0] for cls in (Claim, Recipe, Results, Row, Run, Study)} == {"regard"}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -31,21 +31,20 @@ if TYPE_CHECKING:
     from regard.hosts.swap import retune as retune
     from regard.hosts.swap import swap as swap
     from regard.lab.loading import load as load
-    from regard.mixers import MIXERS as MIXERS
+    from regard.lab.recipe import Recipe as Recipe
+    from regard.lab.results import Results as Results
+    from regard.lab.run import Run as Run
+    from regard.lab.study import Claim as Claim
+    from regard.lab.study import Row as Row
+    from regard.lab.study import Study as Study
+    from regard.mixers import *  # noqa: F403
     from regard.mixers.heads import HeadMixerConfig as HeadMixerConfig
-    from regard.mixers.ska import SKA as SKA
-    from regard.mixers.softmax import Softmax as Softmax
     from regard.mixers.spell import parse as parse
     from regard.mixers.spell import spell as spell
     from regard.mixers.static import calibrate as calibrate
     from regard.mixers.static import freeze_keys as freeze_keys
-    from regard.mixers.xca import XCA as XCA
-    from regard.projections import PROJECTIONS as PROJECTIONS
-    from regard.projections.identity import IdentityQuery as IdentityQuery
-    from regard.projections.linear import LinearQKV as LinearQKV
-    from regard.projections.sne import FSNE as FSNE
-    from regard.projections.sne import PSNE as PSNE
-    from regard.projections.sne import SNE as SNE
+    from regard.projections import *  # noqa: F403
+    from regard.studies import STUDIES as STUDIES
 
 # name -> the module that has it
 _HOMES: dict[str, str] = {
@@ -56,6 +55,11 @@ _HOMES: dict[str, str] = {
     **dict.fromkeys(("calibrate", "freeze_keys"), "regard.mixers.static"),
     **dict.fromkeys(("create_model", "plan_swap", "remove", "restore", "retune", "swap"), "regard.hosts.swap"),
     "load": "regard.lab.loading",
+    "Recipe": "regard.lab.recipe",
+    "Results": "regard.lab.results",
+    "Run": "regard.lab.run",
+    **dict.fromkeys(("Claim", "Row", "Study"), "regard.lab.study"),
+    "STUDIES": "regard.studies",
     "save": "regard.hosts.saving",
     "capture": "regard.hosts.maps",
     "list_models": "regard.hosts",

@@ -45,6 +45,12 @@ def rope() -> Small:
     return create_model(host, None), torch.randn(3, 3, 64, 96)
 
 
+def dinov3() -> Small:
+    """Rotations turn halves of the channels, not neighbours; four registers."""
+    host = "vit_small_patch16_dinov3(depth=2, embed_dim=32, num_heads=2, img_size=(64, 96), num_classes=7)"
+    return create_model(host, None), torch.randn(3, 3, 64, 96)
+
+
 def vit5() -> Small:
     """A class token before the cells, four registers after them."""
     host = "vit5_small(img_size=(32, 48), patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=7)"
@@ -64,6 +70,7 @@ HOSTS: dict[str, Callable[[], Small]] = {
     "caformer": caformer,
     "swin": swin,
     "rope": rope,
+    "dinov3": dinov3,
     "torchvision": torchvision,
     "vit5": vit5,
 }

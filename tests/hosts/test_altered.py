@@ -56,7 +56,13 @@ def quantised(attention: nn.Module) -> None:
         attention.qkv = torch.ao.quantization.quantize_dynamic(nn.Sequential(attention.qkv), dtype=torch.qint8)[0]
 
 
+def patched(attention: nn.Module) -> None:
+    inner = attention.forward
+    attention.forward = lambda x, **others: inner(x, **others)  # type: ignore[assignment]
+
+
 WAYS = {
+    patched: "it has a forward of its own",
     around: "its qkv is of .*Adapter",
     subclass: "its qkv is of .*AdaptedLinear",
     pruned: "its qkv is pruned",

@@ -161,6 +161,32 @@ def test_what_is_frozen_stays_frozen_under_other_names():
     ]
 
 
+def test_attentions_and_dropout_are_not_left_out_in_silence():
+    model = transformers.ViTModel(transformers.ViTConfig(**SIZES, **PIXELS, attention_probs_dropout_prob=0.25)).eval()
+    with pytest.warns(UserWarning, match="dropout 0.25 of attention weights"):
+        swap(model, Softmax())
+    with pytest.raises(UnsupportedError, match=r"gives no attentions.*regard\.capture"):
+        model(torch.randn(1, 3, 32, 32), output_attentions=True)
+
+
+def test_a_model_without_its_pooler_is_written_and_read_again(tmp_path):
+    model = transformers.ViTModel(transformers.ViTConfig(**SIZES, **PIXELS), add_pooling_layer=False).eval()
+    swap(model, SKA())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(out(from_pretrained(save_pretrained(model, tmp_path)), x), out(model, x))
+
+
+def test_clip_as_a_whole_is_swapped_written_and_read_again(tmp_path):
+    text = {**SIZES, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2, "projection_dim": 16}
+    vision = {**SIZES, **PIXELS, "projection_dim": 16}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    swap(model.eval(), SKA())
+    asked = {"input_ids": torch.tensor([[1, 5, 2]]), "pixel_values": torch.randn(2, 3, 32, 32)}
+    again = from_pretrained(save_pretrained(model, tmp_path))
+    assert sum(isinstance(module, Hosted) for module in again.modules()) == 2
+    assert torch.equal(again(**asked).logits_per_image, model(**asked).logits_per_image)
+
+
 def test_masked_autoencoders_are_refused():
     model = transformers.ViTMAEModel(transformers.ViTMAEConfig(**SIZES, **PIXELS))
     with pytest.raises(UnsupportedError, match="on no grid; load its weights as a ViT"):

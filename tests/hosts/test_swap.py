@@ -2,6 +2,8 @@
 
 import copy
 import io
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -390,11 +392,36 @@ def test_decay_names_grow_with_the_mixers():
     assert set(restore(model).no_weight_decay()) == host
 
 
+def test_dropout_of_attention_weights_is_not_left_out_in_silence():
+    options = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": 32, "attn_drop_rate": 0.1}
+    with pytest.warns(UserWarning, match="dropout 0.1 of attention weights is left out"):
+        create_model("vit_tiny_patch16_224", Softmax(), **options)
+    with pytest.warns(UserWarning, match="dropout 0.1 of attention weights is left out"):
+        swap(create_model("vit_tiny_patch16_224", None, **options), Softmax())
+
+
+def test_other_types_are_said_without_the_checks_of_the_test_run():
+    code = """
+from regard import Softmax, create_model, swap
+for arguments in ((create_model("vit_desk", None), Softmax(), ["blocks.0.attn"]), ("vit_desk", Softmax())):
+    try:
+        swap(*arguments)
+    except ValueError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("where is a glob on layer names, such as 'blocks.[0-3].*', not ['blocks.0.attn']")
+    assert second.startswith("swap takes a model, a torch module, not 'vit_desk'")
+
+
 def test_what_cannot_be_done_is_said():
     with pytest.raises(SwapError, match="no attention module matching .nowhere.*it has blocks.0.attn"):
         swap(vit()[0], Softmax(), "nowhere.*")
     with pytest.raises(SwapError, match="a port knows .TimmViT.*resnet.attend"):
         swap(nn.Sequential(nn.Conv2d(3, 4, 3)), Softmax())
+    with pytest.raises(SwapError, match="it has timm.models.beit.Attention, but none that a port knows"):
+        swap(create_model("beit_base_patch16_224(depth=1, embed_dim=32, num_heads=2)", None), Softmax())
     with pytest.raises(UnsupportedError, match="passes a bias mask"):
         swap(swin()[0], XCA())
     with pytest.raises(SwapError, match="nothing is swapped"):
@@ -448,4 +475,4 @@ def test_lists_have_our_hosts_and_timm():
     assert names[:3] == ["vit_desk", "vit_s_32", "vit_s_32_spt"]
     assert "vit_tiny_patch16_224" in names
     assert list_models("nothing_*") == []
-    assert len(HOSTS) == 9
+    assert len(HOSTS) == 10

@@ -17,7 +17,17 @@ from typing import Any, ClassVar
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, MissingExtra, Mixer, MixerConfig, Site, StoreError, SwapError
+from regard.core import (
+    ConfigError,
+    Grid,
+    MissingExtra,
+    Mixer,
+    MixerConfig,
+    Site,
+    StoreError,
+    SwapError,
+    UnsupportedError,
+)
 
 from .hosted import Hosted, additive, watched_module
 from .separate import SeparateProjection, biased
@@ -89,7 +99,12 @@ class HuggingViT(Hosted):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """The weights are always None; `regard.capture` draws them. kwargs are transformers' own."""
+        """The weights are always None; kwargs are transformers' own. Raises: UnsupportedError if weights are wanted."""
+        if kwargs.get("output_attentions"):
+            raise UnsupportedError(
+                "a swapped model gives no attentions: leave output_attentions out; "
+                "`with regard.capture(model) as maps:` collects the maps of a forward pass"
+            )
         mask = additive(attention_mask, bool(kwargs.get("is_causal", False)), hidden_states)
         return self.mixer(hidden_states, self.grid(), mask), None
 
@@ -165,6 +180,8 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
             f"{type(model).__name__} is no model of transformers; regard.save writes those of create_model"
         )
     about = {"version": 1, "architecture": type(model).__name__, "swaps": swaps_of(model)}
+    if getattr(model, "pooler", model) is None:
+        about["options"] = {"add_pooling_layer": False}
     differs = difference(model, partial(_built, about, copy.deepcopy(config)))
     if differs:
         raise ConfigError(
@@ -216,6 +233,6 @@ def _built(about: dict[str, Any], config: Any, extra: tuple[type, ...]) -> nn.Mo
 
     config.__dict__.pop("attn_implementation", None)
     config._attn_implementation = "sdpa"
-    model = getattr(transformers, about["architecture"])(config)
+    model = getattr(transformers, about["architecture"])(config, **about.get("options", {}))
     replay(model, about["swaps"], extra)
     return model

@@ -1,5 +1,6 @@
 """Looking at a model: which of its layers can be swapped, what goes into them, and on which grid."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -33,17 +34,24 @@ def all_sites(model: nn.Module) -> list[str]:
 
 def matching(model: nn.Module, where: str) -> list[str]:
     """Names of the layers that match a glob. Raises: SwapError if there are none."""
+    if not isinstance(where, str):
+        raise ConfigError(f"where is a glob on layer names, such as 'blocks.[0-3].*', not {where!r}; swap name by name")
     there = all_sites(model)
     names = [name for name in there if fnmatchcase(name, where)]
     if not names:
-        ports = ", ".join(port.__name__ for port in PORTS)
-        have = (
-            f"it has {', '.join(there)}"
-            if there
-            else f"it has none that a port knows ({ports}); a ResNet takes attention with regard.hosts.resnet.attend"
-        )
+        have = f"it has {', '.join(there)}" if there else _unknown(model)
         raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {have}")
     return names
+
+
+def _unknown(model: nn.Module) -> str:
+    """What is said of a model without a layer that a port knows."""
+    kinds = {f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()}
+    theirs = sorted(kind for kind in kinds if re.search("attn|attention", kind.rpartition(".")[2].lower()))
+    ports = f"none that a port knows ({', '.join(port.__name__ for port in PORTS)})"
+    if theirs:
+        return f"it has {', '.join(theirs)}, but {ports}"
+    return f"it has {ports}; a ResNet takes attention with regard.hosts.resnet.attend"
 
 
 def example_of(model: nn.Module) -> Tensor:
@@ -76,12 +84,13 @@ def taking(model: nn.Module, example: Tensor) -> Iterator[None]:
         yield
     except RegardError:
         raise
-    except (RuntimeError, AssertionError, ValueError, IndexError) as error:
+    except (RuntimeError, AssertionError, ValueError, IndexError, TypeError, AttributeError) as error:
         shape = "x".join(map(str, example.shape[1:]))
         raise ConfigError(
             f"{type(model).__name__} does not take inputs of {shape} (channels, height, width): "
             f"{str(error).strip() or type(error).__name__}; "
-            "give images of the size that it is made for, or make it for these (img_size=, patch_size=)"
+            "give images of the size that it is made for, make it for these (img_size=, patch_size=), or swap the part "
+            "of it that takes images alone"
         ) from error
 
 
@@ -98,6 +107,7 @@ def calls_of(
 ) -> dict[str, Any]:
     """One forward pass at rest; what `read` makes of the last arguments of each layer, by default (args, kwargs).
 
+    Of CLIP and SigLIP only the images' part is run.
     Layers that were not entered are left out; the others stand in the order of the network.
     """
     seen: dict[str, Any] = {}
@@ -112,7 +122,9 @@ def calls_of(
     parameter = next(model.parameters())
     try:
         with resting(model):
-            model(example.to(parameter.device, parameter.dtype if example.is_floating_point() else example.dtype))
+            getattr(model, "get_image_features", model)(
+                example.to(parameter.device, parameter.dtype if example.is_floating_point() else example.dtype)
+            )
     finally:
         for handle in handles:
             handle.remove()

@@ -9,11 +9,12 @@ from timm.models.metaformer import Attention as MetaFormerAttention
 from timm.models.xcit import XCA as XCiTAttention
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, Mask, Site, UnsupportedError
+from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
+from regard.mixers.heads import HeadMixer
 
 from .hosted import Hosted, additive, watched_module
 from .hugging import CLIPPort, HuggingViT
-from .reading import fused_refuses, fused_site
+from .reading import fused_refuses, fused_site, normalisation
 from .resnet import Attended
 from .small_ports import CvTPort, KeptLocality, LocalityViT, LooseTalking, Talking
 from .vit5 import ViT5Port
@@ -43,12 +44,16 @@ class TimmRope(TimmViT):
 
     library: ClassVar[tuple[type, ...]] = (AttentionRope, EvaAttention)
 
+    def __init__(self, host: Any, *args: Any) -> None:
+        super().__init__(host, *args)
+        self.halves = bool(getattr(host, "rotate_half", False))
+
     @classmethod
     def refuses(cls, module: Any) -> str:  # type: ignore[override]
         if getattr(module, "q_bias", None) is not None:
             return "it has biases of q and v apart from the fused matrix"
-        if getattr(module, "rotate_half", False):
-            return "it rotates halves, not neighbouring channels"
+        if getattr(module, "rotate_half", False) and normalisation(module, "it"):
+            return "it rotates halves of normalised channels, not neighbours"
         return fused_refuses(module)
 
     @classmethod
@@ -60,10 +65,31 @@ class TimmRope(TimmViT):
         site = fused_site(module, grid, name, layer)
         return Site(**{**vars(site), "rotary": True})
 
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        if getattr(self.host, "rotate_half", False) and isinstance(mixer, HeadMixer):
+            for role in set("qk") & set(mixer.config.roles):
+                setattr(mixer, f"{role}_norm", Interleaved())
+        return mixer
+
     def forward(  # type: ignore[override]
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
+        if self.halves and rope is not None:
+            rope = interleaved(rope.unflatten(-1, (2, -1))).flatten(-2)
         return self.mixer(x, self.grid(), additive(attn_mask, is_causal, x), rope)
+
+
+def interleaved(x: Tensor) -> Tensor:
+    """Channels 0, d/2, 1, d/2 + 1, ...: what a rotation by halves turns together become neighbours."""
+    return x.unflatten(-1, (2, -1)).mT.flatten(-2)
+
+
+class Interleaved(nn.Module):
+    """`interleaved` queries and keys: products of both are as before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return interleaved(x)
 
 
 class TimmXCiT(Hosted):

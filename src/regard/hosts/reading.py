@@ -74,6 +74,8 @@ def altered(layer: nn.Module, own: Collection[str] = (), skip: str = "") -> str:
         holds = any(isinstance(inner, nn.Linear | Projection) for inner in part.modules())
         if is_parametrized(part):
             return f"{said} is parametrised"
+        if "forward" in vars(part):
+            return f"{said} has a forward of its own"
         if (holds and not plain and package_of(part) not in homes) or kind.__module__.startswith("torch.ao."):
             return f"{said} is of {kind.__module__}.{kind.__qualname__}"
         if any(type(hook).__module__.startswith("torch.nn.utils.") for hook in part._forward_pre_hooks.values()):

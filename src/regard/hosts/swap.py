@@ -3,6 +3,7 @@
 import ast
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -94,6 +95,8 @@ def plan_swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", exam
     no configuration.
     """
     known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"swap takes a model, a torch module, not {model!r}; create_model(name, mixer) makes one")
     if not isinstance(known, MixerConfig):
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
     return plan_layers(model, known, matching(model, where), example)
@@ -132,7 +135,9 @@ def plan_layers(
 
 def swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", example: Tensor | None = None) -> nn.Module:
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`."""
-    return plan_swap(model, mixer, where, example).apply()
+    plan = plan_swap(model, mixer, where, example)
+    _warn(plan)
+    return plan.apply()
 
 
 def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) -> nn.Module:
@@ -200,7 +205,9 @@ def create_model(name: str, mixer: MixerConfig | None, **timm_options: Any) -> n
     model.regard_host = (plain, options)  # type: ignore[assignment]
     if mixer is None:
         return model
-    return plan_swap(model, mixer).apply(faithful=bool(options.get("pretrained", False)))
+    plan = plan_swap(model, mixer)
+    _warn(plan)
+    return plan.apply(faithful=bool(options.get("pretrained", False)))
 
 
 def build_sized(text: str, mixer: MixerConfig | None, size: tuple[int, int], **overrides: Any) -> nn.Module:
@@ -304,15 +311,26 @@ def _check_plain(layer: nn.Module, name: str) -> None:
 
 def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:
     notes = []
-    drop = getattr(host, "attn_drop", None)
-    rate = drop.p if isinstance(drop, nn.Dropout) else getattr(host, "dropout", 0.0)
-    if isinstance(rate, float) and rate > 0:
+    if (rate := _dropout(host)) > 0:
         notes.append(f"dropout {rate} of attention weights is left out")
     if bias and "q" in mixer.uses:
         notes.append("q, k, v keep the host's bias (a hidden content term)")
     if isinstance(mixer, StaticConfig) and mixer.init in FROM_TEACHER:
         notes.append("static keys start at random until regard.calibrate(model, teacher, batches) sets them")
     return notes
+
+
+def _dropout(host: nn.Module) -> float:
+    """The rate of dropout of attention weights in a library's module."""
+    said = [getattr(host, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
+    rates = (value.p if isinstance(value, nn.Dropout) else value for value in said)
+    return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
+
+
+def _warn(plan: SwapPlan) -> None:
+    """Of what a host does in training and a mechanism does not."""
+    for rate in sorted({_dropout(site.before) for site in plan.sites if plan.mixer.uses} - {0.0}):
+        warnings.warn(f"{spell(plan.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
 
 
 def _transfer(site: PlannedSite, faithful: bool) -> None:

@@ -1,32 +1,32 @@
 """Mechanisms: one file each, with its reference, fast operator, configuration and card."""
 
-from .agent import Agent
-from .bra import BRA
-from .conv import Conv
-from .cska import CSKA
-from .dat import DAT
-from .deform import DeformableConv
-from .dynamic import DynamicConv
-from .factors import Factors
-from .flatten import FLatten
-from .inline import InLine
-from .linear import Linear
-from .linformer import Linformer
-from .mhla import MHLA
-from .mita import MiTA
-from .moba import MoBA
-from .nsa import NSA
-from .nystrom import Nystrom
-from .performer import Performer
-from .polaformer import PolaFormer
-from .pvt import PVT
-from .reformer import Reformer
-from .ska import SKA
-from .softmax import Softmax
-from .topk import TopK
-from .vit3 import ViT3
-from .window import Window
-from .xca import XCA
+from .agent import Agent as Agent
+from .bra import BRA as BRA
+from .conv import Conv as Conv
+from .cska import CSKA as CSKA
+from .dat import DAT as DAT
+from .deform import DeformableConv as DeformableConv
+from .dynamic import DynamicConv as DynamicConv
+from .factors import Factors as Factors
+from .flatten import FLatten as FLatten
+from .inline import InLine as InLine
+from .linear import Linear as Linear
+from .linformer import Linformer as Linformer
+from .mhla import MHLA as MHLA
+from .mita import MiTA as MiTA
+from .moba import MoBA as MoBA
+from .nsa import NSA as NSA
+from .nystrom import Nystrom as Nystrom
+from .performer import Performer as Performer
+from .polaformer import PolaFormer as PolaFormer
+from .pvt import PVT as PVT
+from .reformer import Reformer as Reformer
+from .ska import SKA as SKA
+from .softmax import Softmax as Softmax
+from .topk import TopK as TopK
+from .vit3 import ViT3 as ViT3
+from .window import Window as Window
+from .xca import XCA as XCA
 
 MIXERS = (
     Softmax,

@@ -1,8 +1,10 @@
 """Projections: how queries, keys and values are made from tokens."""
 
-from .identity import IdentityQuery
-from .linear import LinearQKV
-from .sne import FSNE, PSNE, SNE
+from .identity import IdentityQuery as IdentityQuery
+from .linear import LinearQKV as LinearQKV
+from .sne import FSNE as FSNE
+from .sne import PSNE as PSNE
+from .sne import SNE as SNE
 
 PROJECTIONS = (
     LinearQKV,
