@@ -25,7 +25,8 @@ def put(store: Results, run: Run, **outcome) -> None:
 
 def listed(store: Results, scale: str, runs) -> Source:
     """The store with a snapshot that lists the runs."""
-    value = {"version": 1, "rows": [], "metric": "top1", "baseline": "linear",
+    rows = [{"label": row.label, "spelling": ""} for row, _ in runs]
+    value = {"version": 1, "rows": rows, "metric": "top1", "baseline": "linear",
              "runs": [{"row": row.label, "seed": run.seed, "key": run.key} for row, run in runs]}  # fmt: skip
     write_json(snapshot_path(store.root, "sne_table4", scale), value)
     return Source(store, scale)
