@@ -20,7 +20,7 @@ PAIR = "a whole number or (a whole number, a whole number) is expected"
     [
         ("SKA(heads=1.5)", "SKA has heads=1.5; a whole number is expected"),
         ("CSKA(kernel=3.0)", "CSKA has kernel=3.0; a whole number is expected"),
-        ("SKA(scale='a')", "SKA has scale='a'; a number or None is expected"),
+        ("SKA(scale='a')", "SKA has scale='a'; a finite number or None is expected"),
         ("MiTA(m=2.5)", f"MiTA has m=2.5; {PAIR}"),
         ("MiTA(k=2.5)", "MiTA has k=2.5; a whole number is expected"),
         ("MiTA(k=True)", "MiTA has k=True; a whole number is expected"),
