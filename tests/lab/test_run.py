@@ -5,6 +5,7 @@ import csv
 import ctypes
 import dataclasses
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -222,6 +223,18 @@ def test_a_start_gives_its_weights(tmp_path: Path) -> None:
     assert store.status(first.key) == "done"
     before, after = trained(first, store).state_dict(), trained(second, store).state_dict()
     assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
+
+
+def test_a_start_without_weights_is_trained_once_its_folder_is_gone(tmp_path: Path) -> None:
+    """As after an import, which brings outcomes alone."""
+    first = Run(task=Tiny(), recipe=SHORT)
+    second = Run(task=Tiny(), recipe=SHORT, seed=1, start=first)
+    store, other = Results(tmp_path / "one"), Results(tmp_path / "other")
+    other.finish(first.key, first.execute(store, device="cpu"))
+    with pytest.raises(StoreError, match=f"run {first.key} has no checkpoint.*without weights: delete the folder"):
+        second.execute(other, device="cpu")
+    shutil.rmtree(other.folder(first.key))
+    assert second.execute(other, device="cpu")["status"] == "done"
 
 
 def test_the_best_evaluation_is_kept_beside_the_last(tmp_path: Path) -> None:

@@ -64,5 +64,7 @@ def trained_weights(folder: Path, best: bool = False) -> dict:
         return state["model"]
     state = checkpoint.load(folder)
     if state is None:
-        raise StoreError(f"run {folder.name} has no checkpoint in {folder}; carry it out first")
+        imported = "its outcome came without weights: delete the folder, and it is trained where it is needed"
+        todo = imported if (folder / "outcome.json").exists() else "carry it out first"
+        raise StoreError(f"run {folder.name} has no checkpoint in {folder}; {todo}")
     return state["ema"] if state["ema"] is not None else state["model"]
