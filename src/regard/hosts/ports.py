@@ -44,10 +44,6 @@ class TimmRope(TimmViT):
 
     library: ClassVar[tuple[type, ...]] = (AttentionRope, EvaAttention)
 
-    def __init__(self, host: Any, *args: Any) -> None:
-        super().__init__(host, *args)
-        self.halves = bool(getattr(host, "rotate_half", False))
-
     @classmethod
     def refuses(cls, module: Any) -> str:  # type: ignore[override]
         if getattr(module, "q_bias", None) is not None:
@@ -65,9 +61,14 @@ class TimmRope(TimmViT):
         site = fused_site(module, grid, name, layer)
         return Site(**{**vars(site), "rotary": True})
 
+    @property
+    def halves(self) -> bool:
+        """Whether the host rotates the halves of a head's channels, not neighbours."""
+        return bool(getattr(self.host, "rotate_half", False))
+
     def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().built(config, site, shared)
-        if getattr(self.host, "rotate_half", False) and isinstance(mixer, HeadMixer):
+        if self.halves and isinstance(mixer, HeadMixer):
             for role in set("qk") & set(mixer.config.roles):
                 setattr(mixer, f"{role}_norm", Interleaved())
         return mixer

@@ -6,7 +6,7 @@ What was timed is kept in estimates.json of the results folder, by machine; runs
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from .dryrun import outputs_and_channels
 from .files import read_json, write_json
 from .loop import EVALUATIONS
 from .optimizer import make_optimizer
-from .precise import MIXED
+from .precise import mixed
 from .results import Results
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def measure(run: "Run") -> Speed:
         model = run.task.built(run.mixer, outputs, channels, run.removed, pretrained=False)
         batches = _random(run, channels, outputs)
         step = _steps(run, model, batches)
-        with torch.inference_mode(), _precision(run):
+        with torch.inference_mode(), mixed("cpu", run.recipe.precision):
             images, _ = next(batches)
             model.eval()
             begun = time.perf_counter()
@@ -114,7 +114,7 @@ def _steps(run: "Run", model: nn.Module, batches: Iterator[tuple[torch.Tensor, t
         begun = time.perf_counter()
         for _ in range(run.recipe.accumulate):
             images, labels = next(batches)
-            with _precision(run):
+            with mixed("cpu", run.recipe.precision):
                 loss = F.cross_entropy(model(images).float(), labels)
             loss.backward()
         if run.recipe.clip:
@@ -139,11 +139,6 @@ def _random(run: "Run", channels: int, outputs: int) -> Iterator[tuple[torch.Ten
         made, labels = feed[step]
         yield made.float() / 255, labels
         step += 1
-
-
-def _precision(run: "Run") -> Any:
-    kind = MIXED.get(run.recipe.precision)
-    return torch.autocast("cpu", kind) if kind is not None else nullcontext()
 
 
 def _images(run: "Run") -> tuple[int, int]:

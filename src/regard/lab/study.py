@@ -286,9 +286,9 @@ def _in_order(jobs: Sequence["Job"], store: Results) -> list["Job"]:
     rest: list[Job] = []
     seen: set[str] = set()
     for job in jobs:
-        missing = {one.key for one in needs(job.run) if one.key not in seen and store.status(one.key) != "done"}
-        (first if missing else rest).append(job)
-        seen |= missing
+        needed = {one.key for one in needs(job.run)} - seen
+        (first if any(store.status(key) != "done" for key in needed) else rest).append(job)
+        seen |= needed
     return first + rest
 
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.core import Card, ConfigError, Cost, Grid, Mask, ShapeError, Site, check_accounting, linear
 
 from .compiled import transformed
-from .taps import TapsConfig, TapsMixer, check_groups, margins, shifted
+from .taps import TapsConfig, TapsMixer, check_groups, margins, shifted, views
 
 CHUNK = 2**22  # numbers of predicted kernels that exist at a time
 
@@ -90,9 +90,7 @@ def summed(
     """`Taps`, or where a function transform runs (`torch.func`) the same sum with PyTorch's own way back."""
     if not transformed():
         return cast(Tensor, Taps.apply(padded, kernels, sides))
-    height, width = kernels.shape[-2:]
-    views = [padded[..., i : i + height, j : j + width] for i in range(sides[0]) for j in range(sides[1])]
-    return (kernels[:, :, None] * torch.stack(views, 3)).sum(3)
+    return (kernels[:, :, None] * torch.stack(views(padded, sides, kernels.shape[-2:]), 3)).sum(3)
 
 
 class Taps(torch.autograd.Function):

@@ -4,6 +4,7 @@ Extra tokens have no place on the map: they are no tap of any cell, and what the
 Padded tokens (`Mask.keep`) are zero before anything else, like the cells beyond the border.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,8 +116,14 @@ def shifted(
     x: Float[Tensor, "*B h w"], sides: tuple[int, int], dilation: int = 1, causal: bool = False
 ) -> list[Float[Tensor, "*B h w"]]:
     """What every tap sees, rows of taps first: views of the zero-padded map."""
-    height, width = x.shape[-2:]
-    padded = F.pad(x, margins(sides, dilation, causal))
+    return views(F.pad(x, margins(sides, dilation, causal)), sides, x.shape[-2:], dilation)
+
+
+def views(
+    padded: Float[Tensor, "*B hh ww"], sides: tuple[int, int], size: Sequence[int], dilation: int = 1
+) -> list[Float[Tensor, "*B h w"]]:
+    """The same of a map that has its margins already. size: (h, w)."""
+    height, width = size
     return [
         padded[..., i * dilation : i * dilation + height, j * dilation : j * dilation + width]
         for i in range(sides[0])
