@@ -36,7 +36,7 @@ PAIR = "a whole number or (a whole number, a whole number) is expected"
         ("Factors(window=2.5)", "Factors has window=2.5; a whole number is expected"),
         ("Factors(window='3')", "Factors has window='3'; a whole number is expected"),
         ("Factors(stride=1.5)", "Factors has stride=1.5; a whole number is expected"),
-        ("Factors(1111)", "Factors has terms=1111; a string is expected"),
+        ("Factors(1111)", "Factors has terms=1111; a string such as '1111' is expected"),
         ("DeformableConv(groups=1.5)", "DeformableConv has groups=1.5; a whole number is expected"),
         ("Conv(axes=3)", "Conv has no axes=3: axes is 1 or 2"),
         ("ViT3(lr='fast')", "ViT3 has lr='fast'; a finite number is expected"),

@@ -35,6 +35,7 @@ def test_a_bare_name_and_spaces() -> None:
         ("Softmax(scal=1.0)", "Softmax has no 'scal'; it has projection, dwc, gate, scale"),
         ("Softmax(", "cannot read"),
         ("", "cannot read"),
+        ("Factors(terms=0110)", 'such as "0110" stand in quotes'),
         ("__import__('os').system('true')", "only names and literals|unknown name|cannot read"),
         ("Softmax(scale=open('x'))", "unknown name 'open'"),
         ("Softmax(scale=[x for x in y])", "only names and literals"),

@@ -66,7 +66,7 @@ def _rules(cls: type) -> tuple[tuple[str, Rule], ...]:
         rule = None if kind is None else _rule(kind)
         if rule is None:
             continue
-        if dataclasses.is_dataclass(kind) and field.default is not dataclasses.MISSING:
+        if (kind is str or dataclasses.is_dataclass(kind)) and field.default not in ("", dataclasses.MISSING):
             rule = rule._replace(expected=f"{rule.expected} such as {field.default!r}")
         found.append((field.name, rule))
     return tuple(found)

@@ -36,7 +36,8 @@ def parse(text: str, extra: Iterable[type] = ()) -> Any:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"cannot read {text!r}: expected a spelling such as MiTA(m=25, k=25)") from error
+        quoted = ', and digits such as "0110" stand in quotes' if "leading zeros" in str(error) else ""
+        raise ConfigError(f"cannot read {text!r}: expected a spelling such as MiTA(m=25, k=25){quoted}") from error
     return _value(ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree, classes, text)
 
 
