@@ -54,7 +54,7 @@ class Attended(Hosted):
 
     def __init__(self, host: Any, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
         super().__init__(host, config, site, shared)
-        gamma = nn.Parameter(torch.full_like(self.like, host.start))
+        gamma = nn.Parameter(self.like.new_full((1,), host.start))  # FSDP2 shards no tensor without dimensions
         self.register_parameter("gamma", gamma if config.uses else None)
 
     @classmethod
