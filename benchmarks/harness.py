@@ -103,9 +103,10 @@ def bare_loop(case: Case, recipe: Any, model: Any, batches: Iterable[Any], steps
     import torch
     import torch.nn.functional as F
 
-    from regard.lab.loop import groups
+    from regard.lab.optimizer import param_groups
 
-    optimizer = torch.optim.AdamW(groups(model, recipe.weight_decay), lr=recipe.lr, betas=recipe.betas, fused=True)
+    parts = param_groups(model, recipe.weight_decay, recipe.lr)
+    optimizer = torch.optim.AdamW(parts, betas=recipe.betas, fused=True)
     low = recipe.precision == "bf16-mixed"
 
     def train() -> None:

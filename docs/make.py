@@ -135,6 +135,31 @@ none is an error.
 extra `hf`) are swapped the same way; `regard.hosts.hugging.save_pretrained` and `from_pretrained` write and read them
 with the swap, since transformers itself saves neither the mechanism nor its code.
 
+## Attention in a ResNet
+
+A ResNet has no attention to swap. `attend` puts it into the residual blocks of one of timm or torchvision, also inside
+a larger model such as a detector. Weights and their names stay, and training goes on from pretrained ones:
+
+```python
+import torch
+from torchvision.models import resnet18
+from regard import Factors, attend
+
+model, images = resnet18().eval(), torch.randn(1, 3, 160, 224)
+plain = model(images)
+attend(model, Factors(terms="0110"), stages=(3, 4))
+print(torch.equal(model(images), plain))  # True: attention begins behind a factor of zero
+```
+
+`deformable=True` makes the 3x3 convolution before it deformable, which computes the same up to rounding at first.
+`swap`, `remove` and `restore` then take the attended model as any other.
+
+## Training
+
+A swapped model trains under DDP and FSDP2, alone or in Lightning, accelerate and the trainers of Hugging Face.
+`torch.optim.AdamW(regard.param_groups(model, weight_decay=0.05, lr=1e-3))` spares what should not decay and gives the
+offsets of deformable convolutions a tenth of the rate.
+
 ## What a swap leaves out
 
 Dropout of attention weights, with a warning: no mechanism here has it. `output_attentions=True` of transformers is

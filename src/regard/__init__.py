@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from regard.core import Site as Site
     from regard.hosts import list_models as list_models
     from regard.hosts.maps import capture as capture
+    from regard.hosts.resnet import attend as attend
     from regard.hosts.saving import save as save
     from regard.hosts.swap import create_model as create_model
     from regard.hosts.swap import plan_swap as plan_swap
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from regard.hosts.swap import retune as retune
     from regard.hosts.swap import swap as swap
     from regard.lab.loading import load as load
+    from regard.lab.optimizer import param_groups as param_groups
     from regard.lab.recipe import Recipe as Recipe
     from regard.lab.results import Results as Results
     from regard.lab.run import Run as Run
@@ -55,11 +57,13 @@ _HOMES: dict[str, str] = {
     **dict.fromkeys(("calibrate", "freeze_keys"), "regard.mixers.static"),
     **dict.fromkeys(("create_model", "plan_swap", "remove", "restore", "retune", "swap"), "regard.hosts.swap"),
     "load": "regard.lab.loading",
+    "param_groups": "regard.lab.optimizer",
     "Recipe": "regard.lab.recipe",
     "Results": "regard.lab.results",
     "Run": "regard.lab.run",
     **dict.fromkeys(("Claim", "Row", "Study"), "regard.lab.study"),
     "STUDIES": "regard.studies",
+    "attend": "regard.hosts.resnet",
     "save": "regard.hosts.saving",
     "capture": "regard.hosts.maps",
     "list_models": "regard.hosts",

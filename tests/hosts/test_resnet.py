@@ -17,7 +17,7 @@ from regard.core import ConfigError, Grid, SwapError
 from regard.hosts.resnet import BLOCKS, Attended, Slot, attend
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model, remove, restore, retune, swap
-from regard.lab.optimizer import groups
+from regard.lab.optimizer import param_groups
 from regard.mixers.conv import Conv
 from regard.mixers.deform import DeformableConv, DeformableConv2d
 from regard.mixers.dynamic import DynamicConv
@@ -106,8 +106,11 @@ def test_deformable_convolution_takes_the_weights_and_changes_nothing(name: str)
     moved = [module for module in model.modules() if isinstance(module, DeformableConv2d)]
     assert len(moved) == sum(len(getattr(model, f"layer{stage}")) for stage in (3, 4))
     assert set(plain.state_dict()) <= set(model.state_dict())
-    total = sum(len(group["params"]) for group in groups(model, 0.05) if group.get("lr_scale") == 0.1)
+    total = sum(len(group["params"]) for group in param_groups(model, 0.05) if group.get("lr_scale") == 0.1)
     assert total == 2 * len(moved)
+    rates = torch.optim.SGD(param_groups(model, 0.05, lr=0.5)).param_groups
+    assert sum(len(group["params"]) for group in rates if group["lr"] == 0.05) == total
+    assert not any("lr_scale" in group for group in rates)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,7 @@ def test_gamma_and_vectors_have_no_decay() -> None:
     model = create_model(HOST, Factors(terms="1111"))
     layer = model.layer3[0].attn
     assert layer.no_weight_decay() == {"gamma", "regard.operator.u", "regard.operator.t"}
-    without = {id(p) for group in groups(model, 0.05) if group["weight_decay"] == 0 for p in group["params"]}
+    without = {id(p) for group in param_groups(model, 0.05) if group["weight_decay"] == 0 for p in group["params"]}
     assert {id(layer.gamma), id(layer.mixer.operator.u), id(layer.mixer.operator.t)} <= without
     assert id(layer.mixer.proj.weight) not in without
 

@@ -14,7 +14,7 @@ from regard.hosts import list_models, register
 from regard.hosts.published import verdict
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model, plan_swap, swap
-from regard.lab.optimizer import groups
+from regard.lab.optimizer import param_groups
 from regard.measure.cost import model_cost
 from regard.mixers.heads import rotate
 from regard.mixers.mita import MiTA
@@ -108,7 +108,7 @@ def test_parameters_have_the_repositorys_names() -> None:
     assert set(model.state_dict()) == whole | {f"blocks.{i}.{name}" for i in (0, 1) for name in block}
     assert model.no_weight_decay() == {"pos_embed", "cls_token", "reg_token"}  # type: ignore[operator]
     names = {id(value): name for name, value in model.named_parameters()}
-    decayed = {names[id(value)] for value in groups(model, 0.05)[0]["params"]}
+    decayed = {names[id(value)] for value in param_groups(model, 0.05)[0]["params"]}
     assert decayed == {name for name in names.values() if name.endswith("weight") and "norm" not in name}
 
 

@@ -20,7 +20,7 @@ from regard.lab.environment import PeakMemory, resolved
 from regard.lab.files import read_json, write_json
 from regard.lab.loop import Loop
 from regard.lab.metrics import Metrics
-from regard.lab.optimizer import groups, make_optimizer
+from regard.lab.optimizer import make_optimizer, param_groups
 from regard.lab.results import Results
 from regard.lab.run import Interrupted, Recipe, Run, Watch, copy_weights, read_run, trained
 from regard.mixers.spell import parse, spell
@@ -307,7 +307,7 @@ def test_a_run_is_read_back_from_its_spelling(tmp_path: Path) -> None:
 
 def test_vectors_and_positions_have_no_weight_decay() -> None:
     model = Tiny().model(None, 0)
-    decayed, spared = groups(model, 0.05)
+    decayed, spared = param_groups(model, 0.05)
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.05, 0.0)
     assert all(parameter.ndim > 1 for parameter in decayed["params"])
     assert any(parameter is model.pos_embed for parameter in spared["params"])

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model
-from regard.lab.optimizer import groups
+from regard.lab.optimizer import param_groups
 from regard.mixers.softmax import Softmax
 from regard.projections.sne import FSNE
 from regard.tasks.weights import redraw
@@ -43,7 +43,7 @@ def tied(model):
 @pytest.mark.parametrize("shared", [True, False])
 def test_codes_have_no_weight_decay(shared):
     model = build(shared)
-    decayed, spared = sorted(groups(model, 0.05), key=lambda group: -group["weight_decay"])
+    decayed, spared = sorted(param_groups(model, 0.05), key=lambda group: -group["weight_decay"])
     codes = [value for name, value in model.named_parameters() if name == KEY or name.endswith("codes.weight")]
     assert len(codes) == (1 if shared else 2)
     assert {id(value) for value in codes} <= {id(value) for value in spared["params"]}

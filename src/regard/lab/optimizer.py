@@ -11,10 +11,12 @@ from .recipe import Recipe
 _NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_position_bias_table", "temperature")
 
 
-def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def param_groups(model: nn.Module, weight_decay: float, lr: float | None = None) -> list[dict[str, Any]]:
     """Parameters with and without weight decay: none on vectors, biases, positions and what modules leave out.
 
-    Those that a module's `lr_scale()` names (offsets of deformable convolutions) get groups with that `lr_scale`.
+    Those that a module's `lr_scale()` names (offsets of deformable convolutions) get groups of their own: with "lr",
+    their share of lr, for the optimisers of PyTorch; or where lr is None with "lr_scale", for those of timm, whose
+    schedulers read it. Frozen parameters are left out.
     """
     spared: set[str] = set()
     scales: dict[str, float] = {}
@@ -32,11 +34,16 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
             plain = name in spared or parameter.ndim <= 1 or last == "bias" or last in _NO_DECAY
             parts.setdefault((not plain, scales.get(name, 1.0)), []).append(parameter)
     return [
-        {"params": found, "weight_decay": weight_decay if decay else 0.0}
-        | ({} if scale == 1.0 else {"lr_scale": scale})
+        {"params": found, "weight_decay": weight_decay if decay else 0.0, **_rate(scale, lr)}
         for (decay, scale), found in parts.items()
         if found
     ]
+
+
+def _rate(scale: float, lr: float | None) -> dict[str, float]:
+    if lr is not None:
+        return {"lr": lr * scale}
+    return {} if scale == 1.0 else {"lr_scale": scale}
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
@@ -65,7 +72,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
         options["fused"] = True  # one kernel for all parameters: 1.5 ms less a step on a small model
     try:
         return create_optimizer_v2(
-            groups(model, recipe.weight_decay),
+            param_groups(model, recipe.weight_decay),
             opt=recipe.optimizer,
             lr=recipe.lr,
             weight_decay=recipe.weight_decay,
