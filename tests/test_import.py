@@ -1,6 +1,7 @@
 """What must not load torch: it takes seconds, and help and lists are asked often."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,16 @@ def test_the_laboratory_has_names_in_the_root() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Sofmax'"):
         regard.Sofmax  # noqa: B018
+
+
+def test_benchmarks_take_what_there_is() -> None:
+    """They import inside functions and run seldom: a name that moved would be found when somebody measures."""
+    lost, seen = [], 0
+    for path in (Path(__file__).parents[1] / "benchmarks").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("regard"):
+                module = importlib.import_module(str(node.module))
+                lost += [f"{path.name}: {node.module}.{a.name}" for a in node.names if not hasattr(module, a.name)]
+                seen += 1
+    assert seen > 20
+    assert lost == []
