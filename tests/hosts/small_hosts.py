@@ -51,6 +51,17 @@ def dinov3() -> Small:
     return create_model(host, None), torch.randn(3, 3, 64, 96)
 
 
+def eva(**options: object) -> Small:
+    """Biases of queries and values alone, apart from the fused matrix."""
+    size = {"img_size": (64, 96), "patch_size": 16, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 7}
+    return create_model("eva02_small_patch14_224", None, **{**size, **options}), torch.randn(3, 3, 64, 96)
+
+
+def beit() -> Small:
+    host = "beit_base_patch16_224(depth=2, embed_dim=32, num_heads=2, img_size=(64, 96), num_classes=7)"
+    return create_model(host, None), torch.randn(3, 3, 64, 96)
+
+
 def vit5() -> Small:
     """A class token before the cells, four registers after them."""
     host = "vit5_small(img_size=(32, 48), patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=7)"
@@ -71,6 +82,9 @@ HOSTS: dict[str, Callable[[], Small]] = {
     "swin": swin,
     "rope": rope,
     "dinov3": dinov3,
+    "eva": eva,
+    "eva with three matrices": lambda: eva(qkv_fused=False),
+    "beit": beit,
     "torchvision": torchvision,
     "vit5": vit5,
 }

@@ -18,7 +18,7 @@ from regard.hosts.swap import restore, retune, swap  # noqa: E402
 from regard.mixers.mita import MiTA  # noqa: E402
 from regard.mixers.ska import SKA  # noqa: E402
 from regard.mixers.softmax import Softmax  # noqa: E402
-from regard.projections.sne import FSNE  # noqa: E402
+from regard.projections.sne import FSNE, SNE  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 PIXELS = {"image_size": 32, "patch_size": 8}
@@ -61,6 +61,16 @@ def test_softmax_changes_neither_output_nor_state(kind):
     assert (out(model, x) - before).abs().max() > 1e-3 * before.abs().max()
     restore(model)
     assert torch.equal(out(model, x), before)
+
+
+def test_other_projections_start_from_three_matrices():
+    """An embedding of one layer is linear: begun from the host's matrices it computes the same."""
+    model, x = make("ViT")
+    before = out(model, x)
+    swap(model, Softmax(projection=SNE(layers=1, init="svd")), example=x[:1])
+    assert (out(model, x) - before).abs().max() <= 1e-9 * before.abs().max()
+    swap(model, Softmax(projection=SNE(layers=1)), example=x[:1])
+    assert (out(model, x) - before).abs().max() > 1e-3 * before.abs().max()
 
 
 def test_spelled_mechanisms_projections_and_retuning():

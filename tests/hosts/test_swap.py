@@ -22,7 +22,7 @@ from regard.mixers.mita import MiTA
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
-from regard.projections.sne import FSNE, PSNE
+from regard.projections.sne import FSNE, PSNE, SNE
 
 
 def own(model):
@@ -420,8 +420,8 @@ def test_what_cannot_be_done_is_said():
         swap(vit()[0], Softmax(), "nowhere.*")
     with pytest.raises(SwapError, match="a port knows .TimmViT.*resnet.attend"):
         swap(nn.Sequential(nn.Conv2d(3, 4, 3)), Softmax())
-    with pytest.raises(SwapError, match="it has timm.models.beit.Attention, but none that a port knows"):
-        swap(create_model("beit_base_patch16_224(depth=1, embed_dim=32, num_heads=2)", None), Softmax())
+    with pytest.raises(SwapError, match="it has timm.models.visformer.Attention, but none that a port knows"):
+        swap(create_model("visformer_tiny(embed_dim=32, depth=(0, 1, 1), num_heads=2)", None), Softmax())
     with pytest.raises(UnsupportedError, match="passes a bias mask"):
         swap(swin()[0], XCA())
     with pytest.raises(SwapError, match="nothing is swapped"):
@@ -470,9 +470,37 @@ def test_swapped_models_compile(make):
     assert torch.allclose(got, model(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("host", ["vit", "eva", "eva with three matrices", "beit"])
+def test_other_projections_start_from_the_host(host):
+    """An embedding of one layer is linear: begun from the host's matrices and biases it computes the same."""
+    model, x = HOSTS[host]()
+    spread(model)
+    model, x = model.double().eval(), x.double()
+    before = model(x)
+    swap(model, Softmax(projection=SNE(layers=1, init="svd")))
+    assert (model(x) - before).abs().max() <= 1e-9 * before.abs().max()
+    swap(model, Softmax(projection=SNE(layers=1)))
+    assert (model(x) - before).abs().max() > 1e-3 * before.abs().max()
+
+
+def test_biases_apart_follow_their_roles():
+    """Static keys keep the queries' and values' rows of the fused matrix, and their biases under the host's names."""
+    model, x = HOSTS["eva"]()
+    spread(model)
+    theirs, token = copy.deepcopy(model.blocks[0].attn), torch.randn(1, 1, 32)
+    plan = plan_swap(model, SKA())
+    assert plan.sites[0].kept == ["q_bias", "v_bias", "qkv.weight[qv]", "proj.weight", "proj.bias"]
+    swap(model, SKA())
+    assert {"blocks.0.attn.q_bias", "blocks.0.attn.v_bias"} <= set(model.state_dict())
+    query, key, value = (theirs.qkv(token) + torch.cat([theirs.q_bias, theirs.k_bias, theirs.v_bias])).chunk(3, -1)
+    for role, expected in (("q", query), ("v", value)):
+        got = model.blocks[0].attn.regard.qkv(token, role)[0]
+        assert torch.allclose(got.flatten(), expected.flatten(), atol=1e-6), role
+
+
 def test_lists_have_our_hosts_and_timm():
     names = list_models("vit_*")
     assert names[:3] == ["vit_desk", "vit_s_32", "vit_s_32_spt"]
     assert "vit_tiny_patch16_224" in names
     assert list_models("nothing_*") == []
-    assert len(HOSTS) == 10
+    assert len(HOSTS) == 13

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError
 from regard.projections.linear import LinearProjection
 
-from .separate import SeparateProjection
+from .separate import SeparateProjection, together
 
 CHILD = "regard"
 
@@ -249,12 +249,13 @@ class Hosted(nn.Module):
         return set(found)
 
     def _start(self, state: dict[str, Tensor]) -> None:
-        """Offer the host's fused q, k, v to a projection of another kind: SNE(init="svd") starts from them."""
+        """Offer the host's q, k, v to a projection of another kind: SNE(init="svd") starts from them."""
         projection = getattr(self.mixer, "qkv", None)
-        theirs = {self.own_name(key): value for key, value in state.items()}
-        if not isinstance(projection, Projection) or self._same("qkv.weight") or "qkv.weight" not in theirs:
+        fused = together({self.own_name(key): value for key, value in state.items()})
+        if not isinstance(projection, Projection) or self._same("qkv.weight") or fused is None:
             return
-        if len(theirs["qkv.weight"]) != 3 * self.mixer.site.inner:
+        weight, bias = fused
+        if len(weight) != 3 * self.mixer.site.inner:
             return  # another number of heads: no row is the host's
         config: Any = self.mixer.config
         roles = ["qkv".index(role) for role in config.roles]
@@ -262,8 +263,7 @@ class Hosted(nn.Module):
         def rows(fused: Tensor) -> Tensor:
             return fused.unflatten(0, (3, -1))[roles].flatten(0, 1)
 
-        bias = theirs.get("qkv.bias")
-        projection.adopt_linear(rows(theirs["qkv.weight"]), None if bias is None else rows(bias))
+        projection.adopt_linear(rows(weight), None if bias is None else rows(bias))
 
     def slim(self, state: dict[str, Tensor]) -> None:
         """Give the hidden host the tensors of `state`, those that the mixer has in full without memory."""

@@ -30,7 +30,7 @@ from regard.core import (
 )
 
 from .hosted import Hosted, additive, watched_module
-from .separate import SeparateProjection, biased
+from .separate import put_apart
 
 NAME, FILE = "regard", "regard.json"
 MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
@@ -83,18 +83,9 @@ class HuggingViT(Hosted):
         )
 
     def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer: Any = super().built(config, site, shared)
-        if self._linear(mixer):
-            host: Any = self.host
-            biases = biased(q=host.q_proj, k=host.k_proj, v=host.v_proj)
-            mixer.qkv = SeparateProjection(mixer.site, mixer.config.roles, biases)
+        mixer = super().built(config, site, shared)
+        put_apart(mixer, self.host)
         return mixer
-
-    @staticmethod
-    def _linear(mixer: Any) -> bool:
-        from regard.projections.linear import LinearProjection
-
-        return isinstance(getattr(mixer, "qkv", None), LinearProjection)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any

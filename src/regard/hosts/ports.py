@@ -16,9 +16,10 @@ from .hosted import Hosted, additive, watched_module
 from .hugging import CLIPPort, HuggingViT
 from .reading import fused_refuses, fused_site, normalisation
 from .resnet import Attended
+from .separate import BIASES_APART, put_apart
 from .small_ports import CvTPort, KeptLocality, LocalityViT, LooseTalking, Talking
 from .vit5 import ViT5Port
-from .window_ports import TimmSwin, WindowKeySwin
+from .window_ports import TimmBeit, TimmSwin, WindowKeySwin
 
 
 class TimmViT(Hosted):
@@ -40,14 +41,15 @@ class TimmViT(Hosted):
 
 
 class TimmRope(TimmViT):
-    """timm's attention with rotary embedding and fused q, k, v without bias: vit_*_rope, EVA without biases, DINOv3."""
+    """timm's attention with rotary embedding: vit_*_rope, EVA, EVA-02, DINOv3, Perception Encoder."""
 
     library: ClassVar[tuple[type, ...]] = (AttentionRope, EvaAttention)
+    names: ClassVar[dict[str, str]] = {
+        **BIASES_APART, "q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v",
+    }  # fmt: skip
 
     @classmethod
     def refuses(cls, module: Any) -> str:  # type: ignore[override]
-        if getattr(module, "q_bias", None) is not None:
-            return "it has biases of q and v apart from the fused matrix"
         if getattr(module, "rotate_half", False) and normalisation(module, "it"):
             return "it rotates halves of normalised channels, not neighbours"
         return fused_refuses(module)
@@ -68,6 +70,7 @@ class TimmRope(TimmViT):
 
     def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().built(config, site, shared)
+        put_apart(mixer, self.host)
         if self.halves and isinstance(mixer, HeadMixer):
             for role in set("qk") & set(mixer.config.roles):
                 setattr(mixer, f"{role}_norm", Interleaved())
@@ -188,6 +191,7 @@ PORTS: tuple[type[Hosted], ...] = (
     TimmXCiT,
     TimmMetaFormer,
     TimmSwin,
+    TimmBeit,
     Talking,
     LooseTalking,
     LocalityViT,

@@ -18,13 +18,15 @@ LIBRARIES = frozenset({"torch", "timm", "torchvision", "transformers", "regard"}
 
 
 def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:
-    """The site of an attention with children `qkv` and `proj`, as all of timm's have."""
+    """The site of timm's attention, with children `proj` and `qkv`, or q_proj, k_proj and v_proj in its place."""
+    apart = module.qkv is None
+    first = module.q_proj if apart else module.qkv
     return Site(
-        dim=module.qkv.in_features,
+        dim=first.in_features,
         heads=module.num_heads,
         grid=grid,
-        width=module.qkv.out_features // (3 * module.num_heads),
-        qkv_bias=module.qkv.bias is not None,
+        width=first.out_features // (module.num_heads if apart else 3 * module.num_heads),
+        qkv_bias=first.bias is not None or getattr(module, "q_bias", None) is not None,
         out_bias=module.proj.bias is not None,
         qk_norm=normalisation(module, name),
         drop=module.proj_drop.p,
@@ -52,9 +54,9 @@ def fused_refuses(module: Any) -> str:
         return "it gates its output by a sigmoid"
     if not isinstance(getattr(module, "norm", nn.Identity()), nn.Identity):
         return "it normalises its output before the projection"
-    if module.qkv is None:
-        return "it has separate q, k and v"
-    if module.proj.out_features != module.qkv.in_features:
+    if getattr(module, "num_kv_groups", 1) > 1:
+        return "its keys and values have fewer heads than its queries"
+    if module.proj.out_features != (module.q_proj if module.qkv is None else module.qkv).in_features:
         return "it changes the number of channels"
     return ""
 

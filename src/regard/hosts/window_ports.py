@@ -1,8 +1,9 @@
-"""Ports of attention in windows: timm's Swin and swin_t_32."""
+"""Ports of attention with relative position biases: timm's Swin and BEiT, and swin_t_32."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from timm.models.beit import Attention as BeitAttention
 from timm.models.swin_transformer import WindowAttention
 from torch import Tensor, nn
 
@@ -10,7 +11,8 @@ from regard.core import Grid, GridError, Mask, Mixer, MixerConfig, Operator, Sit
 from regard.mixers.heads import HeadMixer, HeadMixerConfig
 
 from .hosted import Hosted
-from .reading import fused_site
+from .reading import fused_refuses, fused_site
+from .separate import BIASES_APART, put_apart
 from .swin import SharedBiasAttention, WindowKeyAttention
 
 
@@ -23,7 +25,7 @@ class TimmSwin(Hosted):
 
     def __init__(self, host: Any, *args: Any) -> None:
         super().__init__(host, *args)
-        self.windows = Grid(*host.window_size)
+        self.windows = self.grid_of(host)
         index = host.relative_position_index.clone()
         self.register_buffer("relative_position_index", index, persistent=False)
 
@@ -48,15 +50,41 @@ class TimmSwin(Hosted):
             )
         return mixer
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def biased(self, x: Tensor, more: Tensor | None) -> Tensor:
+        """The mixer with the relative biases and more of them."""
         if self._parameters.get("relative_position_bias_table") is None:  # removed: nothing to add a bias to
             return self.mixer(x, self.windows)
-        n = self.windows.cells
-        bias = self.relative_position_bias_table[self.relative_position_index.flatten()]
-        bias = bias.unflatten(0, (n, n)).permute(2, 0, 1)[None]
-        if mask is not None:
-            bias = bias + mask.repeat(len(x) // len(mask), 1, 1)[:, None]
-        return self.mixer(x, self.windows, Mask(bias=bias))
+        bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)[None]
+        return self.mixer(x, self.windows, Mask(bias=bias if more is None else bias + more))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.biased(x, None if mask is None else mask.repeat(len(x) // len(mask), 1, 1)[:, None])
+
+
+class TimmBeit(TimmSwin):
+    """BEiT: relative position biases of the class token and all cells, which are one window."""
+
+    library: ClassVar[tuple[type, ...]] = (BeitAttention,)
+    names: ClassVar[dict[str, str]] = BIASES_APART
+
+    @classmethod
+    def refuses(cls, module: Any) -> str:  # type: ignore[override]
+        if module.relative_position_bias_table is None:
+            return "its relative position biases are those of the whole model"
+        return fused_refuses(module)
+
+    @classmethod
+    def grid_of(cls, module: Any) -> Grid:
+        height, width = module.window_size
+        return Grid(height, width, 1)
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        put_apart(mixer, self.host)
+        return mixer
+
+    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        return self.biased(x, shared_rel_pos_bias)
 
 
 class WindowKeySwin(TimmSwin):

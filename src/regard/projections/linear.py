@@ -59,14 +59,19 @@ class LinearProjection(Projection):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
+    def rows(self, fused: Tensor, roles: str) -> Tensor:
+        """The rows of some roles of the weight or the bias, in their order."""
+        if roles == self.roles:
+            return fused
+        blocks = fused.unflatten(0, (len(self.roles), -1))
+        return torch.cat([blocks[self.roles.index(role)] for role in roles])
+
+    def offset(self, roles: str) -> Float[Tensor, " R_inner"] | None:
+        """What is added to the products with the rows of these roles."""
+        return None if self.bias is None else self.rows(self.bias, roles)
+
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
         if not roles:
             return ()
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
-        if roles != self.roles:
-            rows = [self.roles.index(role) for role in roles]
-            blocks = weight.unflatten(0, (len(self.roles), -1))
-            weight = torch.cat([blocks[row] for row in rows])
-            bias = None if bias is None else torch.cat([bias.unflatten(0, (len(self.roles), -1))[row] for row in rows])
+        weight, bias = self.rows(self.weight, roles), self.offset(roles)
         return tuple(heads(y, self.heads) for y in F.linear(x, weight, bias).chunk(len(roles), -1))
