@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from timm.models.metaformer import Attention, LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
+from timm.models.pvt_v2 import PyramidVisionTransformerV2
 from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionTransformer
@@ -62,6 +63,15 @@ def beit() -> Small:
     return create_model(host, None), torch.randn(3, 3, 64, 96)
 
 
+def pvt() -> Small:
+    """Keys and values of one matrix, of a map reduced by 2."""
+    model = PyramidVisionTransformerV2(
+        depths=(1, 2), embed_dims=(16, 32), num_heads=(1, 2), sr_ratios=(2, 2), mlp_ratios=(2, 2), num_classes=7
+    )
+    model.pretrained_cfg = {"input_size": (3, 64, 96)}
+    return model, torch.randn(3, 3, 64, 96)
+
+
 def vit5() -> Small:
     """A class token before the cells, four registers after them."""
     host = "vit5_small(img_size=(32, 48), patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=7)"
@@ -85,6 +95,7 @@ HOSTS: dict[str, Callable[[], Small]] = {
     "eva": eva,
     "eva with three matrices": lambda: eva(qkv_fused=False),
     "beit": beit,
+    "pvt": pvt,
     "torchvision": torchvision,
     "vit5": vit5,
 }

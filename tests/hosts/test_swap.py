@@ -4,6 +4,7 @@ import copy
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from regard.hosts import list_models
 from regard.hosts.hosted import Hosted
 from regard.hosts.swap import create_model, plan_swap, remove, restore, retune, swap
 from regard.mixers.mita import MiTA
+from regard.mixers.pvt import PVT
 from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
@@ -27,7 +29,7 @@ from regard.projections.sne import FSNE, PSNE, SNE
 
 def own(model):
     """The mechanism that computes what the host computes."""
-    return XCA() if type(model).__name__ == "Xcit" else Softmax()
+    return {"Xcit": XCA(), "PyramidVisionTransformerV2": PVT(ratio=2)}.get(type(model).__name__, Softmax())
 
 
 def same_state(model, state):
@@ -470,14 +472,14 @@ def test_swapped_models_compile(make):
     assert torch.allclose(got, model(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("host", ["vit", "eva", "eva with three matrices", "beit"])
+@pytest.mark.parametrize("host", ["vit", "eva", "eva with three matrices", "beit", "pvt"])
 def test_other_projections_start_from_the_host(host):
     """An embedding of one layer is linear: begun from the host's matrices and biases it computes the same."""
     model, x = HOSTS[host]()
     spread(model)
     model, x = model.double().eval(), x.double()
     before = model(x)
-    swap(model, Softmax(projection=SNE(layers=1, init="svd")))
+    swap(model, replace(own(model), projection=SNE(layers=1, init="svd")))
     assert (model(x) - before).abs().max() <= 1e-9 * before.abs().max()
     swap(model, Softmax(projection=SNE(layers=1)))
     assert (model(x) - before).abs().max() > 1e-3 * before.abs().max()
@@ -498,9 +500,42 @@ def test_biases_apart_follow_their_roles():
         assert torch.allclose(got.flatten(), expected.flatten(), atol=1e-6), role
 
 
+def test_rows_of_a_matrix_of_keys_and_values_follow_their_roles():
+    """Static keys have queries and values alone; the host's keys come back as they were, its values as trained."""
+    model, _ = HOSTS["pvt"]()
+    spread(model)
+    theirs, token = copy.deepcopy(model.stages[0].blocks[0].attn), torch.randn(1, 1, 16)
+    site = plan_swap(model, SKA()).sites[0]
+    assert site.kept == ["q.weight", "q.bias", "kv.weight[v]", "kv.bias[v]", "proj.weight", "proj.bias"]
+    assert site.dropped == ["kv.weight[k]", "kv.bias[k]", "sr.weight", "sr.bias", "norm.weight", "norm.bias"]
+    swap(model, SKA())
+    projection = model.stages[0].blocks[0].attn.regard.qkv
+    value = theirs.kv(token).chunk(2, -1)[1]
+    assert torch.allclose(projection(token, "v")[0].flatten(), value.flatten(), atol=1e-6)
+    nn.init.zeros_(projection.kv.weight)
+    restored = restore(model).stages[0].blocks[0].attn
+    key, value = restored.kv.weight.chunk(2)
+    assert torch.equal(key, theirs.kv.weight.chunk(2)[0])
+    assert not value.any()
+    assert torch.equal(restored.sr.weight, theirs.sr.weight)
+
+
+def test_stages_of_pvt_have_their_own_ratio():
+    """Where nothing is reduced, softmax is what the host computes; there no ratio else is."""
+    model = create_model("pvt_v2_b0(depths=(1, 1, 1, 1), num_classes=7)", None)
+    spread(model)
+    model, x = model.double().eval(), torch.randn(1, 3, 64, 128, dtype=torch.float64)
+    before = model(x)
+    swap(model, PVT(ratio=8), "stages.0.*")
+    swap(model, Softmax(), "stages.3.*")
+    assert (model(x) - before).abs().max() <= 1e-11 * before.abs().max()
+    swap(model, Softmax(), "stages.0.*")
+    assert (model(x) - before).abs().max() > 1e-3 * before.abs().max()
+
+
 def test_lists_have_our_hosts_and_timm():
     names = list_models("vit_*")
     assert names[:3] == ["vit_desk", "vit_s_32", "vit_s_32_spt"]
     assert "vit_tiny_patch16_224" in names
     assert list_models("nothing_*") == []
-    assert len(HOSTS) == 13
+    assert len(HOSTS) == 14

@@ -1,6 +1,7 @@
 """Hosted: a mixer in the place of a library's attention, under the library's parameter names."""
 
 import copy
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError
 from regard.projections.linear import LinearProjection
 
-from .separate import SeparateProjection, together
+from .separate import PairProjection, SeparateProjection, fused_roles, together
 
 CHILD = "regard"
 
@@ -41,8 +42,9 @@ class Hosted(nn.Module):
     in the mixer, so that a key of the state dict is also a path through the modules.
 
     library: exact types that it replaces. watch: path of the module whose (B, C, h, w) output gives the grid, looked
-    for from the layer upwards; "" if the port knows the grid. sends: kinds of mask that the host always passes.
-    names: the host's name -> the mixer's, where they differ. stays: parameters that the port itself keeps and uses.
+    for from the layer upwards, "a|b" is either; "" if the port knows the grid. sends: kinds of mask that the host
+    always passes. names: the host's name -> the mixer's, where they differ. stays: parameters that the port itself
+    keeps and uses.
     """
 
     library: ClassVar[tuple[type, ...]] = ()
@@ -131,7 +133,7 @@ class Hosted(nn.Module):
 
     def _same(self, ours: str) -> bool:
         """Whether a key of the mixer means what the host's key of that name means."""
-        linear = (LinearProjection, SeparateProjection)
+        linear = (LinearProjection, SeparateProjection, PairProjection)
         return not ours.startswith("qkv.") or isinstance(getattr(self.mixer, "qkv", None), linear)
 
     def places(self) -> dict[str, str]:
@@ -145,12 +147,12 @@ class Hosted(nn.Module):
             ours = self.own_name(key)
             if ours not in own or not self._same(ours):
                 continue
-            fused = ours in ("qkv.weight", "qkv.bias") and isinstance(projection, LinearProjection)
-            roles = str(projection.roles) if fused else "qkv"  # type: ignore[union-attr]
-            if roles == "qkv":
-                fits = own[ours].shape == shape
+            theirs = fused_roles(ours)
+            roles = "".join(role for role in projection.roles if role in theirs) if theirs else ""  # type: ignore
+            if roles == theirs:
+                fits, roles = own[ours].shape == shape, "qkv"
             else:
-                fits = own[ours].shape[0] * 3 == shape[0] * len(roles) and own[ours].shape[1:] == shape[1:]
+                fits = own[ours].shape[0] * len(theirs) == shape[0] * len(roles) and own[ours].shape[1:] == shape[1:]
             if fits and roles:
                 found[key] = roles
         return found
@@ -169,8 +171,9 @@ class Hosted(nn.Module):
             elif roles == "qkv":
                 found[ours] = value
             elif roles:
-                blocks = value.unflatten(0, (3, -1))
-                found[ours] = torch.cat([blocks["qkv".index(role)] for role in roles])
+                theirs = fused_roles(ours)
+                blocks = value.unflatten(0, (len(theirs), -1))
+                found[ours] = torch.cat([blocks[theirs.index(role)] for role in roles])
         return found
 
     def kept(self) -> set[str]:
@@ -188,7 +191,8 @@ class Hosted(nn.Module):
                 kept.append(key)
             elif roles := places.get(key):
                 kept.append(f"{key}[{roles}]")
-                dropped.append(f"{key}[{''.join(role for role in 'qkv' if role not in roles)}]")
+                others = (role for role in fused_roles(self.own_name(key)) if role not in roles)
+                dropped.append(f"{key}[{''.join(others)}]")
             else:
                 dropped.append(key)
                 continue
@@ -206,9 +210,10 @@ class Hosted(nn.Module):
             elif roles == "qkv":
                 state[key] = own[ours]
             elif roles:
-                blocks = old.to(own[ours], copy=True).unflatten(0, (3, -1))
+                theirs = fused_roles(ours)
+                blocks = old.to(own[ours], copy=True).unflatten(0, (len(theirs), -1))
                 for role, value in zip(roles, own[ours].unflatten(0, (len(roles), -1)), strict=True):
-                    blocks["qkv".index(role)] = value
+                    blocks[theirs.index(role)] = value
                 state[key] = blocks.flatten(0, 1)
         return state
 
@@ -377,10 +382,9 @@ def watched_module(model: nn.Module, layer: str, watch: str) -> nn.Module | None
     """The module at path `watch` below the nearest ancestor of `layer` that has it; None if there is none."""
     parts = layer.split(".")
     for end in range(len(parts) - 1, -1, -1):
-        try:
-            return model.get_submodule(".".join([*parts[:end], watch]))
-        except AttributeError:
-            continue
+        for path in watch.split("|"):
+            with suppress(AttributeError):
+                return model.get_submodule(".".join([*parts[:end], path]))
     return None
 
 

@@ -6,6 +6,7 @@ import torch
 from timm.layers.attention import Attention, AttentionRope
 from timm.models.eva import EvaAttention
 from timm.models.metaformer import Attention as MetaFormerAttention
+from timm.models.pvt_v2 import Attention as PVTAttention
 from timm.models.xcit import XCA as XCiTAttention
 from torch import Tensor, nn
 
@@ -125,6 +126,37 @@ class TimmMetaFormer(Hosted):
         return self.mixer(x, self.grid())
 
 
+class TimmPVT(Hosted):
+    """PVTv2, each stage with its own grid. Convolutions that reduce keys and values stay in a `PVT` of their ratio."""
+
+    library: ClassVar[tuple[type, ...]] = (PVTAttention,)
+    watch: ClassVar[str] = "downsample.proj|patch_embed.proj"
+    names: ClassVar[dict[str, str]] = {
+        "q": "qkv.q", "kv": "qkv.kv", "sr": "operator.reduce", "norm": "operator.norm",
+    }  # fmt: skip
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return Site(
+            dim=module.dim,
+            heads=module.num_heads,
+            grid=grid,
+            qkv_bias=module.q.bias is not None,
+            drop=module.proj_drop.p,
+            layer=layer,
+            name=name,
+        )
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        put_apart(mixer, self.host)
+        return mixer
+
+    def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
+        height, width = feat_size
+        return self.mixer(x, Grid(height, width))
+
+
 class TorchvisionViT(Hosted):
     """nn.MultiheadAttention in torchvision's VisionTransformer."""
 
@@ -190,6 +222,7 @@ PORTS: tuple[type[Hosted], ...] = (
     TimmRope,
     TimmXCiT,
     TimmMetaFormer,
+    TimmPVT,
     TimmSwin,
     TimmBeit,
     Talking,

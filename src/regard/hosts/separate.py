@@ -1,6 +1,6 @@
 """Queries, keys and values of hosts that have their matrices, or only their biases, apart."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,25 @@ class SeparateProjection(Projection):
         return tuple(heads(self.get_submodule(role)(x), self.heads) for role in roles)
 
 
+class PairProjection(Projection):
+    """Linear children q, and kv with the rows of keys and values, as far as the roles ask for them: hosts as PVT."""
+
+    def __init__(self, site: Site, roles: str) -> None:
+        super().__init__()
+        self.roles, self.heads = roles, site.heads
+        self.pair = "".join(role for role in "kv" if role in roles)
+        if "q" in roles:
+            self.q = nn.Linear(site.dim, site.inner, bias=site.qkv_bias)
+        if self.pair:
+            self.kv = nn.Linear(site.dim, len(self.pair) * site.inner, bias=site.qkv_bias)
+
+    def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        made = {"q": self.q(x)} if "q" in roles else {}
+        if set(roles) & set(self.pair):
+            made |= zip(self.pair, self.kv(x).chunk(len(self.pair), -1), strict=True)
+        return tuple(heads(made[role], self.heads) for role in roles)
+
+
 class BiasesApart(LinearProjection):
     """One fused matrix, and biases q_bias and v_bias, as far as the roles ask for them; keys have none."""
 
@@ -45,30 +64,44 @@ class BiasesApart(LinearProjection):
 
 
 def put_apart(mixer: Any, host: Any) -> None:
-    """Give a mixer with linear queries, keys and values the parts that its host has: q_proj, ... or q_bias, v_bias."""
+    """Give a mixer with linear queries, keys and values the parts that its host has: q and kv, q_proj, ..., q_bias."""
     if not isinstance(getattr(mixer, "qkv", None), LinearProjection):
         return
     roles = mixer.config.roles
-    if getattr(host, "qkv", None) is None:
+    if hasattr(host, "kv"):
+        mixer.qkv = PairProjection(mixer.site, roles)
+    elif getattr(host, "qkv", None) is None:
         mixer.qkv = SeparateProjection(mixer.site, roles, biased(q=host.q_proj, k=host.k_proj, v=host.v_proj))
     elif getattr(host, "q_bias", None) is not None:
         mixer.qkv = BiasesApart(mixer.site, roles)
 
 
+def fused_roles(ours: str) -> str:
+    """The roles whose rows a tensor of the host has, in order, by the mixer's name of it; "" if it is no fused one."""
+    return "qkv" if ours in ("qkv.weight", "qkv.bias") else "kv" if ours.startswith("qkv.kv.") else ""
+
+
 def together(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None] | None:
-    """The fused weight (3 inner, C) and bias of a host's state by the mixer's names; None if it has none."""
-    weights = [state.get(f"qkv.{role}.weight") for role in "qkv"]
+    """The weight (3 inner, C) and bias of q, k and v in a host's state by the mixer's names; None if it has none."""
     if "qkv.weight" in state:
         weight = state["qkv.weight"]
-    elif all(part is not None and part.ndim == 2 for part in weights):
-        weight = torch.cat(weights)  # type: ignore[arg-type]
-    else:
+        biases = [state.get(f"qkv.{role}_bias") for role in "qkv"]
+        if all(bias is None for bias in biases):
+            return weight, state.get("qkv.bias")
+        return weight, _filled(biases, weight.chunk(3))
+    for names in (("q", "k", "v"), ("q", "kv")):
+        parts = [state[f"qkv.{name}.weight"] for name in names if f"qkv.{name}.weight" in state]
+        if len(parts) == len(names) and all(part.ndim == 2 for part in parts):
+            return torch.cat(parts), _filled([state.get(f"qkv.{name}.bias") for name in names], parts)
+    return None
+
+
+def _filled(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
+    """Biases in a row, with zeros where one is missing; None where all are."""
+    if all(bias is None for bias in biases):
         return None
-    biases = [state.get(f"qkv.{role}.bias", state.get(f"qkv.{role}_bias")) for role in "qkv"]
-    if all(part is None for part in biases):
-        return weight, state.get("qkv.bias")
-    none = weight.new_zeros(len(weight) // 3)
-    return weight, torch.cat([none if part is None else part for part in biases])
+    pairs = zip(biases, weights, strict=True)
+    return torch.cat([weight.new_zeros(len(weight)) if bias is None else bias for bias, weight in pairs])
 
 
 def biased(**linears: nn.Linear) -> str:
