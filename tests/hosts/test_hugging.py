@@ -24,6 +24,21 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 PIXELS = {"image_size": 32, "patch_size": 8}
 
 
+KINDS = [
+    "ViT",
+    "DeiT",
+    "IJepa",
+    "ViTMSN",
+    "Dinov2",
+    "Dinov2WithRegisters",
+    "DINOv3ViT",
+    "CLIPVision",
+    "MetaClip2Vision",
+    "SiglipVision",
+    "Aimv2Vision",
+]
+
+
 def make(kind):
     """A tiny random model, its input (32 x 32, 4 x 4 cells) and how to read its output."""
     torch.manual_seed(0)
@@ -38,6 +53,11 @@ def make(kind):
         "Dinov2WithRegisters": lambda: transformers.Dinov2WithRegistersConfig(num_register_tokens=2, **options),
         "CLIPVision": lambda: transformers.CLIPVisionConfig(**options),
         "SiglipVision": lambda: transformers.SiglipVisionConfig(**options),
+        "MetaClip2Vision": lambda: transformers.MetaClip2VisionConfig(**options),
+        "Aimv2Vision": lambda: transformers.Aimv2VisionConfig(**options),
+        "IJepa": lambda: transformers.IJepaConfig(**options),
+        "ViTMSN": lambda: transformers.ViTMSNConfig(**options),
+        "DINOv3ViT": lambda: transformers.DINOv3ViTConfig(num_register_tokens=2, **options),
     }[kind]()
     model = getattr(transformers, f"{kind}Model")(config)
     spread(model)
@@ -48,7 +68,7 @@ def out(model, x):
     return model(pixel_values=x).last_hidden_state
 
 
-@pytest.mark.parametrize("kind", ["ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "CLIPVision", "SiglipVision"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_softmax_changes_neither_output_nor_state(kind):
     model, x = make(kind)
     before, state = out(model, x), copy.deepcopy(model.state_dict())
@@ -96,6 +116,14 @@ def test_static_keys_drop_the_key_matrix():
     said = model.load_state_dict(plain.state_dict(), strict=False)
     assert not said.unexpected_keys
     assert all(".regard." in key for key in said.missing_keys)
+
+
+@pytest.mark.parametrize("kind", ["DINOv3ViT", "Aimv2Vision", "IJepa"])
+def test_every_architecture_is_written_and_read_again(tmp_path, kind):
+    model, x = make(kind)
+    swap(model.float(), MiTA(m=4, k=4), example=x[:1].float())
+    again = from_pretrained(save_pretrained(model, tmp_path))
+    assert torch.equal(out(again, x.float()), out(model, x.float()))
 
 
 def test_a_swap_is_written_and_read_again(tmp_path):

@@ -1,4 +1,4 @@
-"""Hugging Face vision transformers: ViT, DeiT, DINOv2, CLIP and SigLIP of transformers >= 5.9.
+"""Hugging Face vision transformers: ViT, DeiT, DINOv2 and 3, CLIP, SigLIP and others of transformers >= 5.9.
 
 The mixer takes the place of the attention module, so it does not depend on the model's attention implementation.
 transformers saves neither the mechanism nor its code. A swapped model therefore says attn_implementation="regard" in
@@ -10,10 +10,12 @@ import copy
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -30,6 +32,7 @@ from regard.core import (
 )
 
 from .hosted import Hosted, additive, watched_module
+from .rotary import interleaved, turn_halves
 from .separate import put_apart
 
 NAME, FILE = "regard", "regard.json"
@@ -37,7 +40,7 @@ MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
 
 
 class HuggingViT(Hosted):
-    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2 with and without registers."""
+    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, I-JEPA, MSN."""
 
     kinds: ClassVar[frozenset[str]] = frozenset(
         {
@@ -45,6 +48,8 @@ class HuggingViT(Hosted):
             "deit.modeling_deit.DeiTAttention",
             "dinov2.modeling_dinov2.Dinov2Attention",
             "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention",
+            "ijepa.modeling_ijepa.IJepaAttention",
+            "vit_msn.modeling_vit_msn.ViTMSNAttention",
             MASKED,
         }
     )
@@ -97,7 +102,11 @@ class HuggingViT(Hosted):
                 "`with regard.capture(model) as maps:` collects the maps of a forward pass"
             )
         mask = additive(attention_mask, bool(kwargs.get("is_causal", False)), hidden_states)
-        return self.mixer(hidden_states, self.grid(), mask), None
+        return self.mixer(hidden_states, self.grid(), mask, self.rope(**kwargs)), None
+
+    def rope(self, **kwargs: Any) -> Tensor | None:
+        """Sines and cosines (N, 2 d) of the rotary positions in transformers' arguments."""
+        return None
 
 
 def _path(module: nn.Module) -> str:
@@ -105,13 +114,38 @@ def _path(module: nn.Module) -> str:
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.")
 
 
+class HuggingDINOv3(HuggingViT):
+    """DINOv3: rotary positions of the cells, no bias of keys."""
+
+    kinds: ClassVar[frozenset[str]] = frozenset({"dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention"})
+    watch: ClassVar[str] = "embeddings.patch_embeddings"
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return replace(super().site(module, grid, name, layer), rotary=True)
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        turn_halves(mixer)
+        return mixer
+
+    def rope(self, **kwargs: Any) -> Tensor | None:
+        cosines, sines = kwargs["position_embeddings"]
+        return torch.cat([interleaved(sines), interleaved(cosines)], -1)
+
+
 class CLIPPort(HuggingViT):
-    """The vision towers of CLIP and SigLIP. Their text towers have no grid and stay; so does SigLIP's pooling head."""
+    """The vision towers of CLIP, MetaCLIP 2, SigLIP and AIMv2; their text towers and pooling heads stay."""
 
     kinds: ClassVar[frozenset[str]] = frozenset(
-        {"clip.modeling_clip.CLIPAttention", "siglip.modeling_siglip.SiglipAttention"}
+        {
+            "clip.modeling_clip.CLIPAttention",
+            "metaclip_2.modeling_metaclip_2.MetaClip2Attention",
+            "siglip.modeling_siglip.SiglipAttention",
+            "aimv2.modeling_aimv2.Aimv2Attention",
+        }
     )
-    watch: ClassVar[str] = "embeddings.patch_embedding"
+    watch: ClassVar[str] = "embeddings.patch_embedding|embeddings.patch_embed"
     names: ClassVar[dict[str, str]] = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v", "out_proj": "proj"}
 
     @classmethod

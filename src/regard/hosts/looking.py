@@ -62,6 +62,7 @@ def example_of(model: nn.Module) -> Tensor:
         config = getattr(module, "pretrained_cfg", None)
         listed = config.get("input_size") if isinstance(config, Mapping) else getattr(config, "input_size", None)
         sizes.append(tuple(listed[-2:]) if listed else None)
+        sizes.append(getattr(getattr(module, "config", None), "image_size", None))  # DINOv3 of transformers
     for size in filter(None, sizes):
         height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
         return torch.randn(1, channels_of(model), height, width, generator=torch.Generator().manual_seed(0))

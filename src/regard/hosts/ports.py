@@ -11,12 +11,12 @@ from timm.models.xcit import XCA as XCiTAttention
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
-from regard.mixers.heads import HeadMixer
 
 from .hosted import Hosted, additive, watched_module
-from .hugging import CLIPPort, HuggingViT
+from .hugging import CLIPPort, HuggingDINOv3, HuggingViT
 from .reading import fused_refuses, fused_site, normalisation
 from .resnet import Attended
+from .rotary import interleaved, turn_halves
 from .separate import BIASES_APART, put_apart
 from .small_ports import CvTPort, KeptLocality, LocalityViT, LooseTalking, Talking
 from .vit5 import ViT5Port
@@ -72,9 +72,8 @@ class TimmRope(TimmViT):
     def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().built(config, site, shared)
         put_apart(mixer, self.host)
-        if self.halves and isinstance(mixer, HeadMixer):
-            for role in set("qk") & set(mixer.config.roles):
-                setattr(mixer, f"{role}_norm", Interleaved())
+        if self.halves:
+            turn_halves(mixer)
         return mixer
 
     def forward(  # type: ignore[override]
@@ -83,18 +82,6 @@ class TimmRope(TimmViT):
         if self.halves and rope is not None:
             rope = interleaved(rope.unflatten(-1, (2, -1))).flatten(-2)
         return self.mixer(x, self.grid(), additive(attn_mask, is_causal, x), rope)
-
-
-def interleaved(x: Tensor) -> Tensor:
-    """Channels 0, d/2, 1, d/2 + 1, ...: what a rotation by halves turns together become neighbours."""
-    return x.unflatten(-1, (2, -1)).mT.flatten(-2)
-
-
-class Interleaved(nn.Module):
-    """`interleaved` queries and keys: products of both are as before."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return interleaved(x)
 
 
 class TimmXCiT(Hosted):
@@ -233,6 +220,7 @@ PORTS: tuple[type[Hosted], ...] = (
     CvTPort,
     TorchvisionViT,
     HuggingViT,
+    HuggingDINOv3,
     CLIPPort,
     Attended,
     ViT5Port,
