@@ -16,6 +16,7 @@ from regard.hosts.hugging import from_pretrained, save_pretrained  # noqa: E402
 from regard.hosts.maps import capture  # noqa: E402
 from regard.hosts.swap import restore, retune, swap  # noqa: E402
 from regard.mixers.mita import MiTA  # noqa: E402
+from regard.mixers.pvt import PVT  # noqa: E402
 from regard.mixers.ska import SKA  # noqa: E402
 from regard.mixers.softmax import Softmax  # noqa: E402
 from regard.projections.sne import FSNE, SNE  # noqa: E402
@@ -91,6 +92,30 @@ def test_other_projections_start_from_three_matrices():
     assert (out(model, x) - before).abs().max() <= 1e-9 * before.abs().max()
     swap(model, Softmax(projection=SNE(layers=1)), example=x[:1])
     assert (out(model, x) - before).abs().max() > 1e-3 * before.abs().max()
+
+
+def test_segformer_keeps_what_reduces_its_keys(tmp_path):
+    config = transformers.SegformerConfig(
+        depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[16, 32], num_attention_heads=[1, 2], sr_ratios=[4, 1],
+        patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2], decoder_hidden_size=16, num_labels=5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, x = transformers.SegformerForSemanticSegmentation(config), torch.randn(2, 3, 64, 96)
+    spread(model)
+    model, x = model.double().eval(), x.double()
+    before, state = model(pixel_values=x).logits, copy.deepcopy(model.state_dict())
+    swap(model, PVT(ratio=4), "*stages.0.*", x[:1])
+    swap(model, Softmax(), "*stages.1.*", x[:1])
+    assert (model(pixel_values=x).logits - before).abs().max() <= 1e-11 * before.abs().max()
+    assert list(model.state_dict()) == list(state)
+    swap(model, MiTA(m=4, k=4), "*", x[:1])
+    other = torch.randn(1, 3, 96, 64, dtype=torch.float64)
+    changed = model(pixel_values=other).logits
+    again = from_pretrained(save_pretrained(model, tmp_path))
+    assert torch.equal(again(pixel_values=other).logits, changed)
+    restore(model)
+    assert torch.equal(model(pixel_values=x).logits, before)
+    assert not torch.allclose(model(pixel_values=other).logits, changed)
 
 
 def test_spelled_mechanisms_projections_and_retuning():

@@ -134,6 +134,23 @@ class HuggingDINOv3(HuggingViT):
         return torch.cat([interleaved(sines), interleaved(cosines)], -1)
 
 
+class HuggingSegformer(HuggingViT):
+    """SegFormer, each stage with its own grid. The convolution that reduces keys stays in a `PVT` of its ratio."""
+
+    kinds: ClassVar[frozenset[str]] = frozenset({"segformer.modeling_segformer.SegformerAttention"})
+    watch: ClassVar[str] = "patch_embeddings.proj"
+    names: ClassVar[dict[str, str]] = {
+        **HuggingViT.names,
+        "sequence_reduction.sequence_reduction": "operator.reduce",
+        "sequence_reduction.layer_norm": "operator.norm",
+    }
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, height: int, width: int, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        return super().forward(hidden_states, attention_mask, **kwargs)
+
+
 class CLIPPort(HuggingViT):
     """The vision towers of CLIP, MetaCLIP 2, SigLIP and AIMv2; their text towers and pooling heads stay."""
 

@@ -54,8 +54,11 @@ def _unknown(model: nn.Module) -> str:
     return f"it has {ports}; a ResNet takes attention with regard.hosts.resnet.attend"
 
 
-def example_of(model: nn.Module) -> Tensor:
-    """Noise of the size that the model says it expects."""
+def example_of(model: nn.Module, default: tuple[int, int] | None = None) -> Tensor:
+    """Noise of the size (height, width) that the model says it expects, else of the default one.
+
+    Raises: SwapError if it says none and there is no default.
+    """
     modules = list(model.modules())
     sizes = [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
     for module in modules:
@@ -63,7 +66,7 @@ def example_of(model: nn.Module) -> Tensor:
         listed = config.get("input_size") if isinstance(config, Mapping) else getattr(config, "input_size", None)
         sizes.append(tuple(listed[-2:]) if listed else None)
         sizes.append(getattr(getattr(module, "config", None), "image_size", None))  # DINOv3 of transformers
-    for size in filter(None, sizes):
+    for size in filter(None, [*sizes, default]):
         height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
         return torch.randn(1, channels_of(model), height, width, generator=torch.Generator().manual_seed(0))
     raise SwapError(f"{type(model).__name__} does not tell its image size; pass example=, one input")

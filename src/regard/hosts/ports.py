@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
 
 from .hosted import Hosted, additive, watched_module
-from .hugging import CLIPPort, HuggingDINOv3, HuggingViT
+from .hugging import CLIPPort, HuggingDINOv3, HuggingSegformer, HuggingViT
 from .reading import fused_refuses, fused_site, normalisation
 from .resnet import Attended
 from .rotary import interleaved, turn_halves
@@ -221,6 +221,7 @@ PORTS: tuple[type[Hosted], ...] = (
     TorchvisionViT,
     HuggingViT,
     HuggingDINOv3,
+    HuggingSegformer,
     CLIPPort,
     Attended,
     ViT5Port,

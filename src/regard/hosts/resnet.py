@@ -185,7 +185,7 @@ def attend(
     has itself; UnsupportedError for a convolution that a deformable one cannot replace; the errors of `plan_swap`.
     The model is then as it was.
     """
-    from .looking import channels_of, example_of
+    from .looking import example_of
     from .owners import tidy
     from .swap import plan_layers
 
@@ -207,10 +207,7 @@ def attend(
             _open(block, name, heads, moving)
         if known is not None:
             if example is None:
-                try:
-                    example = example_of(model)
-                except SwapError:
-                    example = torch.randn(1, channels_of(model), 224, 224, generator=torch.Generator().manual_seed(0))
+                example = example_of(model, default=(224, 224))
             plan_layers(model, known, [f"{name}.attn" for name, _ in found], example).apply()
     except Exception:
         for block, kind, conv, number in before:

@@ -19,6 +19,7 @@ from regard.core import ConfigError, Grid, MixerConfig, RegardError, StoreError
 from regard.mixers.spell import parse_mixer, parts, spell
 
 from .hosted import Hosted
+from .looking import example_of
 from .nothing import Nothing
 from .owners import shared_of
 from .swap import create_model, parse_host, plan_layers, spell_host
@@ -177,7 +178,7 @@ def replay(model: nn.Module, swaps: list[dict[str, Any]], extra: tuple[type, ...
         mixer: MixerConfig | None = Nothing() if removed else parse_mixer(group["mixer"], extra)
         if mixer is None:
             raise ConfigError("a swap without a mixer")
-        plan_layers(model, mixer, list(grids), grids=grids).apply()
+        plan_layers(model, mixer, list(grids), example_of(model, default=(224, 224)), grids).apply()
 
 
 def read_about(folder: str | os.PathLike[str]) -> dict[str, Any]:
