@@ -98,6 +98,14 @@ def test_attention_follows_the_norm_and_relu_of_the_3x3_convolution(name: str) -
     torch.testing.assert_close(block(x), (last + block.downsample(x)).relu(), rtol=0, atol=1e-12)
 
 
+def test_a_gamma_without_dimensions_is_read() -> None:
+    """Weights of before: a scalar stands for the one number that gamma is now."""
+    model = attend(made("timm basic"), Factors())
+    state = {name: value[0] + 0.5 if name.endswith("gamma") else value for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    assert [value.tolist() for name, value in model.named_parameters() if name.endswith("gamma")] == [[0.5]] * 4
+
+
 @pytest.mark.parametrize("name", ["torchvision bottleneck", "timm basic"])
 def test_deformable_convolution_takes_the_weights_and_changes_nothing(name: str) -> None:
     plain, model = made(name).double(), made(name).double()

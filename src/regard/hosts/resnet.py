@@ -82,6 +82,12 @@ class Attended(Hosted):
         }
         return vectors | ({"gamma"} if self.gamma is not None else set())
 
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        gamma = state_dict.get(f"{prefix}gamma")
+        if gamma is not None and gamma.ndim == 0:  # as it was before FSDP2 could shard it
+            state_dict[f"{prefix}gamma"] = gamma.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
         cast(Slot, self.host).note(x)
         if self.gamma is None:
