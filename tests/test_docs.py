@@ -59,7 +59,7 @@ def test_the_pages_are_written_by_the_script() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert set(module.PAGES) == {path.name for path in DOCS.glob("*.md")}
+    assert {*module.PAGES, "choosing.md"} == {path.name for path in DOCS.glob("*.md")}  # the guide is written by hand
     assert module.studies() == (DOCS / "studies.md").read_text(), STALE
 
 
@@ -83,8 +83,9 @@ VERBS = typer.main.get_command(app)
 
 
 def commands() -> list[str]:
-    """The lines of the README that begin with `regard`, without their comments."""
-    blocks = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """The lines of the README and of the guide that begin with `regard`, without their comments."""
+    text = (ROOT / "README.md").read_text() + (DOCS / "choosing.md").read_text()
+    blocks = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
     return [line for kind, block in blocks if not kind for line in block.splitlines() if line.startswith("regard ")]
 
 
@@ -110,7 +111,9 @@ def test_the_readme_names_every_verb() -> None:
     assert [verb for verb in VERBS.commands if f"regard {verb}" not in text] == []  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{name}" for name in NAMES)])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{name}" for name in (*NAMES, "choosing.md"))]
+)
 def test_links_lead_to_files(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
