@@ -148,7 +148,7 @@ class Hosted(nn.Module):
             if ours not in own or not self._same(ours):
                 continue
             theirs = fused_roles(ours)
-            roles = "".join(role for role in projection.roles if role in theirs) if theirs else ""  # type: ignore
+            roles = "".join(role for role in getattr(projection, "roles", "") if role in theirs)
             if roles == theirs:
                 fits, roles = own[ours].shape == shape, "qkv"
             else:
