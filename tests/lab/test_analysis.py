@@ -4,7 +4,18 @@ import pytest
 
 from regard import ConfigError
 from regard.core import StoreError
-from regard.lab.analysis import Analysis, Chart, Picture, Sheet, Source, analysis_path, carry_out, load_analysis
+from regard.lab.analysis import (
+    Analysis,
+    Chart,
+    Picture,
+    Sheet,
+    Source,
+    analysis_path,
+    carry_out,
+    load_analysis,
+    markdown,
+    separated,
+)
 from regard.lab.results import Results
 from regard.report import write_pages
 
@@ -32,6 +43,17 @@ def test_what_is_computed_is_kept_and_read_again(tmp_path):
     assert kept["pictures"][0]["title"] == "Dot"
     assert value["code"]
     assert kept["environment"]["torch"]
+
+
+def test_markdown_rounds_and_csv_does_not(tmp_path):
+    sheet = Sheet("S", ("row", "top1"), (("a|b", 100 * 0.719 - 1e-14), ("c", None), ("d", 3)))
+    value = carry_out(made(sheet), Results(tmp_path))
+    assert [line for line in markdown(value).splitlines() if line.startswith("| ")][2:] == [
+        r"| a\|b | 71.9 |",
+        "| c |  |",
+        "| d | 3 |",
+    ]
+    assert repr(100 * 0.719 - 1e-14) in separated(value)
 
 
 @pytest.mark.parametrize("kind", ["line", "points", "bars"])

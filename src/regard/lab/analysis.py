@@ -187,7 +187,12 @@ def markdown(value: Mapping[str, Any]) -> str:
 
 
 def _line(cells: Sequence[Cell]) -> str:
-    return "| " + " | ".join("" if cell is None else str(cell).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(_said(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _said(cell: Cell) -> str:
+    """A cell for a reader; exact numbers are in the CSV and the JSON."""
+    return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) and abs(cell) < 1e4 else str(cell)
 
 
 def separated(value: Mapping[str, Any]) -> str:
