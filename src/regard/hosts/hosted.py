@@ -2,15 +2,16 @@
 
 import copy
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError
-from regard.projections.linear import LinearProjection
+from regard.projections.linear import LinearProjection, rows
 
-from .separate import PairProjection, SeparateProjection, fused_roles, together
+from .reading import fused_site
+from .separate import PairProjection, SeparateProjection, fused_roles, put_apart, together
 
 CHILD = "regard"
 
@@ -85,8 +86,8 @@ class Hosted(nn.Module):
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        """The place that the library's module leaves."""
-        raise NotImplementedError
+        """The place that the library's module leaves, read as timm's attention."""
+        return fused_site(module, grid, name, layer)
 
     @classmethod
     def grid_of(cls, module: Any) -> Grid | None:
@@ -112,8 +113,9 @@ class Hosted(nn.Module):
         return config.build(site, shared)
 
     def make(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        """A mixer with the host's device, dtype and q/k normalisation."""
+        """A mixer with the host's device, dtype, q/k normalisation and matrices as far apart as the host's."""
         mixer = self.built(config, site, shared)
+        put_apart(mixer, self.host)
         present = self._modules.get(CHILD) or self.host
         for name in ("q_norm", "k_norm"):
             norm = getattr(present, name, None) or getattr(self.host, name, None)
@@ -171,9 +173,7 @@ class Hosted(nn.Module):
             elif roles == "qkv":
                 found[ours] = value
             elif roles:
-                theirs = fused_roles(ours)
-                blocks = value.unflatten(0, (len(theirs), -1))
-                found[ours] = torch.cat([blocks[theirs.index(role)] for role in roles])
+                found[ours] = rows(value, fused_roles(ours), roles)
         return found
 
     def kept(self) -> set[str]:
@@ -255,20 +255,14 @@ class Hosted(nn.Module):
 
     def _start(self, state: dict[str, Tensor]) -> None:
         """Offer the host's q, k, v to a projection of another kind: SNE(init="svd") starts from them."""
-        projection = getattr(self.mixer, "qkv", None)
-        fused = together({self.own_name(key): value for key, value in state.items()})
-        if not isinstance(projection, Projection) or self._same("qkv.weight") or fused is None:
+        projection, config = getattr(self.mixer, "qkv", None), cast(Any, self.mixer.config)
+        if not isinstance(projection, Projection) or self._same("qkv.weight"):
             return
-        weight, bias = fused
-        if len(weight) != 3 * self.mixer.site.inner:
-            return  # another number of heads: no row is the host's
-        config: Any = self.mixer.config
-        roles = ["qkv".index(role) for role in config.roles]
-
-        def rows(fused: Tensor) -> Tensor:
-            return fused.unflatten(0, (3, -1))[roles].flatten(0, 1)
-
-        projection.adopt_linear(rows(weight), None if bias is None else rows(bias))
+        fused = together({self.own_name(key): value for key, value in state.items()})
+        if fused is None or len(fused[0]) != 3 * self.mixer.site.inner:
+            return  # with another number of heads no row is the host's
+        weight, bias = (None if part is None else rows(part, "qkv", config.roles) for part in fused)
+        projection.adopt_linear(cast(Tensor, weight), bias)
 
     def slim(self, state: dict[str, Tensor]) -> None:
         """Give the hidden host the tensors of `state`, those that the mixer has in full without memory."""

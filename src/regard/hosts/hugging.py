@@ -9,11 +9,11 @@ instead of quietly computing softmax. `save_pretrained` and `from_pretrained` he
 import copy
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -33,7 +33,7 @@ from regard.core import (
 
 from .hosted import Hosted, additive, watched_module
 from .rotary import interleaved, turn_halves
-from .separate import put_apart
+from .separate import MATRICES_APART
 
 NAME, FILE = "regard", "regard.json"
 MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
@@ -54,7 +54,7 @@ class HuggingViT(Hosted):
         }
     )
     watch: ClassVar[str] = "embeddings.patch_embeddings.projection"
-    names: ClassVar[dict[str, str]] = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v", "o_proj": "proj"}
+    names: ClassVar[dict[str, str]] = {**MATRICES_APART, "o_proj": "proj"}
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:
@@ -87,26 +87,23 @@ class HuggingViT(Hosted):
             name=name,
         )
 
-    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer = super().built(config, site, shared)
-        put_apart(mixer, self.host)
-        return mixer
-
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """The weights are always None; kwargs are transformers' own. Raises: UnsupportedError if weights are wanted."""
+        return self.mixed(hidden_states, attention_mask, None, kwargs)
+
+    def mixed(
+        self, x: Tensor, attention_mask: Tensor | None, rope: Tensor | None, kwargs: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` with rotary positions, sines then cosines (N, 2 d)."""
         if kwargs.get("output_attentions"):
             raise UnsupportedError(
                 "a swapped model gives no attentions: leave output_attentions out; "
                 "`with regard.capture(model) as maps:` collects the maps of a forward pass"
             )
-        mask = additive(attention_mask, bool(kwargs.get("is_causal", False)), hidden_states)
-        return self.mixer(hidden_states, self.grid(), mask, self.rope(**kwargs)), None
-
-    def rope(self, **kwargs: Any) -> Tensor | None:
-        """Sines and cosines (N, 2 d) of the rotary positions in transformers' arguments."""
-        return None
+        mask = additive(attention_mask, bool(kwargs.get("is_causal", False)), x)
+        return self.mixer(x, self.grid(), mask, rope), None
 
 
 def _path(module: nn.Module) -> str:
@@ -129,9 +126,16 @@ class HuggingDINOv3(HuggingViT):
         turn_halves(mixer)
         return mixer
 
-    def rope(self, **kwargs: Any) -> Tensor | None:
-        cosines, sines = kwargs["position_embeddings"]
-        return torch.cat([interleaved(sines), interleaved(cosines)], -1)
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        cosines, sines = cast(tuple[Tensor, Tensor], position_embeddings)
+        rope = torch.cat([interleaved(sines), interleaved(cosines)], -1)
+        return self.mixed(hidden_states, attention_mask, rope, kwargs)
 
 
 class HuggingSegformer(HuggingViT):
@@ -163,7 +167,7 @@ class CLIPPort(HuggingViT):
         }
     )
     watch: ClassVar[str] = "embeddings.patch_embedding|embeddings.patch_embed"
-    names: ClassVar[dict[str, str]] = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v", "out_proj": "proj"}
+    names: ClassVar[dict[str, str]] = {**MATRICES_APART, "out_proj": "proj"}
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:

@@ -1,5 +1,6 @@
 """The ports: how each library's attention is read and replaced. A new attention class is one more class here."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,10 +15,10 @@ from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, Unsup
 
 from .hosted import Hosted, additive, watched_module
 from .hugging import CLIPPort, HuggingDINOv3, HuggingSegformer, HuggingViT
-from .reading import fused_refuses, fused_site, normalisation
+from .reading import fused_refuses, normalisation
 from .resnet import Attended
 from .rotary import interleaved, turn_halves
-from .separate import BIASES_APART, put_apart
+from .separate import BIASES_APART, MATRICES_APART
 from .small_ports import CvTPort, KeptLocality, LocalityViT, LooseTalking, Talking
 from .vit5 import ViT5Port
 from .window_ports import TimmBeit, TimmSwin, WindowKeySwin
@@ -33,10 +34,6 @@ class TimmViT(Hosted):
     def refuses(cls, module: nn.Module) -> str:
         return fused_refuses(module)
 
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return fused_site(module, grid, name, layer)
-
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         return self.mixer(x, self.grid(), additive(attn_mask, is_causal, x))
 
@@ -45,9 +42,7 @@ class TimmRope(TimmViT):
     """timm's attention with rotary embedding: vit_*_rope, EVA, EVA-02, DINOv3, Perception Encoder."""
 
     library: ClassVar[tuple[type, ...]] = (AttentionRope, EvaAttention)
-    names: ClassVar[dict[str, str]] = {
-        **BIASES_APART, "q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v",
-    }  # fmt: skip
+    names: ClassVar[dict[str, str]] = {**BIASES_APART, **MATRICES_APART}
 
     @classmethod
     def refuses(cls, module: Any) -> str:  # type: ignore[override]
@@ -61,8 +56,7 @@ class TimmRope(TimmViT):
             raise ConfigError(
                 f"{name} leaves {module.num_prefix_tokens} tokens unrotated, {grid.prefix} are before the grid"
             )
-        site = fused_site(module, grid, name, layer)
-        return Site(**{**vars(site), "rotary": True})
+        return replace(super().site(module, grid, name, layer), rotary=True)
 
     @property
     def halves(self) -> bool:
@@ -71,7 +65,6 @@ class TimmRope(TimmViT):
 
     def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().built(config, site, shared)
-        put_apart(mixer, self.host)
         if self.halves:
             turn_halves(mixer)
         return mixer
@@ -91,10 +84,6 @@ class TimmXCiT(Hosted):
     watch: ClassVar[str] = "patch_embed.proj"
     names: ClassVar[dict[str, str]] = {"temperature": "operator.temperature"}
 
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return fused_site(module, grid, name, layer)
-
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())
 
@@ -104,10 +93,6 @@ class TimmMetaFormer(Hosted):
 
     library: ClassVar[tuple[type, ...]] = (MetaFormerAttention,)
     watch: ClassVar[str] = "downsample"
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return fused_site(module, grid, name, layer)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())
@@ -133,11 +118,6 @@ class TimmPVT(Hosted):
             layer=layer,
             name=name,
         )
-
-    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer = super().built(config, site, shared)
-        put_apart(mixer, self.host)
-        return mixer
 
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
         height, width = feat_size

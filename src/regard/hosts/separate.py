@@ -13,6 +13,8 @@ from regard.projections.linear import LinearProjection
 
 BIASES_APART = {"q_bias": "qkv.q_bias", "v_bias": "qkv.v_bias"}
 """The host's names of biases that are apart, and those of `BiasesApart`."""
+MATRICES_APART = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v"}
+"""The same of matrices, and `SeparateProjection`."""
 
 
 class SeparateProjection(Projection):
@@ -64,13 +66,16 @@ class BiasesApart(LinearProjection):
 
 
 def put_apart(mixer: Any, host: Any) -> None:
-    """Give a mixer with linear queries, keys and values the parts that its host has: q and kv, q_proj, ..., q_bias."""
+    """Give a mixer with linear queries, keys and values the parts that its host has: q and kv, q_proj, ..., q_bias.
+
+    Where the host has one matrix and one bias, nothing changes.
+    """
     if not isinstance(getattr(mixer, "qkv", None), LinearProjection):
         return
     roles = mixer.config.roles
     if hasattr(host, "kv"):
         mixer.qkv = PairProjection(mixer.site, roles)
-    elif getattr(host, "qkv", None) is None:
+    elif getattr(host, "q_proj", None) is not None:
         mixer.qkv = SeparateProjection(mixer.site, roles, biased(q=host.q_proj, k=host.k_proj, v=host.v_proj))
     elif getattr(host, "q_bias", None) is not None:
         mixer.qkv = BiasesApart(mixer.site, roles)
@@ -85,10 +90,8 @@ def together(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None] | None
     """The weight (3 inner, C) and bias of q, k and v in a host's state by the mixer's names; None if it has none."""
     if "qkv.weight" in state:
         weight = state["qkv.weight"]
-        biases = [state.get(f"qkv.{role}_bias") for role in "qkv"]
-        if all(bias is None for bias in biases):
-            return weight, state.get("qkv.bias")
-        return weight, _filled(biases, weight.chunk(3))
+        apart = _filled([state.get(f"qkv.{role}_bias") for role in "qkv"], weight.chunk(3))
+        return weight, state.get("qkv.bias", apart)
     for names in (("q", "k", "v"), ("q", "kv")):
         parts = [state[f"qkv.{name}.weight"] for name in names if f"qkv.{name}.weight" in state]
         if len(parts) == len(names) and all(part.ndim == 2 for part in parts):

@@ -13,7 +13,6 @@ from regard.projections.linear import LinearProjection
 from .cait import LooseTalkingAttention, TalkingAttention
 from .cvt import ConvAttention, DepthwiseProjection, coarser, convolved
 from .hosted import Hosted, additive
-from .reading import fused_site
 from .separate import SeparateProjection, biased
 from .talking import TalkingHeads, logits_of, silent
 from .vit_spt import KeptLocalityAttention, LocalityAttention
@@ -24,10 +23,6 @@ class LocalityViT(Hosted):
 
     library: ClassVar[tuple[type, ...]] = (LocalityAttention,)
     watch: ClassVar[str] = "patch_embed.proj"
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return fused_site(module, grid, name, layer)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         return self.mixer(x, self.grid(), additive(attn_mask, is_causal, x))
@@ -71,10 +66,6 @@ class Talking(Hosted):
     watch: ClassVar[str] = "patch_embed.proj"
     names: ClassVar[dict[str, str]] = {"proj_l": "operator.proj_l", "proj_w": "operator.proj_w"}
 
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return fused_site(module, grid, name, layer)
-
     def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().built(config, site, shared)
         if isinstance(mixer, HeadMixer):
@@ -94,10 +85,6 @@ class LooseTalking(Hosted):
 
     library: ClassVar[tuple[type, ...]] = (LooseTalkingAttention,)
     watch: ClassVar[str] = "patch_embed.proj"
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return fused_site(module, grid, name, layer)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())

@@ -6,6 +6,7 @@ form a square with rotary positions of their own (base 100); the class token is 
 normalised head by head (RMS) before they are rotated; q, k and v have no bias. Parameters have the repository's names.
 """
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +19,6 @@ from regard.core import ConfigError, Grid, MixerConfig, Site, heads, merge
 
 from .features import Pyramid
 from .hosted import Hosted
-from .reading import fused_site
 
 EPS = 1e-6
 CELL_BASE, REGISTER_BASE = 10_000.0, 100.0
@@ -73,7 +73,7 @@ class ViT5Port(Hosted):
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         registers = module.num_registers
         grid = Grid(grid.height, grid.width, grid.extra - registers, registers)
-        return Site(**{**vars(fused_site(module, grid, name, layer)), "rotary": True})
+        return replace(super().site(module, grid, name, layer), rotary=True)
 
     def grid(self) -> Grid:
         return Grid(self.source.height, self.source.width, self.prefix, self.suffix)

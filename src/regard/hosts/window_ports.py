@@ -11,8 +11,8 @@ from regard.core import Grid, GridError, Mask, Mixer, MixerConfig, Operator, Sit
 from regard.mixers.heads import HeadMixer, HeadMixerConfig
 
 from .hosted import Hosted
-from .reading import fused_refuses, fused_site
-from .separate import BIASES_APART, put_apart
+from .reading import fused_refuses
+from .separate import BIASES_APART
 from .swin import SharedBiasAttention, WindowKeyAttention
 
 
@@ -32,10 +32,6 @@ class TimmSwin(Hosted):
     @classmethod
     def grid_of(cls, module: Any) -> Grid:
         return Grid(*module.window_size)
-
-    @classmethod
-    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        return fused_site(module, grid, name, layer)
 
     def grid(self) -> Grid:
         return self.windows
@@ -77,11 +73,6 @@ class TimmBeit(TimmSwin):
     def grid_of(cls, module: Any) -> Grid:
         height, width = module.window_size
         return Grid(height, width, 1)
-
-    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer = super().built(config, site, shared)
-        put_apart(mixer, self.host)
-        return mixer
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         return self.biased(x, shared_rel_pos_bias)

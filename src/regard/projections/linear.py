@@ -23,6 +23,14 @@ class LinearQKV(ProjectionConfig):
         return sum((linear(site.tokens(role), site.dim, site.inner, site.qkv_bias) for role in roles), Cost())
 
 
+def rows(fused: Float[Tensor, "R_inner ..."], held: str, roles: str) -> Float[Tensor, "S_inner ..."]:
+    """The rows of some roles, in their order, of a weight or bias that has the rows of the roles `held`."""
+    if roles == held:
+        return fused
+    blocks = fused.unflatten(0, (len(held), -1))
+    return torch.cat([blocks[held.index(role)] for role in roles])
+
+
 class LinearProjection(Projection):
     """weight (R * inner, C) and bias (R * inner,) under the names of a fused `nn.Linear`; R = number of roles."""
 
@@ -59,19 +67,12 @@ class LinearProjection(Projection):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
-    def rows(self, fused: Tensor, roles: str) -> Tensor:
-        """The rows of some roles of the weight or the bias, in their order."""
-        if roles == self.roles:
-            return fused
-        blocks = fused.unflatten(0, (len(self.roles), -1))
-        return torch.cat([blocks[self.roles.index(role)] for role in roles])
-
     def offset(self, roles: str) -> Float[Tensor, " R_inner"] | None:
         """What is added to the products with the rows of these roles."""
-        return None if self.bias is None else self.rows(self.bias, roles)
+        return None if self.bias is None else rows(self.bias, self.roles, roles)
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
         if not roles:
             return ()
-        weight, bias = self.rows(self.weight, roles), self.offset(roles)
+        weight, bias = rows(self.weight, self.roles, roles), self.offset(roles)
         return tuple(heads(y, self.heads) for y in F.linear(x, weight, bias).chunk(len(roles), -1))
