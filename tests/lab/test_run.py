@@ -91,6 +91,18 @@ def test_ctrl_c_keeps_a_checkpoint_from_which_the_bits_are_equal(tmp_path: Path,
     assert same(weights(whole, run), weights(cut, run))
 
 
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    with pytest.raises(Interrupted):
+        run.execute(store, device="cpu", watch=stop_at(4))
+    record = run.task.record()
+    with monkeypatch.context() as context:
+        context.setattr(Tiny, "record", lambda task: {**record, "checksum": "0" * 64})
+        with pytest.raises(StoreError, match="5 steps on data with the checksum .*, not on what is there now"):
+            run.execute(store, device="cpu")
+    assert run.execute(store, device="cpu")["status"] == "done"
+
+
 def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(task=Tiny(), recipe=SHORT)
     whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")

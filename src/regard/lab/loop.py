@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, RegardError
+from regard.core import ConfigError, RegardError, StoreError
 from regard.core.resting import resting
 from regard.tasks.base import Score, Task
 from regard.tasks.data.streams import seed_all
@@ -108,6 +108,7 @@ class Loop:
         self.steps = self.per_epoch * recipe.trained_epochs
         self.schedule = self.per_epoch * recipe.epochs
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()
+        self.data: str = task.record()["checksum"]
         self.score: Score | None = None
         self.model = model
         self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
@@ -127,9 +128,18 @@ class Loop:
         return self.ema.module if self.ema is not None else self.model
 
     def resume(self) -> None:
-        """Take up the newest readable checkpoint, and cut the metrics to it."""
+        """Take up the newest readable checkpoint, and cut the metrics to it.
+
+        Raises: StoreError if the checkpoint does not fit, or its steps were made with other data.
+        """
         state = checkpoint.load(self.folder)
         if state is not None:
+            if state.get("data", self.data) != self.data:
+                raise StoreError(
+                    f"the run in {self.folder} has {state['step']} steps on data with the checksum "
+                    f"{state['data'][:12]}..., not on what is there now ({self.data[:12]}...): bring the first data "
+                    "back, or delete the folder to begin anew"
+                )
             with checkpoint.fitting(self.folder):
                 self.step, self.seconds, self.losses = state["step"], state["seconds"], list(state["losses"])
                 self.model.load_state_dict(state["model"])
@@ -155,6 +165,7 @@ class Loop:
             "step": self.step,
             "seconds": self.seconds,
             "losses": self.losses,
+            "data": self.data,
             "model": self.model.state_dict(),
             "ema": self.ema.module.state_dict() if self.ema is not None else None,
             "optimizer": None if final else self.optimizer.state_dict(),
