@@ -60,3 +60,33 @@ def test_causal():
     wide = [x.detach().float() for x in (q, k, v)]
     exact = F.scaled_dot_product_attention(*wide, is_causal=True).to(torch.bfloat16)
     assert torch.equal(sdpa(q, k, v, is_causal=True), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_few_logits_compiled_are_the_exact_attention(dtype, scale):
+    calls = []
+
+    def counted(graph, inputs):
+        calls.append([node.target for node in graph.graph.nodes])
+        return graph.forward
+
+    q, k, v = _inputs(dtype)
+    out = torch.compile(sdpa, backend=counted)(q, k, v, scale=scale)
+    out.double().square().sum().backward()
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    exact = F.scaled_dot_product_attention(*wide, scale=scale)
+    (exact.detach().to(dtype).double() * 2 * exact).sum().backward()
+    assert F.scaled_dot_product_attention not in calls[0]
+    assert out.dtype == dtype
+    allowed = {torch.bfloat16: 2**-8, torch.float32: 5e-6, torch.float64: 1e-13}[dtype]
+    torch.testing.assert_close(out.double(), exact.to(dtype).double(), rtol=allowed, atol=allowed)
+    for x, y in zip((q, k, v), wide, strict=True):
+        torch.testing.assert_close(x.grad.double(), y.grad, rtol=2 * allowed, atol=2 * allowed)
+
+
+def test_many_logits_compiled_are_the_fused_kernel(monkeypatch):
+    monkeypatch.setattr(module, "FEW", 29)
+    q, k, v = _inputs(torch.float32)
+    compiled = torch.compile(sdpa, backend="eager")
+    assert torch.equal(compiled(q, k, v), F.scaled_dot_product_attention(q, k, v))
