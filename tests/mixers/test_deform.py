@@ -363,6 +363,28 @@ def test_no_images(dtype, execution):
     assert y.shape == (0, 6, 7, 9)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("sides", [(4, 5), (1, 6)])
+def test_offsets_may_lie_channels_last(groups, kernel, sides):
+    """As those of a layer do, whose maps are views of tokens."""
+    x, weight, offsets, mask = inputs(groups, kernel=(kernel, kernel), sides=sides, padding=kernel // 2)
+    exact = deformable_conv_reference(x, weight, offsets, mask=mask, padding=kernel // 2)
+    last = (y.to(memory_format=torch.channels_last) for y in (x, offsets, mask))
+    x, offsets, mask = last
+    assert torch.allclose(deformable_conv(x, weight, offsets, mask=mask, padding=kernel // 2), exact, atol=1e-12)
+    grid = Grid(*sides)
+    layer = DeformableConv(kernel=kernel, groups=groups).build(Site(dim=8, heads=2, grid=grid))
+    assert layer(torch.randn(2, grid.tokens, 8), grid).shape == (2, grid.tokens, 8)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_autocast_gives_the_dtype_of_a_convolution(bias):
+    conv, x = DeformableConv2d(4, 4, 3, padding=1, bias=bias), torch.randn(2, 4, 5, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert conv(x).dtype == nn.Conv2d(4, 4, 3, padding=1, bias=bias)(x).dtype == torch.bfloat16
+
+
 @pytest.mark.untyped
 def test_wrong_use_is_said():
     x, weight, offsets, mask = inputs(groups=2, padding=1)

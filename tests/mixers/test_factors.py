@@ -484,6 +484,33 @@ def test_spatial_2_3_ranks_of_the_sinusoids(side, rank):
     assert sinusoid_basis(side, 128, 1000.0, tolerance=1e-6).shape == (side, rank)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_positions_are_as_exact_after_half_precision(half):
+    layer = Factors("0101", axes=1).build(Site(32, 2, Grid.sequence(64)))
+    before = layer.operator.basis_x.clone()
+    assert before.shape[0] != before.shape[1]
+    layer.to(half).float()
+    assert torch.equal(layer.operator.basis_x, before)
+
+
+def test_bases_lie_on_the_default_device():
+    with torch.device("meta"):
+        operator = Factors("1111").build(Site(32, 2, Grid(40, 40))).operator
+    assert operator.basis_x.is_meta
+    assert operator.basis_y.is_meta
+    operator = operator.to_empty(device="cpu")
+    assert torch.equal(operator.basis_x, Factors("1111").build(Site(32, 2, Grid(40, 40))).operator.basis_x)
+
+
+@pytest.mark.parametrize("backend", ["auto", "separable", "materialised"])
+def test_a_bias_in_float32_meets_halves(backend):
+    grid = Grid(4, 5, 1)
+    layer = Factors("1111", backend=backend).build(Site(16, 2, grid)).half()
+    out = layer(torch.randn(2, 21, 16).half(), grid, Mask(bias=torch.randn(1, 1, 21, 21)))
+    assert out.dtype == torch.float16
+    assert out.isfinite().all()
+
+
 @pytest.mark.parametrize("terms", ["0110", "1111", "0011"])
 def test_function_transforms_take_a_form_that_never_underflows(terms):
     """Above 400 cells with E2 and E3 the eager form looks at its denominators, which vmap does not allow."""

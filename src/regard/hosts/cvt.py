@@ -106,7 +106,7 @@ class CvTStage(nn.Module):
         grid = Grid(x.shape[-2], x.shape[-1], int(self.cls_token is not None))
         tokens = x.flatten(2).mT
         if self.cls_token is not None:
-            tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1)
+            tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), tokens], 1)
         for block in self.blocks:
             tokens = block(tokens, grid.height, grid.width)
         extra, cells = grid.to_map(tokens)

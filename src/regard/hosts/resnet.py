@@ -37,7 +37,8 @@ class Slot(nn.Module):
 
     def note(self, x: Tensor) -> None:
         """Remember the grid of a pass, for a later swap."""
-        if not torch.compiler.is_compiling() and isinstance(x, Tensor):  # torch.fx traces with something else
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(x, Tensor)  # torch.fx
+        if not traced:
             self.cells = (x.shape[-2], x.shape[-1])
 
     def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
@@ -182,7 +183,7 @@ def attend(
     tells the slower rate of its offsets. False leaves the convolution as it is. example: an input that tells
     mechanisms their first grid; other sizes may follow. Without one: the size that the model names, or 224x224.
     With attention alone the model's output is bit-identical at first, with deformable convolutions it is equal up to
-    rounding (about 1e-6 of its size in float32): a sum over taps runs in another order.
+    rounding of coordinates in float32: about 1e-6 of its size on maps of 14 cells, 3e-6 of 84, 3e-5 of 1333.
     torchvision's `create_feature_extractor` needs tracer_kwargs={"leaf_modules": [Attended, DeformableConv2d]}.
     Blocks that were attended before get what is asked now: another mechanism (with weights that fit, as `swap` does),
     another number of heads, empty slots for None. Deformable convolutions keep their options.

@@ -194,9 +194,9 @@ class ViT5(Pyramid):
         if (grid.height, grid.width) != (self.built.height, self.built.width):
             sizes = ([side.height, side.width] for side in (grid, self.built))
             positions = resample_abs_pos_embed(positions, *sizes, num_prefix_tokens=0)
-        parts = [self.cls_token.expand(len(x), -1, -1), x.flatten(2).mT + positions]
+        parts = [self.cls_token.expand(x.shape[0], -1, -1), x.flatten(2).mT + positions]
         if self.reg_token is not None:
-            parts.append(self.reg_token.expand(len(x), -1, -1))
+            parts.append(self.reg_token.expand(x.shape[0], -1, -1))
         return torch.cat(parts, 1), grid
 
     def maps(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B C h w"]]:

@@ -54,7 +54,7 @@ class TimmSwin(Hosted):
         return self.mixer(x, self.windows, Mask(bias=bias if more is None else bias + more))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.biased(x, None if mask is None else mask.repeat(len(x) // len(mask), 1, 1)[:, None])
+        return self.biased(x, None if mask is None else mask.repeat(x.shape[0] // len(mask), 1, 1)[:, None])
 
 
 class TimmBeit(TimmSwin):

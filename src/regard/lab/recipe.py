@@ -24,7 +24,7 @@ class Recipe:
     Raises: ConfigError.
     """
 
-    version: ClassVar[int] = 1
+    revision: ClassVar[int] = 1
 
     epochs: int = 20
     batch: int = 64

@@ -42,7 +42,7 @@ log = logging.getLogger("regard.lab")
 
 
 def canonical(value: Any) -> str:
-    """The text whose digest is the key: like the spelling, with fields sorted by name and class versions above 1.
+    """The text whose digest is the key: like the spelling, with fields sorted by name and class revisions above 1.
 
     Fields at their defaults are left out, so that a new field keeps the keys of old runs.
     """
@@ -50,8 +50,8 @@ def canonical(value: Any) -> str:
         fields = {
             field.name: getattr(value, field.name) for field in dataclasses.fields(value) if not _default(field, value)
         }
-        version = getattr(type(value), "version", 1)
-        name = type(value).__name__ + (f"@{version}" if version != 1 else "")
+        revision = getattr(type(value), "revision", 1)
+        name = type(value).__name__ + (f"@{revision}" if revision != 1 else "")
         return f"{name}({', '.join(f'{key}={canonical(item)}' for key, item in sorted(fields.items()))})"
     if isinstance(value, list | tuple):
         return f"({', '.join(map(canonical, value))})"
@@ -73,7 +73,7 @@ class Run:
     Raises: ConfigError.
     """
 
-    version: ClassVar[int] = 1
+    revision: ClassVar[int] = 1
 
     task: Task
     mixer: MixerConfig | None = None

@@ -90,12 +90,12 @@ def bra_reference(
     tiles = balanced(grid, _counts(regions), q.device)
     number = tiles.number
     own = cell_ids(tiles.owner, grid, number)  # (N,): extra tokens are region R
-    chosen = torch.zeros(len(q), number + 1, number + 1, dtype=torch.bool, device=q.device)
+    chosen = torch.zeros(q.shape[0], number + 1, number + 1, dtype=torch.bool, device=q.device)
     chosen[:, :number, :number] = chosen[:, :number, :number].scatter(-1, plan.regions, True)
     chosen[:, number] = chosen[:, :, number] = True
     allowed = chosen[:, own][:, :, own][:, None]  # (B, 1, N, N)
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))) @ v
+    return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
 
 def bra(
@@ -127,7 +127,7 @@ def bra(
     if plan is None:
         plan = bra_plan(q, k, grid, regions, top, mask=mask)
     else:
-        check_chosen("bra: plan.regions", plan.regions, (len(q), tiles.number, top), tiles.number)
+        check_chosen("bra: plan.regions", plan.regions, (q.shape[0], tiles.number, top), tiles.number)
     (q_extra, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
     groups = q.shape[0] * q.shape[1]
     start = tiles.number * torch.arange(groups, device=q.device).view(*q.shape[:2], 1, 1)

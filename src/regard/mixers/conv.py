@@ -29,7 +29,7 @@ class Conv(TapsConfig):
     groups: int = 1
     dilation: int = 1
 
-    version: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
+    revision: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
     card: ClassVar[Card] = Card(
         title="Regular convolution",
         source="Zhu et al. 2019, Eq. 3",

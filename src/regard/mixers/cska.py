@@ -366,9 +366,9 @@ class CSKAOperator(StaticOperator):
         return cska(q, weight, bias, v, grid, scale=scale, mask=mask, path=path, activation=activation)
 
     def _filtered(self, q: Tensor, grid: Grid, kernel: Tensor) -> Tensor:
-        image = q.mT.reshape(len(q), self.heads * self.width, grid.height, grid.width)
+        image = q.mT.reshape(q.shape[0], self.heads * self.width, grid.height, grid.width)
         image = F.conv2d(image, kernel, padding=self.taps // 2, groups=len(kernel))
-        return image.view(len(q), self.heads, self.width, grid.cells).mT
+        return image.view(q.shape[0], self.heads, self.width, grid.cells).mT
 
     def _extra_keys(self, made: dict[str, Tensor], memory: Grid) -> tuple[Tensor, Tensor | None]:
         """Keys (H, M, d) and a bias of the logits (H, 1, M) for the queries of extra tokens; windows are tiled."""

@@ -126,5 +126,5 @@ class QueryKeyOperator(Operator):
         make = query_keys_reference if plain else query_keys
         keys = make(cells, self.weight.to(q.dtype), bias, Grid(*sides(grid)))
         if self.extra_keys is not None:
-            keys = join_tokens(self.extra_keys.to(q.dtype).expand(len(q), -1, -1, -1), keys, grid)
+            keys = join_tokens(self.extra_keys.to(q.dtype).expand(q.shape[0], -1, -1, -1), keys, grid)
         return q, keys

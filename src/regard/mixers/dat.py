@@ -168,7 +168,7 @@ class DATOperator(Operator):
         start = (2 * start + 1) / counts - 1  # centres of the patches, the map from -1 to 1
         moved = moved.tanh() * self.config.reach / counts if self.config.reach else moved
         place = (start + moved).clamp(-1, 1)
-        return DATPlan((((place + 1) * sides - 1) / 2).flatten(1, 2).unflatten(0, (len(q), self.config.groups)))
+        return DATPlan((((place + 1) * sides - 1) / 2).flatten(1, 2).unflatten(0, (q.shape[0], self.config.groups)))
 
     def memory(
         self,
@@ -184,7 +184,7 @@ class DATOperator(Operator):
         groups = cells.unflatten(1, (self.config.groups, -1)).flatten(0, 1)  # (B*G, C/G, h, w)
         take = sample_points_reference if plain else sample_points
         tokens = take(groups, points.flatten(0, 1).to(groups.dtype if plain else points.dtype))
-        tokens = tokens.unflatten(0, (len(x), self.config.groups)).flatten(1, 2).mT  # (B, s, C)
+        tokens = tokens.unflatten(0, (x.shape[0], self.config.groups)).flatten(1, 2).mT  # (B, s, C)
         bias = None if self.table is None else self._bias(points, grid, q.dtype, plain)
         return (tokens if not grid.extra else torch.cat([tokens, extra], 1)), bias
 

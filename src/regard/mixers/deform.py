@@ -154,9 +154,9 @@ def check_offsets(
         )
     wanted = {"offsets": (offsets, 2 * groups * taps), "mask": (mask, groups * taps)}
     for name, (value, number) in wanted.items():
-        if value is not None and tuple(value.shape) != (len(x), number, *out):
+        if value is not None and tuple(value.shape) != (x.shape[0], number, *out):
             raise ShapeError(
-                f"deformable_conv: {name} {tuple(value.shape)}; expected {(len(x), number, *out)} for this stride, "
+                f"deformable_conv: {name} {tuple(value.shape)}; expected {(x.shape[0], number, *out)} for this stride, "
                 "padding and dilation"
             )
     if bias is not None and tuple(bias.shape) != (outputs,):
@@ -196,7 +196,7 @@ def _weighted(weight: Tensor, seen: Float[Tensor, "B C K L"], bias: Tensor | Non
     else:
         flat = weight.flatten(1).unflatten(0, (number, -1))  # (number, O', c K)
         out = (flat @ seen.unflatten(1, (number, -1)).flatten(2, 3)).flatten(1, 2)
-    return out if bias is None else out + bias[:, None]
+    return out if bias is None else out + bias[:, None].to(out.dtype)
 
 
 def _kernel(x: Tensor, weight: Tensor, offsets: Tensor, mask: Tensor | None, bias: Tensor | None, f: Frame) -> Tensor:

@@ -69,7 +69,7 @@ def check_kernels(
         raise ShapeError(f"dynamic_conv: {came}; expected x (B, C, h, w) and kernels (B, groups, taps, h, w)")
     if groups < 1 or x.shape[1] % groups:
         raise ShapeError(f"dynamic_conv: {groups} groups do not divide {x.shape[1]} channels")
-    expected = (len(x), groups, kernels.shape[2], *x.shape[2:])
+    expected = (x.shape[0], groups, kernels.shape[2], *x.shape[2:])
     if tuple(kernels.shape) != expected:
         raise ShapeError(f"dynamic_conv: kernels {tuple(kernels.shape)}; expected (B, groups, taps, h, w) = {expected}")
     if x.dtype != kernels.dtype:
@@ -139,7 +139,7 @@ class DynamicConv(TapsConfig):
     glu: bool = True
     renorm_padding: bool = False
 
-    version: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
+    revision: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
     card: ClassVar[Card] = Card(
         title="Dynamic convolution",
         source="Zhu et al. 2019, Eq. 5-7; Wu et al. 2019",

@@ -1,7 +1,6 @@
 """Exact fast forms of the four factors: extra features, a product over the axes, per-axis logits. See `factors`."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -15,6 +14,7 @@ from regard.core import Grid, Mask, UnsupportedError, softmax_rows
 from .compiled import eager_on_cpu
 from .factor_tiles import Cut, cut, tiled
 from .sdpa import sdpa
+from .tiles import split_tokens
 
 Tables = tuple[Tensor, Tensor | None]
 # the factorised form with E2 holds N * height vectors a head; above this many numbers "auto" takes the compressed form
@@ -47,11 +47,6 @@ class Case(NamedTuple):
     basis: tuple[Tensor | None, Tensor | None]
     own: bool
     asked: int = 1
-
-
-def full_precision(device: torch.device) -> AbstractContextManager:
-    """No autocast: positions stay in float32, and the forms choose their dtypes themselves."""
-    return torch.autocast(device.type, enabled=False) if device.type in ("cpu", "cuda") else nullcontext()
 
 
 def choose(case: Case) -> str:
@@ -195,11 +190,9 @@ def sinusoid_basis(
     kept = -(-keys // stride)
     if width == 0 or kept == 1:
         return torch.eye(kept, dtype=torch.float64, device="cpu")
-    half = width // 2
-    frequency = magnitude * base ** (-torch.arange(half, dtype=torch.float64, device="cpu") / half)
     places = stride * torch.arange(kept, dtype=torch.float64, device="cpu")
-    angles = (places - places.mean())[:, None] * frequency
-    left, values, _ = torch.linalg.svd(torch.cat([angles.sin(), angles.cos()], -1), full_matrices=False)
+    waves = sinusoids(places - places.mean(), width, base, magnitude)
+    left, values, _ = torch.linalg.svd(waves, full_matrices=False)
     rank = int((values > tolerance * values[0]).sum())
     return left[:, :rank].contiguous() if rank <= 0.9 * kept else torch.eye(kept, dtype=torch.float64, device="cpu")
 
@@ -224,7 +217,7 @@ def _toeplitz(
 def _along_x(place: Tensor, table: Float[Tensor, "H w K d"]) -> Tensor:
     """(b, H, h, w, d) with (H, w, K, d) -> (b, H, h, w, K): one matrix product per head and column of queries."""
     b, heads, h, w, d = place.shape
-    if b == h == w == 1:  # the same vector everywhere (E4 alone)
+    if h == w == 1 and b == 1:  # the same vector everywhere (E4 alone)
         return (table @ place.view(heads, 1, d, 1))[None, :, None, :, :, 0]
     rows = place.permute(1, 3, 0, 2, 4).reshape(heads, w, b * h, d)
     return (rows @ table.mT).unflatten(2, (b, h)).permute(2, 0, 3, 1, 4)
@@ -308,10 +301,8 @@ def _one_row(case: Case, v: Tensor) -> Tensor:
 
 def _split(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """(B, H, M, e) -> the extra tokens (B, H, E, e) and the cells (B, H, h, w, e)."""
-    cells = x[..., grid.span, :].unflatten(-2, (grid.height, grid.width))
-    if not grid.extra:
-        return x[..., :0, :], cells
-    return torch.cat([x[..., : grid.prefix, :], x[..., grid.prefix + grid.cells :, :]], -2), cells
+    extra, cells = split_tokens(x, grid)
+    return extra, cells.unflatten(-2, (grid.height, grid.width))
 
 
 def _axis_logits(case: Case) -> tuple[Tensor, Tensor]:

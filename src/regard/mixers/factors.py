@@ -11,6 +11,7 @@ Extra tokens have no place: E2 = E4 = 0 for every pair with one, and they lie in
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -47,8 +48,9 @@ from .factor_door import (
     strided_tokens,
     widened,
 )
-from .factor_forms import PRESETS, Tables, full_precision, inside_window, pairwise, sinusoids, table_size
+from .factor_forms import PRESETS, Tables, inside_window, pairwise, sinusoids, table_size
 from .heads import HeadMixerConfig
+from .precision import exact_products
 
 
 def factor_logits(
@@ -119,7 +121,7 @@ def factors_reference(
     inside = inside_window(grid, keys, window, stride, v.device, query_stride)
     if inside is not None:
         logits = logits.masked_fill(~inside, -torch.inf)
-    return softmax_rows((mask or NOTHING).added(logits)) @ v
+    return softmax_rows((mask or NOTHING).added(logits)).to(v.dtype) @ v
 
 
 def factors(
@@ -164,7 +166,7 @@ def factors(
             scale=scale, window=window, stride=stride, query_stride=query_stride, mask=mask,
         )  # fmt: skip
     k, v = k if k is None else hide(k, mask), hide(v, mask)
-    with full_precision(v.device):
+    with exact_products(v.device):
         factor = scale_of(scale, q, k, v, tables)
         case = sort_terms(q, k, v, terms, grid, keys, tables, u, t, factor, window, stride, query_stride, mask, basis)
         if backend == "auto":
@@ -334,7 +336,7 @@ class FactorsOperator(Operator):
         self.positions_x = nn.Parameter(torch.empty(shape)) if config.relative else None
         self.positions_y = nn.Parameter(torch.empty(shape)) if config.relative and config.axes == 2 else None
         for name, basis in zip(("basis_x", "basis_y"), self._bases(site.grid), strict=True):
-            self.register_buffer(name, basis.float(), persistent=False)
+            self.register_buffer(name, torch.empty(basis.shape, dtype=torch.float32), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -347,15 +349,24 @@ class FactorsOperator(Operator):
             else:
                 square = 1 / (2 * weight.shape[1]) if weight is self.u or weight is self.t else 3 / weight.shape[1]
                 nn.init.uniform_(weight, -math.sqrt(square), math.sqrt(square))
-        with torch.no_grad():
-            for buffer, basis in zip((self.basis_x, self.basis_y), self._bases(self.grid), strict=True):
-                buffer.copy_(basis)
+        self._fill()
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        for buffer, basis in zip((self.basis_x, self.basis_y), self._bases(self.grid), strict=True):
+            buffer.copy_(basis)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FactorsOperator":
+        """As `nn.Module` does; the bases are as exact as their new dtype allows, whatever the old one was."""
+        super()._apply(fn, recurse)
+        self._fill()
+        return self
 
     def tables(self, grid: Grid, keys: Grid) -> Tables | None:
         """The projected sinusoids of every displacement between the grids, (H, 2 size - 1, d) an axis."""
         if self.positions_x is None:
             return None
-        with full_precision(self.positions_x.device):
+        with exact_products(self.positions_x.device):
             x = self._table(self.positions_x, grid.width, keys.width)
             return x, None if self.positions_y is None else self._table(self.positions_y, grid.height, keys.height)
 
@@ -369,15 +380,7 @@ class FactorsOperator(Operator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        asked, q, mask = self._queries(q, cast(Tensor, v), grid, mask)
-        source, keys, k, v, mask = self._keys(k, cast(Tensor, v), grid, memory, mask)
-        basis = self._basis(source, v) if self.config.relative else None
-        out = factors(
-            q, k, v, terms=self.config.terms, grid=asked, key_grid=keys, tables=self.tables(asked, keys), u=self.u,
-            t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
-            query_stride=self.config.query_stride, mask=mask, basis=basis, backend=self.config.backend,
-        )  # fmt: skip
-        return out if self.config.query_stride == 1 else widened(out, asked, grid)
+        return self._run(factors, q, k, cast(Tensor, v), grid, memory, mask)
 
     def reference(
         self,
@@ -389,12 +392,25 @@ class FactorsOperator(Operator):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        asked, q, mask = self._queries(q, cast(Tensor, v), grid, mask)
-        _, keys, k, v, mask = self._keys(k, cast(Tensor, v), grid, memory, mask)
-        out = factors_reference(
+        return self._run(factors_reference, q, k, cast(Tensor, v), grid, memory, mask)
+
+    def _run(
+        self,
+        attend: Callable[..., Tensor],
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        grid: Grid,
+        memory: Grid | None,
+        mask: Mask | None,
+    ) -> Tensor:
+        asked, q, mask = self._queries(q, v, grid, mask)
+        source, keys, k, v, mask = self._keys(k, v, grid, memory, mask)
+        basis = self._basis(source, v) if self.config.relative else None
+        out = attend(
             q, k, v, terms=self.config.terms, grid=asked, key_grid=keys, tables=self.tables(asked, keys), u=self.u,
             t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
-            query_stride=self.config.query_stride, mask=mask,
+            query_stride=self.config.query_stride, mask=mask, basis=basis, backend=self.config.backend,
         )  # fmt: skip
         return out if self.config.query_stride == 1 else widened(out, asked, grid)
 

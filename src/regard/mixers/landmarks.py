@@ -211,7 +211,7 @@ class Draw(Extractor):
         if keep is not None:
             noise = torch.where(keep[:, grid.span], noise, 2.0)
         places = noise.argsort(-1)[:, : self.options.number]  # (1 | B, m)
-        index = (places + grid.prefix).expand(len(q), -1)
+        index = (places + grid.prefix).expand(q.shape[0], -1)
         chosen = q.gather(2, index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[-1]))
         return chosen, None if keep is None else keep.gather(1, index)
 
@@ -247,7 +247,7 @@ class Learned(Extractor):
         return Cost(options.number * site.inner, 0)
 
     def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
-        return self.landmarks.to(q.dtype).repeat(len(q), 1, 1, 1), None
+        return self.landmarks.to(q.dtype).repeat(q.shape[0], 1, 1, 1), None
 
 
 class DepthwiseConv(Extractor):
@@ -367,7 +367,7 @@ def merge_tokens(
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     sizes = x.new_ones(x.shape[:2]) if keep is None else keep.to(x.dtype)
     sums = x if keep is None else x.masked_fill(~keep[..., None], 0.0)
-    owner = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+    owner = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
     while (number := sums.shape[1]) > left:
         unit = F.normalize(sums, dim=-1)
         scores = unit[:, ::2] @ unit[:, 1::2].mT
@@ -376,16 +376,16 @@ def merge_tokens(
         order = best.values.argsort(-1, descending=True)
         merged = min(number - left, number // 2)
         stay = order.shape[1] - merged
-        fresh = torch.arange(stay, device=x.device).expand(len(x), -1)
+        fresh = torch.arange(stay, device=x.device).expand(x.shape[0], -1)
         even = torch.cat([stay + best.indices.gather(1, order[:, :merged]), fresh], 1)
         even = torch.empty_like(order).scatter(1, order, even)
-        odd = torch.arange(stay, stay + number // 2, device=x.device).expand(len(x), -1)
-        place = order.new_empty(len(x), number)
+        odd = torch.arange(stay, stay + number // 2, device=x.device).expand(x.shape[0], -1)
+        place = order.new_empty(x.shape[0], number)
         place[:, ::2], place[:, 1::2] = even, odd
         owner = place.gather(1, owner)
         remain = number - merged
-        sums = sums.new_zeros(len(x), remain, x.shape[-1]).scatter_add(1, place[..., None].expand_as(sums), sums)
-        sizes = sizes.new_zeros(len(x), remain).scatter_add(1, place, sizes)
+        sums = sums.new_zeros(x.shape[0], remain, x.shape[-1]).scatter_add(1, place[..., None].expand_as(sums), sums)
+        sizes = sizes.new_zeros(x.shape[0], remain).scatter_add(1, place, sizes)
     return owner, sizes
 
 

@@ -77,7 +77,7 @@ def moba_reference(
     k, v = hide(k, mask), hide(v, mask)
     allowed = _allowed(plan.blocks, grid, block_tiles(grid, block, q.device))
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))) @ v
+    return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
 
 def _allowed(blocks: Tensor, grid: Grid, tiles: Tiles) -> Tensor:

@@ -67,7 +67,7 @@ def nsa_reference(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tiles = block_tiles(grid, block, q.device)
     block_of = cell_ids(tiles.owner, grid, tiles.number)  # (N,): extra tokens have the number R
-    keep = torch.ones(len(q), grid.tokens, dtype=torch.bool, device=q.device) if mask.keep is None else mask.keep
+    keep = torch.ones(q.shape[0], grid.tokens, dtype=torch.bool, device=q.device) if mask.keep is None else mask.keep
     member = (block_of == torch.arange(tiles.number, device=q.device)[:, None]) & keep[:, None]  # (B, R, N)
     mean = member.to(q.dtype) / member.sum(-1, keepdim=True).clamp_min(1).to(q.dtype)
     logits = (q @ k.mT * scale).masked_fill(~keep[:, None, None], -torch.inf)  # (B, H, N, N)

@@ -84,7 +84,7 @@ class PVT(HeadMixerConfig):
     ratio: int = 2
     pool: int = 0
 
-    version: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
+    revision: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
     card: ClassVar[Card] = Card(
         title="Spatial-reduction attention",
         source="Wang et al. 2021 (PVT), Eq. 2-3; 2022 (PVTv2)",

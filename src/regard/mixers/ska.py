@@ -60,7 +60,7 @@ def ska(
     if activation != "softmax":
         return weigh(mask.added(q @ keys.mT * factor), activation, masked=bool(mask.kinds)) @ v
     dense = mask.dense(q, keys.shape[-2])
-    return sdpa(q, keys.expand(len(q), -1, -1, -1), v, attn_mask=dense, scale=scale)
+    return sdpa(q, keys.expand(q.shape[0], -1, -1, -1), v, attn_mask=dense, scale=scale)
 
 
 def ska_macs(queries: int, keys: int, site: Site, activation: str, biased: bool = False) -> int:

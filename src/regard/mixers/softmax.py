@@ -26,7 +26,7 @@ def softmax_reference(
     """softmax(scale q k^T + bias) v; scale None = d^-0.5."""
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return softmax_rows((mask or NOTHING).added(q @ k.mT * scale)) @ v
+    return softmax_rows((mask or NOTHING).added(q @ k.mT * scale)).to(v.dtype) @ v
 
 
 def softmax(

@@ -67,7 +67,7 @@ def split(x: Float[Tensor, "B H c d"], grid: Grid, window: Grid) -> Float[Tensor
 def join(x: Float[Tensor, "BW H w d"], grid: Grid, window: Grid) -> Float[Tensor, "B H c d"]:
     """The inverse of `split`; cells beyond the grid are dropped."""
     down, across = windows_on(grid, window)
-    image = x.unflatten(2, (window.height, window.width)).unflatten(0, (len(x) // (down * across), down, across))
+    image = x.unflatten(2, (window.height, window.width)).unflatten(0, (x.shape[0] // (down * across), down, across))
     image = image.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)
     return image[:, :, : grid.height, : grid.width].flatten(2, 3)
 
@@ -97,7 +97,7 @@ def in_windows(
     keep = None if mask is None else mask.keep
     ragged = memory.height % key_window.height or memory.width % key_window.width
     if keep is None and ragged:
-        keep = torch.ones(len(v), memory.tokens, dtype=torch.bool, device=v.device)
+        keep = torch.ones(v.shape[0], memory.tokens, dtype=torch.bool, device=v.device)
     if keep is None:
         return split(q, grid, window), values, None
     extra_keep, cell_keep = split_tokens(keep[:, None, :, None].to(v.dtype), memory)

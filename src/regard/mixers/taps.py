@@ -99,7 +99,7 @@ class TapsMixer(Mixer):
     def _mean(self, out: Tensor, valid: Tensor | None) -> Tensor:
         """What extra tokens get, (B, 1, C)."""
         if self.config.causal or self.config.extra == "zero":
-            return out.new_zeros(len(out), 1, out.shape[1])
+            return out.new_zeros(out.shape[0], 1, out.shape[1])
         if valid is None:
             return out.mean((2, 3))[:, None]
         total = (out * valid).sum((2, 3)) / valid.sum((2, 3)).clamp_min(1)
@@ -166,8 +166,8 @@ def sample_maps(
     sides = points.new_tensor(x.shape[2:])
     place = torch.addcmul(1 / sides - 1, points, 2 / sides).flip(-1).to(x.dtype)  # (x, y), half-pixel centres
     maps = x.unflatten(1, (groups, -1)).flatten(0, 1)
-    seen = F.grid_sample(maps, place.view(batch * groups, taps * height, width, 2), align_corners=False)
-    seen = seen.view(batch, groups, maps.shape[1], taps, height * width)
+    seen = F.grid_sample(maps, place.reshape(batch * groups, taps * height, width, 2), align_corners=False)
+    seen = seen.reshape(batch, groups, maps.shape[1], taps, height * width)
     if factors is not None:
         factors = factors.flatten(3)[:, :, None].to(x.dtype)
         seen = seen * factors if torch.is_grad_enabled() else seen.mul_(factors)

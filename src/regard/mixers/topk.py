@@ -70,7 +70,7 @@ def topk_reference(
     elif plan is None:
         plan = topk_plan(forbid(_spark_scores(q, k, rank, scale) if scores is None else scores, mask), top)
     chosen = torch.zeros_like(logits).scatter(-1, plan.keys.expand(-1, q.shape[1], -1, -1), 1.0).bool()
-    return softmax_rows(logits.masked_fill(~chosen, -torch.inf)) @ v
+    return softmax_rows(logits.masked_fill(~chosen, -torch.inf)).to(v.dtype) @ v
 
 
 def topk(

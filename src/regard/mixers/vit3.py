@@ -50,7 +50,7 @@ def ttt_reference(
     scale: float = SCALE,
 ) -> Float[Tensor, "B H N e"]:
     """One step of gradient descent on the inner loss by automatic differentiation, then f of q."""
-    start = tuple(w.expand(len(q), -1, -1, -1) for w in (w1, w2) if w is not None)
+    start = tuple(w.expand(q.shape[0], -1, -1, -1) for w in (w1, w2) if w is not None)
 
     def loss(weights: tuple[Tensor, ...]) -> Tensor:
         return -(_inner(k, *weights) * v).sum() * scale / k.shape[-2]
@@ -130,7 +130,7 @@ def ttt_conv_reference(
     def loss(w: Tensor) -> Tensor:
         return -(inner(k, w) * v).sum() * scale / (k.shape[-2] * k.shape[-1])
 
-    start = weight.expand(len(q), -1, -1, -1)
+    start = weight.expand(q.shape[0], -1, -1, -1)
     step = torch.func.grad(loss)(start)
     if clip:
         step = step / (step.square().sum((-2, -1), keepdim=True).sqrt() + 1)
@@ -156,7 +156,7 @@ def ttt_conv(
         if clip:
             step = step / (step.square().sum(-1, keepdim=True).clamp_min(1e-30).sqrt() + 1)
         learned = (wide(weight).flatten(1) - lr * step).to(q.dtype)
-        return own_kernels(q, learned.view(len(k), width, 3, 3))
+        return own_kernels(q, learned.view(k.shape[0], width, 3, 3))
 
 
 @dataclass(frozen=True, kw_only=True)

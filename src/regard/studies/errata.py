@@ -156,7 +156,7 @@ ERRATA: dict[str, tuple[Erratum, ...]] = {
         Erratum("All tables", "FLOPs", "multiply-accumulates", "Reproduced to 0.1 G by the formulas here."),
         Erratum(
             "Tables 2 and 3, deformable rows", "no overhead", "offsets and interpolation are left out",
-            'cost(site, accounting="executed") counts them.',
+            'cost(site, accounting="executed") counts the offsets, interpolation(site) the rest.',
         ),
         Erratum(
             "Table 1, E4", "O(N^2 C)", "O(N (H + W) C)",

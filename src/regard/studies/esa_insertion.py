@@ -141,7 +141,7 @@ def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
         rows=tuple(lines),
         note="Between the trained plain network and the same one with the mechanism in it, untrained, in float32. "
         "gamma is zero, so that the difference is exactly 0. A deformable convolution in the place of the 3x3 one has "
-        "the same weights and adds the same products in another order: its difference is that of rounding.",
+        "the same weights and reads cells at rounded coordinates: its difference is that of rounding.",
     )  # fmt: skip
     tuning = Sheet(
         title="Fine-tuning",

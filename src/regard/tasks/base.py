@@ -51,7 +51,7 @@ class Task(ABC):
     """
 
     metric: ClassVar[str]
-    version: ClassVar[int] = 1
+    revision: ClassVar[int] = 1
 
     host: str
     data: str
