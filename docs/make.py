@@ -173,9 +173,10 @@ the fused queries, keys and values of a swapped model by `target_parameters=["qk
 models by `target_modules=["qkv.q", "qkv.v"]`. Tools that look for `nn.Linear`, such as dynamic quantisation, leave
 fused queries, keys and values as they are.
 
-`torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size; every mechanism
-was compared with ONNX Runtime. Compiled kernels (`REGARD_NATIVE=1`) stay out of an exported graph. `torch.fx`, as in
-torchvision's feature extraction, takes a swapped layer as one node: `tracer_kwargs={{"leaf_modules": [Hosted]}}`, with
+`torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and any batch
+where its dimension is said to be dynamic (ViT3: one batch alone; DynamicConv: up to a bound that you give, such as
+`Dim("batch", max=64)`); every mechanism was compared with ONNX Runtime. Compiled kernels (`REGARD_NATIVE=1`) stay out
+of an exported graph. `torch.fx`, as in torchvision's feature extraction, takes a swapped layer as one node: `tracer_kwargs={{"leaf_modules": [Hosted]}}`, with
 `from regard.hosts.hosted import Hosted`.
 """
 
