@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -142,6 +143,19 @@ def test_foreign_and_damaged_folders_are_named(mixed, tmp_path):
     weights.unlink()
     with pytest.raises(StoreError, match=r"no readable model\.safetensors"):
         load(tmp_path)
+
+
+def test_a_mechanism_of_ones_own_is_named_by_extra(tmp_path):
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Softmax):
+        """Softmax attention by another name."""
+
+    model = create_model(VIT, Mine(), img_size=32).eval()
+    save(model, tmp_path)
+    with pytest.raises(StoreError, match=r"unknown name 'Mine'.*own by extra="):
+        load(tmp_path)
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(load(tmp_path, extra=[Mine])(x), model(x))
 
 
 def test_a_place_that_cannot_be_written_is_an_error(mixed, tmp_path):

@@ -137,7 +137,8 @@ def described(target: Path, file: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, RegardError, SafetensorError) as error:
-        raise StoreError(f"{target} does not hold the model that its {file} describes: {error}") from error
+        own = "; load takes a mechanism of your own by extra=[its class]" if isinstance(error, ConfigError) else ""
+        raise StoreError(f"{target} does not hold the model that its {file} describes: {error}{own}") from error
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
