@@ -176,6 +176,15 @@ def test_runs_that_others_need_begin_first(tmp_path: Path) -> None:
     assert [(event.row, event.seed) for event in events if event.kind == "done"] == [("a", 0), ("b", 0)]
 
 
+def test_seeds_beyond_the_studys_own_are_missing_only_in_the_rows_that_are_asked_for(tmp_path: Path) -> None:
+    listed = write_snapshot(STUDY, "smoke", Results(tmp_path), seeds=4, rows="softmax")["runs"]
+    seeds = {row.label: [run["seed"] for run in listed if run["row"] == row.label] for row in ROWS}
+    assert seeds.pop("softmax") == [0, 1, 2, 3]
+    assert set(map(tuple, seeds.values())) == {(0, 1)}
+    fewer = write_snapshot(STUDY, "smoke", Results(tmp_path / "fewer"), seeds=1, rows="softmax")["runs"]
+    assert [run["seed"] for run in fewer] == [0] * len(ROWS)
+
+
 def test_a_foreign_snapshot_is_named(tmp_path: Path) -> None:
     write_json(snapshot_path(tmp_path, "tiny", "smoke"), [1])
     with pytest.raises(StoreError, match="tiny-smoke.json is not a study's snapshot; delete it"):

@@ -12,17 +12,23 @@ from .results import Results
 from .table import load_snapshot, snapshot_path
 
 if TYPE_CHECKING:
+    from .run import Run
     from .study import Row, Setting, Study
 
 
-def write_snapshot(study: "Study", scale: str, store: Results, seeds: int | None = None) -> dict[str, Any]:
+def write_snapshot(
+    study: "Study", scale: str, store: Results, seeds: int | None = None, rows: str = "*"
+) -> dict[str, Any]:
     """Write and return the snapshot of one scale. Runs of an earlier one with the same rows, such as further seeds,
     stay listed; so do counts that a dry run has filled in.
+
+    seeds: their number instead of the setting's. rows: those of which seeds beyond the setting's are listed; all rows
+    are listed with the others, since a table without some of them is not complete.
 
     Raises: ConfigError, StoreError.
     """
     setting = study.setting(scale)
-    runs = [] if setting.recipe is None else study.runs(scale, seeds=seeds)
+    runs = [] if setting.recipe is None else _planned(study, scale, seeds, rows)
     value = {
         "version": 1,
         "study": study.name,
@@ -47,6 +53,12 @@ def write_snapshot(study: "Study", scale: str, store: Results, seeds: int | None
         _keep(value, load_snapshot(store.root, study.name, study.place(scale)))
     write_json(path, value)
     return value
+
+
+def _planned(study: "Study", scale: str, seeds: int | None, rows: str) -> list[tuple["Row", "Run"]]:
+    own = study.setting(scale).numbers
+    every = study.runs(scale, seeds=None if seeds is None else min(seeds, len(own)))
+    return [*every, *(pair for pair in study.runs(scale, rows, seeds) if pair[1].seed not in own)]
 
 
 def data_record(setting: "Setting") -> dict[str, Any]:

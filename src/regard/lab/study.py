@@ -254,7 +254,7 @@ def run_study(
     for _, run in plan:
         for one in (run, *needs(run)):
             check_devices(devices, one.recipe.batch, "auto")
-    write_snapshot(study, scale, store, seeds)
+    write_snapshot(study, scale, store, seeds, rows)
     progress = Progress(watch or (lambda event: None))
     jobs = []
     pictured = min(run.seed for _, run in plan)
