@@ -1,10 +1,12 @@
-"""Deformable convolution against torchvision's operator, and the memory of dynamic convolution.
+"""Deformable convolution against torchvision's operator; dynamic convolution by matrices against taps, and its memory.
 
 Prints the median milliseconds (CPU time of one thread) of the 3x3 operator with factors, forward and forward+backward,
 and the ratio to torchvision, which has no bfloat16 on the CPU; candidates take turns in one process, and REGARD_NATIVE
-does not matter. Then the seconds of a whole dynamic convolution layer, and the peak of its process above what it had
-before the call, in fresh processes.
-`python benchmarks/convolutions.py [--cases 4x64x14x14 ...] [--rounds 5] [--memory 31] [--json]`
+does not matter. Then the operator of dynamic convolution (two images, 16 groups) on small maps, where it is a product
+of matrices, and the ratio to its sum over taps, both with the kernels given. Then the seconds of a whole dynamic
+convolution layer, and the peak of its process above what it had before the call, in fresh processes.
+`python benchmarks/convolutions.py [--cases 4x64x14x14 ...] [--maps 14x14x256x31 ...] [--memory 31] [--rounds 5]
+[--json]`
 """
 
 import argparse
@@ -21,6 +23,7 @@ from peaks import added, apart
 from regard.measure.allocator import ALLOCATOR
 
 CASES = ["4x64x14x14", "2x64x32x32", "1x64x64x64"]
+MAPS = ["8x8x64x13", "7x7x512x13", "14x14x256x15", "14x14x256x31", "25x25x256x31"]
 
 
 def measure(case: str, rounds: int) -> list[dict]:
@@ -67,6 +70,46 @@ def measure(case: str, rounds: int) -> list[dict]:
     ]
 
 
+def matrices(case: str, rounds: int) -> list[dict]:
+    """Both forms of dynamic convolution of two images: height x width x channels x kernel."""
+    import torch
+    import torch.nn.functional as F
+
+    from regard.mixers.dynamic import by_matrices, by_taps, pairs, small
+    from regard.mixers.taps import margins
+
+    height, width, channels, kernel = map(int, case.split("x"))
+    sides, groups = (kernel, kernel), 16
+    torch.manual_seed(0)
+    maps = torch.randn(2, groups, channels // groups, height, width, requires_grad=True)
+    kernels = torch.randn(2, groups, kernel**2, height, width).softmax(2).requires_grad_()
+    assert small(maps, kernel**2), f"{case} has more cells than taps"
+
+    def product() -> torch.Tensor:
+        return by_matrices(maps, kernels, *pairs((height, width), sides, False, maps.device))
+
+    def total() -> torch.Tensor:
+        return by_taps(F.pad(maps, margins(sides, 1, False)), kernels, sides)
+
+    assert (product() - total()).abs().max() < 1e-5
+    taken: dict[tuple[bool, bool], list[float]] = {}
+    for turn in range(rounds + 1):
+        for train in (False, True):
+            for form in (product, total):
+                start = time.process_time()
+                with torch.set_grad_enabled(train):
+                    out = form()
+                if train:
+                    torch.autograd.grad(out.sum(), (maps, kernels))
+                if turn:
+                    taken.setdefault((train, form is product), []).append(time.process_time() - start)
+    own = {key: statistics.median(values) for key, values in taken.items()}
+    return [
+        {"case": case, "train": train, "ms": 1e3 * own[train, True], "faster": own[train, False] / own[train, True]}
+        for train in (False, True)
+    ]
+
+
 def memory(kernel: int, train: bool) -> dict:
     """One pass of a layer with C=256, 16 groups on 50x84 cells: seconds, and the peak above the start in GB."""
     import torch
@@ -95,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="*", default=CASES)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--maps", nargs="*", default=MAPS, help="of dynamic convolution by matrices")
     parser.add_argument("--memory", type=int, nargs="*", default=[31], help="kernels of dynamic convolution")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -104,15 +148,19 @@ def main() -> None:
 
     torch.set_num_threads(1)
     rows = [row for case in options.cases for row in measure(case, options.rounds)]
+    small = [row for case in options.maps for row in matrices(case, options.rounds)]
     peaks = [apart(memory, kernel, train) for kernel in options.memory for train in (False, True)]
     machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, one thread"
     if options.json:
-        print(json.dumps({"machine": machine, "deformable": rows, "dynamic": peaks}, indent=2))
+        print(json.dumps({"machine": machine, "deformable": rows, "matrices": small, "dynamic": peaks}, indent=2))
         return
     print(machine)
     print(f"{'case':>12}  {'form':<18} {'pass':<17} {'ms':>9} {'times faster than torchvision':>30}")
     for row in rows:
         print(f"{row['case']:>12}  {row['form']:<18} {row['pass']:<17} {row['ms']:9.2f} {row['faster']:30.2f}")
+    for row in small:
+        kind = "forward+backward" if row["train"] else "forward"
+        print(f"{row['case']:>14}  {kind:<17} {row['ms']:9.2f} ms, {row['faster']:.2f} times faster than taps")
     for row in peaks:
         kind = "forward and backward" if row["train"] else "forward"
         print(

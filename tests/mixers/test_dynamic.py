@@ -5,8 +5,18 @@ import torch
 import torch.nn.functional as F
 
 from operators import check_layer_transforms
-from regard.core import ConfigError, Grid, ShapeError, Site
-from regard.mixers.dynamic import CHUNK, DynamicConv, dynamic_conv, dynamic_conv_reference
+from regard.core import ConfigError, Grid, Mask, ShapeError, Site
+from regard.mixers.dynamic import (
+    CHUNK,
+    DynamicConv,
+    by_matrices,
+    by_taps,
+    dynamic_conv,
+    dynamic_conv_reference,
+    pairs,
+    small,
+)
+from regard.mixers.taps import margins
 
 BOTH = pytest.mark.parametrize("call", [dynamic_conv, dynamic_conv_reference], ids=lambda f: f.__name__)
 
@@ -120,10 +130,32 @@ def test_spatial_3_3_on_a_line_it_is_the_published_band_matrix(kernel, causal):
     assert torch.allclose(layer(x, grid), layer.leave(mixed), rtol=0, atol=1e-12)
 
 
-def test_gradients_of_the_sum():
-    x, kernels = inputs(sides=(3, 4), channels=4)
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_gradients_of_the_sum_and_of_the_product(kernel):
+    x, kernels = inputs(kernel, sides=(3, 4), channels=4)
+    assert small(x.unflatten(1, (2, -1)), kernel**2) == (kernel == 5)
     leaves = (x.requires_grad_(), kernels.detach().requires_grad_())
     assert torch.autograd.gradcheck(lambda *t: dynamic_conv(*t, groups=2), leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "sides", "causal"),
+    [((4, 7), (3, 3), False), ((4, 7), (9, 5), False), ((2, 3), (9, 9), False), ((1, 6), (1, 4), True),
+     ((1, 6), (1, 9), True), ((1, 6), (1, 5), False), ((1, 1), (3, 3), False)],
+)  # fmt: skip
+def test_the_product_of_matrices_is_the_sum_over_taps(size, sides, causal):
+    """Whatever the size beside the kernel, with its gradients and theirs: the way back is a product too."""
+    torch.manual_seed(0)
+    maps = torch.randn(2, 3, 2, *size, dtype=torch.float64, requires_grad=True)
+    kernels = torch.randn(2, 3, sides[0] * sides[1], *size, dtype=torch.float64, requires_grad=True)
+    product = by_matrices(maps, kernels, *pairs(size, sides, causal, maps.device))
+    total = by_taps(F.pad(maps, margins(sides, 1, causal)), kernels, sides)
+    assert torch.allclose(product, total, rtol=0, atol=1e-12)
+    ahead = torch.randn_like(total)
+    for one, other in zip(*(torch.autograd.grad(t, (maps, kernels), ahead) for t in (product, total)), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+    places = pairs(size, sides, causal, maps.device)
+    assert torch.autograd.gradgradcheck(lambda m, k: by_matrices(m, k, *places), (maps, kernels))
 
 
 def test_groups_are_contiguous_channels():
@@ -156,6 +188,28 @@ def test_chunks_of_rows_are_the_whole_and_keep_little(renorm):
     assert torch.allclose(out, plain, rtol=1e-4, atol=1e-5)
     for one, p in zip(fast, layer.parameters(), strict=True):
         assert (one - p.grad).norm() <= 1e-4 * p.grad.norm()
+
+
+@pytest.mark.parametrize("options", [{}, {"renorm_padding": True}, {"axes": 1, "causal": True}], ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+def test_chunks_of_images_are_the_whole_and_keep_little(options, padded, monkeypatch):
+    """Maps that are small beside the kernels: a chunk is some images, of five here the last one alone."""
+    grid = Grid(1, 12, 1) if "axes" in options else Grid(3, 4, 1)
+    layer = layer_of(DynamicConv(kernel=15, groups=4, **options), grid)
+    x = torch.randn(5, grid.tokens, 8, dtype=torch.float64)
+    keep = torch.ones(5, grid.tokens, dtype=torch.bool)
+    keep[2:, 9:] = False
+    mask = Mask(keep=keep) if padded else None
+    kernels = 12 * 4 * layer.config.taps  # of an image
+    monkeypatch.setattr("regard.mixers.dynamic.CHUNK", 2 * kernels)
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel()), t)[1], lambda t: t):
+        out = layer(x, grid, mask)
+    assert max(sizes) < 2 * kernels
+    plain = layer.reference(x, grid, mask)
+    assert torch.allclose(out, plain, rtol=0, atol=1e-12)
+    found = [torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (out, plain)]
+    assert all(torch.allclose(one, other, rtol=0, atol=1e-9) for one, other in zip(*found, strict=True))
 
 
 PUBLISHED = {31: (352.9, 1029.0), 25: (306.8, 840.4), 19: (270.6, 692.1), 13: (244.3, 584.3)}
@@ -198,11 +252,12 @@ def test_half_precision():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
+@pytest.mark.parametrize("kernel", [3, 9])
 @pytest.mark.parametrize("options", [{}, {"renorm_padding": True}, {"axes": 1, "causal": True}], ids=str)
-def test_function_transforms_take_the_plain_sum(options, monkeypatch):
-    """In rows as well, which are not made again there."""
+def test_function_transforms_take_plain_sums_and_products(options, kernel, monkeypatch):
+    """In rows as well as in images, which are not made again there."""
     grid = Grid(1, 6, 1) if "axes" in options else Grid(3, 4, 1)
-    layer = layer_of(DynamicConv(kernel=3, groups=2, **options), grid)
+    layer = layer_of(DynamicConv(kernel=kernel, groups=2, **options), grid)
     monkeypatch.setattr("regard.mixers.dynamic.CHUNK", 1)
     check_layer_transforms(layer, torch.randn(2, grid.tokens, 8, dtype=torch.float64), grid)
 

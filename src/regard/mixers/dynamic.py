@@ -9,12 +9,13 @@ they get the mean of the cells' outputs, or zero (`extra`).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -50,14 +51,16 @@ def dynamic_conv(
 ) -> Float[Tensor, "B C h w"]:
     """sum over taps of kernels * x, without a tensor over taps of x: memory O(N C + N groups K), for training too.
 
+    Maps that are small beside the kernels are one product of matrices a group (`by_matrices`), others a sum over taps.
     kernels: after their softmax; taps row by row. groups: of contiguous channels that share a kernel. size: (rows,
     columns) of taps, None = a square. causal: the taps end at the cell instead of lying around it (one row of taps).
     Raises: ShapeError for tensors that do not fit.
     """
     sides = check_kernels(x, kernels, groups, size, causal)
-    left, right, top, bottom = margins(sides, 1, causal)
-    padded = F.pad(x, (left, right, top, bottom)).unflatten(1, (groups, -1))
-    return summed(padded, kernels, sides).flatten(1, 2)
+    maps = x.unflatten(1, (groups, -1))
+    if small(maps, kernels.shape[2]):
+        return by_matrices(maps, kernels, *pairs(maps.shape[3:], sides, causal, x.device)).flatten(1, 2)
+    return by_taps(F.pad(maps, margins(sides, 1, causal)), kernels, sides).flatten(1, 2)
 
 
 def check_kernels(
@@ -84,7 +87,67 @@ def check_kernels(
     return rows, columns
 
 
-def summed(
+def small(maps: Float[Tensor, "B g c h w"], taps: int) -> bool:
+    """Whether products of matrices are faster than a sum over so many taps."""
+    return maps.shape[3] * maps.shape[4] <= taps
+
+
+def by_matrices(
+    maps: Float[Tensor, "B g c h w"],
+    kernels: Float[Tensor, "B g K h w"],
+    ahead: Int[Tensor, " NN"],
+    back: Int[Tensor, " KN"],
+) -> Float[Tensor, "B g c h w"]:
+    """Kernels written into a matrix of cells by cells, as the band of Wu et al.'s code, then one product a group.
+
+    ahead, back: of `pairs`.
+    """
+    numbers = kernels.flatten(2)
+    matrix = _moved(numbers, ahead) if transformed() else cast(Tensor, Moved.apply(numbers, ahead, back))
+    cells = maps.flatten(3)
+    return (cells @ matrix.unflatten(2, (cells.shape[3], -1))).unflatten(3, maps.shape[3:])
+
+
+def pairs(
+    size: Sequence[int], sides: tuple[int, int], causal: bool, device: torch.device
+) -> tuple[Int[Tensor, " NN"], Int[Tensor, " KN"]]:
+    """Where (cell that is read, query) lies among (tap, query), and the other way round; -1: no such tap, no cell."""
+    left, _, top, _ = margins(sides, 1, causal)
+    (height, width), (rows, columns) = size, sides
+    y, x = torch.arange(height, device=device), torch.arange(width, device=device)
+    query = y[:, None] * width + x
+
+    def places(i: Tensor, j: Tensor, among: tuple[int, int]) -> Tensor:  # i: from rows to rows, j: columns to columns
+        there = ((i >= 0) & (i < among[0]))[:, None, :, None] & ((j >= 0) & (j < among[1]))[:, None]
+        first = i[:, None, :, None] * among[1] + j[:, None]
+        return torch.where(there, first * (height * width) + query, -1).flatten()
+
+    i, j = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)[:, None]
+    ahead = places(y[:, None] - y + top, x[:, None] - x + left, sides)
+    return ahead, places(i + y - top, j + x - left, (height, width))
+
+
+def _moved(numbers: Float[Tensor, "B g M"], places: Int[Tensor, " L"]) -> Float[Tensor, "B g L"]:
+    return numbers.index_select(-1, places.clamp_min(0)).masked_fill_(places < 0, 0.0)
+
+
+class Moved(torch.autograd.Function):
+    """Numbers in other places, no two of them in the same: the way back moves them too, and sums nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: Tensor, ahead: Tensor, back: Tensor) -> Tensor:
+        """numbers (B, g, M) -> (B, g, L). ahead: the old place of each new one, or -1 for a zero. back: so too."""
+        ctx.save_for_backward(ahead, back)
+        return _moved(numbers, ahead)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """For the numbers."""
+        ahead, back = ctx.saved_tensors
+        return cast(Tensor, Moved.apply(grads[0], back, ahead)), None, None
+
+
+def by_taps(
     padded: Float[Tensor, "B g c hh ww"], kernels: Float[Tensor, "B g K h w"], sides: tuple[int, int]
 ) -> Float[Tensor, "B g c h w"]:
     """`Taps`, or where a function transform runs (`torch.func`) the same sum with PyTorch's own way back."""
@@ -172,7 +235,8 @@ class DynamicConv(TapsConfig):
         """N (3 C^2 + C N_g N_k + C N_k) in both accountings.
 
         The last part are the taps. They run as products one by one, not as a product of matrices, but Zhu et al. count
-        them, and so do both accountings.
+        them, and so do both accountings. Where there are no more cells than taps a product of C N^2 is run in
+        their place; the formula is that of the equation there too.
         """
         check_accounting(accounting)
         n, dim = site.grid.cells, site.dim
@@ -199,7 +263,7 @@ class DynamicConvMixer(TapsMixer):
 
     def mix(self, cells: Tensor, valid: Tensor | None, plain: bool) -> Tensor:
         h = self.hidden(cells, valid)
-        mixed = self._plain(h, valid) if plain else self._by_rows(h, valid)
+        mixed = self._plain(h, valid) if plain else self._in_parts(h, valid)
         return self.leave(mixed.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def hidden(
@@ -236,35 +300,39 @@ class DynamicConvMixer(TapsMixer):
         kernels = self.predict(h, self._counts(x, valid)).to(x.dtype)
         return dynamic_conv_reference(x, kernels, groups=config.groups, size=config.sides, causal=config.causal)
 
-    def _by_rows(self, h: Tensor, valid: Tensor | None) -> Tensor:
-        """Kernels are predicted for a few rows at a time, and again on the way back: all of them would not fit."""
-        config, x = self.config, h.permute(0, 3, 1, 2)
-        counts, (batch, height, width, _) = self._counts(x, valid), h.shape
-        padded = F.pad(x, margins(config.sides, 1, config.causal)).unflatten(1, (config.groups, -1))
+    def _in_parts(self, h: Tensor, valid: Tensor | None) -> Tensor:
+        """Kernels are predicted for some rows, or images where these are small, and again on the way back: all of them
+        at a time would not fit."""
+        config, x = self.config, h.permute(0, 3, 1, 2).unflatten(1, (self.config.groups, -1))
+        counts, (batch, height, width, _), sides = self._counts(x, valid), h.shape, config.sides
+        places = pairs((height, width), sides, config.causal, x.device) if small(x, config.taps) else None
+        seen = x if places else F.pad(x, margins(sides, 1, config.causal))
 
-        def some(h: Tensor, padded: Tensor, counts: Tensor | None) -> Tensor:
-            return summed(padded, self.predict(h, counts).to(padded.dtype), config.sides)
+        def some(h: Tensor, seen: Tensor, counts: Tensor | None) -> Tensor:
+            kernels = self.predict(h, counts).to(seen.dtype)
+            return by_matrices(seen, kernels, *places) if places else by_taps(seen, kernels, sides)
 
-        rows = max(1, CHUNK // max(1, batch * width * config.groups * config.taps))
-        if rows >= height:
-            return some(h, padded, counts).flatten(1, 2)
+        number, other = (batch, height) if places else (height, batch)
+        step = max(1, CHUNK // max(1, other * width * config.groups * config.taps))
+        if step >= number:
+            return some(h, seen, counts).flatten(1, 2)
         parts = []
-        for start in range(0, height, rows):
-            stop = min(start + rows, height)
-            inputs = (
-                h[:, start:stop],
-                padded[..., start : stop + config.sides[0] - 1, :],
-                None if counts is None else counts[..., start:stop, :],
-            )
+        for start in range(0, number, step):
+            part = slice(start, start + step)
+            if places:
+                inputs = h[part], seen[part], counts if counts is None or len(counts) == 1 else counts[part]
+            else:
+                rows = slice(start, min(start + step, height) + sides[0] - 1)
+                inputs = h[:, part], seen[..., rows, :], None if counts is None else counts[..., part, :]
             again = torch.is_grad_enabled() and not transformed()
             parts.append(checkpoint(some, *inputs, use_reentrant=False) if again else some(*inputs))
-        return torch.cat(parts, 3).flatten(1, 2)
+        return torch.cat(parts, 0 if places else 3).flatten(1, 2)
 
     def _counts(self, x: Tensor, valid: Tensor | None) -> Tensor | None:
         """(B or 1, K, h, w): which taps count in the softmax; the query's own always does, so that no row is empty."""
         if not self.config.renorm_padding:
             return None
-        there = x.new_ones(1, 1, *x.shape[2:]) if valid is None else valid.to(x.dtype)
+        there = x.new_ones(1, 1, *x.shape[-2:]) if valid is None else valid.to(x.dtype)
         counts = torch.cat(shifted(there, self.config.sides, 1, self.config.causal), 1) > 0
         taps = torch.arange(self.config.taps, device=x.device)
         own = taps == (self.config.taps - 1 if self.config.causal else self.config.taps // 2)
