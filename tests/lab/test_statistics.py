@@ -81,7 +81,9 @@ def test_verdicts_of_the_pilot() -> None:
 
 def test_smoke_scale_and_a_closed_gate_judge_nothing() -> None:
     assert judge(paired(SKA, SOFTMAX), scale="smoke").word == "not judged"
-    assert "the gate" in judge(paired(SKA, SOFTMAX), refusal="the gate").sentence
+    said = judge(paired(MITA, SOFTMAX), refusal="the gate")
+    assert (said.word, said.sentence) == ("not judged", "not judged: the gate; -1.4 [-6.3, +3.5], 3 seeds")
+    assert said.p is None
 
 
 def near(mean: float, half: float) -> Interval:

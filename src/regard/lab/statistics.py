@@ -181,8 +181,9 @@ def judge(
     """The verdict on a claim from the interval of the paired difference a - b.
 
     within: the claim is that the difference lies inside +-within. by: that it is at least `by` (paper scale alone).
-    refusal: why nothing is judged (a gate that was not passed, say). sampling: what `sampling_error` says. pooled: of
-    the table, for a study that declared pooling; where it has a half-width, that stands in the place of the pair's own.
+    refusal: why nothing is judged (a gate that was not passed, say); the interval is said all the same. sampling: what
+    `sampling_error` says. pooled: of the table, for a study that declared pooling; where it has a half-width, that
+    stands in the place of the pair's own.
     """
     free = difference.n - 1
     if pooled is not None and pooled.half is not None and difference.mean is not None and difference.n >= FEWEST:
@@ -193,16 +194,18 @@ def judge(
         refusal = "smoke scale proves the road, not a claim"
     elif difference.n < FEWEST:
         refusal = f"{seed_pairs(difference.n)}, at least {FEWEST} are needed"
-    if refusal or difference.low is None or difference.high is None or difference.mean is None:
+    if difference.low is None or difference.high is None or difference.mean is None:
         return Verdict("not judged", f"not judged: {refusal}", difference, sampling=sampling)
+    numbers = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}], {difference.n} seeds"
+    if refusal:
+        return Verdict("not judged", f"not judged: {refusal}; {numbers}", difference, sampling=sampling)
     word = _word(difference.low, difference.high, within, by)
-    numbers = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
     needed, task = None, None
     if word == "undecided":
         needed, price = _price(difference, within, by, free)
-        sentence = f"undecided: {numbers}, {difference.n} seeds; {price}"
+        sentence = f"undecided: {numbers}; {price}"
     else:
-        sentence = f"{word}: {numbers}, {difference.n} seeds"
+        sentence = f"{word}: {numbers}"
         if sampling is not None:
             task = word == _widened(difference, sampling, within, by)
             scope = "for the task" if task else "on this test set only"
