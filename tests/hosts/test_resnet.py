@@ -14,7 +14,8 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d
 
 from regard.core import ConfigError, Grid, SwapError
-from regard.hosts.resnet import BLOCKS, Attended, Slot, attend
+from regard.hosts.attended import BLOCKS, Attended, Slot
+from regard.hosts.resnet import attend
 from regard.hosts.saving import load, save
 from regard.hosts.swap import create_model, remove, restore, retune, swap
 from regard.lab.optimizer import param_groups

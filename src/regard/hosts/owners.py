@@ -9,7 +9,7 @@ from torch import nn
 from regard.core import SwapError
 
 from .hosted import CHILD, GridSource, Hosted, find_watched
-from .hugging import mark
+from .hugging_ports import mark
 
 
 def swapped(model: nn.Module, where: str = "*") -> list[str]:

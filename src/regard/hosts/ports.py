@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
 
+from .attended import Attended
 from .hosted import Hosted, additive, watched_module
-from .hugging import CLIPPort, HuggingDINOv3, HuggingSegformer, HuggingViT
+from .hugging_ports import CLIPPort, HuggingDINOv3, HuggingSegformer, HuggingViT
 from .reading import fused_refuses, normalisation
-from .resnet import Attended
 from .rotary import interleaved, turn_halves
 from .separate import BIASES_APART, MATRICES_APART
 from .small_ports import CvTPort, KeptLocality, LocalityViT, LooseTalking, Talking

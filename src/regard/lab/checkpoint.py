@@ -75,6 +75,24 @@ def load_best(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+def trained_weights(folder: Path, best: bool = False) -> dict:
+    """What a run evaluates: its last weights (their average where the recipe has one), or those of best.ckpt.
+
+    Raises: StoreError if there is no such checkpoint.
+    """
+    if best:
+        state = load_best(folder)
+        if state is None:
+            raise StoreError(f"{folder} has no readable {BEST}; runs write one at each better evaluation")
+        return state["model"]
+    state = load(folder)
+    if state is None:
+        imported = "its outcome came without weights: delete the folder, and it is trained where it is needed"
+        todo = imported if (folder / "outcome.json").exists() else "carry it out first"
+        raise StoreError(f"run {folder.name} has no checkpoint in {folder}; {todo}")
+    return state["ema"] if state["ema"] is not None else state["model"]
+
+
 @contextmanager
 def fitting(folder: Path) -> Iterator[None]:
     """Turn what loading a foreign state raises into a StoreError that names the folder and what to do."""

@@ -37,7 +37,7 @@ def _of_run(target: Path, extra: tuple[type, ...], best: bool) -> nn.Module:
         raise StoreError(f"the run in {target} is not finished; carry it out first, with the command that began it")
     if outcome.get("status") != "done":
         raise StoreError(f"the run in {target} failed: {outcome.get('error')}; it has no trained model")
-    weights = trained_weights(target, best)
+    weights = checkpoint.trained_weights(target, best)
     recipe = outcome.get("model")
     if recipe is None:
         from .run import read_run
@@ -50,21 +50,3 @@ def _of_run(target: Path, extra: tuple[type, ...], best: bool) -> nn.Module:
     with checkpoint.fitting(target):
         model.load_state_dict(weights)
     return model.eval()
-
-
-def trained_weights(folder: Path, best: bool = False) -> dict:
-    """What a run evaluates: its last weights (their average where the recipe has one), or those of best.ckpt.
-
-    Raises: StoreError if there is no such checkpoint.
-    """
-    if best:
-        state = checkpoint.load_best(folder)
-        if state is None:
-            raise StoreError(f"{folder} has no readable {checkpoint.BEST}; runs write one at each better evaluation")
-        return state["model"]
-    state = checkpoint.load(folder)
-    if state is None:
-        imported = "its outcome came without weights: delete the folder, and it is trained where it is needed"
-        todo = imported if (folder / "outcome.json").exists() else "carry it out first"
-        raise StoreError(f"run {folder.name} has no checkpoint in {folder}; {todo}")
-    return state["ema"] if state["ema"] is not None else state["model"]

@@ -19,10 +19,10 @@ import torch
 
 from regard.core import ConfigError, RegardError
 
+from .children import follow_parent, surroundings
 from .environment import hush
 from .loop import Interrupted, Watch
 from .signals import handled
-from .spread import check_number, follow_parent, surroundings
 
 if TYPE_CHECKING:
     from .results import Results
@@ -38,6 +38,12 @@ def check_devices(devices: int, batch: int, device: str) -> None:
         raise ConfigError(f"a batch of {batch} cannot be cut into {devices} equal parts; use {lower} devices")
     if device != "cpu" and torch.cuda.is_available():
         check_number(devices, torch.cuda.device_count())
+
+
+def check_number(devices: int, there: int) -> None:
+    """Raises: ConfigError for more devices than there are."""
+    if devices > there:
+        raise ConfigError(f"{devices} devices are asked for, this machine has {there}")
 
 
 def in_ranks(run: "Run", folder: Path, store: "Results", device: str, devices: int, watch: Watch) -> dict[str, Any]:

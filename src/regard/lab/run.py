@@ -27,7 +27,7 @@ from regard.tasks.base import Score, Task
 from . import checkpoint
 from .environment import PeakMemory, code_version, environment, hush, resolved, steps_by
 from .files import read_json, write_json
-from .loading import load, trained_weights
+from .loading import load
 from .loop import Diverged, Interrupted, Loop, Progress, Watch
 from .ranks import check_devices, in_ranks
 from .recipe import Recipe
@@ -280,7 +280,7 @@ def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
 
     best: those of its best evaluation instead of the last. Raises: StoreError if the run has no such checkpoint.
     """
-    weights = trained_weights(store.folder(run.key), best)
+    weights = checkpoint.trained_weights(store.folder(run.key), best)
     model = run.task.model(run.mixer, run.seed, run.removed)
     with checkpoint.fitting(store.folder(run.key)):
         model.load_state_dict(weights)

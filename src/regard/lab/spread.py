@@ -6,20 +6,21 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from regard.core import ConfigError
-from regard.measure.allocator import ALLOCATOR
 
+from .children import follow_parent, surroundings
 from .loop import Watch
 from .progress import STATES, Progress
+from .ranks import check_number
 from .results import Busy, Results
 from .signals import handled
 
@@ -131,12 +132,6 @@ def gpu_shares(gpus: Sequence[str], workers: int, devices: int) -> list[str]:
         check_number(devices, len(gpus))
     groups = [",".join(gpus[start : start + devices]) for start in range(0, len(gpus) - devices + 1, devices)] or [""]
     return [groups[worker % len(groups)] for worker in range(workers)]
-
-
-def check_number(devices: int, there: int) -> None:
-    """Raises: ConfigError for more devices than there are."""
-    if devices > there:
-        raise ConfigError(f"{devices} devices are asked for, this machine has {there}")
 
 
 def usable_gpus() -> list[str]:
@@ -289,36 +284,5 @@ def _prepare() -> None:
     follow_parent()
 
 
-def follow_parent() -> None:
-    """In a child process: end at once when the parent is gone."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
-
-
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _follow(sentinel: int) -> None:
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)
-
-
-@contextmanager
-def surroundings(threads: int, gpus: str = "") -> Iterator[None]:
-    """Environment of a child: threads of every numerical library, GPUs that it sees ("": all of this process), and an
-    allocator that keeps its pages."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    wanted = dict.fromkeys(names, str(threads))
-    wanted |= ALLOCATOR | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

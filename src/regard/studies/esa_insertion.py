@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
-from regard.lab.loading import trained_weights
+from regard.lab.checkpoint import trained_weights
 from regard.lab.metrics import Metrics
 from regard.lab.recipe import Recipe
 from regard.lab.run import Run, copy_weights, trained
