@@ -117,7 +117,7 @@ def pairs(
     y, x = torch.arange(height, device=device), torch.arange(width, device=device)
     query = y[:, None] * width + x
 
-    def places(i: Tensor, j: Tensor, among: tuple[int, int]) -> Tensor:  # i: from rows to rows, j: columns to columns
+    def places(i: Tensor, j: Tensor, among: tuple[int, int]) -> Tensor:  # i, j: rows, columns for each (place, query)
         there = ((i >= 0) & (i < among[0]))[:, None, :, None] & ((j >= 0) & (j < among[1]))[:, None]
         first = i[:, None, :, None] * among[1] + j[:, None]
         return torch.where(there, first * (height * width) + query, -1).flatten()
