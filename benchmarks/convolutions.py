@@ -20,7 +20,7 @@ from functools import partial
 
 from peaks import added, apart
 
-from regard.measure.allocator import ALLOCATOR
+from regard.core.allocator import ALLOCATOR
 
 CASES = ["4x64x14x14", "2x64x32x32", "1x64x64x64"]
 MAPS = ["8x8x64x13", "7x7x512x13", "14x14x256x15", "14x14x256x31", "25x25x256x31"]
@@ -75,8 +75,8 @@ def matrices(case: str, rounds: int) -> list[dict]:
     import torch
     import torch.nn.functional as F
 
-    from regard.mixers.dynamic import by_matrices, by_taps, pairs, small
-    from regard.mixers.taps import margins
+    from regard.mixers.convolutions.dynamic import by_matrices, by_taps, pairs, small
+    from regard.mixers.convolutions.sampling import margins
 
     height, width, channels, kernel = map(int, case.split("x"))
     sides, groups = (kernel, kernel), 16

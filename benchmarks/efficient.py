@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Sequence
 
-from regard.measure.allocator import ALLOCATOR
+from regard.core.allocator import ALLOCATOR
 
 SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
 # one spelling or more for a mechanism; those that the package does not have are left out

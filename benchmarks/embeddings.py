@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from turns import in_turns
 
-from regard.measure.allocator import ALLOCATOR
+from regard.core.allocator import ALLOCATOR
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,6 @@ import time
 from unittest import mock
 
 from peaks import added, apart
-
 from regard.measure.allocator import ALLOCATOR
 
 MATERIALISED_LIMIT = 2**29  # numbers in the tensor over pairs: 2 GB of float32
@@ -29,7 +28,7 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int, window: in
     import torch
 
     from regard import Factors, Grid, Site, ops
-    from regard.mixers import factor_forms
+    from regard.mixers.factors import forms as factor_forms
 
     torch.manual_seed(0)
     grid = Grid(side, side)
@@ -80,7 +79,7 @@ def peak(side: int, terms: str, form: str, dim: int, heads: int) -> float:
     import torch
 
     from regard import Factors, Grid, Site, ops
-    from regard.mixers import factor_forms
+    from regard.mixers.factors import forms as factor_forms
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """The fused attention kernel in training on a CPU against its float32 form and against plain products: ratios of time.
 
 `python benchmarks/fused.py --rounds 15 --cases 64,32,32 64,48,32 196,64,64 --dtype float32 bfloat16`
-A case is tokens, width of queries and keys, width of values. What `regard.mixers.sdpa` chooses by its two limits
+A case is tokens, width of queries and keys, width of values. What `regard.mixers.shared.sdpa` chooses by its two limits
 (SLOW_BACKWARD, FEW) is judged here. Forward and backward pass, eager and through `torch.compile`; candidates take
 turns; a ratio is of medians of CPU time in one thread, above 1 where the candidate is faster than the kernel as it is.
 The process starts itself again with an allocator that keeps freed memory.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from turns import in_turns
 
-from regard.measure.allocator import ALLOCATOR
+from regard.core.allocator import ALLOCATOR
 
 SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
 CASES = ("64,32,32", "64,48,32", "64,64,64", "144,32,32", "196,64,64", "400,64,64")

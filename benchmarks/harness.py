@@ -2,7 +2,7 @@
 
 `python benchmarks/harness.py loop|feed|workers [--rounds 5] [--data-root PATH] [--json]`
 
-loop: `regard.lab.loop.Loop` (logging, metrics, a checkpoint an epoch) against a bare loop over the same feed with the
+loop: `regard.train.loop.Loop` (logging, metrics, a checkpoint an epoch) against a bare loop over the same feed with the
 same model, optimiser, schedule and clipping; "ready" is the bare loop over the same batches as float tensors, which no
 script has. Up to rounding all must end with the same weights.
 feed: images a second that one core makes, against twice what one core trains in the smallest models of desk studies.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regard.measure.allocator import ALLOCATOR
+from regard.core.allocator import ALLOCATOR
 
 LOOP_TARGET, FEED_TARGET, WORKERS_TARGET = 1.08, 3.0, 1.6
 STEPS = 40
@@ -73,7 +73,7 @@ def own_loop(case: Case, recipe: Any, model: Any) -> Callable[[], Any]:
     """Regard's loop over a few epochs, without the evaluations of the test images."""
     from lightning.fabric import Fabric
 
-    from regard.lab.loop import Loop, Watch
+    from regard.train.loop import Loop, Watch
 
     folder = Path(tempfile.mkdtemp(prefix="harness-", dir=SCRATCH))
     fabric = Fabric(accelerator="cpu", devices=1, precision=recipe.precision)
@@ -103,7 +103,7 @@ def bare_loop(case: Case, recipe: Any, model: Any, batches: Iterable[Any], steps
     import torch
     import torch.nn.functional as F
 
-    from regard.lab.optimizer import param_groups
+    from regard.train.optimizer import param_groups
 
     parts = param_groups(model, recipe.weight_decay, recipe.lr)
     optimizer = torch.optim.AdamW(parts, betas=recipe.betas, fused=True)
@@ -239,8 +239,8 @@ def measure_workers(rounds: int, epochs: int) -> list[dict[str, Any]]:
 def spread(workers: int, epochs: int) -> tuple[float, float]:
     """Wall seconds of all runs: from the call to the return, and from the first run's start to the last one's end."""
     from regard.lab.progress import Progress
-    from regard.lab.results import Results
-    from regard.lab.spread import Job, run_all
+    from regard.lab.workers import Job, run_all
+    from regard.store.results import Results
     from regard.studies import load_study
 
     plan = load_study("quickstart").runs("smoke", seeds=2)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from peaks import added, apart
 from turns import in_turns
 
-from regard.measure.allocator import ALLOCATOR
+from regard.core.allocator import ALLOCATOR
 
 SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
 EXECUTIONS = ("auto", "native", "lean-dense", "lean-grouped", "dense", "gather", "grouped")
@@ -88,7 +88,7 @@ def speed(cases: list[Case], dtype: object, options: argparse.Namespace) -> None
 
 def choice(cases: list[Case], dtype: object, options: argparse.Namespace) -> None:
     """What "auto" takes to the fastest execution, which has to be given room: the large ones are left out."""
-    from regard.mixers.compiled import native_wanted
+    from regard.mixers.shared.native_build import native_wanted
 
     print(f"{options.rounds} rounds, CPU-time medians")
     print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'forward':>8}  {'fastest':<13} {'for+back':>8}  {'fastest':<13}")

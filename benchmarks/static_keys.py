@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from peaks import added, apart
 from turns import in_turns
 
-from regard.measure.allocator import ALLOCATOR
+from regard.core.allocator import ALLOCATOR
 
 if TYPE_CHECKING:
     import torch

@@ -5,14 +5,14 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from regard.hosts import HOSTS
-from regard.hosts.ports import PORTS
 from regard.lab.analysis import carry_out, markdown
-from regard.lab.results import Results
 from regard.measure.taxonomy import draw, places
 from regard.mixers import MIXERS
+from regard.models.catalog import HOSTS
 from regard.projections import PROJECTIONS
+from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_analysis
+from regard.swapping.ports.timm.vit import PORTS
 
 HERE = Path(__file__).parent
 NOTE = "<!-- written by docs/make.py -->"
@@ -119,7 +119,7 @@ of timm. `swap(model, mixer)` takes any model with attention that a port knows, 
 
 {table(("name", "what"), own)}
 
-`regard.hosts.register()` adds them to timm's registry, so that `timm.create_model("regard_vit_desk")` makes them.
+`regard.models.timm_registry()` adds them to timm's registry, so that `timm.create_model("regard_vit_desk")` makes them.
 Nothing is registered before that call.
 
 ## Ports
@@ -132,8 +132,8 @@ none is an error.
 ## torchvision and Hugging Face
 
 `swap(torchvision.models.vit_b_16(), SKA())` works in place. Models of transformers (>= 5.9, the
-extra `hf`) are swapped the same way; `regard.hosts.hugging.save_pretrained` and `from_pretrained` write and read them
-with the swap, since transformers itself saves neither the mechanism nor its code.
+extra `hf`) are swapped the same way; `regard.save_pretrained` and `regard.from_pretrained` write and read
+them with the swap, since transformers itself saves neither the mechanism nor its code.
 
 ## Attention in a ResNet
 
@@ -177,7 +177,7 @@ fused queries, keys and values as they are.
 where its dimension is said to be dynamic (ViT3: one batch alone; DynamicConv: up to a bound that you give, such as
 `Dim("batch", max=64)`); every mechanism was compared with ONNX Runtime. Compiled kernels (`REGARD_NATIVE=1`) stay out
 of an exported graph. `torch.fx`, as in torchvision's feature extraction, takes a swapped layer as one node:
-`tracer_kwargs={{"leaf_modules": [Hosted]}}`, with `from regard.hosts.hosted import Hosted`.
+`tracer_kwargs={{"leaf_modules": [Hosted]}}`, with `from regard.swapping.layer import Hosted`.
 """
 
 

@@ -10,9 +10,9 @@ import typer
 
 from regard import MIXERS, PROJECTIONS, parse
 from regard.cli.app import app, run
-from regard.hosts import HOSTS
-from regard.hosts.ports import PORTS
+from regard.models.catalog import HOSTS
 from regard.studies import ANALYSES, STUDIES
+from regard.swapping.ports import PORTS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -15,17 +15,22 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "regard"
 LAYERS = {
     "core": 0,
+    "store": 1,
     "projections": 1,
     "mixers": 2,
     "ops": 3,
     "testing": 3,
-    "hosts": 4,
-    "measure": 5,
-    "tasks": 5,
-    "lab": 6,
-    "studies": 7,
-    "report": 8,
-    "cli": 9,
+    "swapping": 4,
+    "models": 5,
+    "explain": 6,
+    "measure": 7,
+    "tasks": 7,
+    "train": 8,
+    "lab": 9,
+    "advice": 9,
+    "studies": 10,
+    "report": 11,
+    "cli": 12,
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]

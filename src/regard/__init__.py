@@ -11,42 +11,43 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from regard import ops as ops
     from regard import testing as testing
-    from regard.core import Card as Card
-    from regard.core import ConfigError as ConfigError
-    from regard.core import Cost as Cost
-    from regard.core import Grid as Grid
-    from regard.core import Mask as Mask
-    from regard.core import Mixer as Mixer
-    from regard.core import MixerConfig as MixerConfig
-    from regard.core import Operator as Operator
-    from regard.core import RegardError as RegardError
-    from regard.core import Site as Site
-    from regard.hosts import list_models as list_models
-    from regard.hosts.maps import capture as capture
-    from regard.hosts.resnet import attend as attend
-    from regard.hosts.saving import save as save
-    from regard.hosts.swap import create_model as create_model
-    from regard.hosts.swap import plan_swap as plan_swap
-    from regard.hosts.swap import remove as remove
-    from regard.hosts.swap import restore as restore
-    from regard.hosts.swap import retune as retune
-    from regard.hosts.swap import swap as swap
-    from regard.lab.loading import load as load
-    from regard.lab.optimizer import param_groups as param_groups
-    from regard.lab.recipe import Recipe as Recipe
-    from regard.lab.results import Results as Results
-    from regard.lab.run import Run as Run
     from regard.lab.study import Claim as Claim
     from regard.lab.study import Row as Row
     from regard.lab.study import Study as Study
-    from regard.mixers import *  # noqa: F403
-    from regard.mixers.heads import HeadMixerConfig as HeadMixerConfig
-    from regard.mixers.spell import parse as parse
-    from regard.mixers.spell import spell as spell
-    from regard.mixers.static import calibrate as calibrate
-    from regard.mixers.static import freeze_keys as freeze_keys
-    from regard.projections import *  # noqa: F403
-    from regard.studies import STUDIES as STUDIES
+    from regard.mixers.shared.heads import HeadMixerConfig as HeadMixerConfig
+    from regard.mixers.spelling import parse as parse
+    from regard.mixers.spelling import spell as spell
+    from regard.mixers.static_keys.keys import calibrate as calibrate
+    from regard.mixers.static_keys.keys import freeze_keys as freeze_keys
+    from regard.models.catalog import list_models as list_models
+    from regard.models.resnet import attend as attend
+    from regard.models.saving import save as save
+    from regard.store.results import Results as Results
+    from regard.swapping.capture import capture as capture
+    from regard.swapping.swap import create_model as create_model
+    from regard.swapping.swap import plan_swap as plan_swap
+    from regard.swapping.swap import remove as remove
+    from regard.swapping.swap import restore as restore
+    from regard.swapping.swap import retune as retune
+    from regard.swapping.swap import swap as swap
+    from regard.train.load import load as load
+    from regard.train.optimizer import param_groups as param_groups
+    from regard.train.recipe import Recipe as Recipe
+    from regard.train.run import Run as Run
+
+    from .core import Card as Card
+    from .core import ConfigError as ConfigError
+    from .core import Cost as Cost
+    from .core import Grid as Grid
+    from .core import Mask as Mask
+    from .core import Mixer as Mixer
+    from .core import MixerConfig as MixerConfig
+    from .core import Operator as Operator
+    from .core import RegardError as RegardError
+    from .core import Site as Site
+    from .mixers import *  # noqa: F403
+    from .projections import *  # noqa: F403
+    from .studies import STUDIES as STUDIES
 
 # name -> the module that has it
 _HOMES: dict[str, str] = {
@@ -54,23 +55,23 @@ _HOMES: dict[str, str] = {
         ("Card", "ConfigError", "Cost", "Grid", "Mask", "Mixer", "MixerConfig", "Operator", "RegardError", "Site"),
         "regard.core",
     ),
-    **dict.fromkeys(("calibrate", "freeze_keys"), "regard.mixers.static"),
-    **dict.fromkeys(("create_model", "plan_swap", "remove", "restore", "retune", "swap"), "regard.hosts.swap"),
-    "load": "regard.lab.loading",
-    "param_groups": "regard.lab.optimizer",
-    "Recipe": "regard.lab.recipe",
-    "Results": "regard.lab.results",
-    "Run": "regard.lab.run",
+    **dict.fromkeys(("calibrate", "freeze_keys"), "regard.mixers.static_keys.keys"),
+    **dict.fromkeys(("create_model", "plan_swap", "remove", "restore", "retune", "swap"), "regard.swapping.swap"),
+    "load": "regard.train.load",
+    "param_groups": "regard.train.optimizer",
+    "Recipe": "regard.train.recipe",
+    "Results": "regard.store.results",
+    "Run": "regard.train.run",
     **dict.fromkeys(("Claim", "Row", "Study"), "regard.lab.study"),
     "STUDIES": "regard.studies",
-    "attend": "regard.hosts.resnet",
-    "save": "regard.hosts.saving",
-    "capture": "regard.hosts.maps",
+    "attend": "regard.models.resnet",
+    "save": "regard.models.saving",
+    "capture": "regard.swapping.capture",
     "list_models": "regard.hosts",
     "MIXERS": "regard.mixers",
-    "HeadMixerConfig": "regard.mixers.heads",
-    "parse": "regard.mixers.spell",
-    "spell": "regard.mixers.spell",
+    "HeadMixerConfig": "regard.mixers.shared.heads",
+    "parse": "regard.mixers.spelling",
+    "spell": "regard.mixers.spelling",
     "PROJECTIONS": "regard.projections",
 }
 # Packages whose public names are also names of the root: adding a mechanism does not touch this file.

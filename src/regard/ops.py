@@ -2,27 +2,27 @@
 
 from regard.mixers.agent import agent, agent_reference
 from regard.mixers.bra import bra, bra_plan, bra_reference
-from regard.mixers.cska import cska, cska_reference
+from regard.mixers.convolutions.deformable import deformable_conv, deformable_conv_reference
+from regard.mixers.convolutions.dynamic import dynamic_conv, dynamic_conv_reference
 from regard.mixers.dat import sample_points, sample_points_reference
-from regard.mixers.deform import deformable_conv, deformable_conv_reference
-from regard.mixers.dynamic import dynamic_conv, dynamic_conv_reference
-from regard.mixers.factors import factor_logits, factors, factors_reference
+from regard.mixers.factors.factors import factor_logits, factors, factors_reference
 from regard.mixers.flatten import flatten, flatten_reference
 from regard.mixers.inline import inline, inline_reference
-from regard.mixers.landmarks import pool_landmarks
 from regard.mixers.linear import linear, linear_reference
 from regard.mixers.linformer import linformer, linformer_reference
 from regard.mixers.mhla import mhla, mhla_reference
-from regard.mixers.mita import mita, mita_reference
-from regard.mixers.mita_plan import mita_plan
+from regard.mixers.mita.mita import mita, mita_reference
+from regard.mixers.mita.routing import mita_plan
 from regard.mixers.moba import moba, moba_plan, moba_reference
 from regard.mixers.nsa import nsa, nsa_reference
 from regard.mixers.nystrom import nystrom, nystrom_reference
 from regard.mixers.performer import performer, performer_reference
 from regard.mixers.polaformer import polaformer, polaformer_reference
 from regard.mixers.reformer import lsh_plan, reformer, reformer_reference
-from regard.mixers.ska import ska, ska_reference
+from regard.mixers.shared.landmarks import pool_landmarks
 from regard.mixers.softmax import softmax, softmax_reference
+from regard.mixers.static_keys.cska import cska, cska_reference
+from regard.mixers.static_keys.ska import ska, ska_reference
 from regard.mixers.topk import topk, topk_plan, topk_reference
 from regard.mixers.vit3 import ttt, ttt_conv, ttt_conv_reference, ttt_reference
 from regard.mixers.window import window, window_reference

@@ -17,10 +17,10 @@ import torch
 from PIL import Image
 
 from regard.cli.app import run
-from regard.lab.files import write_json
-from regard.lab.loading import load
-from regard.lab.results import Results
-from regard.lab.run import read_run
+from regard.store.files import write_json
+from regard.store.results import Results
+from regard.train.load import load
+from regard.train.run import read_run
 
 pytestmark = pytest.mark.untyped
 

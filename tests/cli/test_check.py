@@ -10,10 +10,10 @@ from regard import MIXERS, Site, parse
 from regard.cli.app import run
 from regard.cli.check import SMALL, checked, compared, deit_counts, told
 from regard.core import ConfigError, GridError, MixerConfig
-from regard.measure.external import External
-from regard.studies.mita_counts import PUBLISHED, TINY
-from regard.studies.mita_counts import SMALL as DEIT_S
+from regard.studies.mita.counts import PUBLISHED, TINY
+from regard.studies.mita.counts import SMALL as DEIT_S
 from regard.testing import GRIDS, ITEMS
+from regard.testing.external import External
 from samples import SAMPLES, Sample
 from wrong_softmax import Wrong
 
@@ -112,7 +112,7 @@ def test_a_difference_that_is_too_large_fails(monkeypatch: pytest.MonkeyPatch) -
         return [(torch.zeros(2), torch.tensor([0.0, 1e-6]))]
 
     wrong = External(mechanism="SKA", package="torch", what="another SKA", pairs=apart)
-    monkeypatch.setattr("regard.measure.external.EXTERNAL", (wrong,))
+    monkeypatch.setattr("regard.testing.external.EXTERNAL", (wrong,))
     row = checked(parse("SKA()"), standard=True, compiled=False)
     assert (row["result"], row["failure"]) == ("failed", "SKA() differs from another SKA")
     assert row["compared"] == [{"with": "another SKA", "difference": pytest.approx(1e-6), "holds": False}]
@@ -123,7 +123,7 @@ def test_a_missing_package_is_named_and_the_plain_equation_takes_its_place(monke
         raise ModuleNotFoundError("No module named 'unheard_of'", name="unheard_of")
 
     none = External(mechanism="SKA", package="unheard-of", what="another SKA", pairs=pairs)
-    monkeypatch.setattr("regard.measure.external.EXTERNAL", (none,))
+    monkeypatch.setattr("regard.testing.external.EXTERNAL", (none,))
     found = compared(parse("SKA()"), GRIDS)
     assert [one["with"] for one in found] == ["needs unheard-of", "plain equation"]
     assert found[0]["difference"] is None

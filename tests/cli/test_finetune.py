@@ -10,16 +10,16 @@ import torch
 from regard.cli.app import run as command
 from regard.cli.finetune import DEFAULTS, finetuning
 from regard.core import ConfigError
-from regard.hosts.saving import load, save
-from regard.hosts.swap import create_model, swap
-from regard.lab.recipe import Recipe
-from regard.lab.results import Results
-from regard.lab.run import Run, Saved, read_run, trained
-from regard.mixers.mita import MiTA
-from regard.mixers.ska import SKA
+from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.ska import SKA
+from regard.models.saving import load, save
+from regard.store.results import Results
+from regard.swapping.swap import create_model, swap
 from regard.tasks import Classification
 from regard.tasks.classification import expected
+from regard.train.recipe import Recipe
+from regard.train.run import Run, Saved, read_run, trained
 
 HOST = "vit_desk(size=12, patch=4, dim=16, depth=2, heads=2)"
 
@@ -142,8 +142,8 @@ def test_what_cannot_be_started_from_is_named(saved: Path, tmp_path: Path) -> No
 
 def _begun(folder: Path) -> bool:
     """A real run.json without an outcome."""
-    from regard.lab.files import write_json
-    from regard.mixers.spell import spell
+    from regard.mixers.spelling import spell
+    from regard.store.files import write_json
 
     run = still("deit_tiny_patch16_224", folder.parent)
     write_json(folder / "run.json", {"version": 1, "spelling": spell(run)})

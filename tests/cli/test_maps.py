@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from regard.cli.app import run
-from regard.lab.results import Results
-from regard.lab.run import Recipe, Run
+from regard.store.results import Results
 from regard.tasks import Classification
+from regard.train.run import Recipe, Run
 
 VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"
 GREY = (

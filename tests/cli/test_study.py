@@ -23,7 +23,7 @@ def regard(*arguments: str) -> subprocess.CompletedProcess[str]:
 def store(tmp_path: Path) -> Path:
     sys.path.insert(0, str(ROOT))
     try:
-        from lab.made import make_store
+        from pilot_store import make_store
     finally:
         sys.path.remove(str(ROOT))
     make_store(tmp_path)

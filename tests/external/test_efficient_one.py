@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from regard.core import Grid, Site
-from regard.measure import external_rewrites as rewrites
-from regard.measure.external import largest
-from regard.measure.external_pairs import nystrom_pairs
-from regard.mixers.spell import parse
+from regard.mixers.spelling import parse
 from regard.ops import performer
+from regard.testing.external import largest
+from regard.testing.external import published_layers as rewrites
+from regard.testing.external.packages import nystrom_pairs
 
 F64 = torch.float64
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from regard import DAT, Grid, Site
 from regard.core import merge
-from regard.measure.external import largest
-from regard.measure.external_pairs import hashing_pairs, pvt_pairs, sampling_pairs, window_pairs
+from regard.testing.external import largest
+from regard.testing.external.packages import hashing_pairs, pvt_pairs, sampling_pairs, window_pairs
 from regard.testing.subject import gap
 
 

@@ -5,11 +5,11 @@ import timm
 import torch
 from torch import nn
 
-from hosts.small_hosts import spread
-from regard.hosts.cvt import cvt_13
-from regard.hosts.swap import create_model, swap
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
+from regard.models.cvt import cvt_13
+from regard.swapping.swap import create_model, swap
+from small_hosts import spread
 
 
 @pytest.mark.parametrize(

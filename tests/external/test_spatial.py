@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from regard.core import Grid, Site
-from regard.measure.external import largest
-from regard.measure.external_pairs import content_pairs, deformable_pairs, moved, transformer_xl_pairs
-from regard.mixers.deform import DeformableConv2d, deformable_conv, deformable_conv_reference
-from regard.mixers.factors import Factors
+from regard.mixers.convolutions.deformable import DeformableConv2d, deformable_conv, deformable_conv_reference
+from regard.mixers.factors.factors import Factors
+from regard.testing.external import largest
+from regard.testing.external.packages import content_pairs, deformable_pairs, moved, transformer_xl_pairs
 
 TERMS = ["".join(flags) for flags in itertools.product("01", repeat=4)]
 WRONG = ("0100", "0110", "1100", "1110")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.core import Grid, Mask, Operator, Site
-from regard.mixers.spell import parse
+from regard.mixers.spelling import parse
 from regard.ops import (
     agent,
     flatten,

@@ -7,7 +7,7 @@ from torch import Tensor
 from regard import BRA, DAT, NSA, PVT, Grid, Mask, MoBA, Reformer, Site, Softmax, TopK, Window
 from regard.core import MixerConfig
 from regard.mixers.bra import BRAPlan
-from regard.mixers.mita_plan import MitaPlan
+from regard.mixers.mita.routing import MitaPlan
 from regard.mixers.reformer import LSHPlan
 from regard.ops import bra, mita, moba, nsa, reformer, softmax_reference, topk, topk_plan, window
 from regard.testing.subject import gap

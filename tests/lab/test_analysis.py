@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from pilot_store import key_of, make_store
 from regard import ConfigError
 from regard.core import StoreError
 from regard.lab.analysis import (
@@ -16,10 +17,8 @@ from regard.lab.analysis import (
     markdown,
     separated,
 )
-from regard.lab.results import Results
 from regard.report import write_pages
-
-from .made import key_of, make_store
+from regard.store.results import Results
 
 SHEET = Sheet(
     title="Squares",

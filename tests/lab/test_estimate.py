@@ -7,11 +7,11 @@ import pytest
 
 from regard import Softmax
 from regard.lab import estimate as module
-from regard.lab.dryrun import dry_run
+from regard.lab.dry_run import dry_run
 from regard.lab.estimate import Speed, estimate, hours, machine
-from regard.lab.files import read_json, write_json
-from regard.lab.results import Results
 from regard.lab.study import Row
+from regard.store.files import read_json, write_json
+from regard.store.results import Results
 from regard.tasks import Classification
 
 from lab.test_study import ROWS, STUDY  # isort: skip

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from regard.lab.progress import Event, Progress
-from regard.lab.results import Results
+from regard.store.results import Results
 
 
 def test_a_tick_tells_epoch_loss_and_last_score(tmp_path: Path) -> None:

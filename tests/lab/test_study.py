@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from regard.core import ConfigError, StoreError
-from regard.lab.dryrun import compare, dry_run
-from regard.lab.files import write_json
+from regard.lab.dry_run import compare, dry_run
 from regard.lab.progress import Event
-from regard.lab.recipe import Recipe
-from regard.lab.results import Results
 from regard.lab.snapshot import write_snapshot
 from regard.lab.study import Claim, Row, Setting, Study, run_study
 from regard.lab.table import Table, load_snapshot, snapshot_path
 from regard.mixers.softmax import Softmax
+from regard.store.files import write_json
+from regard.store.results import Results
 from regard.studies import STUDIES, load_study
 from regard.tasks import Classification
+from regard.train.recipe import Recipe
 from tiny_task import Tiny
 
 TASK = Classification(

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from pilot_store import PILOT, key_of, make_store
 from regard.core import ConfigError, StoreError
-from regard.lab.exchange import csv_text, evidence, import_runs, json_text, latex, markdown
-from regard.lab.files import read_json, write_json
-from regard.lab.results import Results
+from regard.lab.export import csv_text, evidence, import_runs, json_text, latex, markdown
 from regard.lab.study import Claim
 from regard.lab.table import Table, claim_text, right_bits, snapshot_path
-
-from .made import PILOT, key_of, make_store
+from regard.store.files import read_json, write_json
+from regard.store.results import Results
 
 
 def load(root: Path, scale: str = "desk") -> Table:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from regard import MiTA, Softmax, create_model
-from regard.hosts.counting import count_macs
-from regard.hosts.hosted import Hosted
 from regard.measure.cost import model_cost
+from regard.swapping.count import count_macs
+from regard.swapping.layer import Hosted
 
 
 @pytest.mark.parametrize(

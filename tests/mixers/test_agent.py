@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from operators import check_hidden
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.agent import Agent, AgentBias, agent, agent_reference, bilinear
-from regard.mixers.landmarks import pool_landmarks
+from regard.mixers.shared.landmarks import pool_landmarks
 from regard.mixers.softmax import softmax_reference
 
 F64 = torch.float64

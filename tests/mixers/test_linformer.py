@@ -5,8 +5,8 @@ import torch
 
 from operators import check_hidden
 from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site
-from regard.mixers.landmarks import pool_landmarks, pool_matrix
 from regard.mixers.linformer import Linformer, linformer, linformer_reference
+from regard.mixers.shared.landmarks import pool_landmarks, pool_matrix
 from regard.mixers.softmax import softmax_reference
 
 F64 = torch.float64

@@ -7,7 +7,7 @@ from torch import Tensor
 from operators import check_heads_apart, check_transforms
 from regard import ConfigError, Grid, Mask, MoBA, Site
 from regard.core import ShapeError, UnsupportedError
-from regard.mixers.blocks import BlockPlan
+from regard.mixers.shared.block_attention import BlockPlan
 from regard.ops import moba, moba_plan, moba_reference
 from regard.testing.subject import gap
 

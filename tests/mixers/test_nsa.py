@@ -7,8 +7,8 @@ from torch import Tensor
 from operators import check_heads_apart, check_transforms
 from regard import NSA, ConfigError, Grid, Mask, Site
 from regard.core import ShapeError
-from regard.mixers.blocks import BlockPlan
 from regard.mixers.nsa import neighbours
+from regard.mixers.shared.block_attention import BlockPlan
 from regard.ops import moba, nsa, nsa_reference, softmax_reference
 from regard.testing.subject import gap
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from operators import check_hidden
 from regard import ConfigError, Grid, Mask, Site, Window
 from regard.core import ShapeError, UnsupportedError
-from regard.mixers.spell import parse
-from regard.mixers.tiles import balanced, sized
+from regard.mixers.shared.tiles import balanced, sized
+from regard.mixers.spelling import parse
 from regard.ops import softmax_reference, window, window_reference
 from regard.testing.subject import gap
 

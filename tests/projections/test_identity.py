@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from regard.core import ConfigError, Grid, Site, heads
-from regard.hosts.swap import create_model, swap
-from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
-from regard.mixers.spell import parse, spell
+from regard.mixers.spelling import parse, spell
+from regard.mixers.static_keys.ska import SKA
 from regard.projections.identity import IdentityQuery
 from regard.projections.linear import LinearQKV
+from regard.swapping.swap import create_model, swap
 
 SITE = Site(dim=12, heads=3, grid=Grid(2, 3))
 

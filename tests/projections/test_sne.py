@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import ConfigError, Grid, Site
-from regard.mixers.ska import SKA
 from regard.mixers.softmax import Softmax
-from regard.mixers.spell import parse, spell
+from regard.mixers.spelling import parse, spell
+from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
 from regard.projections.linear import LinearQKV
 from regard.projections.sne import FSNE, PSNE, SNE, Codes, fsne_reference

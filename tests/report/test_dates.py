@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from regard.report import plots
+from regard.report import figures
 
 
 def drawn() -> str:
-    curve = plots.Curve(0, "row", [1.0, 2.0, 3.0], [10.0, 20.0, 25.0], [9.0, 19.0, 24.0], [11.0, 21.0, 26.0])
-    return plots.curves([curve], plots.looks(["baseline"]), "accuracy", True)[0]
+    curve = figures.Curve(0, "row", [1.0, 2.0, 3.0], [10.0, 20.0, 25.0], [9.0, 19.0, 24.0], [11.0, 21.0, 26.0])
+    return figures.curves([curve], figures.looks(["baseline"]), "accuracy", True)[0]
 
 
 def test_a_figure_has_no_date(monkeypatch: pytest.MonkeyPatch) -> None:

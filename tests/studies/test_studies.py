@@ -4,8 +4,8 @@ import pytest
 
 from regard import ConfigError
 from regard.lab.analysis import carry_out
-from regard.lab.results import Results
 from regard.lab.study import Study, run_study
+from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_analysis, load_study
 
 SMOKE = [name for name in STUDIES if "smoke" in load_study(name).settings]

@@ -11,11 +11,10 @@ from PIL import Image
 
 from regard import Softmax
 from regard.core import ConfigError, DataError
-from regard.lab.run import Recipe, Run
-from regard.mixers.conv import Conv
-from regard.mixers.deform import DeformableConv
-from regard.mixers.dynamic import DynamicConv
-from regard.mixers.factors import Factors
+from regard.mixers.convolutions.conv import Conv
+from regard.mixers.convolutions.deformable import DeformableConv
+from regard.mixers.convolutions.dynamic import DynamicConv
+from regard.mixers.factors.factors import Factors
 from regard.mixers.pvt import PVT
 from regard.mixers.vit3 import ViT3
 from regard.tasks import Classification
@@ -25,6 +24,7 @@ from regard.tasks.data.catalog import classes_and_channels, digits, identity, lo
 from regard.tasks.data.images import decode, decode_all, fit
 from regard.tasks.data.streams import generator, seed_all
 from regard.tasks.weights import outputs
+from regard.train.run import Recipe, Run
 
 PLAIN = Recipe(batch=32, augment="none")
 

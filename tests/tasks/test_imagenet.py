@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 from regard.core import DataError
-from regard.lab.recipe import Recipe
 from regard.studies import load_study
 from regard.tasks import Classification
 from regard.tasks.data import catalog
 from regard.tasks.data.imagenet import NORMAL, Whole
+from regard.train.recipe import Recipe
 
 CLASSES = ("n01440764", "n01443537", "n02102040")
 HOST = "vit_desk(size=(14, 28), patch=7, dim=16, depth=1, heads=2)"

@@ -8,9 +8,9 @@ import typer
 
 from regard.core import ConfigError
 
-from .show import AsJson, show
+from .run_options import timed_device
 from .sizes import read_size
-from .training import timed_device
+from .tables import AsJson, show
 
 
 def advise(
@@ -26,11 +26,11 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Rank mechanisms for a model's attention layers by time here, with parameters and MACs (not quality)."""
-    from regard.measure.advise import Place
-    from regard.measure.advise import advise as run
+    from regard.advice.advise import Place
+    from regard.advice.advise import advise as run
     from regard.measure.bench import conditions
     from regard.mixers import MIXERS
-    from regard.mixers.spell import parse_mixer
+    from regard.mixers.spelling import parse_mixer
 
     place = str(timed_device(device))
     texts = [text for text in mixers.split(";") if text.strip()]

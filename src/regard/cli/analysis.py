@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from regard.core import ConfigError, nearest
-from regard.lab.results import Results
+from regard.store.results import Results
 from regard.studies import load_analysis
 
-from .show import show
+from .tables import show
 
 _FORMATS = ("csv", "json", "md")
 

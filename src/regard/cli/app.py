@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import typer
 
 from regard.core import RegardError
-from regard.measure.allocator import ALLOCATOR
+from regard.core.allocator import ALLOCATOR
 
 from .advise import advise
 from .bench import bench

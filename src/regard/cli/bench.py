@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from .show import AsJson, show
+from .run_options import timed_device
 from .sizes import read_grids
-from .training import timed_device
+from .tables import AsJson, show
 
 
 def bench(
@@ -31,7 +31,7 @@ def bench(
     from regard.core import ConfigError
     from regard.measure.bench import bench as run
     from regard.measure.bench import conditions
-    from regard.mixers.spell import parse_mixer
+    from regard.mixers.spelling import parse_mixer
 
     place = timed_device(device)
     configs = [config for text in mixers if (config := parse_mixer(text)) is not None]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .show import AsJson, show
+from .tables import AsJson, show
 
 
 def card(
@@ -13,7 +13,7 @@ def card(
 ) -> None:
     """Show formula, source, taxonomy, masks and options of a mechanism."""
     from regard.core import ConfigError
-    from regard.mixers.spell import parse_mixer, spell
+    from regard.mixers.spelling import parse_mixer, spell
 
     config = parse_mixer(mixer)
     if config is None:

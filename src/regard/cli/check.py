@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .show import AsJson, show
+from .tables import AsJson, show
 
 if TYPE_CHECKING:
     from regard.core import Grid, MixerConfig
@@ -87,7 +87,7 @@ def check(
     """
     from regard.core import ConfigError
     from regard.mixers import MIXERS
-    from regard.mixers.spell import parse_mixer
+    from regard.mixers.spelling import parse_mixer
 
     texts = [mixer] if mixer else [SMALL.get(cls.__name__, cls.__name__) for cls in MIXERS]
     configs = [parse_mixer(text) for text in texts]
@@ -114,7 +114,7 @@ def checked(config: "MixerConfig", standard: bool = False, compiled: bool = True
 
     standard: the configuration is the one of `SMALL` or the default. compiled: with the item "compile".
     """
-    from regard.mixers.spell import spell
+    from regard.mixers.spelling import spell
     from regard.testing import ContractError
     from regard.testing import check as run
 
@@ -138,7 +138,7 @@ def compared(config: "MixerConfig", grids: "Sequence[Grid]") -> list[dict[str, A
 
     Where there is none, or it is not installed, the plain equation of the configuration on these grids is the last.
     """
-    from regard.measure.external import compare, comparisons, plain_gap
+    from regard.testing.external import compare, comparisons, plain_gap
 
     results = [compare(one) for one in comparisons(type(config).__name__)]
     found = [{"with": one.said, "difference": one.difference, "holds": one.holds} for one in results]
@@ -156,9 +156,9 @@ def deit_counts(config: "MixerConfig", standard: bool = False) -> dict[str, Any]
     {"row", "params", "macs"} with the verdicts in words, or None. A configuration that does not fit has a note only.
     """
     from regard.core import RegardError
-    from regard.hosts.published import verdict
-    from regard.mixers.spell import spell
-    from regard.studies.mita_counts import PUBLISHED, SMALL, TINY, WORDS
+    from regard.mixers.spelling import spell
+    from regard.studies.mita.counts import PUBLISHED, SMALL, TINY, WORDS
+    from regard.studies.published_sizes import verdict
 
     found: dict[str, Any] = {}
     for size, body in (("T", TINY), ("S", SMALL)):

@@ -6,8 +6,8 @@ import typer
 
 from regard.core import ConfigError
 
-from .show import AsJson, show
 from .sizes import read_grids, read_size
+from .tables import AsJson, show
 
 
 def cost(
@@ -28,7 +28,7 @@ def cost(
         raise ConfigError(f"accounting is executed or paper, not {accounting!r}")
     if size and not host:
         raise ConfigError("--size is the image of a host: give --host, or --grid for a single layer")
-    from regard.mixers.spell import parse_mixer, spell
+    from regard.mixers.spelling import parse_mixer, spell
 
     configs = [parse_mixer(text) for text in mixers]
     rows: list[dict[str, Any]] = []

@@ -7,8 +7,7 @@ import typer
 
 from regard.core import ConfigError
 
-from .sizes import read_size
-from .training import (
+from .run_options import (  # fmt: skip
     AsJson,
     Changes,
     Compile,
@@ -27,10 +26,11 @@ from .training import (
     make_run,
     run_at,
     use_data,
-)  # fmt: skip
+)
+from .sizes import read_size
 
 if TYPE_CHECKING:
-    from regard.lab.run import Run, Saved
+    from regard.train.run import Run, Saved
 
 DEFAULTS: dict[str, Any] = {"epochs": 10, "lr": 2e-4}
 """Of the recipe: less than from scratch."""
@@ -77,8 +77,8 @@ def finetuning(
     results: Path,
 ) -> "Run":
     """The run that begins with the weights of `start`. Raises: ConfigError, StoreError."""
-    from regard.lab.run import Run
     from regard.lab.study import size_of, sized
+    from regard.train.run import Run
 
     host, own, source = _start(start, results)
     defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS}
@@ -91,13 +91,13 @@ def finetuning(
 
 def _start(start: str, results: Path) -> "tuple[str, str, Run | Saved | None]":
     """(host, mechanism as it is, source); source None: timm's weights, which the host's spelling asks for."""
-    from regard.hosts.swap import parse_host, spell_host
-    from regard.lab.run import Saved, read_run
-    from regard.mixers.spell import spell
+    from regard.mixers.spelling import spell
+    from regard.swapping.swap import parse_host, spell_host
+    from regard.train.run import Saved, read_run
 
     folder = Path(start).expanduser()
     if (folder / "model.json").exists():
-        from regard.hosts.saving import read_about
+        from regard.models.saving import read_about
 
         about = read_about(folder)
         mixers = {group["mixer"] for group in about["swaps"]}
@@ -126,7 +126,7 @@ def _start(start: str, results: Path) -> "tuple[str, str, Run | Saved | None]":
 
 def _bare(host: str) -> str:
     """A host's spelling without the classes and channels, which the new data decide, and without timm's weights."""
-    from regard.hosts.swap import parse_host, spell_host
+    from regard.swapping.swap import parse_host, spell_host
 
     name, options = parse_host(host)
     kept = {key: value for key, value in options.items() if key not in ("num_classes", "in_chans", "pretrained")}

@@ -8,7 +8,7 @@ import typer
 
 from regard.core import ConfigError, nearest
 
-from .show import AsJson, show
+from .tables import AsJson, show
 
 
 def _mixers() -> list[dict[str, Any]]:
@@ -22,7 +22,7 @@ def _mixers() -> list[dict[str, Any]]:
 
 
 def _projections() -> list[dict[str, Any]]:
-    from regard.mixers.spell import spell
+    from regard.mixers.spelling import spell
     from regard.projections import PROJECTIONS
 
     return [
@@ -32,7 +32,7 @@ def _projections() -> list[dict[str, Any]]:
 
 
 def _hosts() -> list[dict[str, Any]]:
-    from regard.hosts import list_models
+    from regard.models.catalog import list_models
 
     return [{"name": name} for name in list_models()]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .training import ResultsOption, recorded_data, run_at
+from .run_options import ResultsOption, recorded_data, run_at
 
 
 def maps(
@@ -40,8 +40,8 @@ def maps(
     results: ResultsOption = Path("results"),
 ) -> None:
     """Draw attention maps over a picture, or what takes their place. Untrained weights carry a warning."""
-    from regard.lab.files import write_atomically
-    from regard.measure import pictures, views
+    from regard.explain import pictures, views
+    from regard.store.files import write_atomically
 
     cell = _cell(query)
     if (found := run_at(model, results)) is not None:
@@ -80,11 +80,11 @@ def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyp
     """The model in evaluation mode, and whether its weights are trained. A new mechanism with parameters of its own
     counts as untrained."""
     from regard.core import ConfigError
-    from regard.hosts.swap import create_model, plan_swap
-    from regard.mixers.spell import parse_mixer
+    from regard.mixers.spelling import parse_mixer
+    from regard.swapping.swap import create_model, plan_swap
 
     if Path(model).is_dir():
-        from regard.lab.loading import load
+        from regard.train.load import load
 
         if mixer:
             raise ConfigError("a saved model has its mechanisms; leave --mixer out, or name its host")
@@ -105,10 +105,10 @@ def _input(network, image: str, found):  # type: ignore[no-untyped-def]
     from timm.data import resolve_model_data_config
 
     from regard.core import DataError
-    from regard.hosts.looking import example_of
-    from regard.lab.run import read_run
-    from regard.measure import pictures
+    from regard.explain import pictures
+    from regard.swapping.inspect import example_of
     from regard.tasks.data.images import decode
+    from regard.train.run import read_run
 
     settings = resolve_model_data_config(network)
     _, channels, height, width = example_of(network).shape

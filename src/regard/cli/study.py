@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, nearest
-from regard.lab.results import Results
+from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_study
 
 from .analysis import analysis_text, run_analysis, show_analysis
-from .show import AsJson, show
+from .run_options import Compile, Devices, ResultsOption, RootOption, use_data
 from .sizes import read_size
 from .study_display import Display, print_table
-from .training import Compile, Devices, ResultsOption, RootOption, use_data
+from .tables import AsJson, show
 
 if TYPE_CHECKING:
     from regard.lab.study import Study
@@ -69,9 +69,9 @@ def show_study(
         return None
     if "+" in scale:
         return _show_place(name, scale, results, as_json)
-    from regard.lab.places import places
-    from regard.lab.spread import usual_workers
     from regard.lab.table import claim_text
+    from regard.lab.workers import usual_workers
+    from regard.store.layout import places
 
     study = _study(name, scale, data, host, size, data_root)
     store, place = Results(results), study.place(scale)
@@ -195,8 +195,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """What the store has: runs by state, for every study with results."""
-    from regard.lab.places import scale_of
     from regard.lab.table import load_snapshot, snapshots
+    from regard.store.layout import scale_of
 
     found = [
         one
@@ -228,9 +228,9 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """The finished runs or the table of a study."""
-    from regard.lab.exchange import FORMATS, evidence
-    from regard.lab.places import find_place
+    from regard.lab.export import FORMATS, evidence
     from regard.lab.table import Table
+    from regard.store.layout import find_place
 
     format = "json" if as_json else format
     if name in ANALYSES:
@@ -256,7 +256,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Take in finished runs from another machine or from committed evidence."""
-    from regard.lab.exchange import import_runs
+    from regard.lab.export import import_runs
 
     counts = import_runs(path, Results(results), replace)
     left = "left out: runs of another mechanism, host, task or recipe than the study here has, or of a seed it has"
@@ -272,7 +272,7 @@ def _study(name: str, scale: str, data: str | None, host: str | None, size: str 
 
 
 def _out(text: str, path: Path | None) -> None:
-    from regard.lab.files import write_atomically
+    from regard.store.files import write_atomically
 
     if path is None:
         sys.stdout.write(text)
@@ -281,13 +281,13 @@ def _out(text: str, path: Path | None) -> None:
 
 
 def _spelled(row: Any) -> str:
-    from regard.mixers.spell import spell
+    from regard.mixers.spelling import spell
 
     return spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
 
 
 def _dry_run(study: "Study", scale: str, rows: str, as_json: bool) -> int:
-    from regard.lab.dryrun import dry_run
+    from regard.lab.dry_run import dry_run
 
     lines = [asdict(line) for line in dry_run(study, scale, rows)]
     title = f"{study.title}, {scale} scale: built here, one step on two random images; MACs are multiply-accumulates"

@@ -6,12 +6,12 @@ from typing import Any
 
 from regard.lab.progress import STATES, Event
 
-from .show import show
+from .tables import show
 
 
 def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
     """The table of a study with its claims. Raises: ConfigError if there is none."""
-    from regard.lab.exchange import json_text
+    from regard.lab.export import json_text
     from regard.lab.table import Table
 
     table = Table.load(results, name, scale)

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .show import AsJson, show
 from .sizes import read_size
+from .tables import AsJson, show
 
 
 def swap_check(
@@ -20,8 +20,8 @@ def swap_check(
     import torch
 
     from regard.core import ConfigError
-    from regard.hosts.swap import create_model, plan_swap
-    from regard.mixers.spell import parse_mixer
+    from regard.mixers.spelling import parse_mixer
+    from regard.swapping.swap import create_model, plan_swap
 
     config = parse_mixer(mixer)
     if config is None:

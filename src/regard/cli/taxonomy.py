@@ -7,7 +7,7 @@ import typer
 
 from regard.core import ConfigError
 
-from .show import AsJson, show
+from .tables import AsJson, show
 
 Part = Annotated[str, typer.Option(help="Only those with this in the column, such as 'landmark'.")]
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .sizes import read_size
-from .training import (
+from .run_options import (  # fmt: skip
     AsJson,
     Changes,
     Compile,
@@ -29,7 +28,8 @@ from .training import (
     numbers,
     recorded_data,
     use_data,
-)  # fmt: skip
+)
+from .sizes import read_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,8 +77,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a finished run on its test images again: with another mechanism or its numbers, or on other data."""
-    from regard.lab.precise import Precise
-    from regard.lab.run import read_run, trained
+    from regard.train.autocast import Precise
+    from regard.train.run import read_run, trained
 
     use_data(data_root)
     store, key = find_run(key, results)
@@ -87,7 +87,7 @@ def evaluate(
     if mixer:
         _exchange(model, mixer, run.seed)
     if retune:
-        from regard.hosts.swap import retune as change_numbers
+        from regard.swapping.swap import retune as change_numbers
 
         change_numbers(model, **numbers(retune))
     place = find_device(device)
@@ -104,7 +104,7 @@ def _exchange(model: "nn.Module", mixer: str, seed: int) -> None:
     """Put another mechanism in, with the weights that the model has; says what was drawn anew."""
     import torch
 
-    from regard.hosts.swap import plan_swap
+    from regard.swapping.swap import plan_swap
 
     torch.manual_seed(seed)
     plan = plan_swap(model, mixer)

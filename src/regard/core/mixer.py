@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from .card import Card
 from .cost import Cost
 from .errors import ShapeError, UnsupportedError
-from .fields import check_fields
 from .grid import Grid
 from .mask import Mask
 from .site import Site
+from .validation import check_fields
 
 
 class Operator(nn.Module):

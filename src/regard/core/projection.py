@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .cost import Cost
-from .fields import check_fields
 from .site import Site
+from .validation import check_fields
 
 
 def heads(x: Float[Tensor, "B N HD"], number: int) -> Float[Tensor, "B H N d"]:

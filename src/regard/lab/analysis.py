@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, StoreError, nearest
-
-from .files import read_json, write_json
-from .places import places
-from .results import Results, check_version
+from regard.store.files import read_json, write_json
+from regard.store.layout import places
+from regard.store.results import Results, check_version
 
 if TYPE_CHECKING:
-    from .run import Run
+    from regard.train.run import Run
 
 Cell = str | int | float | None
 
@@ -83,7 +82,7 @@ class Source:
 
     def run(self, key: str) -> "Run":
         """A run of the store, which the result then names. Raises: StoreError."""
-        from .run import read_run
+        from regard.train.run import read_run
 
         self.read[key] = None
         return read_run(self.store, key)
@@ -120,7 +119,7 @@ def carry_out(analysis: Analysis, store: Results, scale: str = "desk") -> dict[s
 
     Raises: StoreError if the runs that it reads are missing; whatever the computation raises.
     """
-    from .environment import code_version, environment
+    from regard.train.environment import code_version, environment
 
     source = Source(store, scale)
     parts = analysis.compute(source)

@@ -16,22 +16,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.core import RegardError, UnsupportedError
-from regard.mixers.compiled import native_wanted, processor
+from regard.mixers.shared.native_build import native_wanted, processor
+from regard.store.files import read_json, write_json
+from regard.store.results import Results
 from regard.tasks.classification import Classification
 from regard.tasks.data.augment import by_image
 from regard.tasks.data.catalog import PARQUET
 from regard.tasks.data.feed import Batches, to_tensor
 from regard.tasks.data.images import Images
+from regard.train.autocast import mixed
+from regard.train.loop import EVALUATIONS
+from regard.train.optimizer import make_optimizer
 
-from .dryrun import outputs_and_channels
-from .files import read_json, write_json
-from .loop import EVALUATIONS
-from .optimizer import make_optimizer
-from .precise import mixed
-from .results import Results
+from .dry_run import outputs_and_channels
 
 if TYPE_CHECKING:
-    from .run import Run
+    from regard.train.run import Run
+
     from .study import Study
 
 SECONDS, STEPS = 2.0, 5
@@ -162,7 +163,7 @@ def _seconds(run: "Run", speed: Speed, train: int, test: int) -> float:
 
 
 def _cores() -> int:
-    from .spread import usable_cores
+    from .workers import usable_cores
 
     return usable_cores()
 

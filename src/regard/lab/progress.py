@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import StoreError
-
-from .metrics import FIXED, Metrics
-from .results import Results
+from regard.store.metrics import FIXED, Metrics
+from regard.store.results import Results
 
 STATES = ("done", "failed", "stopped", "died", "busy")
 """How a run can end here. stopped: something around it was wrong, such as a full disk; died: its worker was killed."""

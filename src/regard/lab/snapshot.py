@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from regard.mixers.spell import spell
+from regard.mixers.spelling import spell
+from regard.store.files import write_json
+from regard.store.import_checks import further_runs, same_rows
+from regard.store.results import Results
 
-from .files import write_json
-from .incoming import further_runs, same_rows
-from .results import Results
 from .table import load_snapshot, snapshot_path
 
 if TYPE_CHECKING:
-    from .run import Run
+    from regard.train.run import Run
+
     from .study import Row, Setting, Study
 
 

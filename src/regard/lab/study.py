@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, nearest
+from regard.store.layout import slug
+from regard.store.results import Results
 
-from .places import slug
 from .progress import Event
-from .results import Results
 
 if TYPE_CHECKING:
     from regard.core import MixerConfig
     from regard.tasks.base import Task
+    from regard.train.run import Recipe, Run
 
-    from .run import Recipe, Run
-    from .spread import Job
+    from .workers import Job
 
 Scale = Literal["smoke", "desk", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "desk", "paper")
@@ -174,7 +174,7 @@ class Study:
 
     def run(self, scale: str, row: Row, seed: int) -> "Run":
         """The run of one row and seed. Raises: ConfigError if the setting trains nothing."""
-        from .run import Run
+        from regard.train.run import Run
 
         setting = self.setting(scale)
         if setting.recipe is None:
@@ -245,10 +245,11 @@ def run_study(
     Raises: ConfigError, before anything is written, if a run cannot use so many devices; StoreError; KeyboardInterrupt
     after the workers have stopped.
     """
+    from regard.train.distributed import check_devices
+
     from .progress import Progress
-    from .ranks import check_devices
     from .snapshot import write_snapshot
-    from .spread import Job, run_all
+    from .workers import Job, run_all
 
     plan = study.runs(scale, rows, seeds)
     for _, run in plan:
@@ -341,8 +342,8 @@ def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | 
 
 def size_of(host: str) -> tuple[int, int]:
     """The image size that a host is made for: its option, its default, or timm's configuration."""
-    from regard.hosts import default_size
-    from regard.hosts.swap import check_host, parse_host
+    from regard.models.catalog import default_size
+    from regard.swapping.swap import check_host, parse_host
 
     name, options = parse_host(host)
     given = options.get("img_size", options.get("size"))
@@ -363,7 +364,7 @@ def size_of(host: str) -> tuple[int, int]:
 
 def sized(host: str, size: tuple[int, int]) -> str:
     """The host's spelling for an image size, where that differs from its own and it has a size to set."""
-    from regard.hosts.swap import parse_host, spell_host
+    from regard.swapping.swap import parse_host, spell_host
 
     if size_of(host) == size:
         return host

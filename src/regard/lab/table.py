@@ -15,11 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core import ConfigError, StoreError, nearest
-
-from .files import read_json
-from .incoming import check_snapshot
-from .results import UNSAID, Results
-from .statistics import Interval, Pooled, Verdict, holm, interval, judge, paired, pooled, sampling_error, seed_pairs
+from regard.measure.statistics import (
+    Interval,
+    Pooled,
+    Verdict,
+    holm,
+    interval,
+    judge,
+    paired,
+    pooled,
+    sampling_error,
+    seed_pairs,
+)
+from regard.store.files import read_json
+from regard.store.import_checks import check_snapshot
+from regard.store.results import UNSAID, Results
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class Table:
 
 
 def snapshot_path(root: Path | str, name: str, scale: str) -> Path:
-    """Where a study's snapshot lies. scale: "desk", or with changes "desk+cifar10" (see `regard.lab.places`)."""
+    """Where a study's snapshot lies. scale: "desk", or with changes "desk+cifar10" (see `regard.store.layout`)."""
     return Path(root) / "studies" / f"{name}-{scale}.json"
 
 

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, nearest
-from regard.mixers.compiled import native_wanted
-from regard.mixers.heads import HeadMixer
-from regard.mixers.spell import spell
-
-from .allocator import ALLOCATOR
+from regard.core.allocator import ALLOCATOR
+from regard.mixers.shared.heads import HeadMixer
+from regard.mixers.shared.native_build import native_wanted
+from regard.mixers.spelling import spell
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 PARTS = ("operator", "layer")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Cost, MixerConfig
-from regard.hosts.counting import count_macs
-from regard.hosts.looking import channels_of, example_of, taking
-from regard.hosts.swap import build_sized, create_model, swap
+from regard.swapping.count import count_macs
+from regard.swapping.inspect import channels_of, example_of, taking
+from regard.swapping.swap import build_sized, create_model, swap
 
 
 def model_cost(

@@ -26,13 +26,12 @@ from regard.core import (
     hide,
     softmax_rows,
 )
-
-from .heads import CrossMixer, HeadMixerConfig, check_heads, check_qkv
-from .kernels import check_extra
-from .landmarks import number_of, pool_landmarks, seen, windows_of
-from .mita_plan import key_bias, without
-from .precision import exact_products
-from .through import read
+from regard.mixers.mita.routing import key_bias, without
+from regard.mixers.shared.heads import CrossMixer, HeadMixerConfig, check_heads, check_qkv
+from regard.mixers.shared.kernel_features import check_extra
+from regard.mixers.shared.landmarks import number_of, pool_landmarks, seen, windows_of
+from regard.mixers.shared.low_rank import read
+from regard.mixers.shared.precision import exact_products
 
 TABLE = 7
 """Sides of the learned tables of the biases, which are resized to the grid."""

@@ -26,12 +26,11 @@ from regard.core import (
     hide,
     softmax_rows,
 )
-
-from .heads import HeadMixerConfig, check_qkv
-from .mita_plan import check_chosen
-from .precision import exact_products, wide
-from .sdpa import sdpa
-from .tiles import Tiles, balanced, cell_ids, join_tokens, split_keep, split_tokens
+from regard.mixers.mita.routing import check_chosen
+from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
+from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.sdpa import sdpa
+from regard.mixers.shared.tiles import Tiles, balanced, cell_ids, join_tokens, split_keep, split_tokens
 
 Regions = int | tuple[int, int]
 

@@ -17,11 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, attend, merge
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.sdpa import sdpa
 
-from .heads import HeadMixerConfig
-from .precision import exact_products, wide
 from .pvt import MemoryMixer, memory_cost, refuse_memory
-from .sdpa import sdpa
 from .softmax import softmax_reference
 
 

@@ -14,9 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, only_kept
-
-from .heads import CrossMixer, HeadMixer, HeadMixerConfig
-from .kernels import (
+from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
+from regard.mixers.shared.kernel_features import (
     HeadConv,
     LocalMixer,
     Positions,
@@ -27,7 +26,7 @@ from .kernels import (
     kernel_weights,
     refuse_cross,
 )
-from .precision import exact_products, wide
+from regard.mixers.shared.precision import exact_products, wide
 
 AXES = {"channels": (1, 3), "head": (3,)}
 

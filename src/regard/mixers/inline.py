@@ -13,11 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, only_kept
-
-from .heads import CrossMixer, HeadMixer, HeadMixerConfig
-from .kernels import check_kernel, narrow, refuse_cross
-from .precision import exact_products, wide
-from .taps import own_kernels
+from regard.mixers.convolutions.sampling import own_kernels
+from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
+from regard.mixers.shared.kernel_features import check_kernel, narrow, refuse_cross
+from regard.mixers.shared.precision import exact_products, wide
 
 
 def inline_reference(

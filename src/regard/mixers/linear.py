@@ -12,10 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, only_kept
-
-from .heads import HeadMixerConfig
-from .kernels import Feature, check_kernel, feature_map, kernel_product, kernel_weights
-from .precision import exact_products, wide
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.kernel_features import Feature, check_kernel, feature_map, kernel_product, kernel_weights
+from regard.mixers.shared.precision import exact_products, wide
 
 
 def linear_reference(

@@ -13,12 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, only_kept
-
-from .heads import HeadMixerConfig
-from .kernels import check_extra, check_kernel
-from .landmarks import pool_matrix
-from .static_grids import resample
-from .through import read
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.kernel_features import check_extra, check_kernel
+from regard.mixers.shared.landmarks import pool_matrix
+from regard.mixers.shared.low_rank import read
+from regard.mixers.static_keys.grids import resample
 
 
 def linformer_reference(

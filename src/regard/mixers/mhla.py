@@ -15,12 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site, only_kept
-
-from .heads import HeadMixer, HeadMixerConfig
-from .kernels import check_kernel, divide, feature_map, narrow
-from .landmarks import Windows, number_of, windows_of
-from .precision import exact_products, wide
-from .tiles import balanced, cell_ids, join_tokens, split_tokens
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
+from regard.mixers.shared.kernel_features import check_kernel, divide, feature_map, narrow
+from regard.mixers.shared.landmarks import Windows, number_of, windows_of
+from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.tiles import balanced, cell_ids, join_tokens, split_tokens
 
 
 def mhla_reference(

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
-
-from .blocks import (
+from regard.mixers.shared.block_attention import (
     Block,
     BlockPlan,
     attend_groups,
@@ -26,9 +25,9 @@ from .blocks import (
     check_choice,
     padding_only,
 )
-from .heads import HeadMixerConfig, check_qkv
-from .precision import exact_products, wide
-from .tiles import Tiles, cell_ids
+from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
+from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.tiles import Tiles, cell_ids
 
 
 def moba_plan(

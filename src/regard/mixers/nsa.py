@@ -27,8 +27,7 @@ from regard.core import (
     merge,
     softmax_rows,
 )
-
-from .blocks import (
+from regard.mixers.shared.block_attention import (
     Block,
     BlockPlan,
     attend_groups,
@@ -40,10 +39,10 @@ from .blocks import (
     check_choice,
     padding_only,
 )
-from .heads import HeadMixerConfig, check_qkv
-from .precision import exact_products, wide
-from .sdpa import sdpa
-from .tiles import cell_ids, join_tokens, split_keep, split_tokens
+from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
+from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.sdpa import sdpa
+from regard.mixers.shared.tiles import cell_ids, join_tokens, split_keep, split_tokens
 
 
 def nsa_reference(

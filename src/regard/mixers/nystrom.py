@@ -14,12 +14,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, only_kept, softmax_rows
-
-from .heads import CrossMixer, HeadMixer, HeadMixerConfig, check_heads
-from .kernels import LocalMixer, check_kernel, check_kernel_size, refuse_cross
-from .landmarks import number_of, pool_landmarks, seen, windows_of
-from .precision import exact_products, wide
-from .through import read
+from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig, check_heads
+from regard.mixers.shared.kernel_features import LocalMixer, check_kernel, check_kernel_size, refuse_cross
+from regard.mixers.shared.landmarks import number_of, pool_landmarks, seen, windows_of
+from regard.mixers.shared.low_rank import read
+from regard.mixers.shared.precision import exact_products, wide
 
 STARTS = ("matrix", "batch")
 

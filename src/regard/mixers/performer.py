@@ -16,10 +16,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, only_kept
-
-from .heads import HeadMixerConfig
-from .kernels import check_kernel, divide, kernel_weights, narrow
-from .precision import exact_products, wide
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.kernel_features import check_kernel, divide, kernel_weights, narrow
+from regard.mixers.shared.precision import exact_products, wide
 
 
 def performer_reference(

@@ -15,10 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError, only_kept
-
-from .flatten import head_conv_cost
-from .heads import CrossMixer, HeadMixer, HeadMixerConfig
-from .kernels import (
+from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
+from regard.mixers.shared.kernel_features import (
     HeadConv,
     LocalMixer,
     Positions,
@@ -29,7 +27,9 @@ from .kernels import (
     narrow,
     refuse_cross,
 )
-from .precision import exact_products, wide
+from regard.mixers.shared.precision import exact_products, wide
+
+from .flatten import head_conv_cost
 
 
 def polaformer_reference(

@@ -28,9 +28,9 @@ from regard.core import (
     linear,
     merge,
 )
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
+from regard.mixers.shared.sdpa import sdpa
 
-from .heads import HeadMixer, HeadMixerConfig
-from .sdpa import sdpa
 from .softmax import softmax_reference
 
 

@@ -16,11 +16,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
-
-from .blocks import padding_only
-from .heads import HeadMixerConfig, check_heads
-from .order import in_order
-from .precision import exact_products, wide
+from regard.mixers.shared.block_attention import padding_only
+from regard.mixers.shared.heads import HeadMixerConfig, check_heads
+from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.stable_sort import in_order
 
 SELF = -5e4  # logit of a token with itself, the authors': below every other, yet finite, for a token all alone
 

@@ -10,9 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import NOTHING, Card, Cost, Grid, Mask, Operator, Site, attend, hide, softmax_rows
-
-from .heads import HeadMixerConfig, check_qkv
-from .sdpa import sdpa
+from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
+from regard.mixers.shared.sdpa import sdpa
 
 
 def softmax_reference(

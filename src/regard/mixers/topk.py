@@ -27,10 +27,10 @@ from regard.core import (
     linear,
     softmax_rows,
 )
+from regard.mixers.mita.routing import check_chosen
+from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
+from regard.mixers.shared.precision import exact_products, wide
 
-from .heads import HeadMixerConfig, check_qkv
-from .mita_plan import check_chosen
-from .precision import exact_products, wide
 from .topk_index import Lightning, forbid, spark_logits
 
 

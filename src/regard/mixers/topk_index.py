@@ -6,8 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.core import NOTHING, Mask, merge, softmax_rows
-
-from .precision import exact_products, wide
+from regard.mixers.shared.precision import exact_products, wide
 
 
 def spark_logits(

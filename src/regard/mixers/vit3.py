@@ -30,10 +30,9 @@ from regard.core import (
     linear,
     merge,
 )
-
-from .heads import check_heads, rotate
-from .precision import exact_products, wide
-from .taps import own_kernels
+from regard.mixers.convolutions.sampling import own_kernels
+from regard.mixers.shared.heads import check_heads, rotate
+from regard.mixers.shared.precision import exact_products, wide
 
 SCALE = 9**-0.5  # of the inner loss, the same for every width
 

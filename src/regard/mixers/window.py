@@ -27,10 +27,9 @@ from regard.core import (
     hide,
     softmax_rows,
 )
-
-from .heads import HeadMixerConfig, check_qkv
-from .sdpa import sdpa
-from .tiles import Tiles, join_tokens, sized, split_keep, split_tokens
+from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
+from regard.mixers.shared.sdpa import sdpa
+from regard.mixers.shared.tiles import Tiles, join_tokens, sized, split_keep, split_tokens
 
 Side = int | tuple[int, int]
 

@@ -13,8 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError
-
-from .heads import HeadMixerConfig, check_heads
+from regard.mixers.shared.heads import HeadMixerConfig, check_heads
 
 
 def xca_reference(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Cost, Projection, ProjectionConfig, Site, heads, linear, nearest
 
-from .warm import warm_start
+from .conversion import warm_start
 
 # applied to fresh tensors only, so that ReLU may overwrite them: an eighth less time in the CPU's forward pass
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu_, "gelu": F.gelu, "none": lambda x: x}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from regard.lab.table import snapshots
 
-from .page import render, write_report
-from .sheets import render_analysis, write_analyses
+from .analysis_page import render_analysis, write_analyses
+from .study_page import render, write_report
 
 
 def write_pages(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:

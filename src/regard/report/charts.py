@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from . import plots
+from . import figures
 
 _OUTLINES = (("#e8590c", 2.2), ("#1c5fd6", 5.2))  # the thin line is seen upon the thick one where they coincide
 _HEAT = LinearSegmentedColormap.from_list("regard", ("#0b2545", "#13678a", "#45c4b0", "#f2e96b"))
@@ -28,12 +28,12 @@ def chart(sheet: Mapping[str, Any]) -> str:
     rows = [row for row in rows if isinstance(row[drawn], int | float)]
     if not rows:
         return ""
-    with matplotlib.rc_context(plots._STYLE):
+    with matplotlib.rc_context(figures._STYLE):
         figure = Figure(figsize=(7.6, 4.4), layout="constrained")
         axes = figure.add_subplot()
         {"line": _lines, "points": _points, "bars": _bars, "heat": _heat}[plan["kind"]](figure, axes, plan, rows)
         axes.tick_params(length=0)
-        return plots.themed(figure, sheet["title"])
+        return figures.themed(figure, sheet["title"])
 
 
 def _lines(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -77,7 +77,7 @@ def _heat(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Ma
     for row in rows:
         values[ys.index(row[plan["y"]]), xs.index(row[plan["x"]])] = row[plan["value"]]
     norm = Normalize(np.nanmin(values), np.nanmax(values))
-    axes.pcolormesh(values, cmap=_HEAT, norm=norm, edgecolors=plots.RULE, linewidth=0.5)
+    axes.pcolormesh(values, cmap=_HEAT, norm=norm, edgecolors=figures.RULE, linewidth=0.5)
     for (y, x), value in np.ndenumerate(values):
         if np.isfinite(value):
             dark = sum(_HEAT(norm(value))[:3]) < 1.5
@@ -98,7 +98,7 @@ def _heat(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Ma
         axes.invert_yaxis()  # words are read from above, numbers grow upwards
     axes.grid(False)
     axes.set_xlabel(plan["x"])
-    axes.set_title(f"{plan['value']} by {plan['y']} (rows)", loc="left", fontsize=11, color=plots.MUTED)
+    axes.set_title(f"{plan['value']} by {plan['y']} (rows)", loc="left", fontsize=11, color=figures.MUTED)
 
 
 def _outline(figure: Figure, axes: Axes, plan: Mapping[str, Any], xs: Sequence[object], ys: Sequence[object]) -> None:
@@ -134,12 +134,12 @@ def borders(inside: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int,
 
 def _series(
     plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> list[tuple[tuple[str, list[Mapping[str, Any]]], plots.Look]]:
+) -> list[tuple[tuple[str, list[Mapping[str, Any]]], figures.Look]]:
     """((label, its rows), how it is drawn), in the order of appearance."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(str(row[plan["series"]]) if plan["series"] else "", []).append(row)
-    return list(zip(groups.items(), plots.looks(["row"] * len(groups)), strict=True))
+    return list(zip(groups.items(), figures.looks(["row"] * len(groups)), strict=True))
 
 
 def _plain() -> matplotlib.ticker.FuncFormatter:
@@ -161,7 +161,7 @@ def _finish(axes: Axes, plan: Mapping[str, Any]) -> None:
         axes.yaxis.set_major_formatter(_plain())
         axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     axes.set_xlabel(plan["x"] if plan["kind"] != "bars" else "")
-    axes.set_title(plan["y"], loc="left", fontsize=11, color=plots.MUTED)
+    axes.set_title(plan["y"], loc="left", fontsize=11, color=figures.MUTED)
     if plan["series"] or plan["kind"] == "points":
         handles, labels = axes.get_legend_handles_labels()
         if any(labels):

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from regard.hosts.derived import UNBUILT, derived_counts
-from regard.hosts.published import build, parameters, printed_rows, published_counts
 from regard.lab.analysis import Analysis, Cell, Picture, Sheet, Source
-from regard.lab.dryrun import compare
+from regard.lab.dry_run import compare
+
+from .derived_sizes import UNBUILT, derived_counts
+from .published_sizes import build, parameters, printed_rows, published_counts
 
 _COLUMNS = (
     "model", "parameters", "printed", "verdict", "authors' code", "GFLOPs", "printed GFLOPs", "verdict on GFLOPs",

@@ -4,14 +4,14 @@ Each digit lies at a random place of a 12 x 12 canvas, so a network that does no
 fixed positions. What the intervals support is in docs/results/quickstart-desk.
 """
 
-from regard.lab.recipe import Recipe
 from regard.lab.study import Claim, Row, Setting, Study
-from regard.mixers.factors import Factors
-from regard.mixers.mita import MiTA
-from regard.mixers.ska import SKA
+from regard.mixers.factors.factors import Factors
+from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.ska import SKA
 from regard.projections.sne import PSNE
 from regard.tasks import Classification
+from regard.train.recipe import Recipe
 
 ROWS = (
     Row("softmax", Softmax()),

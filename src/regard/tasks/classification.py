@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, MixerConfig
+from regard.tasks.data.augment import by_image, check_augment, transform
+from regard.tasks.data.catalog import identity, load
+from regard.tasks.data.feed import Batches, evaluation_batches
+from regard.tasks.data.imagenet import NORMAL
+from regard.tasks.data.images import Images, ImageSet
+from regard.tasks.data.streams import number
 
 from .base import Score, Task, Training
-from .data.augment import by_image, check_augment, transform
-from .data.catalog import identity, load
-from .data.feed import Batches, evaluation_batches
-from .data.imagenet import NORMAL
-from .data.images import Images, ImageSet
-from .data.streams import number
 from .weights import Init, redraw
 
 
@@ -112,8 +112,8 @@ class Classification(Task):
 
     def network(self, mixer: MixerConfig | None, removed: bool) -> nn.Module:
         """The host with the mechanism in it, as the host initialises it."""
-        from regard.core.resting import resting
-        from regard.hosts.looking import taking
+        from regard.core.eval_mode import resting
+        from regard.swapping.inspect import taking
 
         if removed and mixer is not None:
             raise ConfigError(f"removed=True takes attention out; it goes with mixer=None, not {mixer}")
@@ -129,7 +129,7 @@ class Classification(Task):
         self, mixer: MixerConfig | None, outputs: int, channels: int, removed: bool = False, *, pretrained: bool = True
     ) -> nn.Module:
         """Input channels and img_size only where the host's spelling does not say them."""
-        from regard.hosts import swap
+        from regard.swapping import swap
 
         given = swap.parse_host(self.host)[1]
         options: dict[str, Any] = {"num_classes": outputs}
@@ -196,7 +196,7 @@ class Classification(Task):
     def _pretrained(self) -> bool:
         if "pretrained" not in self.host:
             return False
-        from regard.hosts.swap import parse_host  # brings timm
+        from regard.swapping.swap import parse_host  # brings timm
 
         return bool(parse_host(self.host)[1].get("pretrained"))
 
@@ -294,7 +294,7 @@ def expected(host: str, channels: int) -> tuple[list[float], list[float]]:
 
     The host is built without weights and memory to be asked. ImageNet's where it does not say.
     """
-    from regard.hosts import swap
+    from regard.swapping import swap
 
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         known = getattr(swap.create_model(host, None, pretrained=False), "pretrained_cfg", None) or {}

@@ -10,8 +10,7 @@ from torch import nn
 from regard.core import ConfigError, Mixer, Operator, Projection
 from regard.projections.linear import LinearProjection
 from regard.projections.sne import Codes
-
-from .data.streams import number
+from regard.tasks.data.streams import number
 
 Init = Literal["zero", "fan_in", "host"]
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from regard.core import ConfigError, Grid, GridError, MixerConfig, nearest
-from regard.mixers.spell import spell
+from regard.mixers.spelling import spell
 
 from . import forms, influence
 from .subject import ContractError, Subject

@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import Grid, GridError, Mixer, ShapeError, UnsupportedError
-from regard.mixers.heads import HeadMixer, HeadMixerConfig
-from regard.mixers.spell import parse, parts, spell
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
+from regard.mixers.spelling import parse, parts, spell
 
 from .subject import ContractError, Subject, gap, moved
 

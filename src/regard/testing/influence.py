@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import Mask, RegardError, UnsupportedError, merge
-from regard.mixers.heads import HeadMixer, HeadMixerConfig
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 
 from .subject import EXACT, ContractError, Subject, gap
 

@@ -1,0 +1,168 @@
+"""What each factor of spatial attention attends to (Zhu et al. 2019, Eq. 2 and Figure 1), for one query of an image.
+
+A layer with `Factors` adds the logits of the terms that are on; here every term has a softmax of its own too. Logits
+are those of one query, in float64: nothing is as large as the pairs of tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Grid, Mask, softmax_rows
+from regard.mixers.factors.factors import FactorsOperator
+from regard.mixers.factors.forms import Tables
+from regard.mixers.factors.inputs import scale_of, strided_tokens
+
+from .layer_inputs import Call, calls, cells, undivided
+
+ALL = "all"
+"""The name of the map of all terms together: that of the layer."""
+MEANING = {
+    "E1": "query & key content",
+    "E2": "query content & position",
+    "E3": "key content",
+    "E4": "relative position",
+    ALL: "as the layer attends",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermMaps:
+    """One layer, seen from one cell.
+
+    grid: of the queries; cell: (row, column) on it. keys: the grid of the keys, before a stride. logits: of "E1" to
+    "E4" as far as they are on, (heads, tokens of keys), with the scale. bias: added to their sum, (heads or 1, tokens):
+    -inf for keys that the query does not see (window, stride, mask), otherwise 0 or what the host adds.
+    """
+
+    layer: str
+    grid: Grid
+    keys: Grid
+    cell: tuple[int, int]
+    logits: Mapping[str, Float[Tensor, "H M"]]
+    bias: Float[Tensor, "#H M"]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The terms that are on, and "all"."""
+        return (*self.logits, ALL)
+
+    def weights(self, name: str) -> Float[Tensor, "H M"]:
+        """Softmax of one term alone over the keys that the query sees, or of all terms and the bias."""
+        if name == ALL:
+            return softmax_rows(sum(self.logits.values(), start=self.bias))
+        return softmax_rows(self.logits[name].masked_fill(self.bias == -torch.inf, -torch.inf))
+
+    def map(self, name: str) -> Float[Tensor, "H h w"]:
+        """The weights on cells. A row may sum to less than 1: extra tokens are no cells."""
+        weights = self.weights(name)[:, self.keys.span]
+        return weights.unflatten(-1, (self.keys.height, self.keys.width))
+
+
+def term_maps(
+    model: nn.Module, image: Float[Tensor, "C H W"], query: tuple[int, int] | None = None, *, layers: str = "*"
+) -> list[TermMaps]:
+    """The maps of each term in the layers with `Factors`, from one cell of an image, in the order of the network.
+
+    image: as the model expects it. query: (row, column) on the finest grid of these layers, by default the middle one;
+    a coarser layer looks from the cell below it. Where queries have a stride, the next cell up and to the left that
+    asks looks; the layer interpolates what these get. layers: a glob of names. Layers that see the image in parts
+    (windows of a Swin transformer) are left out.
+    Raises: UnsupportedError if no layer has `Factors` or none sees the whole image; ConfigError if no name matches;
+    GridError for a query outside the grid.
+    """
+    found = calls(model, image, FactorsOperator, "layer with Factors", layers)
+    whole = undivided(found, {name: len(call.args[2]) for name, call in found.items()})
+    places = cells({name: call.kwargs["grid"] for name, call in whole.items()}, query)
+    with torch.no_grad():
+        return [_of_call(name, call, places[name]) for name, call in whole.items()]
+
+
+def _of_call(name: str, call: Call, cell: tuple[int, int]) -> TermMaps:
+    grid: Grid = call.kwargs["grid"]
+    asked = call.module.config.query_stride
+    cell = (cell[0] - cell[0] % asked, cell[1] - cell[1] % asked)
+    memory: Grid | None = call.kwargs.get("memory")
+    mask: Mask | None = call.kwargs.get("mask")
+    operator, keys = call.module, memory or grid
+    logits = term_logits(operator, *call.args[:3], grid=grid, memory=memory, cell=cell)
+    bias = seen_keys(operator, grid, keys, cell, mask)
+    return TermMaps(
+        layer=name,
+        grid=grid,
+        keys=keys,
+        cell=cell,
+        logits={term: value[0].cpu() for term, value in logits.items()},
+        bias=bias.cpu().expand(operator.heads if not logits else bias.shape[0], -1),
+    )
+
+
+def term_logits(
+    operator: FactorsOperator,
+    q: Float[Tensor, "B H N d"] | None,
+    k: Float[Tensor, "B H M d"] | None,
+    v: Float[Tensor, "B H M e"],
+    *,
+    grid: Grid,
+    cell: tuple[int, int],
+    memory: Grid | None = None,
+) -> dict[str, Float[Tensor, "B H M"]]:
+    """The logits of the terms that are on from one cell to all keys, scaled, in float64.
+
+    Keys are those before the operator's stride, which keeps some of them (`seen_keys`).
+    """
+    keys, config = memory or grid, operator.config
+    on = dict(zip(("E1", "E2", "E3", "E4"), (flag == "1" for flag in config.terms), strict=True))
+    tables = operator.tables(grid, keys)
+    scale = scale_of(config.scale, q, k, v, tables)
+    r = None if tables is None else _displaced(tables, keys, cell)
+    token = grid.prefix + cell[0] * grid.width + cell[1]
+    own = None if q is None else q[:, :, token].double()
+    content = None if k is None else k.double()
+    u, t = (None if vector is None else vector.double() for vector in (operator.u, operator.t))
+    logits: dict[str, Tensor] = {}
+    if on["E1"]:
+        logits["E1"] = torch.einsum("bhd,bhmd->bhm", cast(Tensor, own), cast(Tensor, content))
+    if on["E2"]:
+        logits["E2"] = torch.einsum("bhd,hmd->bhm", cast(Tensor, own), cast(Tensor, r))
+    if on["E3"]:
+        logits["E3"] = torch.einsum("hd,bhmd->bhm", cast(Tensor, u), cast(Tensor, content))
+    if on["E4"]:
+        logits["E4"] = torch.einsum("hd,hmd->hm", cast(Tensor, t), cast(Tensor, r)).expand(len(v), -1, -1)
+    return {name: value * scale for name, value in logits.items()}
+
+
+def _displaced(tables: Tables, keys: Grid, cell: tuple[int, int]) -> Float[Tensor, "H M d"]:
+    """r of every key, zero for extra tokens; a key of the grid lies at its own row and column."""
+    x, y = tables
+    r = x.new_zeros(x.shape[0], keys.tokens, x.shape[-1], dtype=torch.float64)
+    columns = torch.arange(keys.width, device=x.device) - cell[1] + x.shape[1] // 2
+    on_cells = x[:, None, columns].double().expand(-1, keys.height, -1, -1)
+    if y is not None:
+        rows = torch.arange(keys.height, device=x.device) - cell[0] + y.shape[1] // 2
+        on_cells = on_cells + y[:, rows, None].double()
+    r[:, keys.span] = on_cells.flatten(1, 2)
+    return r
+
+
+def seen_keys(
+    operator: FactorsOperator, grid: Grid, keys: Grid, cell: tuple[int, int], mask: Mask | None = None
+) -> Float[Tensor, "#H M"]:
+    """What is added to the logits of one query of the first sample: -inf for a key that it does not see."""
+    device, window = operator.basis_x.device, operator.config.window
+    bias = torch.zeros(1, keys.tokens, dtype=torch.float64, device=device)
+    token = grid.prefix + cell[0] * grid.width + cell[1]
+    if mask is not None:
+        rows = torch.zeros(1, 1, grid.tokens, keys.tokens, dtype=torch.float64, device=device)
+        bias = mask.added(rows)[0, :, token]
+    kept = torch.zeros(keys.tokens, dtype=torch.bool, device=device)
+    kept[strided_tokens(keys, operator.stride, device)] = True
+    if window:
+        far_y = (torch.arange(keys.height, device=device) - cell[0]).abs() > window // 2
+        far_x = (torch.arange(keys.width, device=device) - cell[1]).abs() > window // 2
+        kept[keys.span] &= ~(far_y[:, None] | far_x).flatten()
+    return bias.masked_fill(~kept, -torch.inf)

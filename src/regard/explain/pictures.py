@@ -1,0 +1,277 @@
+"""Attention maps of a real picture: as data for a study's page, and drawn over the picture.
+
+The pictures are scikit-learn's sample photographs (china.jpg by 白士 李, flower.jpg by dany13, both CC BY 2.0) and its
+handwritten digits (UCI, CC BY 4.0).
+"""
+
+import base64
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Grid, UnsupportedError, nearest
+from regard.core.eval_mode import resting
+from regard.swapping.capture import capture, readable
+from regard.swapping.layer import Hosted
+from regard.swapping.shared_state import swapped
+
+from .layer_inputs import cell_of
+
+SAMPLES = ("china", "flower")
+CREDITS = {
+    "china": "photograph china.jpg by 白士 李 (Baishi Li), CC BY 2.0, from scikit-learn's sample images",
+    "flower": "photograph flower.jpg by dany13, CC BY 2.0, from scikit-learn's sample images",
+    "digit": "handwritten digit of scikit-learn's digits (UCI ML repository, CC BY 4.0)",
+}
+"""Where each sample picture comes from; printed wherever it is shown."""
+_LINE = 0.18
+"""Inches of a line of text."""
+WARNING = "untrained weights: these maps show the initialisation, not what a model has learned"
+
+
+def sample_image(
+    size: int | tuple[int, int], grey: bool = False, name: str = "flower"
+) -> UInt8[np.ndarray, "height width channels"]:
+    """A real picture of a size (height, width): a photograph with 3 channels, or with grey=True a digit with 1.
+
+    The photograph is cut to the aspect ratio around its centre. The digit fills two thirds of the shorter side, but has
+    at least 8 pixels where they fit.
+    Raises: ConfigError for an unknown photograph.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    if grey:
+        from sklearn.datasets import load_digits
+
+        side = min(height, width, max(8, round(min(height, width) * 2 / 3)))
+        digit = Image.fromarray((load_digits().images[2] * 255 / 16).astype(np.uint8))
+        canvas = Image.new("L", (width, height))
+        canvas.paste(digit.resize((side, side), Image.Resampling.BILINEAR), ((width - side) // 2, (height - side) // 2))
+        return np.asarray(canvas)[..., None]
+    if name not in SAMPLES:
+        raise ConfigError(f"no sample photograph {name!r}; {nearest(name, SAMPLES)}")
+    from sklearn.datasets import load_sample_image
+
+    photograph = Image.fromarray(load_sample_image(f"{name}.jpg"))
+    return np.asarray(ImageOps.fit(photograph, (width, height), method=Image.Resampling.BICUBIC))
+
+
+def attention_of(
+    model: nn.Module,
+    image: Float[Tensor, "C H W"],
+    query: tuple[int, int] | None = None,
+    grid: Grid | None = None,
+    *,
+    picture: UInt8[np.ndarray, "height width channels"] | None = None,
+    layers: str = "*",
+    credit: str = "",
+) -> dict[str, Any]:
+    """Where every layer and head of a model looks from one cell of an image, as plain data (probes/maps.json).
+
+    image: as the model expects it. query: (row, column) of the cell; by default the middle one. grid: of the tokens; by
+    default that of the model's patch embedding. picture: what is shown, by default the image stretched to 0..255.
+    credit: where the picture comes from, kept with the maps.
+    Returns image (base64 PNG), credit, grid, query, layers; each layer has its name, its heads and their mean as lists
+    of height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
+    weights on extra tokens are left out too, so that a map may sum to less than 1.
+    Raises: GridError if the query lies outside the grid; UnsupportedError if the model's own attention is not softmax.
+    """
+    grid = grid or grid_of(model)
+    y, x = cell_of(grid, query)
+    found = _forward(model, image, layers)
+    token = grid.prefix + y * grid.width + x
+    entries = []
+    for name, weights in found.items():
+        if weights.shape[0] != 1 or tuple(weights.shape[-2:]) != (grid.tokens, grid.tokens):
+            continue
+        heads = weights[0, :, token, grid.span]  # (H, h*w)
+        entries.append({"layer": name, "heads": _rounded(heads), "mean": _rounded(heads.mean(0))})
+    shown = picture if picture is not None else _stretched(image)
+    size = [grid.height, grid.width]
+    found_picture = {"image": base64.b64encode(png(shown)).decode(), "credit": credit}
+    return {**found_picture, "grid": size, "query": [y, x], "layers": entries}
+
+
+def grid_of(model: nn.Module) -> Grid:
+    """The grid of a model's tokens, from its patch embedding and its number of prefix tokens (timm's names).
+
+    Raises: UnsupportedError if the model has no single grid that could be read.
+    """
+    embedding: Any = getattr(model, "patch_embed", None)
+    size = getattr(embedding, "grid_size", None)
+    if size is None:
+        raise UnsupportedError(f"{type(model).__name__} has no patch_embed.grid_size; pass the grid of its tokens")
+    return Grid(int(size[0]), int(size[1]), int(getattr(model, "num_prefix_tokens", 0) or 0))
+
+
+def _forward(model: nn.Module, image: Tensor, layers: str) -> dict[str, Tensor]:
+    """The maps of one image in evaluation mode, for the layers that have any; the model is left as it was.
+
+    A model in which nothing was swapped is read through a copy with our softmax.
+    Raises: UnsupportedError if that computes something else.
+    """
+    example = next(model.parameters())
+    inputs = image[None].to(example.device, example.dtype)
+    swaps = any(isinstance(module, Hosted) for module in model.modules())
+    reader = model if swaps else readable(model, inputs, layers)
+    found: list[dict[str, Tensor]] = []
+    try:
+        with resting(reader), ExitStack() as stack:
+            for name in swapped(reader, layers):
+                with suppress(UnsupportedError):
+                    found.append(stack.enter_context(capture(reader, name)))
+            if found:
+                reader(inputs)
+    except UnsupportedError:  # an operator that finds out during the pass
+        return {}
+    return {name: weights for maps in found for name, weights in maps.items()}
+
+
+def _rounded(weights: Tensor) -> list[Any]:
+    """Five decimals are more than a picture shows."""
+    return np.round(weights.double().cpu().numpy(), 5).tolist()
+
+
+def _stretched(image: Tensor) -> UInt8[np.ndarray, "height width channels"]:
+    values = image.detach().float().cpu().permute(1, 2, 0)
+    low, high = values.min(), values.max()
+    return ((values - low) / (high - low).clamp_min(1e-12) * 255).round().to(torch.uint8).numpy()
+
+
+def png(picture: UInt8[np.ndarray, "height width channels"]) -> bytes:
+    """A picture with 1 or 3 channels as a PNG file."""
+    out = io.BytesIO()
+    Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def draw(maps: Mapping[str, Any], title: str, *, trained: bool, head: str = "all") -> bytes:
+    """The maps of `attention_of` over their picture, a row of panels for each layer, as a PNG file.
+
+    head: "all", "mean" or a number. Each panel is scaled to its own largest weight. Without trained weights the picture
+    says so; a credit stands below.
+    Raises: UnsupportedError if there is no map; ConfigError for a head that does not exist.
+    """
+    if not maps["layers"]:
+        raise UnsupportedError("no layer of this model has weights between all tokens of the picture")
+    shape = tuple(maps["grid"])
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(maps["image"]))).convert("RGB"))
+    rows = [
+        (layer["layer"], [
+            (name, partial(overlay, picture=picture, weights=np.reshape(weights, shape), query=maps["query"]))
+            for name, weights in _panels(layer, head)
+        ])
+        for layer in maps["layers"]
+    ]  # fmt: skip
+    return figure(rows, picture, title, trained=trained, credit=str(maps.get("credit") or ""), aspect=shape)
+
+
+def figure(
+    rows: Sequence[tuple[str, Sequence[tuple[str, Callable[..., None]]]]],
+    picture: UInt8[np.ndarray, "height width 3"],
+    title: str,
+    *,
+    trained: bool,
+    credit: str = "",
+    note: str = "",
+    aspect: tuple[int, int] | None = None,
+    side: float = 1.9,
+) -> bytes:
+    """Rows of panels as a PNG file: a layer's name over the picture, then (title, what draws on the panel's axes).
+
+    trained: otherwise a warning stands below; note and credit stand there too. aspect: (height, width) of a panel, by
+    default that of the picture. side: width of a panel in inches.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    across = 1 + max(len(panels) for _, panels in rows)
+    height, width = aspect or picture.shape[:2]
+    credit = " ".join(word for word in credit.split() if word.isascii())  # the font has no other
+    head = wrap(title, int(11 * side * across))
+    foot = [] if trained else [(line, True) for line in wrap(WARNING, int(12 * side * across))]
+    for text in (note, f"picture: {credit}" if credit else ""):
+        foot += [(line, False) for line in wrap(text, int(15 * side * across))]
+    tall = 0.3 + _LINE * (len(head) + len(foot)) + (side * height / width + 0.36) * len(rows)
+    made = Figure(figsize=(side * across, tall), layout="constrained")
+    made.get_layout_engine().set(rect=(0, _LINE * len(foot) / tall, 1, 1 - _LINE * len(foot) / tall))  # type: ignore
+    made.suptitle("\n".join(head), x=0.01, ha="left", fontsize=11)
+    for place, (line, loud) in enumerate(reversed(foot)):
+        style = {"fontsize": 10, "color": "#b3261e", "weight": "bold"} if loud else {"fontsize": 8, "color": "#5f6368"}
+        made.text(0.01, (_LINE * place + 0.04) / tall, line, ha="left", va="bottom", **style)  # type: ignore[arg-type]
+    for (layer, panels), row in zip(rows, made.subplots(len(rows), across, squeeze=False), strict=True):
+        for axes in row:
+            axes.set_axis_off()
+        row[0].imshow(picture)
+        row[0].set_title(layer, fontsize=9, loc="left")
+        for axes, (name, paint) in zip(row[1:], panels, strict=False):
+            paint(axes)
+            axes.set_title(name, fontsize=9, loc="left")
+    FigureCanvasAgg(made)
+    out = io.BytesIO()
+    made.savefig(out, format="png", dpi=110, metadata={"Software": None})
+    return out.getvalue()
+
+
+def _panels(layer: Mapping[str, Any], head: str) -> list[tuple[str, list[float]]]:
+    """(title, weights) of the panels that are asked for."""
+    heads = [(f"head {i}", weights) for i, weights in enumerate(layer["heads"])]
+    if head == "mean":
+        return [("mean", layer["mean"])]
+    if head == "all":
+        return [*heads, ("mean", layer["mean"])]
+    if not head.isdecimal() or int(head) >= len(heads):
+        raise ConfigError(
+            f"no head {head!r} in {layer['layer']}: give all, mean or a number from 0 to {len(heads) - 1}"
+        )
+    return [heads[int(head)]]
+
+
+def overlay(
+    axes: Any,
+    picture: np.ndarray,
+    weights: np.ndarray,
+    query: Sequence[int],
+    shape: Sequence[int] | None = None,
+) -> None:
+    """The picture in dark grey, the weights in amber (opacity = share of the largest), the query cell framed.
+
+    weights: (rows, columns) over the whole picture. query: (row, column) on a grid of `shape`, that of the weights.
+    """
+    height, width = picture.shape[:2]
+    axes.imshow(darkened(picture), extent=(0, width, height, 0))
+    axes.imshow(amber(weights), extent=(0, width, height, 0), interpolation="nearest")
+    frame(axes, picture, query, shape or weights.shape)
+
+
+def darkened(picture: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "height width 3"]:
+    """In dark grey, so that amber stands out."""
+    return (picture.mean(-1, keepdims=True).repeat(3, -1) * 0.62).astype(np.uint8)
+
+
+def amber(weights: np.ndarray) -> np.ndarray:
+    """RGBA (rows, columns, 4) with opacity = share of the largest weight."""
+    top = float(weights.max())
+    share = weights / top if top > 0 and math.isfinite(top) else np.zeros_like(weights)
+    colors = np.empty((*weights.shape, 4))
+    colors[..., :3], colors[..., 3] = (1.0, 0.69, 0.0), 0.88 * np.clip(share, 0, 1)
+    return colors
+
+
+def frame(axes: Any, picture: np.ndarray, query: Sequence[int], shape: Sequence[int]) -> None:
+    """A white frame around a cell of a grid of `shape` over the picture."""
+    step_y, step_x = picture.shape[0] / shape[0], picture.shape[1] / shape[1]
+    left, top_edge = query[1] * step_x, query[0] * step_y
+    xs = [left, left + step_x, left + step_x, left, left]
+    ys = [top_edge, top_edge, top_edge + step_y, top_edge + step_y, top_edge]
+    axes.plot(xs, ys, color="black", linewidth=2.4, solid_joinstyle="miter")
+    axes.plot(xs, ys, color="white", linewidth=1.2, solid_joinstyle="miter")

@@ -1,0 +1,1 @@
+"""Regular, deformable and dynamic convolution as mechanisms."""

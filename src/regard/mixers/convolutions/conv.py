@@ -1,0 +1,87 @@
+"""Regular convolution as a mixer: every tap is a head whose weight is 1 at one displacement (Zhu et al. 2019, Eq. 3).
+
+    y_q = sum over taps p of W_p x_{q + p} + b
+
+The weights know the relative position alone. Cells beyond the border and padded tokens are zero. Extra tokens are no
+taps; they get the mean of the cells' outputs, or zero (`extra`).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core import Card, ConfigError, Cost, Site, check_accounting
+
+from .sampling import TapsConfig, TapsMixer, check_groups, grouped, margins, shifted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv(TapsConfig):
+    """kernel, axes, causal, extra: of the taps. groups: of channels; dilation: cells between taps.
+
+    groups=dim is a depth-wise convolution.
+    Raises: ConfigError for even or impossible numbers; building, for groups that do not divide the channels.
+    """
+
+    groups: int = 1
+    dilation: int = 1
+
+    revision: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
+    card: ClassVar[Card] = Card(
+        title="Regular convolution",
+        source="Zhu et al. 2019, Eq. 3",
+        formula="sum_p W_p x_{q+p}",
+        complexity="O(N C^2 N_k)",
+        query_content=False,
+        key_content=False,
+        relative_position=True,
+        dynamic="none",
+        scaling=frozenset({"routing"}),
+        expert_type="linear layer on N_k cells",
+        expert_count="N",
+        construction="locality prior",
+        topology="N x one-to-one",
+        conditions="position",
+        prefix="no taps; the mean of the cells' outputs, or zero",
+        row_maps=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.groups, self.dilation) < 1:
+            raise ConfigError(f"groups and dilation are at least 1, not {self.groups}, {self.dilation}")
+
+    def build(self, site: Site, shared: nn.Module | None = None) -> "ConvMixer":
+        check_groups("Conv", self.groups, site)
+        return ConvMixer(self, site)
+
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """N C^2 N_k / groups in both accountings."""
+        check_accounting(accounting)
+        weight = site.dim * (site.dim // self.groups) * self.taps
+        return Cost(weight + site.dim * site.out_bias, site.grid.cells * weight)
+
+
+class ConvMixer(TapsMixer):
+    """conv (C, C / groups, taps)."""
+
+    output: ClassVar[str] = "conv"
+    config: Conv
+
+    def __init__(self, config: Conv, site: Site) -> None:
+        super().__init__(config, site)
+        dim, groups, apart = site.dim, config.groups, config.dilation
+        self.conv = nn.Conv2d(dim, dim, config.sides, groups=groups, dilation=apart, bias=site.out_bias)
+
+    def mix(self, cells: Tensor, valid: Tensor | None, plain: bool) -> Tensor:
+        config, conv = self.config, self.conv
+        if plain:
+            seen = torch.stack(shifted(cells, config.sides, config.dilation, config.causal), 2)
+            return grouped(conv.weight, seen, conv.bias)
+        left, right, top, bottom = margins(config.sides, config.dilation, config.causal)
+        if config.causal:
+            return conv(F.pad(cells, (left, right, top, bottom)))
+        return F.conv2d(cells, conv.weight, conv.bias, 1, (top, left), config.dilation, config.groups)

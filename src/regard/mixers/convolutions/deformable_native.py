@@ -1,0 +1,58 @@
+"""Bilinear sampling at the taps of a deformable convolution in compiled code (deform_native.cpp)."""
+
+import ctypes
+from ctypes import byref, c_long, c_void_p
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core import UnsupportedError
+from regard.mixers.shared.native_build import kernel
+
+SOURCE = "deform_native.cpp"
+
+
+class _Sizes(ctypes.Structure):
+    _fields_ = tuple((name, c_long) for name in ("B", "C", "h", "w", "g", "K", "L", "threads"))
+
+
+def sample_native(
+    x: Float[Tensor, "B C h w"], points: Float[Tensor, "B g K hh ww 2"], factors: Tensor | None
+) -> Float[Tensor, "B C K L"]:
+    """As `sample_maps`, in float32 for half precision. Raises: UnsupportedError without a compiler."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    rows = x.to(kind).permute(0, 2, 3, 1).contiguous()  # (B, h, w, C)
+    share = None if factors is None else factors.flatten(3).to(kind).contiguous()
+    seen: Tensor = Sample.apply(rows, points.flatten(3, 4).to(kind).contiguous(), share)  # type: ignore[no-untyped-call]
+    return seen.to(x.dtype).permute(0, 3, 2, 1)
+
+
+class Sample(torch.autograd.Function):
+    """rows (B, h, w, C), points (B, g, K, L, 2), factors (B, g, K, L) or None -> (B, L, K, C)."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, points: Tensor, factors: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(rows, points, factors)
+        batch, _, taps, places, _ = points.shape
+        out = rows.new_empty(batch, places, taps, rows.shape[3])
+        _call("forward", rows, points, factors, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, ahead: Tensor):  # type: ignore[no-untyped-def, override]
+        if torch.is_grad_enabled():  # create_graph=True
+            raise UnsupportedError(
+                'deformable_conv: execution="native" cannot be differentiated twice; use execution="eager"'
+            )
+        rows, points, factors = ctx.saved_tensors
+        grads = torch.zeros_like(rows), torch.empty_like(points), None if factors is None else torch.empty_like(factors)
+        _call("backward", rows, points, factors, ahead.contiguous(), *grads)
+        return grads
+
+
+def _call(what: str, rows: Tensor, points: Tensor, *arrays: Tensor | None) -> None:
+    (batch, height, width, channels), (_, groups, taps, places, _) = rows.shape, points.shape
+    sizes = _Sizes(batch, channels, height, width, groups, taps, places, torch.get_num_threads())
+    pointers = (c_void_p(None if array is None else array.data_ptr()) for array in (rows, points, *arrays))
+    kernel(SOURCE, f"sample_{what}", rows.dtype)(byref(sizes), *pointers)

@@ -1,0 +1,133 @@
+"""Multiply-accumulates of the four factors: as the paper counts them, and as the forms execute them."""
+
+import math
+from typing import TYPE_CHECKING
+
+from regard.core import Grid, Site
+
+from .forms import PRESETS, feature_width, product_pays, reach, sinusoid_basis, table_size
+from .inputs import strided_grid
+from .window_tiles import Cut, cut
+
+if TYPE_CHECKING:
+    from .factors import Factors
+
+
+def paper_macs(config: "Factors", site: Site, width: int) -> int:
+    """Table 1 of the paper, with the products of the operator only.
+
+    A window has window^axes keys everywhere, as if there were no border, but never more than the map has (and the
+    extra tokens): one that holds the whole map costs what none does.
+    """
+    e1, e2, _, _ = (flag == "1" for flag in config.terms)
+    grid, keys, inner = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner
+    source, window, axes = site.memory or site.grid, config.window or math.inf, config.axes
+    seen = int(min(window**axes, keys.cells)) + keys.extra
+    macs = 0
+    if config.relative:
+        steps = (site.grid.width + source.width - 1, site.grid.height + source.height - 1)[:axes]
+        macs += int(sum(min(window, count) for count in steps)) * inner * width
+    if e1:
+        macs += grid.tokens * seen * inner
+    elif e2:
+        macs += grid.tokens * int(min(axes * window, sum((keys.width, keys.height)[:axes]))) * inner
+    return macs + (keys.tokens * inner if config.terms == "0010" else grid.tokens * seen * inner)
+
+
+def executed_macs(config: "Factors", site: Site, width: int) -> int:
+    """Every matrix product of the form that runs for one sample in float32 without a mask, eager on the CPU."""
+    e1, e2, e3, e4 = (flag == "1" for flag in config.terms)
+    grid, keys, inner, d = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner, site.width
+    form = _form(config, site)
+    # beside E1, E3 is part of its product; the materialised form takes every term by itself
+    macs = keys.tokens * inner if e3 and (not e1 or form == "materialised") else 0
+    sides = ((grid.width, keys.width), (grid.height, keys.height))[: config.axes]
+    if config.relative:
+        sizes = [table_size(q, k, config.key_stride, config.query_stride) for q, k in sides]
+        macs += sum(2 * size - 1 for size in sizes) * inner * (width // config.axes)
+    if form == "materialised":
+        pairs = grid.tokens * keys.tokens * inner
+        return macs + pairs * (e1 + e2 + e4 + 1)
+    if form == "separable":
+        return macs + _places(e2, e4, grid, sides, inner) + grid.tokens * keys.tokens * inner * (1 + e1)
+    if form == "compressed":
+        return macs + _compressed(config, site, keys, sides)
+    row = keys.tokens * inner * e3
+    if not config.relative and not _window(config, site):
+        return macs + row
+    macs += _places(e2, e4, grid, sides, inner) + (row if grid.extra else 0)
+    if e2:
+        each = site.heads * (d + e3)
+        return macs + grid.cells * keys.height * (keys.width + 1) * each + grid.cells * keys.extra * inner
+    return macs + grid.width * inner * (keys.cells + grid.height * (keys.height + keys.extra))
+
+
+def exponentials(config: "Factors", site: Site) -> int:
+    """Numbers in the softmax of that form: one a pair of tokens, or one a pair of token and row or column of keys."""
+    _, e2, e3, _ = (flag == "1" for flag in config.terms)
+    grid, keys, heads = strided_grid(site.grid, config.query_stride), _keys(config, site), site.heads
+    form = _form(config, site)
+    if form != "factorised":
+        tiles = _cut(config, site) if form == "compressed" else None
+        return heads * (grid.tokens * keys.tokens if tiles is None else tiles.pairs(grid, keys))
+    row = heads * keys.tokens * e3
+    if not config.relative and not _window(config, site):
+        return row
+    row = row if grid.extra else 0
+    if e2:
+        last = grid.cells * (1 + keys.extra) if keys.extra else 0
+        return row + heads * (grid.cells * (keys.width + keys.height) + keys.cells * e3 + last)
+    heads = heads if config.relative or e3 else 1
+    return row + heads * (grid.width * keys.cells + grid.cells * (keys.height + keys.extra))
+
+
+def _form(config: "Factors", site: Site) -> str:
+    """The form that "auto" takes for one sample, as `factor_forms.choose`, or the one that is named."""
+    if config.backend != "auto":
+        return config.backend
+    e1, e2, _, _ = (flag == "1" for flag in config.terms)
+    if not e1 and not e2:
+        return "factorised"
+    if e1 or _cut(config, site) is not None:
+        return "compressed"
+    grid, keys = strided_grid(site.grid, config.query_stride), _keys(config, site)
+    return "factorised" if product_pays(1, site.heads, site.width, grid, keys) else "compressed"
+
+
+def _window(config: "Factors", site: Site) -> int:
+    """The window, 0 where it holds the whole map."""
+    grid, keys = strided_grid(site.grid, config.query_stride), _keys(config, site)
+    whole = 2 * reach(grid, keys, config.key_stride, config.query_stride) - 1
+    return 0 if config.window >= whole else config.window
+
+
+def _cut(config: "Factors", site: Site) -> Cut | None:
+    return cut(site.grid, _window(config, site)) if config.key_stride == config.query_stride == 1 else None
+
+
+def _keys(config: "Factors", site: Site) -> Grid:
+    return strided_grid(site.memory or site.grid, config.key_stride)
+
+
+def _places(e2: bool, e4: bool, grid: Grid, sides: tuple[tuple[int, int], ...], inner: int) -> int:
+    """Position logits of the cells against the keys of each axis."""
+    if not (e2 or e4):
+        return 0
+    return sum((grid.cells if e2 else q) * k * inner for q, k in sides)
+
+
+def _compressed(config: "Factors", site: Site, keys: Grid, sides: tuple[tuple[int, int], ...]) -> int:
+    e1, e2, e3, _ = (flag == "1" for flag in config.terms)
+    grid, inner, d = strided_grid(site.grid, config.query_stride), site.inner, site.width
+    source = site.memory or site.grid
+    features, macs = d * e1 + (e3 and not e1), 0
+    if config.relative:
+        base = config.base or PRESETS[config.preset][0]
+        width = config.width_of_positions(site) // config.axes
+        for (q, k), side in zip(sides, (source.width, source.height), strict=False):
+            rank = sinusoid_basis(side, width, base, config.magnitude, config.key_stride).shape[1]
+            features += rank
+            macs += (grid.cells if e2 else q) * rank * inner + (q * k * rank * inner if rank < k else 0)
+    tiles = _cut(config, site)
+    pairs = grid.tokens * keys.tokens if tiles is None else tiles.pairs(grid, keys)
+    return macs + 2 * pairs * site.heads * feature_width(features, d)

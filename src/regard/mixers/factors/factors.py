@@ -1,0 +1,473 @@
+"""The four factors of spatial attention (Zhu et al. 2019, Eq. 1, 2 and 8), any subset of them.
+
+    A = softmax over keys of  scale * (E1 + E2 + E3 + E4)
+    E1 = q.k            query and key content         E3 = u.k    key content only
+    E2 = q.r(delta)     query content and position    E4 = t.r(delta)    position only
+
+terms "1011" switches E1, E3 and E4 on. delta = stride * key - query_stride * query in cells; r(delta) = x(delta_x) +
+y(delta_y), so positions cost one table of 2 size - 1 vectors an axis. "0000" is the uniform average (not the same as no
+mixer).
+Extra tokens have no place: E2 = E4 = 0 for every pair with one, and they lie in every window.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import (
+    NOTHING,
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    GridError,
+    Mask,
+    Operator,
+    Site,
+    UnsupportedError,
+    hide,
+    softmax_rows,
+)
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.precision import exact_products
+
+from . import cost, forms
+from .forms import PRESETS, Tables, inside_window, pairwise, sinusoids, table_size
+from .inputs import (
+    Bases,
+    check_asked,
+    check_case,
+    check_terms,
+    check_window,
+    scale_of,
+    sort_terms,
+    strided_grid,
+    strided_tokens,
+    widened,
+)
+
+
+def factor_logits(
+    q: Float[Tensor, "B H N d"] | None,
+    k: Float[Tensor, "B H M d"] | None,
+    *,
+    terms: str,
+    grid: Grid,
+    key_grid: Grid | None = None,
+    tables: Tables | None = None,
+    u: Float[Tensor, "H d"] | None = None,
+    t: Float[Tensor, "H d"] | None = None,
+    stride: int = 1,
+    query_stride: int = 1,
+) -> dict[str, Float[Tensor, "#B H N M"]]:
+    """The logits of each factor that is on, "E1" to "E4", before the scale: every pair has its own r. For pictures.
+
+    Raises: UnsupportedError above 2^30 numbers in r; the fast form `factors` has no such limit.
+    """
+    keys = key_grid or strided_grid(grid, stride)
+    on, n, m = [flag == "1" for flag in terms], grid.tokens, keys.tokens
+    logits = {}
+    if on[0]:
+        logits["E1"] = cast(Tensor, q) @ cast(Tensor, k).mT
+    if on[1] or on[3]:
+        r = pairwise(cast(Tables, tables), grid, keys, stride, query_stride)
+        if on[1]:
+            logits["E2"] = torch.einsum("bhnd,hnmd->bhnm", cast(Tensor, q), r.to(cast(Tensor, q).dtype))
+    if on[2]:
+        key = cast(Tensor, k)
+        logits["E3"] = torch.einsum("hd,bhmd->bhm", cast(Tensor, u).to(key.dtype), key)[:, :, None].expand(-1, -1, n, m)
+    if on[3]:
+        logits["E4"] = torch.einsum("hd,hnmd->hnm", cast(Tensor, t).to(r.dtype), r)[None]
+    return logits
+
+
+def factors_reference(
+    q: Float[Tensor, "B H N d"] | None,
+    k: Float[Tensor, "B H M d"] | None,
+    v: Float[Tensor, "B H M e"],
+    *,
+    terms: str,
+    grid: Grid,
+    key_grid: Grid | None = None,
+    tables: Tables | None = None,
+    u: Float[Tensor, "H d"] | None = None,
+    t: Float[Tensor, "H d"] | None = None,
+    scale: float | None = 1.0,
+    window: int = 0,
+    stride: int = 1,
+    query_stride: int = 1,
+    mask: Mask | None = None,
+    basis: Bases | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "B H N e"]:
+    """Materialised: an r for every pair, O(N M d) memory per head. basis and backend only serve the fast form.
+
+    Arguments and errors as in `factors`; also UnsupportedError above 2^30 numbers in r.
+    """
+    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
+    k, v = k if k is None else hide(k, mask), hide(v, mask)
+    parts = factor_logits(
+        q, k, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t, stride=stride, query_stride=query_stride
+    )
+    logits = v.new_zeros(*v.shape[:2], grid.tokens, keys.tokens)
+    for part in parts.values():
+        logits = logits + part.to(v.dtype) * scale_of(scale, q, k, v, tables)
+    inside = inside_window(grid, keys, window, stride, v.device, query_stride)
+    if inside is not None:
+        logits = logits.masked_fill(~inside, -torch.inf)
+    return softmax_rows((mask or NOTHING).added(logits)).to(v.dtype) @ v
+
+
+def factors(
+    q: Float[Tensor, "B H N d"] | None,
+    k: Float[Tensor, "B H M d"] | None,
+    v: Float[Tensor, "B H M e"],
+    *,
+    terms: str,
+    grid: Grid,
+    key_grid: Grid | None = None,
+    tables: Tables | None = None,
+    u: Float[Tensor, "H d"] | None = None,
+    t: Float[Tensor, "H d"] | None = None,
+    scale: float | None = 1.0,
+    window: int = 0,
+    stride: int = 1,
+    query_stride: int = 1,
+    mask: Mask | None = None,
+    basis: Bases | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "B H N e"]:
+    """The same without a tensor over pairs of tokens; q and k may be None where no term uses them.
+
+    tables: (x (H, 2W-1, d), y (H, 2h-1, d)), entry delta + size - 1; size covers queries and keys, and more is allowed.
+        y may be None for one row. u, t: (H, d), for E3 and E4. scale: factor of all terms; None = d^-0.5.
+    grid: of the queries, in steps of `query_stride` cells. key_grid: where keys lie, in steps of `stride` cells;
+        None = every stride-th cell of grid (it must be given where queries have steps).
+    window: odd, the side of the square of cells around a query whose keys it sees; 0 = all keys.
+    basis: (x (W_keys, r), y (h_keys, r)), orthonormal columns that span what the tables can be along the keys (for
+        sinusoids few suffice, `sinusoid_basis`); it shortens the compressed form, which is as exact as the basis.
+    backend: "compressed" (extra features in one fused attention call), "factorised" (a product over axes, only without
+        E1 and mask), "separable" (dense logits from per-axis logits), "materialised" (the reference) or "auto". The
+        factorised product of E2 and E3 can underflow; eager on the CPU it notices and takes the compressed form,
+        elsewhere "auto" does not choose it (and by name it is not guarded).
+    What a key hidden by padding holds, even a NaN, does not matter.
+    Raises: ConfigError, ShapeError, GridError, UnsupportedError.
+    """
+    keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
+    if backend == "materialised":
+        return factors_reference(
+            q, k, v, terms=terms, grid=grid, key_grid=keys, tables=tables, u=u, t=t,
+            scale=scale, window=window, stride=stride, query_stride=query_stride, mask=mask,
+        )  # fmt: skip
+    k, v = k if k is None else hide(k, mask), hide(v, mask)
+    with exact_products(v.device):
+        factor = scale_of(scale, q, k, v, tables)
+        case = sort_terms(q, k, v, terms, grid, keys, tables, u, t, factor, window, stride, query_stride, mask, basis)
+        if backend == "auto":
+            backend = forms.choose(case)
+        if backend == "factorised" and (case.content is not None or case.mask.kinds):
+            what = f"a {' and '.join(sorted(case.mask.kinds))} mask" if case.mask.kinds else f"E1 (terms {terms!r})"
+            raise UnsupportedError(f"the factorised form cannot do {what}; use backend='auto' or 'compressed'")
+        return {
+            "compressed": forms.compressed,
+            "factorised": forms.factorised,
+            "separable": forms.separable,
+        }[backend](case)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factors(HeadMixerConfig):
+    """terms: four characters of 0/1 for E1..E4; "0010" is key content only, "0000" the uniform average.
+
+    scale: factor of the logits (the paper has none: 1.0), None = d^-0.5. window: odd side in cells, 0 = global.
+    A window is exact in every form, and faster than none only where it is small (at most about a quarter of a side):
+    there the compressed form runs in tiles, elsewhere it masks.
+    stride: of the keys; 0 = the preset's. query_stride: every such row and column asks, and the other cells get what
+    bilinear interpolation of the answers gives, as in mmcv (extra tokens all ask). positions: width P of the sinusoids,
+    0 = dim (a multiple of 4; of 2 for one axis). base: of the wavelengths, 0 = the preset's; magnitude: factor of the
+    coordinates; sign: 1 for delta = key - query, -1 for query - key, 0 = the preset's; position_scale: factor of the
+    projected encodings, 0 = the preset's. axes: 2, or 1 for sequences (grids of one row). backend: of
+    `regard.ops.factors`.
+    preset: "esa" (the paper: delta = key - query, base 1000), "mmcv" (its code: query - key, projected encodings
+    / sqrt 2, stride 2), "transformer_xl" (query - key, base 10000, u, t and positions drawn from normal(0, 0.02); also
+    give scale=None and axes=1).
+
+    Positions are sinusoids, each axis projected by one linear map without bias. A query bias is a hidden E3 or E4 term:
+    studies of factors build their hosts without it.
+    The linear maps of queries, keys, values and the output are the layer's, not the operator's, and start as those of
+    every mechanism: U(-a, a) with a = C^-0.5, so that mechanisms are compared from the same start. The authors' code
+    draws them with a = (3 / C)^0.5 (Kaiming-uniform), Transformer-XL from normal(0, 0.02).
+    """
+
+    terms: str = field(default="1111", kw_only=False)
+    scale: float | None = 1.0
+    window: int = 0
+    stride: int = 0
+    query_stride: int = 1
+    positions: int = 0
+    base: float = 0.0
+    magnitude: float = 1.0
+    axes: Literal[1, 2] = 2
+    sign: Literal[-1, 0, 1] = 0
+    position_scale: float = 0.0
+    preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
+    backend: Literal["auto", "compressed", "factorised", "separable", "materialised"] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_terms(self.terms)
+        check_window(self.window, self.key_stride)
+        check_asked(self.query_stride)
+        if self.backend == "factorised" and self.terms[0] == "1":
+            raise ConfigError(f"the factorised form cannot do E1 (terms {self.terms!r}); use backend='auto'")
+        if self.positions < 0 or self.positions % (2 * self.axes):
+            raise ConfigError(f"positions is a multiple of 2 axes = {2 * self.axes}, not positions={self.positions}")
+        numbers = (self.base, self.magnitude, self.position_scale, self.stride)
+        if min(numbers) < 0 or not self.magnitude:
+            raise ConfigError(
+                "base, position_scale and stride are positive (0 for the preset's) and magnitude is, not "
+                f"{self.base}, {self.position_scale}, {self.stride}, {self.magnitude}"
+            )
+
+    @property
+    def key_stride(self) -> int:
+        """stride, or the preset's."""
+        return self.stride or (2 if self.preset == "mmcv" else 1)
+
+    @property
+    def cross(self) -> bool:  # type: ignore[override]
+        """Not in a window, for which queries and keys have to lie on one grid."""
+        return not self.window
+
+    @property
+    def masks(self) -> frozenset[str]:  # type: ignore[override]
+        """A causal mask needs all queries and keys, no dwc; between strided queries hidden ones would be mixed in.
+
+        The factorised form, asked for by name, can none.
+        """
+        if self.backend == "factorised":
+            return frozenset()
+        padding, causal = self.query_stride == 1, self.query_stride == self.key_stride == 1 and not self.dwc
+        return frozenset(["bias"] + ["padding"] * padding + ["causal"] * causal)
+
+    @property
+    def uses(self) -> str:
+        e1, e2, e3, _ = (flag == "1" for flag in self.terms)
+        return "q" * (e1 or e2) + "k" * (e1 or e3) + "v"
+
+    @property
+    def relative(self) -> bool:
+        """Whether E2 or E4 is on."""
+        return "1" in (self.terms[1], self.terms[3])
+
+    @property
+    def card(self) -> Card:  # type: ignore[override]
+        """What the terms in use depend on."""
+        parts = [text for text, on in zip(("q.k", "q.r", "u.k", "t.r"), self.terms, strict=True) if on == "1"]
+        complexity = "O(N^2 C)" if self.terms[0] == "1" or self.terms[1] == "1" else "O(N (H + W) C)"
+        return Card(
+            title=f"Spatial attention factors {self.terms}",
+            source="Zhu et al. 2019 (Eq. 1, 2, 8)",
+            formula=f"softmax({' + '.join(parts)}) v" if parts else "mean of v",
+            complexity=complexity if self.relative or self.terms[0] == "1" else "O(N C)",
+            query_content="1" in self.terms[:2],
+            key_content="1" in (self.terms[0], self.terms[2]),
+            relative_position=self.relative,
+            dynamic="one-step" if "1" in self.terms[:3] else "none",
+            scaling=frozenset({"routing"} if self.window else ()),
+            expert_type="MLP of width w^2" if self.window else "MLP of width N",
+            expert_count="N" if self.window else "1",
+            construction="locality prior" if self.window else "identity",
+            topology="N x one-to-one" if self.window else "all-to-one",
+            conditions="position" if self.window else "",
+            prefix="keys and queries with relative terms 0",
+        )
+
+    def width_of_positions(self, site: Site) -> int:
+        """P. Raises: ConfigError if it is dim and dim is not a multiple of 2 axes."""
+        width = self.positions or site.dim
+        if self.relative and width % (2 * self.axes):
+            raise ConfigError(
+                f"sinusoids need a width that is a multiple of {2 * self.axes}, not {width}; give positions="
+            )
+        return width
+
+    def operator(self, site: Site) -> "FactorsOperator":
+        return FactorsOperator(self, site)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """ "executed" is what `backend` runs in float32, eager on the CPU; "paper" is the paper's Table 1."""
+        e3, e4, width = self.terms[2] == "1", self.terms[3] == "1", self.width_of_positions(site)
+        params = site.inner * (width * self.relative + e3 + e4)
+        if accounting == "paper":
+            return Cost(params, cost.paper_macs(self, site, width))
+        return Cost(params, cost.executed_macs(self, site, width))
+
+    def exponentials(self, site: Site) -> int:
+        """Numbers in the softmax of the form that runs, for one sample; costs leave them out."""
+        return cost.exponentials(self, site)
+
+
+class FactorsOperator(Operator):
+    """u, t (H, d) for E3 and E4; positions_x, positions_y (inner, P/2) project the sinusoids for E2 and E4.
+
+    The sinusoids and their bases are computed for whatever grid a call brings.
+    """
+
+    basis_x: Tensor
+    basis_y: Tensor
+
+    def __init__(self, config: Factors, site: Site) -> None:
+        super().__init__()
+        self.config, self.heads, self.grid = config, site.heads, site.grid
+        base, sign, factor = PRESETS[config.preset]
+        self.sign, self.factor = config.sign or sign, config.position_scale or factor
+        self.base, self.stride = config.base or base, config.key_stride
+        self.width = config.width_of_positions(site) // config.axes
+        self.u = nn.Parameter(torch.empty(site.heads, site.width)) if config.terms[2] == "1" else None
+        self.t = nn.Parameter(torch.empty(site.heads, site.width)) if config.terms[3] == "1" else None
+        shape = (site.inner, self.width)
+        self.positions_x = nn.Parameter(torch.empty(shape)) if config.relative else None
+        self.positions_y = nn.Parameter(torch.empty(shape)) if config.relative and config.axes == 2 else None
+        for name, basis in zip(("basis_x", "basis_y"), self._bases(site.grid), strict=True):
+            self.register_buffer(name, torch.empty(basis.shape, dtype=torch.float32), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """U(-a, a): a = (2d)^-0.5 for u, t, (3 / fan-in)^0.5 for positions; normal(0, 0.02) for transformer_xl."""
+        for weight in (self.u, self.t, self.positions_x, self.positions_y):
+            if weight is None:
+                continue
+            if self.config.preset == "transformer_xl":
+                nn.init.normal_(weight, std=0.02)
+            else:
+                square = 1 / (2 * weight.shape[1]) if weight is self.u or weight is self.t else 3 / weight.shape[1]
+                nn.init.uniform_(weight, -math.sqrt(square), math.sqrt(square))
+        self._fill()
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        for buffer, basis in zip((self.basis_x, self.basis_y), self._bases(self.grid), strict=True):
+            buffer.copy_(basis)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FactorsOperator":
+        """As `nn.Module` does; the bases are as exact as their new dtype allows, whatever the old one was."""
+        super()._apply(fn, recurse)
+        self._fill()
+        return self
+
+    def tables(self, grid: Grid, keys: Grid) -> Tables | None:
+        """The projected sinusoids of every displacement between the grids, (H, 2 size - 1, d) an axis."""
+        if self.positions_x is None:
+            return None
+        with exact_products(self.positions_x.device):
+            x = self._table(self.positions_x, grid.width, keys.width)
+            return x, None if self.positions_y is None else self._table(self.positions_y, grid.height, keys.height)
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return self._run(factors, q, k, cast(Tensor, v), grid, memory, mask)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        return self._run(factors_reference, q, k, cast(Tensor, v), grid, memory, mask)
+
+    def _run(
+        self,
+        attend: Callable[..., Tensor],
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        grid: Grid,
+        memory: Grid | None,
+        mask: Mask | None,
+    ) -> Tensor:
+        asked, q, mask = self._queries(q, v, grid, mask)
+        source, keys, k, v, mask = self._keys(k, v, grid, memory, mask)
+        basis = self._basis(source, v) if self.config.relative else None
+        out = attend(
+            q, k, v, terms=self.config.terms, grid=asked, key_grid=keys, tables=self.tables(asked, keys), u=self.u,
+            t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
+            query_stride=self.config.query_stride, mask=mask, basis=basis, backend=self.config.backend,
+        )  # fmt: skip
+        return out if self.config.query_stride == 1 else widened(out, asked, grid)
+
+    def _table(self, weight: Tensor, queries: int, keys: int) -> Tensor:
+        size = table_size(queries, keys, self.stride, self.config.query_stride)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        steps = torch.arange(1 - size, size, device=weight.device, dtype=dtype) * self.sign
+        waves = sinusoids(steps, self.width, self.base, self.config.magnitude)
+        return F.linear(waves, weight.to(dtype) * self.factor).unflatten(-1, (self.heads, -1)).transpose(0, 1)
+
+    def _bases(self, source: Grid) -> tuple[Tensor, Tensor]:
+        sides = (source.width, source.height)
+        width, stride = self.width if self.config.relative else 0, self.stride
+        return tuple(  # type: ignore[return-value]
+            forms.sinusoid_basis(side, width, self.base, self.config.magnitude, stride) for side in sides
+        )
+
+    def _basis(self, source: Grid, v: Tensor) -> Bases | None:
+        """None in float64 (exact without) and for a new grid under torch.compile (an SVD is no part of a graph)."""
+        if v.dtype == torch.float64:
+            return None
+        x, y = self.basis_x, self.basis_y
+        if (source.height, source.width) != (self.grid.height, self.grid.width):
+            if torch.compiler.is_compiling():
+                return None
+            x, y = (basis.to(x.device, x.dtype) for basis in self._bases(source))
+        return x, (y if self.config.axes == 2 else None)
+
+    def _queries(
+        self, q: Tensor | None, v: Tensor, grid: Grid, mask: Mask | None
+    ) -> tuple[Grid, Tensor | None, Mask | None]:
+        """The grid of the queries that their stride keeps, and q and mask of these."""
+        stride = self.config.query_stride
+        if stride == 1:
+            return grid, q, mask
+        picked = strided_tokens(grid, stride, v.device)
+        if mask is not None:
+            if mask.causal or mask.keep is not None:
+                raise UnsupportedError("a causal or padding mask needs every query: query_stride=1")
+            if mask.bias is not None and mask.bias.shape[-2] > 1:
+                mask = Mask(bias=mask.bias.index_select(-2, picked))
+        return strided_grid(grid, stride), None if q is None else q.index_select(-2, picked), mask
+
+    def _keys(
+        self, k: Tensor | None, v: Tensor, grid: Grid, memory: Grid | None, mask: Mask | None
+    ) -> tuple[Grid, Grid, Tensor | None, Tensor, Mask | None]:
+        """The grid of all keys, the grid of those that the stride keeps, and k, v, mask of these."""
+        source = memory or grid
+        if self.config.axes == 1 and max(grid.height, source.height) > 1:
+            raise GridError(f"axes=1 is for sequences (one row), not {grid}; use axes=2")
+        if self.stride == 1:
+            return source, source, k, v, mask
+        if mask is not None and mask.causal:
+            raise UnsupportedError("a causal mask needs every key: stride=1")
+        picked = strided_tokens(source, self.stride, v.device)
+        if mask is not None:
+            bias = None if mask.bias is None else mask.bias.index_select(-1, picked)
+            mask = Mask(keep=None if mask.keep is None else mask.keep.index_select(-1, picked), bias=bias)
+        k = None if k is None else k.index_select(-2, picked)
+        return source, strided_grid(source, self.stride), k, v.index_select(-2, picked), mask

@@ -1,0 +1,158 @@
+"""The door of the four factors: what a user's tensors must look like, where strided keys lie, what the forms get."""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core import NOTHING, ConfigError, Grid, Mask, ShapeError, UnsupportedError, nearest
+from regard.mixers.shared.heads import check_heads
+
+from .forms import Case, Tables, reach, table_size
+
+BACKENDS = ("auto", "compressed", "factorised", "separable", "materialised")
+Bases = tuple[Tensor, Tensor | None]
+
+
+def strided_grid(grid: Grid, stride: int) -> Grid:
+    """Every stride-th row and column, from the first; extra tokens stay."""
+    return Grid(-(-grid.height // stride), -(-grid.width // stride), grid.prefix, grid.suffix)
+
+
+def strided_tokens(grid: Grid, stride: int, device: torch.device) -> Tensor:
+    """Indices among the tokens of `grid` of those on `strided_grid`."""
+    rows = torch.arange(0, grid.height, stride, device=device) * grid.width + grid.prefix
+    cells = (rows[:, None] + torch.arange(0, grid.width, stride, device=device)).flatten()
+    token = torch.arange(grid.tokens, device=device)
+    return torch.cat([token[: grid.prefix], cells, token[grid.prefix + grid.cells :]])
+
+
+def widened(x: Tensor, asked: Grid, grid: Grid) -> Tensor:
+    """(B, H, N asked, e) on `grid`: cells by bilinear interpolation (corners not aligned), extra tokens as they are."""
+    cells = x[..., asked.span, :].transpose(2, 3).flatten(1, 2).unflatten(-1, (asked.height, asked.width))
+    full = F.interpolate(cells, (grid.height, grid.width), mode="bilinear", align_corners=False)
+    full = full.unflatten(1, (x.shape[1], -1)).flatten(3).transpose(2, 3)
+    return torch.cat([x[..., : grid.prefix, :], full, x[..., asked.prefix + asked.cells :, :]], -2)
+
+
+def check_terms(terms: str) -> None:
+    """Raises ConfigError unless terms are four of 0/1."""
+    if not isinstance(terms, str) or len(terms) != 4 or set(terms) - {"0", "1"}:
+        raise ConfigError(f'terms must be four of 0/1 for E1..E4, like "0110", not {terms!r}')
+
+
+def check_window(window: int, stride: int) -> None:
+    """Raises ConfigError unless every query has a key in its window."""
+    if stride < 1 or window < 0 or (window and (window % 2 == 0 or window < 2 * stride - 1)):
+        raise ConfigError(
+            f"a window is odd and at least 2 stride - 1 (or 0 for all), stride at least 1, not {window}, {stride}"
+        )
+
+
+def check_case(
+    q: Tensor | None, k: Tensor | None, v: Tensor, terms: str, grid: Grid, key_grid: Grid | None, tables: Tables | None,
+    u: Tensor | None, t: Tensor | None, window: int, stride: int, asked: int, basis: Bases | None, backend: str,
+) -> Grid:  # fmt: skip
+    """The door of both functions; returns the grid of the keys."""
+    check_terms(terms)
+    check_window(window, stride)
+    check_asked(asked)
+    if asked > 1 and key_grid is None:
+        raise ConfigError(f"with query_stride={asked} the grid of the keys does not follow from {grid}; give key_grid=")
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend {backend!r} is unknown; {nearest(backend, BACKENDS)}")
+    keys = key_grid or strided_grid(grid, stride)
+    sides = ((grid.height, keys.height), (grid.width, keys.width))
+    if window and not all(_one_side(*side, stride, asked) for side in sides):
+        raise UnsupportedError(f"a window needs keys on the grid of the queries ({grid}), not on {keys}")
+    e1, e2, e3, e4 = (flag == "1" for flag in terms)
+    needed = {"q": (e1 or e2, q), "k": (e1 or e3, k), "u": (e3, u), "t": (e4, t), "tables": (e2 or e4, tables)}
+    for name, (wanted, value) in needed.items():
+        if wanted and value is None:
+            raise ConfigError(f"factors with terms {terms!r} needs {name}, which is None")
+    check_heads("factors", v=v, **{name: cast(Tensor, needed[name][1]) for name in "qk" if needed[name][0]})
+    keys.check(v)
+    if needed["q"][0]:
+        grid.check(cast(Tensor, q))
+    if needed["k"][0]:
+        keys.check(cast(Tensor, k))
+    used = {name: cast(Tensor, x) for name, (wanted, x) in needed.items() if wanted and name != "tables"}
+    _check_widths(v.shape[1], used, tables if e2 or e4 else None, grid, keys, stride, asked)
+    for side, u_r in zip((keys.width, keys.height), basis or (), strict=False):
+        if u_r is not None and (u_r.ndim != 2 or u_r.shape[0] != side):
+            raise ShapeError(
+                f"a basis has shape {tuple(u_r.shape)}; expected ({side}, r) for {side} keys along its axis"
+            )
+    return keys
+
+
+def check_asked(asked: int) -> None:
+    """Raises ConfigError unless the stride of the queries is at least 1."""
+    if asked < 1:
+        raise ConfigError(f"query_stride is at least 1, not {asked}")
+
+
+def _one_side(queries: int, keys: int, stride: int, asked: int) -> bool:
+    """Whether some number of cells has so many queries and so many keys."""
+    return max(asked * (queries - 1), stride * (keys - 1)) < min(asked * queries, stride * keys)
+
+
+def _check_widths(
+    heads: int, used: dict[str, Tensor], tables: Tables | None, grid: Grid, keys: Grid, stride: int, asked: int
+) -> None:
+    """Raises ShapeError unless the widths of q, k, u, t and the tables agree and the tables cover the grids."""
+    widths = {name: x.shape[-1] for name, x in used.items()}
+    if tables is not None:
+        if tables[1] is None and max(grid.height, keys.height) > 1:
+            raise ShapeError(f"the table of y may only be None for one row, not for {grid}")
+        sides = {"x": (grid.width, keys.width), "y": (grid.height, keys.height)}
+        for (axis, side), table in zip(sides.items(), tables, strict=True):
+            if table is None:
+                continue
+            size = table_size(*side, stride, asked)
+            if table.ndim != 3 or table.shape[0] != heads or table.shape[1] % 2 == 0 or table.shape[1] < 2 * size - 1:
+                raise ShapeError(
+                    f"the table of {axis} has shape {tuple(table.shape)}; expected ({heads}, {2 * size - 1}, d)"
+                )
+            widths[f"table of {axis}"] = table.shape[-1]
+    for name in ("u", "t"):
+        if name in used and (used[name].ndim != 2 or used[name].shape[0] != heads):
+            raise ShapeError(f"{name} has shape {tuple(used[name].shape)}; expected ({heads}, d)")
+    if any(width != next(iter(widths.values())) for width in widths.values()):  # torch.jit.trace has no numbers
+        raise ShapeError(f"widths must be equal, not {', '.join(f'{n} {w}' for n, w in widths.items())}")
+
+
+def scale_of(scale: float | None, q: Tensor | None, k: Tensor | None, v: Tensor, tables: Tables | None) -> float:
+    """scale, or d^-0.5 for None; d is e where neither q, k nor tables are there."""
+    if scale is not None:
+        return scale
+    widths = [x.shape[-1] for x in (q, k, tables and tables[0]) if x is not None]
+    return (widths or [v.shape[-1]])[0] ** -0.5
+
+
+def sort_terms(
+    q: Tensor | None, k: Tensor | None, v: Tensor, terms: str, grid: Grid, keys: Grid, tables: Tables | None,
+    u: Tensor | None, t: Tensor | None, scale: float, window: int, stride: int, asked: int, mask: Mask | None,
+    basis: Bases | None,
+) -> Case:  # fmt: skip
+    """Sort the terms by what the forms need; each term has q, u or t exactly once, so the scale goes into these."""
+    e1, e2, e3, e4 = (flag == "1" for flag in terms)
+    work = torch.promote_types(v.dtype, torch.float32)
+    content = saliency = place = None
+    if e1:
+        content = cast(Tensor, q) * scale
+        content = content + (cast(Tensor, u) * scale).to(content.dtype)[:, None] if e3 else content
+    elif e3:
+        saliency = (cast(Tensor, k).to(work) @ (cast(Tensor, u).to(work) * scale)[..., None]).squeeze(-1)
+    if e4:
+        place = cast(Tensor, t).to(work)[None, :, None, None] * scale
+    if e2:
+        own = cast(Tensor, q)[..., grid.span, :].unflatten(-2, (grid.height, grid.width)).to(work) * scale
+        place = own if place is None else own + place
+    narrow = window and window < 2 * reach(grid, keys, stride, asked) - 1
+    x, y = tables if tables is not None and place is not None else (None, None)
+    return Case(
+        content, saliency, place, k, v, None if x is None else x.to(work), None if y is None else y.to(work),
+        grid, keys, window if narrow else 0, stride, mask or NOTHING, basis or (None, None), e2, asked,
+    )  # fmt: skip

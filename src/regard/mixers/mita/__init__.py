@@ -1,0 +1,1 @@
+"""Mixture of top-k attention (MiTA). `mita.py` has the operator and the configuration."""

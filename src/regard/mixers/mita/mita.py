@@ -1,0 +1,317 @@
+"""Mixture of top-k attention (MiTA, arXiv 2602.01219v5, Eq. 1-12, Algorithm 1).
+
+m landmark queries, pooled from the queries on the grid, (a) compress all keys and values into m pairs (landmark, its
+value) and (b) each pick the k keys that they score highest: an expert. A query attends to the m pairs and to the keys
+of its best landmarks in one softmax. The pairs are extra slots: with k = N the result is still not softmax attention,
+unless branches="route". Class and register tokens are queries and keys like any other, but are not pooled.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
+from regard.mixers.shared.heads import HeadMixerConfig, check_heads, check_qkv
+from regard.mixers.shared.landmarks import EXTRACTORS, Chosen, number_of, windows_of
+from regard.mixers.shared.precision import exact_products, wide
+
+from .eager import LEAN, Lean, lean_form
+from .native import Native
+from .pieces import Rule
+from .routed import FORMS, Parts, choose_form
+from .routing import MitaPlan, check_counts, check_plan, choose, key_bias, without
+
+BRANCHES = ("both", "route", "compress")
+EXECUTIONS = ("auto", *LEAN, *FORMS)
+DUPLICATES = ("multiset", "union")
+
+
+def mita_reference(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    landmarks: Float[Tensor, "B H m d"],
+    top: int,
+    *,
+    experts: int = 1,
+    branches: str = "both",
+    duplicates: str = "multiset",
+    landmark_scale: float = 1.0,
+    scale: float | None = None,
+    mask: Mask | None = None,
+    landmark_keep: Bool[Tensor, "B m"] | None = None,
+    plan: MitaPlan | None = None,
+) -> Float[Tensor, "B H N e"]:
+    """Every query scores all m + M candidates; a key counts once for each of the query's experts that has it."""
+    k, v = hide(k, mask), hide(v, mask)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    probe = landmarks @ k.mT * scale  # (B, H, m, M)
+    bias = key_bias("mita", mask, probe)
+    probe = probe if bias is None else probe + bias
+    route = without(q @ landmarks.mT * scale, landmark_keep)  # (B, H, N, m)
+    plan = choose(probe, route, top, experts) if plan is None else plan
+    member = torch.zeros_like(probe).scatter(-1, plan.keys, 1.0)
+    chosen = torch.nn.functional.one_hot(plan.experts, landmarks.shape[-2]).sum(-2)  # (B, H, N, m)
+    count = chosen.to(q.dtype) @ member  # (B, H, N, M)
+    count = count.clamp(max=1.0) if duplicates == "union" else count
+    to_keys = q @ k.mT * scale + count.log()
+    to_keys = to_keys if bias is None else to_keys + bias
+    values = softmax_rows(probe) @ v  # (B, H, m, e)
+    if branches == "route":
+        return softmax_rows(to_keys) @ v
+    if branches == "compress":
+        return softmax_rows(route * landmark_scale) @ values
+    return softmax_rows(torch.cat([route * landmark_scale, to_keys], -1)) @ torch.cat([values, v], -2)
+
+
+def mita(
+    q: Float[Tensor, "B H N d"],
+    k: Float[Tensor, "B H M d"],
+    v: Float[Tensor, "B H M e"],
+    landmarks: Float[Tensor, "B H m d"],
+    top: int,
+    *,
+    experts: int = 1,
+    branches: str = "both",
+    duplicates: str = "multiset",
+    landmark_scale: float = 1.0,
+    scale: float | None = None,
+    mask: Mask | None = None,
+    landmark_keep: Bool[Tensor, "B m"] | None = None,
+    plan: MitaPlan | None = None,
+    execution: str = "auto",
+) -> Float[Tensor, "B H N e"]:
+    """Queries attend to the landmarks' compressed values and to the `top` keys of each of their `experts` landmarks.
+
+    branches: "both", or only "route" (keys) or "compress" (landmarks). duplicates: whether a key that two experts of a
+    query share counts twice ("multiset", the literal Eq. 11-12) or once ("union"). landmark_scale: factor of the
+    landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
+    landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
+    "auto", "lean-dense", "lean-grouped", "native", "dense", "gather" or "grouped", which differ in speed and memory
+    only ("union" of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU for
+    short and for long inputs, cannot be differentiated twice; neither can "native", compiled code for one expert a
+    query, which needs a C++ compiler once and which "auto" takes if REGARD_NATIVE=1 is in the environment. Function
+    transforms (`torch.func.grad`, `vmap`, `jvp`) take "dense", "gather" and "grouped", and "auto" one of these. With
+    branches="compress" nothing is routed: every word runs the same few products, in PyTorch.
+    Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
+    are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer others than `top`; a
+    query to which nothing is left gets zeros. What a key hidden by padding holds, even a NaN, does not matter. An
+    expert without queries is normal. Another score that is not finite makes the outputs of its head NaN and harms no
+    other, nor its gradients.
+    Raises: ShapeError for tensors or numbers that do not fit, also indices of a plan (read in eager mode on the CPU);
+    UnsupportedError for masks with a row per query, ConfigError for unknown words.
+    """
+    check_qkv("mita", q, k, v)
+    check_heads("mita", q=q, landmarks=landmarks)
+    check_counts("mita", k.shape[-2], landmarks.shape[-2], top, experts)
+    _check_words(branches, duplicates)
+    if execution not in EXECUTIONS:
+        raise ConfigError(f"execution is {', '.join(EXECUTIONS)}, not {execution!r}")
+    if landmarks.shape[-1] != q.shape[-1]:
+        raise ShapeError(f"mita: landmarks have width {landmarks.shape[-1]}, q has {q.shape[-1]}; they must be equal")
+    if plan is not None:
+        check_plan(plan, q, k, landmarks, top, experts)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    once = duplicates == "union" and experts > 1
+    bias = key_bias("mita", mask, wide(k)[..., 0])
+    k, v = hide(k, mask), hide(v, mask)
+    form = None if branches == "compress" else lean_form(execution, q, k, bias, experts, once)
+    if form is not None:
+        rule = Rule(top, experts, branches == "both", landmark_scale, scale, once, form)
+        drop = None if landmark_keep is None else ~landmark_keep
+        run = Native if form == "native" else Lean
+        return cast(Tensor, run.apply(q, k, v, landmarks, bias, drop, plan, rule))  # type: ignore[no-untyped-call]
+    with exact_products(q.device):
+        probing = wide(landmarks) * scale
+        probe = probing @ wide(k).mT  # (B, H, m, M)
+        probe = probe if bias is None else probe + bias
+        route = without(wide(q) @ probing.mT, landmark_keep)  # (B, H, N, m)
+        whole = torch.softmax(probe, -1) if bias is None else softmax_rows(probe)
+        values = None if branches == "route" else whole.to(v.dtype) @ v  # (B, H, m, e)
+        shared = route if landmark_scale == 1.0 else route * landmark_scale
+        if branches == "compress":
+            return softmax_rows(shared).to(v.dtype) @ cast(Tensor, values)
+        plan = choose(probe, route, top, experts) if plan is None else plan
+        parts = Parts(q * scale, k, v, None if branches == "route" else shared, values, plan, bias)
+        return choose_form(execution, parts, once)(parts)
+
+
+def _check_words(branches: str, duplicates: str) -> None:
+    if branches not in BRANCHES:
+        raise ConfigError(f"branches is one of {', '.join(BRANCHES)}, not {branches!r}")
+    if duplicates not in DUPLICATES:
+        raise ConfigError(f"duplicates is one of {', '.join(DUPLICATES)}, not {duplicates!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiTA(HeadMixerConfig):
+    """m: landmarks, a number or (rows, columns) of windows. k: keys of each expert. experts: experts of each query.
+
+    The paper has m = k = 25 and one expert for 14x14 cells. branches: "both", "route" (keys only; the paper then
+    doubles k) or "compress" (landmarks only: Agent attention without bias). duplicates: a key that two experts of a
+    query share counts twice ("multiset") or once ("union"). landmarks: "avg2d" averages windows of the grid, "avg1d"
+    stretches of its cells in order, "random" draws cells, "learned" has parameters, "conv" and "dwconv" convolve the
+    queries, "tome" merges similar ones. windows: "adaptive" overlap where they do not divide the grid, those of a
+    "partition" do not. preset: "paper" is Eq. 10; "official" is what the published code computes: landmark logits
+    scaled by d^-0.5 twice, and pooling that takes the first token for the first pixel; "official-patches" is its
+    layer for ViT-5, which scales twice too but pools patches alone.
+    In cross-attention landmarks are of the queries, so m is at most their number of cells, which makes every query a
+    landmark; a larger m is refused, not lowered without a word: costs and results carry the number that is written.
+    A number that gives windows more than twice as long as wide, as m = 7 does on 14x14 cells, is warned of, a pair not.
+    Raises: ConfigError for numbers below 1, unknown words, or words that exclude each other: landmarks with parameters
+    get no gradient from branches="route". Building raises ConfigError if k or experts is too large for the site, and
+    GridError, with the nearest possible number, if its grid cannot give m landmarks.
+    """
+
+    m: int | tuple[int, int] = 25
+    k: int = 25
+    experts: int = 1
+    branches: Literal["both", "route", "compress"] = "both"
+    duplicates: Literal["multiset", "union"] = "multiset"
+    landmarks: Literal["avg2d", "avg1d", "random", "learned", "conv", "dwconv", "tome"] = "avg2d"
+    windows: Literal["adaptive", "partition"] = "adaptive"
+    preset: Literal["paper", "official", "official-patches"] = "paper"
+
+    card: ClassVar[Card] = Card(
+        title="Mixture of top-k attention",
+        source="MiTA, arXiv 2602.01219",
+        formula="softmax([q Q^T, q K_e^T] / sqrt(d)) [softmax(Q K^T / sqrt(d)) V, V_e],  Q = pool(q)",
+        complexity="O(N (m + s k) C)",
+        query_content=True,
+        key_content=True,
+        dynamic="two-step",
+        scaling=frozenset({"routing", "compression"}),
+        expert_type="MLP of width k (+ shared width m)",
+        expert_count="m (+1)",
+        construction="landmark probing",
+        topology="N-to-m",
+        conditions="Q, K, V",
+        discrete=True,
+        prefix="queries and keys like any other token; not pooled into landmarks",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})
+    cross: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number_of(self.m)  # refuses what is below 1
+        if min(self.k, self.experts) < 1:
+            raise ConfigError(f"k and experts are at least 1, not k={self.k}, experts={self.experts}")
+        if self.experts > self.number:
+            raise ConfigError(f"{self.experts} experts per query of {self.number} landmarks; experts is at most m")
+        if self.branches == "route" and EXTRACTORS[self.landmarks].learned:
+            raise ConfigError(
+                f'landmarks="{self.landmarks}" would never be trained with branches="route": '
+                'nothing is learned through the selection; take branches="both" or landmarks="avg2d"'
+            )
+        if self.preset != "paper" and self.landmarks not in ("avg2d", "avg1d"):
+            raise ConfigError(
+                f'preset="{self.preset}" pools averages; landmarks="{self.landmarks}" needs preset="paper"'
+            )
+
+    @property
+    def number(self) -> int:
+        """How many landmarks."""
+        return number_of(self.m)
+
+    def operator(self, site: Site) -> "MiTAOperator":
+        self._refuse(site)
+        if isinstance(self.m, int) and self.landmarks in ("avg2d", "conv", "dwconv"):
+            _warn_of_strips(self.m, site.grid)
+        return MiTAOperator(self, site)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """Products of landmarks with keys and queries are made once and used twice (Algorithm 1); pooling adds."""
+        self._refuse(site)
+        n, keys, inner = site.grid.tokens, (site.memory or site.grid).tokens, site.inner
+        compress = self.number * inner * (keys + n)  # q~ K^T and q q~^T
+        if self.branches != "route":
+            compress *= 2  # landmark values, and their part in the output
+        routed = 0 if self.branches == "compress" else 2 * n * self.k * self.experts * inner
+        return Cost(0, compress + routed) + EXTRACTORS[self.landmarks].cost(self, site)
+
+    def _refuse(self, site: Site) -> None:
+        """Raises: ConfigError, GridError for what cannot be built at this site."""
+        keys = (site.memory or site.grid).tokens
+        where = f" of {site.name}" if site.name else ""
+        if self.branches != "compress" and self.k > keys:
+            raise ConfigError(f"k={self.k}, but the site{where} has {keys} keys; choose k between 1 and {keys}")
+        EXTRACTORS[self.landmarks].check(self, site.grid)
+
+
+def _warn_of_strips(m: int, grid: Grid) -> None:
+    rows, columns = windows_of(grid, m)
+    sides = grid.height * columns, grid.width * rows  # as the height and the width of a window
+    if min(grid.height, grid.width) > 1 and max(sides) > 2 * min(sides):
+        warnings.warn(
+            f"m={m} on {grid} gives {rows}x{columns} landmarks, averages over strips of "
+            f"{grid.height / rows:.3g} x {grid.width / columns:.3g} cells; take a number with factors nearer to the "
+            f"grid's sides, or write m=({rows}, {columns}) if strips are meant",
+            stacklevel=3,
+        )
+
+
+class MiTAOperator(Operator):
+    """extract: makes the landmarks, with its parameters if it has some. execution: see `mita`."""
+
+    def __init__(self, config: MiTA, site: Site, execution: str = "auto") -> None:
+        super().__init__()
+        self.config, self.execution = config, execution
+        self.extract = EXTRACTORS[config.landmarks](config, site)
+
+    def pooled(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Chosen:
+        """The landmarks of q, and, where some tokens are padding, which landmarks have a token at all."""
+        return cast(Chosen, self.extract(q, grid, keep))
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, options = self._options(q, k, grid, memory, mask)
+        return mita(q, cast(Tensor, k), cast(Tensor, v), execution=self.execution, **options)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, options = self._options(q, k, grid, memory, mask)
+        return mita_reference(q, cast(Tensor, k), cast(Tensor, v), **options)
+
+    def _options(
+        self, q: Tensor | None, k: Tensor | None, grid: Grid, memory: Grid | None, mask: Mask | None
+    ) -> tuple[Tensor, dict]:
+        """What `mita` and its reference get. Padding is of the keys: it concerns pooling only if queries are the same.
+
+        Raises: UnsupportedError for a causal mask or one bias row per query, before anything is computed.
+        """
+        q = cast(Tensor, q)
+        key_bias("MiTA", mask, cast(Tensor, k)[..., 0])
+        keep = mask.keep if mask is not None and memory is None else None
+        landmarks, landmark_keep = self.pooled(q, grid, keep)
+        config = self.config
+        return q, {
+            "landmarks": landmarks,
+            "top": config.k if config.branches != "compress" else 1,
+            "experts": config.experts,
+            "branches": config.branches,
+            "duplicates": config.duplicates,
+            "landmark_scale": q.shape[-1] ** -0.5 if config.preset != "paper" else 1.0,
+            "mask": mask,
+            "landmark_keep": landmark_keep,
+        }

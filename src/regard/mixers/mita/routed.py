@@ -1,0 +1,172 @@
+"""Three executions of MiTA's routed branch; one result, different speed and memory.
+
+dense: all N x M logits, those outside the query's experts at -inf. gather: each query's own keys, copied for it.
+grouped: queries sorted by expert into blocks, one small product a block, one softmax in the natural order.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.core import ConfigError, UnsupportedError, softmax_rows
+from regard.mixers.shared.native_build import eager_on_cpu, transformed
+from regard.mixers.shared.precision import wide
+
+from .routing import Blocks, FromBlocks, MitaPlan, ToBlocks, block_size, lay_out
+
+
+@dataclass(frozen=True)
+class Parts:
+    """q (B,H,N,d) times its scale, k (B,H,M,d), v (B,H,M,e); plan: the selection.
+
+    shared (B,H,N,m): logits of the landmarks, and values (B,H,m,e): theirs; None without that branch.
+    bias (B|1,H|1,1,M): added to the logits of keys, or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    shared: Tensor | None
+    values: Tensor | None
+    plan: MitaPlan
+    bias: Tensor | None
+
+    @property
+    def groups(self) -> int:
+        """Batch times heads."""
+        return self.q.shape[0] * self.q.shape[1]
+
+    def rows(self, of: Tensor, per: int) -> Tensor:
+        """Indices (B, H, ...) within a group of `per` entries as flat indices over all groups, (B*H, ...)."""
+        start = per * torch.arange(self.groups, device=of.device)
+        return of.flatten(0, 1) + start.view(-1, *[1] * (of.ndim - 2))
+
+    def weights(self, to_keys: Tensor) -> tuple[Tensor | None, Tensor]:
+        """One softmax over shared and routed logits; the two parts, in v's dtype. A query without any key has zeros."""
+        logits = to_keys if self.shared is None else torch.cat([self.shared, to_keys], -1)
+        a = (logits.softmax(-1) if self.bias is None else softmax_rows(logits)).to(self.v.dtype)
+        if self.shared is None:
+            return None, a
+        m = self.shared.shape[-1]
+        return a[..., :m], a[..., m:]
+
+    def finish(self, to_landmarks: Tensor | None, routed: Tensor) -> Tensor:
+        """The routed output plus the landmarks' part."""
+        if to_landmarks is None or self.values is None:
+            return routed
+        shape = routed.shape
+        sides = [x.flatten(0, 1) for x in (routed, to_landmarks, self.values)]
+        return torch.baddbmm(*sides).view(shape)
+
+    def chosen_bias(self) -> Tensor | None:
+        """The bias of each expert's keys (B, H, m, top), or None."""
+        if self.bias is None:
+            return None
+        keys = self.plan.keys
+        return self.bias.expand(*keys.shape[:3], -1).gather(-1, keys)
+
+
+def dense(parts: Parts, *, once: bool = False) -> Tensor:
+    """All logits. once: a key that several experts share counts once. Memory O(N M) a head."""
+    keys, experts = parts.plan
+    kind = wide(parts.q).dtype
+    member = parts.q.new_zeros(*keys.shape[:3], parts.k.shape[-2], dtype=kind).scatter(-1, keys, 1.0)
+    m = keys.shape[-2]
+    if experts.shape[-1] == 1:
+        extra = member.log().flatten(0, 2).index_select(0, parts.rows(experts[..., 0], m).flatten())
+        extra = extra.view(*experts.shape[:3], member.shape[-1])
+    else:
+        chosen = torch.zeros(*experts.shape[:3], m, dtype=kind, device=member.device)
+        count = chosen.scatter_add(-1, experts, torch.ones_like(experts, dtype=kind)) @ member
+        extra = (count.clamp_(max=1.0) if once else count).log_()
+    extra = extra if parts.bias is None else extra + parts.bias
+    to_landmarks, a = parts.weights(wide(parts.q @ parts.k.mT) + extra)
+    return parts.finish(to_landmarks, a @ parts.v)
+
+
+def gather(parts: Parts) -> Tensor:
+    """Each query's keys and values. Memory O(N s top d) a head."""
+    (keys, experts), shape = parts.plan, parts.q.shape
+    own = parts.rows(experts, keys.shape[-2]).flatten()  # (B*H*N*s,)
+    ids = parts.rows(keys, parts.k.shape[-2]).flatten(0, 1).index_select(0, own).flatten()
+    queries = parts.q.reshape(-1, shape[-1], 1)
+    near = parts.k.reshape(-1, shape[-1]).index_select(0, ids).view(queries.shape[0], -1, shape[-1])
+    to_keys = wide(torch.bmm(near, queries)).view(*shape[:3], -1)
+    bias = parts.chosen_bias()
+    if bias is not None:
+        to_keys = to_keys + bias.flatten(0, 2).index_select(0, own).view(to_keys.shape)
+    to_landmarks, a = parts.weights(to_keys)
+    width = parts.v.shape[-1]
+    values = parts.v.reshape(-1, width).index_select(0, ids).view(queries.shape[0], -1, width)
+    routed = torch.bmm(a.reshape(queries.shape[0], 1, -1), values).view(*shape[:3], width)
+    return parts.finish(to_landmarks, routed)
+
+
+def grouped(parts: Parts) -> Tensor:
+    """Blocks of queries that share an expert, and a softmax in the natural order. Memory O(N (m + s top)) a head.
+
+    In eager mode on the CPU the number of blocks is read from the plan; compiled, under function transforms and on
+    other devices the largest possible number is used, so that nothing waits for the device.
+    """
+    (keys, experts), shape = parts.plan, parts.q.shape
+    bounded = not (eager_on_cpu(parts.q) and eager_on_cpu(experts))
+    blocks = lay_out(parts.plan, block_size(shape[-2] * experts.shape[-1], keys.shape[-2]), bounded)
+    ids = parts.rows(keys, parts.k.shape[-2]).flatten()
+    queries = _to_blocks(parts.q.reshape(-1, shape[-1]), blocks, experts.shape[-1])  # (X, size, d)
+    own = _of_experts(parts.k, ids, blocks, keys.shape[-1])  # (X, top, d)
+    to_keys = wide(_from_blocks(torch.bmm(queries, own.mT), blocks)).view(*experts.shape, -1)  # (B, H, N, s, top)
+    bias = parts.chosen_bias()
+    if bias is not None:
+        choices = parts.rows(experts, keys.shape[-2]).flatten()
+        to_keys = to_keys + bias.flatten(0, 2).index_select(0, choices).view(to_keys.shape)
+    to_landmarks, a = parts.weights(to_keys.flatten(-2))
+    weights = _to_blocks(a.reshape(-1, keys.shape[-1]), blocks, 1)  # (X, size, top)
+    own = _of_experts(parts.v, ids, blocks, keys.shape[-1])  # (X, top, e)
+    routed = _from_blocks(torch.bmm(weights, own), blocks).view(*experts.shape, -1)  # (B, H, N, s, e)
+    return parts.finish(to_landmarks, routed[..., 0, :] if experts.shape[-1] == 1 else routed.sum(-2))
+
+
+def _to_blocks(x: Tensor, blocks: Blocks, choices: int) -> Tensor:
+    if transformed():  # which own backward passes do not support
+        rows = x.index_select(0, blocks.source // choices)
+    else:
+        rows = ToBlocks.apply(x, blocks.source, blocks.slot, choices)  # type: ignore[no-untyped-call]
+    return rows.view(-1, blocks.size, x.shape[-1])
+
+
+def _from_blocks(y: Tensor, blocks: Blocks) -> Tensor:
+    if transformed():
+        return y.flatten(0, 1).index_select(0, blocks.slot)
+    rows: Tensor = FromBlocks.apply(y.flatten(0, 1), blocks.source, blocks.slot, blocks.real)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def _of_experts(x: Tensor, ids: Tensor, blocks: Blocks, top: int) -> Tensor:
+    """Rows of x (B, H, M, c) of each block's expert, (X, top, c): first by key, then whole experts at once."""
+    width = x.shape[-1]
+    chosen = x.reshape(-1, width).index_select(0, ids).view(-1, top * width)
+    return chosen.index_select(0, blocks.expert).view(-1, top, width)
+
+
+FORMS: dict[str, Callable[[Parts], Tensor]] = {"dense": dense, "gather": gather, "grouped": grouped}
+
+
+def choose_form(name: str, parts: Parts, once: bool = False) -> Callable[[Parts], Tensor]:
+    """The form of that name; "auto" decides by size. once: keys that experts share count once, which only dense can.
+
+    Raises: ConfigError for another word, UnsupportedError for one that cannot count once.
+    """
+    if name not in ("auto", *FORMS):
+        raise ConfigError(f"execution is auto, {', '.join(FORMS)}, not {name!r}")
+    if once:
+        if name not in ("auto", "dense"):
+            raise UnsupportedError(f'mita: execution="{name}" cannot count shared keys once; use "dense" or "auto"')
+        return lambda parts: dense(parts, once=True)
+    return FORMS[name if name != "auto" else _fastest(parts)]
+
+
+def _fastest(parts: Parts) -> str:
+    """Measured with benchmarks/mita.py on a CPU: up to about 128 x 128 logits, sorting costs more than it saves."""
+    return "dense" if parts.q.shape[-2] * parts.k.shape[-2] <= 128 * 128 else "grouped"

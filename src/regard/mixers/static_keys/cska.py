@@ -1,0 +1,453 @@
+"""Convolutional static keys: the logits of a cell are a grouped 3x3 convolution of the query map (SKA, Sec. 4.2).
+
+A[h, i, j] = scale (sum over the taps t of q_h[i + t] . W_h[j, :, t] + b[h, j]), softmax over j, zeros outside the grid.
+The paper's Algorithm 2 does not fit together; its text (Sec. 4.2), its Table 6 and the authors' code for ViT, CaiT and
+CAFormer agree on this reading, in which the outputs of the convolution are the keys, not places. Another reading, that
+of their code for Swin, is the option reading="key": see `cska_key`.
+
+The filters belong to the cells of the keys' grid; the map of the queries may have any size. Extra tokens are not on the
+map: their keys are plain vectors that every query meets (`cols`), their queries meet keys of their own (`rows`).
+"""
+
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import (
+    NOTHING,
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    GridError,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    hide,
+    nearest,
+)
+from regard.mixers.shared.heads import check_heads
+from regard.mixers.shared.tiles import join_tokens, split_tokens
+
+from .cska_forms import PATHS, by_convolution, by_patches, choose, one_by_one, rows_of, sides
+from .cska_keys import QueryKeyOperator, query_keys_cost
+from .grids import in_windows, join, same_cells, tiled
+from .keys import ACTIVATIONS, StaticConfig, StaticOperator, weigh
+from .ska import ska, ska_macs, ska_reference
+
+_OF_LOGITS = ("rows", "cols", "factorised", "path", "resize", "activation")
+WARN_MACS = 2e9
+"""Above so many MACs of the key a layer warns."""
+
+
+def cska_reference(
+    q: Float[Tensor, "B H N d"],
+    weight: Float[Tensor, "HM d k k2"],
+    bias: Float[Tensor, " HM"] | None,
+    v: Float[Tensor, "B H M e"],
+    grid: Grid,
+    *,
+    scale: float | None = None,
+    mask: Mask | None = None,
+    path: str = "auto",
+    activation: str = "softmax",
+) -> Float[Tensor, "B H N e"]:
+    """The sum over taps of static-key logits of shifted queries; `path` has no effect."""
+    heads, kernel, v = q.shape[1], weight.shape[-1], hide(v, mask)
+    image = q.unflatten(2, (grid.height, grid.width))
+    image = F.pad(image, (0, 0, *(kernel // 2,) * 4))
+    taps = weight.unflatten(0, (heads, -1))  # (H, M, d, k, k)
+    logits = q.new_zeros(()) if bias is None else bias.view(heads, 1, -1)
+    for row in range(kernel):
+        for column in range(kernel):
+            shifted = image[:, :, row : row + grid.height, column : column + grid.width].flatten(2, 3)
+            logits = logits + shifted @ taps[..., row, column].mT
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return weigh((mask or NOTHING).added(logits * scale), activation) @ v
+
+
+def cska(
+    q: Float[Tensor, "B H N d"],
+    weight: Float[Tensor, "HM d k k2"],
+    bias: Float[Tensor, " HM"] | None,
+    v: Float[Tensor, "B H M e"],
+    grid: Grid,
+    *,
+    scale: float | None = None,
+    mask: Mask | None = None,
+    path: str = "auto",
+    activation: str = "softmax",
+) -> Float[Tensor, "B H N e"]:
+    """Attention whose logits are a convolution of the queries on `grid` (without extra tokens); M keys, head by head.
+
+    weight (H*M, d, k, k) is that of a `Conv2d` with H groups, bias (H*M,) or None, k odd.
+    path: "conv" is that convolution. "patches" gathers neighbourhoods and multiplies matrices. "lean" does so in strips
+    of rows: it never holds more than a strip of logits, and computes them again for the backward pass. "auto" takes
+    "conv" up to CONV_CELLS cells; above, "patches", and from LEAN_LOGITS logits on "lean".
+    activation: as of `ska`. Raises: ShapeError, GridError if the tensors do not fit; ConfigError for an unknown path or
+    activation.
+    """
+    _check(q, weight, bias, v, grid)
+    for name, value, known in (("path", path, PATHS), ("activation", activation, ACTIVATIONS)):
+        if value not in known:
+            raise ConfigError(f"cska has no {name} {value!r}; {nearest(value, known)}")
+    if path == "auto":
+        path = choose(q, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    bias = None if bias is None else bias * scale
+    dense, v = (mask or NOTHING).dense(q, v.shape[-2]), hide(v, mask)
+    if path == "conv":
+        return by_convolution(q * scale, weight, bias, v, grid, dense, activation)
+    return by_patches(q * scale, weight, bias, v, grid, dense, activation, lean=path == "lean")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CSKA(StaticConfig):
+    """scale, init, resize, activation, heads, normalise: see `StaticConfig`.
+
+    init="paper" draws the filters as PyTorch does a convolution's. A head is a group of the convolution.
+    kernel: side of the filters, odd. rows: the keys that the queries of extra tokens meet: "static", vectors of their
+    own, or "centre", the centre taps of the filters. cols: the keys of extra tokens: "static", vectors, or "conv",
+    filters like those of the cells.
+    factorised: a filter = a key times a depth-wise kernel on the queries that all keys share (not in the paper): k*k
+    times fewer parameters and about as fast as SKA. It has no bias, and its kernel starts as the identity.
+    bias: whether the filters have one bias a key, as in the paper's code. path: how `ops.cska` computes it.
+    reading: "logits", or "key" for a convolution that makes keys from queries (the authors' code for Swin), k*k*d
+    parameters a channel on any grid. Of the other fields it has scale, heads, kernel, bias and init, and no
+    cross-attention.
+    A padding mask hides tokens from the filters too: their queries count as zeros, as those outside the grid do.
+    """
+
+    kernel: int = 3
+    rows: Literal["static", "centre"] = "static"
+    cols: Literal["static", "conv"] = "static"
+    factorised: bool = False
+    bias: bool = True
+    path: Literal["auto", "conv", "patches", "lean"] = "auto"
+    reading: Literal["logits", "key"] = "logits"
+
+    card: ClassVar[Card] = Card(
+        title="Convolutional static key attention",
+        source="Static Key Attention in Vision, Sec. 4.2",
+        formula="softmax(conv(q)) v with one output channel per key",
+        complexity="O(N^2 k^2 C)",
+        query_content=True,
+        key_content=False,
+        dynamic="one-step",
+        expert_type="MLP of width N, keys static",
+        expert_count="1",
+        construction="learned keys",
+        topology="all-to-one",
+        prefix="keys and queries with static keys of their own; not on the map",
+    )
+    masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})  # a filter sees later cells: nothing is causal
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(f"kernel is the odd side of a convolution, not {self.kernel}")
+        if self.factorised and self.cols == "conv":
+            raise ConfigError("a factorised key is one vector a token; cols='conv' needs factorised=False")
+        if self.reading == "key":
+            set_too = [name for name in _OF_LOGITS if getattr(self, name) != getattr(CSKA, name)]
+            if set_too or self.init not in ("trunc_normal", "paper"):
+                raise ConfigError(f"reading='key' has no {', '.join(set_too) or f'init={self.init!r}'}; leave it out")
+
+    @property
+    def cross(self) -> bool:  # type: ignore[override]
+        """Keys made from queries belong to the queries' tokens."""
+        return self.reading == "logits"
+
+    def operator(self, site: Site) -> Operator:
+        if self.reading == "key":
+            return QueryKeyOperator(site, self.kernel, self.bias, self.scale, self.init == "paper")
+        return CSKAOperator(self, site)
+
+    def key_macs(self, site: Site, queries: Grid, keys: Grid) -> int:
+        """MACs of the logits of cells, k*k times those of SKA; with factorised=True of the depth-wise kernel alone."""
+        return queries.cells * site.inner * self.kernel**2 * (1 if self.factorised else keys.tokens)
+
+    def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
+        """Static keys of extra tokens run as filters of one tap, at the cost of filters; "paper" counts one product."""
+        if self.reading == "key":
+            return query_keys_cost(site, self.kernel, self.bias)
+        grid, memory = site.grid, site.memory or site.grid
+        taps, biased = self.kernel**2, self.rows == "centre" and self.bias and not self.factorised
+        macs = self.key_macs(site, grid, memory)
+        if self.factorised:
+            macs += ska_macs(grid.cells, memory.tokens, site, self.activation)
+        else:
+            macs += grid.cells * memory.tokens * site.inner
+        if accounting == "paper" and not self.factorised and self.cols == "static":
+            macs -= grid.cells * memory.extra * site.inner * (taps - 1)
+        if grid.extra:
+            macs += ska_macs(grid.extra, memory.tokens, site, self.activation, biased)
+        if self.factorised:
+            params = (taps + memory.tokens) * site.inner
+        else:
+            filters = taps * site.inner + site.heads * self.bias
+            params = memory.cells * filters + memory.extra * (site.inner if self.cols == "static" else filters)
+        rows = memory.tokens * site.inner if grid.extra and self.rows == "static" else 0
+        return Cost(params + rows, macs)
+
+
+class CSKAOperator(StaticOperator):
+    """weight (H*cells, d, k, k), bias (H*cells,); factorised: kernel (inner, 1, k, k) and keys (H, cells, d) instead.
+
+    Where there are extra tokens: col_keys (H, E, d), or col_weight (H*E, d, k, k) and col_bias (H*E,); and with
+    rows="static" row_keys (H, cells, d) and extra_row_keys (H, E of the keys, d), the keys of extra queries.
+    """
+
+    config: CSKA
+    weight: Tensor
+    bias: Tensor
+    kernel: Tensor
+    keys: Tensor
+    col_keys: Tensor
+    col_weight: Tensor
+    col_bias: Tensor
+    row_keys: Tensor
+    extra_row_keys: Tensor
+
+    def __init__(self, config: CSKA, site: Site) -> None:
+        super().__init__(config, site)
+        self.site, self.taps = site, config.kernel
+        for name, shape in self._shapes(self.grid.cells).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        self.reset_parameters()
+        _warn(config.key_macs(site, site.grid, self.grid), site.grid, config)
+
+    def _shapes(self, cells: int) -> dict[str, tuple[int, ...]]:
+        heads, width, kernel, extra = self.heads, self.width, self.taps, self.grid.extra
+        square = (kernel, kernel)
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.config.factorised:
+            shapes |= {"kernel": (heads * width, 1, *square), "keys": (heads, cells, width)}
+        else:
+            shapes["weight"] = (heads * cells, width, *square)
+            if self.config.bias:
+                shapes["bias"] = (heads * cells,)
+        if extra and self.config.cols == "static":
+            shapes["col_keys"] = (heads, extra, width)
+        elif extra:
+            shapes["col_weight"] = (heads * extra, width, *square)
+            if self.config.bias:
+                shapes["col_bias"] = (heads * extra,)
+        if self.site_grid.extra and self.config.rows == "static":
+            shapes["row_keys"] = (heads, cells, width)
+            if extra:
+                shapes["extra_row_keys"] = (heads, extra, width)
+        return shapes
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Keys and filters as `config.init` says, biases 0, a factorised kernel as the identity."""
+        self.freeze(None)
+        paper, bound = self.config.init == "paper", (self.width * self.taps**2) ** -0.5
+        for name, parameter in self.named_parameters():
+            if name == "kernel":
+                parameter.zero_()[:, :, self.taps // 2, self.taps // 2] = 1.0
+            elif paper and name.endswith(("weight", "bias")):
+                nn.init.uniform_(parameter, -bound, bound)  # as nn.Conv2d
+            elif name.endswith("bias"):
+                parameter.zero_()
+            elif paper:
+                nn.init.normal_(parameter)
+            else:
+                nn.init.trunc_normal_(parameter, std=0.02)
+
+    @torch.no_grad()
+    def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
+        """Take these keys, in token order on the build grid, as centre taps: the operator then equals SKA's."""
+        self.freeze(None)
+        extra, cells = split_tokens(keys, self.grid)
+        centre = (..., self.taps // 2, self.taps // 2)
+        for name, value in (("", cells), ("col_", extra)):
+            if f"{name}weight" in self._parameters:
+                self.get_parameter(f"{name}weight").zero_()[centre] = value.flatten(0, 1)
+            if f"{name}bias" in self._parameters:
+                self.get_parameter(f"{name}bias").zero_()
+        for name, value in (("keys", cells), ("col_keys", extra), ("row_keys", cells), ("extra_row_keys", extra)):
+            if name in self._parameters:
+                self.get_parameter(name).copy_(value)
+        if self.config.factorised:
+            self.kernel.zero_()[centre] = 1.0
+
+    def constants(self, grid: Grid) -> dict[str, Tensor]:
+        """weight (H*M, d, k, k) and bias (H*M,), or kernel and keys (H, M, d), and rows (H, M, d), row_bias (H, 1, M).
+
+        M keys in token order: those of a window where windows carry the keys to other grids.
+        """
+        home = self.grid if self.windowed(grid) else grid
+        made = self._factorised(home) if self.config.factorised else self._filters(home)
+        if not self.site_grid.extra:
+            return made
+        if self.config.rows == "static":
+            cells = self.resampled(self.row_keys, grid)
+            made["rows"] = join_tokens(self.extra_row_keys, cells, home) if self.grid.extra else cells
+        elif self.config.factorised:
+            centre = self.kernel[:, 0, self.taps // 2, self.taps // 2].view(self.heads, 1, -1)
+            made["rows"] = made["keys"] * centre
+        else:
+            made["rows"] = made["weight"][..., self.taps // 2, self.taps // 2].unflatten(0, (self.heads, -1))
+            if self.config.bias:
+                made["row_bias"] = made["bias"].view(self.heads, 1, -1)
+        return made
+
+    def _factorised(self, home: Grid) -> dict[str, Tensor]:
+        cells = self.resampled(self.keys, home)
+        return {"kernel": self.kernel, "keys": join_tokens(self.col_keys, cells, home) if home.extra else cells}
+
+    def _filters(self, home: Grid) -> dict[str, Tensor]:
+        heads, square = self.heads, (self.width, self.taps, self.taps)
+        parts = [self.weight.view(heads, self.grid.cells, -1)]
+        if self.config.bias:
+            parts.append(self.bias.view(heads, -1, 1))
+        if not same_cells(self.grid, home):
+            parts = [self.resampled(part, home) for part in parts]
+        if home.extra and self.config.cols == "static":
+            around = (self.taps // 2,) * 4
+            more = [F.pad(self.col_keys[..., None, None], around).flatten(2)]  # filters of one tap, without bias
+            more += [part.new_zeros(heads, home.extra, 1) for part in parts[1:]]
+        elif home.extra:
+            more = [self.col_weight.view(heads, home.extra, -1)]
+            more += [self.col_bias.view(heads, -1, 1)] if self.config.bias else []
+        if home.extra:
+            parts = [join_tokens(extra, part, home) for part, extra in zip(parts, more, strict=True)]
+        made = {"weight": parts[0].unflatten(-1, square).flatten(0, 1)}
+        if self.config.bias:
+            made["bias"] = parts[1].flatten()
+        return made
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, v = hide(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
+        memory = memory or grid
+        made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
+        extra, cells = split_tokens(q, grid)
+        below, above = rows_of(mask, grid)
+        if self.windowed(memory):
+            windows = (self.site_grid, self.grid)
+            shared = self.share(v, self.grid.tokens)
+            part, values, hidden = in_windows(cells, shared, (grid, memory), windows, above)
+            out = join(self._cells(part, values, Grid(*sides(self.site_grid)), made, hidden), grid, self.site_grid)
+        else:
+            if not torch.compiler.is_compiling() and not same_cells(self.site_grid, grid):
+                _warn(self.config.key_macs(self.site, grid, memory), grid, self.config)
+            out = self._cells(cells, self.share(v, memory.tokens), Grid(*sides(grid)), made, above)
+        if not grid.extra:
+            return out
+        keys, bias = self._extra_keys(made, memory)
+        v, below = self.share(v, memory.tokens), _with(below, bias, self, extra)
+        row = ska(extra, keys, v, scale=self.config.scale, mask=below, activation=self.config.activation)
+        return join_tokens(row, out, grid)
+
+    def _cells(self, q: Tensor, v: Tensor, grid: Grid, made: dict[str, Tensor], mask: Mask | None) -> Tensor:
+        scale, path, activation = self.config.scale, self.config.path, self.config.activation
+        if self.config.factorised:
+            q = self._filtered(q, grid, made["kernel"])
+            return ska(q, made["keys"], v, scale=scale, mask=mask, activation=activation)
+        weight, bias = made["weight"], made.get("bias")
+        return cska(q, weight, bias, v, grid, scale=scale, mask=mask, path=path, activation=activation)
+
+    def _filtered(self, q: Tensor, grid: Grid, kernel: Tensor) -> Tensor:
+        image = q.mT.reshape(q.shape[0], self.heads * self.width, grid.height, grid.width)
+        image = F.conv2d(image, kernel, padding=self.taps // 2, groups=len(kernel))
+        return image.view(q.shape[0], self.heads, self.width, grid.cells).mT
+
+    def _extra_keys(self, made: dict[str, Tensor], memory: Grid) -> tuple[Tensor, Tensor | None]:
+        """Keys (H, M, d) and a bias of the logits (H, 1, M) for the queries of extra tokens; windows are tiled."""
+        keys, bias = made["rows"], made.get("row_bias")
+        if self.windowed(memory):
+            extra, cells = split_tokens(keys, self.grid)
+            keys = join_tokens(extra, tiled(cells, self.grid, memory), memory)
+            if bias is not None:
+                extra, cells = split_tokens(bias.mT, self.grid)
+                bias = join_tokens(extra, tiled(cells, self.grid, memory), memory).mT
+        return keys, bias
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, v = hide(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
+        memory = memory or grid
+        made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
+        extra, cells = split_tokens(q, grid)
+        below, above = rows_of(mask, grid)
+        if self.config.factorised:  # as full filters
+            taps = made["kernel"].view(self.heads, 1, self.width, self.taps, self.taps)
+            weight, bias = (made["keys"][..., None, None] * taps).flatten(0, 1), None
+        else:
+            weight, bias = made["weight"], made.get("bias")
+        scale, activation = self.config.scale, self.config.activation
+        plain = partial(cska_reference, scale=scale, activation=activation)
+        if self.windowed(memory):
+            filters, shared = (weight, bias), self.share(v, self.grid.tokens)
+            out = one_by_one(plain, cells, shared, filters, (grid, memory), (self.site_grid, self.grid), above)
+        else:
+            out = plain(cells, weight, bias, self.share(v, memory.tokens), Grid(*sides(grid)), mask=above)
+        if not grid.extra:
+            return out
+        keys, row_bias = self._extra_keys(made, memory)
+        v, below = self.share(v, memory.tokens), _with(below, row_bias, self, extra)
+        row = ska_reference(extra, keys, v, scale=scale, mask=below, activation=activation)
+        return join_tokens(row, out, grid)
+
+
+def _with(mask: Mask | None, bias: Tensor | None, operator: CSKAOperator, q: Tensor) -> Mask | None:
+    """The mask of extra rows with the bias of the centre taps, which is scaled as the logits are."""
+    if bias is None:
+        return mask
+    bias = bias * (q.shape[-1] ** -0.5 if operator.config.scale is None else operator.config.scale)
+    if mask is None:
+        return Mask(bias=bias)
+    return Mask(keep=mask.keep, bias=bias if mask.bias is None else mask.bias + bias)
+
+
+def _warn(macs: int, grid: Grid, config: CSKA) -> None:
+    if macs > WARN_MACS and not config.factorised:
+        warnings.warn(
+            f"CSKA's key costs {macs / 1e9:.2f} GMAC a layer and image on {grid}; resize='window' on a trained "
+            "smaller grid, factorised=True or SKA() cost far less",
+            stacklevel=3,
+        )
+
+
+def _check(q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid) -> None:
+    check_heads("cska", q=q, v=v)
+    if grid.extra:
+        raise GridError(f"cska works on cells alone, not on {grid}; keys of extra tokens are further filters")
+    grid.check(q)
+    outputs, width, *sides = weight.shape
+    expected = (q.shape[1] * v.shape[-2], q.shape[-1])
+    if (outputs, width) != expected or len(sides) != 2 or sides[0] != sides[1] or sides[0] % 2 == 0:
+        raise ShapeError(
+            f"cska: weight has shape {tuple(weight.shape)}; expected (heads * keys, width, k, k) = "
+            f"({expected[0]}, {expected[1]}, k, k) with an odd k"
+        )
+    if bias is not None and tuple(bias.shape) != (outputs,):
+        raise ShapeError(f"cska: bias has shape {tuple(bias.shape)}; expected ({outputs},)")
+    if weight.dtype != q.dtype or (bias is not None and bias.dtype != q.dtype):
+        raise ShapeError(f"cska: weight is {weight.dtype}, q is {q.dtype}; cast filters and bias to one dtype")

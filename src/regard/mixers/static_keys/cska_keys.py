@@ -1,0 +1,130 @@
+"""The other reading of CSKA: a grouped convolution of the query map makes the keys, not the logits.
+
+k_h[j] = sum over the taps t of W_h[t] q_h[j + t], plus b_h; zeros outside the grid. A = softmax(scale q k^T).
+This is what the authors' code does in its Swin, there with filters for each window: `swin_t_32(keys="window")`. Such a
+key depends on the content of its cell's neighbourhood and belongs to no grid, so that nothing is resampled; logits are
+quadratic in the queries. A bias adds the same number to all cells of a row of logits: without extra tokens it has no
+effect under the softmax, as the key bias of ordinary attention has none.
+
+Extra tokens are not on the map: their keys are learned vectors, their queries meet the same keys as all others.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Cost, Grid, Mask, Operator, Site, attend, hide
+from regard.mixers.shared.kernel_features import check_extra
+from regard.mixers.shared.tiles import join_tokens, split_tokens
+from regard.mixers.softmax import softmax, softmax_reference
+
+from .cska_forms import convolved, sides
+
+
+def query_keys_reference(
+    q: Float[Tensor, "B H N d"],
+    weight: Float[Tensor, "Hd d k k2"],
+    bias: Float[Tensor, " Hd"] | None,
+    grid: Grid,
+) -> Float[Tensor, "B H N d"]:
+    """The sum over taps of shifted queries, each through its own matrix; grid without extra tokens."""
+    heads, kernel = q.shape[1], weight.shape[-1]
+    image = F.pad(q.unflatten(2, sides(grid)), (0, 0, *(kernel // 2,) * 4))
+    taps = weight.unflatten(0, (heads, -1))  # (H, d, d, k, k)
+    keys = torch.zeros_like(q) if bias is None else bias.view(heads, 1, -1).expand_as(q)
+    for row in range(kernel):
+        for column in range(kernel):
+            shifted = image[:, :, row : row + grid.height, column : column + grid.width].flatten(2, 3)
+            keys = keys + shifted @ taps[..., row, column].mT
+    return keys
+
+
+def query_keys(
+    q: Float[Tensor, "B H N d"],
+    weight: Float[Tensor, "Hd d k k2"],
+    bias: Float[Tensor, " Hd"] | None,
+    grid: Grid,
+) -> Float[Tensor, "B H N d"]:
+    """The same as one convolution whose groups are the heads."""
+    return convolved(q, weight, bias, grid).mT
+
+
+def query_keys_cost(site: Site, kernel: int, bias: bool) -> Cost:
+    """Parameters and MACs of `QueryKeyOperator`."""
+    grid, filters = site.grid, kernel**2 * site.width * site.inner
+    own = Cost(filters + site.inner * (bias + grid.extra), grid.cells * filters)
+    return own + attend(grid.tokens, grid.tokens, site.inner)
+
+
+class QueryKeyOperator(Operator):
+    """weight (inner, d, k, k), bias (inner,) or None; extra_keys (H, E, d) or None: the keys of extra tokens.
+
+    paper: whether the filters start as PyTorch's convolutions do, extra keys from N(0, 1); else all start with standard
+    deviation 0.02, biases at 0.
+    """
+
+    def __init__(self, site: Site, kernel: int, bias: bool, scale: float | None, paper: bool) -> None:
+        super().__init__()
+        self.grid, self.scale, self.paper, extra = site.grid, scale, paper, site.grid.extra
+        self.weight = nn.Parameter(torch.empty(site.inner, site.width, kernel, kernel))
+        self.bias = nn.Parameter(torch.empty(site.inner)) if bias else None
+        self.extra_keys = nn.Parameter(torch.empty(site.heads, extra, site.width)) if extra else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw filters and keys anew."""
+        bound = self.weight[0].numel() ** -0.5
+        for name, parameter in self.named_parameters():
+            if self.paper and name == "extra_keys":
+                nn.init.normal_(parameter)
+            elif self.paper:
+                nn.init.uniform_(parameter, -bound, bound)
+            elif name == "bias":
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.trunc_normal_(parameter, std=0.02)
+
+    def no_weight_decay(self) -> set[str]:
+        """The keys of extra tokens, as in SKA; the filters are a projection like any other."""
+        return {"extra_keys"} if self.extra_keys is not None else set()
+
+    def forward(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, keys = self._with_keys(cast(Tensor, q), grid, mask, plain=False)
+        return softmax(q, keys, cast(Tensor, v), scale=self.scale, mask=mask)
+
+    def reference(
+        self,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor | None,
+        *,
+        grid: Grid,
+        memory: Grid | None = None,
+        mask: Mask | None = None,
+    ) -> Tensor:
+        q, keys = self._with_keys(cast(Tensor, q), grid, mask, plain=True)
+        return softmax_reference(q, keys, cast(Tensor, v), scale=self.scale, mask=mask)
+
+    def _with_keys(self, q: Tensor, grid: Grid, mask: Mask | None, plain: bool) -> tuple[Tensor, Tensor]:
+        """Queries, those of hidden tokens as zeros, and the keys of all tokens. Raises: GridError as `check_extra`."""
+        check_extra("CSKA's keys", self.grid, grid)
+        q = hide(q, mask)
+        _, cells = split_tokens(q, grid)
+        bias = None if self.bias is None else self.bias.to(q.dtype)
+        make = query_keys_reference if plain else query_keys
+        keys = make(cells, self.weight.to(q.dtype), bias, Grid(*sides(grid)))
+        if self.extra_keys is not None:
+            keys = join_tokens(self.extra_keys.to(q.dtype).expand(q.shape[0], -1, -1, -1), keys, grid)
+        return q, keys

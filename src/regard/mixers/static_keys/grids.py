@@ -1,0 +1,105 @@
+"""Static keys on grids: from one grid to another, and windows of the trained grid over a larger one."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.core import Grid, GridError, Mask, UnsupportedError
+from regard.mixers.shared.tiles import join_tokens, split_tokens
+
+
+def same_cells(one: Grid, other: Grid) -> bool:
+    """Whether two grids have the same sides."""
+    return one.height == other.height and one.width == other.width  # Dynamo cannot compare whole grids
+
+
+def resample(keys: Float[Tensor, "H cells d"], old: Grid, new: Grid) -> Float[Tensor, "H cells2 d"]:
+    """Keys of the cells of `old`, bicubic and antialiased, on the cells of `new`; computed in float32 at least."""
+    if same_cells(old, new):
+        return keys
+    wide = torch.promote_types(keys.dtype, torch.float32)
+    rows, columns = (_bicubic(a, b, wide, keys.device) for a, b in ((old.height, new.height), (old.width, new.width)))
+    image = keys.mT.unflatten(-1, (old.height, old.width)).to(wide)
+    return (rows @ image @ columns.mT).flatten(-2).mT.to(keys.dtype)
+
+
+def former_grid(cells: int, now: Grid) -> Grid | None:
+    """The grid of so many cells that is square or has the shape of `now`; None if there is none, or one of each."""
+    pairs = [(side, cells // side) for side in range(1, cells + 1) if cells % side == 0]
+    fits = [(h, w) for h, w in pairs if h == w or h * now.width == w * now.height]
+    return Grid(*fits[0]) if len(fits) == 1 else None
+
+
+@torch.no_grad()
+def _bicubic(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "new old"]:
+    # The resampling is linear and separable. As a matrix it has a gradient under torch.compile at any size; that of
+    # the interpolation itself fails there for a size that is not constant.
+    # Two equal columns: torch 2.15 on the CPU resamples an image of one column wrongly.
+    eye = torch.eye(old, dtype=dtype, device=device)[None, :, :, None].repeat(1, 1, 1, 2)
+    return F.interpolate(eye, (new, 2), mode="bicubic", antialias=True, align_corners=False)[0, :, :, 0].mT
+
+
+def tiled(cells: Float[Tensor, "H cells d"], window: Grid, grid: Grid) -> Float[Tensor, "H cells2 d"]:
+    """Keys of a window repeated over a grid from its upper left corner."""
+    down, across = windows_on(grid, window)
+    image = cells.unflatten(1, (window.height, window.width)).repeat(1, down, across, 1)
+    return image[:, : grid.height, : grid.width].flatten(1, 2)
+
+
+def windows_on(grid: Grid, window: Grid) -> tuple[int, int]:
+    """How many windows cover a grid, down and across; those at the lower and right edge may stand out."""
+    return -(-grid.height // window.height), -(-grid.width // window.width)
+
+
+def split(x: Float[Tensor, "B H c d"], grid: Grid, window: Grid) -> Float[Tensor, "BW H w d"]:
+    """Cells in windows; windows go into the batch (batch first), cells beyond the grid are zeros."""
+    down, across = windows_on(grid, window)
+    low, right = down * window.height - grid.height, across * window.width - grid.width
+    image = x.unflatten(2, (grid.height, grid.width))
+    if low or right:
+        image = F.pad(image, (0, 0, 0, right, 0, low))
+    image = image.unflatten(3, (across, window.width)).unflatten(2, (down, window.height))
+    return image.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
+
+
+def join(x: Float[Tensor, "BW H w d"], grid: Grid, window: Grid) -> Float[Tensor, "B H c d"]:
+    """The inverse of `split`; cells beyond the grid are dropped."""
+    down, across = windows_on(grid, window)
+    image = x.unflatten(2, (window.height, window.width)).unflatten(0, (x.shape[0] // (down * across), down, across))
+    image = image.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)
+    return image[:, :, : grid.height, : grid.width].flatten(2, 3)
+
+
+def in_windows(
+    q: Tensor, v: Tensor, grids: tuple[Grid, Grid], windows: tuple[Grid, Grid], mask: Mask | None
+) -> tuple[Tensor, Tensor, Mask | None]:
+    """Cells of q (B, H, cells, d) and all of v in windows, and the mask that hides keys beyond the grid.
+
+    grids and windows: of queries and of keys. Every window has the values of all extra tokens beside its own.
+    Raises: GridError if queries and keys fall into other numbers of windows, UnsupportedError for other masks.
+    """
+    (grid, memory), (window, key_window) = grids, windows
+    if windows_on(grid, window) != windows_on(memory, key_window):
+        raise GridError(
+            f"windows do not divide alike: {window.height}x{window.width} on {grid} for queries, "
+            f"{key_window.height}x{key_window.width} on {memory} for keys; use resize='interpolate'"
+        )
+    if mask is not None and mask.kinds - {"padding"}:
+        raise UnsupportedError(
+            f"windows of static keys cannot apply a {' or '.join(sorted(mask.kinds - {'padding'}))} mask on another "
+            "grid than the trained one (they can: padding); use resize='interpolate'"
+        )
+    extra, cells = split_tokens(v, memory)
+    down, across = windows_on(memory, key_window)
+    values = join_tokens(extra.repeat_interleave(down * across, 0), split(cells, memory, key_window), memory)
+    keep = None if mask is None else mask.keep
+    ragged = memory.height % key_window.height or memory.width % key_window.width
+    if keep is None and ragged:
+        keep = torch.ones(v.shape[0], memory.tokens, dtype=torch.bool, device=v.device)
+    if keep is None:
+        return split(q, grid, window), values, None
+    extra_keep, cell_keep = split_tokens(keep[:, None, :, None].to(v.dtype), memory)
+    inside = split(cell_keep, memory, key_window)
+    inside = join_tokens(extra_keep.repeat_interleave(down * across, 0), inside, memory)
+    return split(q, grid, window), values, Mask(keep=inside[:, 0, :, 0] > 0)

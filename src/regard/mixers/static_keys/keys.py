@@ -1,0 +1,341 @@
+"""What static keys (SKA, CSKA) have in common: activations, other grids, freezing for export, keys from a teacher.
+
+A static key belongs to a cell of the grid that it was built for. On another grid keys are resampled, or the trained
+grid becomes a window that is laid over the larger one; keys of extra tokens stay as they are.
+Every head has keys of its own. Keys are resampled at every call, also without gradients; `freeze` keeps them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Cost, Grid, GridError, Operator, Site, SwapError, softmax_rows
+from regard.core.eval_mode import resting
+from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
+from regard.mixers.shared.kernel_features import check_extra
+from regard.mixers.shared.tiles import join_tokens
+
+from .grids import former_grid, resample, same_cells
+
+
+def _star_relu(x: Tensor) -> Tensor:
+    return 0.8944 * F.relu(x).square() - 0.4472  # MetaFormer's constants, not learned here
+
+
+# what may stand in the place of the softmax (SKA Table 4); the weights of a row then do not sum to 1
+_POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "starrelu": _star_relu,
+    "none": lambda x: x,
+}
+ACTIVATIONS = ("softmax", *_POINTWISE)
+FROM_TEACHER = ("calibrate", "positions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticConfig(HeadMixerConfig):
+    """What SKA and CSKA have in common.
+
+    scale: factor of the logits, None = d^-0.5 (the paper's Algorithm 1 has 1.0, its code d^-0.5).
+    init: "trunc_normal" starts the keys with standard deviation 0.02, near the uniform average; "paper" as the paper's
+    code does. "calibrate" and "positions" start like the first, until `regard.calibrate` takes the keys from a trained
+    host: the means of its keys over images, or the keys of its position embedding.
+    resize: what a call on another grid does: "interpolate" resamples the keys, "window" lays the trained grid over it
+    as windows, from the upper left corner (a window that stands out is masked), "error" refuses. With "interpolate" a
+    checkpoint of another grid is resampled too, if that grid was square or had the shape of the new one.
+    activation: "softmax", or "relu", "gelu", "starrelu" (SKA Table 4) or "none", whose weights do not sum to 1.
+    normalise: "1/N" divides these weights by the number of keys, hidden ones included (in windows, of a window's keys);
+    the paper mentions no division.
+    heads: number of heads of the host's width, 0 = as many as the host. The paper's models "b" have more, to be as
+    large as the model that they are compared with.
+    """
+
+    scale: float | None = None
+    init: Literal["trunc_normal", "paper", "calibrate", "positions"] = "trunc_normal"
+    resize: Literal["interpolate", "window", "error"] = "interpolate"
+    activation: Literal["softmax", "relu", "gelu", "starrelu", "none"] = "softmax"
+    heads: int = 0
+    normalise: Literal["none", "1/N"] = "none"
+
+    masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
+    cross: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = type(self).__name__
+        if self.heads < 0:
+            raise ConfigError(f"{name} has at least one head, or 0 for the host's number, not heads={self.heads}")
+        if self.normalise != "none" and self.activation == "softmax":
+            raise ConfigError(f"the softmax of {name} sums to 1 already; normalise='1/N' is for the other activations")
+
+    def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
+        return super().build(self._widened(site), shared)
+
+    def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
+        return super().build_cross(self._widened(site), shared)
+
+    def cost(self, site: Site, accounting: str = "executed") -> Cost:
+        return super().cost(self._widened(site), accounting)
+
+    def _widened(self, site: Site) -> Site:
+        return replace(site, heads=self.heads) if self.heads else site
+
+    @property
+    def uses(self) -> str:
+        """No key is projected."""
+        return "qv"
+
+
+def weigh(logits: Float[Tensor, "*B M"], activation: str = "softmax", masked: bool = True) -> Float[Tensor, "*B M"]:
+    """Weights of M keys from their logits. masked: whether some logits are -inf; those keys get the weight 0."""
+    if not masked:
+        return logits.softmax(-1) if activation == "softmax" else _POINTWISE[activation](logits)
+    if activation == "softmax":
+        return softmax_rows(logits)
+    hidden = logits == -torch.inf
+    return _POINTWISE[activation](logits.masked_fill(hidden, 0.0)).masked_fill(hidden, 0.0)
+
+
+class StaticOperator(Operator):
+    """An operator whose keys are parameters on `grid`; `site_grid` is that of the queries at build time.
+
+    Parameters named in `on_cells` are (H, cells, d) or (H * cells, ...).
+    """
+
+    config: StaticConfig
+    on_cells: ClassVar[frozenset[str]] = frozenset({"keys", "weight", "bias", "row_keys"})
+
+    def __init__(self, config: StaticConfig, site: Site) -> None:
+        super().__init__()
+        self.config, self.grid, self.site_grid = config, site.memory or site.grid, site.grid
+        self.heads, self.width = site.heads, site.width
+        self.frozen: Grid | None = None
+        self._frozen_names: tuple[str, ...] = ()
+        self.register_load_state_dict_pre_hook(_check_state)
+        self.register_load_state_dict_post_hook(_thaw)
+
+    def constants(self, grid: Grid) -> dict[str, Tensor]:
+        """The tensors that a call with keys on `grid` needs, resampled where the configuration says so."""
+        raise NotImplementedError
+
+    def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
+        """Take these keys, in token order on the build grid, as static keys; frozen keys thaw."""
+        raise NotImplementedError
+
+    def share(self, v: Tensor, keys: int) -> Tensor:
+        """Values divided by the number of keys, where `config.normalise` asks for it."""
+        return v / keys if self.config.normalise == "1/N" else v
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of parameters to keep out of weight decay: under softmax it would only move the keys' free mean."""
+        return {name for name, _ in self.named_parameters()}
+
+    def freeze(self, grid: Grid | None) -> None:
+        """Keep the tensors for one grid of keys as constants, for export; None makes them follow the parameters again.
+
+        Buffers outside the state dict: a checkpoint stays as it is. A frozen operator refuses other grids and its keys
+        are not trained. Loading a state or drawing the parameters anew ends it.
+        Raises: GridError as a call on that grid would.
+        """
+        for name in self._frozen_names:
+            delattr(self, f"frozen_{name}")
+        self.frozen, self._frozen_names = None, ()
+        if grid is None:
+            return
+        with torch.no_grad():
+            made = self.on(grid)
+        for name, value in made.items():
+            self.register_buffer(f"frozen_{name}", value.detach().clone(), persistent=False)
+        self.frozen, self._frozen_names = grid, tuple(made)
+
+    def on(self, grid: Grid) -> dict[str, Tensor]:
+        """`constants`, or what `freeze` kept.
+
+        Raises: GridError if the extra tokens are others than those of the build grid, if the grid is another and
+        resize is "error", or if the operator is frozen for another grid.
+        """
+        check_extra("static keys", self.grid, grid)
+        if self.frozen is not None:
+            if not same_cells(self.frozen, grid):
+                raise GridError(f"static keys are frozen for {self.frozen}, not for {grid}; freeze(None) ends that")
+            return {name: self.get_buffer(f"frozen_{name}") for name in self._frozen_names}
+        if self.config.resize == "error" and not same_cells(self.grid, grid):
+            raise GridError(f"static keys lie on {self.grid}, not on {grid}; resize='interpolate' resamples them")
+        return self.constants(grid)
+
+    def windowed(self, grid: Grid) -> bool:
+        """Whether a call with keys on `grid` runs in windows of the build grid."""
+        return self.config.resize == "window" and not same_cells(self.grid, grid)
+
+    def resampled(self, cells: Float[Tensor, "H cells d"], grid: Grid) -> Float[Tensor, "H cells2 d"]:
+        """Keys of cells on `grid`: resampled, or as they are if windows carry them there."""
+        return cells if self.config.resize == "window" else resample(cells, self.grid, grid)
+
+    def carried(self, name: str, came: Tensor) -> Tensor | None:
+        """A parameter that was trained on another grid as this one's; None where it cannot be resampled."""
+        own = self.get_parameter(name)
+        if self.config.resize != "interpolate" or name not in self.on_cells or came.ndim != own.ndim:
+            return None
+        axis, copies = (1, 1) if own.ndim == 3 else (0, self.heads)
+        if came.movedim(axis, 0).shape[1:] != own.movedim(axis, 0).shape[1:] or came.shape[axis] % copies:
+            return None
+        old = former_grid(came.shape[axis] // copies, self.grid)
+        if old is None:
+            return None
+        return resample(came.reshape(self.heads, old.cells, -1), old, self.grid).reshape(own.shape)
+
+
+def _check_state(
+    module: StaticOperator,
+    state: dict[str, Tensor],
+    prefix: str,
+    metadata: object,
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    # the door of a checkpoint: torch's own message, a size, would not say what to do
+    for name, parameter in module.named_parameters(recurse=False):
+        came = state.get(prefix + name)
+        if came is None or came.shape == parameter.shape:
+            continue
+        carried = module.carried(name, came)
+        if carried is not None:
+            state[prefix + name] = carried  # load_state_dict has made its own dictionary of the caller's
+        else:
+            shapes = f"{tuple(came.shape)}, this layer's {tuple(parameter.shape)} for {module.grid}"
+            errors.append(
+                f"{prefix}{name} of the checkpoint is {shapes}: trained on another grid or other extra tokens; "
+                "build the model for the trained grid, load, and call it on the new one"
+            )
+
+
+def _thaw(module: StaticOperator, incompatible: object) -> None:
+    module.freeze(None)
+
+
+def freeze_keys(model: nn.Module, *inputs: Tensor) -> list[str]:
+    """Turn the static keys of a whole model into constants for the grids of one forward pass; names of the operators.
+
+    The pass is in evaluation mode; afterwards every module is in its own mode again.
+    `for name in freeze_keys(model, images): ...`; `model.get_submodule(name).freeze(None)` ends it.
+    Raises: ConfigError if the model has no static keys.
+    """
+    seen: dict[str, Grid] = {}
+    operators = _operators(model)
+    if not operators:
+        raise ConfigError("the model has no static keys to freeze; it needs SKA() or CSKA() layers")
+
+    def watch(name: str) -> torch.utils.hooks.RemovableHandle:
+        def note(module: nn.Module, args: tuple[object, ...], options: dict[str, object]) -> None:
+            seen[name] = cast(Grid, options.get("memory") or options["grid"])
+
+        return operators[name].register_forward_pre_hook(note, with_kwargs=True)
+
+    for operator in operators.values():
+        operator.freeze(None)
+    handles = [watch(name) for name in operators]
+    try:
+        with resting(model):
+            model(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, grid in seen.items():
+        operators[name].freeze(grid)
+    return list(seen)
+
+
+def _operators(model: nn.Module) -> dict[str, StaticOperator]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, StaticOperator)}
+
+
+def calibrate(student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor] = ()) -> list[str]:
+    """Start static keys from a trained model; returns the names of the operators that got keys.
+
+    teacher: the same host with `Softmax()` swapped in, so that its layers have the student's names. Layers of the
+    student with init="calibrate" get the mean keys over the batches, a running mean in float32: exact for one image.
+    Those with init="positions" get the keys that the teacher makes of its position embedding: K = W_k norm1(pos).
+    The teacher runs in evaluation mode; afterwards its modules are in their own modes again.
+    Raises: ConfigError if no layer asks for either, or there are no batches for those that need them; SwapError if a
+    layer is not in the teacher, was not run, has no `pos_embed` and `norm1`, or has other heads or another width;
+    GridError if the grids differ. No key is set then.
+    """
+    operators = {name: op for name, op in _operators(student).items() if op.config.init in FROM_TEACHER}
+    if not operators:
+        raise ConfigError("no layer has static keys with init='calibrate' or init='positions'")
+    donors = dict(teacher.named_modules())
+    for name in operators:
+        if not isinstance(donors.get(name), Operator) or isinstance(donors[name], StaticOperator):
+            raise SwapError(f"the teacher has no projected keys at {name}; swap Softmax() into it first")
+    counted = {name: operator for name, operator in operators.items() if operator.config.init == "calibrate"}
+    found = _mean_keys(counted, teacher, batches) if counted else {}
+    for name, operator in operators.items():
+        if name not in counted:
+            found[name] = _position_keys(operator, teacher, name)
+        came, own = tuple(found[name].shape), (operator.heads, operator.grid.tokens, operator.width)
+        if came != own:
+            raise SwapError(
+                f"{name}: the teacher's keys are {came} (heads, tokens, width), the student's {own}; leave out "
+                "heads= of the student, or take a teacher of the same host"
+            )
+    for name, operator in operators.items():
+        operator.set_keys(found[name])
+    return list(operators)
+
+
+def _mean_keys(
+    operators: dict[str, StaticOperator], teacher: nn.Module, batches: Iterable[Tensor]
+) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    counts = dict.fromkeys(operators, 0)
+
+    def watch(name: str) -> torch.utils.hooks.RemovableHandle:
+        def add(module: nn.Module, args: tuple[Tensor, ...], options: dict[str, object]) -> None:
+            grid = cast(Grid, options.get("memory") or options["grid"])
+            if grid != operators[name].grid:
+                raise GridError(f"{name}: the batch lies on {grid}, the static keys on {operators[name].grid}")
+            k = args[1].float() if args[1].dtype in (torch.float16, torch.bfloat16) else args[1]
+            counts[name] += len(k)
+            mean = k.mean(0)
+            found[name] = found[name].lerp(mean, len(k) / counts[name]) if name in found else mean
+
+        return teacher.get_submodule(name).register_forward_pre_hook(add, with_kwargs=True)
+
+    handles = [watch(name) for name in operators]
+    try:
+        with resting(teacher):
+            for batch in batches:
+                teacher(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not any(counts.values()):
+        raise ConfigError("init='calibrate' needs at least one batch of inputs")
+    silent = [name for name, count in counts.items() if not count]
+    if silent:
+        raise SwapError(f"the forward pass of the teacher did not enter {', '.join(silent)}")
+    return found
+
+
+@torch.no_grad()
+def _position_keys(operator: StaticOperator, teacher: nn.Module, name: str) -> Tensor:
+    positions = getattr(teacher, "pos_embed", None)
+    path = name.split(".")
+    parents = [teacher.get_submodule(".".join(path[:i])) for i in range(len(path) - 1, 0, -1)]
+    norm = next((parent.norm1 for parent in parents if hasattr(parent, "norm1")), None)
+    head, grid = next((parent for parent in parents if isinstance(parent, HeadMixer)), None), operator.grid
+    if not isinstance(positions, Tensor) or norm is None or head is None:
+        raise SwapError(f"{name}: init='positions' needs a host with pos_embed and norm1; use init='calibrate'")
+    if positions.shape[-2] == grid.cells and grid.extra:
+        positions = join_tokens(positions.new_zeros(1, grid.extra, positions.shape[-1]), positions, grid)
+    if positions.shape[-2] != grid.tokens:
+        raise GridError(f"{name}: {positions.shape[-2]} positions do not fit {grid}")
+    return cast(Tensor, head.roles(cast(nn.Module, norm)(positions), grid)["k"]).mean(0)

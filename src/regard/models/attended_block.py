@@ -1,0 +1,160 @@
+"""A residual block with a slot for attention, and what stands in the slot (Zhu et al. 2019, Figure 2a).
+
+    1x1 conv, norm, ReLU -> 3x3 conv (regular or deformable), norm, ReLU -> x + gamma Attn(x) -> 1x1 conv, norm -> add
+
+gamma is zero at first, so that a trained network computes what it did. In a basic block (ResNet-18 and -34) attention
+follows the norm and ReLU of the first 3x3 convolution: those of the second come after the addition.
+A block becomes an instance of a subclass of its own class, with one more child, `attn`; all other names stay. The child
+is a `Slot`, which `swap` fills, removes and restores like any attention.
+"""
+
+from typing import Any, ClassVar, cast
+
+import torch
+from jaxtyping import Float
+from timm.models import resnet as timm_resnet
+from torch import Tensor, nn
+from torchvision.models import resnet as torchvision_resnet
+
+from regard.core import Grid, MixerConfig, Site
+from regard.swapping.layer import CHILD, Hosted
+
+
+class Slot(nn.Module):
+    """An empty place for attention on maps of `dim` channels: the identity. start: gamma of what is put here."""
+
+    like: Tensor
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.dim, self.heads, self.start = dim, heads, 0.0
+        self.cells = (1, 1)
+        self.register_buffer("like", torch.zeros(()), persistent=False)
+
+    def note(self, x: Tensor) -> None:
+        """Remember the grid of a pass, for a later swap."""
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(x, Tensor)  # torch.fx
+        if not traced:
+            self.cells = (x.shape[-2], x.shape[-1])
+
+    def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
+        self.note(x)
+        return x
+
+
+class Attended(Hosted):
+    """x + gamma Attn(x) in a slot, on whatever grid the map has; without a mixer x itself, and no gamma."""
+
+    library: ClassVar[tuple[type, ...]] = (Slot,)
+
+    gamma: nn.Parameter | None
+
+    def __init__(self, host: Any, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
+        super().__init__(host, config, site, shared)
+        gamma = nn.Parameter(self.like.new_full((1,), host.start))  # FSDP2 shards no tensor without dimensions
+        self.register_parameter("gamma", gamma if config.uses else None)
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        """Queries, keys and values have no bias, as in the paper; the output has one."""
+        return Site(dim=module.dim, heads=module.heads, grid=grid, qkv_bias=False, layer=layer, name=name)
+
+    @classmethod
+    def grid_of(cls, module: Any) -> Grid:
+        return Grid(*module.cells)
+
+    def grid(self) -> Grid:
+        return self.grid_of(self.host)
+
+    def release(self) -> nn.Module:
+        """The empty slot; what is put there next goes on with the present gamma."""
+        host = cast(Slot, super().release())
+        host.start = 0.0 if self.gamma is None else float(self.gamma.detach())
+        return host
+
+    def no_weight_decay(self) -> set[str]:
+        """gamma, and the vectors u and t of E3 and E4."""
+        vectors = {
+            f"{CHILD}.{name}" for name, _ in self.mixer.named_parameters() if name in ("operator.u", "operator.t")
+        }
+        return vectors | ({"gamma"} if self.gamma is not None else set())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        gamma = state_dict.get(f"{prefix}gamma")
+        if gamma is not None and gamma.ndim == 0:  # as it was before FSDP2 could shard it
+            state_dict[f"{prefix}gamma"] = gamma.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
+        cast(Slot, self.host).note(x)
+        if self.gamma is None:
+            return x
+        height, width = x.shape[-2:]
+        out = self.mixer(x.flatten(2).mT, Grid(height, width))
+        return x + self.gamma * out.mT.unflatten(-1, (height, width))
+
+
+# blocks: the forward passes of the libraries, with one more step
+
+
+class TorchvisionBasic(torchvision_resnet.BasicBlock):
+    """torchvision's block of ResNet-18 and -34."""
+
+    attn: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.attn(self.relu(self.bn1(self.conv1(x))))
+        out = self.bn2(self.conv2(out))
+        out += x if self.downsample is None else self.downsample(x)
+        return self.relu(out)
+
+
+class TorchvisionBottleneck(torchvision_resnet.Bottleneck):
+    """torchvision's block of ResNet-50 and larger, ResNeXt and Wide ResNet."""
+
+    attn: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.attn(self.relu(self.bn2(self.conv2(out))))
+        out = self.bn3(self.conv3(out))
+        out += x if self.downsample is None else self.downsample(x)
+        return self.relu(out)
+
+
+class TimmBasic(timm_resnet.BasicBlock):
+    """timm's block of ResNet-18 and -34; attention comes after its anti-aliasing."""
+
+    attn: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.aa(self.act1(self.drop_block(self.bn1(self.conv1(x)))))  # type: ignore[misc]
+        out = self.bn2(self.conv2(self.attn(out)))
+        return _add_timm(self, x, out, self.act2)
+
+
+class TimmBottleneck(timm_resnet.Bottleneck):
+    """timm's block of ResNet-50 and larger; attention comes after its anti-aliasing."""
+
+    attn: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.act1(self.bn1(self.conv1(x)))
+        out = self.aa(self.act2(self.drop_block(self.bn2(self.conv2(out)))))  # type: ignore[misc]
+        out = self.bn3(self.conv3(self.attn(out)))
+        return _add_timm(self, x, out, self.act3)
+
+
+def _add_timm(block: TimmBasic | TimmBottleneck, x: Tensor, out: Tensor, act: nn.Module) -> Tensor:
+    out = out if block.se is None else block.se(out)
+    out = out if block.drop_path is None else block.drop_path(out)
+    out += x if block.downsample is None else block.downsample(x)
+    return cast(Tensor, act(out))
+
+
+BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
+    torchvision_resnet.BasicBlock: TorchvisionBasic,
+    torchvision_resnet.Bottleneck: TorchvisionBottleneck,
+    timm_resnet.BasicBlock: TimmBasic,
+    timm_resnet.Bottleneck: TimmBottleneck,
+}

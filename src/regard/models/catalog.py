@@ -1,0 +1,76 @@
+"""Hosts: models of timm, torchvision, Hugging Face and our own, and how a mixer gets into them."""
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from inspect import signature
+from typing import Any
+
+from torch import nn
+
+from .cait import cait_s_32
+from .cvt import cvt_13, cvt_13_32
+from .metaformer import cskaformer_b36, cskaformer_s18, metaformer, skaformer_b36, skaformer_desk, skaformer_s18
+from .resnet import attended_resnet18, attended_resnet50
+from .swin import swin_t_32
+from .timm_registry import register as register
+from .timm_registry import takes
+from .vit5 import vit5_base, vit5_large, vit5_small, vit5_xlarge
+from .vit_desk import vit_desk
+from .vit_spt import vit_s_32, vit_s_32_spt
+from .xcit_desk import xcit_desk
+
+# models that no library has
+HOSTS: dict[str, Callable[..., nn.Module]] = {
+    "vit_desk": vit_desk,
+    "xcit_desk": xcit_desk,
+    "vit_s_32": vit_s_32,
+    "vit_s_32_spt": vit_s_32_spt,
+    "cait_s_32": cait_s_32,
+    "swin_t_32": swin_t_32,
+    "cvt_13": cvt_13,
+    "cvt_13_32": cvt_13_32,
+    "skaformer_desk": skaformer_desk,
+    "skaformer_s18": skaformer_s18,
+    "skaformer_b36": skaformer_b36,
+    "cskaformer_s18": cskaformer_s18,
+    "cskaformer_b36": cskaformer_b36,
+    "attended_resnet18": attended_resnet18,
+    "attended_resnet50": attended_resnet50,
+    "vit5_small": vit5_small,
+    "vit5_base": vit5_base,
+    "vit5_large": vit5_large,
+    "vit5_xlarge": vit5_xlarge,
+}
+
+
+def make_own(name: str, **options: Any) -> nn.Module:
+    """One of Regard's hosts. features_only, out_indices: as in `timm.create_model`, a list of maps, not logits.
+
+    Raises: TypeError for an option that the host does not have.
+    """
+    make = HOSTS[name]
+    if takes(make, "features_only") or not options.pop("features_only", False):
+        return make(**options)
+    from .pyramids import as_features
+
+    indices = options.pop("out_indices", None)
+    return as_features(make(**options), indices)
+
+
+def default_size(name: str) -> tuple[int, int] | None:
+    """(height, width) of images that one of Regard's hosts expects unless told otherwise; None for other hosts."""
+    make = HOSTS.get(name.removeprefix("regard_"))
+    if make is None:
+        return None
+    options = {**signature(metaformer).parameters, **signature(make).parameters}
+    sides = (options[label].default for label in ("size", "img_size") if label in options)
+    side = next(found for found in sides if isinstance(found, int | tuple))  # `size` of MetaFormers is a letter
+    return (side, side) if isinstance(side, int) else (side[0], side[1])
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that `create_model` takes and that match a glob: Regard's own first, then timm's."""
+    import timm
+
+    own = [name for name in HOSTS if fnmatchcase(name, pattern) or fnmatchcase(f"regard_{name}", pattern)]
+    return own + [name for name in timm.list_models(pattern) if not name.startswith("regard_")]

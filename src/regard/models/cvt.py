@@ -1,0 +1,215 @@
+"""CvT at the SKA paper's sizes: cvt_13 as published by its authors, and cvt_13_32, a plainer variant for small images.
+
+Stages of 64/192/384 channels, 1/2/10 layers, 1/3/6 heads. A stage begins with a convolution; queries, keys and values
+are made by a depth-wise 3x3 convolution with batch normalisation and a matrix, keys and values on a coarser grid (Wu et
+al. 2021). At 32 pixels the last stage has 2x2 cells, and keys for one cell and the class token.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from timm.layers import DropPath, Mlp, QuickGELU, calculate_drop_path_rates
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Grid, heads, merge
+
+from .pyramids import Pyramid
+
+
+class DepthwiseProjection(nn.Module):
+    """A depth-wise 3x3 convolution without bias and batch normalisation of the cells; a class token passes by."""
+
+    def __init__(self, dim: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(dim, dim, 3, stride, 1, groups=dim, bias=False)
+        self.bn = nn.BatchNorm2d(dim)
+
+    def forward(self, x: Float[Tensor, "B N C"], grid: Grid) -> Float[Tensor, "B M C"]:
+        extra, cells = grid.to_map(x)
+        cells = self.bn(self.conv(cells)).flatten(2).mT
+        return torch.cat([extra, cells], 1) if grid.extra else cells
+
+
+class ConvAttention(nn.Module):
+    """Attention with keys and values on a grid that is kv_stride times coarser.
+
+    shared: one convolution for keys and values. scale: factor of the logits.
+    """
+
+    def __init__(self, dim: int, num_heads: int, kv_stride: int, bias: bool, shared: bool, scale: float) -> None:
+        super().__init__()
+        self.num_heads, self.kv_stride, self.scale = num_heads, kv_stride, scale
+        self.conv_q = DepthwiseProjection(dim, 1)
+        for name in ("conv_kv",) if shared else ("conv_k", "conv_v"):
+            self.add_module(name, DepthwiseProjection(dim, kv_stride))
+        self.proj_q, self.proj_k, self.proj_v = (nn.Linear(dim, dim, bias=bias) for _ in "qkv")
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Float[Tensor, "B N C"], height: int, width: int) -> Float[Tensor, "B N C"]:
+        grid = Grid(height, width, x.shape[1] - height * width)
+        q, k, v = (heads(self.get_submodule(f"proj_{r}")(convolved(self, r, x, grid)), self.num_heads) for r in "qkv")
+        return self.proj(merge((q @ k.mT * self.scale).softmax(-1) @ v))
+
+
+def convolved(attention: nn.Module, role: str, x: Tensor, grid: Grid) -> Tensor:
+    """The input of a role's matrix: tokens after the role's convolution."""
+    shared = role in "kv" and getattr(attention, "conv_kv", None) is not None
+    return attention.get_submodule("conv_kv" if shared else f"conv_{role}")(x, grid)
+
+
+def coarser(grid: Grid, stride: int) -> Grid:
+    """The grid after a 3x3 convolution with padding 1."""
+    return Grid(-(-grid.height // stride), -(-grid.width // stride), grid.prefix)
+
+
+class CvTBlock(nn.Module):
+    """x + attention(norm x), x + MLP(norm x)."""
+
+    def __init__(self, dim: int, attention: nn.Module, act: type[nn.Module], drop: float, drop_path: float) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.norm2 = nn.LayerNorm(dim), attention, nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, 4 * dim, act_layer=act, drop=drop)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Float[Tensor, "B N C"], height: int, width: int) -> Float[Tensor, "B N C"]:
+        x = x + self.drop_path(self.attn(self.norm1(x), height, width))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class ConvEmbed(nn.Module):
+    """A convolution and a LayerNorm over channels."""
+
+    def __init__(self, in_chans: int, dim: int, kernel: int, stride: int, padding: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, dim, kernel, stride, padding)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B C h w"]:
+        return self.norm(self.proj(x).movedim(1, -1)).movedim(-1, 1)
+
+
+class CvTStage(nn.Module):
+    """Convolutional embedding, then blocks on its tokens; the last stage of cvt_13 has a class token before them."""
+
+    def __init__(self, embed: ConvEmbed, blocks: Sequence[CvTBlock], class_token: int) -> None:
+        super().__init__()
+        self.embed, self.blocks = embed, nn.ModuleList(blocks)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, class_token)) if class_token else None
+        if self.cls_token is not None:
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
+
+    def forward(self, x: Float[Tensor, "B c H W"]) -> tuple[Float[Tensor, "B C h w"], Float[Tensor, "B P C"]]:
+        """The map and the class token (P = 1) or nothing (P = 0)."""
+        x = self.embed(x)
+        grid = Grid(x.shape[-2], x.shape[-1], int(self.cls_token is not None))
+        tokens = x.flatten(2).mT
+        if self.cls_token is not None:
+            tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), tokens], 1)
+        for block in self.blocks:
+            tokens = block(tokens, grid.height, grid.width)
+        extra, cells = grid.to_map(tokens)
+        return cells, extra
+
+
+class CvT(Pyramid):
+    """Three stages. plain: the variant cvt_13_32, with mean pooling; no class token, last norm or bias of q, k, v."""
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int],
+        in_chans: int,
+        num_classes: int,
+        dims: Sequence[int],
+        kv_stride: int,
+        plain: bool,
+        drop: float,
+        drop_path_rate: float,
+    ) -> None:
+        super().__init__()
+        self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        self.num_classes, self.num_features = num_classes, dims[-1]
+        depths, numbers = (1, 2, 10), (1, 3, 6)
+        bad = len(dims) != len(numbers) or any(dim % number for dim, number in zip(dims, numbers, strict=False))
+        if bad or kv_stride < 1:
+            raise ConfigError(
+                f"CvT-13 has dims that are multiples of 1, 3, 6 and a kv_stride >= 1, not {dims}, {kv_stride}"
+            )
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        stages, previous, reduction = [], in_chans, 1
+        for index, (dim, depth, number) in enumerate(zip(dims, depths, numbers, strict=True)):
+            first = index == 0
+            embed = ConvEmbed(
+                previous, dim, 7 if first else 3, 4 if first else 2, 3 if first and plain else 2 - (not first)
+            )
+            scale = (dim // number if plain else dim) ** -0.5
+            blocks = [
+                CvTBlock(
+                    dim,
+                    ConvAttention(dim, number, kv_stride, bias=not plain, shared=plain, scale=scale),
+                    nn.GELU if plain else QuickGELU,
+                    drop,
+                    rates[index][block] if index == 2 else 0.0,
+                )
+                for block in range(depth)
+            ]
+            stages.append(CvTStage(embed, blocks, dim if index == 2 and not plain else 0))
+            reduction, previous = reduction * (4 if first else 2), dim
+            self.describe(dim, reduction, f"stages.{index}")
+        self.stages = nn.ModuleList(stages)
+        self.norm = nn.Identity() if plain else nn.LayerNorm(dims[-1])
+        self.head = nn.Linear(dims[-1], num_classes) if num_classes else nn.Identity()
+
+    def no_weight_decay(self) -> set[str]:
+        """The class token."""
+        return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
+
+    def maps(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B C h w"]]:
+        found = []
+        for stage in self.stages:
+            x, _ = stage(x)
+            found.append(x)
+        return found
+
+    def forward(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B K"]:
+        extra = x
+        for stage in self.stages:
+            x, extra = stage(x)
+        token = extra[:, 0] if extra.shape[1] else x.mean((2, 3))
+        return self.head(self.norm(token))
+
+
+def cvt_13(
+    *,
+    img_size: int | tuple[int, int] = 32,
+    in_chans: int = 3,
+    num_classes: int = 10,
+    dims: Sequence[int] = (64, 192, 384),
+    kv_stride: int = 2,
+    drop: float = 0.0,
+    drop_path_rate: float = 0.1,
+) -> CvT:
+    """The SKA paper's host: 19,616,330 parameters with 10 classes; logits are scaled by channels^-0.5, as published.
+
+    dims: channels of the stages (SKA's model "b" has 64, 198, 402). kv_stride: of keys and values; 1 gives them the
+    grid of the queries. drop_path_rate: of the last stage. Raises: ConfigError if dims do not fit 1, 3 and 6 heads.
+    """
+    return CvT(img_size, in_chans, num_classes, dims, kv_stride, False, drop, drop_path_rate)
+
+
+def cvt_13_32(
+    *,
+    img_size: int | tuple[int, int] = 32,
+    in_chans: int = 3,
+    num_classes: int = 10,
+    dims: Sequence[int] = (64, 192, 384),
+    kv_stride: int = 2,
+    drop: float = 0.0,
+    drop_path_rate: float = 0.0,
+) -> CvT:
+    """The plainer variant: 19,555,146 parameters with 10 classes. One convolution for keys and values, mean pooling.
+
+    dims, kv_stride: as in `cvt_13`. Raises: ConfigError if dims do not fit 1, 3 and 6 heads.
+    """
+    return CvT(img_size, in_chans, num_classes, dims, kv_stride, True, drop, drop_path_rate)

@@ -1,0 +1,86 @@
+"""Folders of swapped models of Hugging Face: config.json, model.safetensors, and regard.json with the swap."""
+
+import copy
+import json
+import os
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from regard.core import ConfigError, MissingExtra, StoreError
+from regard.swapping.ports.hugging_face import config_of
+
+from .saving import described, difference, fill, replay, swaps_of
+
+FILE = "regard.json"
+
+
+def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
+    """Write a swapped model of transformers: config.json, model.safetensors and regard.json; returns the folder.
+
+    Raises: ConfigError if the model is not of transformers, or was changed since (LoRA) so that it cannot be built
+    again; StoreError if the folder cannot be written.
+    """
+    config = config_of(model)
+    if config is None or not type(model).__module__.startswith("transformers."):
+        raise ConfigError(
+            f"{type(model).__name__} is no model of transformers; regard.save writes those of create_model"
+        )
+    about = {"version": 1, "architecture": type(model).__name__, "swaps": swaps_of(model)}
+    if getattr(model, "pooler", model) is None:
+        about["options"] = {"add_pooling_layer": False}
+    differs = difference(model, partial(_built, about, copy.deepcopy(config)))
+    if differs:
+        raise ConfigError(
+            f"{type(model).__name__}, built again, is not this model: {differs}. Merge what was put around its layers "
+            "(merge_and_unload() of PEFT), or save model.state_dict() with safetensors"
+        )
+    target = Path(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        config.save_pretrained(target)
+        tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
+        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+        (target / FILE).write_text(json.dumps(about, indent=1))
+    except OSError as error:
+        raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
+    return target
+
+
+def from_pretrained(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Module:
+    """The model that `save_pretrained` of this file wrote, in evaluation mode, on the CPU, in the dtype of its weights.
+
+    extra: a user's own mechanisms that it names.
+    Raises: StoreError if the folder has no regard.json or does not fit it, or a file is damaged; MissingExtra without
+    transformers.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("transformers", "hf") from error
+
+    target = Path(folder)
+    try:
+        with described(target, FILE):
+            about = json.loads((target / FILE).read_text())
+            config = transformers.AutoConfig.from_pretrained(target)
+            model = _built(about, config, tuple(extra))
+            fill(model, load_file(target / "model.safetensors"))
+    except FileNotFoundError as error:
+        raise StoreError(f"{target} has no {Path(str(error.filename)).name}; expected a swapped model") from error
+    return model.eval()
+
+
+def _built(about: dict[str, Any], config: Any, extra: tuple[type, ...]) -> nn.Module:
+    """The model of regard.json and a configuration, which is changed, with first weights."""
+    import transformers
+
+    config.__dict__.pop("attn_implementation", None)
+    config._attn_implementation = "sdpa"
+    model = getattr(transformers, about["architecture"])(config, **about.get("options", {}))
+    replay(model, about["swaps"], extra)
+    return model

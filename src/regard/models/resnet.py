@@ -1,0 +1,204 @@
+"""ResNets of timm and torchvision with attention in their residual blocks, as `attended` describes them."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import timm
+from timm.models import resnet as timm_resnet
+from torch import Tensor, nn
+from torchvision.models import resnet as torchvision_resnet
+
+from regard.core import ConfigError, MixerConfig, SwapError
+from regard.mixers.convolutions.deformable import DeformableConv, DeformableConv2d
+from regard.mixers.spelling import parse_mixer, spell
+from regard.swapping.inspect import example_of
+from regard.swapping.shared_state import tidy
+from regard.swapping.swap import plan_layers
+
+from .attended_block import BLOCKS, Attended, Slot
+
+
+def attend(
+    model: nn.Module,
+    mixer: MixerConfig | str | None,
+    stages: Sequence[int] = (3, 4),
+    deformable: bool | str | DeformableConv = False,
+    *,
+    heads: int = 8,
+    example: Tensor | None = None,
+) -> nn.Module:
+    """Put attention into the residual blocks of a ResNet of torchvision or timm, in place; returns the model.
+
+    The model may contain the ResNet, such as a feature pyramid or a detector's backbone. mixer: a configuration, its
+    spelling, or None for empty slots. stages: numbers of `layer1` to `layer4`; the paper's conv4 and conv5 are 3 and 4.
+    deformable: the 3x3 convolution before attention becomes a deformable one with the same weights and offsets of zero
+    (True, or the options, which may be spelled: version, groups, offset_kernel, mask_init); `lr_scale()` of that layer
+    tells the slower rate of its offsets. False leaves the convolution as it is. example: an input that tells
+    mechanisms their first grid; other sizes may follow. Without one: the size that the model names, or 224x224.
+    With attention alone the model's output is bit-identical at first, with deformable convolutions it is equal up to
+    rounding of coordinates in float32: about 1e-6 of its size on maps of 14 cells, 3e-6 of 84, 3e-5 of 1333.
+    torchvision's `create_feature_extractor` needs tracer_kwargs={"leaf_modules": [Attended, DeformableConv2d]}.
+    Blocks that were attended before get what is asked now: another mechanism (with weights that fit, as `swap` does),
+    another number of heads, empty slots for None. Deformable convolutions keep their options.
+    Raises: SwapError if the model has not these stages, or other blocks, or deformable convolutions with other options;
+    ConfigError for stages that are no numbers, heads that do not divide the channels and options that a convolution
+    has itself; UnsupportedError for a convolution that a deformable one cannot replace; the errors of `plan_swap`.
+    The model is then as it was.
+    """
+    moving = parse_mixer(deformable) if isinstance(deformable, str) else deformable
+    if not isinstance(moving, bool | DeformableConv):
+        raise ConfigError(f"deformable is True, False or a DeformableConv with its options, not {deformable!r}")
+    known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
+    if known is not None and not isinstance(known, MixerConfig):
+        raise ConfigError(f"mixer is a configuration, its spelling or None for empty slots, not {mixer!r}")
+    found = blocks_of(model, stages)
+    before = [(block, type(block), _spatial(block), _heads_of(block)) for _, block in found]
+    for name, block in found:
+        if type(heads) is not int or heads < 1 or _width(block) % heads:
+            raise ConfigError(
+                f"{name} has {_width(block)} channels, not a multiple of {heads} heads; give another heads="
+            )
+    try:
+        for name, block in found:
+            _open(block, name, heads, moving)
+        if known is not None:
+            if example is None:
+                example = example_of(model, default=(224, 224))
+            plan_layers(model, known, [f"{name}.attn" for name, _ in found], example).apply()
+    except Exception:
+        for block, kind, conv, number in before:
+            if kind in BLOCKS:
+                block.__class__ = kind
+                block._modules.pop("attn", None)
+            else:
+                _slot(block).heads = number
+            setattr(block, _spatial_name(block), conv)
+        raise
+    if known is None:
+        for _, block in found:
+            if isinstance(block.attn, Attended):
+                block.attn = block.attn.release()
+        tidy(model)
+    return model
+
+
+def blocks_of(model: nn.Module, stages: Sequence[int]) -> list[tuple[str, nn.Module]]:
+    """Names and blocks of some stages of the ResNet in a model. Raises: ConfigError for no numbers; SwapError."""
+    if isinstance(stages, str) or not isinstance(stages, Sequence) or not all(type(stage) is int for stage in stages):
+        raise ConfigError(f"stages are numbers of layer1 to layer4, such as (3, 4), not {stages!r}")
+    there: dict[int, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if last in ("layer1", "layer2", "layer3", "layer4"):
+            there.setdefault(int(last[-1]), []).extend(
+                (f"{name}.{label}", block) for label, block in module.named_children()
+            )
+    missing = sorted(set(stages) - set(there))
+    if missing or not stages:
+        has = f"it has {', '.join(map(str, sorted(there)))}" if there else "it has no layer1 to layer4: not a ResNet"
+        said = ", ".join(map(str, missing)) if missing else "named: stages is empty"
+        raise SwapError(f"{type(model).__name__} has no stage {said}; {has}")
+    found = [pair for stage in sorted(set(stages)) for pair in there[stage]]
+    for name, block in found:
+        if type(block) not in (*BLOCKS, *BLOCKS.values()):
+            kinds = ", ".join(sorted({f"{kind.__module__}.{kind.__name__}" for kind in BLOCKS}))
+            raise SwapError(f"{name} is a {type(block).__name__}; attention goes into blocks of {kinds}")
+    return found
+
+
+def _spatial_name(block: nn.Module) -> str:
+    """The 3x3 convolution before attention."""
+    return "conv1" if isinstance(block, (torchvision_resnet.BasicBlock, timm_resnet.BasicBlock)) else "conv2"
+
+
+def _spatial(block: nn.Module) -> nn.Conv2d:
+    return cast(nn.Conv2d, getattr(block, _spatial_name(block)))
+
+
+def _width(block: nn.Module) -> int:
+    return _spatial(block).out_channels
+
+
+def _slot(block: nn.Module) -> Slot:
+    """The slot of an attended block, which a port has inside."""
+    attn = cast(nn.Module, block.attn)
+    return cast(Slot, attn.host if isinstance(attn, Attended) else attn)
+
+
+def _heads_of(block: nn.Module) -> int:
+    return 0 if type(block) in BLOCKS else _slot(block).heads
+
+
+def _open(block: nn.Module, name: str, heads: int, deformable: bool | DeformableConv) -> None:
+    """A slot for so many heads, and the deformable convolution."""
+    conv = _spatial(block)
+    if type(block) in BLOCKS:
+        block.__class__ = BLOCKS[type(block)]
+        block.attn = Slot(conv.out_channels, heads).to(conv.weight).train(block.training)
+    _slot(block).heads = heads
+    if isinstance(conv, DeformableConv2d):
+        if isinstance(deformable, DeformableConv) and deformable != conv.options:
+            raise SwapError(
+                f"{name}.{_spatial_name(block)} is a {spell(conv.options)} already; as {spell(deformable)} its offsets "
+                "would be lost: give deformable=True to keep it, or attend to a new model"
+            )
+    elif deformable:
+        options = deformable if isinstance(deformable, DeformableConv) else DeformableConv()
+        setattr(block, _spatial_name(block), DeformableConv2d.from_conv(conv, options).train(conv.training))
+
+
+def attended_resnet18(
+    *,
+    stages: Sequence[int] = (3, 4),
+    deformable: bool | str = False,
+    mixer: str | None = None,
+    heads: int = 8,
+    stem: int = 4,
+    img_size: int | tuple[int, int] = 224,
+    **options: Any,
+) -> nn.Module:
+    """timm's ResNet-18 with open slots for attention. Options as in `attended`."""
+    return attended("resnet18", stages, deformable, mixer, heads, stem, img_size, options)
+
+
+def attended_resnet50(
+    *,
+    stages: Sequence[int] = (3, 4),
+    deformable: bool | str = False,
+    mixer: str | None = None,
+    heads: int = 8,
+    stem: int = 4,
+    img_size: int | tuple[int, int] = 224,
+    **options: Any,
+) -> nn.Module:
+    """timm's ResNet-50, the paper's backbone, with open slots for attention. Options as in `attended`."""
+    return attended("resnet50", stages, deformable, mixer, heads, stem, img_size, options)
+
+
+def attended(
+    name: str, stages: Sequence[int], deformable: bool | str, mixer: str | None, heads: int, stem: int,
+    img_size: int | tuple[int, int], options: dict[str, Any],
+) -> nn.Module:  # fmt: skip
+    """A ResNet of timm whose `stages` have slots, which `create_model(..., mixer)` or a study's row fills.
+
+    mixer: spelled, where the host itself shall have it. deformable: True, or the options spelled. stem: pixels of one
+    cell before the first stage; 4 is timm's own, 1 and 2 are one 3x3 convolution without pooling, for small images.
+    img_size: tells mechanisms their first grid; the network takes any size. options: timm's, such as
+    pretrained, num_classes, in_chans, channels, features_only.
+    Raises: ConfigError.
+    """
+    if stem not in (1, 2, 4) or (stem != 4 and (options.get("features_only") or options.get("pretrained"))):
+        raise ConfigError(
+            f"stem is 4, or 1 or 2 for a classifier without pretrained weights, not {stem} with {options}"
+        )
+    size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    if len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+        raise ConfigError(f"img_size is one side in pixels or (height, width), not {img_size!r}")
+    model: Any = timm.create_model(name, **options)
+    model.img_size = size
+    if stem != 4:
+        old = model.conv1
+        model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, stem, 1, bias=False)
+        nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+        model.maxpool = nn.Identity()
+    return attend(model, mixer, stages, deformable, heads=heads)

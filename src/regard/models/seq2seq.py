@@ -1,0 +1,205 @@
+"""Translation blocks with relative positions (Zhu et al. 2019, Figures 2b and 2c): an encoder and a decoder layer.
+
+    x <- norm(x + drop(Self(Unit(x))))         Self: any mechanism; dynamic convolution stands here too (2b)
+    x <- norm(x + drop(Cross(x, memory)))      decoder only; delta = source index - target index
+    x <- norm(x + drop(W_2 ReLU(W_1 x)))
+
+Unit, if there is one, is a deformable convolution along the sequence, kernel 3 (2c). There are no absolute positions.
+The decoder's self-attention and unit are causal. Padded tokens are no keys and no taps; what they get means nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, ShapeError, Site, UnsupportedError
+from regard.mixers.convolutions.deformable import DeformableConv, DeformableConv1d, DeformableConvMixer
+from regard.mixers.factors.factors import Factors
+from regard.mixers.shared.heads import CrossMixer, HeadMixerConfig
+from regard.mixers.spelling import parse_mixer, spell
+
+FACTORS = Factors(terms="1111", axes=1)
+UNIT = DeformableConv(kernel=3, axes=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What a translation layer is; defaults are those of the base Transformer.
+
+    attention: of self-attention; `axes` and `causal` are set where the mechanism has them. None: no self-attention (nor
+    unit). cross: of the attention to the encoder. unit: the deformable convolution before self-attention, None = none.
+    All three may be spelled. dirac: the unit starts as the identity; else with ordinary first weights. hidden: of
+    the feed-forward net. drop: dropout of every branch. length: tokens at build time; others may follow.
+    Raises: ConfigError, UnsupportedError if cross cannot attend to another input of any length.
+    """
+
+    dim: int = 512
+    heads: int = 8
+    attention: MixerConfig | str | None = FACTORS
+    cross: HeadMixerConfig | str = FACTORS
+    unit: DeformableConv | str | None = None
+    dirac: bool = True
+    hidden: int = 2048
+    drop: float = 0.1
+    length: int = 64
+
+    def __post_init__(self) -> None:
+        if min(self.hidden, self.length) < 1 or not 0 <= self.drop < 1:
+            raise ConfigError(
+                "hidden and length are at least 1 and drop is a share below 1, not "
+                f"hidden={self.hidden}, length={self.length}, drop={self.drop}"
+            )
+        kinds = {
+            "attention": (MixerConfig, FACTORS),
+            "cross": (HeadMixerConfig, FACTORS),
+            "unit": (DeformableConv, UNIT),
+        }
+        for name, (kind, usual) in kinds.items():
+            value = getattr(self, name)
+            value = parse_mixer(value) if isinstance(value, str) else value
+            if not (isinstance(value, kind) or (value is None and name != "cross")):
+                raise ConfigError(f"{name} is a configuration such as {spell(usual)}, not {value!r}")
+            object.__setattr__(self, name, value)
+        if not self.cross.cross:  # type: ignore[union-attr]
+            raise UnsupportedError(f"{spell(self.cross)} cannot attend to another input; give a cross= that can")
+        if self.attention is None and self.unit is not None:
+            raise ConfigError("the deformable unit stands before self-attention: attention=None goes with unit=None")
+
+    def site(self, name: str) -> Site:
+        """The place of an attention: dim, heads and a sequence of `length`; no biases of queries, keys and values."""
+        return Site(
+            dim=self.dim, heads=self.heads, grid=Grid.sequence(self.length), qkv_bias=False, name=name,
+            memory=Grid.sequence(self.length) if name == "cross_attn" else None,
+        )  # fmt: skip
+
+
+def on_sequences(config: MixerConfig, causal: bool) -> MixerConfig:
+    """The mechanism with `axes=1`, and `causal` as asked, where it has such fields.
+
+    Raises: UnsupportedError if it is to be causal and cannot be.
+    """
+    names = {item.name for item in fields(config)}
+    changes: dict[str, Any] = {name: value for name, value in (("axes", 1), ("causal", causal)) if name in names}
+    made = replace(config, **changes) if changes else config
+    if causal and "causal" not in made.masks:
+        can = ", ".join(sorted(made.masks)) or "none"
+        raise UnsupportedError(f"{spell(config)} cannot be causal (masks it can apply: {can}): not in a decoder")
+    return made
+
+
+class SelfBranch(nn.Module):
+    """Attn(Unit(x)) on a sequence; both causal or both not."""
+
+    def __init__(self, layer: Layer, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        site = layer.site("self_attn")
+        self.unit: Mixer | None = None
+        if layer.unit is not None:
+            self.unit = on_sequences(cast(DeformableConv, layer.unit), causal).build(site)
+            if layer.dirac:
+                start_as_identity(cast(DeformableConvMixer, self.unit))
+        self.attn = on_sequences(cast(MixerConfig, layer.attention), causal).build(site)
+
+    def forward(self, x: Float[Tensor, "B N C"], keep: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N C"]:
+        grid = Grid.sequence(x.shape[1])
+        mask = Mask(causal=self.causal, keep=keep) if self.causal or keep is not None else None
+        if self.unit is not None:
+            x = self.unit(x, grid, mask)
+        return cast(Tensor, self.attn(x, grid, mask))
+
+
+class FeedForward(nn.Sequential):
+    """W_2 drop(ReLU(W_1 x))."""
+
+    def __init__(self, dim: int, hidden: int, drop: float) -> None:
+        super().__init__(nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(drop), nn.Linear(hidden, dim))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward net, each with post-norm. Raises: ConfigError and others of the mechanisms."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+        self.self_attn = None if layer.attention is None else SelfBranch(layer, causal=False)
+        self.norm1 = None if layer.attention is None else nn.LayerNorm(layer.dim)
+        self.mlp, self.norm2 = FeedForward(layer.dim, layer.hidden, layer.drop), nn.LayerNorm(layer.dim)
+        self.drop = nn.Dropout(layer.drop)
+
+    def forward(self, x: Float[Tensor, "B N C"], keep: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N C"]:
+        """keep: False where a token is padding. Raises: ShapeError."""
+        check_tokens(x, keep, self.layer.dim, "x")
+        if self.self_attn is not None and self.norm1 is not None:
+            x = self.norm1(x + self.drop(self.self_attn(x, keep)))
+        return cast(Tensor, self.norm2(x + self.drop(self.mlp(x))))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the encoder's output and feed-forward net, each with post-norm."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+        self.self_attn = None if layer.attention is None else SelfBranch(layer, causal=True)
+        self.norm1 = None if layer.attention is None else nn.LayerNorm(layer.dim)
+        cross = cast(HeadMixerConfig, on_sequences(cast(HeadMixerConfig, layer.cross), causal=False))
+        self.cross_attn: CrossMixer = cross.build_cross(layer.site("cross_attn"))
+        self.norm2 = nn.LayerNorm(layer.dim)
+        self.mlp, self.norm3 = FeedForward(layer.dim, layer.hidden, layer.drop), nn.LayerNorm(layer.dim)
+        self.drop = nn.Dropout(layer.drop)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B N C"],
+        memory: Float[Tensor, "B M C"],
+        keep: Bool[Tensor, "B N"] | None = None,
+        memory_keep: Bool[Tensor, "B M"] | None = None,
+    ) -> Float[Tensor, "B N C"]:
+        """memory: the encoder's output. keep, memory_keep: False where a token is padding. Raises: ShapeError."""
+        check_tokens(x, keep, self.layer.dim, "x")
+        check_tokens(memory, memory_keep, self.layer.dim, "memory")
+        if self.self_attn is not None and self.norm1 is not None:
+            x = self.norm1(x + self.drop(self.self_attn(x, keep)))
+        here, there = Grid.sequence(x.shape[1]), Grid.sequence(memory.shape[1])
+        mask = None if memory_keep is None else Mask(keep=memory_keep)
+        x = self.norm2(x + self.drop(self.cross_attn(x, here, mask, memory=memory, memory_grid=there)))
+        return cast(Tensor, self.norm3(x + self.drop(self.mlp(x))))
+
+
+def stack(make: Callable[[Layer], nn.Module], layer: Layer, depth: int = 6) -> nn.ModuleList:
+    """`depth` layers of one kind: stack(EncoderLayer, Layer()) is the base Transformer's encoder without embeddings."""
+    if depth < 1:
+        raise ConfigError(f"depth is at least 1, not {depth}")
+    return nn.ModuleList(make(layer) for _ in range(depth))
+
+
+@torch.no_grad()
+def start_as_identity(unit: DeformableConvMixer) -> None:
+    """One at the query's own tap of every channel, zero elsewhere, in place; offsets are zero already.
+
+    Raises: UnsupportedError for a unit of maps, or one that scales its samples.
+    """
+    conv, config = unit.conv, unit.config
+    if not isinstance(conv, DeformableConv1d) or (config.version == 2 and config.mask_init != 1):
+        raise UnsupportedError(f"{spell(config)} cannot start as the identity: give axes=1 and mask_init=1.0")
+    conv.weight.zero_()
+    own = config.kernel - 1 if config.causal else config.kernel // 2
+    conv.weight[:, :, 0, own] = torch.eye(conv.weight.shape[0], dtype=conv.weight.dtype, device=conv.weight.device)
+    if conv.bias is not None:
+        conv.bias.zero_()
+
+
+def check_tokens(x: Tensor, keep: Tensor | None, dim: int, name: str) -> None:
+    """The door of a layer. Raises: ShapeError."""
+    if x.ndim != 3 or x.shape[-1] != dim:
+        raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected (batch, tokens, {dim})")
+    if keep is not None and (keep.shape != x.shape[:2] or keep.dtype != torch.bool):
+        came = f"{keep.dtype} {tuple(keep.shape)}"
+        raise ShapeError(
+            f"the padding mask of {name} is {came}; expected bool {tuple(x.shape[:2])}, True for real tokens"
+        )

@@ -1,0 +1,139 @@
+"""swin_t_32: the small Swin of the SKA paper, on timm's SwinTransformerBlock.
+
+Patch merging before each stage is an unfolding by 2, 2, 2, 1 and a linear layer, so an image of 32 has the grids 16, 8,
+4, 4; window 4, one table of relative biases for all heads of a layer, no bias of q, k and v (SKA paper, Table 1).
+Windows, shifts and their masks belong to the image size that the model is made for: it takes no other.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
+from torch import Tensor, nn
+
+from regard.core import ConfigError, GridError
+
+from .pyramids import Pyramid
+
+FACTORS, DIMS, DEPTHS, WIDTH, WINDOW = (2, 2, 2, 1), (96, 192, 384, 768), (2, 2, 6, 2), 32, 4
+
+
+class SharedBiasAttention(WindowAttention):
+    """timm's attention in windows with one relative bias for all heads: the table is ((2w-1)^2, 1).
+
+    windows: number of windows of an image at the trained size. A key that is learned is shared by all windows.
+    """
+
+    def __init__(self, dim: int, num_heads: int, window_size: tuple[int, int], windows: int, proj_drop: float) -> None:
+        super().__init__(dim, num_heads, WIDTH, window_size, qkv_bias=False, proj_drop=proj_drop)
+        self.windows = windows
+        self.relative_position_bias_table = nn.Parameter(self.relative_position_bias_table.detach()[:, :1].clone())
+
+
+class WindowKeyAttention(SharedBiasAttention):
+    """The same; a mechanism that is swapped in has its parameters for each window of the image."""
+
+
+class Merging(nn.Module):
+    """factor x factor neighbours side by side, in the order of `nn.Unfold`, and one linear layer; (B, H, W, C)."""
+
+    def __init__(self, dim: int, out: int, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+        self.linear = nn.Linear(dim * factor**2, out)
+
+    def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B h w D"]:
+        return self.linear(F.pixel_unshuffle(x.movedim(-1, 1), self.factor).movedim(1, -1))
+
+
+class SmallSwin(Pyramid):
+    """Stages of a merging and blocks; LayerNorm and Linear on the mean of the last map.
+
+    Raises: GridError in a forward pass on images of another size than `img_size`.
+    """
+
+    def __init__(
+        self,
+        img_size: tuple[int, int],
+        in_chans: int,
+        num_classes: int,
+        heads: Sequence[int],
+        drop: float,
+        attention: type[SharedBiasAttention],
+    ) -> None:
+        super().__init__()
+        self.img_size, self.in_chans, self.num_classes, self.num_features = img_size, in_chans, num_classes, DIMS[-1]
+        self.stages = nn.ModuleList()
+        (height, width), dim, reduction = img_size, in_chans, 1
+        for factor, out, depth, number in zip(FACTORS, DIMS, DEPTHS, heads, strict=True):
+            height, width, reduction = height // factor, width // factor, reduction * factor
+            blocks = [_block(out, (height, width), number, index % 2, drop, attention) for index in range(depth)]
+            self.stages.append(nn.Sequential(Merging(dim, out, factor), *blocks))
+            self.describe(out, reduction, f"stages.{len(self.stages) - 1}")
+            dim = out
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()
+
+    def no_weight_decay(self) -> set[str]:
+        """The tables of relative biases."""
+        return {name for name, _ in self.named_parameters() if "relative_position_bias_table" in name}
+
+    def maps(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B D h w"]]:
+        (height, width), (own_height, own_width) = x.shape[-2:], self.img_size
+        if height != own_height or width != own_width:
+            raise GridError(
+                f"swin_t_32 is made for images of {own_height}x{own_width}, not {height}x{width}: windows, shifts and "
+                f"masks would be others; make it with img_size=({height}, {width})"
+            )
+        x = x.movedim(1, -1)
+        found = []
+        for stage in self.stages:
+            x = stage(x)
+            found.append(x.movedim(-1, 1))
+        return found
+
+    def forward(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B K"]:
+        return self.head(self.norm(self.maps(x)[-1].mean((2, 3))))
+
+
+def _block(
+    dim: int, grid: tuple[int, int], heads: int, shifted: int, drop: float, attention: type[SharedBiasAttention]
+) -> SwinTransformerBlock:
+    shift = WINDOW // 2 * shifted
+    block = SwinTransformerBlock(dim, grid, heads, WIDTH, WINDOW, shift, mlp_ratio=4.0, qkv_bias=False, proj_drop=drop)
+    rows, columns = (-(-side // own) for side, own in zip(grid, block.window_size, strict=True))
+    block.attn = attention(dim, heads, block.window_size, rows * columns, drop)
+    return block
+
+
+def swin_t_32(
+    *,
+    img_size: int | tuple[int, int] = 32,
+    in_chans: int = 3,
+    num_classes: int = 10,
+    heads: Sequence[int] = (3, 6, 12, 24),
+    drop: float = 0.0,
+    keys: str = "shared",
+) -> SmallSwin:
+    """26,598,646 parameters with 10 classes. heads: of each stage, all 32 wide (SKA's model "b" has 4, 8, 16, 32).
+
+    keys: what a learned key of a mechanism that is swapped in belongs to, a place in any window ("shared") or a place
+    in one window of the image ("window", as in the paper's code).
+    Raises: ConfigError if the image is not a multiple of 8 or keys is something else.
+    """
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    kinds = {"shared": SharedBiasAttention, "window": WindowKeyAttention}
+    if height % 8 or width % 8:
+        raise ConfigError(f"swin_t_32: an image of {height}x{width} cannot be merged by 8; use multiples of 8")
+    if keys not in kinds or len(heads) != len(DIMS):
+        raise ConfigError(f"swin_t_32 has keys='shared' or 'window' and heads of four stages, not {keys!r}, {heads}")
+    model = SmallSwin((height, width), in_chans, num_classes, heads, drop, kinds[keys])
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+    return model

@@ -1,0 +1,28 @@
+"""The colours of every page, light and dark."""
+
+from collections.abc import Mapping
+
+from markupsafe import Markup
+
+from . import figures
+
+SHADES: Mapping[str, Mapping[str, str]] = {
+    "light": {
+        **{"page": "#ffffff", "raised": "#f6f7f8", "ink": "#16191d", "muted": "#5a626c", "line": "#dfe3e7"},
+        **{"rule": "#e4e7ea", "control": "#626b76", "link": "#0a5fb0", "good": "#00704f", "bad": "#b3261e"},
+        **{f"c{index}": color for index, color in enumerate(figures.LIGHT)},
+    },
+    "dark": {
+        **{"page": "#14171a", "raised": "#1f2428", "ink": "#e9ecef", "muted": "#a4adb7", "line": "#343b42"},
+        **{"rule": "#2a3036", "control": "#98a2ad", "link": "#7cbcff", "good": "#4fd1a1", "bad": "#ff8a80"},
+        **{f"c{index}": color for index, color in enumerate(figures.DARK)},
+    },
+}
+
+
+def palette() -> dict[str, Markup]:
+    """The declarations of both themes, in braces."""
+    declared = {
+        theme: ";".join(f"--{name}:{value}" for name, value in shades.items()) for theme, shades in SHADES.items()
+    }
+    return {theme: Markup("{" + text + "}") for theme, text in declared.items()}

@@ -1,0 +1,1 @@
+"""Results on disk: files that are whole or absent, the folder of runs, checks of imported runs. Needs no torch."""

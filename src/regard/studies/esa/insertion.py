@@ -1,0 +1,177 @@
+"""Attention put into a trained ResNet: the same logits at first, and then the curve of fine-tuning (ESA, Figure 2a)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
+from regard.lab.study import Claim, Row, Setting, Study, run_study
+from regard.mixers.convolutions.deformable import DeformableConv
+from regard.mixers.factors.factors import Factors
+from regard.store.metrics import Metrics
+from regard.tasks.classification import Classification
+from regard.train.checkpoint import trained_weights
+from regard.train.recipe import Recipe
+from regard.train.run import Run, copy_weights, trained
+
+from .attended_resnets import NOTES, SMOKE, controls, deformable, settings
+
+_SOURCE = "An Empirical Study of Spatial Attention Mechanisms in Deep Networks, Figure 2a"
+
+
+def rows(host: str, start: Row) -> tuple[Row, ...]:
+    """The plain network, what is put into it, and the same network trained on without anything."""
+    return (
+        replace(start, label="before", notes=("The plain network that all other rows start from.",)),
+        *(Row(terms, Factors(terms=terms), start=start) for terms in ("0010", "0110", "1111")),
+        Row("deformable unit", DeformableConv(), start=start, notes=("In the place of attention, behind gamma.",)),
+        Row(
+            "0010 + deformable",
+            Factors(terms="0010"),
+            host=deformable(host),
+            start=start,
+            notes=("The 3x3 convolution before attention becomes deformable; its offsets start at zero.",),
+        ),
+        *controls(start),
+    )
+
+
+def _settings() -> dict[str, Setting]:
+    """Desk and paper scale are those of Table 2, whose runs of the same rows are taken as they are."""
+    start = Row("start", None, removed=True, recipe={"epochs": 6, "lr": 4e-3})
+    smoke = Setting(
+        task=Classification(host=SMOKE, data="digits", size=(12, 12), limit=448, init="host"),
+        recipe=Recipe(epochs=3, batch=64, lr=2e-3, augment="none"),
+        seeds=2,
+        rows=rows(SMOKE, start),
+    )
+    return {**settings(rows), "smoke": smoke}
+
+
+STUDY = Study(
+    name="esa_insertion",
+    title="Attention put into a trained ResNet",
+    source=_SOURCE,
+    question="What does a trained ResNet gain when attention is put into its blocks and training goes on?",
+    baseline="1111",
+    settings=_settings(),
+    claims=(
+        Claim("0010 + deformable", "w/o", "top1"),
+        Claim("0110", "w/o", "top1"),
+        Claim("0010", "w/o", "top1"),
+        Claim("0010 + deformable", "0010", "top1"),
+    ),
+    notes=(
+        "w/o is the fair control: the plain network, trained on for the same epochs without insertion. `before` had "
+        "only the first epochs.",
+        "`regard study run esa_insertion_curve` compares the logits at insertion, and has the curve from epoch 0 on.",
+        *NOTES,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Inserted:
+    """What insertion did to the network of one run, over all test images.
+
+    difference: the largest of any logit. moved: images that get another class. before, after: top-1 accuracy in percent
+    of the plain network, and of the one with the mechanism before its first step.
+    """
+
+    difference: float
+    moved: int
+    images: int
+    before: float
+    after: float
+
+
+def inserted(run: Run, plain: nn.Module) -> Inserted:
+    """Compare a run's network as its training begins with the trained network that it starts from."""
+    model = run.task.model(run.mixer, run.seed, run.removed)
+    copy_weights(plain, model)
+    task = cast(Classification, run.task)
+    (one, labels), (two, _) = _logits(task, plain), _logits(task, model)
+    first, second = one.argmax(-1), two.argmax(-1)
+    return Inserted(
+        difference=(one - two).abs().max().item(),
+        moved=int((first != second).sum()),
+        images=len(labels),
+        before=100 * (first == labels).double().mean().item(),
+        after=100 * (second == labels).double().mean().item(),
+    )
+
+
+def _logits(task: Classification, model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Logits and labels of all test images."""
+    found, labels = zip(*task.scores(model, torch.device("cpu")), strict=True)
+    return torch.cat(found), torch.cat(labels)
+
+
+def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
+    """Logits before and after insertion, and accuracy from epoch 0 on, of every row that starts from the plain network.
+
+    At smoke scale missing runs are carried out first, so that one command shows it all. study: STUDY, or a smaller one.
+    Raises: ConfigError or StoreError at another scale without finished runs.
+    """
+    if source.scale == "smoke":
+        run_study(study, "smoke", source.store, workers=0)
+    lines: list[tuple[Cell, ...]] = []
+    epochs: dict[tuple[str, int], list[float]] = {}
+    plain: dict[str, nn.Module] = {}
+    for label, seed, key in trained_runs(source, study.name):
+        run = source.run(key)
+        if not isinstance(run.start, Run):
+            continue
+        if run.start.key not in plain:
+            plain = {run.start.key: trained(source.run(run.start.key), source.store)}
+        found = inserted(run, plain[run.start.key])
+        learnt = _accuracies(source, run)
+        for epoch, value in {0: found.after, **learnt}.items():
+            epochs.setdefault((label, epoch), []).append(value)
+        end = learnt[max(learnt)], _gamma(source, run)
+        lines.append((label, seed, found.difference, found.moved, found.images, found.before, found.after, *end))
+    at_once = Sheet(
+        title="At insertion",
+        columns=("row", "seed", "largest difference of a logit", "images with another class", "test images",
+                 "top1 before", "top1 at epoch 0", "top1 at the end", "largest gamma at the end"),
+        rows=tuple(lines),
+        note="Between the trained plain network and the same one with the mechanism in it, untrained, in float32. "
+        "gamma is zero, so that the difference is exactly 0. A deformable convolution in the place of the 3x3 one has "
+        "the same weights and reads cells at rounded coordinates: its difference is that of rounding.",
+    )  # fmt: skip
+    tuning = Sheet(
+        title="Fine-tuning",
+        columns=("row", "epoch", "top1", "lowest", "highest", "seeds"),
+        rows=tuple((*place, fmean(values), min(values), max(values), len(values)) for place, values in epochs.items()),
+        note="Mean, lowest and highest over seeds. Epoch 0 is the network at insertion; w/o goes on without any.",
+        chart=Chart(x="epoch", y="top1", series="row"),
+    )
+    return [at_once, tuning]
+
+
+def _accuracies(source: Source, run: Run) -> dict[int, float]:
+    """The task's metric by epoch, as the run noted it."""
+    noted = Metrics(source.store.folder(run.key) / "metrics.csv").read()
+    return {int(line["epoch"]): float(line[run.task.metric]) for line in noted if line[run.task.metric]}
+
+
+def _gamma(source: Source, run: Run) -> float | None:
+    """How much of its attention the trained network takes: the largest |gamma|; None without any."""
+    weights = trained_weights(source.store.folder(run.key))
+    found = [abs(value.item()) for name, value in weights.items() if name.endswith(".gamma")]
+    return max(found, default=None)
+
+
+ANALYSIS = Analysis(
+    name="esa_insertion_curve",
+    title="A trained ResNet before and after insertion, and fine-tuned",
+    source=_SOURCE,
+    question="Does insertion leave a trained network as it was, and what does fine-tuning make of it?",
+    compute=curve,
+    of=STUDY.name,
+    notes=("At smoke scale runs of `esa_insertion` that are missing are carried out first: seconds.",),
+)

@@ -1,0 +1,37 @@
+"""An Empirical Study of Spatial Attention Mechanisms, Table 3: dynamic convolution against E2 in the same window."""
+
+from regard.lab.study import Claim, Row, Study
+from regard.mixers.convolutions.dynamic import DynamicConv
+from regard.mixers.factors.factors import Factors
+
+from .attended_resnets import NOTES, controls, settings
+
+WINDOWS = (13, 7, 5, 3)
+
+
+def rows(host: str, start: Row) -> tuple[Row, ...]:
+    """E2 and dynamic convolution in every window, and the controls."""
+    return (
+        *(Row(f"0100 in {n}x{n}", Factors(terms="0100", window=n), start=start) for n in WINDOWS),
+        *(Row(f"dynamic {n}x{n}", DynamicConv(kernel=n), start=start) for n in WINDOWS),
+        *controls(start),
+    )
+
+
+STUDY = Study(
+    name="esa_table3",
+    title="Dynamic convolution, or attention by query content and relative position",
+    source="An Empirical Study of Spatial Attention Mechanisms in Deep Networks, Table 3",
+    question="In the same window, is dynamic convolution worse on images than attention by E2?",
+    baseline="0100 in 13x13",
+    settings=settings(rows),
+    claims=(
+        *(Claim(f"0100 in {n}x{n}", f"dynamic {n}x{n}", "top1") for n in WINDOWS),
+        Claim("0100 in 13x13", "0100 in 3x3", "top1"),
+    ),
+    notes=(
+        "The paper's windows are 31, 25, 19 and 13 cells wide on maps of 50x84; here 13, 7, 5 and 3 on smaller maps.",
+        "Dynamic convolution has 16 groups and counts taps beyond the border, as published; attention does not.",
+        *NOTES,
+    ),
+)

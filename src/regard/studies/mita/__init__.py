@@ -1,0 +1,1 @@
+"""Tables and figures of *Mixture-of-Top-k Attention* (MiTA)."""

@@ -1,0 +1,1 @@
+"""Tables and figures of *Static Key Attention in Vision* (SKA)."""

@@ -1,0 +1,134 @@
+"""Static Key Attention in Vision, Tables 6 and 7 and Figure 4: what four mechanisms cost, and what they share."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from regard.core import Cost, Grid, Site
+from regard.lab.analysis import Analysis, Chart, Picture, Sheet, Source
+from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.cska import CSKA
+from regard.mixers.static_keys.ska import SKA
+
+if TYPE_CHECKING:
+    from regard.core import MixerConfig
+
+_SIDES = (8, 12, 16, 24, 28, 32)
+_WIDTHS = (64, 128, 256, 384, 512, 768)
+_SOURCE = "Static Key Attention in Vision"
+
+
+def _sepconv(site: Site) -> Cost:
+    """As Table 6 counts it: a 3x3 depth-wise convolution between two linear maps, without expansion."""
+    width = 9 * site.dim + 2 * site.dim**2
+    return Cost(width, site.grid.tokens * width)
+
+
+def _of(config: "MixerConfig") -> Callable[[Site], Cost]:
+    return config.cost
+
+
+_MECHANISMS: dict[str, Callable[[Site], Cost]] = {
+    "SepConv": _sepconv,
+    "self-attention": _of(Softmax()),
+    "SKA": _of(SKA()),
+    "CSKA": _of(CSKA(bias=False)),
+}
+# the formulas of Table 6 as printed, for N tokens and width D: (parameters, FLOPs)
+_PRINTED: dict[str, Callable[[int, int], tuple[int, int]]] = {
+    "SepConv": lambda n, d: (9 * d + 2 * d * d, n * (9 * d + 2 * d * d)),
+    "self-attention": lambda n, d: (4 * d * d, n * (2 * n * d + 4 * d * d)),
+    "SKA": lambda n, d: (n * d + 3 * d * d, n * (2 * n * d + 3 * d * d)),
+    "CSKA": lambda n, d: (9 * n * d + 3 * d * d, n * (10 * n * d + 3 * d * d)),
+}
+
+
+def _site(side: int, dim: int) -> Site:
+    return Site(dim=dim, heads=dim // 32, grid=Grid(side, side), qkv_bias=False, out_bias=False)
+
+
+def table6(source: Source) -> Sequence[Sheet | Picture]:
+    """Parameters and MACs by our formulas beside those of the printed ones, at the paper's two sweeps."""
+    rows = []
+    for side, dim in (*((side, 256) for side in _SIDES), *((16, width) for width in _WIDTHS if width != 256)):
+        for name, cost in _MECHANISMS.items():
+            ours, (params, macs) = cost(_site(side, dim)), _PRINTED[name](side * side, dim)
+            agree = "equal" if (ours.params, ours.macs) == (params, macs) else "differs"
+            rows.append((name, side * side, dim, ours.params, params, ours.macs, macs, ours.macs / ours.params, agree))
+    return [
+        Sheet(
+            title="Parameters, multiply-accumulates and their ratio",
+            columns=(
+                "mechanism",
+                "N",
+                "D",
+                "parameters",
+                "printed formula",
+                "MACs",
+                "printed MACs",
+                "ratio",
+                "verdict",
+            ),
+            rows=tuple(rows),
+            published=("printed formula", "printed MACs"),
+            note="No biases and no class token, heads of width 32. The paper's FLOPs are multiply-accumulates here.",
+        )
+    ]
+
+
+def figure4(source: Source) -> Sequence[Sheet | Picture]:
+    """Ratio of multiply-accumulates to parameters, against tokens at D = 256 and against width at N = 256."""
+
+    def ratios(points: Sequence[tuple[int, int]], name: str) -> tuple[tuple[str | int | float, ...], ...]:
+        return tuple(
+            (mechanism, side * side if name == "N" else dim, (total := cost(_site(side, dim))).macs / total.params)
+            for mechanism, cost in _MECHANISMS.items()
+            for side, dim in points
+        )
+
+    made = []
+    for name, points, fixed in (
+        ("N", [(side, 256) for side in _SIDES], "D = 256"),
+        ("D", [(16, width) for width in _WIDTHS], "N = 256"),
+    ):
+        made.append(
+            Sheet(
+                title=f"MACs a parameter against {name}, {fixed}",
+                columns=("mechanism", name, "MACs a parameter"),
+                rows=ratios(points, name),
+                chart=Chart(x=name, y="MACs a parameter", series="mechanism", logs="xy"),
+            )
+        )
+    return made
+
+
+def table7(source: Source) -> Sequence[Sheet | Picture]:
+    """What is shared over places, and how many of the two weights of a mechanism depend on the input."""
+    return [
+        Sheet(
+            title="Shared and dynamic weights",
+            columns=("mechanism", "weights shared over places", "dynamic weights", "which"),
+            rows=(
+                ("SepConv", "spatially global", 0, "none"),
+                ("self-attention", "no", 2, "queries and keys"),
+                ("SKA", "no", 1, "queries; a key stands for a place"),
+                ("CSKA", "spatially global", 1, "queries; their logits are a convolution of them"),
+            ),
+            note="Beside the mechanisms' cards (`regard card SKA`), which say the same of every mechanism here.",
+        )
+    ]
+
+
+_QUESTION = "How do parameters and work grow with tokens and width?"
+TABLE6 = Analysis(
+    name="ska_table6", title="What static keys cost", source=f"{_SOURCE}, Table 6", question=_QUESTION, compute=table6
+)
+FIGURE4 = Analysis(
+    name="ska_fig4", title="Work a parameter", source=f"{_SOURCE}, Figure 4", question=_QUESTION, compute=figure4
+)
+TABLE7 = Analysis(
+    name="ska_table7",
+    title="Shared and dynamic weights",
+    source=f"{_SOURCE}, Table 7",
+    question="Which weights depend on the input, and which are shared over places?",
+    compute=table7,
+)

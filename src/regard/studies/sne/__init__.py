@@ -1,0 +1,1 @@
+"""Tables and figures of *Rethinking Query, Key and Value Embedding in Vision Transformer* (SNE)."""

@@ -1,0 +1,97 @@
+"""Attention maps of a forward pass."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Grid, Mask, UnsupportedError
+from regard.mixers.shared.heads import HeadMixer
+from regard.mixers.softmax import Softmax
+
+from .inspect import calls_of, matching
+from .layer import Hosted
+from .shared_state import swapped
+from .swap import plan_layers
+
+
+def readable(model: nn.Module, inputs: Float[Tensor, "B ..."], layers: str = "*") -> nn.Module:
+    """The model, or where layers that match a glob have the host's own attention, a copy with our softmax in them.
+
+    inputs: as the model expects them; each layer of both is compared on what it gets in the model.
+    Raises: SwapError if no layer matches; UnsupportedError if a layer of the copy computes something else, as where the
+    host's attention is not plain softmax.
+    """
+    own = [name for name in matching(model, layers) if not isinstance(model.get_submodule(name), Hosted)]
+    if not own:
+        return model
+    reader = plan_layers(copy.deepcopy(model), Softmax(), own, inputs[:1]).apply()
+    hosts = {name: model.get_submodule(name) for name in own}
+    for name, (args, kwargs) in calls_of(model, hosts, inputs).items():
+        if not _alike(hosts[name], reader.get_submodule(name), args, kwargs):
+            raise UnsupportedError(
+                f"{name} of {type(model).__name__} has attention of its own that is not plain softmax"
+            )
+    return reader
+
+
+@torch.no_grad()
+def _alike(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether both compute the same with the host's weights; noise stands for zeros, which would hide a difference."""
+    noise, outputs = torch.Generator().manual_seed(0), []
+    host, layer = copy.deepcopy(host).eval(), copy.deepcopy(layer).eval()
+    for module in (host, layer):
+        for value in module.parameters():
+            if not value.any():
+                value.copy_(0.1 * torch.randn(value.shape, generator=noise))
+    layer.load_state_dict(host.state_dict(), strict=False)
+    for module in (host, layer):
+        found = module(*args, **kwargs)
+        outputs.append(found[0] if isinstance(found, tuple) else found)
+    expected, out = outputs
+    return torch.allclose(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
+
+
+@contextmanager
+def capture(model: nn.Module, layers: str = "*") -> Iterator[dict[str, Tensor]]:
+    """Collect attention maps during a forward pass: `with capture(model) as maps: model(x)`.
+
+    Maps are (B, H, N, M), float32 on the CPU, keyed by layer name; a second pass overwrites them. Rows sum to 1
+    only for softmax kinds. Costs one extra operator call per layer with N-wide values: O(N^2 H) memory.
+    A host's own attention gives maps in the copy that `readable` makes.
+    Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens.
+    """
+    maps: dict[str, Tensor] = {}
+    mixers = {}
+    for name in swapped(model, layers):
+        mixer: Any = model.get_submodule(name).mixer
+        if not isinstance(mixer, HeadMixer) or not mixer.config.card.row_maps:
+            raise UnsupportedError(f"{name}: {type(mixer.config).__name__} has no weights between tokens to show")
+        mixers[name] = mixer
+    handles = [mixer.register_forward_hook(_noting(maps, name), with_kwargs=True) for name, mixer in mixers.items()]
+    try:
+        yield maps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _noting(maps: dict[str, Tensor], name: str) -> Callable[..., None]:
+    @torch.no_grad()
+    def note(mixer: HeadMixer, args: tuple, kwargs: dict[str, Any], output: Tensor) -> None:
+        maps[name] = _weights(mixer, *args, **kwargs).float().cpu()
+
+    return note
+
+
+def _weights(mixer: HeadMixer, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
+    made = mixer.roles(x, grid, rope)
+    values = made["v"]
+    if values is None:
+        raise UnsupportedError(f"{type(mixer.config).__name__} has no values, so no weights between tokens")
+    memory = mixer.memory_grid(grid)
+    return mixer.operator.weights(made["q"], made["k"], values, grid=grid, memory=memory, mask=mask)

@@ -1,0 +1,1 @@
+"""Ports for the attention of timm, one file a family."""

@@ -1,0 +1,380 @@
+"""Swapping: any mechanism into any known host, with the host's weights and names kept."""
+
+import ast
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Grid, MixerConfig, RegardError, SwapError, UnsupportedError, nearest
+from regard.mixers.spelling import parse_mixer, parts, spell
+from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
+
+from .host_parameters import altered, package_of
+from .inspect import all_sites, example_of, grids_of, inputs_of, matching, port_of
+from .layer import CHILD, Hosted, like
+from .removed import Nothing
+from .shared_state import shared_of, swapped, tidy
+
+
+@dataclass
+class PlannedSite:
+    """One layer of a plan: where it is, what port reads it, and what becomes of the host's parameters."""
+
+    name: str
+    layer: Hosted
+    before: nn.Module
+    kept: list[str]
+    new: list[str]
+    dropped: list[str]
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lists = (("kept", self.kept), ("new", self.new), ("dropped", self.dropped), ("note", self.notes))
+        said = "; ".join(f"{label} {', '.join(items)}" for label, items in lists if items)
+        return f"{self.name} ({type(self.layer).__name__}, {self.layer.mixer.site.grid}): {said}"
+
+
+@dataclass
+class SwapPlan:
+    """What a swap would do. The model is not touched before `apply`."""
+
+    model: nn.Module
+    mixer: MixerConfig
+    sites: list[PlannedSite]
+    example: Tensor
+
+    def __str__(self) -> str:
+        head = f"{spell(self.mixer)} into {len(self.sites)} layers of {type(self.model).__name__}"
+        return "\n".join([head, *(f"  {site}" for site in self.sites)])
+
+    def apply(self, faithful: bool = True) -> nn.Module:
+        """Install the layers, with the weights that the host has now; returns the model.
+
+        faithful: a new convolution (`dwc=`) starts at zero, so that it changes nothing at first; False starts it as
+        PyTorch does, for training from scratch. A probe forward proves that every layer ran; if it fails, the model is
+        left as it was.
+        Raises: SwapError if a layer did not run, or was changed since the plan was made.
+        """
+        for site in self.sites:
+            if self.model.get_submodule(site.name) is not site.before:
+                raise SwapError(f"{site.name} changed since the plan was made; make a new plan")
+        for site in self.sites:
+            _transfer(site, faithful)
+            self.model.set_submodule(site.name, site.layer)
+        tidy(self.model)
+        try:
+            seen = inputs_of(self.model, {site.name: site.layer for site in self.sites}, self.example)
+            silent = [site.name for site in self.sites if site.name not in seen]
+            if silent:
+                raise SwapError(f"the forward pass did not enter {', '.join(silent)}")
+        except Exception:
+            for site in self.sites:
+                self.model.set_submodule(site.name, site.before)
+            tidy(self.model)
+            raise
+        for site in self.sites:
+            host = site.layer.host
+            site.layer.slim(site.before.host_state() if isinstance(site.before, Hosted) else host.state_dict())
+        return self.model
+
+
+def plan_swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", example: Tensor | None = None) -> SwapPlan:
+    """Look at a model with one forward pass and say what `swap` would do.
+
+    mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
+    every self-attention. example: an input, where the model does not tell its image size.
+    Raises: SwapError if nothing matches, a layer cannot be read or an adapter (LoRA) is around its weights, which a
+    swap would lose, UnsupportedError if the host passes masks that the mechanism cannot apply, ConfigError if mixer is
+    no configuration.
+    """
+    known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"swap takes a model, a torch module, not {model!r}; create_model(name, mixer) makes one")
+    if not isinstance(known, MixerConfig):
+        raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
+    return plan_layers(model, known, matching(model, where), example)
+
+
+def plan_layers(
+    model: nn.Module,
+    mixer: MixerConfig,
+    names: list[str],
+    example: Tensor | None = None,
+    grids: Mapping[str, Grid] | None = None,
+) -> SwapPlan:
+    """`plan_swap` for layers by their exact names; grids: build grids that replace those of the forward pass."""
+    example = example_of(model) if example is None else example
+    order = {name: index for index, name in enumerate(all_sites(model))}
+    for name in names:
+        _refuse(model.get_submodule(name), name, mixer)
+    seen = grids_of(model, names, example)
+    shared = mixer.shared()
+    if shared is not None:
+        parameter = next(model.parameters())
+        shared = shared.to(parameter.device, parameter.dtype)
+    planned = []
+    for name in names:
+        module = model.get_submodule(name)
+        port, host = (type(module), module.host) if isinstance(module, Hosted) else (port_of(module), module)
+        grid, source = seen[name]
+        site = port.site(host, (grids or {}).get(name, grid), name, order[name])
+        host = module.release() if isinstance(module, Hosted) else copy.deepcopy(module)  # the plan changes nothing
+        layer = port(host, mixer, site, shared)
+        layer.source = source
+        kept, new, dropped = layer.account()
+        planned.append(PlannedSite(name, layer, module, kept, new, dropped, _notes(host, mixer, site.qkv_bias)))
+    return SwapPlan(model, mixer, planned, example)
+
+
+def swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", example: Tensor | None = None) -> nn.Module:
+    """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`."""
+    plan = plan_swap(model, mixer, where, example)
+    _warn(plan)
+    return plan.apply()
+
+
+def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) -> nn.Module:
+    """Replace each matching attention by zeros: only the residual branch remains. `restore` brings it back."""
+    return swap(model, Nothing(), where, example)
+
+
+def restore(model: nn.Module, where: str = "*") -> nn.Module:
+    """The host's own attention back, in place, with the present weights where they fit; returns the model.
+
+    Raises: SwapError if no swapped layer matches, or an adapter (LoRA) is around the weights of one.
+    """
+    names = swapped(model, where)
+    for name in names:
+        _check_plain(model.get_submodule(name), name)
+    for name in names:
+        model.set_submodule(name, model.get_submodule(name).release())  # type: ignore[operator]
+    tidy(model)
+    return model
+
+
+def retune(model: nn.Module, where: str = "*", **numbers: Any) -> nn.Module:
+    """Change fields of the mechanisms of a trained model, in place, such as retune(model, m=49, k=49).
+
+    Every parameter stays the same object. Raises: SwapError if no swapped layer matches or an adapter (LoRA) is around
+    the weights of one, ConfigError for an unknown field or for one that would change the parameters.
+    """
+    made = []
+    for name in swapped(model, where):
+        layer: Any = model.get_submodule(name)
+        _check_plain(layer, name)
+        old, config = layer.mixer, layer.mixer.config
+        known = [item.name for item in fields(config)]
+        for key in numbers:
+            if key not in known:
+                raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, known)}")
+        new = layer.make(replace(config, **numbers), old.site, shared_of(layer))
+        wants = {key: value.requires_grad for key, value in old.named_parameters()}
+        for key, value in new.named_parameters():  # loading keeps the flags of what is loaded into
+            value.requires_grad_(wants.get(key, True))
+        try:
+            new.load_state_dict(old.state_dict(keep_vars=True), assign=True)
+        except RuntimeError as error:
+            said = ", ".join(f"{key}={value}" for key, value in numbers.items())
+            raise ConfigError(f"retune({said}) would change the parameters of {name}; use swap for that") from error
+        made.append((layer, new.train(old.training)))
+    for layer, new in made:
+        layer.register_module(CHILD, new)
+    return model
+
+
+# creating models
+
+
+def create_model(name: str, mixer: MixerConfig | None, **timm_options: Any) -> nn.Module:
+    """A host with a mechanism; mixer=None keeps the host's own attention.
+
+    name: of timm or one of Regard's (see `list_models`), or a spelling with options, "vit_desk(dim=48, depth=2)".
+    timm_options go to `timm.create_model` untouched: num_classes, in_chans, img_size, pretrained, features_only, ...
+    Raises: ConfigError for an unknown name or option.
+    """
+    plain, options = parse_host(name)
+    options |= timm_options
+    model = _make(plain, options)
+    model.regard_host = (plain, options)  # type: ignore[assignment]
+    if mixer is None:
+        return model
+    plan = plan_swap(model, mixer)
+    _warn(plan)
+    return plan.apply(faithful=bool(options.get("pretrained", False)))
+
+
+def build_sized(text: str, mixer: MixerConfig | None, size: tuple[int, int], **overrides: Any) -> nn.Module:
+    """`create_model` for images of size = (height, width): with `img_size`, unless the host has no such option."""
+    try:
+        return create_model(text, mixer, img_size=size, **overrides)
+    except ConfigError as error:
+        said = str(error.__cause__)
+        if "unexpected keyword argument" not in said or "img_size" not in said:  # it has the option: a wrong size
+            raise
+    return create_model(text, mixer, **overrides)
+
+
+def parse_host(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of a spelled host; nothing is evaluated. Raises: ConfigError if it cannot be read."""
+    if "(" not in text:
+        return text.strip(), {}
+    name, _, rest = text.strip().partition("(")
+    try:
+        call = ast.parse(f"host({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+            raise ValueError
+        return name.strip(), {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read the host {text!r}: expected name(option=value, ...) with plain values"
+        ) from error
+
+
+def spell_host(name: str, options: Mapping[str, Any]) -> str:
+    """The inverse of `parse_host`. Raises: ConfigError if an option has no spelling, such as a class."""
+    parts = []
+    for key, value in options.items():
+        said = spell(value)
+        try:
+            ast.literal_eval(said)
+        except (ValueError, SyntaxError) as error:
+            raise ConfigError(f"option {key}={value!r} of {name} cannot be spelled; use plain values") from error
+        parts.append(f"{key}={said}")
+    return f"{name}({', '.join(parts)})" if parts else name
+
+
+def check_host(name: str) -> None:
+    """Raises: ConfigError if it is neither a host of Regard nor a model of timm, nor has the prefix of a hub."""
+    import timm
+
+    from regard.models.catalog import HOSTS, list_models
+
+    known = ":" in name or name.removeprefix("regard_") in HOSTS or timm.is_model(name.partition(".")[0])
+    if not known:
+        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())} (`regard list hosts`)")
+
+
+def _make(name: str, options: dict[str, Any]) -> nn.Module:
+    import timm
+
+    from regard.models.catalog import HOSTS, make_own
+
+    check_host(name)
+    plain = name.removeprefix("regard_")  # the name that `register` gives our hosts in timm
+    if plain in HOSTS:
+        make: Callable[..., nn.Module] = partial(make_own, plain)
+    else:
+        make = partial(timm.create_model, name)
+    try:
+        return make(**options)
+    except RegardError:
+        raise
+    except (TypeError, AttributeError, ValueError, ArithmeticError, LookupError, AssertionError, RuntimeError) as error:
+        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        known = list(inspect.signature(HOSTS[plain]).parameters) if plain in HOSTS else []
+        wrong = [key for key in options if known and key not in known]
+        hint = "".join(f"; it has no {key!r}: {nearest(key, known)}" for key in wrong)
+        raise ConfigError(
+            f"{name} cannot be made with {said or 'its defaults'}: {error or type(error).__name__}{hint}"
+        ) from error
+
+
+def _refuse(module: nn.Module, name: str, mixer: MixerConfig) -> None:
+    port, host = (type(module), module.host) if isinstance(module, Hosted) else (port_of(module), module)
+    _check_plain(module, name)
+    missing = sorted(port.sends - mixer.masks) if mixer.uses else []
+    if reason := port.refuses(host):
+        raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
+    if missing:
+        raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
+
+
+def _check_plain(layer: nn.Module, name: str) -> None:
+    """Raises: SwapError if the weights of a layer are not where its library, or its mechanism, has them."""
+    if isinstance(layer, Hosted):
+        reason = altered(layer.mixer, {package_of(part) for part in parts(layer.mixer.config)}, skip="operator")
+    else:
+        reason = altered(layer)
+    if reason:
+        raise SwapError(
+            f"{name}: {reason}, whose weights would be lost; merge or remove it first (merge_and_unload() of PEFT, "
+            "prune.remove() or remove_parametrizations() of torch), or leave the layer out with where="
+        )
+
+
+def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:
+    notes = []
+    if (rate := _dropout(host)) > 0:
+        notes.append(f"dropout {rate} of attention weights is left out")
+    if bias and "q" in mixer.uses:
+        notes.append("q, k, v keep the host's bias (a hidden content term)")
+    if isinstance(mixer, StaticConfig) and mixer.init in FROM_TEACHER:
+        notes.append("static keys start at random until regard.calibrate(model, teacher, batches) sets them")
+    return notes
+
+
+def _dropout(host: nn.Module) -> float:
+    """The rate of dropout of attention weights in a library's module."""
+    said = [getattr(host, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
+    rates = (value.p if isinstance(value, nn.Dropout) else value for value in said)
+    return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
+
+
+def _warn(plan: SwapPlan) -> None:
+    """Of what a host does in training and a mechanism does not."""
+    for rate in sorted({_dropout(site.before) for site in plan.sites if plan.mixer.uses} - {0.0}):
+        warnings.warn(f"{spell(plan.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
+
+
+def _transfer(site: PlannedSite, faithful: bool) -> None:
+    """Weights into the new layer: the host's, and those of a swapped-in mixer whose meaning is the same."""
+    layer, before = site.layer, site.before
+    state = before.host_state() if isinstance(before, Hosted) else dict(before.state_dict())
+    example = like(before)
+    layer.to(example.device, example.dtype)
+    filled = layer.adopt(state)
+    if isinstance(before, Hosted):
+        filled |= _carry(before, layer)
+    dwc = getattr(layer.mixer, "dwc", None)
+    if faithful and isinstance(dwc, nn.Conv2d) and "dwc.weight" not in filled:
+        for value in dwc.parameters():
+            nn.init.zeros_(value)
+    frozen = {name for name, value in before.named_parameters() if not value.requires_grad}
+    if isinstance(before, Hosted):  # a new parameter may have the name of an old one that meant something else
+        carried = {f"{CHILD}.{name}" for name in filled}
+        layer.freeze(before.frozen(), {name for name in frozen if not name.startswith(f"{CHILD}.") or name in carried})
+    else:
+        layer.freeze(frozen, set())
+
+
+@torch.no_grad()
+def _carry(before: Hosted, layer: Hosted) -> set[str]:
+    """Copy parameters of the old mixer that mean the same in the new one; returns their names."""
+    old, new = before.mixer, layer.mixer
+    a, b = old.config, new.config
+    same_roles = getattr(a, "roles", a.uses) == getattr(b, "roles", b.uses)
+    same = {
+        "qkv": same_roles and getattr(a, "projection", None) == getattr(b, "projection", None),
+        "operator": type(a) is type(b),
+    }
+    source, target = old.state_dict(), new.state_dict()
+    keys = {
+        key
+        for key, value in target.items()
+        if key in source and source[key].shape == value.shape and same.get(key.split(".")[0], True)
+    }
+    for key in keys:
+        target[key].copy_(source[key])
+    shared, into = shared_of(before), shared_of(layer)
+    if same["qkv"] and shared is not None and into is not None:
+        into.load_state_dict(shared.state_dict())
+        for value, old_value in zip(into.parameters(), shared.parameters(), strict=True):
+            value.requires_grad_(old_value.requires_grad)
+    return keys

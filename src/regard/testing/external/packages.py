@@ -1,0 +1,345 @@
+"""Pairs (ours, theirs) of tensors: each mechanism beside another package, with the same weights and inputs, in float64.
+
+Every function imports the package when it is called. `external.py` has the table of them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core import Grid, Mask, Site, heads, merge
+
+Pairs = list[tuple[Tensor, Tensor]]
+F64 = torch.float64
+
+
+def moved(layer: Any) -> Any:
+    """A layer in float64 whose parameters lie away from their start: a zero would hide what it multiplies."""
+    layer = layer.double().eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return layer
+
+
+def copied(theirs: nn.MultiheadAttention, ours: Any) -> None:
+    """Weights of torch's attention into a layer; where it has no bias, one of queries goes into `u`, of values out."""
+    width = theirs.embed_dim
+    with torch.no_grad():
+        ours.qkv.weight.copy_(theirs.in_proj_weight)
+        ours.proj.weight.copy_(theirs.out_proj.weight)
+        ours.proj.bias.copy_(theirs.out_proj.bias)
+        if ours.qkv.bias is not None:
+            ours.qkv.bias.copy_(theirs.in_proj_bias)
+            return
+        ours.proj.bias.add_(theirs.out_proj.weight @ theirs.in_proj_bias[2 * width :])
+        if ours.operator.u is not None:
+            ours.operator.u.copy_(theirs.in_proj_bias[:width].view_as(ours.operator.u))
+
+
+# torch
+
+
+def multihead(layer: Any, grid: Grid, biased: bool = True) -> Pairs:
+    """nn.MultiheadAttention, without a mask and with padding. biased: whether its input biases are not 0."""
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(16, 2, batch_first=True).double()
+    nn.init.normal_(theirs.out_proj.bias)
+    if biased:
+        nn.init.normal_(theirs.in_proj_bias)
+    copied(theirs, layer)
+    x, keep = torch.randn(3, grid.tokens, 16, dtype=F64), torch.rand(3, grid.tokens) > 0.3
+    return [
+        (layer(x, grid), theirs(x, x, x, need_weights=False)[0]),
+        (layer.reference(x, grid), theirs(x, x, x, need_weights=False)[0]),
+        (layer(x, grid, Mask(keep=keep)), theirs(x, x, x, key_padding_mask=~keep, need_weights=False)[0]),
+    ]
+
+
+def softmax_pairs() -> Pairs:
+    """Softmax beside nn.MultiheadAttention."""
+    from regard.mixers.softmax import Softmax
+
+    grid = Grid(3, 5, 1)
+    return multihead(Softmax().build(Site(16, 2, grid)).double(), grid)
+
+
+def content_pairs(terms: str = "1010") -> Pairs:
+    """Content terms of the factors beside nn.MultiheadAttention: 1010 with u = the bias of queries, 1000 without."""
+    from regard.mixers.factors.factors import Factors
+
+    grid = Grid(3, 5, 1)
+    layer = Factors(terms=terms, scale=None).build(Site(16, 2, grid, qkv_bias=False)).double()
+    return multihead(layer, grid, biased=terms == "1010")
+
+
+def conv_pairs(kernel: int = 3, groups: int = 2, dilation: int = 1) -> Pairs:
+    """Cells of Conv beside nn.Conv2d with zeros around the map."""
+    from regard.mixers.convolutions.conv import Conv
+
+    torch.manual_seed(0)
+    grid = Grid(5, 7, 1)
+    layer: Any = moved(Conv(kernel=kernel, groups=groups, dilation=dilation).build(Site(16, 2, grid)))
+    theirs = nn.Conv2d(16, 16, kernel, padding=kernel // 2 * dilation, dilation=dilation, groups=groups).double()
+    theirs.load_state_dict(layer.conv.state_dict())
+    x = torch.randn(3, grid.tokens, 16, dtype=F64)
+    return [(grid.to_map(layer(x, grid))[1], theirs(grid.to_map(x)[1]))]
+
+
+# timm
+
+
+def xca_pairs(qkv_bias: bool = True, fused: bool = True) -> Pairs:
+    """XCA beside timm's XCiT, fast and plain."""
+    from timm.models.xcit import XCA as Theirs
+
+    from regard.mixers.xca import XCA
+
+    torch.manual_seed(0)
+    grid = Grid(3, 5)
+    theirs: Any = Theirs(24, num_heads=3, qkv_bias=qkv_bias).double()
+    theirs.fused_attn = fused
+    nn.init.uniform_(theirs.temperature, 0.5, 5.0)
+    ours = XCA().build(Site(24, 3, grid, qkv_bias=qkv_bias)).double()
+    state = theirs.state_dict()
+    ours.load_state_dict({key.replace("temperature", "operator.temperature"): value for key, value in state.items()})
+    x = torch.randn(3, 15, 24, dtype=F64)
+    return [(ours(x, grid), theirs(x)), (ours.reference(x, grid), theirs(x))]
+
+
+def window_pairs(shift: int = 3, sides: tuple[int, int] = (14, 21)) -> Pairs:
+    """Window beside timm's Swin, with its table and shift; timm takes a mask of -100 where ours is exact."""
+    from timm.models.swin_transformer import SwinTransformerBlock
+
+    from regard.mixers.window import Window
+
+    torch.manual_seed(0)
+    made = SwinTransformerBlock(32, sides, num_heads=2, window_size=7, shift_size=shift, always_partition=True)
+    block: Any = made.double().eval()
+    grid = Grid(*sides)
+    layer: Any = Window(size=7, shift=shift).build(Site(32, 2, grid)).double()
+    with torch.no_grad():
+        block.attn.relative_position_bias_table.normal_()
+        layer.qkv.load_state_dict(block.attn.qkv.state_dict())
+        layer.proj.load_state_dict(block.attn.proj.state_dict())
+        layer.operator.table.copy_(block.attn.relative_position_bias_table.mT.unflatten(1, (13, 13)))
+        x = torch.randn(2, grid.cells, 32, dtype=F64)
+        return [(layer(x, grid), block._attn(x.unflatten(1, sides)).flatten(1, 2))]
+
+
+def pvt_pairs(ratio: int = 2, pool: int = 0) -> Pairs:
+    """PVT beside timm's PVTv2, on a rectangular map that the ratio divides."""
+    from timm.models.pvt_v2 import Attention
+
+    from regard.mixers.pvt import PVT
+
+    torch.manual_seed(0)
+    theirs: Any = Attention(32, num_heads=2, sr_ratio=ratio, linear_attn=pool > 0).double().eval()
+    grid = Grid(8, 10)
+    layer: Any = PVT(ratio=ratio, pool=pool).build(Site(32, 2, grid)).double()
+    with torch.no_grad():
+        layer.qkv.weight.copy_(torch.cat([theirs.q.weight, theirs.kv.weight]))
+        layer.qkv.bias.copy_(torch.cat([theirs.q.bias, theirs.kv.bias]).normal_())
+        theirs.q.bias.copy_(layer.qkv.bias[:32])
+        theirs.kv.bias.copy_(layer.qkv.bias[32:])
+        layer.proj.load_state_dict(theirs.proj.state_dict())
+        if theirs.sr is not None:
+            theirs.norm.weight.normal_()
+            layer.operator.reduce.load_state_dict(theirs.sr.state_dict())
+            layer.operator.norm.load_state_dict(theirs.norm.state_dict())
+        x = torch.randn(3, grid.tokens, 32, dtype=F64)
+        return [(layer(x, grid), theirs(x, (8, 10)))]
+
+
+# torchvision
+
+
+def deformable_pairs(
+    groups: int = 2,
+    weight_groups: int = 1,
+    masked: bool = True,
+    places: Mapping[str, Any] | None = None,
+    call: Callable[..., Tensor] | None = None,
+) -> Pairs:
+    """deform_conv2d: values, then gradients of every input. places: stride, padding and dilation. call: ours."""
+    import torchvision
+
+    from regard.mixers.convolutions.deformable import deformable_conv
+
+    torch.manual_seed(0)
+    places = places or {"padding": 1, "stride": 2}
+    x = torch.randn(3, 8, 7, 9, dtype=F64)
+    weight, bias = torch.randn(4, 8 // weight_groups, 3, 3, dtype=F64), torch.randn(4, dtype=F64)
+    out = F.conv2d(x[:, :1], weight[:1, :1], **places).shape[2:]
+    offsets = torch.randn(3, 2 * groups * 9, *out, dtype=F64) * 3
+    mask = torch.rand(3, groups * 9, *out, dtype=F64) if masked else None
+    leaves = [t.requires_grad_() for t in (x, weight, bias, offsets, mask) if t is not None]
+    theirs = torchvision.ops.deform_conv2d(x, offsets, weight, bias, mask=mask, **places)
+    ours = (call or deformable_conv)(x, weight, offsets, mask=mask, bias=bias, **places)
+    grads = (torch.autograd.grad(y.sin().sum(), leaves) for y in (ours, theirs))
+    return [(ours, theirs), *zip(*grads, strict=True)]
+
+
+def sampling_pairs() -> Pairs:
+    """DAT's samples: a 1x1 deformable convolution with the identity as its weight samples at cell + offset."""
+    import torchvision
+
+    from regard.mixers.dat import sample_points
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, 7)
+    y, z = torch.meshgrid(torch.arange(5.0), torch.arange(7.0), indexing="ij")
+    places = torch.stack([torch.rand(2, 5, 7) * 4, torch.rand(2, 5, 7) * 6], 1)
+    theirs = torchvision.ops.deform_conv2d(x, places - torch.stack([y, z]), torch.eye(3)[:, :, None, None])
+    return [(sample_points(x, places.flatten(2).mT), theirs.flatten(2))]
+
+
+# transformers
+
+
+def nystrom_pairs(batch: int = 1, number: int = 1, start: str = "matrix") -> Pairs:
+    """Nystrom beside transformers' Nystromformer, whose pseudo-inverse starts from one number for the whole batch."""
+    import transformers
+    from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
+
+    from regard.mixers.nystrom import Nystrom
+
+    torch.manual_seed(0)
+    width = 8 * number
+    config = transformers.NystromformerConfig(
+        hidden_size=width,
+        num_attention_heads=number,
+        num_landmarks=4,
+        segment_means_seq_len=24,
+        conv_kernel_size=5,
+        attention_probs_dropout_prob=0.0,
+    )
+    theirs: Any = NystromformerSelfAttention(config).double().eval()
+    grid = Grid(1, 22, 2)
+    made: Any = moved(Nystrom(m=4, kernel=5, start=start).build(Site(width, number, grid)))  # type: ignore[arg-type]
+    with torch.no_grad():
+        made.qkv.weight.copy_(torch.cat([theirs.query.weight, theirs.key.weight, theirs.value.weight]))
+        made.qkv.bias.copy_(torch.cat([theirs.query.bias, theirs.key.bias, theirs.value.bias]))
+        made.local.weight.copy_(theirs.conv.weight)
+        x = torch.randn(batch, 24, width, dtype=F64)
+        return [(made(x, grid), made.proj(theirs(x)[0]))]
+
+
+def hashing_pairs(chunk: int = 4, length: int = 24, scale: float | None = 1.0) -> Pairs:
+    """One round of Reformer beside transformers', with its buckets; then the buckets, from the same rotations.
+
+    Its logits have no scale, so ours have 1.
+    """
+    from transformers.models.reformer.modeling_reformer import LSHSelfAttention, ReformerConfig
+
+    from regard.mixers.reformer import LSHPlan, lsh_plan, reformer
+
+    config = ReformerConfig(
+        num_attention_heads=2, attention_head_size=8, hidden_size=16, lsh_attn_chunk_length=chunk, num_hashes=1,
+        num_buckets=4, lsh_num_chunks_before=1, lsh_num_chunks_after=0, lsh_attention_probs_dropout_prob=0.0,
+        is_decoder=False, hash_seed=3, attn_layers=["lsh"], axial_pos_embds=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs: Any = LSHSelfAttention(config, 0).eval().double()
+    x = torch.randn(3, length, 16, dtype=F64)
+    with torch.no_grad():
+        out = theirs(x)
+        qk, v = (heads(y, 2) for y in (theirs.query_key(x), theirs.value(x)))
+        plan = LSHPlan(out.buckets.view(3, 2, 1, length))
+        torch.manual_seed(3)
+        rotations = torch.randn(2, 8, 1, 2, dtype=F64)
+        own = [lsh_plan(qk[:, [head]], rotations[head].permute(1, 0, 2)).buckets for head in range(2)]
+        return [
+            (merge(reformer(qk, v, plan, chunk, scale=scale)), out.hidden_states),
+            (torch.cat(own, 1).double(), plan.buckets.double()),
+        ]
+
+
+def transformer_xl_pairs() -> Pairs:
+    """Factors as Transformer-XL beside the relative attention of transformers' Wav2Vec2-Conformer."""
+    import transformers
+    from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as conformer
+
+    from regard.mixers.factors.factors import Factors
+
+    options = transformers.Wav2Vec2ConformerConfig(
+        hidden_size=16, num_attention_heads=2, position_embeddings_type="relative", attention_dropout=0.0
+    )
+    torch.manual_seed(0)
+    theirs: Any = conformer.Wav2Vec2ConformerSelfAttention(options).double().eval()
+    for weight in (theirs.pos_bias_u, theirs.pos_bias_v):
+        nn.init.normal_(weight)
+    for linear in (theirs.linear_q, theirs.linear_k, theirs.linear_v, theirs.linear_out):
+        nn.init.zeros_(linear.bias)
+    length = 11
+    x = torch.randn(2, length, 16, dtype=F64)
+    positions = conformer.Wav2Vec2ConformerRelPositionalEmbedding(options)(x).double()
+    expected = theirs(x, relative_position_embeddings=positions)[0]
+    grid = Grid.sequence(length)
+    config = Factors(terms="1111", scale=None, preset="transformer_xl", axes=1)
+    ours: Any = config.build(Site(16, 2, grid, qkv_bias=False)).double()
+    even = torch.cat([torch.arange(0, 16, 2), torch.arange(1, 16, 2)])
+    with torch.no_grad():
+        ours.qkv.weight.copy_(torch.cat([theirs.linear_q.weight, theirs.linear_k.weight, theirs.linear_v.weight]))
+        ours.proj.weight.copy_(theirs.linear_out.weight)
+        ours.proj.bias.zero_()
+        ours.operator.u.copy_(theirs.pos_bias_u)
+        ours.operator.t.copy_(theirs.pos_bias_v)
+        ours.operator.positions_x.copy_(theirs.linear_pos.weight[:, even])
+    return [(ours(x, grid), expected)]
+
+
+# packages of single mechanisms
+
+
+def linformer_pairs() -> Pairs:
+    """Linformer beside the package of that name, every token of one sequence a column of E and F."""
+    from linformer.linformer import LinformerSelfAttention  # type: ignore[import-not-found, unused-ignore]
+
+    from regard.mixers.linformer import Linformer
+
+    torch.manual_seed(0)
+    grid = Grid.sequence(15)
+    theirs: Any = LinformerSelfAttention(16, 15, k=4, heads=2).double().eval()
+    layer: Any = Linformer(m=4).build(Site(16, 2, grid, qkv_bias=False)).double()
+    with torch.no_grad():
+        layer.qkv.weight.copy_(torch.cat([theirs.to_q.weight, theirs.to_k.weight, theirs.to_v.weight]))
+        layer.proj.load_state_dict(theirs.to_out.state_dict())
+        for ours, matrix in ((layer.operator.project_k, theirs.proj_k), (layer.operator.project_v, theirs.proj_v)):
+            ours.cells.copy_(matrix.mT)
+        x = torch.randn(3, 15, 16, dtype=F64)
+        return [(layer(x, grid), theirs(x))]
+
+
+def performer_pairs() -> Pairs:
+    """Performer beside performer-pytorch, with the same random features and no epsilon."""
+    from performer_pytorch.performer_pytorch import (  # type: ignore[import-not-found, unused-ignore]
+        linear_attention,
+        softmax_kernel,
+    )
+
+    from regard.mixers.performer import performer
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 11, 8, dtype=F64)
+    features = torch.randn(16, 8, dtype=F64)
+    fq, fk = (
+        softmax_kernel(y, projection_matrix=features, is_query=own, eps=0.0) for y, own in ((q, True), (k, False))
+    )
+    return [(performer(q, k, v, features, eps=0.0), linear_attention(fq, fk, v))]
+
+
+def linear_pairs() -> Pairs:
+    """Linear attention with elu + 1 beside performer-pytorch's product of features, which has no epsilon."""
+    from performer_pytorch.performer_pytorch import (  # type: ignore[import-not-found, unused-ignore]
+        linear_attention,
+    )
+
+    from regard.mixers.linear import linear
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 11, 8, dtype=F64)
+    return [(linear(q, k, v, eps=0.0), linear_attention(F.elu(q) + 1, F.elu(k) + 1, v))]

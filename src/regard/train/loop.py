@@ -1,0 +1,366 @@
+"""The training loop. A run that is stopped anywhere goes on from its last checkpoint with the same bits.
+
+Order, augmentation, mixing and dropout are pure functions of (seed, step), so a checkpoint needs weights, the optimiser
+and the step, and no state of any generator.
+"""
+
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import ConfigError, RegardError, StoreError
+from regard.core.eval_mode import resting
+from regard.store.metrics import Metrics
+from regard.store.results import check_held
+from regard.tasks.base import Score, Task
+from regard.tasks.data.streams import seed_all
+
+from . import checkpoint
+from .autocast import Precise
+from .optimizer import make_optimizer
+from .recipe import Recipe
+from .signals import handled
+
+log = logging.getLogger("regard.lab")
+
+EVALUATIONS = 10
+"""The test split is evaluated at most so often in a run, at equal distances and at the end."""
+FLUSH = 50
+"""Losses are looked at every so many steps, so that a GPU need not wait for each."""
+AGREE = 10
+"""On several devices the first one decides every so many steps, for all, whether to save, stop or tell."""
+
+
+class Diverged(RegardError):
+    """The loss, or a score in the end, became NaN or infinite; `step` counts from 0."""
+
+    def __init__(self, step: int, value: float, what: str = "the loss") -> None:
+        super().__init__(f"{what} is {value} at step {step}; try a smaller lr, more warmup or clip=1.0")
+        self.step = step
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop and has written a checkpoint; the same command goes on from there."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. left: seconds to the end, as the last steps suggest; metrics: those evaluated last."""
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    loss: float
+    lr: float
+    seconds: float
+    left: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What a user sees of a run and how it is carried out; nothing here changes the result but `compile`, by rounding.
+
+    report: called about once a second and at each epoch's end. workers: loader processes, 0 = none. save_seconds and
+    save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning. compile: train
+    through `torch.compile`, which pays where a run takes many minutes; evaluation stays as it is.
+    """
+
+    report: Callable[[Progress], None] | None = None
+    workers: int = 0
+    save_seconds: float = 20.0
+    save_steps: int = 0
+    loggers: tuple[Any, ...] = ()
+    compile: bool = False
+
+
+class Loop:
+    """One run in a folder: `train` goes on where the folder's checkpoint stands.
+
+    With several devices each process has a loop; all read the folder, the first alone evaluates and writes.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        recipe: Recipe,
+        seed: int,
+        model: nn.Module,
+        fabric: Any,
+        folder: Path,
+        watch: Watch,
+        teacher: nn.Module | None = None,
+    ):
+        self.task, self.recipe, self.seed, self.fabric = task, recipe, seed, fabric
+        self.folder, self.watch, self.device = folder, watch, fabric.device
+        self.part, self.first = (fabric.global_rank, fabric.world_size), fabric.is_global_zero
+        self.per_epoch = max(task.batches_per_epoch(recipe) // recipe.accumulate, 1)
+        self.steps = self.per_epoch * recipe.trained_epochs
+        self.schedule = self.per_epoch * recipe.epochs
+        self.step, self.seconds, self.losses = 0, 0.0, list[float]()
+        self.data: str = task.record()["checksum"]
+        self.score: Score | None = None
+        self.model = model
+        self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
+        self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
+        self.ema = _average(self.model, recipe.ema) if recipe.ema else None
+        self.optimizer: Any = make_optimizer(self.model, recipe)
+        trains = _compiled(self.model) if watch.compile else self.model
+        self.wrapped, self.wrapped_optimizer = fabric.setup(trains, self.optimizer)
+        self.metrics = Metrics(folder / "metrics.csv", ("top1", "loss") if task.metric == "top1" else (task.metric,))
+        self.best: tuple[int, float] | None = None
+        self._pending: list[Tensor] = []
+        self._stop = False
+
+    @property
+    def trained(self) -> nn.Module:
+        """The network that is evaluated and kept: the average where there is one."""
+        return self.ema.module if self.ema is not None else self.model
+
+    def resume(self) -> None:
+        """Take up the newest readable checkpoint, and cut the metrics to it.
+
+        Raises: StoreError if the checkpoint does not fit, or its steps were made with other data.
+        """
+        state = checkpoint.load(self.folder)
+        if state is not None:
+            if state.get("data", self.data) != self.data:
+                raise StoreError(
+                    f"the run in {self.folder} has {state['step']} steps on data with the checksum "
+                    f"{state['data'][:12]}..., not on what is there now ({self.data[:12]}...): bring the first data "
+                    "back, or delete the folder to begin anew"
+                )
+            with checkpoint.fitting(self.folder):
+                self.step, self.seconds, self.losses = state["step"], state["seconds"], list(state["losses"])
+                self.model.load_state_dict(state["model"])
+                if self.ema is not None:
+                    self.ema.module.load_state_dict(state["ema"])
+                if state["optimizer"] is not None:
+                    self.optimizer.load_state_dict(state["optimizer"])
+                if state.get("scaler"):
+                    self.fabric.strategy.precision.load_state_dict(state["scaler"])
+        if self.first:
+            self.metrics.cut(self.step)
+        best = checkpoint.load_best(self.folder)
+        # one of a later step was written after the checkpoint: the same bits come again, and change nothing
+        self.best = (int(best["step"]), float(best["value"])) if best is not None else None
+
+    def save(self, final: bool = False) -> None:
+        """Write a checkpoint; the final one has no optimiser. Raises: StoreError, Diverged."""
+        self._flush()
+        if not self.first:
+            return
+        check_held(self.folder)
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "losses": self.losses,
+            "data": self.data,
+            "model": self.model.state_dict(),
+            "ema": self.ema.module.state_dict() if self.ema is not None else None,
+            "optimizer": None if final else self.optimizer.state_dict(),
+            "scaler": self.fabric.strategy.precision.state_dict(),  # of the loss in 16-mixed, else {}
+        }
+        checkpoint.save(self.folder, state)
+
+    def train(self) -> Score | None:
+        """Train to the end and evaluate; None from every device but the first.
+
+        Raises: Diverged, Interrupted, StoreError, DataError; ConfigError if torch.compile cannot do its part.
+        """
+        with self._stoppable(), _compiling(self.watch.compile):
+            if self.step < self.steps:
+                self._train()
+                self.save(final=True)
+            self.score = self.evaluate() if self.first else None
+        return self.score
+
+    def _train(self) -> None:
+        accumulate = self.recipe.accumulate
+        first, last = self.step * accumulate, self.steps * accumulate
+        batches = self._numbered(first, last)
+        begun = saved = told = time.monotonic()
+        before, from_step = self.seconds, self.step
+        self.wrapped.train()
+        while self.step < self.steps:
+            self._one_step(batches)
+            self.step += 1
+            now = time.monotonic()
+            self.seconds = before + now - begun
+            if self.step % self.per_epoch == 0:
+                self._end_epoch()
+            every = self.watch.save_steps
+            due = now - saved >= self.watch.save_seconds or (every and self.step % every == 0)
+            stop, save, tell = self._agreed(
+                self._stop, bool(due) and self.step < self.steps, now - told >= 1.0 or self.step % self.per_epoch == 0
+            )
+            if stop or save:
+                self.save()
+                saved = time.monotonic()
+            if stop:
+                raise Interrupted(f"stopped at step {self.step} of {self.steps}")
+            if tell:
+                told = now
+                self._tell((now - begun) / (self.step - from_step))
+
+    def _agreed(self, *wishes: bool) -> list[bool]:
+        """What the first device wishes; clocks and signals differ from process to process."""
+        if self.part[1] == 1:
+            return list(wishes)
+        if self.step % AGREE and self.step % self.per_epoch:
+            return [False] * len(wishes)
+        return self.fabric.broadcast(torch.tensor(wishes, device=self.device)).tolist()
+
+    def _numbered(self, first: int, last: int) -> Iterator[Any]:
+        """Batches by number; with accumulation an epoch's left-over batches are not used."""
+        per_epoch = self.per_epoch * self.recipe.accumulate
+        whole = self.task.batches_per_epoch(self.recipe)
+        if whole <= per_epoch:
+            yield from self.task.batches(self.recipe, self.seed, first, last, self.watch.workers, self.part)
+            return
+        for epoch in range(first // per_epoch, last // per_epoch):
+            start = first % per_epoch if epoch == first // per_epoch else 0
+            span = (epoch * whole + start, epoch * whole + per_epoch)
+            yield from self.task.batches(self.recipe, self.seed, *span, self.watch.workers, self.part)
+
+    def _one_step(self, batches: Iterator[Any]) -> None:
+        lr = self.recipe.lr_at(self.step, self.schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        total = torch.zeros((), device=self.device)
+        for turn in range(self.recipe.accumulate):
+            batch = next(batches)
+            seed_all("step", self.seed, self.step, turn, *([] if self.first else [self.part[0]]))
+            with self.fabric.no_backward_sync(self.wrapped, enabled=turn < self.recipe.accumulate - 1):
+                loss = self.task.loss(self.wrapped, batch, self.recipe, self.device, self.teacher)
+                loss = loss / self.recipe.accumulate
+                self.fabric.backward(loss)
+            total += loss.detach()
+        if self.recipe.clip:
+            self.fabric.clip_gradients(
+                self.wrapped, self.wrapped_optimizer, max_norm=self.recipe.clip, error_if_nonfinite=False
+            )
+        self.wrapped_optimizer.step()
+        self.wrapped_optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update(self.model, self.step)
+        self._pending.append(total)
+        if len(self._pending) >= FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        values = self.fabric.all_reduce(torch.stack(self._pending), reduce_op="mean").tolist()
+        first = len(self.losses)
+        self._pending = []
+        for place, value in enumerate(values):
+            if not math.isfinite(value):
+                raise Diverged(((self.step - 1) // self.per_epoch) * self.per_epoch + first + place, value)
+        self.losses.extend(values)
+
+    def _end_epoch(self) -> None:
+        self._flush()
+        if not self.first:
+            self.losses = []
+            return
+        epoch, epochs = self.step // self.per_epoch, self.recipe.trained_epochs
+        row = {
+            "epoch": epoch,
+            "step": self.step,
+            "train_loss": repr(math.fsum(self.losses) / len(self.losses)),
+            "lr": repr(self.recipe.lr_at(self.step - 1, self.schedule)),
+            "seconds": round(self.seconds, 3),
+        }
+        if epoch * EVALUATIONS // epochs > (epoch - 1) * EVALUATIONS // epochs:
+            self.score = self.evaluate()
+            row |= {name: repr(value) for name, value in self.score.metrics.items()}
+            self._keep_best(self.score.metrics[self.task.metric])
+        self.metrics.append(row)
+        values = {"train/loss": float(str(row["train_loss"])), "lr": float(str(row["lr"]))}
+        if self.task.metric in row:
+            values |= {f"val/{name}": value for name, value in self.score.metrics.items()} if self.score else {}
+        self.fabric.log_dict(values, step=self.step)
+        self.losses = []
+
+    def _keep_best(self, value: float) -> None:
+        """A copy of the evaluated weights where the main metric is higher than at every evaluation before."""
+        if self.best is None or value > self.best[1]:
+            self.best = (self.step, value)
+            checkpoint.save_best(self.folder, self.trained.state_dict(), self.step, value)
+
+    def evaluate(self) -> Score:
+        """The trained network on the test split, in the run's precision."""
+        with resting(self.trained):
+            return self.task.score(Precise(self.trained, self.recipe.precision), self.device)
+
+    def _tell(self, per_step: float) -> None:
+        self._flush()
+        if self.watch.report is None:
+            return
+        self.watch.report(
+            Progress(
+                step=self.step,
+                steps=self.steps,
+                epoch=(self.step - 1) // self.per_epoch + 1,
+                epochs=self.recipe.trained_epochs,
+                loss=self.losses[-1] if self.losses else float(self.metrics.read()[-1]["train_loss"]),
+                lr=self.recipe.lr_at(self.step - 1, self.schedule),
+                seconds=self.seconds,
+                left=per_step * (self.steps - self.step),
+                metrics=dict(self.score.metrics) if self.score else {},
+            )
+        )
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop after the step that is under way; the second one stops at once."""
+
+        def ask(number: int, frame: Any) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        with handled(ask, signal.SIGINT, signal.SIGTERM):
+            yield
+
+
+def _compiled(model: nn.Module) -> Any:
+    """The model through `torch.compile`, with the random draws of eager mode.
+
+    Dynamo keeps eight forms of a forward function in a process, and takes eager mode for a ninth: those of earlier runs
+    are forgotten.
+    """
+    torch.compiler.reset()
+    return torch.compile(model, options={"fallback_random": True})
+
+
+@contextmanager
+def _compiling(wanted: bool) -> Iterator[None]:
+    """An error of the compiler says nothing about the run: ConfigError."""
+    if not wanted:
+        yield
+        return
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        text = str(error).strip().splitlines()[0]
+        raise ConfigError(f"torch.compile failed ({text}); without --compile the run trains in eager mode") from error
+
+
+def _average(model: nn.Module, decay: float) -> Any:
+    from timm.utils import ModelEmaV3
+
+    return ModelEmaV3(model, decay=decay)

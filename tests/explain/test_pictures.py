@@ -1,0 +1,141 @@
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from regard.core import ConfigError, Grid, GridError, UnsupportedError
+from regard.explain import pictures
+from regard.mixers.softmax import Softmax
+from regard.swapping.swap import create_model, remove, swap
+
+HOST = "vit_desk(size=(12, 20), patch=4, dim=32, depth=2, heads=2)"  # 3 rows, 5 columns
+
+
+def model(swapped: bool = True):  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    return create_model(HOST, Softmax() if swapped else None).eval()
+
+
+def image() -> torch.Tensor:
+    return torch.randn(3, 12, 20, generator=torch.Generator().manual_seed(1))
+
+
+def test_maps_are_the_rows_of_the_softmax_for_the_query():
+    network, x = model(False), image()
+    found = pictures.attention_of(network, x, (2, 1))
+    attention = network.blocks[0].attn
+    tokens = network._pos_embed(network.patch_embed(x[None]))
+    q, k, _ = attention.qkv(network.blocks[0].norm1(tokens)).reshape(1, 15, 3, 2, 16).permute(2, 0, 3, 1, 4)
+    weights = (q @ k.mT / 4).softmax(-1)[0, :, 2 * 5 + 1]
+    assert found["grid"] == [3, 5]
+    assert found["query"] == [2, 1]
+    assert np.allclose(found["layers"][0]["heads"], weights.detach().numpy(), atol=1e-5)
+    assert np.allclose(found["layers"][0]["mean"], weights.mean(0).detach().numpy(), atol=1e-5)
+
+
+def test_a_hosts_own_attention_gives_the_maps_of_our_softmax_and_is_left_alone():
+    network = model(False)
+    before = [type(module) for module in network.modules()]
+    found = pictures.attention_of(network, image())["layers"]
+    assert [type(module) for module in network.modules()] == before
+    assert len(found) == 2
+    twin = swap(network, Softmax())
+    assert pictures.attention_of(twin, image())["layers"] == found
+
+
+def test_prefix_tokens_are_not_part_of_a_map():
+    network = create_model("vit_tiny_patch16_224(img_size=(32, 48), depth=1)", None).eval()
+    found = pictures.attention_of(network, torch.randn(3, 32, 48), (1, 2))
+    assert found["grid"] == [2, 3]
+    assert len(found["layers"][0]["mean"]) == 6
+    assert 0 < sum(found["layers"][0]["mean"]) < 1
+
+
+def test_a_model_without_attention_has_no_maps():
+    found = pictures.attention_of(remove(model(False)), image())
+    assert found["layers"] == []
+    with pytest.raises(UnsupportedError, match="no layer"):
+        pictures.draw(found, "", trained=True)
+
+
+def test_training_mode_is_put_back():
+    network = model().train()
+    pictures.attention_of(network, image())
+    assert network.training
+
+
+def test_a_query_outside_the_grid_is_refused():
+    with pytest.raises(GridError, match="columns 0 to 4"):
+        pictures.attention_of(model(), image(), (0, 5))
+
+
+def test_samples_are_real_pictures_of_the_asked_size():
+    photo = pictures.sample_image((30, 50))
+    assert photo.shape == (30, 50, 3)
+    assert photo.std() > 30
+    assert pictures.sample_image(12, grey=True).shape == (12, 12, 1)
+    with pytest.raises(ConfigError, match="flower"):
+        pictures.sample_image(8, name="flwer")
+
+
+def test_the_frame_and_the_brightest_cell_lie_where_they_should():
+    weights = np.zeros((3, 5))
+    weights[2, 4] = 1.0
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    pictures.overlay(axes, np.full((12, 20, 3), 100, np.uint8), weights, (1, 3))
+    overlay = axes.images[1]
+    assert np.argwhere(np.asarray(overlay.get_array())[..., 3] > 0.5).tolist() == [[2, 4]]
+    assert overlay.get_extent() == [0, 20, 12, 0] or tuple(overlay.get_extent()) == (0, 20, 12, 0)
+    xs, ys = axes.lines[0].get_data()
+    assert (min(xs), max(xs), min(ys), max(ys)) == (12, 16, 4, 8)
+
+
+def red(data: bytes) -> int:
+    pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    return int(((pixels[..., 0] > 150) & (pixels[..., 1] < 80) & (pixels[..., 2] < 80)).sum())
+
+
+def test_untrained_maps_carry_a_warning_on_the_picture():
+    grey = np.full((12, 20, 1), 90, np.uint8)
+    found = pictures.attention_of(model(), image(), picture=grey)
+    assert base64.b64decode(found["image"]) == pictures.png(grey)
+    assert red(pictures.draw(found, "t", trained=False)) > 200
+    assert red(pictures.draw(found, "t", trained=True)) == 0
+
+
+def test_one_head_can_be_drawn_and_an_unknown_one_is_refused():
+    found = pictures.attention_of(model(), image())
+    widths = [Image.open(io.BytesIO(pictures.draw(found, "", trained=True, head=head))).width for head in ("all", "1")]
+    assert widths[0] > widths[1]
+    with pytest.raises(ConfigError, match="from 0 to 1"):
+        pictures.draw(found, "", trained=True, head="2")
+
+
+def test_a_foreign_grid_leaves_layers_out():
+    assert pictures.attention_of(model(), image(), grid=Grid(2, 2))["layers"] == []
+
+
+def test_the_verb_writes_a_picture(tmp_path):
+    import typer
+
+    from regard.cli.maps import maps
+
+    app = typer.Typer()
+    app.command()(maps)
+    out = tmp_path / "m.png"
+    done = CliRunner().invoke(app, [HOST, "china", "--mixer", "Softmax()", "--query", "1,2", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "untrained weights" in done.output
+    assert red(out.read_bytes()) > 200
+
+
+def test_attention_of_the_hosts_own_that_is_not_softmax_is_refused() -> None:
+    network = create_model("vit_s_32_spt", None)
+    with pytest.raises(UnsupportedError, match="attention of its own that is not plain softmax"):
+        pictures.attention_of(network, torch.randn(3, 32, 32))

@@ -1,0 +1,193 @@
+"""Regular convolution on tokens, and what the three convolutions share: borders, masks, extra tokens, errors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.core import ConfigError, Grid, GridError, Mask, Site, UnsupportedError
+from regard.mixers.convolutions.conv import Conv
+from regard.mixers.convolutions.deformable import DeformableConv
+from regard.mixers.convolutions.dynamic import DynamicConv
+from regard.mixers.factors.factors import Factors
+from regard.mixers.spelling import parse, spell
+from regard.testing import check
+
+LINES = (Grid(1, 12), Grid(1, 7, 2), Grid(1, 9, 1, 2))
+ON_LINES = [
+    Conv(axes=1),
+    Conv(axes=1, causal=True, kernel=4, dilation=2, groups=2),
+    DeformableConv(axes=1, groups=2),
+    DeformableConv(axes=1, version=2, causal=True, kernel=4, offset_kernel=2),
+    DynamicConv(axes=1, kernel=5, groups=4),
+    DynamicConv(axes=1, kernel=4, groups=2, causal=True, renorm_padding=True),
+]
+
+
+def built(config, grid, dim=8, moved=0.3, seed=0):
+    """A layer in float64 with its parameters moved away from their start."""
+    torch.manual_seed(seed)
+    layer = config.build(Site(dim, 2, grid)).double().eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(moved * torch.randn_like(parameter))
+    return layer
+
+
+@pytest.mark.parametrize("config", ON_LINES, ids=spell)
+def test_contract_on_sequences(config):
+    macs = "reference" if isinstance(config, DynamicConv) else "forward"
+    assert "reference" in check(config, grids=LINES, macs=macs).passed
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("config", ON_LINES, ids=spell)
+def test_compiles_on_sequences(config):
+    macs = "reference" if isinstance(config, DynamicConv) else "forward"
+    assert "compile" in check(config, grids=LINES[2:], macs=macs).passed
+
+
+@pytest.mark.parametrize("grid", [Grid(5, 7), Grid(7, 4, 2), Grid(4, 6, 1, 1)], ids=str)
+@pytest.mark.parametrize(("kernel", "dilation", "groups"), [(3, 1, 1), (5, 1, 2), (3, 2, 8)])
+def test_spatial_3_1_taps_as_heads_are_conv2d(grid, kernel, dilation, groups):
+    layer = built(Conv(kernel=kernel, dilation=dilation, groups=groups), grid)
+    x = torch.randn(3, grid.tokens, 8, dtype=torch.float64)
+    _, cells = grid.to_map(x)
+    reach, conv = dilation * (kernel // 2), layer.conv
+    expected = F.conv2d(cells, conv.weight, conv.bias, padding=reach, dilation=dilation, groups=groups)
+    for call in (layer, layer.reference):
+        _, got = grid.to_map(call(x, grid))
+        assert torch.allclose(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("shift", "tap"), [((1, 0), (2, 1)), ((-1, 0), (0, 1)), ((0, 1), (1, 2)), ((0, -1), (1, 0))])
+def test_a_kernel_of_one_cell_shifts_the_map(shift, tap):
+    """Tap (2, 1) looks one row down: cell (y, x) shows what is at (y + 1, x)."""
+    grid = Grid(4, 6, 1)
+    layer = built(Conv(), grid)
+    x = torch.randn(2, grid.tokens, 8, dtype=torch.float64)
+    with torch.no_grad():
+        layer.conv.bias.zero_()
+        layer.conv.weight.zero_()
+        layer.conv.weight[:, :, tap[0], tap[1]] = torch.eye(8)
+    _, before = grid.to_map(x)
+    _, after = grid.to_map(layer(x, grid))
+    expected = torch.zeros_like(before)
+    for row in range(4):
+        for column in range(6):
+            y, z = row + shift[0], column + shift[1]
+            if 0 <= y < 4 and 0 <= z < 6:
+                expected[..., row, column] = before[..., y, z]
+    assert torch.equal(after, expected)
+
+
+@pytest.mark.parametrize("config", [Conv(), DeformableConv(version=2), DynamicConv(kernel=3, groups=4)], ids=spell)
+def test_extra_tokens_get_the_mean_or_nothing(config):
+    import dataclasses
+
+    grid = Grid(3, 5, 2, 1)
+    layer = built(config, grid)
+    x = torch.randn(3, grid.tokens, 8, dtype=torch.float64)
+    out = layer(x, grid)
+    extra, cells = grid.to_map(out)
+    assert torch.allclose(extra, cells.mean((2, 3))[:, None].expand(-1, 3, -1), rtol=0, atol=1e-12)
+    other = x.clone()
+    other[:, :2] += 1
+    assert torch.equal(layer(other, grid), out)  # never read
+    zero = built(dataclasses.replace(config, extra="zero"), grid)
+    extra, same = grid.to_map(zero(x, grid))
+    assert (extra == 0).all()
+    assert torch.equal(same, cells)
+    keep = torch.ones(3, grid.tokens, dtype=torch.bool)
+    keep[:, 5:9] = False
+    extra, cells = grid.to_map(layer(x, grid, Mask(keep=keep)))
+    kept = cells.flatten(2)[:, :, keep[0, 2:17]]
+    assert torch.allclose(extra[:, 0], kept.mean(-1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("config", [Conv(), DeformableConv(), DynamicConv(kernel=3, groups=4)], ids=spell)
+def test_padded_tokens_are_zeros(config):
+    """Zero padded positions before sampling: a padded last column is a map that ends before it."""
+    grid, narrow = Grid(4, 6), Grid(4, 5)
+    layer = built(config, grid)
+    x = torch.randn(2, 24, 8, dtype=torch.float64)
+    keep = torch.ones(2, 4, 6, dtype=torch.bool)
+    keep[..., 5] = False
+    _, got = grid.to_map(layer(x, grid, Mask(keep=keep.flatten(1))))
+    _, cells = grid.to_map(x)
+    expected = layer(cells[..., :5].flatten(2).mT, narrow)
+    assert torch.allclose(got[..., :5], narrow.to_map(expected)[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("config", [c for c in ON_LINES if c.causal], ids=spell)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_spatial_3_2_causal_taps_touch_no_later_cell(config, dtype):
+    """Perturbing what comes after a query changes neither its output nor any gradient, to the last bit."""
+    grid = Grid(1, 11, 1)
+    layer = built(config, grid, moved=1.0).to(dtype)
+    x = torch.randn(2, 12, 8).to(dtype).requires_grad_()
+    other = x.detach().clone()
+    other[:, 7:] = torch.randn(2, 5, 8).to(dtype) * 3
+    assert torch.equal(layer(x, grid)[:, :7], layer(other, grid)[:, :7])
+    assert not torch.equal(layer(x, grid)[:, 8:], layer(other, grid)[:, 8:])
+    (grad,) = torch.autograd.grad(layer(x, grid)[:, 1:7].sum(), x)
+    assert (grad[:, 7:] == 0).all()
+    assert (grad[:, 6] != 0).any()
+
+
+def test_a_causal_sequence_is_a_left_padded_conv1d():
+    grid = Grid.sequence(9)
+    layer = built(Conv(axes=1, causal=True, kernel=3), grid)
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    expected = F.conv1d(F.pad(x.mT, (2, 0)), layer.conv.weight[:, :, 0], layer.conv.bias).mT
+    assert torch.allclose(layer(x, grid), expected, rtol=0, atol=1e-12)
+    assert torch.equal(layer(x, grid, Mask(causal=True)), layer(x, grid))
+
+
+@pytest.mark.parametrize("config", [Conv(), DeformableConv(version=2), DynamicConv(groups=4)], ids=str)
+def test_no_images(config):
+    grid = Grid(3, 4, 1)
+    layer = config.build(Site(8, 2, grid))
+    x = torch.randn(0, grid.tokens, 8, requires_grad=True)
+    for run in (layer, layer.reference):
+        y = run(x, grid)
+        y.sum().backward()
+        assert y.shape == x.shape
+
+
+@pytest.mark.untyped
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", [Conv(), DeformableConv(version=2), DynamicConv(groups=4), Factors()], ids=str)
+def test_a_torchscript_trace_is_the_layer(config):
+    """There shapes are tensors."""
+    grid = Grid(3, 4, 1)
+    layer = built(config, grid).requires_grad_(False)  # a trace of a function holds weights as constants
+    x, other = torch.randn(2, 2, grid.tokens, 8, dtype=torch.float64)
+    traced = torch.jit.trace(lambda tokens: layer(tokens, grid), x, check_trace=False)
+    assert torch.allclose(traced(other), layer(other, grid), rtol=0, atol=1e-12)
+
+
+def test_spellings():
+    for config in (*ON_LINES, Conv(kernel=5, extra="zero"), DynamicConv(), DeformableConv(version=2, mask_init=0.5)):
+        assert parse(spell(config)) == config
+
+
+@pytest.mark.untyped
+def test_wrong_use_is_said():
+    site = Site(12, 2, Grid(4, 5, 1))
+    for cls in (Conv, DeformableConv, DynamicConv):
+        with pytest.raises(ConfigError, match="odd number of taps"):
+            cls(kernel=4)
+        with pytest.raises(ConfigError, match="needs axes=1"):
+            cls(causal=True)
+        with pytest.raises(ConfigError, match="axes is 1 or 2"):
+            cls(axes=3)
+        with pytest.raises(ConfigError, match=r"5 groups do not divide 12 channels; nearest possible: 3, 4, 6"):
+            cls(groups=5).build(site)
+        with pytest.raises(ConfigError, match="at least 1"):
+            cls(groups=0)
+        layer = cls(groups=4, axes=1).build(site)
+        with pytest.raises(GridError, match="one row"):
+            layer(torch.randn(2, 21, 12), site.grid)
+        layer = cls(groups=4).build(site)
+        with pytest.raises(UnsupportedError, match="causal"):
+            layer(torch.randn(2, 21, 12), site.grid, Mask(causal=True))

@@ -1,0 +1,789 @@
+"""The four factors: every subset and backend against the materialised form, known special cases, and geometry."""
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from operators import check_hidden, check_layer_transforms
+from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
+from regard.mixers.factors import forms
+from regard.mixers.factors.factors import Factors, factor_logits, factors, factors_reference
+from regard.mixers.factors.forms import COMPRESSED_CELLS, sinusoid_basis, sinusoids
+from regard.mixers.softmax import softmax, softmax_reference
+from regard.mixers.spelling import parse, spell
+
+TERMS = ["".join(flags) for flags in itertools.product("01", repeat=4)]
+GRIDS = [Grid(4, 4), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12)]
+BACKENDS = ["auto", "compressed", "factorised", "separable", "materialised"]
+
+
+def inputs(terms, grid, stride=1, batch=3, heads=2, d=4, e=6, dtype=torch.float64, seed=0, spread=1.0):
+    """Tensors for an operator call, with a table of any numbers."""
+    torch.manual_seed(seed)
+    keys = Grid(-(-grid.height // stride), -(-grid.width // stride), grid.prefix, grid.suffix)
+    made = {
+        "q": torch.randn(batch, heads, grid.tokens, d, dtype=dtype) * spread,
+        "k": torch.randn(batch, heads, keys.tokens, d, dtype=dtype) * spread,
+        "v": torch.randn(batch, heads, keys.tokens, e, dtype=dtype),
+    }
+    tables = tuple(torch.randn(heads, 2 * side - 1, d, dtype=dtype) for side in (grid.width, grid.height))
+    u, t = torch.randn(2, heads, d, dtype=dtype)
+    return made, {"terms": terms, "grid": grid, "tables": tables, "u": u, "t": t, "stride": stride}
+
+
+def one_by_one(q, k, v, *, terms, grid, tables, u, t, scale=1.0, window=0, stride=1):
+    """Written from the equation with loops over queries and keys, sharing nothing with the package."""
+    out = torch.zeros(*v.shape[:2], grid.tokens, v.shape[-1], dtype=v.dtype)
+    wide = math.ceil(grid.width / stride)
+    cells = wide * math.ceil(grid.height / stride)
+    for i in range(grid.tokens):
+        logits = []
+        for j in range(v.shape[2]):
+            a, b = i - grid.prefix, j - grid.prefix
+            placed = 0 <= a < grid.height * grid.width and 0 <= b < cells
+            total = torch.zeros(v.shape[:2], dtype=v.dtype)
+            if terms[0] == "1":
+                total = total + (q[:, :, i] * k[:, :, j]).sum(-1)
+            if terms[2] == "1":
+                total = total + (u * k[:, :, j]).sum(-1)
+            if placed:
+                dy, dx = stride * (b // wide) - a // grid.width, stride * (b % wide) - a % grid.width
+                r = tables[0][:, dx + grid.width - 1] + tables[1][:, dy + grid.height - 1]
+                if terms[1] == "1":
+                    total = total + (q[:, :, i] * r).sum(-1)
+                if terms[3] == "1":
+                    total = total + (t * r).sum(-1)
+                if window and max(abs(dx), abs(dy)) > window // 2:
+                    total = total - math.inf
+            logits.append(total * scale)
+        out[:, :, i] = torch.einsum("bhm,bhme->bhe", torch.stack(logits, -1).softmax(-1), v)
+    return out
+
+
+@pytest.mark.parametrize(("window", "stride"), [(0, 1), (3, 1), (0, 2), (3, 2), (5, 3)])
+@pytest.mark.parametrize("terms", ["1111", "0110", "0011", "0000", "1001"])
+def test_the_reference_is_the_equation(terms, window, stride):
+    grid = Grid(5, 3, 1, 1)
+    made, rest = inputs(terms, grid, stride, batch=1)
+    expected = one_by_one(**made, **rest, scale=0.7, window=window)
+    got = factors_reference(**made, **rest, scale=0.7, window=window)
+    assert (got - expected).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("terms", TERMS)
+def test_every_backend_is_the_reference(terms, grid):
+    made, rest = inputs(terms, grid)
+    expected = factors_reference(**made, **rest, scale=0.7)
+    for backend in BACKENDS:
+        if backend == "factorised" and terms[0] == "1":
+            continue
+        got = factors(**made, **rest, scale=0.7, backend=backend)
+        assert (got - expected).abs().max() <= 1e-12, backend
+
+
+@pytest.mark.parametrize("grid", [Grid(1, 5), Grid(5, 1, 1), Grid(1, 1), Grid(1, 1, 1)], ids=str)
+@pytest.mark.parametrize("terms", TERMS)
+def test_single_images_on_lines_and_points(terms, grid):
+    made, rest = inputs(terms, grid, batch=1)
+    expected = factors_reference(**made, **rest)
+    for backend in BACKENDS[:2] if terms[0] == "1" else BACKENDS:
+        assert (factors(**made, **rest, backend=backend) - expected).abs().max() <= 1e-12, backend
+
+
+@pytest.mark.parametrize("grid", [Grid(4, 7, 2), Grid(7, 4, 1, 1), Grid(1, 12)], ids=str)
+@pytest.mark.parametrize(("window", "stride"), [(3, 1), (1, 1), (0, 2), (3, 2), (7, 3)])
+@pytest.mark.parametrize("terms", TERMS)
+def test_windows_and_strides_in_every_backend(terms, window, stride, grid):
+    made, rest = inputs(terms, grid, stride)
+    expected = factors_reference(**made, **rest, window=window)
+    for backend in BACKENDS:
+        if backend == "factorised" and terms[0] == "1":
+            continue
+        got = factors(**made, **rest, window=window, backend=backend)
+        assert (got - expected).abs().max() <= 1e-12, backend
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_masks(terms):
+    grid = Grid(3, 4, 1)
+    made, rest = inputs(terms, grid)
+    keep = torch.rand(3, grid.tokens) > 0.4
+    keep[1] = False  # a fully padded sample
+    bias = torch.randn(1, 2, 1, grid.tokens, dtype=torch.float64)
+    for mask in (Mask(keep=keep), Mask(causal=True), Mask(bias=bias), Mask(keep=keep, bias=bias, causal=True)):
+        for window in (0, 3):
+            expected = factors_reference(**made, **rest, mask=mask, window=window)
+            assert expected.isfinite().all()
+            for backend in ("auto", "separable", "materialised"):
+                got = factors(**made, **rest, mask=mask, backend=backend, window=window)
+                assert (got - expected).abs().max() <= 1e-12
+    expected = factors(**made, **rest, mask=Mask(keep=keep))
+    assert (expected[1] == 0).all()
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_gradients(terms):
+    grid = Grid(2, 3, 1)
+    made, rest = inputs(terms, grid, batch=1, heads=1, d=2, e=2)
+    names = [name for name, flags in (("q", (0, 1)), ("k", (0, 2))) if "1" in [terms[i] for i in flags]] + ["v"]
+    leaves = [made[name].requires_grad_() for name in names]
+    extra = []
+    if "1" in (terms[1], terms[3]):
+        extra = [table.requires_grad_() for table in rest["tables"]]
+    extra += [rest[name].requires_grad_() for name, flag in (("u", terms[2]), ("t", terms[3])) if flag == "1"]
+    for backend in ("compressed", "separable", *(["factorised"] if terms[0] == "0" else [])):
+        options = rest | {"backend": backend}
+        call = lambda *_, o=options: factors(**made, **o)  # noqa: E731
+        assert torch.autograd.gradcheck(call, (*leaves, *extra), fast_mode=True)
+
+
+def test_content_alone_is_softmax_attention():
+    made, rest = inputs("1000", Grid(3, 5, 1))
+    assert torch.allclose(factors(**made, **rest, scale=None), softmax_reference(**made), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        factors(**made, **rest, scale=None), F.scaled_dot_product_attention(*made.values()), rtol=0, atol=1e-12
+    )
+
+
+def test_a_query_bias_is_a_key_saliency():
+    made, rest = inputs("1010", Grid(3, 5, 1))
+    biased = made | {"q": made["q"] + rest["u"][:, None], "k": made["k"] + torch.randn(4, dtype=torch.float64)}
+    assert torch.allclose(factors(**made, **rest, scale=None), softmax_reference(**biased), rtol=0, atol=1e-12)
+
+
+def test_no_term_is_the_mean():
+    made, rest = inputs("0000", Grid(3, 5, 1, 2))
+    mean = made["v"].mean(-2, keepdim=True).expand(-1, -1, 18, -1)
+    for backend in BACKENDS:
+        assert torch.allclose(factors(**made, **rest, backend=backend), mean, rtol=0, atol=1e-12)
+    got = factors(None, None, made["v"], terms="0000", grid=Grid(3, 5, 1, 2))
+    assert torch.allclose(got, mean, rtol=0, atol=1e-12)
+
+
+def test_no_term_in_a_window_is_average_pooling():
+    grid = Grid(5, 7)
+    made, _ = inputs("0000", grid)
+    pooled = F.avg_pool2d(made["v"].mT.reshape(6, 6, 5, 7), 3, stride=1, padding=1, count_include_pad=False).reshape(
+        3, 2, 6, 35
+    )
+    got = factors(None, None, made["v"], terms="0000", grid=grid, window=3)
+    assert torch.allclose(got, pooled.mT, rtol=0, atol=1e-12)
+
+
+def test_positions_alone_in_a_window_are_a_normalised_convolution():
+    grid = Grid(5, 7)
+    made, rest = inputs("0001", grid)
+    (x, y), t = rest["tables"], rest["t"]
+    kernel = torch.zeros(2, 3, 3, dtype=torch.float64)
+    for dy, dx in itertools.product((-1, 0, 1), repeat=2):
+        kernel[:, dy + 1, dx + 1] = ((x[:, dx + 6] + y[:, dy + 4]) * t).sum(-1).exp()
+    value = made["v"].mT.reshape(3, 12, 5, 7)
+    weight = kernel.repeat_interleave(6, 0)[:, None]
+    top = F.conv2d(value, weight, padding=1, groups=12)
+    below = F.conv2d(torch.ones_like(value), weight, padding=1, groups=12)
+    expected = (top / below).reshape(3, 2, 6, 35).mT
+    assert torch.allclose(factors(**made, **rest, window=3), expected, rtol=0, atol=1e-12)
+
+
+def test_saliency_is_the_same_for_all_queries():
+    made, rest = inputs("0010", Grid(3, 5, 1))
+    got = factors(**made, **rest)
+    assert torch.equal(got, got[:, :, :1].expand_as(got))
+    assert not torch.allclose(got[:, :, 0], made["v"].mean(-2))
+    still = factors(**made, **(rest | {"u": torch.zeros_like(rest["u"])}))
+    assert torch.allclose(still, made["v"].mean(-2, keepdim=True).expand_as(still), rtol=0, atol=1e-12)
+
+
+def test_terms_vanish_with_their_parameters():
+    made, rest = inputs("1111", Grid(4, 6, 2))
+    zero = {"u": torch.zeros_like(rest["u"]), "t": torch.zeros_like(rest["t"])}
+    flat = {"tables": tuple(torch.zeros_like(table) for table in rest["tables"])}
+    full, less = factors(**made, **(rest | zero)), factors(**made, **(rest | {"terms": "1100"}))
+    assert torch.allclose(full, less, rtol=0, atol=1e-12)
+    full, less = factors(**made, **(rest | flat)), factors(**made, **(rest | {"terms": "1010"}))
+    assert torch.allclose(full, less, rtol=0, atol=1e-12)
+
+
+def test_a_window_as_large_as_the_map_is_none():
+    for terms in TERMS:
+        made, rest = inputs(terms, Grid(4, 6, 1))
+        assert torch.equal(factors(**made, **rest, window=11), factors(**made, **rest))
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_a_window_of_one_cell_returns_the_value(terms):
+    made, rest = inputs(terms, Grid(4, 6))
+    assert torch.allclose(factors(**made, **rest, window=1), made["v"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("call", [factors, factors_reference], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("shift", [(1, 0), (-1, 0), (0, 1), (0, -1), (2, -1)])
+@pytest.mark.parametrize("grid", [Grid(4, 6, 1), Grid(6, 4, 0, 2)], ids=str)
+def test_a_peaked_table_shifts_the_map(call, shift, grid):
+    """delta = key - query: a peak at delta (dy, dx) makes cell (y, x) show what is at (y + dy, x + dx)."""
+    dy, dx = shift
+    x, y = (torch.zeros(1, 2 * side - 1, 1, dtype=torch.float64) for side in (grid.width, grid.height))
+    x[0, dx + grid.width - 1], y[0, dy + grid.height - 1] = 400.0, 400.0
+    v = torch.randn(1, 1, grid.tokens, 1, dtype=torch.float64)
+    t = torch.ones(1, 1, dtype=torch.float64)
+    out = call(None, None, v, terms="0001", grid=grid, tables=(x, y), t=t)
+    _, before = grid.to_map(v[0])
+    _, after = grid.to_map(out[0])
+    before, after = before[0, 0], after[0, 0]
+    rows, columns = range(max(0, -dy), grid.height - max(0, dy)), range(max(0, -dx), grid.width - max(0, dx))
+    for row, column in itertools.product(rows, columns):
+        assert after[row, column] == pytest.approx(before[row + dy, column + dx].item())
+
+
+@pytest.mark.parametrize("terms", ["0100", "0110", "1100", "1110", "1111", "0011"])
+def test_transposing_the_map_and_the_tables(terms):
+    """Catches a query map that is transposed before the vertical product: the two axes change places."""
+    grid, turned = Grid(4, 6), Grid(6, 4)
+    made, rest = inputs(terms, grid)
+    order = torch.arange(24).view(4, 6).T.flatten()
+    flipped = {name: value[:, :, order] for name, value in made.items()}
+    swapped = rest | {"grid": turned, "tables": rest["tables"][::-1]}
+    for backend in ("auto", "compressed", "separable"):
+        got = factors(**flipped, **swapped, backend=backend)
+        assert torch.allclose(got, factors(**made, **rest)[:, :, order], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", ["0010", "0011", "0110", "0111"])
+@pytest.mark.parametrize("grid", [Grid(4, 6), Grid(4, 6, 2)], ids=str)
+def test_adversarial_logits_do_not_underflow(terms, grid):
+    """Position favours one corner by 300, content the opposite one by 500: the product of the factors is exp(-300)."""
+    for dtype, atol in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+        for sharp in (1.0, 3.0):
+            made, rest = inputs(terms, grid, dtype=dtype)
+            x, y = (torch.zeros(2, 2 * side - 1, 4, dtype=dtype) for side in (grid.width, grid.height))
+            x[..., 0] = -150.0 * torch.arange(11.0, dtype=dtype) * sharp / 5
+            y[..., 0] = -150.0 * torch.arange(7.0, dtype=dtype) * sharp / 3
+            made["q"][..., 0], rest["t"] = 1.0, torch.eye(4, dtype=dtype)[0].repeat(2, 1) * 0.01
+            made["k"][..., 1], rest["u"] = 0.0, torch.eye(4, dtype=dtype)[1].repeat(2, 1)
+            made["k"][:, :, grid.prefix + 23, 1] = 320.0 * sharp
+            rest["tables"] = (x, y)
+            expected = factors_reference(**made, **rest)
+            got = factors(**made, **rest, backend="factorised")
+            assert got.isfinite().all()
+            assert torch.allclose(got, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("grid", [Grid(14, 20, 1), Grid(25, 3), Grid(1, 64)], ids=str)
+@pytest.mark.parametrize("terms", ["1111", "0110", "0001", "1100"])
+def test_compressed_positions_are_as_exact_as_float32(terms, grid):
+    site = Site(32, 2, grid, qkv_bias=False)
+    torch.manual_seed(0)
+    layer = Factors(terms, backend="compressed").build(site)
+    x = torch.randn(2, grid.tokens, 32)
+    exact = layer.double().reference(x.double(), grid)
+    assert torch.allclose(layer(x.double(), grid), exact, rtol=0, atol=1e-12)
+    layer.float()
+    own = (layer.reference(x, grid) - exact).abs().max()
+    assert (layer(x, grid) - exact).abs().max() <= 4 * own + 1e-7
+
+
+def test_few_waves_span_the_sinusoids():
+    basis = sinusoid_basis(64, 128, 1000.0)
+    assert basis.shape[1] < 34
+    waves = sinusoids(torch.arange(-63, 64, dtype=torch.float64), 128, 1000.0)
+    rows = waves[torch.arange(64) - torch.arange(64)[:, None] + 63]  # (query, key, P)
+    assert (rows - basis @ (basis.T @ rows)).abs().max() <= 2e-6
+    assert sinusoid_basis(12, 128, 1000.0).shape == (12, 12)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_the_layer_is_its_reference_on_any_grid(terms, grid):
+    layer = Factors(terms).build(Site(16, 2, Grid(4, 5, 1), qkv_bias=False)).double()
+    x = torch.randn(3, grid.tokens, 16, dtype=torch.float64)
+    assert torch.allclose(layer(x, grid), layer.reference(x, grid), rtol=0, atol=1e-12)
+
+
+def test_the_layer_with_strides_windows_and_memory():
+    grid, memory = Grid(5, 7, 1), Grid(6, 8, 2)
+    site = Site(16, 2, grid, qkv_bias=False)
+    x = torch.randn(3, grid.tokens, 16, dtype=torch.float64)
+    keep = torch.rand(3, grid.tokens) > 0.3
+    for config in (Factors("1111", stride=2), Factors("0110", window=3), Factors("0011", preset="mmcv")):
+        layer = config.build(site).double()
+        mask = Mask(keep=keep)
+        assert torch.allclose(layer(x, grid, mask), layer.reference(x, grid, mask), rtol=0, atol=1e-12)
+        with torch.no_grad():
+            hidden = x.clone()
+            hidden[~keep] = 0  # padded keys do not matter to the queries that stay
+            assert torch.allclose(layer(hidden, grid, mask)[keep], layer(x, grid, mask)[keep], rtol=0, atol=1e-12)
+    for terms in TERMS:
+        cross = Factors(terms).build_cross(Site(16, 2, grid, memory=memory, qkv_bias=False)).double()
+        y = torch.randn(3, memory.tokens, 16, dtype=torch.float64)
+        assert cross(x, grid, memory=y, memory_grid=memory).shape == x.shape
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_parameters_and_executed_macs(terms):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for grid, options in itertools.product(
+        (Grid(5, 7, 2), Grid(24, 18, 1)),
+        ({}, {"window": 3}, {"stride": 2}, *({"backend": b} for b in ("separable", "compressed", "materialised"))),
+    ):
+        site = Site(32, 4, grid, qkv_bias=False)
+        config = Factors(terms, **options)
+        layer = config.build(site)
+        cost = config.cost(site)
+        assert cost.params == sum(p.numel() for p in layer.parameters())
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+            layer(torch.randn(1, grid.tokens, 32), grid)
+        assert cost.macs == counter.get_total_flops() // 2, (grid, options)
+
+
+@pytest.mark.parametrize("terms", ["0100", "0101", "0110", "0111"])
+def test_costs_know_where_the_product_is_too_large(terms, monkeypatch):
+    """With E2 "auto" leaves the product over axes above a number of vectors, and costs count what runs then."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    grid = Grid(24, 18, 1)
+    site = Site(32, 4, grid, qkv_bias=False)
+    config, named = Factors(terms), Factors(terms, backend="compressed")
+    assert config.cost(site) != named.cost(site)
+    monkeypatch.setattr(forms, "FACTORISED_LIMIT", 4 * 24 * 18 * 24 * 9 - 1)
+    assert config.cost(site) == named.cost(site)
+    assert config.exponentials(site) == named.exponentials(site) == 4 * grid.tokens**2
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        config.build(site)(torch.randn(1, grid.tokens, 32), grid)
+    assert config.cost(site).macs == counter.get_total_flops() // 2
+
+
+PUBLISHED_PARAMETERS = {
+    "0000": 2081, "0001": 3137, "0010": 3137, "0011": 4193, "0101": 4161,
+    "1000": 4129, "1001": 5185, "1010": 4161, "1111": 5217,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("terms", "count"), PUBLISHED_PARAMETERS.items())
+def test_parameters_by_hand(terms, count):
+    """C = P = 32 with the residual's gamma, which is no part of the layer."""
+    assert Factors(terms).cost(Site(32, 8, Grid(4, 4), qkv_bias=False)).params + 1 == count
+
+
+PUBLISHED_GMACS = {
+    "0001": (247.6, 781.1), "0010": (221.1, 489.5), "0011": (250.1, 794.4), "0100": (251.1, 800.7),
+    "0101": (251.1, 800.7), "0110": (253.6, 814.0), "0111": (253.6, 814.0), "1000": (281.2, 1111.2),
+    "1010": (281.2, 1111.2), "1001": (281.4, 1112.1), "1011": (281.4, 1112.1), "1111": (281.4, 1112.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("terms", "published"), PUBLISHED_GMACS.items())
+def test_macs_of_the_paper(terms, published):
+    """Zhu et al., Table 2 and Figure 3: modules in conv4 and conv5 of a ResNet-50 (spatial reference 3.4)."""
+
+    def macs(*places):
+        total = 0
+        for height, width, dim, count in places:
+            site = Site(dim, 8, Grid(height, width), qkv_bias=False)
+            total += count * Factors(terms).cost(site, accounting="paper").macs
+        return total / 1e9
+
+    assert macs((50, 84, 256, 6), (25, 42, 512, 3)) + 213.7 == pytest.approx(published[0], abs=0.1)
+    slack = 0.4 if terms in ("1000", "1010") else 0.2
+    assert macs((96, 96, 256, 6), (96, 96, 512, 4)) + 449.5 == pytest.approx(published[1], abs=slack)
+
+
+@pytest.mark.parametrize(("window", "published"), [(31, 229.4), (25, 226.6), (19, 224.4), (13, 222.7)])
+def test_macs_of_the_paper_in_windows(window, published):
+    total = 213.7
+    for height, width, dim, count in ((50, 84, 256, 6), (25, 42, 512, 3)):
+        site = Site(dim, 8, Grid(height, width), qkv_bias=False)
+        total += count * Factors("0100", window=window).cost(site, accounting="paper").macs / 1e9
+    assert total == pytest.approx(published, abs=0.1)
+
+
+def test_macs_of_the_paper_on_a_line():
+    """N = M = C = 64 on one axis, by hand: displacements, the window's keys along it, and never its square."""
+    site = Site(64, 8, Grid.sequence(64), qkv_bias=False)
+    positions = 64 * 64
+    by_hand = {0: (127 * positions, 64), 7: (7 * positions, 7), 31: (31 * positions, 31)}
+    for window, (table, seen) in by_hand.items():
+        each = 64 * seen * 64
+        for terms, products in (("1111", 2), ("0100", 2), ("0011", 1)):
+            macs = Factors(terms, axes=1, window=window).operator_cost(site, "paper").macs
+            assert macs == table + products * each, (terms, window)
+
+
+@pytest.mark.parametrize("grid", [Grid(8, 8), Grid(5, 9, 2)], ids=str)
+@pytest.mark.parametrize("terms", TERMS)
+def test_macs_of_the_paper_know_no_more_keys_than_the_map_has(terms, grid):
+    site = Site(64, 8, grid, qkv_bias=False)
+    macs = {w: Factors(terms, window=w).operator_cost(site, "paper").macs for w in (0, 1, 3, 7, 13, 17, 31)}
+    assert macs[17] == macs[31] == macs[0]
+    assert macs[1] <= macs[3] <= macs[7] <= macs[13] <= macs[0]
+
+
+def test_card_and_uses_follow_the_terms():
+    assert [Factors(terms).uses for terms in ("0000", "0001", "0010", "0100", "1000")] == ["v", "v", "kv", "qv", "qkv"]
+    assert not Factors("1010").card.relative_position
+    assert Factors("0001").card.relative_position
+    assert not Factors("0011").card.query_content
+    assert Factors("0110").card.key_content
+    for config in (Factors("0110"), Factors("0000", window=3), Factors(preset="mmcv")):
+        assert parse(spell(config)) == config
+    assert parse('Factors("0110")') == Factors(terms="0110")
+
+
+def test_terms_can_be_looked_at_apart():
+    made, rest = inputs("1111", Grid(3, 4, 1))
+    parts = factor_logits(made["q"], made["k"], **rest)
+    assert list(parts) == ["E1", "E2", "E3", "E4"]
+    assert (parts["E2"][:, :, 0] == 0).all()
+    assert (parts["E4"][..., 0] == 0).all()
+    a = sum(parts.values()).softmax(-1)
+    assert torch.allclose(a @ made["v"], factors(**made, **rest), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_half_precision(terms):
+    """2e-2 of the output's size; logits of a standard deviation near 1."""
+    grid = Grid(9, 13, 1)
+    made, rest = inputs(terms, grid, d=16, e=16, dtype=torch.float32)
+    expected = factors_reference(**made, **rest, scale=None)
+    low = {name: value.bfloat16() for name, value in made.items()}
+    got = factors(**low, **rest, scale=None)
+    assert got.dtype == torch.bfloat16
+    assert (got.float() - expected).norm() <= 2e-2 * expected.norm()
+    layer = Factors(terms).build(Site(16, 2, grid))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(torch.randn(2, grid.tokens, 16), grid)
+    out.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.operator.parameters())
+
+
+@pytest.mark.parametrize("terms", ["0001", "0011", "0110", "1111"])
+def test_positions_ignore_autocast(terms):
+    """A bfloat16 displacement of 300 cells is off by one; float32 inputs stay float32."""
+    grid = Grid(1, 300, 1)
+    operator = Factors(terms).build(Site(8, 2, grid)).operator
+    q, k, v = torch.randn(3, 1, 2, grid.tokens, 4)
+    expected, tables = operator(q, k, v, grid=grid), operator.tables(grid, grid)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(operator.tables(grid, grid)[0], tables[0])
+        assert torch.equal(operator(q, k, v, grid=grid), expected)
+
+
+RANKS = {14: 12, 25: 16, 42: 22, 50: 24, 64: 28, 84: 32, 97: 35, 128: 40}
+
+
+@pytest.mark.parametrize(("side", "rank"), RANKS.items())
+def test_spatial_2_3_ranks_of_the_sinusoids(side, rank):
+    """P = 256 (128 an axis) at 1e-6; a square map has twice as many features: 24, 32, 48, 56 for 14, 25, 50, 64."""
+    assert sinusoid_basis(side, 128, 1000.0, tolerance=1e-6).shape == (side, rank)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_positions_are_as_exact_after_half_precision(half):
+    layer = Factors("0101", axes=1).build(Site(32, 2, Grid.sequence(64)))
+    before = layer.operator.basis_x.clone()
+    assert before.shape[0] != before.shape[1]
+    layer.to(half).float()
+    assert torch.equal(layer.operator.basis_x, before)
+
+
+def test_bases_lie_on_the_default_device():
+    with torch.device("meta"):
+        operator = Factors("1111").build(Site(32, 2, Grid(40, 40))).operator
+    assert operator.basis_x.is_meta
+    assert operator.basis_y.is_meta
+    operator = operator.to_empty(device="cpu")
+    assert torch.equal(operator.basis_x, Factors("1111").build(Site(32, 2, Grid(40, 40))).operator.basis_x)
+
+
+@pytest.mark.parametrize("backend", ["auto", "separable", "materialised"])
+def test_a_bias_in_float32_meets_halves(backend):
+    grid = Grid(4, 5, 1)
+    layer = Factors("1111", backend=backend).build(Site(16, 2, grid)).half()
+    out = layer(torch.randn(2, 21, 16).half(), grid, Mask(bias=torch.randn(1, 1, 21, 21)))
+    assert out.dtype == torch.float16
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("terms", ["0110", "1111", "0011"])
+def test_function_transforms_take_a_form_that_never_underflows(terms):
+    """Above 400 cells with E2 and E3 the eager form looks at its denominators, which vmap does not allow."""
+    grid = Grid(21, 20)
+    assert grid.cells > COMPRESSED_CELLS
+    torch.manual_seed(0)
+    layer = Factors(terms).build(Site(8, 2, grid, qkv_bias=False)).double()
+    check_layer_transforms(layer, torch.randn(2, grid.tokens, 8, dtype=torch.float64), grid)
+
+
+def test_sign_and_scale_of_positions_are_options():
+    """mmcv's conventions by hand, on the paper's base; the presets are spelled as before."""
+    grid = Grid(4, 6)
+    made = [
+        Factors("0100", **options).build(Site(16, 2, grid)).double().operator
+        for options in ({}, {"sign": -1, "position_scale": 0.5}, {"sign": 1, "preset": "transformer_xl"})
+    ]
+    plain, turned, forward = made
+    turned.load_state_dict(plain.state_dict())
+    for here, there in zip(plain.tables(grid, grid), turned.tables(grid, grid), strict=True):
+        assert torch.allclose(there, here.flip(1) / 2, rtol=0, atol=1e-12)
+    assert (forward.sign, forward.factor, forward.base) == (1, 1.0, 10000.0)
+    assert spell(Factors("0100", preset="mmcv")) == spell(parse("Factors('0100', preset='mmcv')"))
+    assert parse(spell(Factors(sign=-1, position_scale=0.5))) == Factors(sign=-1, position_scale=0.5)
+
+
+def test_parameters_are_drawn_again():
+    operator = Factors("1111").build(Site(16, 2, Grid(4, 5))).operator
+    before = {name: p.clone() for name, p in operator.named_parameters()}
+    operator.reset_parameters()
+    for name, p in operator.named_parameters():
+        assert not torch.equal(p, before[name])
+        assert p.abs().max() <= math.sqrt(3 / 8)
+        assert p.std() > 0.05
+
+
+@pytest.mark.parametrize("terms", ["0001", "0011"])
+def test_spatial_3_5_positions_alone_are_linear_and_shift_equivariant(terms):
+    """0001: the output is a linear map of the values, and inside a windowed map it moves with them."""
+    grid = Grid(8, 9)
+    made, rest = inputs(terms, grid)
+    other = torch.randn_like(made["v"])
+    if terms == "0001":
+        both = [factors(None, None, v, **rest, window=3) for v in (made["v"], other, made["v"] + 2 * other)]
+        assert torch.allclose(both[2], both[0] + 2 * both[1], rtol=0, atol=1e-12)
+    moved = {name: value.unflatten(2, (8, 9)).roll((1, 2), (2, 3)).flatten(2, 3) for name, value in made.items()}
+    before = factors(**made, **rest, window=3).unflatten(2, (8, 9))
+    after = factors(**moved, **rest, window=3).unflatten(2, (8, 9))
+    assert torch.allclose(after[:, :, 2:7, 3:8], before[:, :, 1:6, 1:6], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", ["0100", "0110", "1100", "1110", "1111", "0001"])
+def test_spatial_3_5_rotating_the_map_by_90_degrees(terms):
+    """(y, x) -> (x, h - 1 - y): the new rows are the old columns, the new columns the old rows backwards."""
+    grid, turned = Grid(4, 6, 1), Grid(6, 4, 1)
+    made, rest = inputs(terms, grid)
+    order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.arange(24).view(4, 6).rot90(-1).flatten()])
+    flipped = {name: value[:, :, order] for name, value in made.items()}
+    x, y = rest["tables"]
+    swapped = rest | {"grid": turned, "tables": (y.flip(1), x)}
+    for backend in ("auto", "compressed", "separable", "materialised"):
+        got = factors(**flipped, **swapped, backend=backend)
+        assert torch.allclose(got, factors(**made, **rest)[:, :, order], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_spatial_3_5_a_window_of_one_cell_is_the_value_map(terms):
+    """The layer: out = W W' x, whatever the terms."""
+    grid = Grid(4, 6)
+    layer = Factors(terms, window=1).build(Site(16, 2, grid, qkv_bias=False)).double()
+    x = torch.randn(3, 24, 16, dtype=torch.float64)
+    expected = layer.proj(layer.qkv(x, "v")[0].transpose(1, 2).flatten(2))
+    assert torch.allclose(layer(x, grid), expected, rtol=0, atol=1e-12)
+
+
+def test_a_window_larger_than_the_map_is_none_in_the_layer():
+    grid, x = Grid(3, 5, 1), torch.randn(2, 16, 16)
+    site = Site(16, 2, grid, qkv_bias=False)
+    for terms in TERMS:
+        layers = []
+        for window in (0, 9, 31):
+            torch.manual_seed(0)
+            layers.append(Factors(terms, window=window).build(site))
+        whole, same, larger = (layer(x, grid) for layer in layers)
+        assert torch.equal(same, whole)
+        assert torch.equal(larger, whole)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_a_stride_larger_than_the_map_leaves_the_first_cell(terms):
+    grid = Grid(3, 4)
+    made, rest = inputs(terms, grid, stride=5)
+    assert made["v"].shape[2] == 1
+    for backend in BACKENDS[:2] if terms[0] == "1" else BACKENDS:
+        got = factors(**made, **rest, backend=backend)
+        assert torch.allclose(got, made["v"].expand(-1, -1, 12, -1), rtol=0, atol=1e-12)
+    layer = Factors(terms, stride=5).build(Site(16, 2, grid, qkv_bias=False)).double()
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    assert torch.allclose(layer(x, grid), layer.reference(x, grid), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("preset", ["esa", "transformer_xl"])
+def test_sequences_with_causal_and_padding_masks(terms, preset):
+    """Masks and the window combine by and; a query that sees nothing gets zeros, not NaN."""
+    grid = Grid.sequence(9)
+    config = Factors(terms, axes=1, preset=preset, scale=None, window=5)
+    layer = config.build(Site(16, 2, grid, qkv_bias=False, out_bias=False)).double()
+    x = torch.randn(3, 9, 16, dtype=torch.float64)
+    keep = torch.ones(3, 9, dtype=torch.bool)
+    keep[0, 6:], keep[1, :4], keep[2] = False, False, False
+    mask = Mask(causal=True, keep=keep)
+    out = layer(x, grid, mask)
+    assert torch.allclose(out, layer.reference(x, grid, mask), rtol=0, atol=1e-12)
+    assert (out[1, :4] == 0).all()
+    assert (out[2] == 0).all()
+    later = x.clone()
+    later[:, 5:] += 1
+    assert torch.allclose(layer(later, grid, mask)[:, :5], out[:, :5], rtol=0, atol=1e-12)
+    far = x.clone()
+    far[:, 0] += 1  # more than two cells before query 3
+    assert torch.allclose(layer(far, grid, mask)[:, 3:], out[:, 3:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", ["0100", "0001", "0111", "1111"])
+@pytest.mark.parametrize("preset", ["esa", "transformer_xl"])
+def test_cross_attention_counts_source_index_minus_target_index(terms, preset):
+    target, source = Grid.sequence(5), Grid.sequence(8)
+    site = Site(16, 2, target, memory=source, qkv_bias=False)
+    layer = Factors(terms, axes=1, preset=preset).build_cross(site).double()
+    operator, sign = layer.operator, 1 if preset == "esa" else -1
+    q, k = torch.randn(2, 2, 5, 8, dtype=torch.float64), torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    v = torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    logits = torch.zeros(2, 2, 5, 8, dtype=torch.float64)
+    for i, j in itertools.product(range(5), range(8)):
+        delta = torch.tensor([sign * (j - i)], dtype=torch.float64)
+        wave = sinusoids(delta, 16, operator.base)[0]
+        r = (operator.positions_x @ wave).view(2, 8)
+        parts = [(q[:, :, i] * k[:, :, j]).sum(-1), (q[:, :, i] * r).sum(-1)]
+        parts.append(0.0 if operator.u is None else (operator.u * k[:, :, j]).sum(-1))
+        parts.append(0.0 if operator.t is None else (operator.t * r).sum(-1).expand(2, -1))
+        logits[:, :, i, j] = sum(part for part, flag in zip(parts, terms, strict=True) if flag == "1")
+    expected = logits.softmax(-1) @ v
+    for call in (operator, operator.reference):
+        assert torch.allclose(call(q, k, v, grid=target, memory=source), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", ["0110", "0111"])
+def test_auto_does_not_underflow_where_it_takes_the_product(terms):
+    """Above 400 cells "auto" factorises: with logits spread over 600 it notices and takes the compressed form."""
+    grid = Grid(3, 150)
+    made, rest = inputs(terms, grid, batch=1, dtype=torch.float32)
+    assert grid.cells > COMPRESSED_CELLS
+    x, y = (torch.zeros(2, 2 * side - 1, 4) for side in (grid.width, grid.height))
+    x[..., 0] = -torch.arange(299.0).flip(0) * 4
+    made["q"][..., 0], made["k"][..., 1] = 1.0, 0.0
+    made["k"][:, :, 0, 1] = 550.0
+    rest |= {"tables": (x, y), "u": torch.eye(4)[1].repeat(2, 1), "t": torch.eye(4)[0].repeat(2, 1) * 0.01}
+    expected = factors_reference(**made, **rest)
+    assert torch.allclose(factors(**made, **rest), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("preset", "base", "sign", "factor", "stride"),
+    [("esa", 1000.0, 1, 1.0, 1), ("mmcv", 1000.0, -1, 2**-0.5, 2), ("transformer_xl", 10000.0, -1, 1.0, 1)],
+)
+def test_spatial_1_6_conventions_of_the_presets(preset, base, sign, factor, stride):
+    """Entry delta + size - 1 of a table is V_R R(sign * delta), with the wavelengths base^(i / F)."""
+    grid = Grid(4, 6)
+    config = Factors("0100", preset=preset)
+    operator = config.build(Site(16, 2, grid, qkv_bias=False)).double().operator
+    assert config.key_stride == stride
+    keys = Grid(-(-4 // stride), -(-6 // stride))
+    x, y = operator.tables(grid, keys)
+    for table, weight in ((x, operator.positions_x), (y, operator.positions_y)):
+        half = table.shape[1] // 2
+        for delta in (-2, 0, 3):
+            angle = [sign * delta / base ** (i / 4) for i in range(4)]
+            wave = torch.tensor([*map(math.sin, angle), *map(math.cos, angle)], dtype=torch.float64)
+            expected = (weight @ wave * factor).view(2, 8)
+            assert torch.allclose(table[:, half + delta], expected, rtol=0, atol=1e-12)
+    spread = Factors("1111", preset=preset).build(Site(64, 2, grid)).operator.positions_x.std().item()
+    assert spread == pytest.approx(0.02 if preset == "transformer_xl" else 32**-0.5, rel=0.1)
+
+
+COMPILED = [({}, "1111"), ({"window": 3}, "0110"), ({"stride": 2}, "0011")]
+REST = [
+    (options, terms)
+    for options in ({}, {"window": 3}, {"stride": 2})
+    for terms in ("1111", "0110", "0011", "0010", "0101", "0000")
+    if (options, terms) not in COMPILED
+]
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("options", "terms"), [*COMPILED, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)], ids=str
+)
+def test_compiles_without_breaks(terms, options):
+    torch._dynamo.reset()
+    grid = Grid(6, 4, 1)
+    layer = Factors(terms, **options).build(Site(16, 2, grid))
+    x = torch.randn(2, grid.tokens, 16)
+    fast = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(fast(x, grid), layer(x, grid), rtol=0, atol=1e-5)
+    other = Grid(5, 20)
+    x = torch.randn(2, other.tokens, 16)
+    assert torch.allclose(fast(x, other), layer(x, other), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("terms", ["1000", "0110", "1111"])
+def test_padding_may_hold_anything(terms):
+    """In softmax attention too, which is E1 alone."""
+    grid = Grid(3, 5, 1, 2)
+    made, rest = inputs(terms, grid)
+    keep = torch.rand(3, grid.tokens) > 0.3
+    runs = [partial(factors_reference, **rest)]
+    runs += [partial(factors, **rest, backend=backend) for backend in ("compressed", "separable", "materialised")]
+    for run in runs + [softmax, softmax_reference] * (terms == "1000"):
+        check_hidden(partial(run, mask=Mask(keep=keep)), (made["k"], made["v"]), keep, made["q"])
+
+
+@pytest.mark.untyped
+def test_wrong_use_is_said():
+    for bad in ("111", "1121", ""):
+        with pytest.raises(ConfigError, match="four of 0/1"):
+            Factors(bad)
+    with pytest.raises(ConfigError, match="terms"):
+        Factors(1111)
+    with pytest.raises(ConfigError, match="window"):
+        Factors(window=4)
+    with pytest.raises(ConfigError, match="window"):
+        Factors(window=1, stride=2)
+    with pytest.raises(ConfigError, match="factorised"):
+        Factors("1111", backend="factorised")
+    with pytest.raises(ConfigError, match="did you mean mmcv"):
+        Factors(preset="mmvc")
+    with pytest.raises(ConfigError, match="multiple of 4"):
+        Factors("0100").build(Site(6, 2, Grid(3, 3)))
+    with pytest.raises(ConfigError, match="position_scale"):
+        Factors("0100", position_scale=-1.0)
+    for wrong in ({"magnitude": 0.0}, {"base": -1.0}):
+        with pytest.raises(ConfigError, match="base, position_scale and stride are positive"):
+            Factors("0100", **wrong)
+    with pytest.raises(ConfigError, match="positions=7"):
+        Factors("0100", positions=7)
+    with pytest.raises(ConfigError, match="dim 10 is not a multiple of 4 heads"):
+        Factors().build(Site(10, 4, Grid(3, 3)))
+    grid = Grid(3, 4, 1)
+    made, rest = inputs("1111", grid)
+    for name in ("u", "t", "tables"):
+        with pytest.raises(ConfigError, match=name):
+            factors(**made, **(rest | {name: None}))
+    with pytest.raises(ConfigError, match="needs q"):
+        factors(**(made | {"q": None}), **rest)
+    with pytest.raises(GridError, match="do not fit"):
+        factors(**made, **(rest | {"grid": Grid(4, 4)}))
+    with pytest.raises(ShapeError, match="table of x"):
+        factors(**made, **(rest | {"tables": rest["tables"][::-1]}))
+    with pytest.raises(ShapeError, match="widths"):
+        factors(**made, **(rest | {"u": rest["u"][:, :3]}))
+    with pytest.raises(ShapeError, match="basis"):
+        factors(**made, **rest, basis=(torch.eye(3), torch.eye(4)))
+    with pytest.raises(ShapeError, match=r"a basis has shape \(4,\); expected \(4, r\)"):
+        factors(**made, **rest, basis=(torch.ones(4), torch.eye(3)))
+    with pytest.raises(ConfigError, match="did you mean separable"):
+        factors(**made, **rest, backend="seperable")
+    with pytest.raises(UnsupportedError, match="E1"):
+        factors(**made, **rest, backend="factorised")
+    with pytest.raises(UnsupportedError, match="causal mask"):
+        factors(**made, **(rest | {"terms": "0110"}), backend="factorised", mask=Mask(causal=True))
+    product = Factors("0110", backend="factorised")
+    with pytest.raises(UnsupportedError, match="cannot apply a padding mask .it can: none"):
+        product.build(Site(16, 2, grid))(torch.randn(2, 13, 16), grid, Mask(keep=torch.ones(2, 13, dtype=torch.bool)))
+    with pytest.raises(GridError, match="axes=1"):
+        Factors(axes=1).build(Site(16, 2, grid))(torch.randn(2, 13, 16), grid)

@@ -1,0 +1,693 @@
+"""MiTA: its executions against the plain form, and what its equations imply in degenerate cases."""
+
+import math
+import warnings
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from operators import check_heads_apart, check_layer_transforms, check_transforms
+from regard import ConfigError, Grid, Mask, MiTA, Site, parse, spell
+from regard.core import GridError, ShapeError, UnsupportedError, merge
+from regard.mixers.mita.routing import MitaPlan, block_size, largest, lay_out
+from regard.ops import mita, mita_plan, mita_reference, pool_landmarks, softmax_reference
+from regard.testing.external.published_layers import mita_by_query
+from regard.testing.subject import gap
+
+GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
+FORMS = ("dense", "gather", "grouped", "lean-dense", "lean-grouped")
+TRACED = FORMS[:3]
+
+
+def draw(grid: Grid, seed: int = 0, width: int = 8, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(3, 2, grid.tokens, width, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+def margin(scores: Tensor, top: int) -> float:
+    """The smallest distance between the last chosen and the first rejected score."""
+    ranked = scores.sort(-1, descending=True).values
+    return (ranked[..., top - 1] - ranked[..., top]).min().item() if top < scores.shape[-1] else math.inf
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("branches", ["both", "route"])
+def test_executions_equal_the_plain_form(grid: Grid, form: str, branches: str) -> None:
+    q, k, v = draw(grid)
+    v = torch.cat([v, v[..., :3] ** 2], -1)  # another width than q and k
+    for m, top, experts in product((1, 4), (1, 5, grid.tokens), (1, 2, 3)):
+        if experts > m:
+            continue
+        landmarks = pool_landmarks(q, grid, m)
+        options = {"experts": experts, "branches": branches, "landmark_scale": 0.6}
+        plain = mita_reference(q, k, v, landmarks, top, **options)
+        fast = mita(q, k, v, landmarks, top, execution=form, **options)
+        assert gap(fast, plain) < 1e-12
+        ahead = torch.randn_like(plain)
+        wanted = torch.autograd.grad(plain, (q, k, v), ahead, retain_graph=True)
+        for one, other in zip(torch.autograd.grad(fast, (q, k, v), ahead, retain_graph=True), wanted, strict=True):
+            assert gap(one, other) < 1e-11
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_expert_may_have_no_queries_or_all(form: str) -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    landmarks = pool_landmarks(q, grid, 4).detach()
+    plan = mita_plan(q, k, landmarks, 5)
+    plan = MitaPlan(plan.keys, torch.full_like(plan.experts, 2))
+    out = mita(q, k, v, landmarks, 5, plan=plan, execution=form)
+    assert gap(out, mita_reference(q, k, v, landmarks, 5, plan=plan)) < 1e-12
+    (grad,) = torch.autograd.grad(out.sum(), k)
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_blocks_hold_every_pair_once_with_its_expert(bounded: bool) -> None:
+    torch.manual_seed(1)
+    plan = MitaPlan(torch.zeros(2, 3, 5, 4, dtype=torch.long), torch.randint(0, 4, (2, 3, 37, 2)))  # expert 4: none
+    blocks = lay_out(plan, 8, bounded)
+    own = (plan.experts.flatten(0, 1) + 5 * torch.arange(6)[:, None, None]).flatten()
+    assert blocks.source[blocks.slot].tolist() == list(range(own.numel()))
+    assert torch.equal(blocks.expert[blocks.slot // 8], own)
+    assert int(blocks.real.sum()) == own.numel()
+    assert blocks.source.numel() == 8 * blocks.expert.numel()
+    owner, expert = own[blocks.source].view(-1, 8), blocks.expert[:, None].expand(-1, 8)
+    filled = blocks.real.view(-1, 8).any(-1)
+    assert torch.equal(owner[filled], expert[filled])  # rows without a pair too
+    assert torch.equal(owner // 5, expert // 5)  # and a block without any takes its rows from its own head
+    if not bounded:
+        assert blocks.expert.numel() == sum(-(-int(n) // 8) for n in own.bincount())
+
+
+def test_block_size_is_near_the_mean_load() -> None:
+    assert [block_size(196, 25), block_size(1024, 64), block_size(4096, 128), block_size(16384, 128)] == [8, 16, 32, 64]
+
+
+# Degenerate cases: known mathematics
+
+
+@pytest.mark.parametrize("m", [1, 6, 24])
+@pytest.mark.parametrize("form", FORMS)
+def test_route_only_with_all_keys_is_softmax(m: int, form: str) -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    landmarks = pool_landmarks(q, grid, m)
+    for experts in {1, min(m, 6)}:  # every key as often: the same weights
+        out = mita(q, k, v, landmarks, 24, experts=experts, branches="route", execution=form)
+        assert gap(out, softmax_reference(q, k, v)) < 1e-12
+
+
+def test_route_only_with_all_keys_is_softmax_across_inputs() -> None:
+    q, _, _ = draw(Grid(4, 6))
+    _, k, v = draw(Grid(3, 5), seed=1)
+    out = mita(q, k, v, pool_landmarks(q, Grid(4, 6), 6), 15, branches="route")
+    assert gap(out, softmax_reference(q, k, v)) < 1e-12
+
+
+@pytest.mark.parametrize("m", [1, 12, 24])
+@pytest.mark.parametrize("factor", [1.0, 8**-0.5], ids=["paper", "official"])
+def test_all_keys_give_softmax_and_agent_mixed_by_their_sums(m: int, factor: float) -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    landmarks = pool_landmarks(q, grid, m)
+    scale = 8**-0.5
+    values = softmax_reference(landmarks, k, v)
+    agent = softmax_reference(q, factor * landmarks, values)
+    routed, shared = (q @ k.mT * scale).logsumexp(-1), (q @ landmarks.mT * scale * factor).logsumexp(-1)
+    w = (routed - shared).sigmoid()[..., None]
+    expected = w * softmax_reference(q, k, v) + (1 - w) * agent
+    assert gap(mita(q, k, v, landmarks, 24, landmark_scale=factor), expected) < 1e-12
+
+
+def test_more_landmarks_do_not_lead_to_softmax_even_with_all_keys() -> None:
+    grid = Grid(6, 8)
+    q, k, v = draw(grid)
+    exact = softmax_reference(q, k, v)
+    gaps = [(mita(q, k, v, pool_landmarks(q, grid, m), 48) - exact).abs().mean().item() for m in (1, 12, 48)]
+    assert gaps[0] < gaps[1] < gaps[2]
+    assert gaps[2] > 0.02
+
+
+@pytest.mark.parametrize("experts", [1, 2, 3])
+def test_branches_merge_by_their_log_sums(experts: int) -> None:
+    grid = Grid(7, 8)
+    q, k, v = draw(grid)
+    landmarks = pool_landmarks(q, grid, 6)
+    plan = mita_plan(q, k, landmarks, 9, experts=experts)
+    scale = 8**-0.5
+    parts = [(q @ landmarks.mT * scale, softmax_reference(landmarks, k, v)[:, :, None].expand(-1, -1, 56, -1, -1))]
+    for choice in range(experts):
+        ids = plan.keys.gather(2, plan.experts[..., choice, None].expand(-1, -1, -1, 9))  # (B, H, N, top)
+        own = [
+            x[:, :, None].expand(-1, -1, 56, -1, -1).gather(3, ids[..., None].expand(-1, -1, -1, -1, 8)) for x in (k, v)
+        ]
+        parts.append(((q[..., None, :] * own[0]).sum(-1) * scale, own[1]))
+    out, total = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)
+    for logits, values in parts:
+        lse = logits.logsumexp(-1)
+        new = torch.logaddexp(total, lse)
+        one = (logits.softmax(-1)[..., None, :] @ values)[..., 0, :]
+        out = (total - new).exp()[..., None] * out + (lse - new).exp()[..., None] * one
+        total = new
+    for form in FORMS:
+        assert gap(mita(q, k, v, landmarks, 9, experts=experts, execution=form), out) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS[3:])
+def test_many_pieces_equal_one_form_for_all(form: str) -> None:
+    """Samples, heads and blocks in several pieces; queries and keys as a model has them, not contiguous."""
+    torch.manual_seed(0)
+    for b, h, grid, m, top, experts in ((5, 2, Grid(15, 16, 1), 12, 40, 2), (2, 2, Grid(20, 30), 24, 300, 1)):
+        q, k, v = torch.randn(b, grid.tokens, 3, h, 32, dtype=torch.float64).permute(2, 0, 3, 1, 4)
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        landmarks = pool_landmarks(q, grid, m)
+        outs = [mita(q, k, v, landmarks, top, experts=experts, execution=name) for name in (form, "gather")]
+        assert gap(*outs) < 1e-12
+        ahead = torch.randn_like(outs[0])
+        grads = [torch.autograd.grad(out, (q, k, v), ahead, retain_graph=True) for out in outs]
+        assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-10
+
+
+def test_what_is_kept_for_the_backward_grows_with_the_tokens() -> None:
+    """Nothing of N x N and no gathered keys: inputs, plan, layout."""
+    kept = []
+    for side in (24, 34, 48):
+        q, k, v = (torch.randn(1, 2, side * side, 32, requires_grad=True) for _ in range(3))
+        landmarks = pool_landmarks(q, Grid(side, side), 25).detach()
+        total = 0
+
+        def count(x: Tensor) -> Tensor:
+            nonlocal total
+            total += x.numel() * x.element_size()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            mita(q, k, v, landmarks, 40, execution="lean-grouped")
+        kept.append(total / (3 * q.numel() * q.element_size()))
+    assert max(kept) < 1.2  # times q, k and v
+    assert max(kept) < 1.1 * min(kept)
+
+
+def test_the_lean_forms_run_only_where_they_can() -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    bias = torch.randn(1, 24, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="bias that is trained"):
+        mita(q, k, v, landmarks, 5, mask=Mask(bias=bias), execution="lean-dense")
+    (grad,) = torch.autograd.grad(mita(q, k, v, landmarks, 5, mask=Mask(bias=bias)).sum(), bias)
+    assert grad.any()
+    (once,) = torch.autograd.grad(mita(q, k, v, landmarks, 5, execution="dense").sum(), q, create_graph=True)
+    assert torch.autograd.grad(once.pow(2).sum(), q)[0].any()
+    with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
+        torch.autograd.grad(mita(q, k, v, landmarks, 5).sum(), q, create_graph=True)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ties_keep_exactly_k_keys(form: str) -> None:
+    """Which of equal keys is chosen is open; equal keys with equal values make the output the same for any choice."""
+    q, k, v = (x.detach() for x in draw(Grid(4, 6)))
+    k, v = k[:, :, :1].expand(-1, -1, 24, -1), v[:, :, :1].expand(-1, -1, 24, -1)
+    landmarks = pool_landmarks(q, Grid(4, 6), 6)
+    assert gap(mita(q, k, v, landmarks, 5, execution=form), v) < 1e-12
+    assert all(len(set(row)) == 5 for row in mita_plan(q, k, landmarks, 5).keys.flatten(0, 2).tolist())
+
+
+@pytest.mark.parametrize("form", ["auto", *FORMS])
+@pytest.mark.parametrize("experts", [1, 2])
+def test_what_is_not_finite_stays_in_its_head(form: str, experts: int) -> None:
+    grid = Grid(4, 6)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mita(q, k, v, pool_landmarks(q, grid, 6), 5, experts=experts, execution=form)
+
+    check_heads_apart(run, draw(grid))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_without_any_key_are_zero_and_others_untouched(form: str) -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 6)
+    keep = torch.ones(3, 24, dtype=torch.bool)
+    keep[1] = False
+    for branches in ("route", "both"):
+        used = keep.any(-1, keepdim=True).expand(-1, 6)
+        out = mita(q, k, v, landmarks, 5, mask=Mask(keep=keep), landmark_keep=used, branches=branches, execution=form)
+        assert not out[1].any()
+        assert gap(out[::2], mita(q[::2], k[::2], v[::2], landmarks[::2], 5, branches=branches)) < 1e-12
+        assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), (q, k, v), retain_graph=True))
+
+
+def test_more_landmarks_than_queries_are_refused_with_the_nearest_number() -> None:
+    site = Site(16, 2, Grid(2, 3), memory=Grid(4, 6))
+    with pytest.raises(GridError, match="nearest possible: .*6"):
+        MiTA(m=9, k=5).build_cross(site)
+    layer = MiTA(m=6, k=5).build_cross(site)  # every query is a landmark
+    x, y = torch.randn(2, 6, 16), torch.randn(2, 24, 16)
+    assert layer(x, site.grid, memory=y, memory_grid=Grid(4, 6)).isfinite().all()
+
+
+def test_largest_takes_the_largest_with_nan_first() -> None:
+    torch.manual_seed(0)
+    for scores in (torch.randn(2, 3, 40), torch.randn(5, 7).double(), torch.randn(4, 9).bfloat16()):
+        for top in (1, 3, scores.shape[-1]):
+            found = scores.gather(-1, largest(scores, top)).sort(descending=True).values
+            assert torch.equal(found, scores.topk(top).values)
+    scores[1, 4] = math.nan
+    assert 4 in largest(scores.float(), 2)[1]
+
+
+def test_two_equal_landmarks() -> None:
+    q, k, v = draw(Grid(4, 6))
+    one = pool_landmarks(q, Grid(4, 6), 1)
+    two = one.expand(-1, -1, 2, -1).contiguous()
+    plan = MitaPlan(
+        mita_plan(q, k, one, 5).keys.expand(-1, -1, 2, -1).contiguous(), torch.tensor([0, 1]).expand(3, 2, 24, 2)
+    )
+    single = MitaPlan(plan.keys, plan.experts[..., :1])
+    union = mita(q, k, v, two, 5, experts=2, duplicates="union", plan=plan)
+    assert gap(union, mita(q, k, v, two, 5, plan=single)) < 1e-12
+    route = mita(q, k, v, two, 5, experts=2, branches="route", plan=plan)
+    assert gap(route, mita(q, k, v, one, 5, branches="route")) < 1e-12
+    assert gap(mita(q, k, v, two, 5, experts=2, plan=plan), union) > 1e-3  # counted twice, they weigh more
+
+
+def test_union_with_all_keys_does_not_depend_on_the_number_of_experts() -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    outs = [mita(q, k, v, landmarks, 24, experts=s, duplicates="union") for s in (1, 2, 4)]
+    assert max(gap(outs[0], out) for out in outs[1:]) < 1e-12
+    joint = F.scaled_dot_product_attention(
+        q, torch.cat([landmarks, k], -2), torch.cat([softmax_reference(landmarks, k, v), v], -2)
+    )
+    assert gap(outs[0], joint) < 1e-12
+
+
+def test_union_equals_the_concatenation_without_repetitions() -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    plan = mita_plan(q, k, landmarks, 9, experts=3)
+    out = mita(q, k, v, landmarks, 9, experts=3, duplicates="union", branches="route")
+    for b, h, n in product(range(3), range(2), (0, 11, 23)):
+        ids = plan.keys[b, h, plan.experts[b, h, n]].flatten().unique()
+        assert ids.numel() < 27  # some are shared, else this tests nothing
+        assert gap(out[b, h, n], ((k[b, h, ids] @ q[b, h, n]) * 8**-0.5).softmax(-1) @ v[b, h, ids]) < 1e-12
+
+
+def test_compress_only_is_two_softmax_attentions() -> None:
+    q, k, v = draw(Grid(4, 6, 1))
+    landmarks = pool_landmarks(q, Grid(4, 6, 1), 6)
+    agent = softmax_reference(q, landmarks, softmax_reference(landmarks, k, v))
+    assert gap(mita(q, k, v, landmarks, 1, branches="compress"), agent) < 1e-12
+    assert gap(mita_reference(q, k, v, landmarks, 1, branches="compress"), agent) < 1e-12
+
+
+def test_one_landmark_compressed_gives_all_queries_the_mean_querys_output() -> None:
+    q, k, v = draw(Grid(4, 6))
+    out = mita(q, k, v, pool_landmarks(q, Grid(4, 6), 1), 1, branches="compress")
+    assert gap(out, softmax_reference(q.mean(-2, keepdim=True), k, v).expand_as(out)) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("branches", ["both", "route", "compress"])
+def test_constant_values_stay(form: str, branches: str) -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    same = v[:, :, :1].expand_as(v)
+    for m, top, experts in product((1, 4, 6), (1, 5, 25), (1, 2, 3)):
+        if experts <= m:
+            options = {"experts": experts, "branches": branches, "execution": form}
+            assert gap(mita(q, k, same, pool_landmarks(q, grid, m), top, **options), same) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_orders_do_not_matter(form: str) -> None:
+    q, k, v = draw(Grid(4, 6, 1))
+    landmarks = pool_landmarks(q, Grid(4, 6, 1), 6)
+    out = mita(q, k, v, landmarks, 5, experts=2, execution=form)
+    order = torch.randperm(25)
+    assert gap(mita(q, k[:, :, order], v[:, :, order], landmarks, 5, experts=2, execution=form), out) < 1e-12
+    assert gap(mita(q[:, :, order], k, v, landmarks, 5, experts=2, execution=form), out[:, :, order]) < 1e-12
+
+
+def test_one_key_each_is_a_look_up() -> None:
+    q, k, v = draw(Grid(4, 6))
+    out = mita(q, k, v, q, 1, branches="route")  # every query is a landmark
+    best = mita_plan(q, k, q, 1)
+    to_itself = best.experts[..., 0] == torch.arange(24)
+    expected = v.gather(2, (q @ k.mT).argmax(-1)[..., None].expand_as(v))
+    assert to_itself.any()
+    assert gap(out[to_itself], expected[to_itself]) < 1e-12
+
+
+# Masks
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("top", [4, 20])  # 20: more than there are keys left
+def test_padded_keys_change_nothing(form: str, top: int) -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 6)
+    more = [torch.cat([x, 9 * torch.randn(3, 2, 7, 8, dtype=x.dtype)], -2) for x in (k[:, :, :13], v[:, :, :13])]
+    keep = torch.arange(20).expand(3, -1) < 13
+    out = mita(q, *more, landmarks, top, mask=Mask(keep=keep), execution=form)
+    assert gap(out, mita(q, k[:, :, :13], v[:, :, :13], landmarks, min(top, 13))) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_key_bias_is_added_to_every_logit_of_the_key(form: str) -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 6)
+    bias = torch.randn(2, 1, 24, dtype=torch.float64)
+    for experts in (1, 2):
+        options = {"experts": experts, "mask": Mask(bias=bias)}
+        out = mita(q, k, v, landmarks, 5, execution=form, **options)
+        assert gap(out, mita_reference(q, k, v, landmarks, 5, **options)) < 1e-12
+        assert gap(out, mita(q, k, v, landmarks, 5, experts=experts)) > 1e-2
+    all_keys = mita(q, k, v, landmarks, 24, branches="route", mask=Mask(bias=bias), execution=form)
+    assert gap(all_keys, softmax_reference(q, k, v, mask=Mask(bias=bias))) < 1e-12
+    assert torch.equal(mita_plan(q, k, landmarks, 5, mask=Mask(bias=bias)).keys.sort(-1).values,
+                       ((landmarks @ k.mT) * 8**-0.5 + bias).topk(5).indices.sort(-1).values)  # fmt: skip
+
+
+def test_padding_leaves_windows_and_queries_out() -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    operator = MiTA(m=(2, 3), k=5).operator(Site(16, 2, grid))
+    keep = torch.ones(3, 25, dtype=torch.bool)
+    keep[:, [1, 2, 7, 8]] = False  # the first window
+    pooled, used = operator.pooled(q, grid, keep)
+    assert used is not None
+    assert used.tolist() == [[False, True, True, True, True, True]] * 3
+    assert gap(pooled[:, :, 1:], pool_landmarks(q, grid, (2, 3))[:, :, 1:]) < 1e-12
+    out = operator(q, k, v, grid=grid, mask=Mask(keep=keep))
+    fewer = mita(q, k[:, :, keep[0]], v[:, :, keep[0]], pooled[:, :, 1:], 5)
+    assert gap(out, fewer) < 1e-12
+
+
+def test_with_everything_hidden_the_output_and_gradients_are_zero() -> None:
+    grid = Grid(4, 6)
+    q, k, v = draw(grid)
+    operator = MiTA(m=6, k=5).operator(Site(16, 2, grid))
+    out = operator(q, k, v, grid=grid, mask=Mask(keep=torch.zeros(3, 24, dtype=torch.bool)))
+    assert not out.any()
+    assert all(not grad.any() for grad in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+# Gradients, precision, compilation, cost
+
+
+def published(q: Tensor, k: Tensor, v: Tensor, rows: int, top: int) -> Tensor:
+    """The published layer between its projections: the first token is the first pixel, landmark keys scaled twice."""
+    heads, (q, k, v) = q.shape[1], (merge(x) for x in (q, k, v))
+    pooled = F.adaptive_avg_pool2d(q[:, :-1].mT.unflatten(-1, (math.isqrt(k.shape[1] - 1), -1)), rows).flatten(2).mT
+    return mita_by_query(q, k, v, pooled, heads, top, twice=True).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("form", ["auto", *FORMS])
+def test_the_official_preset_is_the_published_layer_with_its_gradients(form: str) -> None:
+    grid = Grid(6, 6, 1)
+    q, k, v = draw(grid)
+    for rows, top in ((3, 7), (4, 5)):  # windows side by side, and windows that overlap
+        operator = MiTA(m=rows**2, k=top, preset="official").operator(Site(16, 2, grid))
+        operator.execution = form
+        out, expected = operator(q, k, v, grid=grid), published(q, k, v, rows, top)
+        assert gap(out, expected) < 1e-12
+        assert gap(mita(q, k, v, pool_landmarks(q, grid, (rows, rows)), top), expected) > 1e-2
+        ahead = torch.randn_like(out)
+        grads = (torch.autograd.grad(x, (q, k, v), ahead, retain_graph=True) for x in (out, expected))
+        assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-11
+
+
+@pytest.mark.parametrize("form", ["auto", *TRACED])
+@pytest.mark.parametrize("experts", [1, 2])
+def test_function_transforms(form: str, experts: int) -> None:
+    grid = Grid(12, 14, 1)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mita(q, k, v, pool_landmarks(q, grid, 12), 9, experts=experts, execution=form)
+
+    check_transforms(run, draw(grid))
+
+
+def test_gradients_of_a_layer_for_every_image() -> None:
+    grid = Grid(12, 14, 1)
+    layer = MiTA(m=12, k=9).build(Site(16, 2, grid)).double()
+    check_layer_transforms(layer, torch.randn(3, 169, 16, dtype=torch.float64), grid)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck(form: str) -> None:
+    grid = Grid(3, 4, 1)
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(2, 1, 13, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mita(q, k, v, pool_landmarks(q, grid, 4), 3, experts=2, execution=form)
+
+    landmarks = pool_landmarks(q, grid, 4)
+    assert margin(landmarks @ k.mT, 3) > 1e-3
+    assert margin(q @ landmarks.mT, 2) > 1e-3
+    assert torch.autograd.gradcheck(run, (q, k, v), fast_mode=True)
+
+
+def test_which_keys_have_a_gradient() -> None:
+    q, k, v = draw(Grid(7, 8))
+    landmarks = pool_landmarks(q, Grid(7, 8), 4)
+    plan = mita_plan(q, k, landmarks, 5)
+    used = torch.zeros(3, 2, 56, dtype=torch.bool)
+    for b, h in product(range(3), range(2)):
+        used[b, h, plan.keys[b, h, plan.experts[b, h, :, 0]].unique()] = True
+    (route,) = torch.autograd.grad(mita(q, k, v, landmarks, 5, branches="route").pow(2).sum(), k, retain_graph=True)
+    assert torch.equal(route.any(-1), used)
+    (both,) = torch.autograd.grad(mita(q, k, v, landmarks, 5).pow(2).sum(), k)
+    assert both.any(-1).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)], ids=["bf16", "fp16"])
+def test_half_precision_with_the_same_plan(form: str, dtype: torch.dtype, allowed: float) -> None:
+    grid = Grid(7, 8, 1)
+    half = [x.detach().to(dtype) for x in draw(grid, width=16)]
+    q, k, v = (x.double() for x in half)
+    landmarks = pool_landmarks(half[0], grid, 6)
+    plan = mita_plan(half[0], half[1], landmarks, 9, experts=2)
+    exact = mita_reference(q, k, v, landmarks.double(), 9, experts=2, plan=plan)
+    out = mita(*half, landmarks, 9, experts=2, plan=plan, execution=form)
+    assert out.dtype == dtype
+    assert gap(out.double(), exact) <= allowed * exact.abs().max().item()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_is_as_exact_as_the_plain_form(form: str) -> None:
+    grid = Grid(7, 8, 1)
+    q, k, v = (x.detach() for x in draw(grid, width=16))
+    landmarks = pool_landmarks(q, grid, 6)
+    plan = mita_plan(q, k, landmarks, 9)
+    exact = mita_reference(q, k, v, landmarks, 9, plan=plan)
+    single = [x.float() for x in (q, k, v, landmarks)]
+    own = gap(mita_reference(*single, 9, plan=plan).double(), exact)
+    assert gap(mita(*single, 9, plan=plan, execution=form).double(), exact) <= 4 * own + 1e-7
+
+
+def test_selection_is_not_rounded_under_autocast() -> None:
+    grid = Grid(7, 8)
+    q, k, v = (x.detach().bfloat16() for x in draw(grid, width=16))
+    landmarks = pool_landmarks(q, grid, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        plan = mita_plan(q, k, landmarks, 9)
+        out = mita(q, k, v, landmarks, 9)
+    scores = landmarks.float() @ k.float().mT
+    assert torch.equal(plan.keys.sort(-1).values, scores.topk(9).indices.sort(-1).values)
+    assert gap(out, mita(q, k, v, landmarks, 9, plan=plan)) == 0.0
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("form", ["auto", *TRACED])
+def test_compiles_in_one_graph(form: str) -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mita(q, k, v, pool_landmarks(q, grid, (3, 4)), 5, experts=2, execution=form)
+
+    torch.compiler.reset()
+    out = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
+    plain = run(q, k, v)
+    assert gap(out, plain) < 1e-12
+    ahead = torch.randn_like(out)
+    for one, other in zip(*(torch.autograd.grad(x, (q, k, v), ahead) for x in (out, plain)), strict=True):
+        assert gap(one, other) < 1e-11
+
+
+COUNTED = (
+    "MiTA(m=6, k=5)",
+    "MiTA(m=6, k=5, experts=3)",
+    'MiTA(m=6, k=11, branches="route")',
+    'MiTA(m=6, branches="compress")',
+    'MiTA(m=4, k=5, preset="official", dwc=3, gate=True)',
+)
+
+
+@pytest.mark.parametrize("text", COUNTED)
+def test_cost_is_what_the_counter_sees(text: str) -> None:
+    config = parse(text)
+    for grid in (Grid(7, 8, 1), Grid(8, 5)):
+        layer = config.build(Site(16, 2, grid))
+        layer.operator.execution = "gather"  # grouped pads blocks, dense makes N x N products
+        counter = FlopCounterMode(display=False)
+        with counter, torch.no_grad():
+            layer(torch.randn(1, grid.tokens, 16), grid)
+        assert counter.get_total_flops() == config.cost(layer.site).flops
+        assert sum(p.numel() for p in layer.parameters()) == config.cost(layer.site).params
+
+
+def test_model_totals_of_the_paper() -> None:
+    for heads, dim, head, macs, gate in (
+        (3, 192, 192, 1.143e9, False),
+        (6, 384, 384, 4.377e9, False),
+        (6, 384, 384, 4.73e9, True),
+    ):
+        site = Site(dim, heads, Grid(14, 14, prefix=1))
+        layer = MiTA(m=25, k=25, gate=gate).cost(site).macs
+        total = 196 * 768 * dim + 12 * (layer + 8 * 197 * dim * dim) + head * 1000
+        assert abs(total - macs) < 0.006e9
+
+
+# Layers and doors
+
+
+def test_weights_are_the_operator_on_the_identity() -> None:
+    for grid in GRIDS:
+        q, k, v = draw(grid)
+        for text in (
+            "MiTA(m=4, k=5)",
+            'MiTA(m=4, k=5, experts=2, preset="official")',
+            'MiTA(m=4, branches="compress")',
+        ):
+            operator = parse(text.replace("m=4,", "m=4, k=5,") if "k=5" not in text else text).operator(
+                Site(16, 2, grid)
+            )
+            a = operator.weights(q, k, v, grid=grid)
+            assert gap(a.sum(-1), torch.ones_like(a[..., 0])) < 1e-12
+            assert gap(a @ v, operator(q, k, v, grid=grid)) < 1e-12
+
+
+def test_numbers_can_be_replaced_and_other_grids_brought() -> None:
+    config = MiTA(m=4, k=5)
+    layer = config.build(Site(16, 2, Grid(4, 6, 1))).double()
+    other = replace(config, m=6, k=9)
+    layer.operator = other.operator(layer.site)
+    for grid in (Grid(4, 6, 1), Grid(8, 6, 1)):
+        x = torch.randn(3, grid.tokens, 16, dtype=torch.float64)
+        assert gap(layer(x, grid), layer.reference(x, grid)) < 1e-12
+    assert not list(layer.operator.parameters())
+    assert parse(spell(other)) == other
+    assert parse("MiTA(m=(4, 6), k=9)").number == 24
+
+
+def test_queries_of_another_input() -> None:
+    config, grid, memory = MiTA(m=6, k=7), Grid(4, 6), Grid(3, 5, 1)
+    site = Site(16, 2, grid, memory=memory)
+    layer = config.build_cross(site).double()
+    x, y = torch.randn(3, 24, 16, dtype=torch.float64), torch.randn(3, 16, 16, dtype=torch.float64)
+    keep = torch.arange(16).expand(3, -1) < 12
+    out = layer(x, grid, Mask(keep=keep), memory=y, memory_grid=memory)
+    changed = torch.where(keep[..., None], y, y + 1)
+    assert gap(out, layer(x, grid, Mask(keep=keep), memory=changed, memory_grid=memory)) < 1e-12
+    assert config.operator_cost(site).macs == 2 * 6 * 16 * (16 + 24) + 2 * 24 * 7 * 16
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "run"),
+    [
+        (GridError, "nearest possible: 14, 15, 16, 18", lambda: MiTA(m=17, k=5).build(Site(16, 2, Grid(14, 14)))),
+        (GridError, "nearest possible: 4x6", lambda: MiTA(m=(5, 9), k=5).build(Site(16, 2, Grid(4, 6)))),
+        (ConfigError, "choose k between 1 and 24", lambda: MiTA(m=4, k=25).build(Site(16, 2, Grid(4, 6)))),
+        (GridError, "nearest possible: 14, 15, 16, 18", lambda: MiTA(m=17, k=5).cost(Site(16, 2, Grid(14, 14)))),
+        (GridError, "at most 24", lambda: MiTA(m=25, k=5, landmarks="tome").cost(Site(16, 2, Grid(4, 6)))),
+        (ConfigError, "choose k between 1 and 24", lambda: MiTA(m=4, k=25).cost(Site(16, 2, Grid(4, 6)))),
+        (ConfigError, "at least 1", lambda: MiTA(m=0)),
+        (ConfigError, "at least 1", lambda: MiTA(m=(2, -1))),
+        (ConfigError, "experts is at most m", lambda: MiTA(m=2, experts=3)),
+    ],
+    ids=["17 on 14x14", "5x9 on 4x6", "k", "cost of 17", "cost of 25", "cost of k", "m", "pair", "experts"],
+)
+def test_impossible_numbers_are_refused_when_built_and_in_costs(error: type, words: str, run: object) -> None:
+    with pytest.raises(error, match=words):
+        run()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("form", ["auto", "native", *FORMS])
+def test_a_plan_beyond_the_keys_or_landmarks_is_refused(form: str) -> None:
+    """Of the first head alone: a flat index would read the next one's."""
+    q, k, v = (x.detach() for x in draw(Grid(4, 6)))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    for label, change in (("keys", 20), ("keys", -24), ("experts", 4), ("experts", -1)):
+        plan = mita_plan(q, k, landmarks, 5)
+        getattr(plan, label)[0, 0] += change
+        with pytest.raises(ShapeError, match=f"plan.{label} has indices from .*; expected 0 to"):
+            mita(q, k, v, landmarks, 5, plan=plan, execution=form)
+
+
+def test_strips_are_warned_of_unless_a_pair_asks_for_them() -> None:
+    with pytest.warns(UserWarning, match=r"7x1 landmarks, averages over strips of 2 x 14 cells"):
+        MiTA(m=7, k=5).build(Site(16, 2, Grid(14, 14)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for m, grid in (((7, 1), Grid(14, 14)), (2, Grid(14, 14)), (25, Grid(14, 14)), (7, Grid(1, 21))):
+            MiTA(m=m, k=5).build(Site(16, 2, grid))
+        MiTA(m=7, k=5, landmarks="avg1d").build(Site(16, 2, Grid(14, 14)))
+        MiTA(m=7, k=5).cost(Site(16, 2, Grid(14, 14)))  # only a build warns
+
+
+def test_a_cost_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    MiTA(m=4, k=5, landmarks="learned").cost(Site(16, 2, Grid(4, 6)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_operators_refuse_what_does_not_fit() -> None:
+    q, k, v = (x.detach() for x in draw(Grid(4, 6)))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    with pytest.raises(ShapeError, match="choose between 1 and 24"):
+        mita(q, k, v, landmarks, 25)
+    with pytest.raises(ShapeError, match="5 experts per query and there are 4"):
+        mita(q, k, v, landmarks, 5, experts=5)
+    with pytest.raises(UnsupportedError, match="causal"):
+        mita(q, k, v, landmarks, 5, mask=Mask(causal=True))
+    with pytest.raises(UnsupportedError, match="key bias, which has one row"):
+        mita(q, k, v, landmarks, 5, mask=Mask(bias=torch.zeros(24, 24)))
+    with pytest.raises(ConfigError, match="branches is one of both, route, compress"):
+        mita(q, k, v, landmarks, 5, branches="routes")
+    for form in ("grouped", "gather", "lean-grouped"):
+        with pytest.raises(UnsupportedError, match="shared keys once"):
+            mita(q, k, v, landmarks, 5, experts=2, duplicates="union", execution=form)
+    with pytest.raises(ConfigError, match="execution is auto, lean-dense"):
+        mita(q, k, v, landmarks, 5, execution="lean")
+    with pytest.raises(ConfigError, match="execution is auto, .*not 'nonsense'"):
+        mita(q, k, v, landmarks, 5, branches="compress", execution="nonsense")
+    plan = mita_plan(q, k, landmarks, 5)
+    with pytest.raises(ShapeError, match="plan.keys has shape"):
+        mita(q, k, v, landmarks, 6, plan=plan)
+    layer = MiTA(m=4, k=5).build(Site(16, 2, Grid(4, 6)))
+    with pytest.raises(UnsupportedError, match="causal"):
+        layer(torch.randn(2, 24, 16), Grid(4, 6), Mask(causal=True))
+    with pytest.raises(GridError, match="do not fit"):
+        layer(torch.randn(2, 25, 16), Grid(4, 6))
+
+
+@pytest.mark.untyped
+def test_landmarks_of_another_width_are_refused() -> None:
+    q, k, v = (x.detach() for x in draw(Grid(4, 6)))
+    with pytest.raises(ShapeError, match="landmarks have width 7"):
+        mita(q, k, v, pool_landmarks(q, Grid(4, 6), 4)[..., :7], 5)

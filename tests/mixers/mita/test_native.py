@@ -1,0 +1,299 @@
+"""MiTA in compiled code against the plain form; skipped where there is no compiler."""
+
+import math
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from compiler import needs_compiler
+from operators import check_heads_apart
+from regard import Grid, Mask, MiTA, Site
+from regard.core import ShapeError, UnsupportedError
+from regard.mixers.mita.native import SOURCE
+from regard.mixers.mita.routing import MitaPlan
+from regard.mixers.shared import native_build as compiling
+from regard.mixers.shared.native_build import compiled, native_wanted
+from regard.ops import mita, mita_plan, mita_reference, pool_landmarks
+from regard.testing import check
+from regard.testing.subject import gap
+
+
+def draw(n: int, keys: int, m: int, d: int = 8, e: int = 8, seed: int = 0) -> list[Tensor]:
+    """q, k, v and landmarks of two samples and heads, in float64."""
+    torch.manual_seed(seed)
+    shapes = ((n, d), (keys, d), (keys, e), (m, d))
+    return [torch.randn(2, 2, *shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def gradients(out: Tensor, inputs: list[Tensor], ahead: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(out, inputs, ahead, allow_unused=True, materialize_grads=True)
+
+
+# (queries, keys, landmarks, top, d, e): around the sizes of blocks (32), chunks (128) and vectors (8 in float64)
+SIZES = [
+    (1, 1, 1, 1, 1, 1),
+    (31, 127, 3, 7, 8, 8),
+    (32, 128, 8, 8, 16, 16),
+    (33, 129, 9, 9, 7, 9),
+    (65, 300, 5, 300, 3, 17),
+    (200, 40, 1, 40, 33, 1),
+    (97, 97, 97, 1, 8, 5),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("branches", ["both", "route"])
+@pytest.mark.parametrize("factor", [1.0, 0.6])
+def test_it_equals_the_plain_form(size: tuple[int, ...], branches: str, factor: float) -> None:
+    n, keys, m, top, d, e = size
+    inputs = draw(n, keys, m, d, e)
+    options = {"branches": branches, "landmark_scale": factor}
+    plain = mita_reference(*inputs, top, **options)
+    fast = mita(*inputs, top, execution="native", **options)
+    assert gap(fast, plain) < 1e-13
+    ahead = torch.randn_like(plain)
+    for one, other in zip(gradients(fast, inputs, ahead), gradients(plain, inputs, ahead), strict=True):
+        assert gap(one, other) < 1e-12
+
+
+@needs_compiler
+def test_gradcheck() -> None:
+    inputs = draw(13, 11, 3, 4, 5, seed=3)
+    for branches in ("both", "route"):
+
+        def run(*inputs: Tensor, branches: str = branches) -> Tensor:
+            return mita(*inputs, 4, branches=branches, scale=0.7, execution="native")
+
+        assert torch.autograd.gradcheck(run, inputs)
+
+
+@needs_compiler
+@pytest.mark.parametrize("spread", [1.0, 30.0, 1000.0])
+def test_float32_is_as_exact_as_the_plain_form(spread: float) -> None:
+    """Logits up to thousands: weights down to exact zeros."""
+    inputs = [x.detach() for x in draw(150, 150, 9, 16, 16)]
+    inputs[0] *= spread
+    plan = mita_plan(inputs[0], inputs[1], inputs[3], 20)
+    exact = mita_reference(*inputs, 20, plan=plan)
+    single = [x.float() for x in inputs]
+    own = gap(mita_reference(*single, 20, plan=plan).double(), exact)
+    assert gap(mita(*single, 20, plan=plan, execution="native").double(), exact) <= 4 * own + 1e-6
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_with_the_same_plan(dtype: torch.dtype) -> None:
+    half = [x.detach().to(dtype).requires_grad_() for x in draw(50, 40, 6, 16, 16)]
+    plan = mita_plan(*(half[i].detach() for i in (0, 1, 3)), 9)
+    whole = [x.detach().double().requires_grad_() for x in half]
+    exact = mita_reference(*whole, 9, plan=plan)
+    out = mita(*half, 9, plan=plan, execution="native")
+    assert out.dtype == dtype
+    assert gap(out.double(), exact) < 1e-2 * exact.abs().max().item()
+    ahead = torch.randn_like(exact)
+    for one, other in zip(gradients(out, half, ahead.to(dtype)), gradients(exact, whole, ahead), strict=True):
+        assert one.dtype == dtype
+        assert gap(one.double(), other) < 2e-2 * other.abs().max().item()
+
+
+@needs_compiler
+def test_inputs_may_have_any_strides() -> None:
+    """A model's packed q, k, v; keys that samples share; a transposed width."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 30, 3, 2, 8, dtype=torch.float64).permute(2, 0, 3, 1, 4)
+    landmarks = pool_landmarks(q, Grid(5, 6), 6)
+    static = torch.randn(1, 2, 30, 8, dtype=torch.float64).expand(2, -1, -1, -1)
+    turned = torch.randn(2, 2, 8, 30, dtype=torch.float64).mT
+    for keys, values in ((k, v), (static, v), (turned, turned)):
+        inputs = [x.detach().requires_grad_() for x in (q, keys, values, landmarks)]
+        fast, plain = mita(*inputs, 5, execution="native"), mita_reference(*inputs, 5)
+        assert gap(fast, plain) < 1e-13
+        ahead = torch.randn(2, 30, 2, 8, dtype=torch.float64).transpose(1, 2)
+        grads = (gradients(out, inputs, ahead) for out in (fast, plain))
+        assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
+
+
+@needs_compiler
+def test_threads_change_no_bit() -> None:
+    inputs = [x.detach().float().requires_grad_() for x in draw(100, 100, 4)]
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3, 8):  # there are four heads
+            torch.set_num_threads(threads)
+            out = mita(*inputs, 30, execution="native")
+            found.append((out, *gradients(out, inputs, torch.ones_like(out))))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("branches", ["both", "route"])
+def test_padding_bias_and_left_out_landmarks(branches: str) -> None:
+    inputs = draw(20, 24, 6)
+    keep = torch.arange(24).expand(2, -1) < torch.tensor([[13], [4]])
+    used = torch.tensor([[True] * 6, [True, False, True, True, False, True]])
+    bias = torch.randn(2, 1, 24, dtype=torch.float64)
+    for mask, left in ((Mask(keep=keep), None), (Mask(bias=bias), used), (Mask(keep=keep, bias=bias), used)):
+        options = {"branches": branches, "mask": mask, "landmark_keep": left}
+        plain, fast = mita_reference(*inputs, 9, **options), mita(*inputs, 9, execution="native", **options)
+        assert gap(fast, plain) < 1e-13
+        ahead = torch.randn_like(plain)
+        grads = (gradients(out, inputs, ahead) for out in (fast, plain))
+        assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
+
+
+@needs_compiler
+def test_queries_to_which_nothing_is_left_get_zeros() -> None:
+    inputs = draw(20, 24, 6)
+    keep = torch.tensor([[True], [False]]).expand(-1, 24)
+    options = {"mask": Mask(keep=keep), "landmark_keep": keep[:, :6], "execution": "native"}
+    out = mita(*inputs, 5, **options)
+    assert not out[1].any()
+    assert out[0].all()
+    assert all(not grad[1].any() and grad.isfinite().all() for grad in gradients(out, inputs, torch.ones_like(out)))
+
+
+@needs_compiler
+def test_what_is_not_finite_stays_in_its_head() -> None:
+    *inputs, landmarks = draw(24, 24, 6)
+    check_heads_apart(lambda *x: mita(*x, landmarks.detach(), 5, execution="native"), inputs)
+
+
+@needs_compiler
+def test_an_unknown_score_is_chosen_and_seen() -> None:
+    """NaN counts as the largest, so that it does not hide where only chosen keys are attended to."""
+    inputs = [x.detach() for x in draw(24, 24, 6)]
+    inputs[1][0, 1, 7] = math.nan
+    for form in ("dense", "native"):
+        out = mita(*inputs, 5, branches="route", execution=form)
+        assert out[0, 1].isnan().all()
+        assert out.isnan().sum() == out[0, 1].numel()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_chooses_what_topk_chooses(dtype: torch.dtype) -> None:
+    """With v = one-hot positions the weights of a route-only output show the keys that were chosen."""
+    torch.manual_seed(0)
+    for keys, top in product((5, 130, 400), (1, 4, 5)):
+        q, k = torch.randn(1, 1, 3, 6, dtype=dtype), torch.randn(1, 1, keys, 6, dtype=dtype)
+        out = mita(q, k, torch.eye(keys, dtype=dtype)[None, None], q, top, branches="route", scale=0.1,
+                   execution="native")  # fmt: skip
+        plan = mita_plan(q, k, q, top)
+        wanted = torch.zeros_like(out).scatter(-1, plan.keys.gather(2, plan.experts.expand(-1, -1, -1, top)), 1.0)
+        assert torch.equal(out > 0, wanted > 0)
+
+
+@needs_compiler
+def test_equal_scores_keep_exactly_top_keys_the_first_of_them() -> None:
+    q, v = torch.ones(1, 1, 2, 4), torch.eye(9)[None, None]
+    k = torch.tensor([0.0, 1, 1, -1, 1, 1, 0, 1, 2])[None, None, :, None].expand(-1, -1, -1, 4)
+    out = mita(q, k, v, q[:, :, :1], 3, branches="route", execution="native")
+    assert [set(row.nonzero()[:, 0].tolist()) for row in out[0, 0]] == [{1, 2, 8}] * 2
+
+
+@needs_compiler
+def test_a_given_plan_is_used_and_checked() -> None:
+    inputs = draw(20, 24, 6)
+    plan = mita_plan(inputs[0], inputs[1], inputs[3], 5)
+    other = MitaPlan(plan.keys.flip(2), torch.full_like(plan.experts, 2))
+    out = mita(*inputs, 5, plan=other, execution="native")
+    assert gap(out, mita_reference(*inputs, 5, plan=other)) < 1e-13
+    for bad in (MitaPlan(plan.keys + 20, plan.experts), MitaPlan(plan.keys, plan.experts - 6)):
+        with pytest.raises(ShapeError, match="has indices from .*; expected 0 to"):
+            mita(*inputs, 5, plan=bad, execution="native")
+
+
+@needs_compiler
+def test_what_it_cannot_do_is_refused() -> None:
+    inputs = draw(20, 24, 6)
+    with pytest.raises(UnsupportedError, match="one expert a query, not 2"):
+        mita(*inputs, 5, experts=2, execution="native")
+    with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
+        torch.autograd.grad(mita(*inputs, 5, execution="native").sum(), inputs[0], create_graph=True)
+
+
+# When it runs, and how it is made
+
+
+@needs_compiler
+def test_auto_takes_it_when_the_environment_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw(20, 24, 6)
+
+    def taken(**options: int) -> bool:
+        return "Native" in type(mita(*inputs, 5, **options).grad_fn).__name__
+
+    for value, wanted in (("", False), ("0", False), ("1", True)):
+        monkeypatch.setenv("REGARD_NATIVE", value)
+        assert native_wanted() == taken() == wanted
+    assert not taken(experts=2)
+    assert not torch.compile(lambda: mita(*(x.detach() for x in inputs), 5), backend="eager")().isnan().any()
+    monkeypatch.delenv("REGARD_NATIVE")
+    assert not taken()
+
+
+@needs_compiler
+def test_the_contract_holds_in_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_NATIVE", "1")
+    check(MiTA(m=4, k=5), counted={"execution": "gather"}, skip={"compile": "runs the traced forms"})
+
+
+@needs_compiler
+def test_a_layer_trains_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, x = MiTA(m=4, k=5).build(Site(32, 2, Grid(4, 6))), torch.randn(3, 24, 32)
+    grads = []
+    for value in ("0", "1"):
+        monkeypatch.setenv("REGARD_NATIVE", value)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = layer(x, Grid(4, 6))
+        grads.append(torch.autograd.grad(out.float().square().sum(), list(layer.parameters())))
+    assert all(gap(one, other) < 0.03 * other.abs().max() for one, other in zip(*grads, strict=True))
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache; what was loaded is forgotten, and again afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiling, "compiled", compiling.compiled.__wrapped__)
+    return tmp_path / "cache" / "regard"
+
+
+def test_without_a_compiler_it_says_what_to_do(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UnsupportedError, match=r"no no-such-compiler here; install g\+\+"):
+        compiling.compiled(SOURCE)
+
+
+@needs_compiler
+def test_what_the_compiler_refuses_is_shown(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-std=c++1"))
+    with pytest.raises(UnsupportedError, match="could not compile mita_native.cpp"):
+        compiling.compiled(SOURCE)
+    assert not list(fresh.glob("*"))
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UnsupportedError, match="no compiled kernels in"):
+        compiled.__wrapped__(SOURCE)
+
+
+@needs_compiler
+def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: calls.append(command) or run(command, **options))
+    for _ in range(2):
+        compiling.compiled(SOURCE)
+    assert [("-o" in command) for command in calls] == [False, True, False]
+    (library,) = fresh.glob("*")
+    assert library.name.startswith("mita_native-")

@@ -1,0 +1,177 @@
+"""The layer around an operator: heads, rotary, gate, convolution, dropout, cross-attention and its doors."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.layers import apply_rot_embed_cat
+
+from regard import ConfigError, Grid, Mask, Site, Softmax, ops, parse
+from regard.core import ShapeError, UnsupportedError, heads, merge
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig, rotate
+from regard.models.seq2seq import on_sequences
+
+GRID = Grid(3, 5, 1, 2)
+SITE = Site(16, 2, GRID)
+
+
+PLAIN = Softmax()
+
+
+def layer(config: Softmax = PLAIN, site: Site = SITE) -> HeadMixer:
+    torch.manual_seed(0)
+    return config.build(site).double().eval()
+
+
+def tokens(grid: Grid = GRID) -> torch.Tensor:
+    return torch.randn(3, grid.tokens, 16, dtype=torch.float64)
+
+
+def test_heads_are_consecutive_channels() -> None:
+    x = torch.randn(2, 5, 12)
+    assert torch.equal(heads(x, 3)[:, 1], x[..., 4:8])
+    assert torch.equal(merge(heads(x, 3)), x)
+
+
+def test_the_layer_is_torch_multi_head_attention() -> None:
+    mixer, x = layer(), tokens()
+    other = torch.nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)
+    other.load_state_dict(
+        {
+            "in_proj_weight": mixer.qkv.weight,
+            "in_proj_bias": mixer.qkv.bias,
+            "out_proj.weight": mixer.proj.weight,
+            "out_proj.bias": mixer.proj.bias,
+        }
+    )
+    assert torch.allclose(mixer(x, GRID), other(x, x, x)[0], rtol=0, atol=1e-12)
+
+
+def test_rotary_is_timms_and_leaves_extra_tokens() -> None:
+    x = torch.randn(3, 2, GRID.tokens, 8, dtype=torch.float64)
+    rope = torch.randn(GRID.cells, 16, dtype=torch.float64)
+    turned = rotate(x, rope, GRID)
+    expected = apply_rot_embed_cat(x[:, :, GRID.span], rope)
+    assert torch.allclose(turned[:, :, GRID.span], expected, rtol=0, atol=1e-12)
+    assert torch.equal(turned[:, :, :1], x[:, :, :1])
+    assert torch.equal(turned[:, :, -2:], x[:, :, -2:])
+    with pytest.raises(ShapeError, match="14 rows, the grid 15 cells and 18 tokens"):
+        rotate(x, rope[:-1], GRID)
+
+
+def test_gate_and_convolution_are_the_formula() -> None:
+    mixer, x = layer(Softmax(dwc=3, gate=True)), tokens()
+    made = mixer.roles(x, GRID)
+    out = merge(mixer.operator(made["q"], made["k"], made["v"], grid=GRID))
+    assert mixer.dwc is not None
+    assert mixer.gate is not None
+    extra, cells = GRID.to_map(merge(made["v"]))
+    out = out + GRID.from_map(extra * 0, mixer.dwc(cells))
+    assert torch.allclose(mixer(x, GRID), mixer.proj(F.silu(mixer.gate(x)) * out), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_queries_and_keys_are_normalised_per_head(kind: str) -> None:
+    mixer = layer(site=Site(16, 2, GRID, qk_norm=kind))  # type: ignore[arg-type]
+    made = mixer.roles(tokens(), GRID)
+    assert made["q"] is not None
+    assert torch.allclose(made["q"].square().mean(-1), torch.ones(3, 2, GRID.tokens).double(), atol=1e-3)
+    parameters = sum(p.numel() for p in mixer.parameters())
+    assert parameters == mixer.config.cost(mixer.site).params
+
+
+def test_dropout_works_in_training_only() -> None:
+    mixer, x = layer(site=Site(16, 2, GRID, drop=0.5)), tokens()
+    assert torch.equal(mixer(x, GRID), mixer(x, GRID))
+    mixer.train()
+    assert (mixer(x, GRID) == 0).double().mean() > 0.3
+
+
+def test_cross_attention_takes_keys_from_the_memory() -> None:
+    memory_grid = Grid(2, 4)
+    torch.manual_seed(0)
+    mixer = Softmax().build_cross(Site(16, 2, GRID, memory=memory_grid)).double().eval()
+    x, memory = tokens(), tokens(memory_grid)
+    keep = torch.ones(3, 8, dtype=torch.bool)
+    keep[:, 5:] = False
+    out = mixer(x, GRID, Mask(keep=keep), memory=memory, memory_grid=memory_grid)
+    q, k, v = (heads(y, 2) for y in F.linear(x, mixer.qkv.weight, mixer.qkv.bias).chunk(3, -1))
+    _, k, v = (heads(y, 2) for y in F.linear(memory, mixer.qkv.weight, mixer.qkv.bias).chunk(3, -1))
+    expected = mixer.proj(merge(ops.softmax_reference(q, k[:, :, :5], v[:, :, :5])))
+    assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+
+
+def test_cross_attention_on_one_grid_has_the_convolution_of_its_values() -> None:
+    plain, cross = layer(Softmax(dwc=3)), Softmax(dwc=3).build_cross(Site(16, 2, GRID, memory=GRID)).double().eval()
+    cross.load_state_dict(plain.state_dict())
+    x = tokens()
+    assert torch.allclose(cross(x, GRID, memory=x, memory_grid=GRID), plain(x, GRID), rtol=0, atol=1e-12)
+
+
+def test_cross_attention_refuses_a_convolution_between_grids() -> None:
+    mixer = Softmax(dwc=3).build_cross(Site(16, 2, GRID, memory=Grid(2, 4))).double()
+    with pytest.raises(ShapeError, match="dwc=0"):
+        mixer(tokens(), GRID, memory=tokens(Grid(2, 4)), memory_grid=Grid(2, 4))
+
+
+@pytest.mark.parametrize("dwc", [-1, 2, 4])
+def test_even_kernels_are_refused(dwc: int) -> None:
+    with pytest.raises(ConfigError, match="odd kernel"):
+        Softmax(dwc=dwc)
+
+
+@pytest.mark.untyped
+def test_the_doors_of_an_operator_name_the_tensors() -> None:
+    q, k = torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, 5, 8)
+    with pytest.raises(ShapeError, match="q has width 7, k has 8"):
+        ops.softmax(q[..., :7], k, k)
+    with pytest.raises(ShapeError, match="k has 5 tokens, v has 4"):
+        ops.softmax(q, k, k[:, :, :4])
+    with pytest.raises(ShapeError, match=r"v has batch and heads \(1, 3\), q has \(2, 3\)"):
+        ops.softmax(q, k, k[:1])
+    with pytest.raises(ShapeError, match=r"k has shape \(3, 5, 8\)"):
+        ops.softmax(q, k[0], k)
+    with pytest.raises(ShapeError, match="cast them to one dtype"):
+        ops.softmax(q, k.double(), k)
+
+
+@pytest.mark.untyped
+def test_the_door_of_a_layer_names_the_shape() -> None:
+    with pytest.raises(ShapeError, match=r"x has shape \(18, 16\); expected \(batch, tokens, 16\)"):
+        layer()(tokens()[0], GRID)
+    with pytest.raises(ConfigError, match="a ProjectionConfig such as LinearQKV"):
+        Softmax(projection="linear")  # type: ignore[arg-type]
+
+
+def test_a_mechanism_without_cross_attention_says_so() -> None:
+    class Alone(Softmax):
+        cross = False
+
+    with pytest.raises(UnsupportedError, match="Alone has no cross-attention"):
+        Alone().build_cross(SITE)
+
+
+@pytest.mark.parametrize("text", ["Softmax(dwc=3)", "TopK(k=8, dwc=3)", "SKA(dwc=3)", "Factors(axes=1, dwc=3)"])
+def test_nothing_is_causal_beside_a_convolution(text: str) -> None:
+    grid, config = Grid.sequence(8), parse(text)
+    assert isinstance(config, HeadMixerConfig)
+    assert replace(config, dwc=0).masks - config.masks == {"causal"}
+    with pytest.raises(UnsupportedError, match=r"dwc=3. cannot apply a causal mask: .* give dwc=0"):
+        config.build(Site(16, 2, grid))(torch.zeros(1, 8, 16), grid, Mask(causal=True))
+    with pytest.raises(UnsupportedError, match="cannot be causal"):
+        on_sequences(config, causal=True)
+
+
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_hidden_tokens_do_not_pass_through_the_convolution(cross: bool) -> None:
+    x, keep = tokens(), torch.arange(18).expand(3, -1) % 4 > 0
+    config = Softmax(dwc=3)
+    mixer = config.build_cross(Site(16, 2, GRID, memory=GRID)).double().eval() if cross else layer(config)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        more = {"memory": x, "memory_grid": GRID} if cross else {}
+        out: torch.Tensor = mixer(x, GRID, Mask(keep=keep), **more)
+        return out[keep]
+
+    assert torch.allclose(run(x), run(torch.where(keep[..., None], x, 9.0)), rtol=0, atol=1e-12)

@@ -1,0 +1,285 @@
+"""Landmarks: pooling against torch's, every extractor by what it must give in cases that are known."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from operators import check_hidden
+from regard import ConfigError, Grid, Mask, MiTA, Site, parse, spell
+from regard.core import GridError
+from regard.mixers.shared.landmarks import EXTRACTORS, merge_tokens, pool_matrix
+from regard.ops import mita, pool_landmarks
+from regard.testing.subject import gap
+
+GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
+
+
+def draw(grid: Grid, seed: int = 0, width: int = 8) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(3, 2, grid.tokens, width, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+def extracted(text: str, grid: Grid, q: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    return parse(text).operator(Site(16, 2, grid)).double().eval().pooled(q, grid, keep)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_pooling_equals_adaptive_pooling_of_the_cells(grid: Grid) -> None:
+    x = draw(grid)[0]
+    for m in {(1, 1), (min(3, grid.height), 4), (grid.height, grid.width)}:
+        cells = grid.to_map(x.flatten(0, 1))[1]
+        expected = F.adaptive_avg_pool2d(cells, m).flatten(-2).mT.unflatten(0, (3, 2))
+        assert gap(pool_landmarks(x, grid, m), expected) < 1e-12
+        matrix = pool_matrix(grid, m, dtype=torch.float64)
+        assert gap(matrix @ x, expected) < 1e-12
+        assert gap(matrix.sum(-1), torch.ones(m[0] * m[1], dtype=torch.float64)) < 1e-12
+        outside = torch.ones(grid.tokens, dtype=torch.bool)
+        outside[grid.span] = False
+        assert not matrix[:, outside].any()
+
+
+def test_windows_of_14_over_5_overlap() -> None:
+    rows = pool_matrix(Grid(1, 14), (1, 5))
+    assert (rows > 0).sum(-1).tolist() == [3, 4, 4, 4, 3]
+    assert (rows > 0).int().argmax(-1).tolist() == [0, 2, 5, 8, 11]
+
+
+def test_a_bright_cell_is_found_in_its_window() -> None:
+    grid = Grid(4, 6, 1)
+    x = torch.zeros(1, 1, 25, 1)
+    x[0, 0, 1 + 3 * 6 + 1] = 1.0  # row 3, column 1
+    pooled = pool_landmarks(x, grid, (2, 3)).view(2, 3)
+    assert pooled.nonzero().tolist() == [[1, 0]]
+    assert pooled[1, 0] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("grid", "m", "expected"),
+    [
+        (Grid(14, 14), 25, (5, 5)),
+        (Grid(14, 14), 24, (6, 4)),
+        (Grid(32, 64), 32, (4, 8)),
+        (Grid(7, 9), 12, (3, 4)),
+        (Grid(16, 12), 25, (5, 5)),
+        (Grid(14, 14), 7, (7, 1)),
+    ],
+)
+def test_a_number_of_landmarks_is_laid_nearest_to_square(grid: Grid, m: int, expected: tuple[int, int]) -> None:
+    x = draw(grid)[0]
+    assert gap(pool_landmarks(x, grid, m), pool_landmarks(x, grid, expected)) == 0.0
+
+
+def test_the_official_preset_pools_from_the_first_token() -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    operator = MiTA(m=6, k=5, preset="official").operator(Site(16, 2, grid))
+    shifted = pool_landmarks(q[:, :, :-1], Grid(4, 6), 6)
+    assert gap(operator(q, k, v, grid=grid), mita(q, k, v, shifted, 5, landmark_scale=8**-0.5)) < 1e-12
+
+
+def test_landmarks_of_stretches_ignore_rows() -> None:
+    grid = Grid(4, 6, 1)
+    q = draw(grid)[0]
+    pooled, _ = MiTA(m=5, k=3, landmarks="avg1d").operator(Site(16, 2, grid)).pooled(q, grid)
+    assert gap(pooled, F.adaptive_avg_pool1d(q[:, :, 1:].mT.flatten(0, 1), 5).mT.unflatten(0, (3, 2))) < 1e-12
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_windows_of_a_partition_hold_every_cell_once(grid: Grid) -> None:
+    x = draw(grid)[0]
+    for m in {(1, 1), (min(3, grid.height), 4), (grid.height, grid.width)}:
+        matrix = pool_matrix(grid, m, policy="partition", dtype=torch.float64)
+        assert ((matrix > 0).sum(0)[grid.span] == 1).all()
+        assert gap(matrix.sum(-1), torch.ones(len(matrix), dtype=torch.float64)) < 1e-12
+        assert gap(pool_landmarks(x, grid, m, policy="partition"), matrix @ x) < 1e-12
+    rows = pool_matrix(Grid(1, 14), (1, 5), policy="partition")
+    assert (rows > 0).sum(-1).tolist() == [2, 3, 3, 3, 3]
+
+
+def test_both_policies_agree_where_windows_divide_the_grid() -> None:
+    q = draw(Grid(4, 6, 1))[0]
+    one, other = (
+        extracted(f"MiTA(m=6, k=3, windows='{policy}')", Grid(4, 6, 1), q)[0] for policy in ("adaptive", "partition")
+    )
+    assert gap(one, other) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["conv", "dwconv"])
+@pytest.mark.parametrize(("grid", "m"), [(Grid(14, 14, 1), 25), (Grid(7, 10), (3, 4))], ids=["14x14", "7x10"])
+def test_convolved_landmarks_start_as_the_mean_of_their_window(kind: str, grid: Grid, m: int | tuple[int, int]) -> None:
+    """14 to 5 has the kernel 6 and the stride 2."""
+    q = draw(grid)[0]
+    operator = MiTA(m=m, k=3, landmarks=kind).operator(Site(16, 2, grid)).double()
+    if m == 25:
+        assert operator.extract.stride == (2, 2)
+        assert operator.extract.kernel == (6, 6)
+    cells = grid.to_map(q.flatten(0, 1))[1]
+    means = F.avg_pool2d(cells, operator.extract.kernel, operator.extract.stride).flatten(-2).mT.unflatten(0, (3, 2))
+    landmarks, _ = operator.pooled(q, grid)
+    assert landmarks.shape == (3, 2, operator.config.number, 8)
+    assert gap(landmarks, means) < 1e-6  # the start is rounded to float32
+
+
+def test_a_filter_of_one_cell_picks_it() -> None:
+    grid = Grid(4, 6, 1)
+    q = draw(grid)[0]
+    operator = MiTA(m=(2, 3), k=3, landmarks="dwconv").operator(Site(16, 2, grid)).double()
+    with torch.no_grad():
+        operator.extract.weight.zero_()
+        operator.extract.weight[:, :, 1, 0] = 1.0  # second row, first column of each 2x2 window
+    landmarks, _ = operator.pooled(q, grid)
+    picked = [1 + (2 * row + 1) * 6 + 2 * column for row in range(2) for column in range(3)]
+    assert gap(landmarks, q[:, :, picked]) < 1e-12
+
+
+def test_learned_landmarks_are_the_same_for_every_image_and_are_trained() -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    operator = MiTA(m=7, k=3, landmarks="learned").operator(Site(16, 2, grid)).double()
+    landmarks, _ = operator.pooled(q, grid)
+    assert gap(landmarks, operator.extract.landmarks.expand_as(landmarks)) == 0.0
+    (grad,) = torch.autograd.grad(operator(q, k, v, grid=grid).pow(2).sum(), operator.extract.landmarks)
+    assert grad.flatten(0, 1).any(-1).all()
+
+
+def test_drawn_landmarks_are_distinct_cells_and_fixed_in_evaluation() -> None:
+    grid = Grid(4, 6, 2)
+    q = draw(grid)[0]
+    operator = MiTA(m=9, k=3, landmarks="random").operator(Site(16, 2, grid))
+    operator.eval()
+    one, other = operator.pooled(q, grid)[0], operator.pooled(q, grid)[0]
+    assert gap(one, other) == 0.0
+    same = (one[:, :, :, None] == q[:, :, None, grid.span]).all(-1)  # (B, H, m, cells)
+    assert (same.sum(-1) == 1).all()
+    assert (same.sum(-2) <= 1).all()
+    operator.train()
+    torch.manual_seed(1)
+    assert gap(operator.pooled(q, grid)[0], operator.pooled(q, grid)[0]) > 0
+
+
+def test_merging_down_to_all_tokens_is_the_identity() -> None:
+    grid = Grid(4, 6, 1)
+    q = draw(grid)[0]
+    assert gap(extracted("MiTA(m=24, k=3, landmarks='tome')", grid, q)[0], q[:, :, 1:]) < 1e-12
+
+
+def test_merged_landmarks_are_means_of_their_members() -> None:
+    torch.manual_seed(0)
+    for left in (98, 49, 25, 1):
+        owner, sizes = merge_tokens(torch.randn(2, 196, 8, dtype=torch.float64), left)
+        assert sizes.sum(-1).tolist() == [196, 196]
+        assert all(set(row) == set(range(left)) for row in owner.tolist())
+        assert torch.equal(torch.stack([row.bincount(minlength=left) for row in owner]), sizes.long())
+    grid = Grid(4, 6, 1)
+    q = draw(grid)[0]
+    landmarks, _ = extracted("MiTA(m=5, k=3, landmarks='tome')", grid, q)
+    owner, _ = merge_tokens(q[:, :, 1:].mean(1), 5)
+    for b in range(3):
+        for i in range(5):
+            assert gap(landmarks[b, :, i], q[b, :, 1:][:, owner[b] == i].mean(1)) < 1e-12
+
+
+def test_equal_tokens_merge_first() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 10, 8)
+    x[0, 7] = x[0, 2]
+    owner, _ = merge_tokens(x, 9)
+    assert owner[0, 7] == owner[0, 2]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EXTRACTORS if kind != "random"])
+def test_padded_tokens_do_not_enter_landmarks(kind: str) -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = (x.detach() for x in draw(grid))
+    keep = torch.ones(3, 25, dtype=torch.bool)
+    keep[:, 1:5] = False
+    keep[1, 20:] = False
+    operator = MiTA(m=6, k=5, landmarks=kind).operator(Site(16, 2, grid)).double().eval()
+    out = operator(q, k, v, grid=grid, mask=Mask(keep=keep))
+    hidden = ~keep[:, None, :, None]
+    changed = [x + 5 * hidden for x in (q, k, v)]
+    again = operator(*changed, grid=grid, mask=Mask(keep=keep))
+    assert gap(out.masked_fill(hidden, 0.0), again.masked_fill(hidden, 0.0)) < 1e-12
+    assert gap(out, operator.reference(q, k, v, grid=grid, mask=Mask(keep=keep))) < 1e-12
+
+
+@pytest.mark.parametrize("kind", EXTRACTORS)
+def test_hidden_tokens_may_hold_anything(kind: str) -> None:
+    grid, keep = Grid(4, 6, 1), torch.ones(3, 25, dtype=torch.bool)
+    q, k, v = (x.detach() for x in draw(grid))
+    keep[:, 11:] = False  # fewer cells than the 12 landmarks, of which some have no token
+    for branches in ("both", "compress"):
+        config = MiTA(m=12, k=5, landmarks=kind, branches=branches)  # type: ignore[arg-type]
+        operator = config.operator(Site(16, 2, grid)).double().eval()
+        forms = (partial(run, grid=grid, mask=Mask(keep=keep)) for run in (operator, operator.reference))
+        fast, plain = (check_hidden(run, (k, v), keep, queries=q)[:, :, :11] for run in forms)
+        assert gap(fast, plain) < 1e-12
+
+
+def test_drawn_landmarks_are_kept_tokens_while_there_are_some() -> None:
+    grid = Grid(4, 6, 1)
+    keep = torch.zeros(3, 25, dtype=torch.bool)
+    keep[:, :6] = True  # the prefix token and five cells
+    _, used = extracted("MiTA(m=6, k=5, landmarks='random')", grid, draw(grid)[0], keep)
+    assert used is not None
+    assert used.sum(-1).tolist() == [5, 5, 5]
+
+
+def test_a_sequence_is_a_grid_of_one_row() -> None:
+    q, k, v = draw(Grid(1, 13))
+    out = MiTA(m=4, k=3).operator(Site(16, 2, Grid(1, 13)))(q, k, v, grid=Grid(1, 13))
+    landmarks = F.adaptive_avg_pool1d(q.mT.flatten(0, 1), 4).mT.unflatten(0, (3, 2))
+    assert gap(out, mita(q, k, v, landmarks, 3)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "text"),
+    [
+        (ConfigError, "would never be trained", "MiTA(branches='route', landmarks='learned')"),
+        (ConfigError, "would never be trained", "MiTA(branches='route', landmarks='conv')"),
+        (ConfigError, "would never be trained", "MiTA(branches='route', landmarks='dwconv')"),
+        (ConfigError, "pools averages", "MiTA(preset='official', landmarks='tome')"),
+        (GridError, "at most 24", "MiTA(m=25, k=3, landmarks='random')"),
+        (GridError, "at most 24", "MiTA(m=25, k=3, landmarks='tome')"),
+        (GridError, "nearest possible", "MiTA(m=17, k=3, landmarks='conv')"),
+    ],
+)
+def test_what_cannot_be_is_refused(error: type, words: str, text: str) -> None:
+    with pytest.raises(error, match=words):
+        parse(text).build(Site(16, 2, Grid(4, 6)))
+
+
+@pytest.mark.untyped
+def test_unknown_words_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean tome"):
+        parse("MiTA(landmarks='tom')")
+    with pytest.raises(ConfigError, match="did you mean partition"):
+        parse("MiTA(windows='partitions')")
+
+
+def test_convolved_landmarks_refuse_another_grid() -> None:
+    layer = MiTA(m=6, k=3, landmarks="conv").build(Site(16, 2, Grid(4, 6)))
+    with pytest.raises(GridError, match="were built for 4x6 cells"):
+        layer(torch.randn(2, 30, 16), Grid(5, 6))
+
+
+def test_parameters_of_the_extractors() -> None:
+    site = Site(192, 3, Grid(14, 14, 1))
+    plain = MiTA().cost(site).params
+    extra = {kind: MiTA(landmarks=kind).cost(site).params - plain for kind in EXTRACTORS}
+    assert extra["learned"] == 25 * 192
+    assert extra["dwconv"] == 192 * 37
+    assert extra["conv"] == 192 * 192 * 36 + 192
+    assert not any(extra[kind] for kind in ("avg2d", "avg1d", "random", "tome"))
+    config = MiTA(landmarks="dwconv", windows="partition", duplicates="union", experts=2)
+    assert parse(spell(config)) == config
+
+
+def test_padded_tokens_do_not_steer_the_merging() -> None:
+    torch.manual_seed(0)
+    x, keep = torch.randn(4, 24, 8), torch.rand(4, 24) < 0.7
+    owners = [merge_tokens(torch.where(keep[..., None], x, 100 * torch.randn_like(x)), 5, keep)[0] for _ in range(2)]
+    assert torch.equal(owners[0][keep], owners[1][keep])

@@ -1,0 +1,707 @@
+"""Static key attention: facts S1 to S10 of the mathematics, against softmax attention and against hand-made cases."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import regard
+from operators import check_hidden
+from regard.core import NOTHING, ConfigError, Grid, GridError, Mask, ShapeError, Site, SwapError, UnsupportedError
+from regard.mixers.softmax import Softmax, softmax
+from regard.mixers.spelling import parse, spell
+from regard.mixers.static_keys.cska import CSKA
+from regard.mixers.static_keys.grids import former_grid, resample
+from regard.mixers.static_keys.keys import ACTIVATIONS, calibrate, freeze_keys
+from regard.mixers.static_keys.ska import SKA, SKAOperator, ska, ska_reference
+from regard.swapping.ports.timm.biased import PerWindow
+from regard.swapping.swap import create_model, plan_swap, swap
+
+GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12))
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def tensors(n=17, m=17, heads=2, batch=3, d=8, e=8):
+    make = lambda *shape: torch.randn(*shape, dtype=F64)  # noqa: E731
+    return make(batch, heads, n, d), make(heads, m, d), make(batch, heads, m, e)
+
+
+def mixer(config, grid=GRIDS[0], heads=2, dim=16, **options):
+    return config.build(Site(dim=dim, heads=heads, grid=grid, **options)).double()
+
+
+def masks(n, m, batch=3):
+    keep = torch.rand(batch, m) > 0.3
+    keep[:, 0] = True
+    bias = torch.randn(2, n, m, dtype=F64)
+    made = {"none": None, "padding": Mask(keep=keep), "bias": Mask(bias=bias), "key bias": Mask(bias=bias[:, :1])}
+    if n == m:
+        made |= {"causal": Mask(causal=True), "all": Mask(causal=True, keep=keep, bias=bias)}
+    return made
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("n", "m", "e"), [(17, 17, 8), (5, 9, 3)])
+@pytest.mark.parametrize("scale", [None, 1.0, 0.3])
+def test_fast_equals_reference(activation, n, m, e, scale):
+    q, keys, v = tensors(n, m, e=e)
+    for name, mask in masks(n, m).items():
+        own = ska_reference(q, keys, v, scale=scale, mask=mask, activation=activation)
+        assert torch.allclose(ska(q, keys, v, scale=scale, mask=mask, activation=activation), own, atol=1e-12), name
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_float32_error_is_that_of_the_reference(activation):
+    q, keys, v = tensors()
+    exact = ska_reference(q, keys, v, activation=activation)
+    single = (q.float(), keys.float(), v.float())
+    own = (ska_reference(*single, activation=activation) - exact).abs().max()
+    assert (ska(*single, activation=activation) - exact).abs().max() <= 4 * own + 1e-7
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_weights_by_hand(activation):
+    """One query, two keys, scale 1: logits 1 and -2 and values 1 and 10."""
+    q, keys, v = torch.ones(1, 1, 1, 1), torch.tensor([[[1.0], [-2.0]]]), torch.tensor([[[[1.0], [10.0]]]])
+    a, b = torch.tensor(1.0), torch.tensor(-2.0)
+    expected = {
+        "softmax": (a.exp() * 1 + b.exp() * 10) / (a.exp() + b.exp()),
+        "relu": torch.tensor(1.0),
+        "gelu": F.gelu(a) + 10 * F.gelu(b),
+        "starrelu": torch.tensor((0.8944 - 0.4472) - 4.472),
+        "none": torch.tensor(-19.0),
+    }[activation]
+    assert torch.allclose(ska(q, keys, v, scale=1.0, activation=activation).squeeze(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_forbidden_key_does_not_matter(activation):
+    q, keys, v = tensors()
+    other = v.clone()
+    other[:, :, 5] = 100.0
+    keep = torch.ones(3, 17, dtype=torch.bool)
+    keep[:, 5] = False
+    for mask, rows in ((Mask(keep=keep), slice(None)), (Mask(causal=True), slice(0, 5))):
+        first = ska(q, keys, v, mask=mask, activation=activation)[:, :, rows]
+        assert torch.equal(first, ska(q, keys, other, mask=mask, activation=activation)[:, :, rows])
+    nothing = Mask(keep=torch.zeros(3, 17, dtype=torch.bool))
+    assert torch.equal(ska(q, keys, v, mask=nothing, activation=activation), torch.zeros_like(v))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_bias_of_minus_infinity_forbids_a_key_in_value_and_gradient(activation):
+    q, keys, v = (x.requires_grad_() for x in tensors())
+    bias = torch.zeros(17, 17, dtype=F64)
+    bias[:, 5] = -torch.inf
+    keep = torch.ones(3, 17, dtype=torch.bool)
+    keep[:, 5] = False
+    made = []
+    for mask in (Mask(bias=bias), Mask(keep=keep)):
+        out = ska(q, keys, v, mask=mask, activation=activation)
+        made.append((out, *torch.autograd.grad(out.square().sum(), (q, keys, v))))
+    for one, other in zip(*made, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_s1_keys_taken_from_one_input_give_softmax_attention():
+    q, keys, v = tensors(batch=1)
+    assert torch.allclose(ska(q, keys, v), softmax(q, keys[None], v), atol=1e-12)
+
+
+@pytest.mark.parametrize("keys", ["zero", "equal"])
+def test_s2_equal_keys_average_the_values(keys):
+    q, made, v = tensors()
+    made = torch.zeros_like(made) if keys == "zero" else made[:, :1].expand_as(made)
+    assert torch.allclose(ska(q, made, v), v.mean(-2, keepdim=True).expand_as(v), atol=1e-12)
+
+
+def test_s3_softmax_ignores_a_common_vector_in_the_keys():
+    q, keys, v = tensors()
+    keys.requires_grad_()
+    out = ska(q, keys, v)
+    assert torch.allclose(out, ska(q, keys + torch.randn(2, 1, 8, dtype=F64), v), atol=1e-12)
+    (gradient,) = torch.autograd.grad(out.square().sum(), keys)
+    assert gradient.abs().max() > 1e-3
+    assert gradient.sum(1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_s3_no_other_activation_ignores_it(activation):
+    q, keys, v = tensors()
+    keys.requires_grad_()
+    out = ska(q, keys, v, activation=activation)
+    other = ska(q, keys + torch.randn(2, 1, 8, dtype=F64), v, activation=activation)
+    assert not torch.allclose(out, other, atol=1e-3)
+    (gradient,) = torch.autograd.grad(out.square().sum(), keys)
+    assert gradient.sum(1).abs().max() > 1e-3
+
+
+def test_s4_query_and_keys_fold_into_one_matrix():
+    x, keys, v = torch.randn(3, 17, 16, dtype=F64), *tensors()[1:]
+    weight = torch.randn(2, 8, 16, dtype=F64)  # of the query, per head
+    q = torch.einsum("bnc,hdc->bhnd", x, weight)
+    folded = torch.einsum("bnc,hmc->bhnm", x, keys @ weight) * 8**-0.5
+    assert torch.allclose(ska(q, keys, v), folded.softmax(-1) @ v, atol=1e-12)
+
+
+def test_s4_the_rank_of_the_logits_is_the_width_of_a_head():
+    """51 tokens of 16 channels and 17 keys would allow the rank 16; heads of 8 have 8."""
+    layer = mixer(SKA(init="paper", activation="none"), Grid(1, 17))
+    with torch.no_grad():
+        layer.qkv.bias.zero_()
+    q = layer.roles(torch.randn(3, 17, 16, dtype=F64), Grid(1, 17))["q"]
+    logits = layer.operator.weights(q, None, q, grid=Grid(1, 17)).transpose(0, 1).flatten(1, 2)
+    assert torch.linalg.matrix_rank(logits).tolist() == [8, 8]
+
+
+def test_s5_tokens_and_keys_permute_together():
+    q, keys, v = tensors()
+    p = torch.randperm(17)
+    out = ska(q, keys, v)[:, :, p]
+    assert torch.allclose(ska(q[:, :, p], keys[:, p], v[:, :, p]), out, atol=1e-12)
+    assert not torch.allclose(ska(q[:, :, p], keys, v[:, :, p]), out, atol=1e-3)
+
+
+def test_s6_scale_folds_into_the_keys():
+    q, keys, v = tensors()
+    assert torch.allclose(ska(q, keys * 8**0.5, v), ska(q, keys, v, scale=1.0), atol=1e-12)
+
+
+def test_s7_one_token_gives_its_value_and_a_constant_query_a_static_pooling():
+    q, keys, v = tensors(n=1, m=1)
+    assert torch.allclose(ska(q, keys, v), v, atol=1e-12)
+    layer = mixer(SKA(init="paper"))
+    with torch.no_grad():
+        layer.qkv.weight[:16] = 0.0
+        layer.qkv.bias.normal_()
+    x = torch.randn(3, 15, 16, dtype=F64)
+    made = layer.roles(x, GRIDS[0])
+    a = layer.operator.weights(**made, grid=GRIDS[0])
+    assert torch.allclose(a, a[:1, :, :1].expand_as(a), atol=1e-12)
+    assert (a[0, 0, 0] - 1 / 15).abs().max() > 1e-3
+
+
+def test_s8_one_hot_queries_read_their_own_token():
+    v = torch.randn(3, 2, 6, 4, dtype=F64)
+    eye = torch.eye(6, dtype=F64)
+    out = ska(50 * eye.expand(3, 2, 6, 6), eye.expand(2, 6, 6), v, scale=1.0)
+    assert torch.allclose(out, v, atol=1e-6)
+
+
+def test_s9_windows_are_a_block_mask_with_tiled_keys():
+    q, keys, v = tensors(n=12, m=4)
+    v = torch.randn(3, 2, 12, 8, dtype=F64)
+    windows = ska(
+        q.unflatten(2, (3, 4)).transpose(1, 2).flatten(0, 1), keys, v.unflatten(2, (3, 4)).transpose(1, 2).flatten(0, 1)
+    )
+    windows = windows.unflatten(0, (3, 3)).transpose(1, 2).flatten(2, 3)
+    block = torch.block_diag(*[torch.ones(4, 4)] * 3).bool()
+    bias = torch.zeros(12, 12, dtype=F64).masked_fill(~block, -torch.inf)
+    assert torch.allclose(ska(q, keys.repeat(1, 3, 1), v, mask=Mask(bias=bias)), windows, atol=1e-12)
+
+
+def test_s10_resampling_keeps_the_same_grid_and_constants():
+    keys = torch.randn(2, 15, 8)
+    assert resample(keys, Grid(3, 5), Grid(3, 5)) is keys
+    for dtype in (torch.float32, F64):
+        constant = keys[:, :1].to(dtype).expand(2, 15, 8)
+        for new in (Grid(7, 4), Grid(2, 9), Grid(30, 50)):
+            made = resample(constant, Grid(3, 5), new)
+            assert (made / constant[:, :1] - 1).abs().max() <= 4 * torch.finfo(dtype).eps, new
+
+
+def test_resampling_keeps_rows_and_columns_apart():
+    """Keys that depend on the row alone still do so on another grid, and follow its order."""
+    rows = torch.arange(4.0)[:, None].expand(4, 6).reshape(1, 24, 1)
+    out = resample(rows, Grid(4, 6), Grid(8, 3)).reshape(8, 3)
+    assert torch.allclose(out, out[:, :1].expand(8, 3), atol=1e-5)
+    assert (out[:, 0].diff() > 0).all()
+
+
+@pytest.mark.parametrize("new", [Grid(7, 4), Grid(2, 9), Grid(2, 2)], ids=str)
+def test_resampling_is_that_of_timm(new):
+    timm_layers = pytest.importorskip("timm.layers")
+    keys = torch.randn(2, 15, 8)
+    for head, image in zip(resample(keys, Grid(3, 5), new), keys, strict=True):
+        theirs = timm_layers.resample_abs_pos_embed(
+            image[None], [new.height, new.width], [3, 5], num_prefix_tokens=0, interpolation="bicubic", antialias=True
+        )
+        assert torch.allclose(head, theirs[0], atol=1e-5)
+
+
+def test_resampling_is_antialiased_and_float32():
+    keys = torch.randn(1, 256, 3)
+    small = resample(keys, Grid(16, 16), Grid(4, 4))
+    assert small.std() < 0.6 * keys.std()  # without the filter the deviation stays
+    half = resample(keys.bfloat16(), Grid(16, 16), Grid(4, 4))
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, resample(keys.bfloat16().float(), Grid(16, 16), Grid(4, 4)).bfloat16())
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_keys_stand_in_token_order(grid):
+    """A key that every query likes most is found at its place among prefix, cells and suffix."""
+    layer = mixer(SKA(), grid)
+    operator = layer.operator
+    assert operator.keys.shape == (2, grid.cells, 8)
+    assert (operator.extra_keys is None) == (grid.extra == 0)
+    with torch.no_grad():
+        operator.keys.zero_()
+        operator.keys[:, 3, 0] = 50.0
+        for i in range(grid.extra):
+            operator.extra_keys[:, i] = i + 1
+    keys = operator.keys_on(grid)
+    assert keys[0, :, 0].argmax() == grid.prefix + 3
+    assert [keys[0, i, 1].item() for i in range(grid.prefix)] == [i + 1 for i in range(grid.prefix)]
+    last = [keys[0, grid.tokens - grid.suffix + i, 1].item() for i in range(grid.suffix)]
+    assert last == [grid.prefix + i + 1 for i in range(grid.suffix)]
+    q = torch.ones(1, 2, grid.tokens, 8, dtype=F64)
+    v = torch.randn(1, 2, grid.tokens, 8, dtype=F64)
+    with torch.no_grad():
+        if grid.extra:
+            operator.extra_keys.zero_()
+    out = operator(q, None, v, grid=grid)
+    assert torch.allclose(out, v[:, :, grid.prefix + 3, None].expand_as(out), atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_another_grid_resamples_the_cells_alone(grid):
+    layer = mixer(SKA(init="paper"), grid)
+    new = Grid(5, 7, grid.prefix, grid.suffix)
+    keys, old = layer.operator.keys_on(new), layer.operator.keys_on(grid)
+    assert torch.equal(keys[:, : grid.prefix], old[:, : grid.prefix])
+    assert torch.equal(keys[:, new.tokens - new.suffix :], old[:, grid.tokens - grid.suffix :])
+    assert torch.equal(keys[:, new.span], resample(layer.operator.keys, grid, new))
+    x = torch.randn(2, new.tokens, 16, dtype=F64, requires_grad=True)
+    layer(x, new).sum().backward()
+    assert layer.operator.keys.grad.abs().sum() > 0
+    assert torch.allclose(layer(x, new), layer.reference(x, new), atol=1e-12)
+
+
+def test_other_extra_tokens_are_refused():
+    layer = mixer(SKA(), Grid(3, 5, 1))
+    for grid in (Grid(3, 5), Grid(3, 5, 2), Grid(3, 5, 0, 1)):
+        with pytest.raises(GridError, match="extra tokens must be the same"):
+            layer(torch.randn(1, grid.tokens, 16, dtype=F64), grid)
+
+
+def test_resize_error_names_both_grids():
+    layer = mixer(SKA(resize="error"))
+    layer(torch.randn(1, 15, 16, dtype=F64), Grid(3, 5))
+    with pytest.raises(GridError, match="3x5.*5x3"):
+        layer(torch.randn(1, 15, 16, dtype=F64), Grid(5, 3))
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("config", [SKA(), SKA(scale=1.0, init="paper", activation="none", dwc=3)], ids=spell)
+def test_layer_equals_its_reference(config, grid):
+    layer = mixer(config, grid)
+    x = torch.randn(3, grid.tokens, 16, dtype=F64)
+    assert torch.allclose(layer(x, grid), layer.reference(x, grid), atol=1e-12)
+
+
+def test_cross_attention_has_a_key_for_every_token_of_the_memory():
+    site = Site(dim=16, heads=2, grid=Grid.sequence(5), memory=Grid(2, 4, 1))
+    layer = SKA(init="paper").build_cross(site).double()
+    x, memory = torch.randn(3, 5, 16, dtype=F64), torch.randn(3, 9, 16, dtype=F64)
+    out = layer(x, Grid.sequence(5), memory=memory, memory_grid=Grid(2, 4, 1))
+    (q,), (v,) = layer.qkv(x, "q"), layer.qkv(memory, "v")
+    expected = ska_reference(q, layer.operator.keys_on(Grid(2, 4, 1)), v)
+    assert torch.allclose(out, layer.proj(expected.transpose(1, 2).flatten(2)), atol=1e-12)
+
+
+@pytest.mark.parametrize(("init", "low", "high"), [("trunc_normal", 0.015, 0.025), ("paper", 0.9, 1.1)])
+def test_initial_deviation(init, low, high):
+    operator = SKAOperator(SKA(init=init), Site(dim=64, heads=2, grid=Grid(10, 9, 4)))
+    assert low < operator.keys.std() < high
+    assert low * 0.8 < operator.extra_keys.std() < high * 1.2
+    first = operator.keys.detach().clone()
+    operator.reset_parameters()
+    assert not torch.equal(first, operator.keys)
+
+
+def test_keys_are_kept_out_of_weight_decay():
+    assert mixer(SKA(), Grid(3, 5, 1)).operator.no_weight_decay() == {"keys", "extra_keys"}
+    assert mixer(SKA()).operator.no_weight_decay() == {"keys"}
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("config", [SKA(), SKA(activation="none"), SKA(dwc=3, gate=True)], ids=spell)
+def test_cost_counts_what_is_built_and_run(config, grid):
+    site = Site(dim=18, heads=2, width=8, grid=grid)
+    layer = config.build(site)
+    assert config.cost(site).params == sum(p.numel() for p in layer.parameters())
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        layer(torch.randn(1, grid.tokens, 18), grid)
+    assert config.cost(site).flops == counter.get_total_flops()
+
+
+def test_deit_tiny_grows_from_5717416_to_5726632():
+    site = Site(dim=192, heads=3, grid=Grid(14, 14, 1))
+    assert 5717416 + 12 * (SKA().cost(site).params - Softmax().cost(site).params) == 5726632
+
+
+def test_deit_small_shrinks_from_22050664_to_21184360():
+    site = Site(dim=384, heads=6, grid=Grid(14, 14, 1))
+    assert 22050664 + 12 * (SKA().cost(site).params - Softmax().cost(site).params) == 21184360
+
+
+def test_plain_vit_s_of_table_1():
+    """9,523,722 with softmax attention, 8,150,538 with static keys; six layers, no bias in q, k, v."""
+    site = Site(dim=512, heads=8, grid=Grid(8, 8, 1), qkv_bias=False)
+    assert 9523722 + 6 * (SKA().cost(site).params - Softmax().cost(site).params) == 8150538
+
+
+def test_model_b_of_table_1_has_ten_heads_of_the_same_width():
+    """9,478,896 with the code's 6 temperatures, which SKA has not."""
+    site = Site(dim=512, heads=8, grid=Grid(8, 8, 1), qkv_bias=False)
+    config = SKA(heads=10)
+    more = config.cost(site).params - SKA().cost(site).params
+    assert 8249322 + 6 * more == 9478896 - 6
+    layer = config.build(site)
+    assert layer.operator.keys.shape == (10, 64, 64)
+    assert sum(p.numel() for p in layer.parameters()) == config.cost(site).params
+    assert layer(torch.randn(1, 65, 512), site.grid).shape == (1, 65, 512)
+
+
+@pytest.mark.parametrize("config", [SKA(activation="gelu"), SKA(activation="none", resize="window")], ids=spell)
+def test_normalise_divides_by_the_number_of_keys(config):
+    """In windows by that of a window's keys, for the queries of extra tokens by that of all keys."""
+    home = Grid(3, 5, 1)
+    layer, divided = mixer(config, home), mixer(replace(config, normalise="1/N"), home)
+    divided.load_state_dict(layer.state_dict())
+    for grid in (home, Grid(4, 7, 1)):
+        q, v = torch.randn(2, 2, grid.tokens, 8, dtype=F64), torch.randn(2, 2, grid.tokens, 8, dtype=F64)
+        out = layer.operator(q, None, v, grid=grid) / grid.tokens
+        if config.resize == "window":
+            out[:, :, 1:] *= grid.tokens / 16
+        assert torch.allclose(divided.operator(q, None, v, grid=grid), out, atol=1e-12)
+        assert torch.allclose(divided.operator.reference(q, None, v, grid=grid), out, atol=1e-12)
+
+
+def test_swap_keeps_only_queries_and_values():
+    assert SKA().uses == "qv"
+    assert mixer(SKA()).qkv.weight.shape == (32, 16)
+
+
+def test_gradients_are_those_of_finite_differences():
+    q, keys, v = (x.requires_grad_() for x in tensors(4, 5, batch=1, d=3, e=2))
+    for activation in ("softmax", "gelu", "none"):
+        assert torch.autograd.gradcheck(lambda *a, act=activation: ska(*a, activation=act), (q, keys, v))
+
+
+def test_half_precision_and_empty_batches():
+    q, keys, v = (x.bfloat16() for x in tensors())
+    exact = ska_reference(q.double(), keys.double(), v.double())
+    assert (ska(q, keys, v).double() - exact).abs().max() < 0.05
+    assert ska(q[:0], keys, v[:0]).shape == (0, 2, 17, 8)
+    layer = SKA().build(Site(dim=16, heads=2, grid=Grid(3, 5)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(torch.randn(2, 15, 16), Grid(3, 5)).isfinite().all()
+
+
+def test_state_and_spelling_round_trip():
+    config = SKA(scale=1.0, init="paper", activation="relu")
+    assert parse(spell(config)) == config
+    layer, other = mixer(config, Grid(3, 5, 1)), mixer(config, Grid(3, 5, 1))
+    other.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 16, 16, dtype=F64)
+    assert torch.equal(layer(x, Grid(3, 5, 1)), other(x, Grid(3, 5, 1)))
+    assert torch.equal(copy.deepcopy(layer)(x, Grid(3, 5, 1)), layer(x, Grid(3, 5, 1)))
+
+
+def test_nothing_is_masked_by_default():
+    q, keys, v = tensors()
+    assert torch.equal(ska(q, keys, v), ska(q, keys, v, mask=NOTHING))
+
+
+# windows of the trained grid, and hosts that bring windows
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("grid", [Grid(7, 9, 1, 2), Grid(6, 10, 1, 2), Grid(2, 3, 1, 2)], ids=str)
+def test_s9_windows_equal_tiled_keys_and_a_block_mask(activation, grid):
+    """Also where windows stand out of the grid, with padding; the reference masks the full matrix."""
+    layer = mixer(SKA(resize="window", init="paper", activation=activation), Grid(3, 5, 1, 2))
+    x = torch.randn(3, grid.tokens, 16, dtype=F64)
+    keep = torch.rand(3, grid.tokens) > 0.3
+    for mask in (None, Mask(keep=keep)):
+        assert torch.allclose(layer(x, grid, mask), layer.reference(x, grid, mask), atol=1e-12)
+    for mask in (Mask(causal=True), Mask(bias=torch.zeros(1, grid.tokens, dtype=F64))):
+        with pytest.raises(UnsupportedError, match="windows of static keys cannot apply"):
+            layer(x, grid, mask)
+
+
+def test_windows_see_nothing_of_their_neighbours():
+    layer, grid = mixer(SKA(resize="window"), Grid(3, 5)), Grid(7, 12)
+    x = torch.randn(1, 84, 16, dtype=F64)
+    other = x.clone()
+    other[:, 4 * 12 + 6] += 1.0  # row 4, column 6: the window of rows 3-5 and columns 5-9
+    changed = (layer(x, grid) != layer(other, grid)).any(-1).view(7, 12)
+    assert changed[3:6, 5:10].all()
+    assert changed.sum() == 15
+
+
+def test_windows_that_do_not_divide_alike_are_refused():
+    site = Site(dim=16, heads=2, grid=Grid(4, 6), memory=Grid(2, 3))
+    layer = SKA(resize="window").build_cross(site).double()
+    x = torch.randn(1, 96, 16, dtype=F64)
+    run = lambda grid: layer(x, Grid(8, 12), memory=torch.randn(1, grid.tokens, 16, dtype=F64), memory_grid=grid)  # noqa: E731
+    assert run(Grid(4, 6)).shape == (1, 96, 16)
+    with pytest.raises(GridError, match="windows do not divide alike: 4x6 on 8x12.*2x3 on 4x9"):
+        run(Grid(4, 9))
+
+
+def test_swin_shares_one_key_among_windows_and_keeps_its_position_bias():
+    """26,343,778 parameters for Swin-T; and one window alone gives what it gives among others."""
+    site = Site(dim=96, heads=3, grid=Grid(7, 7))
+    less = 0
+    for dim, depth in ((96, 2), (192, 2), (384, 6), (768, 2)):
+        site = Site(dim=dim, heads=dim // 32, grid=Grid(7, 7))
+        less += depth * (Softmax().cost(site).params - SKA().cost(site).params)
+    assert 28288354 - less == 26343778
+    layer = mixer(SKA(init="paper"), Grid(2, 3))
+    x, bias = torch.randn(8, 6, 16, dtype=F64), torch.randn(8, 2, 6, 6, dtype=F64)
+    out = layer(x, Grid(2, 3), Mask(bias=bias))
+    assert torch.allclose(out[3:4], layer(x[3:4], Grid(2, 3), Mask(bias=bias[3:4])), atol=1e-12)
+
+
+def test_the_papers_swin_has_a_key_for_each_window():
+    """A host lends the operator the heads of all windows: sample i of the batch meets key i mod 4."""
+    grid, config = Grid(2, 3), SKA(init="paper")
+    every = PerWindow(config.operator(Site(dim=64, heads=8, grid=grid)).double(), 4)
+    q, v, bias = torch.randn(12, 2, 6, 8, dtype=F64), torch.randn(12, 2, 6, 8, dtype=F64), torch.randn(2, 6, 6)
+    out = every(q, None, v, grid=grid, mask=Mask(bias=bias.double()))
+    alone = config.operator(Site(dim=16, heads=2, grid=grid)).double()
+    alone.load_state_dict({"keys": every.inner.keys[4:6]})
+    expected = alone(q[2::4], None, v[2::4], grid=grid, mask=Mask(bias=bias.double()))
+    assert torch.allclose(out[2::4], expected, atol=1e-12)
+
+
+def test_strided_keys_lie_on_the_grid_of_the_values():
+    """14x14 queries, keys of every second cell: 49 keys, and another size of both resamples them."""
+    site = Site(dim=16, heads=2, grid=Grid(4, 6), memory=Grid(2, 3))
+    layer = SKA(init="paper").build_cross(site).double()
+    assert layer.operator.keys.shape == (2, 6, 8)
+    x, memory = torch.randn(2, 80, 16, dtype=F64), torch.randn(2, 20, 16, dtype=F64)
+    out = layer(x, Grid(8, 10), memory=memory, memory_grid=Grid(4, 5))
+    (q,), (v,) = layer.qkv(x, "q"), layer.qkv(memory, "v")
+    expected = ska(q, resample(layer.operator.keys, Grid(2, 3), Grid(4, 5)), v)
+    assert torch.allclose(out, layer.proj(expected.transpose(1, 2).flatten(2)), atol=1e-12)
+
+
+# export and keys from a teacher
+
+
+@pytest.mark.parametrize("resize", ["interpolate", "window"])
+def test_frozen_keys_are_constants_for_one_grid(resize):
+    layer = mixer(SKA(init="paper", resize=resize), Grid(3, 5, 1))
+    new, x = Grid(5, 6, 1), torch.randn(2, 31, 16, dtype=F64)
+    out = layer(x, new)
+    layer.operator.freeze(new)
+    assert torch.allclose(layer(x, new), out, atol=1e-13)
+    assert "operator.frozen_keys" in dict(layer.named_buffers())
+    assert not any("frozen" in name for name in layer.state_dict())
+    layer(x, new).sum().backward()
+    assert layer.operator.keys.grad is None
+    with pytest.raises(GridError, match="frozen for 5x6.*not for 3x5"):
+        layer(torch.randn(2, 16, 16, dtype=F64), Grid(3, 5, 1))
+    layer.load_state_dict(mixer(SKA(init="paper"), Grid(3, 5, 1)).state_dict())
+    assert layer.operator.frozen is None
+    assert not torch.allclose(layer(x, new), out, atol=1e-3)
+
+
+@pytest.mark.parametrize("config", [SKA(init="calibrate"), CSKA(init="calibrate")], ids=spell)
+def test_new_keys_end_a_freeze(config):
+    """Frozen, then calibrated: the output follows the new keys, not the constants of the old ones."""
+    host = vit(None)
+    teacher, student = swap(copy.deepcopy(host), Softmax()), swap(copy.deepcopy(host), config)
+    image = torch.randn(1, *first_shape(host), dtype=F64)
+    names = freeze_keys(student, image)
+    calibrate(student, teacher, [image])
+    assert all(student.get_submodule(name).frozen is None for name in names)
+    assert torch.allclose(student(image), teacher(image), atol=1e-12)
+
+
+def test_calibration_is_found_and_a_plan_names_it():
+    assert (regard.calibrate, regard.freeze_keys) == (calibrate, freeze_keys)
+    said = {init: str(plan_swap(vit(None), SKA(init=init))) for init in ("trunc_normal", "calibrate", "positions")}
+    assert ["regard.calibrate" in text for text in said.values()] == [False, True, True]
+
+
+def vit(mixer):
+    torch.manual_seed(1)
+    return create_model("vit_desk(size=12, patch=3, dim=16, depth=2, heads=2)", mixer).double().eval()
+
+
+def test_s1_keys_calibrated_on_one_image_give_the_teachers_output():
+    host = vit(None)
+    teacher, student = swap(copy.deepcopy(host), Softmax()), swap(copy.deepcopy(host), SKA(init="calibrate"))
+    image = torch.randn(1, *first_shape(host), dtype=F64)
+    assert not torch.allclose(student(image), teacher(image), atol=1e-6)
+    assert len(calibrate(student, teacher, [image])) == 2
+    assert torch.allclose(student(image), teacher(image), atol=1e-12)
+    assert torch.allclose(student(image), host(image), atol=1e-10)
+
+
+def test_calibration_is_a_running_mean_over_batches():
+    host = vit(None)
+    teacher = swap(copy.deepcopy(host), Softmax())
+    images = torch.randn(5, *first_shape(host), dtype=F64)
+    made = []
+    for batches in ([images], [images[:1], images[1:3], images[3:]]):
+        student = swap(copy.deepcopy(host), SKA(init="calibrate"))
+        names = calibrate(student, teacher, batches)
+        made.append(student.get_submodule(names[0]).keys.detach())
+    assert torch.allclose(*made, atol=1e-12)
+    assert made[0].abs().max() > 1e-3
+
+
+def first_shape(model):
+    return next(p.shape[1] for p in model.parameters() if p.ndim == 4), 12, 12
+
+
+def test_keys_from_positions_are_the_projected_position_embedding():
+    host = vit(None)
+    teacher, student = swap(copy.deepcopy(host), Softmax()), swap(copy.deepcopy(host), SKA(init="positions"))
+    names = calibrate(student, teacher)
+    block = host.blocks[0]
+    weight, bias = block.attn.qkv.weight[16:32], block.attn.qkv.bias
+    k = F.linear(block.norm1(host.pos_embed), weight, None if bias is None else bias[16:32])
+    keys = k[0].unflatten(-1, (2, 8)).transpose(0, 1)
+    operator = student.get_submodule(names[0])
+    assert torch.allclose(operator.keys_on(operator.grid)[:, operator.grid.span], keys[:, -operator.grid.cells :])
+
+
+def test_keys_are_read_and_frozen_in_evaluation_mode():
+    """Dropout noise does not enter the keys, statistics do not move, and every module gets its own mode back."""
+    host = vit(None)
+    host.norm_pre, host.pos_drop.p = torch.nn.BatchNorm1d(host.pos_embed.shape[1]).double(), 0.5
+    host.train().blocks[1].eval()
+    images = torch.randn(4, *first_shape(host), dtype=F64)
+    teacher, student = swap(copy.deepcopy(host), Softmax()), swap(copy.deepcopy(host), SKA(init="calibrate"))
+    names = calibrate(student, teacher, [images])
+    found = student.get_submodule(names[0]).keys.detach().clone()
+    assert freeze_keys(student, images) == names
+    for model in (student, teacher):
+        assert model.norm_pre.num_batches_tracked == 0
+        assert (model.training, model.blocks[0].training, model.blocks[1].training) == (True, True, False)
+    calibrate(student, teacher.eval(), [images])
+    assert torch.equal(student.get_submodule(names[0]).keys, found)
+
+
+@pytest.mark.parametrize("heads", [1, 2])  # one would be broadcast
+def test_keys_of_other_heads_are_refused(heads):
+    host = create_model(f"vit_desk(size=12, patch=3, dim={8 * heads}, depth=1, heads={heads})", None).double()
+    teacher = swap(copy.deepcopy(host), Softmax())
+    images = torch.randn(2, *first_shape(host), dtype=F64)
+    student = swap(copy.deepcopy(host), SKA(init="calibrate", heads=4))
+    said = rf"keys are \({heads}, 16, 8\) .*the student's \(4, 16, 8\); leave out heads="
+    with pytest.raises(SwapError, match=said):
+        calibrate(student, teacher, [images])
+
+
+def test_calibration_says_what_is_missing():
+    host = vit(None)
+    teacher = swap(copy.deepcopy(host), Softmax())
+    with pytest.raises(ConfigError, match="no layer has static keys"):
+        calibrate(swap(copy.deepcopy(host), SKA()), teacher, [])
+    student = swap(copy.deepcopy(host), SKA(init="calibrate"))
+    with pytest.raises(ConfigError, match="at least one batch"):
+        calibrate(student, teacher, [])
+    with pytest.raises(SwapError, match="swap Softmax"):
+        calibrate(student, host, [])
+    with pytest.raises(ConfigError, match="no static keys to freeze"):
+        freeze_keys(teacher, torch.zeros(1))
+    image = torch.randn(1, *first_shape(host), dtype=F64)
+    out = student(image)
+    assert len(freeze_keys(student, image)) == 2
+    assert torch.equal(student(image), out)
+
+
+def test_a_checkpoint_of_another_grid_or_prefix_says_what_to_do():
+    layer = mixer(SKA(), Grid(3, 5, 1))
+    for grid in (Grid(4, 6, 1), Grid(3, 5, 2)):
+        with pytest.raises(RuntimeError, match="trained on another grid or other extra tokens; build the model"):
+            layer.load_state_dict(mixer(SKA(), grid).state_dict())
+
+
+def test_a_former_grid_is_square_or_of_the_same_shape():
+    known = {(196, Grid(24, 24)): (14, 14), (196, Grid(12, 16)): (14, 14), (24, Grid(8, 12)): (4, 6)}
+    for (cells, now), (height, width) in known.items():
+        assert former_grid(cells, now) == Grid(height, width)
+    assert former_grid(24, Grid(6, 6)) is None
+    assert former_grid(64, Grid(8, 2)) is None  # 8x8 or 16x4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SKA(), CSKA(), CSKA(factorised=True), CSKA(rows="centre", cols="conv", bias=False)],
+    ids=spell,
+)
+@pytest.mark.parametrize(("old", "new"), [(Grid(4, 4, 1), Grid(6, 6, 1)), (Grid(4, 4, 1), Grid(3, 5, 1, 0))], ids=str)
+def test_a_checkpoint_of_another_grid_is_resampled(config, old, new):
+    """It then is the trained layer, called on the new grid; keys of extra tokens are bit-identical."""
+    trained, layer = (mixer(replace(config, init="paper"), grid) for grid in (old, new))
+    state = trained.state_dict()
+    before = {name: value.clone() for name, value in state.items()}
+    layer.load_state_dict(state)
+    assert all(torch.equal(state[name], value) for name, value in before.items())
+    x = torch.randn(2, new.tokens, 16, dtype=F64)
+    assert torch.allclose(layer(x, new), trained(x, new), atol=1e-12)
+    for name, value in layer.named_parameters():
+        if "extra" in name or "col" in name:
+            assert torch.equal(value, before[name])
+    for resize in ("window", "error"):
+        with pytest.raises(RuntimeError, match="trained on another grid"):
+            mixer(replace(config, resize=resize), new).load_state_dict(state)
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("field", ["init", "resize", "activation", "normalise"])
+def test_unknown_values_are_refused_with_the_known_ones(field):
+    with pytest.raises(ConfigError, match=f"no {field}="):
+        SKA(**{field: "nonsense"})
+
+
+@pytest.mark.untyped
+def test_wrong_shapes_say_what_was_expected():
+    q, keys, v = tensors()
+    with pytest.raises(ShapeError, match=r"\(2, 16, 8\); expected .* = \(2, 17, 8\)"):
+        ska(q, keys[:, 1:], v)
+    with pytest.raises(ShapeError, match="one dtype"):
+        ska(q, keys.float(), v)
+    with pytest.raises(ConfigError, match="relu"):
+        ska(q, keys, v, activation="rellu")
+    for config in (SKA(heads=3), CSKA(heads=3), CSKA(heads=3, reading="key")):
+        with pytest.raises(ShapeError, match="bias is of 2 heads, the queries have 3"):
+            mixer(config)(torch.randn(1, 15, 16, dtype=F64), GRIDS[0], Mask(bias=torch.zeros(2, 15, 15, dtype=F64)))
+    with pytest.raises(ConfigError, match="not heads=-1"):
+        SKA(heads=-1)
+    with pytest.raises(ConfigError, match="sums to 1 already"):
+        CSKA(normalise="1/N")
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("grid", [Grid(3, 5, 1), Grid(4, 6, 1)], ids=str)
+def test_compiles_as_one_graph(grid):
+    layer = mixer(SKA(), Grid(3, 5, 1))
+    x = torch.randn(2, grid.tokens, 16, dtype=F64)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x, grid), layer(x, grid), atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("form", [ska, ska_reference])
+def test_a_hidden_value_may_hold_anything(form, activation):
+    (q, keys, v), keep = tensors(), torch.arange(17).expand(3, -1) % 4 > 0
+    check_hidden(lambda v: form(q, keys, v, mask=Mask(keep=keep), activation=activation), (v,), keep)

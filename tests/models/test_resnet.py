@@ -1,0 +1,352 @@
+"""Attended residual blocks: nothing changes at insertion, attention is where the figure has it, it can be swapped."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+from torchvision.models.feature_extraction import create_feature_extractor
+from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d
+
+from regard.core import ConfigError, Grid, SwapError
+from regard.mixers.convolutions.conv import Conv
+from regard.mixers.convolutions.deformable import DeformableConv, DeformableConv2d
+from regard.mixers.convolutions.dynamic import DynamicConv
+from regard.mixers.factors.factors import Factors
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.ska import SKA
+from regard.mixers.xca import XCA
+from regard.models.attended_block import BLOCKS, Attended, Slot
+from regard.models.resnet import attend
+from regard.models.saving import load, save
+from regard.projections.sne import FSNE
+from regard.swapping.swap import create_model, remove, restore, retune, swap
+from regard.train.optimizer import param_groups
+
+TV = torchvision.models.resnet
+E0110 = Factors(terms="0110")
+HOST = "attended_resnet18(channels=(8, 16, 32, 64), stem=1, img_size=16, heads=2, num_classes=5, zero_init_last=False)"
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "torchvision basic": lambda: TV.ResNet(TV.BasicBlock, [1, 1, 2, 1], num_classes=5),
+    "torchvision bottleneck": lambda: TV.ResNet(TV.Bottleneck, [1, 1, 2, 1], num_classes=5),
+    "timm basic": lambda: timm.create_model("resnet18", num_classes=5, channels=(16, 24, 32, 48)),
+    "timm bottleneck": lambda: timm.create_model("resnet26", num_classes=5, channels=(16, 24, 32, 48)),
+    "timm, antialiased, squeezed": lambda: timm.create_model(
+        "resnet26", num_classes=5, channels=(16, 24, 32, 48), aa_layer=nn.AvgPool2d, block_args={"attn_layer": "se"}
+    ),
+    "timm, drop path": lambda: timm.create_model("resnet18", channels=(16, 24, 32, 48), drop_path_rate=0.3),
+}
+
+
+def image(height: int = 64, width: int = 96) -> Tensor:
+    return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(3))
+
+
+def made(name: str, training: bool = False) -> nn.Module:
+    """A network with weights and statistics of its own: timm's last norms start at zero, which would hide attention."""
+    torch.manual_seed(0)
+    model = NETWORKS[name]().train(training)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.5)
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.5, 1.5)
+    return model
+
+
+def attended(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, Attended)]
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_output_is_bit_identical_at_insertion(name: str, training: bool) -> None:
+    plain, model = made(name, training), made(name, training)
+    attend(model, E0110, heads=4, example=image())
+    for network in (plain, model):
+        torch.manual_seed(5)  # drop path
+        network.result = network(image())
+    assert torch.equal(model.result, plain.result)
+    for key, value in plain.state_dict().items():  # the same names, weights and running statistics
+        assert torch.equal(model.state_dict()[key], value), key
+    new = set(model.state_dict()) - set(plain.state_dict())
+    assert new
+    assert all(".attn." in key and key.startswith(("layer3.", "layer4.")) for key in new)
+    model.load_state_dict(plain.state_dict(), strict=False)  # a plain checkpoint fits
+
+
+@pytest.mark.parametrize("name", ["torchvision basic", "torchvision bottleneck", "timm basic", "timm bottleneck"])
+def test_attention_follows_the_norm_and_relu_of_the_3x3_convolution(name: str) -> None:
+    """Figure 2a. By hand, from the block's own layers; gamma is not zero."""
+    model = attend(made(name).double(), E0110, heads=4, example=image())
+    block = model.layer4[0]
+    with torch.no_grad():
+        block.attn.gamma.fill_(0.7)
+    x = torch.randn(2, block.conv1.in_channels, 6, 10, dtype=torch.float64)
+    steps = [block.bn1(block.conv1(x)).relu()]
+    if hasattr(block, "conv3"):
+        steps.append(block.bn2(block.conv2(steps[-1])).relu())
+    assert steps[-1].shape[-2:] == (3, 5)  # at the block's reduced resolution
+    out = steps[-1] + 0.7 * block.attn.mixer(steps[-1].flatten(2).mT, Grid(3, 5)).mT.unflatten(-1, (3, 5))
+    last = block.bn3(block.conv3(out)) if hasattr(block, "conv3") else block.bn2(block.conv2(out))
+    torch.testing.assert_close(block(x), (last + block.downsample(x)).relu(), rtol=0, atol=1e-12)
+
+
+def test_a_gamma_without_dimensions_is_read() -> None:
+    """Weights of before: a scalar stands for the one number that gamma is now."""
+    model = attend(made("timm basic"), Factors())
+    state = {name: value[0] + 0.5 if name.endswith("gamma") else value for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    assert [value.tolist() for name, value in model.named_parameters() if name.endswith("gamma")] == [[0.5]] * 4
+
+
+@pytest.mark.parametrize("name", ["torchvision bottleneck", "timm basic"])
+def test_deformable_convolution_takes_the_weights_and_changes_nothing(name: str) -> None:
+    plain, model = made(name).double(), made(name).double()
+    attend(model, None, deformable=True)
+    torch.testing.assert_close(model(image().double()), plain(image().double()), rtol=0, atol=1e-11)
+    moved = [module for module in model.modules() if isinstance(module, DeformableConv2d)]
+    assert len(moved) == sum(len(getattr(model, f"layer{stage}")) for stage in (3, 4))
+    assert set(plain.state_dict()) <= set(model.state_dict())
+    total = sum(len(group["params"]) for group in param_groups(model, 0.05) if group.get("lr_scale") == 0.1)
+    assert total == 2 * len(moved)
+    rates = torch.optim.SGD(param_groups(model, 0.05, lr=0.5)).param_groups
+    assert sum(len(group["params"]) for group in rates if group["lr"] == 0.05) == total
+    assert not any("lr_scale" in group for group in rates)
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        Softmax(),
+        SKA(),
+        MiTA(m=2, k=2),
+        XCA(),
+        Conv(),
+        DeformableConv(),
+        DynamicConv(groups=4),
+        Softmax(projection=FSNE()),
+    ],
+    ids=str,
+)
+def test_any_mechanism_and_any_size(mixer: object) -> None:
+    torch.manual_seed(0)
+    model = create_model(HOST, mixer)
+    y = model(torch.randn(2, 3, 16, 16))
+    y.sum().backward()
+    gammas = [layer.gamma for layer in attended(model)]
+    assert len(gammas) == 4
+    assert all(gamma.grad is not None for gamma in gammas)
+    if not isinstance(mixer, SKA):  # static keys have a grid, other sizes are asked for with resize=
+        assert model(torch.randn(1, 3, 24, 40)).shape == (1, 5)
+
+
+def test_maps_are_rows_first() -> None:
+    """A one-cell shift: the causal row of a rectangular map stays in its row."""
+    model = attend(made("torchvision basic").double(), Conv(kernel=3), heads=4, example=image())
+    layer = model.layer4[0].attn
+    conv = layer.mixer.conv
+    with torch.no_grad():
+        layer.gamma.fill_(1.0)
+        conv.weight.zero_()
+        conv.bias.zero_()
+        conv.weight[:, :, 0, 1] = torch.eye(conv.weight.shape[0])  # the cell above
+    x = torch.randn(1, conv.weight.shape[0], 3, 5, dtype=torch.float64)
+    wanted = x.clone()
+    wanted[:, :, 1:] += x[:, :, :-1]
+    torch.testing.assert_close(layer(x), wanted)
+
+
+def test_a_second_attend_gives_what_it_is_asked() -> None:
+    """Another mechanism with weights that fit, another number of heads, empty slots; a failure changes nothing."""
+    model, x = made("torchvision basic"), image()
+    wanted = model(x)
+    attend(model, E0110, heads=4, example=x)
+    block = model.layer3[0]
+    with torch.no_grad():
+        block.attn.gamma.fill_(0.5)
+    output = block.attn.mixer.proj.weight
+    attend(model, Factors("1111"), heads=8, example=x)
+    assert {layer.mixer.site.heads for layer in attended(model)} == {8}
+    assert block.attn.mixer.operator.u.shape == (8, output.shape[0] // 8)
+    assert torch.equal(block.attn.mixer.proj.weight, output)
+    assert block.attn.gamma.item() == 0.5
+    with pytest.raises(ConfigError, match="groups do not divide"):
+        attend(model, DynamicConv(groups=7), heads=2, example=x)
+    assert {layer.host.heads for layer in attended(model)} == {8}
+    attend(model, None, stages=(4,), heads=2)
+    assert isinstance(model.layer4[0].attn, Slot)
+    assert model.layer4[0].attn.heads == 2
+    assert isinstance(block.attn, Attended)
+    attend(model, None)
+    assert not attended(model)
+    assert torch.equal(model(x), wanted)
+
+
+def test_deformable_convolutions_keep_their_options() -> None:
+    model = attend(made("torchvision basic"), None, deformable="DeformableConv(version=2)")
+    conv = model.layer4[0].conv1
+    assert conv.options == DeformableConv(version=2)
+    for same in (True, False, DeformableConv(version=2)):
+        attend(model, None, deformable=same)
+        assert model.layer4[0].conv1 is conv
+    with pytest.raises(SwapError, match=r"layer3.0.conv1 is a DeformableConv.version=2. already.*deformable=True"):
+        attend(model, E0110, deformable=DeformableConv(groups=2), example=image())
+    assert isinstance(model.layer4[0].attn, Slot)
+
+
+def test_what_was_frozen_stays_frozen() -> None:
+    model = made("timm basic").requires_grad_(False)
+    attend(model, E0110, heads=4, deformable=True, example=image())
+    learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert learning
+    assert all(".attn." in name or ".offset." in name for name in learning)
+    model = attend(made("timm basic"), None, deformable=True)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_copies_pickles_and_folders(tmp_path: Path) -> None:
+    model = create_model(HOST.replace("heads=2", "heads=2, deformable=True"), E0110).eval()
+    with torch.no_grad():
+        for layer in attended(model):
+            layer.gamma.fill_(0.5)
+    x = torch.randn(2, 3, 16, 24)
+    copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    loaded = load(save(model, tmp_path / "saved"))
+    for other in (copied, pickled, loaded):
+        assert torch.equal(other(x), model(x))
+    with torch.no_grad():
+        attended(copied)[0].gamma.fill_(9.0)
+    assert attended(model)[0].gamma.item() == 0.5
+
+
+def test_slots_are_swapped_removed_restored_and_retuned() -> None:
+    plain = create_model(HOST, None).eval()
+    x = torch.randn(2, 3, 16, 24)
+    count = sum(p.numel() for p in plain.parameters())
+    wanted = plain(x)
+    model = swap(plain, MiTA(m=2, k=2))
+    with torch.no_grad():
+        for layer in attended(model):
+            layer.gamma.fill_(0.5)
+    assert not torch.equal(model(x), wanted)
+    retune(model, k=4)
+    swap(model, E0110)
+    assert [layer.gamma.item() for layer in attended(model)] == [0.5] * 4  # a learned gamma goes on
+    remove(model)
+    assert torch.equal(model(x), wanted)
+    assert sum(p.numel() for p in model.parameters()) == count  # "w/o" has not even gamma
+    restore(model)
+    assert isinstance(model.layer3[0].attn, Slot)
+    assert torch.equal(model(x), wanted)
+
+
+def test_gamma_and_vectors_have_no_decay() -> None:
+    model = create_model(HOST, Factors(terms="1111"))
+    layer = model.layer3[0].attn
+    assert layer.no_weight_decay() == {"gamma", "regard.operator.u", "regard.operator.t"}
+    without = {id(p) for group in param_groups(model, 0.05) if group["weight_decay"] == 0 for p in group["params"]}
+    assert {id(layer.gamma), id(layer.mixer.operator.u), id(layer.mixer.operator.t)} <= without
+    assert id(layer.mixer.proj.weight) not in without
+
+
+def test_gradient_reaches_all_once_gamma_is_not_zero() -> None:
+    """Section 1.4: with gamma at zero the first step moves gamma alone."""
+    model = attend(made("torchvision bottleneck"), E0110, heads=4, example=image())
+    layer = model.layer3[0].attn
+    model(image()).square().sum().backward()
+    assert float(layer.gamma.grad) != 0
+    assert float(layer.mixer.proj.weight.grad.abs().max()) == 0
+    with torch.no_grad():
+        layer.gamma.fill_(0.1)
+    model(image()).square().sum().backward()
+    assert all(float(p.grad.abs().max()) > 0 for name, p in layer.named_parameters() if name != "regard.proj.bias")
+
+
+def test_pyramids_and_features() -> None:
+    """timm's features_only, torchvision's FPN backbone with frozen norms; the pyramid's outputs stay."""
+    backbone = torchvision.models.detection.backbone_utils.resnet_fpn_backbone(
+        backbone_name="resnet18", weights=None, norm_layer=FrozenBatchNorm2d, trainable_layers=3
+    ).eval()
+    before = backbone(image())
+    attend(backbone, E0110, example=image())
+    after = backbone(image())
+    assert list(after) == list(before)
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert isinstance(backbone.fpn, FeaturePyramidNetwork)
+    assert len(attended(backbone)) == 4
+    options = {"features_only": True, "out_indices": (2, 3, 4), "channels": (8, 16, 32, 64)}
+    pyramid = create_model("attended_resnet18(heads=2, img_size=(64, 96))", E0110, **options)
+    assert [tuple(y.shape) for y in pyramid(image())] == [(2, 16, 8, 12), (2, 32, 4, 6), (2, 64, 2, 3)]
+    assert pyramid.feature_info.channels() == [16, 32, 64]
+    assert len(attended(pyramid)) == 4
+
+
+@pytest.mark.untyped
+def test_traced_features() -> None:
+    """torchvision's `create_feature_extractor`, whose tracer leaves the named layers whole."""
+    model = attend(made("torchvision basic"), None)
+    create_feature_extractor(model, ["layer4"])
+    assert copy.deepcopy(model).layer4[0].attn.cells == (1, 1)  # nothing of the tracer is kept
+    attend(model, E0110, deformable=True, heads=4, example=image())
+    options = {"leaf_modules": [Attended, DeformableConv2d]}
+    features = create_feature_extractor(model, ["layer3", "layer4", "fc"], tracer_kwargs=options)(image(48, 32))
+    assert [tuple(features[name].shape) for name in ("layer3", "layer4")] == [(2, 256, 3, 2), (2, 512, 2, 1)]
+    assert torch.equal(features["fc"], model(image(48, 32)))
+
+
+@pytest.mark.untyped
+def test_compiled_without_breaks() -> None:
+    model = attend(made("timm basic"), E0110, heads=4, example=image())
+    torch._dynamo.reset()
+    compiled = torch.compile(model.layer4[0], fullgraph=True, backend="eager")
+    x = torch.randn(2, model.layer4[0].conv1.in_channels, 6, 10)
+    torch.testing.assert_close(compiled(x), model.layer4[0](x))
+
+
+@pytest.mark.untyped
+def test_wrong_use_leaves_the_model_alone() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", depth=1)
+    with pytest.raises(SwapError, match="not a ResNet"):
+        attend(vit, E0110)
+    model = made("torchvision basic")
+    wanted, keys = model(image()), list(model.state_dict())
+    with pytest.raises(SwapError, match="no stage 5, 7; it has 1, 2, 3, 4"):
+        attend(model, E0110, stages=(4, 5, 7))
+    with pytest.raises(SwapError, match="stages is empty"):
+        attend(model, E0110, stages=())
+    for stages in (3, "34", ("layer3",), (3.0,), None):
+        with pytest.raises(ConfigError, match=r"numbers of layer1 to layer4, such as \(3, 4\), not"):
+            attend(model, E0110, stages=stages)
+    for options in ({"kernel": 5}, {"dilation": 3}, {"extra": "zero"}, {"axes": 1}, {"axes": 1, "causal": True}):
+        with pytest.raises(ConfigError, match=f"{list(options)[-1]}=.*these come from the convolution"):
+            attend(model, None, deformable=DeformableConv(**options))
+    for moving in ("Conv()", 1, Conv()):
+        with pytest.raises(ConfigError, match="deformable is True, False or a DeformableConv with its options, not"):
+            attend(model, None, deformable=moving)
+    for heads in (7, 0, 2.0):
+        with pytest.raises(
+            ConfigError, match=f"layer3.0 has 256 channels, not a multiple of {heads} heads; give another"
+        ):
+            attend(model, E0110, heads=heads)
+    with pytest.raises(ConfigError, match="configuration, its spelling or None"):
+        attend(model, 3)
+    with pytest.raises(ConfigError, match="groups do not divide"):  # refused after the slots were opened
+        attend(model, DynamicConv(groups=7), deformable=True, example=image())
+    assert list(model.state_dict()) == keys
+    assert {type(block) for block in model.layer4} <= set(BLOCKS)
+    assert torch.equal(model(image()), wanted)
+    with pytest.raises(SwapError, match="layer3.0 is a Bottle2neck"):
+        attend(timm.create_model("res2net50_26w_4s"), E0110)
+    with pytest.raises(ConfigError, match="stem is 4"):
+        create_model("attended_resnet18(stem=3)", None)
+    for size in (0, "24", (24, 24, 3)):
+        with pytest.raises(ConfigError, match="img_size is one side in pixels"):
+            create_model("attended_resnet18", None, img_size=size)

@@ -1,0 +1,174 @@
+"""Folders: what was saved comes back in a new process, and nothing else is taken for it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from regard.core import ConfigError, StoreError
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.softmax import Softmax
+from regard.models.resnet import attend
+from regard.models.saving import load, save
+from regard.projections.sne import FSNE
+from regard.store.files import write_json
+from regard.store.results import Results
+from regard.swapping.swap import create_model, remove, retune, swap
+from regard.train import checkpoint
+from regard.train.load import load as load_run
+from small_hosts import VIT, spread, swin
+
+DESK = "vit_desk(size=(16, 24), dim=16, depth=3, heads=2)"
+
+
+@pytest.fixture
+def mixed():
+    """Three layers: retuned MiTA, softmax on shared codes, nothing."""
+    torch.manual_seed(0)
+    model = create_model(DESK, MiTA(m=6, k=4))
+    swap(model, Softmax(projection=FSNE(code=4)), "blocks.[12].*")
+    remove(model, "blocks.2.*")
+    retune(model, "blocks.0.*", m=4)
+    spread(model.eval())
+    return model
+
+
+def test_a_new_process_gives_the_same_logits(mixed, tmp_path):
+    x = torch.randn(2, 3, 16, 24)
+    save(mixed, tmp_path / "model")
+    torch.save(x, tmp_path / "x.pt")
+    code = (
+        "import sys, torch; from regard.models.saving import load; folder = sys.argv[1];"
+        "model = load(folder + '/model'); torch.save(model(torch.load(folder + '/x.pt')), folder + '/y.pt')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+    assert torch.equal(torch.load(tmp_path / "y.pt"), mixed(x))
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.json", "model.safetensors"}
+
+
+def test_the_folder_tells_what_it_holds(mixed, tmp_path):
+    about = json.loads((save(mixed, tmp_path) / "model.json").read_text())
+    assert about["host"] == DESK
+    assert [group["mixer"] for group in about["swaps"]] == [
+        "MiTA(m=4, k=4)",
+        "Softmax(projection=FSNE(code=4))",
+        "removed",
+    ]
+    assert about["swaps"][0]["layers"] == {"blocks.0.attn": [4, 6, 0, 0]}
+
+
+def test_saved_twice_is_the_second(mixed, tmp_path):
+    save(mixed, tmp_path)
+    spread(mixed)
+    save(mixed, tmp_path)
+    x = torch.randn(1, 3, 16, 24)
+    assert torch.equal(load(tmp_path)(x), mixed(x))
+
+
+def test_dtype_and_build_grid_come_back(tmp_path):
+    model = create_model(VIT, None, img_size=(32, 48), dynamic_img_size=True).double().eval()
+    swap(model, Softmax(), example=torch.randn(1, 3, 16, 64))
+    save(model, tmp_path)
+    back = load(tmp_path)
+    assert next(back.parameters()).dtype == torch.float64
+    assert back.blocks[0].attn.regard.site.grid == model.blocks[0].attn.regard.site.grid
+
+
+def test_a_model_without_a_recipe_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="create_model"):
+        save(swin()[0], tmp_path)
+    model = create_model("vit_desk", None)
+    model.regard_host = ("vit_desk", {"norm_layer": torch.nn.LayerNorm})
+    with pytest.raises(ConfigError, match="cannot be spelled"):
+        save(model, tmp_path)
+
+
+def test_what_load_could_not_build_is_refused_when_it_is_saved(tmp_path):
+    model = create_model("resnet18(num_classes=7)", None)
+    attend(model, "Factors(terms='0110')", (4,), example=torch.randn(1, 3, 64, 64))
+    with pytest.raises(ConfigError, match="built again, is not this model.*attended_resnet18"):
+        save(model, tmp_path)
+    model = create_model(DESK, None)
+    model.head = torch.nn.Linear(16, 3)
+    with pytest.raises(ConfigError, match=r"head.weight is \(3, 16\) here and \(10, 16\) there.*num_classes="):
+        save(model, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_head_and_a_mechanism_in_the_hosts_spelling_come_back(tmp_path):
+    model = create_model("attended_resnet18(img_size=64, stages=(4,), mixer='SKA()')", None).eval()
+    model.reset_classifier(5)
+    x = torch.randn(2, 3, 64, 64)
+    assert torch.equal(load(save(model, tmp_path))(x), model(x))
+
+
+def test_a_checkpoint_that_a_model_started_from_is_not_in_its_recipe(tmp_path):
+    torch.save(create_model(VIT, None).state_dict(), tmp_path / "start.pth")
+    model = create_model(VIT, None, checkpoint_path=str(tmp_path / "start.pth")).eval()
+    (tmp_path / "start.pth").unlink()
+    x = torch.randn(1, 3, 224, 224)
+    assert torch.equal(load(save(model, tmp_path))(x), model(x))
+
+
+def test_foreign_and_damaged_folders_are_named(mixed, tmp_path):
+    with pytest.raises(StoreError, match=r"has no model\.json"):
+        load(tmp_path)
+    about = json.loads((save(mixed, tmp_path) / "model.json").read_text())
+
+    def attempt(match, **changes):
+        (tmp_path / "model.json").write_text(json.dumps({**about, **changes}))
+        with pytest.raises(StoreError, match=match):
+            load(tmp_path)
+
+    attempt("not written by regard", format="other")
+    attempt("version 9", version=9)
+    attempt("'swaps' is missing", swaps=None)
+    attempt("does not hold the model", host="vit_desk(dim=32)")
+    attempt("does not hold the model", host="no_such_host")
+    for swaps in ([3], [{"mixer": "SKA()"}], [{"mixer": 5, "layers": {"blocks.0.attn": [4, 6, 0, 0]}}]):
+        attempt(r"does not hold the model that its model\.json describes", swaps=swaps)
+    attempt("does not hold the model", swaps=[{"mixer": "SKA()", "layers": {"blocks.9.attn": [4, 6, 0, 0]}}])
+    attempt("does not hold the model", swaps=[{"mixer": "NoSuch()", "layers": {"blocks.0.attn": [4, 6, 0, 0]}}])
+    (tmp_path / "model.json").write_text("{")
+    with pytest.raises(StoreError, match=r"model\.json is damaged"):
+        load(tmp_path)
+    (tmp_path / "model.json").write_text(json.dumps(about))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    with pytest.raises(StoreError, match="damaged or belongs to another"):
+        load(tmp_path)
+    weights.unlink()
+    with pytest.raises(StoreError, match=r"no readable model\.safetensors"):
+        load(tmp_path)
+
+
+def test_a_mechanism_of_ones_own_is_named_by_extra(tmp_path):
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Softmax):
+        """Softmax attention by another name."""
+
+    model = create_model(VIT, Mine(), img_size=32).eval()
+    save(model, tmp_path)
+    with pytest.raises(StoreError, match=r"unknown name 'Mine'.*own by extra="):
+        load(tmp_path)
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(load(tmp_path, extra=[Mine])(x), model(x))
+
+
+def test_a_place_that_cannot_be_written_is_an_error(mixed, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot write"):
+        save(mixed, tmp_path / "file" / "model")
+
+
+def test_a_damaged_recipe_of_a_run_is_named(tmp_path):
+    folder = Results(tmp_path).folder("run")
+    write_json(folder / "run.json", {})
+    checkpoint.save(folder, {"model": {}, "ema": None})
+    for recipe in ({"host": DESK}, {"host": DESK, "swaps": [{"mixer": "SKA()", "layers": {"blocks.9.attn": [4, 6]}}]}):
+        write_json(folder / "outcome.json", {"status": "done", "model": recipe})
+        with pytest.raises(StoreError, match=r"does not hold the model that its outcome\.json describes"):
+            load_run(folder)

@@ -1,0 +1,400 @@
+"""The small hosts of the SKA paper: what stands around their attention stays around a mechanism that is swapped in."""
+
+import copy
+import io
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from regard.core import ConfigError, Grid, GridError, Mask, UnsupportedError
+from regard.mixers.flatten import FLatten
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.ska import SKA
+from regard.mixers.xca import XCA
+from regard.models.catalog import HOSTS, list_models
+from regard.models.cvt import convolved
+from regard.models.metaformer import load_fitting
+from regard.models.timm_registry import register
+from regard.projections.sne import PSNE
+from regard.swapping.capture import capture
+from regard.swapping.inspect import channels_of
+from regard.swapping.swap import create_model, remove, restore, retune, swap
+from small_hosts import spread
+
+FAITHFUL = [
+    "vit_s_32_spt(keep_lsa=True)",
+    "cait_s_32(heads=2, width=24)",
+    *(
+        pytest.param(host, marks=pytest.mark.slow)
+        for host in (
+            "cait_s_32",
+            "swin_t_32(keys='window')",
+            "cvt_13",
+            "swin_t_32",
+            "cvt_13_32",
+            "cvt_13(kv_stride=1)",
+        )
+    ),
+]
+
+
+def made(host):
+    torch.manual_seed(0)
+    model = create_model(host, None, num_classes=7)
+    for value in model.parameters():
+        nn.init.normal_(value, std=0.08)
+    for name, value in model.named_buffers():
+        if name.endswith("running_var"):
+            nn.init.uniform_(value, 0.5, 1.5)
+    return model.double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("host", FAITHFUL)
+def test_softmax_changes_neither_output_nor_state(host):
+    model, x = made(host)
+    before, state = model(x), copy.deepcopy(model.state_dict())
+    swap(model, Softmax())
+    assert (model(x) - before).abs().max() <= 1e-12 * before.abs().max()
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    swap(model, Softmax(scale=2.0))
+    assert (model(x) - before).abs().max() > 1e-9 * before.abs().max()
+    remove(restore(model))
+    assert (model(x) - before).abs().max() > 1e-9 * before.abs().max()
+    assert torch.equal(restore(model)(x), before)
+
+
+def test_keeping_what_surrounds_attention_is_not_the_same_as_dropping_it():
+    for kept, loose in (
+        ("vit_s_32_spt(keep_lsa=True)", "vit_s_32_spt"),
+        ("cait_s_32", "cait_s_32(keep_talking=False)"),
+    ):
+        model, x = made(kept)
+        other, _ = made(loose)
+        other.load_state_dict(model.state_dict())
+        assert torch.equal(model(x), other(x))
+        assert not torch.allclose(swap(model, Softmax())(x), swap(other, Softmax())(x))
+
+
+def test_class_layers_stay():
+    model, _ = made("cait_s_32")
+    swap(model, SKA())
+    assert {type(block.attn).__name__ for block in model.blocks} == {"Talking"}
+    assert {type(block.attn).__name__ for block in model.blocks_token_only} == {"ClassAttention"}
+
+
+def test_timm_cait_keeps_its_talking_heads_and_refuses_what_has_no_map():
+    model = timm.create_model("cait_xxs24_224", img_size=64, depth=2, num_classes=5).double().eval()
+    spread(model)
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    before = model(x)
+    assert (swap(model, Softmax(), example=x)(x) - before).abs().max() <= 1e-11 * before.abs().max()
+    with pytest.raises(UnsupportedError, match="mixes its heads"):
+        swap(model, MiTA(m=4, k=4), example=x)
+    swap(model, SKA(), example=x)(x).sum().backward()
+    assert all(value.grad is not None for value in model.blocks.parameters())
+
+
+def test_keys_of_the_last_stage_of_cvt_are_one_cell_and_the_class_token():
+    model, x = made("cvt_13")
+    swap(model, SKA())
+    layer = model.stages[2].blocks[0].attn
+    assert layer.mixer.operator.keys.shape == (6, 1, 64)
+    assert layer.mixer.operator.extra_keys.shape == (6, 1, 64)
+    with capture(model, "stages.[02].blocks.0.*") as maps:
+        model(x)
+    assert [a.shape for a in maps.values()] == [(2, 1, 64, 16), (2, 6, 5, 2)]
+    wide = torch.randn(1, 3, 32, 64, dtype=torch.float64)
+    assert model(wide).shape == (1, 7)
+    with pytest.raises(UnsupportedError, match="kv_stride=1"):
+        swap(restore(model), XCA())
+    with pytest.raises(ConfigError, match="kv_stride=1"):
+        swap(model, Softmax(dwc=3))
+
+
+def test_cvt_takes_other_projections_and_its_own_grid_takes_every_mechanism():
+    model, x = made("cvt_13")
+    swap(model, Softmax(projection=PSNE()))
+    assert "stages.0.blocks.0.attn.conv_q.conv.weight" in model.state_dict()
+    model(x)
+    model, x = made("cvt_13(kv_stride=1)")
+    swap(model, XCA())
+    assert torch.isfinite(model(x)).all()
+    swap(model, Softmax(dwc=3))
+    assert torch.isfinite(model(x)).all()
+
+
+def test_what_stands_beside_an_operator_is_not_lost_in_cvt():
+    model, _ = made("cvt_13(kv_stride=1)")
+    with pytest.raises(UnsupportedError, match="a layer of its own around its operator .LocalMixer"):
+        swap(model, FLatten(local=5))
+    swap(model, FLatten())
+
+
+def test_hidden_tokens_do_not_pass_through_the_convolution_beside_attention_in_cvt():
+    model, _ = made("cvt_13(kv_stride=1)")
+    mixer = swap(model, Softmax(dwc=3)).stages[0].blocks[0].attn.mixer
+    grid, x = Grid(4, 5), torch.randn(2, 20, mixer.site.dim, dtype=torch.float64)
+    keep = torch.arange(20).expand(2, -1) != 7
+    mixer.dwc.weight.data.fill_(1.0)
+    for conv in (mixer.conv_q.conv, mixer.conv_k.conv, mixer.conv_v.conv):  # the host's own, which know no masks
+        conv.weight.data.zero_()[..., 1, 1] = 1.0
+    other = torch.where(keep[..., None], x, 9.0)
+    out, again = (mixer(tokens, grid, Mask(keep=keep))[keep] for tokens in (x, other))
+    assert torch.allclose(out, again, rtol=0, atol=1e-12)
+
+
+def test_static_keys_for_each_window_are_those_of_the_shared_key_when_they_are_equal():
+    one, x = made("swin_t_32")
+    each, _ = made("swin_t_32(keys='window')")
+    swap(one, SKA())
+    swap(each, SKA())
+    state = one.state_dict()
+    for key, value in each.state_dict().items():
+        source = state[key.replace("operator.inner.", "operator.")]
+        value.copy_(source.repeat(len(value) // len(source), 1, 1) if value.shape != source.shape else source)
+    assert torch.allclose(each(x), one(x), rtol=0, atol=1e-11)
+    key = each.stages[0][1].attn.mixer.operator.inner.keys
+    assert key.shape == (16 * 3, 16, 32)
+    with torch.no_grad():
+        key[15 * 3 :] += 1.0 * torch.randn_like(key[15 * 3 :])  # the last window alone
+    stage = each.stages[0][:2]
+    changed = (stage(x.movedim(1, -1)) - one.stages[0][:2](x.movedim(1, -1))).abs().amax((0, 3)) > 1e-9
+    assert changed[12:, 12:].any()
+    assert not changed[:12].any()
+    assert not changed[:, :12].any()
+
+
+def test_keys_for_each_window_refuse_another_number_of_windows():
+    model, _ = made("swin_t_32(keys='window')")
+    swap(model, SKA())
+    layer = model.stages[0][1].attn
+    with pytest.raises(GridError, match="each of which has parameters of its own"):
+        layer(torch.randn(3, 16, 96, dtype=torch.float64))
+
+
+def test_shifted_windows_and_merging_follow_the_image():
+    model, x = made("swin_t_32")
+    assert [tuple(y.shape[1:]) for y in model.maps(x)] == [(96, 16, 16), (192, 8, 8), (384, 4, 4), (768, 4, 4)]
+    merge = model.stages[0][0]
+    with torch.no_grad():
+        merge.linear.weight.zero_()
+        merge.linear.bias.zero_()
+        merge.linear.weight[0, 3] = 1.0  # channel 0, lower right of the four
+    picked = merge(x.movedim(1, -1))[..., 0]
+    assert torch.equal(picked, x[:, 0, 1::2, 1::2])
+
+
+def test_wrong_options_of_small_hosts_are_said():
+    for host, said in (
+        ("swin_t_32(img_size=20)", "multiples of 8"),
+        ("swin_t_32(keys='all')", "keys='shared'"),
+        ("cvt_13(dims=(64, 190, 384))", "multiples of 1, 3, 6"),
+        ("cait_s_32(hedas=3)", "did you mean"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            create_model(host, None)
+
+
+@pytest.mark.parametrize("host", ["vit_s_32_spt", "swin_t_32"])
+def test_hosts_without_a_convolution_tell_their_channels(host):
+    """Plans make an image of noise; these hosts have no convolution that would say how many channels it has."""
+    assert not any(isinstance(module, nn.Conv2d) for module in create_model(host, None).modules())
+    model = create_model(host, Softmax(), in_chans=1).eval()
+    assert model(torch.randn(1, 1, 32, 32)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("host", ["vit_desk", "xcit_desk", "cait_s_32", "cvt_13", "skaformer_desk", "vit5_small"])
+def test_every_host_tells_its_channels(host):
+    with torch.device("meta"):
+        assert channels_of(create_model(host, None, in_chans=2)) == 2
+
+
+@pytest.mark.parametrize("host", ["cvt_13", pytest.param("cvt_13_32", marks=pytest.mark.slow)])
+def test_an_explicit_scale_is_the_scale_of_cvt(host):
+    """The host's own factor, given as `scale`, is the host; 384^-0.5 in cvt_13, 64^-0.5 in the plainer variant."""
+    model, x = made(host)
+    before = model(x)
+    scale = model.stages[2].blocks[0].attn.scale
+    assert scale == (384 if host == "cvt_13" else 64) ** -0.5
+    swap(model, Softmax(scale=scale), "stages.2.*")
+    assert (model(x) - before).abs().max() <= 1e-12 * before.abs().max()
+    mixer = swap(model, SKA(scale=1.0), "stages.2.*").stages[2].blocks[0].attn.mixer
+    grid = mixer.site.grid
+    tokens = torch.randn(2, grid.tokens, 384, dtype=torch.float64)
+    raw = mixer.qkv(convolved(mixer, "q", tokens, grid), "q")[0]
+    assert torch.equal(mixer.roles(tokens, grid)["q"], raw)
+
+
+def test_stages_that_are_not_there_are_named():
+    for host, options, said in (
+        ("cvt_13", {"out_indices": (5,)}, "there are the 3 stages 0 to 2"),
+        ("swin_t_32", {"out_indices": (0, -5)}, "there are the 4 stages 0 to 3, or -1 to -4"),
+        ("vit_s_32", {"out_indices": (6,)}, "there are the 6 stages 0 to 5"),
+        ("cvt_13", {"out_indices": ()}, "at least one"),
+        ("skaformer_desk", {"out_indices": (4,), "img_size": 64}, "there are the 4 stages 0 to 3"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            create_model(host, None, features_only=True, **options)
+    last = create_model("cvt_13", None, features_only=True, out_indices=(-1, 0))
+    assert last.feature_info.channels() == [384, 64]
+
+
+def test_features_of_every_small_host():
+    x = torch.randn(1, 3, 32, 32)
+    for host, channels in (("swin_t_32", [96, 192, 384, 768]), ("cvt_13", [64, 192, 384]), ("vit_s_32", [512] * 6)):
+        model = create_model(host, None, features_only=True).eval()
+        assert [y.shape[1] for y in model(x)] == channels == model.feature_info.channels()
+        swap(model, Softmax(), example=x)
+        assert len(model(x)) == len(channels)
+
+
+# SKAFormer, CSKAFormer
+
+
+def test_a_metaformer_pyramid_on_a_larger_rectangle():
+    torch.manual_seed(0)
+    x = torch.randn(1, 3, 80, 133)
+    outs = {}
+    for resize in ("window", "interpolate"):
+        torch.manual_seed(1)
+        model = create_model("skaformer_s18(img_size=64)", None, features_only=True, resize=resize).eval()
+        for name, value in model.named_parameters():
+            if "operator.keys" in name:
+                nn.init.normal_(value)
+        outs[resize] = model(x)
+        assert [tuple(y.shape[1:]) for y in outs[resize]] == [(64, 20, 33), (128, 10, 17), (320, 5, 9), (512, 3, 5)]
+    assert torch.equal(outs["window"][0], outs["interpolate"][0])
+    assert not torch.allclose(outs["window"][1], outs["interpolate"][1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ["skaformer_s18", "cskaformer_s18"])
+def test_a_detection_pyramid_at_800_by_1333(host):
+    from regard.mixers import MIXERS
+
+    if host.startswith("c") and "CSKA" not in {kind.__name__ for kind in MIXERS}:
+        pytest.skip("CSKA is not among the mechanisms")
+    model = create_model(host, None, features_only=True, resize="window").eval()
+    with torch.no_grad():
+        found = model(torch.randn(1, 3, 800, 1333))
+    assert [tuple(y.shape[2:]) for y in found] == [(200, 333), (100, 167), (50, 84), (25, 42)]
+
+
+def test_checkpoints_load_into_every_layer_that_keeps_its_shape(tmp_path):
+    plain = timm.create_model("caformer_s18", num_classes=1000)
+    path = str(tmp_path / "caformer.pt")
+    torch.save(plain.state_dict(), path)
+    with pytest.warns(UserWarning, match="15 of the 206 tensors"):
+        model = create_model("skaformer_s18", None, pretrained=path, img_size=64)
+    state = plain.state_dict()
+    for key, value in model.state_dict().items():
+        if "stages.1" not in key or "mlp" in key or "norm" in key or "downsample" in key:
+            assert torch.equal(value, state[key].reshape(value.shape)), key
+    left = load_fitting(model, state)
+    assert left
+    assert all(key.startswith("stages.1.blocks.") and ".token_mixer." in key for key in left)
+    with pytest.warns(UserWarning, match="left out: stages.1.blocks.0.token_mixer"):
+        backbone = create_model("skaformer_s18", None, pretrained=path, features_only=True, img_size=64)
+    assert torch.equal(backbone.stages_3.blocks[0].mlp.fc1.weight, state["stages.3.blocks.0.mlp.fc1.weight"])
+
+
+def test_metaformer_options_are_checked():
+    for options, said in (
+        ({"mixers": ("conv", "ska")}, "are four"),
+        ({"mixers": ("conv", "skaa", "attn", "attn")}, "SKA"),
+        ({"mixers": ("conv", "XCA()", "attn", "attn"), "resize": "window"}, "has no resize"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            create_model("skaformer_s18", None, img_size=64, **options)
+
+
+def test_placements_are_where_they_say():
+    model = create_model("skaformer_s18(img_size=64, mixers=('conv', 'conv', 'SKA(scale=1.0)', 'attn'))", None)
+    kinds = [type(stage.blocks[0].token_mixer).__name__ for stage in model.stages]
+    assert kinds == ["SepConv", "SepConv", "TimmMetaFormer", "Attention"]
+    assert model.stages[2].blocks[0].token_mixer.mixer.config == SKA(scale=1.0)
+    assert str(model.stages[2].blocks[0].token_mixer.mixer.site.grid) == "4x4 cells with 0 + 0 extra tokens"
+
+
+# timm's registry
+
+
+def test_registration_is_explicit_and_may_be_repeated():
+    names = register()
+    assert register() == names == [f"regard_{name}" for name in HOSTS]
+    assert set(timm.list_models("regard_*")) == set(names)
+    model = timm.create_model("regard_vit_s_32", num_classes=3)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+    backbone = timm.create_model("regard_skaformer_s18", features_only=True, img_size=64)
+    assert backbone.feature_info.channels() == [64, 128, 320, 512]
+    with pytest.raises(ValueError, match="no pretrained"):
+        timm.create_model("regard_vit_s_32", pretrained=True)
+    assert type(create_model("regard_vit_desk", None)) is type(create_model("vit_desk", None))
+    assert list_models("regard_*") == list(HOSTS)
+    assert not [name for name in list_models() if name.startswith("regard_")]
+
+
+@pytest.mark.slow
+def test_nothing_is_registered_by_import():
+    import subprocess
+    import sys
+
+    code = "import timm, regard.hosts; assert not timm.list_models('regard_*')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_small_hosts_are_saved_whole():
+    model, x = made("cvt_13")
+    swap(model, SKA())
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    again = torch.load(io.BytesIO(stored.getvalue()), weights_only=False)
+    assert torch.equal(again(x), model(x))
+    retune(again, scale=1.0)
+    assert not torch.equal(again(x), model(x))
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    "host",
+    [
+        "cait_s_32",
+        *(
+            pytest.param(host, marks=pytest.mark.slow)
+            for host in ("swin_t_32(keys='window')", "cvt_13", "vit_s_32_spt(keep_lsa=True)")
+        ),
+    ],
+)
+def test_swapped_small_hosts_compile(host):
+    torch._dynamo.reset()
+    model, x = made(host)
+    swap(model, SKA())
+    got = torch.compile(model, backend="eager", fullgraph=True)(x)
+    assert torch.allclose(got, model(x), atol=1e-9)
+
+
+def test_shifted_patches_hold_the_image_and_its_shifts():
+    model = create_model("vit_s_32_spt", None)
+    shifted = model.patch_embed.proj
+    x = torch.zeros(1, 3, 32, 32)
+    x[0, 0, 3, 8] = 1.0  # the lowest row of patch (0, 2): the downward shift moves it into patch (1, 2)
+    changed = (shifted(x) - shifted(torch.zeros_like(x))).abs().amax(1)[0] > 1e-6
+    assert {tuple(cell) for cell in changed.nonzero().tolist()} == {(0, 2), (1, 2), (0, 1)}
+
+
+def test_locality_attention_does_not_look_at_itself():
+    attention = create_model("vit_s_32_spt", None).eval().blocks[0].attn
+    x = torch.randn(1, 5, 512)
+    y = x.clone()
+    y[0, 2] += 1.0
+    logits_free = attention.qkv.weight.detach().clone()
+    with torch.no_grad():
+        attention.qkv.weight[:1024] = 0.0  # uniform over the others
+    a, b = attention(x), attention(y)
+    assert torch.allclose(a[0, 2], b[0, 2], atol=1e-6)
+    assert not torch.allclose(a[0, 1], b[0, 1], atol=1e-6)
+    assert logits_free.shape == (1536, 512)

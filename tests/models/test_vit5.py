@@ -1,0 +1,295 @@
+"""ViT-5 against its equations, its published sizes, and with mechanisms swapped in."""
+
+import cmath
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core import ConfigError, Grid, ShapeError
+from regard.measure.cost import model_cost
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.shared.heads import rotate
+from regard.mixers.softmax import Softmax
+from regard.mixers.spelling import spell
+from regard.models.catalog import list_models
+from regard.models.saving import load, save
+from regard.models.timm_registry import register
+from regard.studies.mita.counts import VIT5
+from regard.studies.published_sizes import verdict
+from regard.swapping.swap import create_model, plan_swap, swap
+from regard.train.optimizer import param_groups
+from small_hosts import spread, vit5
+
+
+def ready(grid: tuple[int, int] = (4, 6)) -> tuple[torch.nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model, _ = vit5()
+    spread(model)
+    return model.double().eval(), torch.randn(2, 3, 8 * grid[0], 8 * grid[1], dtype=torch.float64)
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(value.numel() for value in model.parameters())
+
+
+def named(value: object) -> str:
+    return spell(value) if isinstance(value, MiTA | Softmax) else str(value)
+
+
+# the host itself
+
+
+def by_hand(state: dict[str, Tensor], x: Tensor, number: int, patch: int, registers: int) -> Tensor:
+    """ViT-5 from its description, rotations as complex numbers, one token after another.
+
+    Rotary angles: row and column of a patch over 10000^(2j / (d/2)), of a register in its square over 100^(...).
+    """
+    get = state.__getitem__
+
+    def rms(name: str, y: Tensor) -> Tensor:
+        return y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * get(f"{name}.weight")
+
+    def turn(y: Tensor, places: list[tuple[int, int] | None]) -> Tensor:
+        d = y.shape[-1]
+        turned = torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous())
+        columns = []
+        for token, place in enumerate(places):
+            factor = torch.ones(d // 2, dtype=torch.complex128)
+            if place is not None:
+                base = 100.0 if token >= len(places) - registers else 10000.0
+                for j in range(d // 4):
+                    rate = base ** (-2 * j / (d // 2))
+                    for half in (0, 1):
+                        factor[half * d // 4 + j] = cmath.exp(1j * place[half] * rate)
+            columns.append(turned[:, :, token] * factor)
+        return torch.view_as_real(torch.stack(columns, 2)).flatten(-2)
+
+    patches = x.unfold(2, patch, patch).unfold(3, patch, patch).permute(0, 2, 3, 1, 4, 5)
+    h, w = patches.shape[1:3]
+    y = F.linear(patches.flatten(3).flatten(1, 2), get("patch_embed.proj.weight").flatten(1))
+    y = y + get("patch_embed.proj.bias") + get("pos_embed")
+    y = torch.cat([get("cls_token").expand(len(x), -1, -1), y, get("reg_token").expand(len(x), -1, -1)], 1)
+    side = int(registers**0.5)
+    places = [None, *((i, j) for i in range(h) for j in range(w)), *((i, j) for i in range(side) for j in range(side))]
+    for i in range(2):
+        b = f"blocks.{i}"
+        q, k, v = (
+            F.linear(rms(f"{b}.norm1", y), part).unflatten(-1, (number, -1)).transpose(1, 2)
+            for part in get(f"{b}.attn.qkv.weight").chunk(3)
+        )
+        q, k = turn(rms(f"{b}.attn.q_norm", q), places), turn(rms(f"{b}.attn.k_norm", k), places)
+        out = ((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        y = y + get(f"{b}.gamma_1") * F.linear(out, get(f"{b}.attn.proj.weight"), get(f"{b}.attn.proj.bias"))
+        z = F.gelu(F.linear(rms(f"{b}.norm2", y), get(f"{b}.mlp.fc1.weight"), get(f"{b}.mlp.fc1.bias")))
+        y = y + get(f"{b}.gamma_2") * F.linear(z, get(f"{b}.mlp.fc2.weight"), get(f"{b}.mlp.fc2.bias"))
+    return F.linear(rms("norm", y)[:, 0], get("head.weight"), get("head.bias"))
+
+
+def test_fact_4_23_vit5_is_its_equations() -> None:
+    model, x = ready()
+    with torch.no_grad():
+        wanted = by_hand(dict(model.named_parameters()), x, 2, 8, 4)
+        assert (model(x) - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+        swap(model, Softmax())
+        assert (model(x) - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+
+
+def test_parameters_have_the_repositorys_names() -> None:
+    block = {
+        "norm1.weight", "attn.qkv.weight", "attn.q_norm.weight", "attn.k_norm.weight", "attn.proj.weight",
+        "attn.proj.bias", "norm2.weight", "mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "mlp.fc2.bias",
+        "gamma_1", "gamma_2",
+    }  # fmt: skip
+    whole = {"cls_token", "reg_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias", "norm.weight",
+             "head.weight", "head.bias"}  # fmt: skip
+    model, _ = ready()
+    assert set(model.state_dict()) == whole | {f"blocks.{i}.{name}" for i in (0, 1) for name in block}
+    assert model.no_weight_decay() == {"pos_embed", "cls_token", "reg_token"}  # type: ignore[operator]
+    names = {id(value): name for name, value in model.named_parameters()}
+    decayed = {names[id(value)] for value in param_groups(model, 0.05)[0]["params"]}
+    assert decayed == {name for name in names.values() if name.endswith("weight") and "norm" not in name}
+
+
+def test_the_first_weights() -> None:
+    torch.manual_seed(0)
+    model = create_model("vit5_small(img_size=32, depth=1, drop_path_rate=0.05)", None)
+    assert model.blocks[0].gamma_1.unique().tolist() == pytest.approx([1e-4])
+    assert model.blocks[0].drop_path.drop_prob == 0.05
+    for name in ("reg_token", "cls_token", "blocks.0.attn.qkv.weight", "head.weight"):
+        assert model.get_parameter(name).std().item() == pytest.approx(0.02, rel=0.1)
+    assert not model.head.bias.any()
+
+
+# sizes
+
+
+@pytest.mark.parametrize(
+    ("host", "mixer", "params"),
+    [
+        ("vit5_small", None, 22_039_144),
+        ("vit5_small", MiTA(), 22_039_144),
+        ("vit5_small", MiTA(dwc=3), 22_085_224),
+        ("vit5_base", None, 86_543_080),
+        ("vit5_large", None, 304_258_024),
+        ("vit5_xlarge", None, 448_505_128),
+    ],
+    ids=named,
+)
+def test_fact_4_23_and_section6_parameters(host: str, mixer: MiTA | None, params: int) -> None:
+    with torch.device("meta"):
+        assert count(create_model(host, mixer)) == params
+
+
+@pytest.mark.parametrize(
+    ("mixer", "macs", "printed"),
+    [(Softmax(), 4.70, "4.7G"), (MiTA(k=30), 4.47, "4.5G"), (MiTA(k=30, dwc=3), 4.48, "4.5G")],
+    ids=named,
+)
+def test_fact_section6_work_of_the_built_host(mixer: MiTA, macs: float, printed: str) -> None:
+    """201 tokens; the built network has what the formula of the whole table says."""
+    cost = model_cost("vit5_small", mixer)
+    assert (cost.params, cost.macs) == VIT5.count(mixer)
+    assert cost.macs / 1e9 == pytest.approx(macs, abs=0.0051)
+    assert "R" in verdict(cost.macs, printed)
+    assert "R" in verdict(cost.params, "22M")
+
+
+# tokens and places
+
+
+def test_registers_are_last_and_the_class_token_is_not_rotated() -> None:
+    model, x = ready()
+    tokens, grid = model.tokens(x)
+    assert grid == Grid(4, 6, 1, 4)
+    assert torch.equal(tokens[:, :1], model.cls_token.expand(2, -1, -1))
+    assert torch.equal(tokens[:, 25:], model.reg_token.expand(2, -1, -1))
+    sin, cos = model.rope(4, 6, x).chunk(2, -1)
+    assert not sin[0].any()
+    assert (cos[0] == 1).all()
+    first, second = (sin[1 + cell].asin() for cell in (1, 6))  # one column on, one row on
+    assert first.tolist() == pytest.approx([0] * 8 + [1, 1] + [0.1] * 2 + [0.01] * 2 + [0.001] * 2)
+    assert second.tolist() == pytest.approx([1, 1] + [0.1] * 2 + [0.01] * 2 + [0.001] * 2 + [0] * 8)
+    register = sin[25 + 1].asin()
+    assert register.tolist() == pytest.approx([0] * 8 + [100 ** (-j / 4) for j in range(4) for _ in range(2)])
+
+
+def test_another_size_stretches_the_places() -> None:
+    """Twice as many rows: every second one is at the place of a built row; learned positions are resampled."""
+    model, _ = ready()
+    x = torch.randn(1, 3, 64, 48, dtype=torch.float64)
+    with pytest.raises(AssertionError):
+        model(x)
+    built, stretched = model.rope(4, 6, x), model.rope(8, 6, x)
+    cells = stretched[1:49].unflatten(0, (8, 6))
+    assert torch.allclose(cells[::2].flatten(0, 1), built[1:25], atol=1e-12)
+    host = "vit5_small(img_size=(32, 48), patch_size=8, embed_dim=32, depth=2, num_heads=2, dynamic_img_size=True)"
+    free = create_model(host, MiTA(m=(2, 3), k=5)).double().eval()
+    with torch.no_grad():
+        assert free(x).shape == (1, 1000)
+    assert free.blocks[1].attn.grid() == Grid(8, 6, 1, 4)
+    free(torch.randn(1, 3, 32, 48, dtype=torch.float64))
+    assert free.blocks[1].attn.grid() == Grid(4, 6, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_registers": 3}, "registers form a square"),
+        ({"img_size": (224, 230)}, "224x230 cannot be cut"),
+        ({"embed_dim": 36, "num_heads": 6}, "multiple of 4"),
+        ({"registers": 4}, "num_registers"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built_is_refused(options: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        create_model("vit5_small", None, **options)
+
+
+def test_without_registers_or_head() -> None:
+    model = create_model("vit5_small(img_size=32, depth=1, num_registers=0, num_classes=0)", MiTA(m=2, k=3))
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 384)
+    assert model.blocks[0].attn.grid() == Grid(2, 2, 1)
+    model.reset_classifier(5)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
+
+
+# with mechanisms
+
+
+def test_a_rotary_tensor_of_every_token_turns_every_token() -> None:
+    grid = Grid(2, 3, 1, 4)
+    x, angles = torch.randn(2, 2, 11, 4, dtype=torch.float64), torch.randn(11, 2, dtype=torch.float64)
+    twice = angles.repeat_interleave(2, -1)
+    rope = torch.cat([twice.sin(), twice.cos()], -1)
+    pairs = torch.view_as_complex(x.unflatten(-1, (2, 2)))
+    wanted = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+    assert torch.allclose(rotate(x, rope, grid), wanted, atol=1e-14)
+    cells = rotate(x, rope[grid.span], grid)
+    assert torch.allclose(cells[..., grid.span, :], wanted[..., grid.span, :], atol=1e-14)
+    assert torch.equal(cells[..., 7:, :], x[..., 7:, :])
+    with pytest.raises(ShapeError, match="7 rows, the grid 6 cells and 11 tokens"):
+        rotate(x, rope[:7], grid)
+
+
+def test_landmarks_are_pooled_from_rotated_patches_only() -> None:
+    """As the published MiTA for ViT-5: neither the class token nor registers are pooled."""
+    model, x = ready()
+    swap(model, MiTA(m=(2, 3), k=5))
+    mixer = model.blocks[0].attn.mixer
+    tokens, grid = model.tokens(x)
+    q = mixer.roles(model.blocks[0].norm1(tokens), grid, model.rope(4, 6, x))["q"]
+    image = q[:, :, 1:-4].mT.unflatten(-1, (4, 6)).flatten(1, 2)
+    wanted = F.adaptive_avg_pool2d(image, (2, 3)).flatten(2).unflatten(1, (2, 16)).mT
+    assert torch.allclose(mixer.operator.pooled(q, grid)[0], wanted, atol=1e-12)
+    assert mixer.site.grid == Grid(4, 6, 1, 4)
+    assert (mixer.site.qk_norm, mixer.site.rotary, mixer.site.qkv_bias) == ("rms", True, False)
+
+
+def test_a_plan_says_what_is_kept_and_new() -> None:
+    model, _ = ready()
+    plan = plan_swap(model, MiTA(m=4, k=5, dwc=3))
+    assert plan.sites[0].kept == ["qkv.weight", "q_norm.weight", "k_norm.weight", "proj.weight", "proj.bias"]
+    assert plan.sites[0].new == ["regard.dwc.bias", "regard.dwc.weight"]
+    assert "4x6 cells with 1 + 4 extra tokens" in str(plan)
+
+
+def test_a_swapped_one_is_saved_and_read(tmp_path) -> None:
+    model, x = ready()
+    swap(model, MiTA(m=4, k=5, dwc=3))
+    spread(model)
+    save(model, tmp_path / "kept")
+    with torch.no_grad():
+        assert torch.allclose(load(tmp_path / "kept").double()(x), model(x), atol=1e-12)
+
+
+def test_names_and_features() -> None:
+    assert list_models("vit5_*") == ["vit5_small", "vit5_base", "vit5_large", "vit5_xlarge"]
+    register()
+    small = "img_size=(32, 48), patch_size=8, embed_dim=32, depth=3, num_heads=2"
+    model = timm.create_model("regard_vit5_small", img_size=32, depth=1, num_classes=3)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)
+    maps = create_model(f"vit5_small({small})", MiTA(m=4, k=5), features_only=True, out_indices=(0, 2))
+    found = maps.eval()(torch.randn(2, 3, 32, 48))
+    assert [tuple(one.shape) for one in found] == [(2, 32, 4, 6)] * 2
+    assert maps.feature_info.reduction() == [8, 8]
+
+
+def test_half_precision_trains() -> None:
+    model = create_model("vit5_small(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)", MiTA(m=4, k=5))
+    model.bfloat16()(torch.randn(2, 3, 32, 32).bfloat16()).float().square().mean().backward()
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in model.parameters())
+
+
+@pytest.mark.untyped
+def test_it_compiles_with_and_without_a_mechanism() -> None:
+    torch._dynamo.reset()
+    model, x = ready()
+    for mixer in (None, MiTA(m=4, k=5)):
+        if mixer is not None:
+            swap(model, mixer)
+        got = torch.compile(model, backend="eager", fullgraph=True)(x)
+        assert torch.allclose(got, model(x), atol=1e-10)

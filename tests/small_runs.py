@@ -1,0 +1,81 @@
+"""Small picklable runs for the tests of the pool: they do what a test asks, through the real store."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.core import ConfigError, DataError, StoreError
+from regard.store.results import Busy, Results
+from regard.train.loop import Watch
+
+SURROUNDINGS = {
+    "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),
+    "GPU": torch.OutOfMemoryError("CUDA out of memory"),
+    "CPU": RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    "option": ConfigError("5 devices"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Small:
+    """action: "work", "fail" (an error), one of SURROUNDINGS, "die" (killed), "die once", "wait" (for a minute),
+    "hold" (the next number's lock, until that run was refused) or "late" (when its lock is held).
+    compile: what it expects to be asked for."""
+
+    number: int
+    action: str = "work"
+    compile: bool = False
+
+    @property
+    def key(self) -> str:
+        """12 hex digits."""
+        return f"{self.number:012x}"
+
+    def execute(self, store: Results, devices: int = 1, *, watch: Watch | None = None) -> dict[str, Any]:
+        """As `Run.execute`: under the lock, and nothing if it is finished."""
+        assert watch is not None
+        assert watch.compile is self.compile
+        if self.action == "late":
+            _wait_for(store.root / "held")
+        try:
+            return self._carried_out(store)
+        except Busy:
+            (store.root / "refused").touch()
+            raise
+
+    def _carried_out(self, store: Results) -> dict[str, Any]:
+        with store.lock(self.key) as folder:
+            found = store.outcome(self.key)
+            if found is not None:
+                return found
+            with (folder / "run.json").open("a") as file:
+                file.write(f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS')}\n")
+            self._act(store, len((folder / "run.json").read_text().splitlines()))
+            store.finish(self.key, {"status": "done", "metrics": {"top1": 1.0}, "seconds": 0.1})
+        return store.outcome(self.key) or {}
+
+    def _act(self, store: Results, attempt: int) -> None:
+        if self.action == "fail":
+            raise DataError("images are missing")
+        if self.action in SURROUNDINGS:
+            raise SURROUNDINGS[self.action]
+        if self.action == "die" or (self.action == "die once" and attempt == 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.action == "hold":
+            with store.lock(Small(self.number + 1).key):
+                (store.root / "held").touch()
+                _wait_for(store.root / "refused")
+        if self.action == "wait":
+            time.sleep(60)
+
+
+def _wait_for(path: Path) -> None:
+    until = time.time() + 60
+    while not path.exists():
+        assert time.time() < until, f"{path} did not come"
+        time.sleep(0.02)

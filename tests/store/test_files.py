@@ -1,0 +1,46 @@
+"""Files are whole or absent, and errors say what to do."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from regard.core import StoreError
+from regard.store.files import read_json, write_atomically, write_json
+
+
+def test_folders_are_made_and_nothing_is_left_beside(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a" / "b" / "c.txt", "grün")
+    assert (tmp_path / "a" / "b" / "c.txt").read_bytes() == "grün".encode()
+    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["c.txt"]
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"loss": float("nan"), "top": (1.5, float("inf"))})
+    assert read_json(tmp_path / "x.json") == {"loss": None, "top": [1.5, None]}
+
+
+def test_a_failed_write_keeps_the_old_content(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    write_atomically(target, b"old")
+    blocked = tmp_path / f".x.{os.getpid()}.part"
+    blocked.mkdir()  # the temporary file cannot be opened
+    with pytest.raises(StoreError, match="a file stands where a folder is needed"):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nothing.json"):
+        read_json(tmp_path / "nothing.json")
+    (tmp_path / "half.json").write_text('{"a": ')
+    with pytest.raises(StoreError, match="half.json is not JSON"):
+        read_json(tmp_path / "half.json")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, which Linux has")
+def test_a_full_disk_says_that_finished_work_is_kept() -> None:
+    from regard.store.files import explained
+
+    with pytest.raises(StoreError, match="free some space"), explained(Path("/dev/full")):
+        Path("/dev/full").write_text("x")

@@ -1,0 +1,154 @@
+"""Attention in a trained ResNet: the same bits at insertion, a fair control, and one command for the curve."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from regard.core import ConfigError
+from regard.lab.analysis import Chart, Sheet, Source, carry_out
+from regard.lab.study import Study
+from regard.report import write_pages
+from regard.store.results import Results
+from regard.studies import load_analysis, load_study
+from regard.studies.esa.insertion import curve, inserted
+from regard.train.run import Run
+
+INSERTED = ("0010", "0110", "1111", "deformable unit", "0010 + deformable")
+EXACT = ("0010", "0110", "1111", "deformable unit", "w/o", "0000")
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return load_study("esa_insertion")
+
+
+def run_of(study: Study, label: str, scale: str = "smoke", seed: int = 0) -> Run:
+    return study.run(scale, study.rows(scale, label)[0], seed)
+
+
+def stirred(run: Run) -> nn.Module:
+    """The plain network with weights and statistics unlike those of a start: last norms of zero hide attention."""
+    plain = run.task.model(run.mixer, run.seed, run.removed)
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for module in plain.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.5)
+                module.running_mean.normal_(0, 0.1)  # type: ignore[union-attr, operator]
+                module.running_var.uniform_(0.5, 1.5)  # type: ignore[union-attr, operator]
+    return plain
+
+
+def small(study: Study, rows: str) -> Study:
+    """A few rows on 64 images, two epochs."""
+    setting = study.setting("smoke")
+    short = {"epochs": 1}
+    kept = tuple(
+        replace(row, recipe=short) if row.start is None else replace(row, start=replace(row.start, recipe=short))
+        for row in setting.rows
+        if row.label in rows.split(",")
+    )
+    recipe = replace(setting.recipe, epochs=2, batch=32)
+    task = replace(setting.task, limit=64)
+    tiny = replace(setting, task=task, recipe=recipe, rows=kept, seeds=1)
+    return replace(study, settings={"smoke": tiny}, claims=(), baseline="w/o")
+
+
+def test_logits_of_all_test_images_are_the_same_at_insertion(study: Study) -> None:
+    """Reference 3.5 and 4.1: gamma = 0 leaves the output as it is, bit for bit; a convolution that becomes deformable
+    adds up in another order."""
+    plain = stirred(run_of(study, "before"))
+    for label in EXACT:
+        run = run_of(study, label)
+        found = inserted(replace(run, task=replace(run.task, limit=100)), plain)
+        assert found.difference == 0.0, label
+        assert (found.moved, found.images) == (0, 100)
+        assert found.before == found.after
+    moved = inserted(run_of(study, "0010 + deformable"), plain)
+    assert 0 < moved.difference < 1e-4
+    assert moved.moved == 0
+
+
+def test_another_network_is_noticed(study: Study) -> None:
+    """The same weights in a network that steps by two pixels at first."""
+    run = run_of(study, "before")
+    other = replace(run, task=replace(run.task, host=run.task.host.replace("stem=1", "stem=2")))
+    found = inserted(other, stirred(run))
+    assert found.difference > 0.1
+    assert found.moved > 0
+    assert found.before != found.after
+
+
+def test_all_rows_go_on_from_the_row_before_for_the_same_epochs(study: Study) -> None:
+    for scale in ("smoke", "desk", "paper"):
+        rows = [row.label for row in study.rows(scale)]
+        assert rows == ["before", *INSERTED, "w/o", "0000"]
+        for seed in study.setting(scale).numbers:
+            before = run_of(study, "before", scale, seed)
+            assert before.start is None
+            assert before.removed
+            runs = [run_of(study, label, scale, seed) for label in rows[1:]]
+            assert {run.start.key for run in runs} == {before.key}  # type: ignore[union-attr]
+            assert len({run.recipe for run in runs}) == 1
+            assert runs[0].recipe.epochs <= before.recipe.epochs
+
+
+@pytest.mark.parametrize("scale", ["desk", "paper"])
+def test_runs_of_table_2_are_shared(study: Study, scale: str) -> None:
+    """The same row is the same run in the store: nothing is trained twice."""
+    table = load_study("esa_table2")
+    for label in ("0110", "1111", "0010 + deformable", "w/o", "0000"):
+        assert run_of(study, label, scale, 1).key == run_of(table, label, scale, 1).key
+    assert run_of(study, "before", scale, 1).key == run_of(table, "1111", scale, 1).start.key  # type: ignore[union-attr]
+
+
+def test_the_curve_begins_at_insertion(study: Study, tmp_path: Path) -> None:
+    """At smoke scale the analysis trains what is missing, and a second call nothing more."""
+    few = small(study, "before,0110,w/o")
+    source = Source(Results(tmp_path), "smoke")
+    at_once, tuning = curve(source, few)
+    assert isinstance(at_once, Sheet)
+    assert isinstance(tuning, Sheet)
+    assert at_once.column("row") == ["0110", "w/o"]
+    assert at_once.column("largest difference of a logit") == [0.0, 0.0]
+    assert at_once.column("top1 at epoch 0") == at_once.column("top1 before")
+    outcomes = {run[0].label: source.store.outcome(run[1].key) for run in few.runs("smoke")}
+    assert at_once.column("top1 before") == [outcomes["before"]["metrics"]["top1"]] * 2  # type: ignore[index]
+    assert [row[:2] for row in tuning.rows] == [(label, epoch) for label in ("0110", "w/o") for epoch in (0, 1, 2)]
+    assert tuning.rows[0][2] == tuning.rows[3][2] == at_once.rows[0][5]
+    assert tuning.rows[2][2] == outcomes["0110"]["metrics"]["top1"] == at_once.rows[0][-2]  # type: ignore[index]
+    used, nothing = at_once.column("largest gamma at the end")
+    assert used > 0  # type: ignore[operator]
+    assert nothing is None
+    assert tuning.chart == Chart(x="epoch", y="top1", series="row")
+    assert set(source.read) == {run.key for _, run in few.runs("smoke")}, "the plain network is read too"
+    assert curve(source, few) == [at_once, tuning]
+    assert {run[0].label: source.store.outcome(run[1].key) for run in few.runs("smoke")} == outcomes
+
+
+def test_other_scales_need_the_runs_of_the_study(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no results of esa_insertion at desk scale"):
+        carry_out(load_analysis("esa_insertion_curve"), Results(tmp_path), "desk")
+
+
+@pytest.mark.slow
+def test_one_command_shows_insertion_and_fine_tuning(tmp_path: Path) -> None:
+    """The whole smoke scale: equal logits, then a curve that rises, also on the page."""
+    value = carry_out(load_analysis("esa_insertion_curve"), Results(tmp_path), "smoke")
+    at_once, tuning = value["sheets"]
+    place = at_once["columns"].index
+    assert len(at_once["rows"]) == 2 * (len(INSERTED) + 2)
+    for row in at_once["rows"]:
+        assert row[place("images with another class")] == 0
+        if row[0] in EXACT:
+            assert row[place("largest difference of a logit")] == 0.0
+        assert row[place("top1 before")] == row[place("top1 at epoch 0")] > 50
+        assert row[place("top1 at the end")] > row[place("top1 before")]
+    assert sorted({row[1] for row in tuning["rows"]}) == [0, 1, 2, 3]
+    page = next(path for path in write_pages(tmp_path, tmp_path / "out", "esa_insertion_curve"))
+    text = page.read_text(encoding="utf-8")
+    assert "At insertion" in text
+    assert "<svg" in text

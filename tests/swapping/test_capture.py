@@ -1,0 +1,96 @@
+"""Maps are the weights that the forward pass uses."""
+
+import pytest
+import torch
+
+from regard.core import SwapError, UnsupportedError, merge
+from regard.mixers.softmax import Softmax
+from regard.mixers.xca import XCA
+from regard.swapping.capture import capture, readable
+from regard.swapping.swap import create_model, swap
+from small_hosts import VIT, spread, swin, vit, xcit
+
+
+def test_maps_times_values_are_the_output():
+    model, x = vit(5)
+    spread(swap(model.eval().double(), Softmax()))
+    mixer = model.blocks[1].attn.regard
+    kept = {}
+    handle = mixer.register_forward_hook(lambda module, args, output: kept.update(x=args[0], out=output))
+    with capture(model, "blocks.1.*") as maps:
+        model(x.double())
+    handle.remove()
+    assert list(maps) == ["blocks.1.attn"]
+    a = maps["blocks.1.attn"]
+    assert (a.shape, a.dtype) == ((3, 2, 29, 29), torch.float32)
+    assert torch.allclose(a.sum(-1), torch.ones(()), atol=1e-5)
+    values = mixer.qkv(kept["x"], "v")[0]
+    assert torch.allclose(mixer.proj(merge(a.double() @ values)), kept["out"], rtol=1e-4, atol=1e-4)
+
+
+def test_masks_of_windows_are_in_the_maps():
+    model, x = swin()
+    swap(model.eval(), Softmax())
+    with capture(model) as maps:
+        model(x)
+    shifted = maps["layers.0.blocks.1.attn"]
+    assert shifted.shape[-2:] == (16, 16)
+    assert (shifted < 1e-20).any()  # the host's -100 for tokens of another window
+    assert not (maps["layers.0.blocks.0.attn"] < 1e-20).any()
+
+
+def test_maps_of_a_hosts_own_attention_are_drawn_whatever_its_model_returns():
+    model, x = vit()
+    spread(model.eval())
+    features = create_model(VIT, None, features_only=True, out_indices=(0, 1), img_size=(32, 48)).eval()
+    features.model.load_state_dict(model.state_dict(), strict=False)
+    found = []
+    for one in (model, features):
+        swapped = readable(one, x)
+        with capture(swapped) as maps:
+            swapped(x)
+        found.append(list(maps.values()))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("hidden", ["layer scale", "zero projection"])
+def test_attention_that_hardly_changes_the_output_is_still_compared(hidden):
+    model, x = xcit()
+    for block in model.eval().blocks:
+        if hidden == "layer scale":
+            block.gamma1.data.fill_(1e-5)
+        else:
+            block.attn.proj.requires_grad_(False).weight.zero_()
+            block.attn.proj.bias.zero_()
+    with pytest.raises(UnsupportedError, match=r"blocks\.0\.attn of Xcit has attention of its own"):
+        readable(model, x)
+    model, x = vit()
+    for block in model.eval().blocks:
+        block.attn.proj.requires_grad_(False).weight.zero_()
+    assert readable(model, x) is not model
+
+
+def test_an_empty_place_has_no_maps():
+    """gamma of what is read there is zero, which would hide it."""
+    host = "attended_resnet18(channels=(8, 16, 32, 64), stem=1, img_size=16, heads=2, num_classes=5)"
+    with pytest.raises(UnsupportedError, match=r"layer3\.0\.attn of ResNet has attention of its own"):
+        readable(create_model(host, None).eval(), torch.randn(1, 3, 16, 16))
+
+
+def test_nothing_is_left_behind():
+    model, x = vit()
+    swap(model, Softmax())
+    with capture(model) as maps:
+        pass
+    model(x)
+    assert not maps
+    assert not any(block.attn.regard._forward_hooks for block in model.blocks)
+
+
+def test_what_has_no_maps_is_said():
+    model, _ = xcit()
+    swap(model, XCA())
+    with pytest.raises(UnsupportedError, match="XCA has no weights between tokens"), capture(model):
+        pass
+    with pytest.raises(SwapError, match="nothing is swapped"), capture(vit()[0]):
+        pass

@@ -1,0 +1,272 @@
+"""Hugging Face vision models: swaps keep outputs and names, and one that is lost in a folder is an error."""
+
+import copy
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
+
+from regard.core import ConfigError, StoreError, SwapError, UnsupportedError  # noqa: E402
+from regard.mixers.mita.mita import MiTA  # noqa: E402
+from regard.mixers.pvt import PVT  # noqa: E402
+from regard.mixers.softmax import Softmax  # noqa: E402
+from regard.mixers.static_keys.ska import SKA  # noqa: E402
+from regard.models.hugging_face import from_pretrained, save_pretrained  # noqa: E402
+from regard.projections.sne import FSNE, SNE  # noqa: E402
+from regard.swapping.capture import capture  # noqa: E402
+from regard.swapping.layer import Hosted  # noqa: E402
+from regard.swapping.swap import restore, retune, swap  # noqa: E402
+from small_hosts import spread  # noqa: E402
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+PIXELS = {"image_size": 32, "patch_size": 8}
+
+
+KINDS = [
+    "ViT",
+    "DeiT",
+    "IJepa",
+    "ViTMSN",
+    "Dinov2",
+    "Dinov2WithRegisters",
+    "DINOv3ViT",
+    "CLIPVision",
+    "MetaClip2Vision",
+    "SiglipVision",
+    "Aimv2Vision",
+]
+
+
+def make(kind):
+    """A tiny random model, its input (32 x 32, 4 x 4 cells) and how to read its output."""
+    torch.manual_seed(0)
+    options = {**SIZES, **PIXELS}
+    if kind in ("Dinov2", "Dinov2WithRegisters"):
+        options = {**options, "mlp_ratio": 1}
+        del options["intermediate_size"]
+    config = {
+        "ViT": lambda: transformers.ViTConfig(**options),
+        "DeiT": lambda: transformers.DeiTConfig(**options),
+        "Dinov2": lambda: transformers.Dinov2Config(**options),
+        "Dinov2WithRegisters": lambda: transformers.Dinov2WithRegistersConfig(num_register_tokens=2, **options),
+        "CLIPVision": lambda: transformers.CLIPVisionConfig(**options),
+        "SiglipVision": lambda: transformers.SiglipVisionConfig(**options),
+        "MetaClip2Vision": lambda: transformers.MetaClip2VisionConfig(**options),
+        "Aimv2Vision": lambda: transformers.Aimv2VisionConfig(**options),
+        "IJepa": lambda: transformers.IJepaConfig(**options),
+        "ViTMSN": lambda: transformers.ViTMSNConfig(**options),
+        "DINOv3ViT": lambda: transformers.DINOv3ViTConfig(num_register_tokens=2, **options),
+    }[kind]()
+    model = getattr(transformers, f"{kind}Model")(config)
+    spread(model)
+    return model.double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+
+
+def out(model, x):
+    return model(pixel_values=x).last_hidden_state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_softmax_changes_neither_output_nor_state(kind):
+    model, x = make(kind)
+    before, state = out(model, x), copy.deepcopy(model.state_dict())
+    swap(model, "Softmax()", example=x[:1])
+    assert sum(isinstance(module, Hosted) for module in model.modules()) == 2
+    assert (out(model, x) - before).abs().max() <= 1e-11 * before.abs().max()
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    swap(model, Softmax(scale=3.0), example=x[:1])
+    assert (out(model, x) - before).abs().max() > 1e-3 * before.abs().max()
+    restore(model)
+    assert torch.equal(out(model, x), before)
+
+
+def test_other_projections_start_from_three_matrices():
+    """An embedding of one layer is linear: begun from the host's matrices it computes the same."""
+    model, x = make("ViT")
+    before = out(model, x)
+    swap(model, Softmax(projection=SNE(layers=1, init="svd")), example=x[:1])
+    assert (out(model, x) - before).abs().max() <= 1e-9 * before.abs().max()
+    swap(model, Softmax(projection=SNE(layers=1)), example=x[:1])
+    assert (out(model, x) - before).abs().max() > 1e-3 * before.abs().max()
+
+
+def test_segformer_keeps_what_reduces_its_keys(tmp_path):
+    config = transformers.SegformerConfig(
+        depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[16, 32], num_attention_heads=[1, 2], sr_ratios=[4, 1],
+        patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2], decoder_hidden_size=16, num_labels=5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, x = transformers.SegformerForSemanticSegmentation(config), torch.randn(2, 3, 64, 96)
+    spread(model)
+    model, x = model.double().eval(), x.double()
+    before, state = model(pixel_values=x).logits, copy.deepcopy(model.state_dict())
+    swap(model, PVT(ratio=4), "*stages.0.*", x[:1])
+    swap(model, Softmax(), "*stages.1.*", x[:1])
+    assert (model(pixel_values=x).logits - before).abs().max() <= 1e-11 * before.abs().max()
+    assert list(model.state_dict()) == list(state)
+    swap(model, MiTA(m=4, k=4), "*", x[:1])
+    other = torch.randn(1, 3, 96, 64, dtype=torch.float64)
+    changed = model(pixel_values=other).logits
+    again = from_pretrained(save_pretrained(model, tmp_path))
+    assert torch.equal(again(pixel_values=other).logits, changed)
+    restore(model)
+    assert torch.equal(model(pixel_values=x).logits, before)
+    assert not torch.allclose(model(pixel_values=other).logits, changed)
+
+
+def test_spelled_mechanisms_projections_and_retuning():
+    model, x = make("ViT")
+    swap(model, "MiTA(m=4, k=4)", example=x[:1])
+    before = out(model, x)
+    retune(model, m=16, k=4)
+    assert not torch.allclose(out(model, x), before)
+    assert str(model.layers[0].attention.regard.site.grid) == "4x4 cells with 1 + 0 extra tokens"
+    swap(model, Softmax(projection=FSNE(code=4)), example=x[:1])
+    assert sum("regard_shared" in key for key in model.state_dict()) == 1
+    with capture(swap(model, Softmax(), example=x[:1])) as maps:
+        out(model, x)
+    assert maps["layers.1.attention"].shape == (2, 2, 17, 17)
+
+
+def test_static_keys_drop_the_key_matrix():
+    model, x = make("ViT")
+    plain = copy.deepcopy(model)
+    swap(model, SKA(), example=x[:1])
+    missing = set(plain.state_dict()) - set(model.state_dict())
+    assert missing == {f"layers.{i}.attention.k_proj.{part}" for i in (0, 1) for part in ("weight", "bias")}
+    said = model.load_state_dict(plain.state_dict(), strict=False)
+    assert not said.unexpected_keys
+    assert all(".regard." in key for key in said.missing_keys)
+
+
+@pytest.mark.parametrize("kind", ["DINOv3ViT", "Aimv2Vision", "IJepa"])
+def test_every_architecture_is_written_and_read_again(tmp_path, kind):
+    model, x = make(kind)
+    swap(model.float(), MiTA(m=4, k=4), example=x[:1].float())
+    again = from_pretrained(save_pretrained(model, tmp_path))
+    assert torch.equal(out(again, x.float()), out(model, x.float()))
+
+
+def test_a_swap_is_written_and_read_again(tmp_path):
+    model, x = make("Dinov2")
+    swap(model, MiTA(m=4, k=4), "*.0.*", x[:1])
+    swap(model, SKA(), "*.1.*", x[:1])
+    save_pretrained(model.float(), tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert torch.equal(out(loaded, x.float()), out(model, x.float()))
+    assert [type(layer.attention.mixer.config) for layer in loaded.encoder.layer] == [MiTA, SKA]
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    with pytest.raises(StoreError, match="does not hold the model"):
+        from_pretrained(tmp_path)
+    (tmp_path / "regard.json").unlink()
+    with pytest.raises(StoreError, match=r"regard\.json"):
+        from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["adapter", "wrapper"])
+def test_what_could_not_be_built_again_is_not_written(tmp_path, change):
+    """Such as LoRA around a layer, or around the model: the folder would be written and never read."""
+    model, x = make("ViT")
+    swap(model, MiTA(m=4, k=4), example=x[:1])
+    if change == "adapter":
+        layer = model.layers[1].attention.regard
+        layer.proj = torch.nn.Sequential(layer.proj)
+    else:
+        config, model = model.config, torch.nn.Sequential(model)
+        model.config = config
+    with pytest.raises(ConfigError, match=r"proj\.0\.weight" if change == "adapter" else "no model of transformers"):
+        save_pretrained(model, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_lost_swap_is_an_error_and_not_quietly_softmax(tmp_path):
+    model, x = make("ViT")
+    swap(model, MiTA(m=4, k=4), example=x[:1])
+    model.float().save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["attn_implementation"] == "regard"
+    with pytest.raises(SwapError, match="loaded without it"):
+        out(transformers.ViTModel.from_pretrained(tmp_path), x.float())
+    restore(model).save_pretrained(tmp_path)
+    assert torch.allclose(out(transformers.ViTModel.from_pretrained(tmp_path).eval(), x.float()), out(model, x.float()))
+
+
+def test_masks_of_other_kernels_are_refused():
+    model, x = make("ViT")
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(UnsupportedError, match="sdpa"):
+        swap(model, Softmax(), example=x[:1])
+
+
+@pytest.mark.untyped
+def test_swapped_models_compile():
+    torch._dynamo.reset()
+    model, x = make("ViT")
+    swap(model, SKA(), example=x[:1])
+    got = torch.compile(model, backend="eager", fullgraph=True)(x).last_hidden_state
+    assert torch.allclose(got, out(model, x), atol=1e-10)
+
+
+def test_what_is_frozen_stays_frozen_under_other_names():
+    model, x = make("ViT")
+    model.requires_grad_(False)
+    swap(model, MiTA(m=4, k=4), example=x[:1])
+    assert not any(value.requires_grad for value in model.parameters())
+    model.layers[0].attention.q_proj.weight.requires_grad_(True)
+    swap(model, Softmax(), example=x[:1])
+    assert [name for name, value in restore(model).named_parameters() if value.requires_grad] == [
+        "layers.0.attention.q_proj.weight"
+    ]
+
+
+def test_attentions_and_dropout_are_not_left_out_in_silence():
+    model = transformers.ViTModel(transformers.ViTConfig(**SIZES, **PIXELS, attention_probs_dropout_prob=0.25)).eval()
+    with pytest.warns(UserWarning, match="dropout 0.25 of attention weights"):
+        swap(model, Softmax())
+    with pytest.raises(UnsupportedError, match=r"gives no attentions.*regard\.capture"):
+        model(torch.randn(1, 3, 32, 32), output_attentions=True)
+
+
+def test_a_model_without_its_pooler_is_written_and_read_again(tmp_path):
+    model = transformers.ViTModel(transformers.ViTConfig(**SIZES, **PIXELS), add_pooling_layer=False).eval()
+    swap(model, SKA())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(out(from_pretrained(save_pretrained(model, tmp_path)), x), out(model, x))
+
+
+def test_clip_as_a_whole_is_swapped_written_and_read_again(tmp_path):
+    text = {**SIZES, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2, "projection_dim": 16}
+    vision = {**SIZES, **PIXELS, "projection_dim": 16}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    swap(model.eval(), SKA())
+    asked = {"input_ids": torch.tensor([[1, 5, 2]]), "pixel_values": torch.randn(2, 3, 32, 32)}
+    again = from_pretrained(save_pretrained(model, tmp_path))
+    assert sum(isinstance(module, Hosted) for module in again.modules()) == 2
+    assert torch.equal(again(**asked).logits_per_image, model(**asked).logits_per_image)
+
+
+def test_masked_autoencoders_are_refused():
+    model = transformers.ViTMAEModel(transformers.ViTMAEConfig(**SIZES, **PIXELS))
+    with pytest.raises(UnsupportedError, match="on no grid; load its weights as a ViT"):
+        swap(model, Softmax(), example=torch.randn(1, 3, 32, 32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Softmax):
+    """A user's own mechanism."""
+
+
+def test_folders_keep_the_dtype_and_name_mechanisms_of_the_user(tmp_path):
+    model, x = make("ViT")
+    swap(model, Mine(), example=x[:1])
+    save_pretrained(model.bfloat16(), tmp_path)
+    with pytest.raises(StoreError, match="Mine"):
+        from_pretrained(tmp_path)
+    loaded = from_pretrained(tmp_path, extra=[Mine])
+    assert {value.dtype for value in loaded.parameters()} == {torch.bfloat16}
+    assert torch.equal(out(loaded, x.bfloat16()), out(model, x.bfloat16()))

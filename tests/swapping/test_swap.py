@@ -1,0 +1,541 @@
+"""Swapping keeps outputs, names and weights, and says when it cannot."""
+
+import copy
+import io
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from timm.models.vision_transformer import Attention
+from timm.utils import ModelEmaV3
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.func import functional_call
+
+from regard.core import ConfigError, GridError, SwapError, UnsupportedError
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.pvt import PVT
+from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.ska import SKA
+from regard.mixers.xca import XCA
+from regard.models.catalog import list_models
+from regard.projections.sne import FSNE, PSNE, SNE
+from regard.swapping.layer import Hosted
+from regard.swapping.swap import create_model, plan_swap, remove, restore, retune, swap
+from small_hosts import HOSTS, VIT, caformer, spread, swin, torchvision, vit, xcit
+
+
+def own(model):
+    """The mechanism that computes what the host computes."""
+    return {"Xcit": XCA(), "PyramidVisionTransformerV2": PVT(ratio=2)}.get(type(model).__name__, Softmax())
+
+
+def same_state(model, state):
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_own_mechanism_changes_neither_output_nor_state(small):
+    model, x = small
+    before, state = model(x), copy.deepcopy(model.state_dict())
+    swap(model, own(model))
+    assert (model(x) - before).abs().max() <= 1e-12 * before.abs().max()
+    same_state(model, state)
+    restore(model)
+    assert torch.equal(model(x), before)
+    same_state(model, state)
+    assert not any(isinstance(module, Hosted) for module in model.modules())
+
+
+@pytest.mark.parametrize("control", ["removed", "sharper"])
+def test_another_mechanism_changes_the_output(small, control):
+    model, x = small
+    before = model(x)
+    if control == "sharper" and type(model).__name__ != "Xcit":
+        swap(model, Softmax(scale=3.0))
+    else:
+        remove(model)
+    assert (model(x) - before).abs().max() > 1e-3 * before.abs().max()
+    restore(model)
+    assert torch.equal(model(x), before)
+
+
+def test_removed_attention_is_the_residual_branch_alone():
+    model, x = vit()
+    remove(model, "blocks.1.*")
+    block = model.blocks[1]
+    y = torch.randn(3, 25, 32)
+    assert torch.equal(block(y), y + block.mlp(block.norm2(y)))
+    removed = sum(value.numel() for value in create_model(VIT, None, img_size=(32, 48)).blocks[1].attn.parameters())
+    count = sum(value.numel() for value in model.parameters())
+    assert count == sum(value.numel() for value in vit()[0].parameters()) - removed
+    model(x).sum().backward()
+
+
+def test_outputs_in_float32_agree_too():
+    for model, x in (vit(5), caformer()):
+        spread(model.eval())
+        before = model(x)
+        assert torch.allclose(swap(model, Softmax())(x), before, rtol=1e-5, atol=1e-5 * before.abs().max().item())
+
+
+def test_a_plain_checkpoint_misses_only_what_is_new():
+    plain, _ = vit()
+    model = swap(vit()[0], SKA(dwc=3))
+    said = model.load_state_dict(plain.state_dict(), strict=False)
+    assert said.missing_keys
+    assert all(".attn.regard." in key for key in said.missing_keys)
+    assert not said.unexpected_keys
+    rows = plain.blocks[0].attn.qkv.weight.unflatten(0, (3, -1))
+    assert torch.equal(model.blocks[0].attn.qkv.weight.unflatten(0, (2, -1)), rows[[0, 2]])
+    said = plain.load_state_dict(model.state_dict(), strict=False)
+    assert said.unexpected_keys
+    assert all(".attn.regard." in key for key in said.unexpected_keys)
+
+
+@pytest.mark.parametrize("make", [xcit, swin, torchvision], ids=lambda make: make.__name__)
+def test_plain_and_swapped_checkpoints_are_the_same(make):
+    plain, x = make()
+    spread(plain.eval())
+    model = swap(make()[0].eval(), own(plain))
+    model.load_state_dict(plain.state_dict())
+    assert torch.allclose(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    fresh = make()[0]
+    fresh.load_state_dict(model.state_dict())
+    same_state(fresh, plain.state_dict())
+
+
+def test_a_checkpoint_of_another_width_is_an_error():
+    model = swap(vit()[0], SKA())
+    other, _ = vit(embed_dim=48)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict(other.state_dict(), strict=False)
+
+
+def test_going_through_other_mechanisms_comes_back_to_the_same():
+    model, x = vit()
+    spread(model.eval())
+    before, state = model(x), copy.deepcopy(model.state_dict())
+    swap(model, SKA())
+    swap(model, Softmax(projection=PSNE()), "blocks.0.*")
+    swap(model, Softmax())
+    assert torch.equal(model(x), before)
+    same_state(model, state)
+    swap(model, SKA())
+    restore(model)
+    same_state(model, state)
+
+
+def test_trained_rows_survive_restore():
+    model, _ = vit()
+    before = copy.deepcopy(model.blocks[0].attn.qkv.weight.detach()).unflatten(0, (3, -1))
+    swap(model, SKA())
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight.add_(1.0)
+    after = restore(model).blocks[0].attn.qkv.weight.unflatten(0, (3, -1))
+    assert torch.equal(after[1], before[1])
+    assert torch.equal(after[[0, 2]], before[[0, 2]] + 1.0)
+
+
+def test_names_of_the_state_are_paths_through_the_modules(small):
+    model, x = small
+    swap(model, own(model))
+    before = model(x)
+    state = {key: value * 1.1 if value.is_floating_point() else value for key, value in model.state_dict().items()}
+    got = functional_call(model, state, (x,))
+    assert torch.equal(model(x), before)
+    model.load_state_dict(state)
+    assert torch.allclose(got, model(x), rtol=0, atol=1e-10 * got.abs().max().item())
+    assert set(get_model_state_dict(model)) == set(state)
+
+
+def test_parts_of_a_model_can_be_swapped():
+    model, _ = vit()
+    swap(model, SKA(), "blocks.1.*")
+    assert isinstance(model.blocks[0].attn, Attention)
+    assert isinstance(model.blocks[1].attn, Hosted)
+    assert model.blocks[1].attn.regard.site.layer == 1
+
+
+def test_class_attention_stays():
+    model, _ = xcit()
+    kinds = [type(block.attn) for block in model.cls_attn_blocks]
+    swap(model, Softmax())
+    assert [type(block.attn) for block in model.cls_attn_blocks] == kinds
+
+
+def test_copies_have_their_own_grid():
+    model, _ = vit(dynamic_img_size=True)
+    swap(model.eval(), Softmax())
+    twin = copy.deepcopy(model)
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    third = torch.load(io.BytesIO(stored.getvalue()), weights_only=False)
+    for other in (twin, third):
+        model(torch.randn(1, 3, 32, 48))
+        small, wide = model.blocks[0].attn.grid(), torch.randn(1, 3, 16, 64)
+        assert torch.allclose(other.eval()(wide), model.eval()(wide), atol=1e-6)
+        other(torch.randn(1, 3, 48, 48))
+        assert (other.blocks[0].attn.grid().height, other.blocks[1].attn.source) == (6, other.blocks[0].attn.source)
+        assert (model.blocks[0].attn.grid().height, model.blocks[0].attn.grid().width) == (2, 8)
+        assert (small.height, small.width) == (4, 6)
+
+
+def test_another_resolution_and_registers():
+    model, _ = vit(5, dynamic_img_size=True)
+    spread(model.eval())
+    wide = torch.randn(2, 3, 16, 64)
+    before = model(wide)
+    assert torch.allclose(swap(model, Softmax(), example=torch.randn(1, 3, 32, 48))(wide), before, atol=1e-4)
+    assert str(model.blocks[0].attn.grid()) == "2x8 cells with 5 + 0 extra tokens"
+
+
+def test_features_only():
+    options = {"features_only": True, "out_indices": (0, 1), "img_size": (32, 48)}
+    plain = create_model(VIT, None, **options).eval()
+    model = create_model(VIT, Softmax(projection=FSNE(code=4)), **options).eval()
+    x = torch.randn(2, 3, 32, 48)
+    before, keys = plain(x), list(plain.state_dict())
+    assert [y.shape for y in model(x)] == [y.shape for y in before] == [(2, 32, 4, 6)] * 2
+    assert torch.allclose(swap(plain, Softmax())(x)[1], before[1], atol=1e-5)
+    assert list(plain.state_dict()) == keys
+
+
+def test_features_only_of_a_chain_of_stages_owns_codes_below_a_layer():
+    model = create_model("caformer_s18", None, features_only=True).eval()
+    swap(model, Softmax(projection=FSNE(code=4)), "*", torch.randn(1, 3, 64, 64))
+    assert [y.shape[-1] for y in model(torch.randn(1, 3, 64, 96))] == [24, 12, 6, 3]
+    assert sum("regard_shared" in key for key in model.state_dict()) == 1
+
+
+def test_moving_average_follows():
+    model, x = vit()
+    swap(model, Softmax(projection=FSNE(code=4)))
+    average = ModelEmaV3(model, decay=0.0)
+    spread(model.eval())
+    average.update(model)
+    assert torch.equal(average.module.eval()(x), model(x))
+
+
+def test_activation_checkpointing_gives_the_same_gradients():
+    model, x = vit()
+    swap(model, Softmax())
+    gradients = []
+    for use in (False, True):
+        model.zero_grad()
+        model.set_grad_checkpointing(use)
+        model(x).square().sum().backward()
+        gradients.append([value.grad.clone() for value in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_codes_are_saved_once_and_owned_as_long_as_they_are_used():
+    model, x = vit()
+    swap(model, Softmax(projection=FSNE(code=4)))
+    codes = [key for key in model.state_dict() if "regard_shared" in key]
+    assert codes == ["regard_shared.0.weight"]
+    assert len({id(value) for value in model.parameters()}) == len(list(model.named_parameters(remove_duplicate=False)))
+    twin = copy.deepcopy(model)
+    twin(x).sum().backward()
+    assert twin.regard_shared[0].weight.grad.abs().max() > 0
+    assert model.regard_shared[0].weight.grad is None
+    swap(model, Softmax(), "blocks.0.*")
+    assert len(model.regard_shared) == 1
+    swap(model, Softmax())
+    assert not hasattr(model, "regard_shared")
+
+
+def test_two_swaps_make_two_sets_of_codes():
+    model, _ = vit()
+    for block in (0, 1):
+        swap(model, Softmax(projection=FSNE(code=4)), f"blocks.{block}.*")
+    assert len(model.regard_shared) == 2
+
+
+def test_retune_keeps_every_parameter():
+    model, x = vit()
+    spread(swap(model.eval(), MiTA(m=6, k=4)))
+    before, ids = model(x), [id(value) for value in model.parameters()]
+    retune(model, m=24, k=24)
+    assert [id(value) for value in model.parameters()] == ids
+    assert not torch.allclose(model(x), before)
+    retune(model, m=6, k=4)
+    assert torch.equal(model(x), before)
+    with pytest.raises(ConfigError, match="did you mean|known"):
+        retune(model, mm=3)
+    with pytest.raises(ConfigError, match="would change the parameters"):
+        retune(model, dwc=3)
+
+
+def test_a_new_convolution_starts_at_zero_in_a_swap_but_not_from_scratch():
+    model, x = vit()
+    spread(model.eval())
+    before = model(x)
+    assert torch.allclose(swap(model, Softmax(dwc=3))(x), before, atol=1e-4)
+    assert create_model(VIT, Softmax(dwc=3), img_size=(32, 48)).blocks[0].attn.dwc.weight.abs().max() > 0
+
+
+def test_a_plan_says_what_becomes_of_the_parameters_and_changes_nothing():
+    model, _ = vit()
+    state = copy.deepcopy(model.state_dict())
+    plan = plan_swap(model, SKA())
+    assert not any(isinstance(module, Hosted) for module in model.modules())
+    site = plan.sites[0]
+    assert site.kept == ["qkv.weight[qv]", "qkv.bias[qv]", "proj.weight", "proj.bias"]
+    assert site.dropped == ["qkv.weight[k]", "qkv.bias[k]"]
+    assert site.new
+    assert all(name.startswith("regard.operator.") for name in site.new)
+    assert "4x6 cells with 1 + 0 extra tokens" in str(plan)
+    assert "content term" in str(plan)
+    same_state(model, state)
+    assert not model.patch_embed.proj._forward_hooks
+
+
+def test_frozen_stays_frozen():
+    model, _ = vit()
+    model.blocks[0].attn.qkv.weight.requires_grad_(False)
+    swap(model, Softmax())
+    assert not model.blocks[0].attn.regard.qkv.weight.requires_grad
+    assert model.blocks[1].attn.regard.qkv.weight.requires_grad
+
+
+@pytest.mark.parametrize("make", [vit, xcit, torchvision], ids=lambda make: make.__name__)
+def test_frozen_hosts_stay_frozen_under_other_names(make):
+    model, _ = make()
+    model.requires_grad_(False)
+    swap(model, own(model))
+    assert not any(value.requires_grad for value in model.parameters())
+    assert not any(value.requires_grad for value in restore(model).parameters())
+
+
+def test_restore_brings_back_the_present_freeze_and_what_was_dropped_as_it_was():
+    model, _ = vit()
+    swap(model, SKA())
+    model.blocks[0].attn.qkv.weight.requires_grad_(False)
+    model.blocks[1].attn.proj.requires_grad_(False)
+    frozen = {name for name, value in restore(model).named_parameters() if not value.requires_grad}
+    assert frozen == {"blocks.0.attn.qkv.weight", "blocks.1.attn.proj.weight", "blocks.1.attn.proj.bias"}
+    remove(model)
+    assert {name for name, value in restore(model).named_parameters() if not value.requires_grad} == frozen
+
+
+def test_frozen_codes_and_gates_stay_frozen():
+    model, _ = vit()
+    swap(model, Softmax(projection=FSNE(code=4), gate=True))
+    model.regard_shared.requires_grad_(False)
+    model.blocks[0].attn.regard.gate.requires_grad_(False)
+    swap(model, Softmax(projection=FSNE(code=4), gate=True, scale=1.0))
+    assert not model.regard_shared[0].weight.requires_grad
+    assert [block.attn.regard.gate.weight.requires_grad for block in model.blocks] == [False, True]
+
+
+def test_retune_freezes_and_thaws_nothing():
+    model, _ = vit()
+    swap(model, MiTA(m=6, k=4))
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    retune(model, m=24, k=24)
+    assert [name for name, value in model.named_parameters() if value.requires_grad] == ["head.weight", "head.bias"]
+    with pytest.raises(ConfigError, match="would change the parameters"):
+        retune(model, dwc=3)
+    assert not model.blocks[0].attn.qkv.weight.requires_grad
+
+
+@pytest.mark.parametrize("back", [restore, lambda model: swap(model, Softmax())], ids=["restore", "swap"])
+@pytest.mark.parametrize("make", [vit, swin], ids=lambda make: make.__name__)
+def test_a_removed_layer_follows_the_models_dtype(make, back):
+    model, x = make()
+    before = model.eval()(x)
+    remove(model).double()
+    assert {value.dtype for value in back(model).parameters()} == {torch.float64}
+    assert torch.allclose(model(x.double()).float(), before, atol=1e-5)
+
+
+def test_cross_attention_is_refused():
+    class Crossed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv_proj, self.attn = nn.Conv2d(3, 8, 8, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            tokens = self.conv_proj(x).flatten(2).mT
+            return self.attn(tokens, tokens.flip(1), tokens.flip(1))[0]
+
+    model = Crossed()
+    with pytest.raises(UnsupportedError, match="cross-attention has no port"):
+        swap(model, Softmax(), example=torch.randn(1, 3, 32, 48))
+    assert isinstance(model.attn, nn.MultiheadAttention)
+
+
+def test_modes_of_modules_stay():
+    model, _ = vit()
+    model.train()
+    model.blocks[0].eval()
+    swap(model, Softmax())
+    assert not model.blocks[0].attn.training
+    assert model.blocks[1].attn.training
+    assert model.blocks[1].attn.regard.training
+
+
+def test_decay_names_grow_with_the_mixers():
+    class Light(nn.Module):
+        def no_weight_decay(self):
+            return {"scale"}
+
+    model, _ = vit()
+    host = set(model.no_weight_decay())
+    swap(model, Softmax())
+    assert set(model.no_weight_decay()) == host
+    model.blocks[0].attn.regard.operator.extra = Light()
+    swap(model, Softmax(), "blocks.1.*")
+    assert set(model.no_weight_decay()) == host | {"blocks.0.attn.regard.operator.extra.scale"}
+    assert set(restore(model).no_weight_decay()) == host
+
+
+def test_dropout_of_attention_weights_is_not_left_out_in_silence():
+    options = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": 32, "attn_drop_rate": 0.1}
+    with pytest.warns(UserWarning, match="dropout 0.1 of attention weights is left out"):
+        create_model("vit_tiny_patch16_224", Softmax(), **options)
+    with pytest.warns(UserWarning, match="dropout 0.1 of attention weights is left out"):
+        swap(create_model("vit_tiny_patch16_224", None, **options), Softmax())
+
+
+def test_other_types_are_said_without_the_checks_of_the_test_run():
+    code = """
+from regard import Softmax, create_model, swap
+for arguments in ((create_model("vit_desk", None), Softmax(), ["blocks.0.attn"]), ("vit_desk", Softmax())):
+    try:
+        swap(*arguments)
+    except ValueError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("where is a glob on layer names, such as 'blocks.[0-3].*', not ['blocks.0.attn']")
+    assert second.startswith("swap takes a model, a torch module, not 'vit_desk'")
+
+
+def test_what_cannot_be_done_is_said():
+    with pytest.raises(SwapError, match="no attention module matching .nowhere.*it has blocks.0.attn"):
+        swap(vit()[0], Softmax(), "nowhere.*")
+    with pytest.raises(SwapError, match="a port knows .TimmViT.*resnet.attend"):
+        swap(nn.Sequential(nn.Conv2d(3, 4, 3)), Softmax())
+    with pytest.raises(SwapError, match="it has timm.models.visformer.Attention, but none that a port knows"):
+        swap(create_model("visformer_tiny(embed_dim=32, depth=(0, 1, 1), num_heads=2)", None), Softmax())
+    with pytest.raises(UnsupportedError, match="passes a bias mask"):
+        swap(swin()[0], XCA())
+    with pytest.raises(SwapError, match="nothing is swapped"):
+        restore(vit()[0])
+    with pytest.raises(SwapError, match="nothing is swapped"):
+        retune(vit()[0], m=3)
+    with pytest.raises(ConfigError, match="there is no host.*vit_tiny_patch16_224"):
+        create_model("vit_tinny_patch16_224", Softmax())
+    with pytest.raises(ConfigError, match="cannot be made with"):
+        create_model("vit_tiny_patch16_224", Softmax(), no_such_option=1)
+    with pytest.raises(ConfigError, match="expected name"):
+        create_model("vit_desk(__import__('os'))", None)
+
+
+def test_a_gated_attention_is_refused():
+    model, _ = vit()
+    model.blocks[1].attn = Attention(32, num_heads=2, gated=True)
+    with pytest.raises(UnsupportedError, match=r"blocks\.1\.attn: it gates"):
+        swap(model, Softmax())
+    assert isinstance(swap(model, Softmax(), "blocks.0.*").blocks[0].attn, Hosted)
+
+
+def test_a_failing_probe_leaves_the_model_as_it_was():
+    model, x = vit()
+    before = model.eval()(x)
+    with pytest.raises(GridError):
+        swap(model, MiTA(m=23, k=4))
+    assert not any(isinstance(module, Hosted) for module in model.modules())
+    assert torch.equal(model(x), before)
+
+
+def test_a_layer_that_is_not_entered_is_an_error():
+    model, _ = vit()
+    model.blocks[0].add_module("spare", Attention(32, num_heads=2))
+    with pytest.raises(SwapError, match=r"does not enter blocks\.0\.spare"):
+        swap(model, Softmax())
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("make", [vit, xcit, caformer], ids=lambda make: make.__name__)
+def test_swapped_models_compile(make):
+    torch._dynamo.reset()
+    model, x = make()
+    spread(swap(model.eval(), own(model)))
+    got = torch.compile(model, backend="eager", fullgraph=True)(x)
+    assert torch.allclose(got, model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("host", ["vit", "eva", "eva with three matrices", "beit", "pvt"])
+def test_other_projections_start_from_the_host(host):
+    """An embedding of one layer is linear: begun from the host's matrices and biases it computes the same."""
+    model, x = HOSTS[host]()
+    spread(model)
+    model, x = model.double().eval(), x.double()
+    before = model(x)
+    swap(model, replace(own(model), projection=SNE(layers=1, init="svd")))
+    assert (model(x) - before).abs().max() <= 1e-9 * before.abs().max()
+    swap(model, Softmax(projection=SNE(layers=1)))
+    assert (model(x) - before).abs().max() > 1e-3 * before.abs().max()
+
+
+def test_biases_apart_follow_their_roles():
+    """Static keys keep the queries' and values' rows of the fused matrix, and their biases under the host's names."""
+    model, x = HOSTS["eva"]()
+    spread(model)
+    theirs, token = copy.deepcopy(model.blocks[0].attn), torch.randn(1, 1, 32)
+    plan = plan_swap(model, SKA())
+    assert plan.sites[0].kept == ["q_bias", "v_bias", "qkv.weight[qv]", "proj.weight", "proj.bias"]
+    swap(model, SKA())
+    assert {"blocks.0.attn.q_bias", "blocks.0.attn.v_bias"} <= set(model.state_dict())
+    query, key, value = (theirs.qkv(token) + torch.cat([theirs.q_bias, theirs.k_bias, theirs.v_bias])).chunk(3, -1)
+    for role, expected in (("q", query), ("v", value)):
+        got = model.blocks[0].attn.regard.qkv(token, role)[0]
+        assert torch.allclose(got.flatten(), expected.flatten(), atol=1e-6), role
+
+
+def test_rows_of_a_matrix_of_keys_and_values_follow_their_roles():
+    """Static keys have queries and values alone; the host's keys come back as they were, its values as trained."""
+    model, _ = HOSTS["pvt"]()
+    spread(model)
+    theirs, token = copy.deepcopy(model.stages[0].blocks[0].attn), torch.randn(1, 1, 16)
+    site = plan_swap(model, SKA()).sites[0]
+    assert site.kept == ["q.weight", "q.bias", "kv.weight[v]", "kv.bias[v]", "proj.weight", "proj.bias"]
+    assert site.dropped == ["kv.weight[k]", "kv.bias[k]", "sr.weight", "sr.bias", "norm.weight", "norm.bias"]
+    swap(model, SKA())
+    projection = model.stages[0].blocks[0].attn.regard.qkv
+    value = theirs.kv(token).chunk(2, -1)[1]
+    assert torch.allclose(projection(token, "v")[0].flatten(), value.flatten(), atol=1e-6)
+    nn.init.zeros_(projection.kv.weight)
+    restored = restore(model).stages[0].blocks[0].attn
+    key, value = restored.kv.weight.chunk(2)
+    assert torch.equal(key, theirs.kv.weight.chunk(2)[0])
+    assert not value.any()
+    assert torch.equal(restored.sr.weight, theirs.sr.weight)
+
+
+def test_stages_of_pvt_have_their_own_ratio():
+    """Where nothing is reduced, softmax is what the host computes; there no ratio else is."""
+    model = create_model("pvt_v2_b0(depths=(1, 1, 1, 1), num_classes=7)", None)
+    spread(model)
+    model, x = model.double().eval(), torch.randn(1, 3, 64, 128, dtype=torch.float64)
+    before = model(x)
+    swap(model, PVT(ratio=8), "stages.0.*")
+    swap(model, Softmax(), "stages.3.*")
+    assert (model(x) - before).abs().max() <= 1e-11 * before.abs().max()
+    swap(model, Softmax(), "stages.0.*")
+    assert (model(x) - before).abs().max() > 1e-3 * before.abs().max()
+
+
+def test_lists_have_our_hosts_and_timm():
+    names = list_models("vit_*")
+    assert names[:3] == ["vit_desk", "vit_s_32", "vit_s_32_spt"]
+    assert "vit_tiny_patch16_224" in names
+    assert list_models("nothing_*") == []
+    assert len(HOSTS) == 14
