@@ -9,7 +9,7 @@ from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionTransformer
 
-from regard.swapping.swap import create_model
+from regard.models.create import create_model
 
 Small = tuple[nn.Module, Tensor]
 VIT = "vit_tiny_patch16_224(depth=2, embed_dim=32, num_heads=2, patch_size=8, num_classes=7)"

@@ -1,5 +1,6 @@
 """The contract of `regard.testing` over every mechanism and every projection; and that it catches what is wrong."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,57 +9,62 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard import MIXERS, Card, ConfigError, Cost, Grid, Mask, Mixer, Site, Softmax
+from regard import MIXERS, Card, ConfigError, Contract, Cost, Grid, Mask, Mixer, MixerConfig, Site, Softmax, parse
+from regard.core import GridError
 from regard.mixers.softmax import SoftmaxOperator
-from regard.testing import ContractError, check
-from samples import SAMPLES, Sample, pairs, samples
+from regard.testing import GRIDS, ContractError, check
+from samples import pairs, samples, texts
 
 PAPERS = ("Softmax", "SKA", "CSKA", "XCA", "MiTA", "Factors")
 
 
-def _slow_pair(sample: Sample) -> Any:
+def _slow_pair(text: str) -> Any:
     """The papers' mechanisms and F-SNE run each time, the others, which take minutes, in `make slow`."""
-    quick = sample.text.startswith(PAPERS) or "FSNE" in sample.text
-    return sample if quick else pytest.param(sample, marks=pytest.mark.slow)
+    quick = text.startswith(PAPERS) or "FSNE" in text
+    return text if quick else pytest.param(text, marks=pytest.mark.slow)
 
 
-def _slow_variant(sample: Sample) -> Any:
+def _slow_variant(text: str) -> Any:
     """One sample of a mechanism is compiled each time, the variants in `make slow`."""
-    first = SAMPLES[type(sample.config).__name__][0]
-    return sample if sample is first else pytest.param(sample, marks=pytest.mark.slow)
+    return text if text == texts(type(parse(text)))[0] else pytest.param(text, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", [cls.__name__ for cls in MIXERS])
-def test_every_mechanism_has_a_sample(name: str) -> None:
-    assert name in SAMPLES, f"{name} has no sample in tests/samples.py: add one, the contract runs over it"
-    assert all(type(sample.config).__name__ == name for sample in SAMPLES[name])
+@pytest.mark.parametrize("cls", MIXERS, ids=lambda cls: cls.__name__)
+def test_samples_are_of_the_mechanism_and_fit_small_grids(cls: type[MixerConfig]) -> None:
+    assert all(type(parse(text)) is cls for text in texts(cls))
+    fitting = 0
+    for grid in GRIDS:
+        with suppress(ConfigError, GridError):
+            parse(texts(cls)[0]).build(Site(16, 2, grid))
+            fitting += 1
+    assert fitting >= 3
 
 
-@pytest.mark.parametrize("sample", samples(), ids=lambda sample: sample.text)
-def test_contract(sample: Sample) -> None:
-    report = check(sample.config, **sample.options)
+@pytest.mark.parametrize("text", samples())
+def test_contract(text: str) -> None:
+    report = check(parse(text))
     assert "reference" in report.passed
     assert len(report.grids) >= 3
 
 
-@pytest.mark.parametrize("sample", [_slow_pair(pair) for pair in pairs()], ids=lambda sample: sample.text)
-def test_contract_with_every_projection(sample: Sample) -> None:
-    check(sample.config, grids=(Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(8, 7, 1)), **sample.options)
+@pytest.mark.parametrize("text", [_slow_pair(pair) for pair in pairs()])
+def test_contract_with_every_projection(text: str) -> None:
+    check(parse(text), grids=(Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(8, 7, 1)))
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize("sample", [_slow_variant(one) for one in samples()], ids=lambda sample: sample.text)
-def test_compiles_without_a_graph_break(sample: Sample) -> None:
-    report = check(sample.config, grids=(Grid(3, 5, 1, 2), Grid(8, 7, 1)), **sample.options)
-    assert "compile" in report.passed or "compile" in sample.options.get("skip", {})
+@pytest.mark.parametrize("text", [_slow_variant(one) for one in samples()])
+def test_compiles_without_a_graph_break(text: str) -> None:
+    report = check(parse(text), grids=(Grid(3, 5, 1, 2), Grid(8, 7, 1)))
+    assert "compile" in report.passed
 
 
 class OnGrid(nn.Module):
     """A layer on one grid, as `torch.export` takes it."""
 
-    def __init__(self, sample: Sample, grid: Grid) -> None:
+    def __init__(self, text: str, grid: Grid) -> None:
         super().__init__()
-        self.grid, self.layer = grid, sample.config.build(Site(16, 2, grid)).eval()
+        self.grid, self.layer = grid, parse(text).build(Site(16, 2, grid)).eval()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x, self.grid)
@@ -78,12 +84,12 @@ def exported(model: nn.Module, x: Tensor, batch: Any = None) -> nn.Module:
 
 
 @pytest.mark.untyped
-@pytest.mark.parametrize("sample", [_slow_pair(made[0]) for made in SAMPLES.values()], ids=lambda sample: sample.text)
-def test_exports_on_a_fixed_grid(sample: Sample) -> None:
+@pytest.mark.parametrize("text", [_slow_pair(texts(cls)[0]) for cls in MIXERS])
+def test_exports_on_a_fixed_grid(text: str) -> None:
     """For any batch but for ViT3, in which each image has a convolution of its own: a group, whose number is fixed."""
     torch.manual_seed(0)
-    grid, fixed = Grid(4, 6, 1), sample.text.startswith("ViT3")
-    model, x = OnGrid(sample, grid), torch.randn(2, grid.tokens, 16)
+    grid, fixed = Grid(4, 6, 1), text.startswith("ViT3")
+    model, x = OnGrid(text, grid), torch.randn(2, grid.tokens, 16)
     graph = exported(model, x, None if fixed else torch.export.Dim("batch", max=64))
     more = x if fixed else torch.randn(5, grid.tokens, 16)
     with torch.no_grad():
@@ -99,7 +105,7 @@ def test_exports_on_a_fixed_grid(sample: Sample) -> None:
 def test_exports_for_any_batch_in_other_options(text: str) -> None:
     torch.manual_seed(0)
     grid = Grid(4, 6, 1)
-    model, x = OnGrid(Sample(text), grid), torch.randn(5, grid.tokens, 16)
+    model, x = OnGrid(text, grid), torch.randn(5, grid.tokens, 16)
     graph = exported(model, x[:2], torch.export.Dim("batch", max=64))
     with torch.no_grad():
         assert torch.allclose(graph(x), model(x), rtol=0, atol=1e-6)
@@ -111,7 +117,7 @@ def test_exports_what_sorts_many_tokens_or_adds_a_learned_bias(text: str) -> Non
     """And with gradients on, as an unwary user has it, where the order of memory differs from graph to graph."""
     torch.manual_seed(0)
     grid = Grid(14, 14)
-    model, x = OnGrid(Sample(text), grid), torch.randn(2, grid.tokens, 16)
+    model, x = OnGrid(text, grid), torch.randn(2, grid.tokens, 16)
     graph = exported(model, x)
     with torch.no_grad():
         assert torch.allclose(graph(x), model(x), rtol=0, atol=1e-6)
@@ -198,9 +204,9 @@ def test_a_mechanism_without_faults_passes() -> None:
 
 def test_locality_and_order_are_claims_that_can_fail() -> None:
     with pytest.raises(ContractError, match=r"local on .* reaches beyond 1 cells"):
-        check(Softmax(), reach=1)
+        check(Softmax(), contract=Contract(reach=1))
     with pytest.raises(ContractError, match=r"order on "):
-        check(OrderMatters(), positions=False, skip=dict.fromkeys(("parameters", "macs"), "it has none"))
+        check(OrderMatters(), skip=dict.fromkeys(("parameters", "macs"), "it has none"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,9 +47,9 @@ def test_every_mechanism_and_projection_is_a_name_of_the_root() -> None:
 
 def test_type_checkers_see_every_name() -> None:
     source = ast.parse(Path(str(regard.__file__)).read_text())
-    block = next(node for node in source.body if isinstance(node, ast.If))
+    body = [line for node in source.body if isinstance(node, ast.If) for line in node.body]
     seen: dict[str, object] = {"__version__": regard.__version__}
-    exec(compile(ast.Module(block.body, []), "regard", "exec"), seen)
+    exec(compile(ast.Module(body, []), "regard", "exec"), seen)
     names = {*regard.__all__, *(cls.__name__ for cls in (*regard.MIXERS, *regard.PROJECTIONS))}
     assert {name for name in names if seen.get(name) is not getattr(regard, name)} == set()
 

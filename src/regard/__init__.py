@@ -11,93 +11,183 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from regard import ops as ops
     from regard import testing as testing
+    from regard.core import Card as Card
+    from regard.core import ConfigError as ConfigError
+    from regard.core import Contract as Contract
+    from regard.core import Cost as Cost
+    from regard.core import Grid as Grid
+    from regard.core import Mask as Mask
+    from regard.core import Mixer as Mixer
+    from regard.core import MixerConfig as MixerConfig
+    from regard.core import Operator as Operator
+    from regard.core import RegardError as RegardError
+    from regard.core import Site as Site
+    from regard.lab.run_study import run_study as run_study
     from regard.lab.study import Claim as Claim
     from regard.lab.study import Row as Row
+    from regard.lab.study import Setting as Setting
     from regard.lab.study import Study as Study
+    from regard.mixers import MIXERS as MIXERS
     from regard.mixers.shared.heads import HeadMixerConfig as HeadMixerConfig
     from regard.mixers.spelling import parse as parse
     from regard.mixers.spelling import spell as spell
     from regard.mixers.static_keys.keys import calibrate as calibrate
     from regard.mixers.static_keys.keys import freeze_keys as freeze_keys
     from regard.models.catalog import list_models as list_models
+    from regard.models.create import create_model as create_model
+    from regard.models.hugging_face import from_pretrained as from_pretrained
+    from regard.models.hugging_face import save_pretrained as save_pretrained
     from regard.models.resnet import attend as attend
     from regard.models.saving import save as save
+    from regard.models.timm_registry import register_timm as register_timm
+    from regard.projections import FSNE as FSNE
+    from regard.projections import PROJECTIONS as PROJECTIONS
+    from regard.projections import PSNE as PSNE
+    from regard.projections import SNE as SNE
+    from regard.projections import IdentityQuery as IdentityQuery
+    from regard.projections import LinearQKV as LinearQKV
     from regard.store.results import Results as Results
+    from regard.studies import STUDIES as STUDIES
     from regard.swapping.capture import capture as capture
-    from regard.swapping.swap import create_model as create_model
+    from regard.swapping.layer import Port as Port
     from regard.swapping.swap import plan_swap as plan_swap
     from regard.swapping.swap import remove as remove
     from regard.swapping.swap import restore as restore
     from regard.swapping.swap import retune as retune
     from regard.swapping.swap import swap as swap
+    from regard.tasks import TASKS as TASKS
+    from regard.tasks import Classification as Classification
     from regard.train.load import load as load
     from regard.train.optimizer import param_groups as param_groups
     from regard.train.recipe import Recipe as Recipe
     from regard.train.run import Run as Run
 
-    from .core import Card as Card
-    from .core import ConfigError as ConfigError
-    from .core import Cost as Cost
-    from .core import Grid as Grid
-    from .core import Mask as Mask
-    from .core import Mixer as Mixer
-    from .core import MixerConfig as MixerConfig
-    from .core import Operator as Operator
-    from .core import RegardError as RegardError
-    from .core import Site as Site
-    from .mixers import *  # noqa: F403
-    from .projections import *  # noqa: F403
-    from .studies import STUDIES as STUDIES
+# generated: imports
+if TYPE_CHECKING:
+    from regard.mixers.agent import Agent as Agent
+    from regard.mixers.bra import BRA as BRA
+    from regard.mixers.convolutions.conv import Conv as Conv
+    from regard.mixers.convolutions.deformable import DeformableConv as DeformableConv
+    from regard.mixers.convolutions.dynamic import DynamicConv as DynamicConv
+    from regard.mixers.dat import DAT as DAT
+    from regard.mixers.factors.factors import Factors as Factors
+    from regard.mixers.flatten import FLatten as FLatten
+    from regard.mixers.inline import InLine as InLine
+    from regard.mixers.linear import Linear as Linear
+    from regard.mixers.linformer import Linformer as Linformer
+    from regard.mixers.mhla import MHLA as MHLA
+    from regard.mixers.mita.mita import MiTA as MiTA
+    from regard.mixers.moba import MoBA as MoBA
+    from regard.mixers.nsa import NSA as NSA
+    from regard.mixers.nystrom import Nystrom as Nystrom
+    from regard.mixers.performer import Performer as Performer
+    from regard.mixers.polaformer import PolaFormer as PolaFormer
+    from regard.mixers.pvt import PVT as PVT
+    from regard.mixers.reformer import Reformer as Reformer
+    from regard.mixers.softmax import Softmax as Softmax
+    from regard.mixers.static_keys.cska import CSKA as CSKA
+    from regard.mixers.static_keys.ska import SKA as SKA
+    from regard.mixers.topk import TopK as TopK
+    from regard.mixers.vit3 import ViT3 as ViT3
+    from regard.mixers.window import Window as Window
+    from regard.mixers.xca import XCA as XCA
+# end of generated: imports
 
 # name -> the module that has it
-_HOMES: dict[str, str] = {
-    **dict.fromkeys(
-        ("Card", "ConfigError", "Cost", "Grid", "Mask", "Mixer", "MixerConfig", "Operator", "RegardError", "Site"),
-        "regard.core",
-    ),
-    **dict.fromkeys(("calibrate", "freeze_keys"), "regard.mixers.static_keys.keys"),
-    **dict.fromkeys(("create_model", "plan_swap", "remove", "restore", "retune", "swap"), "regard.swapping.swap"),
-    "load": "regard.train.load",
-    "param_groups": "regard.train.optimizer",
-    "Recipe": "regard.train.recipe",
-    "Results": "regard.store.results",
-    "Run": "regard.train.run",
-    **dict.fromkeys(("Claim", "Row", "Study"), "regard.lab.study"),
-    "STUDIES": "regard.studies",
-    "attend": "regard.models.resnet",
-    "save": "regard.models.saving",
-    "capture": "regard.swapping.capture",
-    "list_models": "regard.hosts",
+_MODULES: dict[str, str] = {
+    "Card": "regard.core",
+    "ConfigError": "regard.core",
+    "Contract": "regard.core",
+    "Cost": "regard.core",
+    "Grid": "regard.core",
+    "Mask": "regard.core",
+    "Mixer": "regard.core",
+    "MixerConfig": "regard.core",
+    "Operator": "regard.core",
+    "RegardError": "regard.core",
+    "Site": "regard.core",
+    "run_study": "regard.lab.run_study",
+    "Claim": "regard.lab.study",
+    "Row": "regard.lab.study",
+    "Setting": "regard.lab.study",
+    "Study": "regard.lab.study",
     "MIXERS": "regard.mixers",
+    # generated: names
+    "Softmax": "regard.mixers.softmax",
+    "Factors": "regard.mixers.factors.factors",
+    "SKA": "regard.mixers.static_keys.ska",
+    "CSKA": "regard.mixers.static_keys.cska",
+    "XCA": "regard.mixers.xca",
+    "Linear": "regard.mixers.linear",
+    "FLatten": "regard.mixers.flatten",
+    "PolaFormer": "regard.mixers.polaformer",
+    "MHLA": "regard.mixers.mhla",
+    "InLine": "regard.mixers.inline",
+    "Performer": "regard.mixers.performer",
+    "ViT3": "regard.mixers.vit3",
+    "Agent": "regard.mixers.agent",
+    "Linformer": "regard.mixers.linformer",
+    "Nystrom": "regard.mixers.nystrom",
+    "PVT": "regard.mixers.pvt",
+    "TopK": "regard.mixers.topk",
+    "BRA": "regard.mixers.bra",
+    "MoBA": "regard.mixers.moba",
+    "Reformer": "regard.mixers.reformer",
+    "DAT": "regard.mixers.dat",
+    "Window": "regard.mixers.window",
+    "MiTA": "regard.mixers.mita.mita",
+    "NSA": "regard.mixers.nsa",
+    "Conv": "regard.mixers.convolutions.conv",
+    "DeformableConv": "regard.mixers.convolutions.deformable",
+    "DynamicConv": "regard.mixers.convolutions.dynamic",
+    # end of generated: names
     "HeadMixerConfig": "regard.mixers.shared.heads",
     "parse": "regard.mixers.spelling",
     "spell": "regard.mixers.spelling",
+    "calibrate": "regard.mixers.static_keys.keys",
+    "freeze_keys": "regard.mixers.static_keys.keys",
+    "list_models": "regard.models.catalog",
+    "create_model": "regard.models.create",
+    "from_pretrained": "regard.models.hugging_face",
+    "save_pretrained": "regard.models.hugging_face",
+    "attend": "regard.models.resnet",
+    "save": "regard.models.saving",
+    "register_timm": "regard.models.timm_registry",
+    "FSNE": "regard.projections",
     "PROJECTIONS": "regard.projections",
+    "PSNE": "regard.projections",
+    "SNE": "regard.projections",
+    "IdentityQuery": "regard.projections",
+    "LinearQKV": "regard.projections",
+    "Results": "regard.store.results",
+    "STUDIES": "regard.studies",
+    "capture": "regard.swapping.capture",
+    "Port": "regard.swapping.layer",
+    "plan_swap": "regard.swapping.swap",
+    "remove": "regard.swapping.swap",
+    "restore": "regard.swapping.swap",
+    "retune": "regard.swapping.swap",
+    "swap": "regard.swapping.swap",
+    "TASKS": "regard.tasks",
+    "Classification": "regard.tasks",
+    "load": "regard.train.load",
+    "param_groups": "regard.train.optimizer",
+    "Recipe": "regard.train.recipe",
+    "Run": "regard.train.run",
 }
-# Packages whose public names are also names of the root: adding a mechanism does not touch this file.
-_PACKAGES = ("regard.mixers", "regard.projections")
-_MODULES = ("ops", "testing")
 
-__all__ = ["__version__", *_HOMES, *_MODULES]  # noqa: PLE0604
+__all__ = ["__version__", *_MODULES, "ops", "testing"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
+    if name in ("ops", "testing"):
         return import_module(f"regard.{name}")
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-    elif name.startswith("_"):
-        raise AttributeError(name)
-    else:
-        for package in _PACKAGES:
-            value = getattr(import_module(package), name, None)
-            if isinstance(value, type):
-                break
-        else:
-            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

@@ -1,4 +1,7 @@
-"""The operator functions of all mechanisms and their plain references."""
+"""The operator functions of all mechanisms and their plain references.
+
+Generated from mixers/table.py: run `make generated`, do not edit.
+"""
 
 from regard.mixers.agent import agent, agent_reference
 from regard.mixers.bra import bra, bra_plan, bra_reference
@@ -11,15 +14,13 @@ from regard.mixers.inline import inline, inline_reference
 from regard.mixers.linear import linear, linear_reference
 from regard.mixers.linformer import linformer, linformer_reference
 from regard.mixers.mhla import mhla, mhla_reference
-from regard.mixers.mita.mita import mita, mita_reference
-from regard.mixers.mita.routing import mita_plan
+from regard.mixers.mita.mita import mita, mita_plan, mita_reference, pool_landmarks
 from regard.mixers.moba import moba, moba_plan, moba_reference
 from regard.mixers.nsa import nsa, nsa_reference
 from regard.mixers.nystrom import nystrom, nystrom_reference
 from regard.mixers.performer import performer, performer_reference
 from regard.mixers.polaformer import polaformer, polaformer_reference
 from regard.mixers.reformer import lsh_plan, reformer, reformer_reference
-from regard.mixers.shared.landmarks import pool_landmarks
 from regard.mixers.softmax import softmax, softmax_reference
 from regard.mixers.static_keys.cska import cska, cska_reference
 from regard.mixers.static_keys.ska import ska, ska_reference
@@ -29,23 +30,15 @@ from regard.mixers.window import window, window_reference
 from regard.mixers.xca import xca, xca_reference
 
 __all__ = [
-    "cska",
-    "cska_reference",
+    "softmax",
+    "softmax_reference",
     "factor_logits",
     "factors",
     "factors_reference",
-    "deformable_conv",
-    "deformable_conv_reference",
-    "dynamic_conv",
-    "dynamic_conv_reference",
-    "mita",
-    "mita_plan",
-    "mita_reference",
-    "pool_landmarks",
-    "softmax",
-    "softmax_reference",
     "ska",
     "ska_reference",
+    "cska",
+    "cska_reference",
     "xca",
     "xca_reference",
     "linear",
@@ -56,36 +49,44 @@ __all__ = [
     "polaformer_reference",
     "mhla",
     "mhla_reference",
+    "inline",
+    "inline_reference",
+    "performer",
+    "performer_reference",
+    "ttt",
+    "ttt_conv",
+    "ttt_conv_reference",
+    "ttt_reference",
     "agent",
     "agent_reference",
+    "linformer",
+    "linformer_reference",
+    "nystrom",
+    "nystrom_reference",
     "topk",
     "topk_plan",
     "topk_reference",
     "bra",
     "bra_plan",
     "bra_reference",
-    "inline",
-    "inline_reference",
-    "linformer",
-    "linformer_reference",
-    "performer",
-    "performer_reference",
-    "nystrom",
-    "nystrom_reference",
-    "window",
-    "window_reference",
-    "sample_points",
-    "sample_points_reference",
     "moba",
     "moba_plan",
     "moba_reference",
-    "nsa",
-    "nsa_reference",
+    "lsh_plan",
     "reformer",
     "reformer_reference",
-    "lsh_plan",
-    "ttt",
-    "ttt_reference",
-    "ttt_conv",
-    "ttt_conv_reference",
+    "sample_points",
+    "sample_points_reference",
+    "window",
+    "window_reference",
+    "mita",
+    "mita_plan",
+    "mita_reference",
+    "pool_landmarks",
+    "nsa",
+    "nsa_reference",
+    "deformable_conv",
+    "deformable_conv_reference",
+    "dynamic_conv",
+    "dynamic_conv_reference",
 ]

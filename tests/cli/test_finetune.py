@@ -13,13 +13,16 @@ from regard.core import ConfigError
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.store.results import Results
-from regard.swapping.swap import create_model, swap
+from regard.swapping.swap import swap
 from regard.tasks import Classification
 from regard.tasks.classification import expected
+from regard.train.initial_weights import Saved
+from regard.train.load import trained
 from regard.train.recipe import Recipe
-from regard.train.run import Run, Saved, read_run, trained
+from regard.train.run import Run, read_run
 
 HOST = "vit_desk(size=12, patch=4, dim=16, depth=2, heads=2)"
 

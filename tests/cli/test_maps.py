@@ -10,7 +10,8 @@ from PIL import Image
 from regard.cli.app import run
 from regard.store.results import Results
 from regard.tasks import Classification
-from regard.train.run import Recipe, Run
+from regard.train.recipe import Recipe
+from regard.train.run import Run
 
 VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"
 GREY = (

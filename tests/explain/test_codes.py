@@ -11,9 +11,9 @@ from regard.core import DataError, StoreError
 from regard.explain.codes import codes_of, compare, cosines, norms, regression, transfer
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
 from regard.models.saving import save
 from regard.projections.sne import FSNE, Codes
-from regard.swapping.swap import create_model
 
 HOST = "vit_desk(size=8, patch=4, dim=8, depth=2, heads=2)"
 

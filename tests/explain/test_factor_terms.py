@@ -10,7 +10,8 @@ from regard.explain.layer_inputs import cells, equal_cells, layers_of, picked
 from regard.mixers.factors.factors import Factors, FactorsOperator, factor_logits
 from regard.mixers.factors.inputs import strided_tokens
 from regard.mixers.softmax import Softmax
-from regard.swapping.swap import create_model, swap
+from regard.models.create import create_model
+from regard.swapping.swap import swap
 
 VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"  # 3 rows, 5 columns
 CLASS = "vit_tiny_patch16_224(img_size=(32, 48), patch_size=8, depth=1, embed_dim=16, num_heads=2, reg_tokens=1)"

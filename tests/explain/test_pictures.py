@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
 from regard.explain import pictures
 from regard.mixers.softmax import Softmax
-from regard.swapping.swap import create_model, remove, swap
+from regard.models.create import create_model
+from regard.swapping.swap import remove, swap
 
 HOST = "vit_desk(size=(12, 20), patch=4, dim=32, depth=2, heads=2)"  # 3 rows, 5 columns
 

@@ -9,7 +9,7 @@ from regard.explain.sampling_points import TapKernels, tap_kernels, tap_moves
 from regard.mixers.convolutions.deformable import DeformableConv, DeformableConv2d
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.softmax import Softmax
-from regard.swapping.swap import create_model
+from regard.models.create import create_model
 
 VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"  # 3 rows, 5 columns
 

@@ -18,7 +18,8 @@ from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
-from regard.swapping.swap import create_model, remove
+from regard.models.create import create_model
+from regard.swapping.swap import remove
 
 VIT = "vit_desk(size=(12, 20), patch=4, dim=16, depth=2, heads=2)"
 RESNET = "attended_resnet18(channels=(8, 8, 16, 16), stem=1, img_size=(12, 20), stages=(2, 3), heads=2{})"

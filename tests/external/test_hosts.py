@@ -7,8 +7,9 @@ from torch import nn
 
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
+from regard.models.create import create_model
 from regard.models.cvt import cvt_13
-from regard.swapping.swap import create_model, swap
+from regard.swapping.swap import swap
 from small_hosts import spread
 
 

@@ -8,8 +8,9 @@ import pytest
 from regard.core import ConfigError, StoreError
 from regard.lab.dry_run import compare, dry_run
 from regard.lab.progress import Event
+from regard.lab.run_study import run_study
 from regard.lab.snapshot import write_snapshot
-from regard.lab.study import Claim, Row, Setting, Study, run_study
+from regard.lab.study import Claim, Row, Setting, Study
 from regard.lab.table import Table, load_snapshot, snapshot_path
 from regard.mixers.softmax import Softmax
 from regard.store.files import write_json

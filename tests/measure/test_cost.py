@@ -6,7 +6,7 @@ import torch
 from regard import MiTA, Softmax, create_model
 from regard.measure.cost import model_cost
 from regard.swapping.count import count_macs
-from regard.swapping.layer import Hosted
+from regard.swapping.layer import Port
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_mechanism_counts_by_its_formula_whichever_form_runs() -> None:
     found = count_macs(model, torch.randn(1, 3, 24, 24))
     assert found == model_cost(host, config).macs
     softmax = model_cost(host, Softmax()).macs
-    site = next(layer.mixer.site for layer in model.modules() if isinstance(layer, Hosted))
+    site = next(layer.mixer.site for layer in model.modules() if isinstance(layer, Port))
     assert found - softmax == 2 * (config.operator_cost(site).macs - Softmax().operator_cost(site).macs)
     before = model(torch.ones(1, 3, 24, 24))
     count_macs(model, torch.randn(1, 3, 24, 24))

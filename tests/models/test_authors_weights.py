@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, StoreError
 from regard.models.authors_weights import load_mita
-from regard.swapping.swap import create_model
+from regard.models.create import create_model
 from regard.testing.external.published_layers import mita_by_query
 
 LANDMARKS, KEYS = 9, 7

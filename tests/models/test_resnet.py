@@ -23,10 +23,11 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
 from regard.models.attended_block import BLOCKS, Attended, Slot
+from regard.models.create import create_model
 from regard.models.resnet import attend
 from regard.models.saving import load, save
 from regard.projections.sne import FSNE
-from regard.swapping.swap import create_model, remove, restore, retune, swap
+from regard.swapping.swap import remove, restore, retune, swap
 from regard.train.optimizer import param_groups
 
 TV = torchvision.models.resnet

@@ -11,12 +11,13 @@ import torch
 from regard.core import ConfigError, StoreError
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
+from regard.models.create import create_model
 from regard.models.resnet import attend
 from regard.models.saving import load, save
 from regard.projections.sne import FSNE
 from regard.store.files import write_json
 from regard.store.results import Results
-from regard.swapping.swap import create_model, remove, retune, swap
+from regard.swapping.swap import remove, retune, swap
 from regard.train import checkpoint
 from regard.train.load import load as load_run
 from small_hosts import VIT, spread, swin

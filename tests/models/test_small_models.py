@@ -15,13 +15,14 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
 from regard.models.catalog import HOSTS, list_models
+from regard.models.create import create_model
 from regard.models.cvt import convolved
 from regard.models.metaformer import load_fitting
-from regard.models.timm_registry import register
+from regard.models.timm_registry import register_timm
 from regard.projections.sne import PSNE
 from regard.swapping.capture import capture
 from regard.swapping.inspect import channels_of
-from regard.swapping.swap import create_model, remove, restore, retune, swap
+from regard.swapping.swap import remove, restore, retune, swap
 from small_hosts import spread
 
 FAITHFUL = [
@@ -324,8 +325,8 @@ def test_placements_are_where_they_say():
 
 
 def test_registration_is_explicit_and_may_be_repeated():
-    names = register()
-    assert register() == names == [f"regard_{name}" for name in HOSTS]
+    names = register_timm()
+    assert register_timm() == names == [f"regard_{name}" for name in HOSTS]
     assert set(timm.list_models("regard_*")) == set(names)
     model = timm.create_model("regard_vit_s_32", num_classes=3)
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)

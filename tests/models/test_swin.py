@@ -8,7 +8,8 @@ from torch import nn
 
 from regard.core import GridError
 from regard.mixers.softmax import Softmax
-from regard.swapping.swap import create_model, swap
+from regard.models.create import create_model
+from regard.swapping.swap import swap
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,12 @@ from regard.mixers.shared.heads import rotate
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.models.catalog import list_models
+from regard.models.create import create_model
 from regard.models.saving import load, save
-from regard.models.timm_registry import register
+from regard.models.timm_registry import register_timm
 from regard.studies.mita.counts import VIT5
 from regard.studies.published_sizes import verdict
-from regard.swapping.swap import create_model, plan_swap, swap
+from regard.swapping.swap import plan_swap, swap
 from regard.train.optimizer import param_groups
 from small_hosts import spread, vit5
 
@@ -268,7 +269,7 @@ def test_a_swapped_one_is_saved_and_read(tmp_path) -> None:
 
 def test_names_and_features() -> None:
     assert list_models("vit5_*") == ["vit5_small", "vit5_base", "vit5_large", "vit5_xlarge"]
-    register()
+    register_timm()
     small = "img_size=(32, 48), patch_size=8, embed_dim=32, depth=3, num_heads=2"
     model = timm.create_model("regard_vit5_small", img_size=32, depth=1, num_classes=3)
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 3)

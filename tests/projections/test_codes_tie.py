@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from regard.mixers.softmax import Softmax
+from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.projections.sne import FSNE
-from regard.swapping.swap import create_model
 from regard.tasks.weights import redraw
 from regard.train.optimizer import param_groups
 

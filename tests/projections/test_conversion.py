@@ -10,11 +10,12 @@ from regard.core import ConfigError, Grid, ShapeError, Site, UnsupportedError
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.projections.conversion import fuse, warm_start
 from regard.projections.linear import LinearQKV
 from regard.projections.sne import FSNE, PSNE, SNE
-from regard.swapping.swap import create_model, restore, swap
+from regard.swapping.swap import restore, swap
 
 F64 = torch.float64
 SITE = Site(dim=12, heads=3, grid=Grid(3, 5, 1))

@@ -9,9 +9,10 @@ from regard.core import ConfigError, Grid, Site, heads
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse, spell
 from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
 from regard.projections.identity import IdentityQuery
 from regard.projections.linear import LinearQKV
-from regard.swapping.swap import create_model, swap
+from regard.swapping.swap import swap
 
 SITE = Site(dim=12, heads=3, grid=Grid(2, 3))
 

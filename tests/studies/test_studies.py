@@ -4,7 +4,8 @@ import pytest
 
 from regard import ConfigError
 from regard.lab.analysis import carry_out
-from regard.lab.study import Study, run_study
+from regard.lab.run_study import run_study
+from regard.lab.study import Study
 from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_analysis, load_study
 

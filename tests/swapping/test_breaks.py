@@ -11,8 +11,9 @@ from regard.core import ConfigError, StoreError
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
+from regard.models.create import build_sized, create_model
 from regard.models.saving import load, save
-from regard.swapping.swap import build_sized, create_model, retune, swap
+from regard.swapping.swap import retune, swap
 from small_hosts import spread, vit
 
 DESK = "vit_desk(size=(16, 24), dim=16, depth=2, heads=2)"

@@ -6,8 +6,9 @@ import torch
 from regard.core import SwapError, UnsupportedError, merge
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
+from regard.models.create import create_model
 from regard.swapping.capture import capture, readable
-from regard.swapping.swap import create_model, swap
+from regard.swapping.swap import swap
 from small_hosts import VIT, spread, swin, vit, xcit
 
 

@@ -19,8 +19,8 @@ from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
 from regard.projections.sne import FSNE
-from regard.swapping.swap import create_model
 
 DESK = "vit_desk(size=(16, 24), dim=16, depth=2, heads=2)"
 STEPS = 3

@@ -10,9 +10,10 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.projections.sne import SNE
-from regard.swapping.swap import create_model, plan_swap, remove, restore, swap
+from regard.swapping.swap import plan_swap, remove, restore, swap
 from small_hosts import spread, swin
 
 DESK = "vit_desk(size=12, patch=3, dim=16, depth=2, heads=2)"

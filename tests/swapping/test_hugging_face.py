@@ -17,7 +17,7 @@ from regard.mixers.static_keys.ska import SKA  # noqa: E402
 from regard.models.hugging_face import from_pretrained, save_pretrained  # noqa: E402
 from regard.projections.sne import FSNE, SNE  # noqa: E402
 from regard.swapping.capture import capture  # noqa: E402
-from regard.swapping.layer import Hosted  # noqa: E402
+from regard.swapping.layer import Port  # noqa: E402
 from regard.swapping.swap import restore, retune, swap  # noqa: E402
 from small_hosts import spread  # noqa: E402
 
@@ -74,7 +74,7 @@ def test_softmax_changes_neither_output_nor_state(kind):
     model, x = make(kind)
     before, state = out(model, x), copy.deepcopy(model.state_dict())
     swap(model, "Softmax()", example=x[:1])
-    assert sum(isinstance(module, Hosted) for module in model.modules()) == 2
+    assert sum(isinstance(module, Port) for module in model.modules()) == 2
     assert (out(model, x) - before).abs().max() <= 1e-11 * before.abs().max()
     assert list(model.state_dict()) == list(state)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
@@ -246,7 +246,7 @@ def test_clip_as_a_whole_is_swapped_written_and_read_again(tmp_path):
     swap(model.eval(), SKA())
     asked = {"input_ids": torch.tensor([[1, 5, 2]]), "pixel_values": torch.randn(2, 3, 32, 32)}
     again = from_pretrained(save_pretrained(model, tmp_path))
-    assert sum(isinstance(module, Hosted) for module in again.modules()) == 2
+    assert sum(isinstance(module, Port) for module in again.modules()) == 2
     assert torch.equal(again(**asked).logits_per_image, model(**asked).logits_per_image)
 
 

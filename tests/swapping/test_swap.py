@@ -21,9 +21,10 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
 from regard.models.catalog import list_models
+from regard.models.create import create_model
 from regard.projections.sne import FSNE, PSNE, SNE
-from regard.swapping.layer import Hosted
-from regard.swapping.swap import create_model, plan_swap, remove, restore, retune, swap
+from regard.swapping.layer import Port
+from regard.swapping.swap import plan_swap, remove, restore, retune, swap
 from small_hosts import HOSTS, VIT, caformer, spread, swin, torchvision, vit, xcit
 
 
@@ -46,7 +47,7 @@ def test_own_mechanism_changes_neither_output_nor_state(small):
     restore(model)
     assert torch.equal(model(x), before)
     same_state(model, state)
-    assert not any(isinstance(module, Hosted) for module in model.modules())
+    assert not any(isinstance(module, Port) for module in model.modules())
 
 
 @pytest.mark.parametrize("control", ["removed", "sharper"])
@@ -155,7 +156,7 @@ def test_parts_of_a_model_can_be_swapped():
     model, _ = vit()
     swap(model, SKA(), "blocks.1.*")
     assert isinstance(model.blocks[0].attn, Attention)
-    assert isinstance(model.blocks[1].attn, Hosted)
+    assert isinstance(model.blocks[1].attn, Port)
     assert model.blocks[1].attn.regard.site.layer == 1
 
 
@@ -281,7 +282,7 @@ def test_a_plan_says_what_becomes_of_the_parameters_and_changes_nothing():
     model, _ = vit()
     state = copy.deepcopy(model.state_dict())
     plan = plan_swap(model, SKA())
-    assert not any(isinstance(module, Hosted) for module in model.modules())
+    assert not any(isinstance(module, Port) for module in model.modules())
     site = plan.sites[0]
     assert site.kept == ["qkv.weight[qv]", "qkv.bias[qv]", "proj.weight", "proj.bias"]
     assert site.dropped == ["qkv.weight[k]", "qkv.bias[k]"]
@@ -443,7 +444,7 @@ def test_a_gated_attention_is_refused():
     model.blocks[1].attn = Attention(32, num_heads=2, gated=True)
     with pytest.raises(UnsupportedError, match=r"blocks\.1\.attn: it gates"):
         swap(model, Softmax())
-    assert isinstance(swap(model, Softmax(), "blocks.0.*").blocks[0].attn, Hosted)
+    assert isinstance(swap(model, Softmax(), "blocks.0.*").blocks[0].attn, Port)
 
 
 def test_a_failing_probe_leaves_the_model_as_it_was():
@@ -451,7 +452,7 @@ def test_a_failing_probe_leaves_the_model_as_it_was():
     before = model.eval()(x)
     with pytest.raises(GridError):
         swap(model, MiTA(m=23, k=4))
-    assert not any(isinstance(module, Hosted) for module in model.modules())
+    assert not any(isinstance(module, Port) for module in model.modules())
     assert torch.equal(model(x), before)
 
 

@@ -13,7 +13,8 @@ from regard.mixers.spelling import spell
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.keys import calibrate, freeze_keys
 from regard.mixers.static_keys.ska import SKA
-from regard.swapping.swap import create_model, swap
+from regard.models.create import create_model
+from regard.swapping.swap import swap
 from regard.swapping.talking_heads import logits_of
 
 GRID = Grid(3, 5)

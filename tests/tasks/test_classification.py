@@ -24,7 +24,8 @@ from regard.tasks.data.catalog import classes_and_channels, digits, identity, lo
 from regard.tasks.data.images import decode, decode_all, fit
 from regard.tasks.data.streams import generator, seed_all
 from regard.tasks.weights import outputs
-from regard.train.run import Recipe, Run
+from regard.train.recipe import Recipe
+from regard.train.run import Run
 
 PLAIN = Recipe(batch=32, augment="none")
 

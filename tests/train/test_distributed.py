@@ -13,7 +13,9 @@ from regard.store.results import Results
 from regard.tasks import Classification
 from regard.train import checkpoint
 from regard.train.distributed import check_devices
-from regard.train.run import Interrupted, Recipe, Run, Watch
+from regard.train.loop import Interrupted, Watch
+from regard.train.recipe import Recipe
+from regard.train.run import Run
 from tiny_task import Tiny
 
 RECIPE = Recipe(epochs=3, batch=32, augment="shift", accumulate=2)

@@ -21,7 +21,9 @@ from regard.lab.workers import Job, carry
 from regard.store import results
 from regard.store.results import Busy, Results
 from regard.train import checkpoint
-from regard.train.run import Interrupted, Recipe, Run, Watch
+from regard.train.loop import Interrupted, Watch
+from regard.train.recipe import Recipe
+from regard.train.run import Run
 from tiny_task import Tiny
 
 SHORT = Recipe(epochs=3, batch=32, augment="none")

@@ -10,16 +10,16 @@ import regard
 from regard.core import StoreError
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
 from regard.models.saving import save
 from regard.projections.sne import FSNE
 from regard.store.files import read_json, write_json
 from regard.store.results import Results
-from regard.swapping.swap import create_model
 from regard.tasks import Classification
 from regard.train import checkpoint
-from regard.train.load import load
+from regard.train.load import load, trained
 from regard.train.recipe import Recipe
-from regard.train.run import Run, trained
+from regard.train.run import Run
 
 TASK = Classification(
     host="vit_desk(size=12, patch=4, dim=16, depth=2, heads=2)", data="digits-canvas", size=(12, 12), limit=32

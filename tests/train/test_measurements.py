@@ -17,9 +17,10 @@ from regard.report.page_data import attention, gather
 from regard.store.files import read_json, write_json
 from regard.store.results import Results
 from regard.tasks import Classification
+from regard.train.load import trained
 from regard.train.measurements import probe_maps
 from regard.train.recipe import Recipe
-from regard.train.run import Run, trained
+from regard.train.run import Run
 
 from pilot_store import key_of, make_store  # isort: skip
 

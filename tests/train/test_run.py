@@ -22,9 +22,12 @@ from regard.store.results import Results
 from regard.tasks import TASKS, Classification
 from regard.train import checkpoint
 from regard.train.environment import PeakMemory, resolved
-from regard.train.loop import Loop
+from regard.train.initial_weights import copy_weights
+from regard.train.load import trained
+from regard.train.loop import Interrupted, Loop, Watch
 from regard.train.optimizer import make_optimizer, param_groups
-from regard.train.run import Interrupted, Recipe, Run, Watch, copy_weights, read_run, trained
+from regard.train.recipe import Recipe
+from regard.train.run import Run, read_run
 from tiny_task import Tiny
 
 from .test_failures import in_child

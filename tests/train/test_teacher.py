@@ -10,7 +10,8 @@ from torch import nn
 from regard.core import ConfigError
 from regard.mixers.spelling import parse, spell
 from regard.store.results import Results
-from regard.train.run import Recipe, Run
+from regard.train.recipe import Recipe
+from regard.train.run import Run
 from tiny_task import Tiny
 
 SHORT = Recipe(epochs=2, batch=32, augment="none")

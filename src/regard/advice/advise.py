@@ -20,8 +20,8 @@ from regard.measure.cost import bare, counted
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.swapping.inspect import inputs_of
-from regard.swapping.layer import Hosted
-from regard.swapping.ports.timm.biased import PerWindow
+from regard.swapping.layer import Port
+from regard.swapping.per_window import PerWindow
 from regard.swapping.removed import Nothing
 from regard.swapping.swap import plan_swap
 
@@ -54,7 +54,7 @@ class Place:
 
     site: Site
     windows: int
-    port: type[Hosted]
+    port: type[Port]
 
 
 def attention_places(host: str, size: tuple[int, int] | None = None) -> dict[Place, int]:
@@ -72,8 +72,8 @@ def _swapped(model: nn.Module, config: MixerConfig, image: Tensor) -> nn.Module:
     return plan_swap(copy.deepcopy(model), config, example=image).apply()
 
 
-def _places(model: nn.Module, image: Tensor) -> dict[Hosted, Place]:
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, Hosted)}
+def _places(model: nn.Module, image: Tensor) -> dict[Port, Place]:
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Port)}
     got = inputs_of(model, layers, image)
     return {
         layer: Place(replace(layer.mixer.site, layer=0, name="", drop=0.0), got[name][0], type(layer))
@@ -152,7 +152,7 @@ def advise(
     return [*front, *(Advice(mixer=spell(config), refused=text) for config, text in refused.items())]
 
 
-def _built(layer: Hosted, config: MixerConfig, site: Site) -> Mixer:
+def _built(layer: Port, config: MixerConfig, site: Site) -> Mixer:
     """The mixer that the port of a layer puts at its site, with weights; batch normalisation takes a batch of one."""
     torch.manual_seed(0)
     return layer.built(config, site, config.shared()).eval()

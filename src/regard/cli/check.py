@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,62 +14,6 @@ if TYPE_CHECKING:
 
 PLAIN = 1e-11
 """The largest difference of a fast form and its plain equation, in float64."""
-
-# arguments that fit into 4x4 cells, where the defaults are made for larger grids
-SMALL: Mapping[str, str] = {
-    "MiTA": "MiTA(m=4, k=5)",
-    "DynamicConv": "DynamicConv(groups=4)",
-    "DeformableConv": "DeformableConv(groups=2)",
-    "MHLA": "MHLA(m=4)",
-    "Agent": "Agent(m=4)",
-    "Linformer": "Linformer(m=4)",
-    "Nystrom": "Nystrom(m=4)",
-    "TopK": "TopK(k=5)",
-    "BRA": "BRA(regions=(2, 2), k=2)",
-    "Window": "Window(size=3)",
-    "DAT": "DAT(stride=2, kernel=3)",
-    "MoBA": "MoBA(block=(2, 3), k=2)",
-    "NSA": "NSA(block=(2, 3), k=2)",
-    "Reformer": "Reformer(chunk=5, rounds=3)",
-}
-
-GATHER: Mapping[str, Any] = {"counted": {"execution": "gather"}}
-
-# what the contract is told of a mechanism whatever its fields are
-TOLD: Mapping[str, Mapping[str, Any]] = {
-    "MiTA": GATHER,  # the formula counts that every query gathers its keys
-    "TopK": GATHER,
-    "MoBA": GATHER,
-    "NSA": GATHER,
-    "DynamicConv": {"macs": "reference"},  # the counter does not see products one by one
-    "PVT": {"skip": {"geometry": "its values lie on another grid than its queries"}},
-    "DAT": {"skip": {"geometry": "its values lie on another grid than its queries"}},
-}
-
-# the contract checks that the order of tokens does not matter to these, with default arguments
-ANYWHERE = frozenset({"Softmax", "XCA", "Linear", "PolaFormer", "InLine", "Performer", "TopK"})
-
-
-@dataclass(frozen=True)
-class Unless:
-    """An item that cannot hold where a field is other than `unless`."""
-
-    mechanism: str
-    field: str
-    unless: Any
-    item: str
-    reason: str
-
-
-EXCEPTIONS = (
-    Unless("FLatten", "local", 0, "cross", "the local branch needs one grid"),
-    Unless("PolaFormer", "local", 0, "cross", "the local branch needs one grid"),
-    Unless("Agent", "bias", False, "cross", "the biases have places"),
-    Unless("InLine", "residual", False, "cross", "the residual branch needs one grid"),
-    Unless("Nystrom", "kernel", 0, "cross", "the convolution needs one sequence"),
-    Unless("Nystrom", "start", "matrix", "batch", "the inverse of an image begins with the largest sum of the batch"),
-    Unless("Nystrom", "start", "matrix", "images", "the inverse of an image begins with the largest sum of the batch"),
-)
 
 
 def check(
@@ -89,7 +32,7 @@ def check(
     from regard.mixers import MIXERS
     from regard.mixers.spelling import parse_mixer
 
-    texts = [mixer] if mixer else [SMALL.get(cls.__name__, cls.__name__) for cls in MIXERS]
+    texts = [mixer] if mixer else [cls.samples[0] if cls.samples else f"{cls.__name__}()" for cls in MIXERS]
     configs = [parse_mixer(text) for text in texts]
     rows = []
     for config in configs:
@@ -112,7 +55,7 @@ def check(
 def checked(config: "MixerConfig", standard: bool = False, compiled: bool = True) -> dict[str, Any]:
     """One row of the table: what passed, what was skipped and why, and the first failure.
 
-    standard: the configuration is the one of `SMALL` or the default. compiled: with the item "compile".
+    standard: the configuration is the mechanism's usual sample. compiled: with the item "compile".
     """
     from regard.mixers.spelling import spell
     from regard.testing import ContractError
@@ -122,7 +65,7 @@ def checked(config: "MixerConfig", standard: bool = False, compiled: bool = True
     row: dict[str, Any] = {"mechanism": spell(config), "result": "passed", "passed": (), "skipped": {}, "failure": ""}
     row |= {"compared": [], "deit": deit_counts(config, standard)}
     try:
-        report = run(config, **told(config, standard, compiled))
+        report = run(config, skip={} if compiled else {"compile": "left out (--no-compile)"})
     except ContractError as error:
         row |= {"result": "failed", "failure": str(error)}
     else:
@@ -223,25 +166,6 @@ def _in_deit(row: Mapping[str, Any]) -> dict[str, Any]:
         }
     notes = {f"{size}: {cells['note']}" for size, cells in row["deit"].items() if cells["note"]}
     return line | {"note": "; ".join(sorted(notes))}
-
-
-def told(config: "MixerConfig", standard: bool = False, compiled: bool = True) -> dict[str, Any]:
-    """What `regard.testing.check` must know about a configuration of this package."""
-    name = type(config).__name__
-    options = {**TOLD.get(name, {})}
-    skip = dict(options.pop("skip", {}))
-    for known in EXCEPTIONS:
-        if known.mechanism == name and getattr(config, known.field) != known.unless:
-            skip[known.item] = known.reason
-    if getattr(config, "indexer", "") == "lightning":
-        skip["gradients"] = "the indexer learns from its own loss"
-    if getattr(config, "duplicates", "") == "union":
-        options = {"macs": ""}  # the counter sees the mask of the dense form
-    if not compiled:
-        skip["compile"] = "left out (--no-compile)"
-    if standard and name in ANYWHERE:
-        options["positions"] = False
-    return options | {"skip": skip}
 
 
 def _reasons(rows: list[dict[str, Any]]) -> list[str]:

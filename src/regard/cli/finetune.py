@@ -30,7 +30,8 @@ from .run_options import (  # fmt: skip
 from .sizes import read_size
 
 if TYPE_CHECKING:
-    from regard.train.run import Run, Saved
+    from regard.train.initial_weights import Saved
+    from regard.train.run import Run
 
 DEFAULTS: dict[str, Any] = {"epochs": 10, "lr": 2e-4}
 """Of the recipe: less than from scratch."""
@@ -92,8 +93,9 @@ def finetuning(
 def _start(start: str, results: Path) -> "tuple[str, str, Run | Saved | None]":
     """(host, mechanism as it is, source); source None: timm's weights, which the host's spelling asks for."""
     from regard.mixers.spelling import spell
-    from regard.swapping.swap import parse_host, spell_host
-    from regard.train.run import Saved, read_run
+    from regard.models.create import parse_host, spell_host
+    from regard.train.initial_weights import Saved
+    from regard.train.run import read_run
 
     folder = Path(start).expanduser()
     if (folder / "model.json").exists():
@@ -126,7 +128,7 @@ def _start(start: str, results: Path) -> "tuple[str, str, Run | Saved | None]":
 
 def _bare(host: str) -> str:
     """A host's spelling without the classes and channels, which the new data decide, and without timm's weights."""
-    from regard.swapping.swap import parse_host, spell_host
+    from regard.models.create import parse_host, spell_host
 
     name, options = parse_host(host)
     kept = {key: value for key, value in options.items() if key not in ("num_classes", "in_chans", "pretrained")}

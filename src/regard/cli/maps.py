@@ -81,7 +81,8 @@ def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyp
     counts as untrained."""
     from regard.core import ConfigError
     from regard.mixers.spelling import parse_mixer
-    from regard.swapping.swap import create_model, plan_swap
+    from regard.models.create import create_model
+    from regard.swapping.swap import plan_swap
 
     if Path(model).is_dir():
         from regard.train.load import load

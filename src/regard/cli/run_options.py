@@ -13,7 +13,9 @@ from regard.core import ConfigError, nearest
 
 if TYPE_CHECKING:
     from regard.store.results import Results
-    from regard.train.run import Progress, Run, Saved
+    from regard.train.initial_weights import Saved
+    from regard.train.loop import Progress
+    from regard.train.run import Run
 
 ResultsOption = Annotated[Path, typer.Option(help="The folder with one sub-folder a run.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
@@ -83,7 +85,8 @@ def make_run(
     `changes` ("recipe.lr=1e-3") may replace. Raises: ConfigError."""
     from regard.mixers.spelling import parse_mixer
     from regard.tasks import Classification
-    from regard.train.run import Recipe, Run
+    from regard.train.recipe import Recipe
+    from regard.train.run import Run
 
     sides = size or _SIZES.get(data, (224, 224))
     fields = {"task": Classification.__dataclass_fields__, "recipe": Recipe.__dataclass_fields__}
@@ -202,7 +205,7 @@ def carry_out(
     Raises: ConfigError; what `Run.execute` raises.
     """
     from regard.store.results import Results
-    from regard.train.run import Interrupted, Watch
+    from regard.train.loop import Interrupted, Watch
 
     if workers < 0:
         raise ConfigError(f"--workers is 0 or more, not {workers}")

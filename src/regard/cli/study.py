@@ -170,7 +170,7 @@ def run(
     study.rows(scale, rows)
     if dry_run:
         raise typer.Exit(_dry_run(study, scale, rows, as_json))
-    from regard.lab.study import run_study
+    from regard.lab.run_study import run_study
 
     command = _again(name, scale, sys.argv[1:])
     with Display(sys.stderr.isatty()) as display:

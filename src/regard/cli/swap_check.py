@@ -21,7 +21,8 @@ def swap_check(
 
     from regard.core import ConfigError
     from regard.mixers.spelling import parse_mixer
-    from regard.swapping.swap import create_model, plan_swap
+    from regard.models.create import create_model
+    from regard.swapping.swap import plan_swap
 
     config = parse_mixer(mixer)
     if config is None:

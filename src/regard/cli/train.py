@@ -78,7 +78,8 @@ def evaluate(
 ) -> None:
     """Score a finished run on its test images again: with another mechanism or its numbers, or on other data."""
     from regard.train.autocast import Precise
-    from regard.train.run import read_run, trained
+    from regard.train.load import trained
+    from regard.train.run import read_run
 
     use_data(data_root)
     store, key = find_run(key, results)

@@ -7,10 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .card import Card
+from .contract import Contract
 from .cost import Cost, attend, check_accounting, linear
 from .errors import (
     ConfigError,
     DataError,
+    DeviceError,
     GridError,
     MissingExtra,
     RegardError,
@@ -41,8 +43,10 @@ __all__ = [
     "NOTHING",
     "Card",
     "ConfigError",
+    "Contract",
     "Cost",
     "DataError",
+    "DeviceError",
     "Grid",
     "GridError",
     "Mask",

@@ -12,6 +12,10 @@ class ConfigError(RegardError, ValueError):
     """A configuration has an impossible value, an unknown field or an unknown name."""
 
 
+class DeviceError(ConfigError):
+    """What this machine does not have: so many devices, a precision, a compiler; another machine may."""
+
+
 class ShapeError(RegardError, ValueError):
     """Tensors that do not fit together."""
 

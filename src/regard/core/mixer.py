@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .card import Card
+from .contract import Contract
 from .cost import Cost
 from .errors import ShapeError, UnsupportedError
 from .grid import Grid
@@ -110,16 +111,23 @@ class MixerConfig(ABC):
     """Describes a mechanism. Frozen, keyword-only, and all that is needed to build it at a Site.
 
     card: what is known about it. masks: the kinds of mask that it can apply. cross: whether queries may come from
-    another input than keys and values. Subclasses with a `__post_init__` call this one first.
+    another input than keys and values. samples: spellings that fit grids of about 4x4 cells, on which the contract is
+    checked, the usual one first; () where the defaults fit. Subclasses with a `__post_init__` call this one first.
     Raises: ConfigError for a field whose value its annotation does not allow.
     """
 
     card: ClassVar[Card]
     masks: ClassVar[frozenset[str]] = frozenset()
     cross: ClassVar[bool] = False
+    samples: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def contract(self) -> Contract:
+        """What the contract suite must know of this configuration."""
+        return Contract()
 
     @property
     def uses(self) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Grid, UnsupportedError, nearest
 from regard.core.eval_mode import resting
 from regard.swapping.capture import capture, readable
-from regard.swapping.layer import Hosted
+from regard.swapping.layer import Port
 from regard.swapping.shared_state import swapped
 
 from .layer_inputs import cell_of
@@ -121,7 +121,7 @@ def _forward(model: nn.Module, image: Tensor, layers: str) -> dict[str, Tensor]:
     """
     example = next(model.parameters())
     inputs = image[None].to(example.device, example.dtype)
-    swaps = any(isinstance(module, Hosted) for module in model.modules())
+    swaps = any(isinstance(module, Port) for module in model.modules())
     reader = model if swaps else readable(model, inputs, layers)
     found: list[dict[str, Tensor]] = []
     try:

@@ -18,7 +18,7 @@ from regard.mixers.convolutions.dynamic import DynamicConvMixer
 from regard.mixers.factors.factors import FactorsOperator
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.inspect import all_sites
-from regard.swapping.layer import Hosted
+from regard.swapping.layer import Port
 
 from . import pictures
 from .factor_terms import MEANING, TermMaps, term_maps
@@ -52,7 +52,7 @@ def _has_maps(model: nn.Module) -> bool:
     """Whether tokens lie on one grid that can be read, and some layer has weights between them."""
     if not hasattr(getattr(model, "patch_embed", None), "grid_size"):
         return False
-    layers = [module.mixer for module in model.modules() if isinstance(module, Hosted)]
+    layers = [module.mixer for module in model.modules() if isinstance(module, Port)]
     if not layers:
         return bool(all_sites(model))
     return any(isinstance(mixer, HeadMixer) and mixer.config.card.row_maps for mixer in layers)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Cost, MixerConfig
+from regard.models.create import build_sized, create_model
 from regard.swapping.count import count_macs
 from regard.swapping.inspect import channels_of, example_of, taking
-from regard.swapping.swap import build_sized, create_model, swap
+from regard.swapping.swap import swap
 
 
 def model_cost(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.core import (
     Card,
     ConfigError,
+    Contract,
     Cost,
     Grid,
     Mask,
@@ -32,6 +33,8 @@ from regard.mixers.shared.kernel_features import check_extra
 from regard.mixers.shared.landmarks import number_of, pool_landmarks, seen, windows_of
 from regard.mixers.shared.low_rank import read
 from regard.mixers.shared.precision import exact_products
+
+__all__ = ["Agent", "agent", "agent_reference"]
 
 TABLE = 7
 """Sides of the learned tables of the biases, which are resized to the grid."""
@@ -143,6 +146,16 @@ class Agent(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "Agent(m=4)",
+        'Agent(m=(1, 3), landmarks="avg1d", dwc=3, gate=True)',
+        'Agent(m=4, preset="official")',
+        "Agent(m=4, bias=True)",
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(skip={"cross": "the biases belong to places"} if self.bias else {})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,6 +32,8 @@ from regard.mixers.shared.precision import exact_products, wide
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import Tiles, balanced, cell_ids, join_tokens, split_keep, split_tokens
 
+__all__ = ["BRA", "bra", "bra_plan", "bra_reference"]
+
 Regions = int | tuple[int, int]
 
 
@@ -218,6 +220,10 @@ class BRA(HeadMixerConfig):
         prefix="global: attended by all and attending to all, in no region",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    samples: ClassVar[tuple[str, ...]] = (
+        "BRA(regions=(2, 2), k=2)",
+        'BRA(regions=(1, 3), k=2, preset="official", dwc=5)',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,13 +16,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, attend, merge
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, Site, attend, merge
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import exact_products, wide
 from regard.mixers.shared.sdpa import sdpa
 
 from .pvt import MemoryMixer, memory_cost, refuse_memory
 from .softmax import softmax_reference
+
+__all__ = ["DAT", "sample_points", "sample_points_reference"]
 
 
 class DATPlan(NamedTuple):
@@ -91,6 +93,14 @@ class DAT(HeadMixerConfig):
         prefix="queries, and keys behind the sampled ones",
         row_maps=False,  # its columns are not the tokens
     )
+    samples: ClassVar[tuple[str, ...]] = (
+        "DAT(stride=2, kernel=3)",
+        "DAT(groups=2, reach=2.0)",
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(skip={"geometry": "its values lie on another grid than its queries"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, only_kept
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, Site, only_kept
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
 from regard.mixers.shared.kernel_features import (
     HeadConv,
@@ -27,6 +27,8 @@ from regard.mixers.shared.kernel_features import (
     refuse_cross,
 )
 from regard.mixers.shared.precision import exact_products, wide
+
+__all__ = ["FLatten", "flatten", "flatten_reference"]
 
 AXES = {"channels": (1, 3), "head": (3,)}
 
@@ -130,6 +132,16 @@ class FLatten(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "FLatten()",
+        "FLatten(local=5, power=4.0, position=False)",
+        'FLatten(over="head", position=False)',
+    )
+
+    @property
+    def contract(self) -> Contract:
+        skip = {"cross": "the local branch needs one grid"} if self.local else {}
+        return Contract(positions=bool(self.dwc or self.local or self.position), skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()

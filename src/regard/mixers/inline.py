@@ -12,11 +12,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, only_kept
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, Site, only_kept
 from regard.mixers.convolutions.sampling import own_kernels
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
 from regard.mixers.shared.kernel_features import check_kernel, narrow, refuse_cross
 from regard.mixers.shared.precision import exact_products, wide
+
+__all__ = ["InLine", "inline", "inline_reference"]
 
 
 def inline_reference(
@@ -90,6 +92,15 @@ class InLine(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "InLine()",
+        "InLine(residual=True, dwc=3)",
+    )
+
+    @property
+    def contract(self) -> Contract:
+        skip = {"cross": "the residual branch needs one grid"} if self.residual else {}
+        return Contract(positions=bool(self.dwc or self.residual), skip=skip)
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         return ResidualMixer(self, site, shared) if self.residual else super().build(site, shared)

@@ -11,10 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, Site, only_kept
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, Site, only_kept
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.kernel_features import Feature, check_kernel, feature_map, kernel_product, kernel_weights
 from regard.mixers.shared.precision import exact_products, wide
+
+__all__ = ["Linear", "linear", "linear_reference"]
 
 
 def linear_reference(
@@ -85,6 +87,14 @@ class Linear(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "Linear()",
+        'Linear(feature="relu", norm="rms", dwc=3)',
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(positions=bool(self.dwc))
 
     def __post_init__(self) -> None:
         super().__post_init__()

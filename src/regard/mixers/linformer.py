@@ -19,6 +19,8 @@ from regard.mixers.shared.landmarks import pool_matrix
 from regard.mixers.shared.low_rank import read
 from regard.mixers.static_keys.grids import resample
 
+__all__ = ["Linformer", "linformer", "linformer_reference"]
+
 
 def linformer_reference(
     q: Float[Tensor, "B H N d"],
@@ -96,6 +98,11 @@ class Linformer(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "Linformer(m=4)",
+        'Linformer(m=3, share="kv", per_head=True, init="normal", dwc=3)',
+        'Linformer(m=4, init="pool")',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,8 @@ from regard.mixers.shared.landmarks import Windows, number_of, windows_of
 from regard.mixers.shared.precision import exact_products, wide
 from regard.mixers.shared.tiles import balanced, cell_ids, join_tokens, split_tokens
 
+__all__ = ["MHLA", "mhla", "mhla_reference"]
+
 
 def mhla_reference(
     q: Float[Tensor, "B H N d"],
@@ -146,6 +148,10 @@ class MHLA(HeadMixerConfig):
         prefix="one block of their own",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    samples: ClassVar[tuple[str, ...]] = (
+        "MHLA(m=4)",
+        'MHLA(m=(1, 3), normalize="none", norm=True, dwc=5)',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
 from regard.mixers.shared.block_attention import (
     Block,
     BlockPlan,
@@ -28,6 +28,8 @@ from regard.mixers.shared.block_attention import (
 from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
 from regard.mixers.shared.precision import exact_products, wide
 from regard.mixers.shared.tiles import Tiles, cell_ids
+
+__all__ = ["MoBA", "moba", "moba_plan", "moba_reference"]
 
 
 def moba_plan(
@@ -158,6 +160,14 @@ class MoBA(HeadMixerConfig):
         prefix="keys of every query; as queries they choose blocks and have no own one",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    samples: ClassVar[tuple[str, ...]] = (
+        "MoBA(block=(2, 3), k=2)",
+        "MoBA(block=5, k=2, own=False, dwc=3)",
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(counted={"execution": "gather"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

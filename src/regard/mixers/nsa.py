@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.core import (
     Card,
     ConfigError,
+    Contract,
     Cost,
     Grid,
     Mask,
@@ -43,6 +44,8 @@ from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
 from regard.mixers.shared.precision import exact_products, wide
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import cell_ids, join_tokens, split_keep, split_tokens
+
+__all__ = ["NSA", "nsa", "nsa_reference"]
 
 
 def nsa_reference(
@@ -261,6 +264,14 @@ class NSA(HeadMixerConfig):
         prefix="keys in all branches; as queries they choose blocks, and their window is everything",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    samples: ClassVar[tuple[str, ...]] = (
+        "NSA(block=(2, 3), k=2)",
+        "NSA(block=5, k=2, window=5, group=2, dwc=3)",
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(counted={"execution": "gather"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,12 +13,27 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, only_kept, softmax_rows
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Cost,
+    Grid,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    attend,
+    only_kept,
+    softmax_rows,
+)
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig, check_heads
 from regard.mixers.shared.kernel_features import LocalMixer, check_kernel, check_kernel_size, refuse_cross
 from regard.mixers.shared.landmarks import number_of, pool_landmarks, seen, windows_of
 from regard.mixers.shared.low_rank import read
 from regard.mixers.shared.precision import exact_products, wide
+
+__all__ = ["Nystrom", "nystrom", "nystrom_reference"]
 
 STARTS = ("matrix", "batch")
 
@@ -169,6 +184,18 @@ class Nystrom(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "Nystrom(m=4)",
+        'Nystrom(m=(1, 3), landmarks="avg2d", iterations=4, kernel=5)',
+    )
+
+    @property
+    def contract(self) -> Contract:
+        skip = {"cross": "the convolution needs one sequence"} if self.kernel else {}
+        if self.start == "matrix":
+            reason = "the inverse of an image begins with the largest sum of the batch"
+            skip |= {"batch": reason, "images": reason}
+        return Contract(skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, only_kept
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, ShapeError, Site, only_kept
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.kernel_features import check_kernel, divide, kernel_weights, narrow
 from regard.mixers.shared.precision import exact_products, wide
+
+__all__ = ["Performer", "performer", "performer_reference"]
 
 
 def performer_reference(
@@ -158,6 +160,14 @@ class Performer(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "Performer()",
+        'Performer(features=12, kernel="relu", eps=1e-3, dwc=3)',
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(positions=bool(self.dwc))
 
     def __post_init__(self) -> None:
         super().__post_init__()

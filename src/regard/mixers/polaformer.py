@@ -14,7 +14,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError, only_kept
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Cost,
+    Grid,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    UnsupportedError,
+    only_kept,
+)
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
 from regard.mixers.shared.kernel_features import (
     HeadConv,
@@ -30,6 +42,8 @@ from regard.mixers.shared.kernel_features import (
 from regard.mixers.shared.precision import exact_products, wide
 
 from .flatten import head_conv_cost
+
+__all__ = ["PolaFormer", "polaformer", "polaformer_reference"]
 
 
 def polaformer_reference(
@@ -128,6 +142,15 @@ class PolaFormer(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "PolaFormer()",
+        "PolaFormer(local=5, gate=True, position=True)",
+    )
+
+    @property
+    def contract(self) -> Contract:
+        skip = {"cross": "the local branch needs one grid"} if self.local else {}
+        return Contract(positions=bool(self.dwc or self.local or self.position), skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()

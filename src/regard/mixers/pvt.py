@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.core import (
     Card,
     ConfigError,
+    Contract,
     Cost,
     Grid,
     GridError,
@@ -32,6 +33,8 @@ from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.shared.sdpa import sdpa
 
 from .softmax import softmax_reference
+
+__all__ = ["PVT"]
 
 
 class MemoryMixer(HeadMixer):
@@ -102,6 +105,15 @@ class PVT(HeadMixerConfig):
         prefix="queries, and keys behind the reduced ones",
         row_maps=False,  # its columns are not the tokens
     )
+    samples: ClassVar[tuple[str, ...]] = (
+        "PVT()",
+        "PVT(ratio=3)",
+        "PVT(pool=1)",
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(skip={"geometry": "its values lie on another grid than its queries"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

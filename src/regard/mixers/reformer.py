@@ -21,6 +21,8 @@ from regard.mixers.shared.heads import HeadMixerConfig, check_heads
 from regard.mixers.shared.precision import exact_products, wide
 from regard.mixers.shared.stable_sort import in_order
 
+__all__ = ["Reformer", "lsh_plan", "reformer", "reformer_reference"]
+
 SELF = -5e4  # logit of a token with itself, the authors': below every other, yet finite, for a token all alone
 
 
@@ -202,6 +204,10 @@ class Reformer(HeadMixerConfig):
         prefix="hashed like any other token",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    samples: ClassVar[tuple[str, ...]] = (
+        "Reformer(chunk=5, rounds=3)",
+        'Reformer(chunk=3, rounds=2, duplicates="every")',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,9 +9,11 @@ from typing import ClassVar, cast
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import NOTHING, Card, Cost, Grid, Mask, Operator, Site, attend, hide, softmax_rows
+from regard.core import NOTHING, Card, Contract, Cost, Grid, Mask, Operator, Site, attend, hide, softmax_rows
 from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
 from regard.mixers.shared.sdpa import sdpa
+
+__all__ = ["Softmax", "softmax", "softmax_reference"]
 
 
 def softmax_reference(
@@ -70,6 +72,14 @@ class Softmax(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "Softmax()",
+        "Softmax(scale=0.7, dwc=3, gate=True)",
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(positions=bool(self.dwc))
 
     def operator(self, site: Site) -> "SoftmaxOperator":
         return SoftmaxOperator(self)

@@ -17,6 +17,7 @@ from regard.core import (
     NOTHING,
     Card,
     ConfigError,
+    Contract,
     Cost,
     Grid,
     Mask,
@@ -32,6 +33,8 @@ from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
 from regard.mixers.shared.precision import exact_products, wide
 
 from .topk_index import Lightning, forbid, spark_logits
+
+__all__ = ["TopK", "topk", "topk_plan", "topk_reference"]
 
 
 class TopKPlan(NamedTuple):
@@ -206,6 +209,17 @@ class TopK(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"causal", "padding", "bias"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "TopK(k=5)",
+        'TopK(k=5, indexer="spark", rank=3)',
+        'TopK(k=5, indexer="lightning", index_heads=2, index_width=4)',
+    )
+
+    @property
+    def contract(self) -> Contract:
+        skip = {"gradients": "the indexer learns from its own loss"} if self.indexer == "lightning" else {}
+        positions = bool(self.dwc) or self.indexer != "exact"
+        return Contract(counted={"execution": "gather"}, positions=positions, skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,6 +34,8 @@ from regard.mixers.convolutions.sampling import own_kernels
 from regard.mixers.shared.heads import check_heads, rotate
 from regard.mixers.shared.precision import exact_products, wide
 
+__all__ = ["ViT3", "ttt", "ttt_conv", "ttt_conv_reference", "ttt_reference"]
+
 SCALE = 9**-0.5  # of the inner loss, the same for every width
 
 
@@ -189,6 +191,10 @@ class ViT3(MixerConfig):
         conditions="K, V",
         prefix="trained on and read like any other token; 0 in the head that convolves",
         row_maps=False,
+    )
+    samples: ClassVar[tuple[str, ...]] = (
+        "ViT3()",
+        'ViT3(inner="linear", local=False, clip=False)',
     )
 
     def __post_init__(self) -> None:

@@ -31,6 +31,8 @@ from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import Tiles, join_tokens, sized, split_keep, split_tokens
 
+__all__ = ["Window", "window", "window_reference"]
+
 Side = int | tuple[int, int]
 
 
@@ -201,6 +203,11 @@ class Window(HeadMixerConfig):
         prefix="global: attended by all and attending to all, in no window",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
+    samples: ClassVar[tuple[str, ...]] = (
+        "Window(size=3)",
+        "Window(size=(2, 4), shift=(1, 2))",
+        "Window(size=2, shift=1, table=False, dwc=3)",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError
+from regard.core import Card, Contract, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError
 from regard.mixers.shared.heads import HeadMixerConfig, check_heads
+
+__all__ = ["XCA", "xca", "xca_reference"]
 
 
 def xca_reference(
@@ -77,6 +79,11 @@ class XCA(HeadMixerConfig):
         prefix="samples of the covariance like any other token",
         row_maps=False,
     )
+    samples: ClassVar[tuple[str, ...]] = ("XCA()",)
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(positions=bool(self.dwc))
 
     def operator(self, site: Site) -> "XCAOperator":
         return XCAOperator(self, site)

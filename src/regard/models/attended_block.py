@@ -8,7 +8,7 @@ A block becomes an instance of a subclass of its own class, with one more child,
 is a `Slot`, which `swap` fills, removes and restores like any attention.
 """
 
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -17,35 +17,11 @@ from torch import Tensor, nn
 from torchvision.models import resnet as torchvision_resnet
 
 from regard.core import Grid, MixerConfig, Site
-from regard.swapping.layer import CHILD, Hosted
+from regard.swapping.layer import CHILD, Port
 
 
-class Slot(nn.Module):
-    """An empty place for attention on maps of `dim` channels: the identity. start: gamma of what is put here."""
-
-    like: Tensor
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.dim, self.heads, self.start = dim, heads, 0.0
-        self.cells = (1, 1)
-        self.register_buffer("like", torch.zeros(()), persistent=False)
-
-    def note(self, x: Tensor) -> None:
-        """Remember the grid of a pass, for a later swap."""
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(x, Tensor)  # torch.fx
-        if not traced:
-            self.cells = (x.shape[-2], x.shape[-1])
-
-    def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
-        self.note(x)
-        return x
-
-
-class Attended(Hosted):
+class Attended(Port):
     """x + gamma Attn(x) in a slot, on whatever grid the map has; without a mixer x itself, and no gamma."""
-
-    library: ClassVar[tuple[type, ...]] = (Slot,)
 
     gamma: nn.Parameter | None
 
@@ -68,7 +44,7 @@ class Attended(Hosted):
 
     def release(self) -> nn.Module:
         """The empty slot; what is put there next goes on with the present gamma."""
-        host = cast(Slot, super().release())
+        host = cast("Slot", super().release())
         host.start = 0.0 if self.gamma is None else float(self.gamma.detach())
         return host
 
@@ -86,12 +62,36 @@ class Attended(Hosted):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
-        cast(Slot, self.host).note(x)
+        cast("Slot", self.host).note(x)
         if self.gamma is None:
             return x
         height, width = x.shape[-2:]
         out = self.mixer(x.flatten(2).mT, Grid(height, width))
         return x + self.gamma * out.mT.unflatten(-1, (height, width))
+
+
+class Slot(nn.Module):
+    """An empty place for attention on maps of `dim` channels: the identity. start: gamma of what is put here."""
+
+    port = Attended
+
+    like: Tensor
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.dim, self.heads, self.start = dim, heads, 0.0
+        self.cells = (1, 1)
+        self.register_buffer("like", torch.zeros(()), persistent=False)
+
+    def note(self, x: Tensor) -> None:
+        """Remember the grid of a pass, for a later swap."""
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(x, Tensor)  # torch.fx
+        if not traced:
+            self.cells = (x.shape[-2], x.shape[-1])
+
+    def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
+        self.note(x)
+        return x
 
 
 # blocks: the forward passes of the libraries, with one more step

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from regard.core import ConfigError, StoreError
 from regard.mixers.mita.mita import MiTA
 from regard.swapping.host_parameters import read_tensors
-from regard.swapping.swap import create_model
 
+from .create import create_model
 from .vit5 import CELL_BASE, REGISTER_BASE
 
 HEAD_WIDTH = 64

@@ -5,6 +5,7 @@ without bias in all layers (static keys paper, Table 1; CaiT: Touvron et al. 202
 """
 
 from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,18 @@ from timm.models.cait import Cait
 from torch import Tensor, nn
 
 from regard.core import heads, merge
+from regard.swapping.layer import Port
+from regard.swapping.ports.timm.cait import Talking
+from regard.swapping.talking_heads import over_heads
+
+
+class LooseTalking(Port):
+    """cait_s_32(keep_talking=False): the mixes of heads go with the softmax between them."""
+
+    watch: ClassVar[str] = "patch_embed.proj"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x, self.grid())
 
 
 class TalkingAttention(nn.Module):
@@ -19,6 +32,8 @@ class TalkingAttention(nn.Module):
 
     Children: qkv (no bias), proj_l before the softmax, proj_w after it, proj.
     """
+
+    port: ClassVar[type[Port]] = Talking
 
     def __init__(self, dim: int, num_heads: int, head_dim: int, proj_drop: float = 0.0) -> None:
         super().__init__()
@@ -42,6 +57,8 @@ class TalkingAttention(nn.Module):
 class LooseTalkingAttention(TalkingAttention):
     """The same; a mechanism that is swapped in leaves the two mixes out."""
 
+    port = LooseTalking
+
 
 class ClassAttention(TalkingAttention):
     """The class token attends to itself and the patches, with talking heads. A swap leaves it as it is."""
@@ -51,11 +68,6 @@ class ClassAttention(TalkingAttention):
         q = torch.nn.functional.linear(x[:, :1], self.qkv.weight[:inner])
         k, v = torch.nn.functional.linear(x, self.qkv.weight[inner:]).chunk(2, -1)
         return self.mixed(*(heads(y, self.num_heads) for y in (q, k, v)))
-
-
-def over_heads(mix: nn.Linear, a: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
-    """A linear map of the head axis."""
-    return mix(a.movedim(1, -1)).movedim(-1, 1)
 
 
 def cait_s_32(

@@ -12,8 +12,6 @@ from .cvt import cvt_13, cvt_13_32
 from .metaformer import cskaformer_b36, cskaformer_s18, metaformer, skaformer_b36, skaformer_desk, skaformer_s18
 from .resnet import attended_resnet18, attended_resnet50
 from .swin import swin_t_32
-from .timm_registry import register as register
-from .timm_registry import takes
 from .vit5 import vit5_base, vit5_large, vit5_small, vit5_xlarge
 from .vit_desk import vit_desk
 from .vit_spt import vit_s_32, vit_s_32_spt
@@ -74,3 +72,9 @@ def list_models(pattern: str = "*") -> list[str]:
 
     own = [name for name in HOSTS if fnmatchcase(name, pattern) or fnmatchcase(f"regard_{name}", pattern)]
     return own + [name for name in timm.list_models(pattern) if not name.startswith("regard_")]
+
+
+def takes(function: Callable[..., nn.Module], option: str) -> bool:
+    """Whether a host has an option of its own of this name."""
+    parameters = signature(function).parameters
+    return option in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())

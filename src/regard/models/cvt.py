@@ -6,16 +6,90 @@ al. 2021). At 32 pixels the last stage has 2x2 cells, and keys for one cell and 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from timm.layers import DropPath, Mlp, QuickGELU, calculate_drop_path_rates
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, heads, merge
+from regard.core import ConfigError, Grid, Mixer, MixerConfig, Site, UnsupportedError, heads, merge
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
+from regard.projections.linear import LinearProjection
+from regard.swapping.layer import Port
+from regard.swapping.separate_qkv import SeparateProjection, biased
 
 from .pyramids import Pyramid
+
+
+class CvTPort(Port):
+    """CvT's attention: its convolutions and the grid of its keys stay.
+
+    A mechanism's `scale` is the factor of its logits; where it is None or missing, its d^-0.5 gives way to the host's.
+    """
+
+    watch: ClassVar[str] = "embed.proj"
+    names: ClassVar[dict[str, str]] = {"proj_q": "qkv.q", "proj_k": "qkv.k", "proj_v": "qkv.v"}
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return Site(
+            dim=module.proj.out_features,
+            heads=module.num_heads,
+            grid=grid,
+            qkv_bias=module.proj_q.bias is not None,
+            layer=layer,
+            memory=coarser(grid, module.kv_stride) if module.kv_stride > 1 else None,
+            name=name,
+        )
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        if not isinstance(config, HeadMixerConfig):
+            return super().built(config, site, shared)
+        if site.memory is not None and not config.cross:
+            raise UnsupportedError(
+                f"{type(config).__name__} needs keys on the grid of the queries; make the host with kv_stride=1"
+            )
+        if site.memory is not None and config.dwc:
+            raise ConfigError("dwc adds values at their own place: it needs a host with kv_stride=1")
+        made = super().built(config, site, shared)
+        if type(made) is not HeadMixer:
+            raise UnsupportedError(
+                f"{type(config).__name__} has a layer of its own around its operator ({type(made).__name__}: a branch, "
+                "gate or norm), and CvT's convolutions need the plain one; take options without it, or another host"
+            )
+        return ConvMixer(config, made.site, shared, self.host)  # its site: a mechanism may have heads of its own
+
+    def forward(self, x: Tensor, height: int, width: int) -> Tensor:
+        return self.mixer(x, Grid(height, width, self.prefix))
+
+
+class ConvMixer(HeadMixer):
+    """The layer around an operator in CvT: depth-wise convolutions before the projection, keys on a coarser grid."""
+
+    def __init__(self, config: HeadMixerConfig, site: Site, shared: nn.Module | None, host: Any) -> None:
+        super().__init__(config, site, shared)
+        roles = config.roles
+        if isinstance(self.qkv, LinearProjection):
+            biases = biased(q=host.proj_q, k=host.proj_k, v=host.proj_v)
+            self.qkv = SeparateProjection(site, roles, biases)
+        self.stride = host.kv_stride
+        given = getattr(config, "scale", None) is not None
+        self.factor = 1.0 if given else host.scale * site.width**0.5
+        for name, _ in host.named_children():
+            if name.startswith("conv_") and set(name[5:]) & set(roles):
+                self.add_module(name, DepthwiseProjection(site.dim, 1 if name == "conv_q" else host.kv_stride))
+
+    def memory_grid(self, grid: Grid) -> Grid | None:
+        return coarser(grid, self.stride) if self.stride > 1 else None
+
+    def roles(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
+        made: dict[str, Tensor | None] = dict.fromkeys("qkv")
+        for role in self.config.roles:
+            made[role] = self.normalised(role, self.qkv(convolved(self, role, x, grid), role)[0], grid, rope)
+        if made["q"] is not None and self.factor != 1.0:
+            made["q"] = made["q"] * self.factor
+        return made
 
 
 class DepthwiseProjection(nn.Module):
@@ -37,6 +111,8 @@ class ConvAttention(nn.Module):
 
     shared: one convolution for keys and values. scale: factor of the logits.
     """
+
+    port = CvTPort
 
     def __init__(self, dim: int, num_heads: int, kv_stride: int, bias: bool, shared: bool, scale: float) -> None:
         super().__init__()

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Grid, MixerConfig, RegardError, StoreError
 from regard.mixers.spelling import parse_mixer, parts, spell
 from regard.swapping.inspect import example_of
-from regard.swapping.layer import Hosted
+from regard.swapping.layer import Port
 from regard.swapping.removed import Nothing
 from regard.swapping.shared_state import shared_of
-from regard.swapping.swap import create_model, parse_host, plan_layers, spell_host
+from regard.swapping.swap import plan_layers
+
+from .create import create_model, parse_host, spell_host
 
 FORMAT, VERSION = "regard-model", 1
 
@@ -91,7 +93,7 @@ def difference(model: nn.Module, build: Callable[[tuple[type, ...]], nn.Module])
 
     Nothing is filled: where it can be, the other model is built without memory.
     """
-    kinds = {type(item) for layer in model.modules() if isinstance(layer, Hosted) for item in parts(layer.mixer.config)}
+    kinds = {type(item) for layer in model.modules() if isinstance(layer, Port) for item in parts(layer.mixer.config)}
     built: nn.Module | None = None
     with torch.random.fork_rng(devices=[]):
         for device in ("meta", "cpu"):  # not everything can be built without memory
@@ -152,7 +154,7 @@ def swaps_of(model: nn.Module) -> list[dict[str, Any]]:
     """Layers that one swap made: the same mechanism and the same shared module, in the model's order."""
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for name, layer in model.named_modules():
-        if isinstance(layer, Hosted):
+        if isinstance(layer, Port):
             config, grid = layer.mixer.config, layer.mixer.site.grid
             spelled = "removed" if isinstance(config, Nothing) else spell(config)
             group = groups.setdefault((spelled, id(shared_of(layer))), {"mixer": spelled, "layers": {}})

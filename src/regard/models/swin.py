@@ -6,6 +6,7 @@ Windows, shifts and their masks belong to the image size that the model is made 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,26 @@ from jaxtyping import Float
 from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from torch import Tensor, nn
 
-from regard.core import ConfigError, GridError
+from regard.core import ConfigError, GridError, Mixer, MixerConfig, Site
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
+from regard.swapping.per_window import PerWindow
+from regard.swapping.ports.timm.biased import TimmSwin
 
 from .pyramids import Pyramid
 
 FACTORS, DIMS, DEPTHS, WIDTH, WINDOW = (2, 2, 2, 1), (96, 192, 384, 768), (2, 2, 6, 2), 32, 4
+
+
+class WindowKeySwin(TimmSwin):
+    """swin_t_32(keys="window"): what a mechanism learns for a head, it learns for a head in each window."""
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        if isinstance(mixer, HeadMixer) and isinstance(config, HeadMixerConfig):
+            windows: int = self.host.windows  # type: ignore[assignment]
+            every = replace(mixer.site, heads=mixer.site.heads * windows)
+            mixer.operator = PerWindow(config.operator(every), windows)
+        return mixer
 
 
 class SharedBiasAttention(WindowAttention):
@@ -25,6 +41,8 @@ class SharedBiasAttention(WindowAttention):
 
     windows: number of windows of an image at the trained size. A key that is learned is shared by all windows.
     """
+
+    port = TimmSwin
 
     def __init__(self, dim: int, num_heads: int, window_size: tuple[int, int], windows: int, proj_drop: float) -> None:
         super().__init__(dim, num_heads, WIDTH, window_size, qkv_bias=False, proj_drop=proj_drop)
@@ -34,6 +52,8 @@ class SharedBiasAttention(WindowAttention):
 
 class WindowKeyAttention(SharedBiasAttention):
     """The same; a mechanism that is swapped in has its parameters for each window of the image."""
+
+    port = WindowKeySwin
 
 
 class Merging(nn.Module):

@@ -1,11 +1,12 @@
 """Regard's hosts under timm's names, `regard_*`, when a user asks for it."""
 
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+
+from .catalog import HOSTS, make_own, takes
 
 IGNORED = (
     "pretrained_cfg",
@@ -14,15 +15,13 @@ IGNORED = (
 )  # what timm.create_model passes when asked for nothing
 
 
-def register() -> list[str]:
+def register_timm() -> list[str]:
     """Add Regard's hosts to timm's registry, so that `timm.create_model("regard_vit_desk")` makes them.
 
     Nothing is registered before this call; a second one changes nothing. Returns the names.
     """
     import timm
     from timm.models import register_model
-
-    from .catalog import HOSTS
 
     module = sys.modules[__name__]
     names = []
@@ -38,8 +37,6 @@ def register() -> list[str]:
 
 def _entry(name: str, entry: str) -> Callable[..., nn.Module]:
     def make(pretrained: bool = False, **options: Any) -> nn.Module:
-        from .catalog import HOSTS, make_own
-
         options = {key: value for key, value in options.items() if key not in IGNORED or value is not None}
         if pretrained:
             if not takes(HOSTS[name], "pretrained"):
@@ -50,9 +47,3 @@ def _entry(name: str, entry: str) -> Callable[..., nn.Module]:
     make.__name__ = make.__qualname__ = entry
     make.__module__ = __name__
     return make
-
-
-def takes(function: Callable[..., nn.Module], option: str) -> bool:
-    """Whether a host has an option of its own of this name."""
-    parameters = inspect.signature(function).parameters
-    return option in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())

@@ -16,7 +16,7 @@ from timm.layers import DropPath, Mlp, PatchEmbed, apply_rot_embed_cat, resample
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, MixerConfig, Site, heads, merge
-from regard.swapping.layer import Hosted
+from regard.swapping.layer import Port
 
 from .pyramids import Pyramid
 
@@ -39,30 +39,9 @@ def axial(
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-class ViT5Attention(nn.Module):
-    """Softmax attention of normalised and rotated queries and keys; children qkv, q_norm, k_norm, proj."""
-
-    def __init__(self, dim: int, num_heads: int, num_registers: int) -> None:
-        super().__init__()
-        self.num_heads, self.num_registers = num_heads, num_registers
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.q_norm = nn.RMSNorm(dim // num_heads, eps=EPS)
-        self.k_norm = nn.RMSNorm(dim // num_heads, eps=EPS)
-        self.proj = nn.Linear(dim, dim)
-        self.proj_drop = nn.Dropout(0.0)
-
-    def forward(self, x: Float[Tensor, "B N C"], rope: Float[Tensor, "N d2"]) -> Float[Tensor, "B N C"]:
-        """rope: sines then cosines of every token."""
-        q, k, v = (heads(y, self.num_heads) for y in self.qkv(x).chunk(3, -1))
-        rope = rope.to(v.dtype)
-        q, k = (apply_rot_embed_cat(norm(y).to(v.dtype), rope) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
-        return self.proj_drop(self.proj(merge(F.scaled_dot_product_attention(q, k, v))))
-
-
-class ViT5Port(Hosted):
+class ViT5Port(Port):
     """The attention of ViT-5: one class token before the cells, registers after them, rotary positions of both."""
 
-    library: ClassVar[tuple[type, ...]] = (ViT5Attention,)
     watch: ClassVar[str] = "patch_embed.proj"
 
     def __init__(self, host: Any, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
@@ -80,6 +59,28 @@ class ViT5Port(Hosted):
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         return self.mixer(x, self.grid(), None, rope)
+
+
+class ViT5Attention(nn.Module):
+    """Softmax attention of normalised and rotated queries and keys; children qkv, q_norm, k_norm, proj."""
+
+    port = ViT5Port
+
+    def __init__(self, dim: int, num_heads: int, num_registers: int) -> None:
+        super().__init__()
+        self.num_heads, self.num_registers = num_heads, num_registers
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.q_norm = nn.RMSNorm(dim // num_heads, eps=EPS)
+        self.k_norm = nn.RMSNorm(dim // num_heads, eps=EPS)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(0.0)
+
+    def forward(self, x: Float[Tensor, "B N C"], rope: Float[Tensor, "N d2"]) -> Float[Tensor, "B N C"]:
+        """rope: sines then cosines of every token."""
+        q, k, v = (heads(y, self.num_heads) for y in self.qkv(x).chunk(3, -1))
+        rope = rope.to(v.dtype)
+        q, k = (apply_rot_embed_cat(norm(y).to(v.dtype), rope) for norm, y in ((self.q_norm, q), (self.k_norm, k)))
+        return self.proj_drop(self.proj(merge(F.scaled_dot_product_attention(q, k, v))))
 
 
 class ViT5Block(nn.Module):

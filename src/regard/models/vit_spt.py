@@ -4,6 +4,7 @@ Image 32, patch 4, width 512, depth 6, 8 heads, MLP 512 (SKA paper, Table 1; SPT
 """
 
 from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,10 @@ from jaxtyping import Float
 from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+
+from regard.core import Mask, Mixer, MixerConfig, Site
+from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.layer import Port, additive
 
 SHIFTS = ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))
 
@@ -77,11 +82,52 @@ class ShiftedPatches(nn.Module):
         return self.linear(self.norm(x)).movedim(-1, 1)
 
 
+class LocalityViT(Port):
+    """The locality self-attention of vit_s_32_spt; its temperature and diagonal mask go with it."""
+
+    watch: ClassVar[str] = "patch_embed.proj"
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        return self.mixer(x, self.grid(), additive(attn_mask, is_causal, x))
+
+
+class KeptLocality(LocalityViT):
+    """vit_s_32_spt(keep_lsa=True): the temperature stands for d^-0.5, and a token still does not attend to itself."""
+
+    sends: ClassVar[frozenset[str]] = frozenset({"bias"})
+    names: ClassVar[dict[str, str]] = {"temperature": "q_norm.temperature"}
+
+    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().built(config, site, shared)
+        if isinstance(mixer, HeadMixer) and "q" in mixer.config.roles:
+            mixer.q_norm = Temperature(site.width)
+        return mixer
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        bias = torch.zeros(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).masked_fill(itself, -torch.inf)
+        return self.mixer(x, self.grid(), Mask(bias=bias))
+
+
+class Temperature(nn.Module):
+    """q exp(t) sqrt(d): after a mechanism's factor d^-0.5, the logits are scaled by exp(t). temperature (): t."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.temperature = nn.Parameter(torch.tensor(float(width) ** -0.5).log())
+
+    def forward(self, q: Tensor) -> Tensor:
+        return q * (self.temperature.exp() * self.width**0.5)
+
+
 class LocalityAttention(nn.Module):
     """Softmax attention with a learned temperature, in which a token does not attend to itself.
 
     temperature (): logarithm of the logits' factor, started from d^-0.5.
     """
+
+    port: ClassVar[type[Port]] = LocalityViT
 
     def __init__(self, dim: int, num_heads: int, proj_drop: float = 0.0) -> None:
         super().__init__()
@@ -103,3 +149,5 @@ class LocalityAttention(nn.Module):
 
 class KeptLocalityAttention(LocalityAttention):
     """The same; a swap keeps the temperature and the mask of the diagonal."""
+
+    port = KeptLocality

@@ -6,25 +6,36 @@ itself at h = D and its best approximation (truncated SVD) below.
 """
 
 import copy
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, ShapeError, Site, UnsupportedError
+from regard.core import ConfigError, Grid, Projection, ShapeError, Site, UnsupportedError
 
 from .linear import LinearProjection
-
-if TYPE_CHECKING:
-    from .sne import _EmbeddingProjection
 
 LIFT = 8.0  # standard deviations of a hidden unit on tokens with uncorrelated channels of variance 1
 
 
+class LayeredProjection(Projection):
+    """What conversion needs of a projection of one to three layers; a parameter may be None or absent."""
+
+    config: Any
+    roles: str
+    channels: int
+    inner: int
+    heads: int
+    weight1: nn.Parameter
+    bias1: nn.Parameter | None
+    weight2: nn.Parameter
+    bias2: nn.Parameter | None
+
+
 @torch.no_grad()
 def warm_start(
-    projection: "_EmbeddingProjection",
+    projection: LayeredProjection,
     weight: Float[Tensor, "R_inner C"],
     bias: Float[Tensor, " R_inner"] | None,
     *,
@@ -54,7 +65,7 @@ def warm_start(
     return _two_layers(projection, w, b, tokens)
 
 
-def _two_layers(projection: "_EmbeddingProjection", w: Tensor, b: Tensor, tokens: Tensor | None) -> dict[str, float]:
+def _two_layers(projection: LayeredProjection, w: Tensor, b: Tensor, tokens: Tensor | None) -> dict[str, float]:
     """w (R, inner, C), b (R, inner), double."""
     number, inner, _ = w.shape
     hidden = projection.weight2.shape[1]
@@ -128,7 +139,7 @@ def _put(parameter: Tensor | None, value: Tensor) -> None:
 
 
 @torch.no_grad()
-def fuse(projection: "_EmbeddingProjection") -> LinearProjection:
+def fuse(projection: LayeredProjection) -> LinearProjection:
     """The linear projection that computes the same, for embeddings without activation (any number of layers).
 
     The new module shares no parameter. Raises: UnsupportedError if there is an activation between two layers.
@@ -150,7 +161,7 @@ def fuse(projection: "_EmbeddingProjection") -> LinearProjection:
     return fused.train(projection.training)
 
 
-def _double(projection: "_EmbeddingProjection") -> "_EmbeddingProjection":
+def _double(projection: LayeredProjection) -> LayeredProjection:
     """A copy in double precision, its shared codes too."""
     twin = copy.deepcopy(projection).double()
     for shared in twin.__dict__.get("_shared") or ():

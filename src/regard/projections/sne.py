@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Cost, Projection, ProjectionConfig, Site, heads, linear, nearest
+from regard.core import ConfigError, Cost, ProjectionConfig, Site, heads, linear, nearest
 
-from .conversion import warm_start
+from .conversion import LayeredProjection, warm_start
 
 # applied to fresh tensors only, so that ReLU may overwrite them: an eighth less time in the CPU's forward pass
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu_, "gelu": F.gelu, "none": lambda x: x}
@@ -220,13 +220,8 @@ class Codes(nn.Module):
         return self.weight if roles == self.roles else torch.stack([self.weight[self.roles.index(r)] for r in roles])
 
 
-class _EmbeddingProjection(Projection):
+class _EmbeddingProjection(LayeredProjection):
     """Holds weight1, bias1, weight2, bias2, ...: matrices (outputs, inputs), the rows of the roles in order."""
-
-    weight1: Tensor
-    bias1: Tensor | None
-    weight2: Tensor  # not there in an SNE of one layer
-    bias2: Tensor | None
 
     def __init__(self, config: _Embedding, site: Site, roles: str) -> None:
         super().__init__()

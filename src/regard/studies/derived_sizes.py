@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from regard.mixers.spelling import parse_mixer
-from regard.swapping.swap import create_model, swap
+from regard.models.create import create_model
+from regard.swapping.swap import swap
 
 from .published_sizes import XCIT, parameters
 

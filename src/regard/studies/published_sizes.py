@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from regard.mixers.spelling import parse_mixer
+from regard.models.create import create_model
 from regard.swapping.count import count_macs
 from regard.swapping.inspect import example_of
-from regard.swapping.swap import create_model
 
 
 @dataclass(frozen=True)

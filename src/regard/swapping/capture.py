@@ -14,7 +14,7 @@ from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.softmax import Softmax
 
 from .inspect import calls_of, matching
-from .layer import Hosted
+from .layer import Port
 from .shared_state import swapped
 from .swap import plan_layers
 
@@ -26,7 +26,7 @@ def readable(model: nn.Module, inputs: Float[Tensor, "B ..."], layers: str = "*"
     Raises: SwapError if no layer matches; UnsupportedError if a layer of the copy computes something else, as where the
     host's attention is not plain softmax.
     """
-    own = [name for name in matching(model, layers) if not isinstance(model.get_submodule(name), Hosted)]
+    own = [name for name in matching(model, layers) if not isinstance(model.get_submodule(name), Port)]
     if not own:
         return model
     reader = plan_layers(copy.deepcopy(model), Softmax(), own, inputs[:1]).apply()

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.core import Grid, Mixer, check_accounting
 from regard.mixers.shared.heads import HeadMixer
 
-from .layer import Hosted
+from .layer import Port
 
 
 def count_macs(model: nn.Module, images: Tensor, accounting: str = "executed") -> int:
@@ -43,7 +43,7 @@ def _by_formula(model: nn.Module, accounting: str) -> Iterator[list[int]]:
     """Operators give zeros instead of a result, and write what their formula says into the list."""
     found: list[int] = []
     silenced: list[Any] = []
-    for mixer in [module.mixer for module in model.modules() if isinstance(module, Hosted)]:
+    for mixer in [module.mixer for module in model.modules() if isinstance(module, Port)]:
         if not isinstance(mixer, HeadMixer):
             silenced.append(mixer)
             silenced[-1].forward = _whole(mixer, accounting, found)

@@ -1,7 +1,7 @@
 """Looking at a model: which of its layers can be swapped, what goes into them, and on which grid."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -13,30 +13,43 @@ from regard.core import ConfigError, Grid, RegardError, SwapError
 from regard.core.eval_mode import resting
 from regard.swapping.ports import PORTS
 
-from .layer import GridSource, Hosted, find_watched
+from .layer import GridSource, Port, find_watched
 from .shared_state import is_source
 
-
-def port_of(module: nn.Module) -> type[Hosted]:
-    """The port of a library's attention."""
-    return next(port for port in PORTS if port.matches(module))
+OWN_MODEL = "a model of your own gets a port in a few lines: docs/your-own-model.md"
 
 
-def all_sites(model: nn.Module) -> list[str]:
-    """Names of all layers that are or can be swapped, in the model's order."""
-    return [
-        name
-        for name, module in model.named_modules()
-        if name
-        and (isinstance(module, Hosted) or any(port.matches(module) and port.belongs(model, name) for port in PORTS))
-    ]
+def port_of(module: nn.Module, ports: Sequence[type[Port]] = ()) -> type[Port] | None:
+    """The port of an attention: the one that its class names as `port`, else the first that matches; None without one.
+
+    Of a swapped layer, its own. A subclass does not inherit `port`: its forward pass may be another. ports: the
+    caller's own, which come before those of the libraries.
+    """
+    if isinstance(module, Port):
+        return type(module)
+    named = type(module).__dict__.get("port")
+    if isinstance(named, type) and issubclass(named, Port):
+        return named
+    return next((port for port in (*ports, *PORTS) if port.matches(module)), None)
 
 
-def matching(model: nn.Module, where: str) -> list[str]:
+def host_of(module: nn.Module) -> nn.Module:
+    """The model's own attention: what a swapped layer replaced, or the module itself."""
+    return module.host if isinstance(module, Port) else module
+
+
+def all_sites(model: nn.Module, ports: Sequence[type[Port]] = ()) -> dict[str, type[Port]]:
+    """Names of all layers that are or can be swapped, in the model's order, with the port of each."""
+    known = {name: port_of(module, ports) for name, module in model.named_modules() if name}
+    swapped = {name for name in known if isinstance(model.get_submodule(name), Port)}
+    return {name: port for name, port in known.items() if port and (name in swapped or port.belongs(model, name))}
+
+
+def matching(model: nn.Module, where: str = "*", ports: Sequence[type[Port]] = ()) -> list[str]:
     """Names of the layers that match a glob. Raises: SwapError if there are none."""
     if not isinstance(where, str):
         raise ConfigError(f"where is a glob on layer names, such as 'blocks.[0-3].*', not {where!r}; swap name by name")
-    there = all_sites(model)
+    there = all_sites(model, ports)
     names = [name for name in there if fnmatchcase(name, where)]
     if not names:
         have = f"it has {', '.join(there)}" if there else _unknown(model)
@@ -50,8 +63,8 @@ def _unknown(model: nn.Module) -> str:
     theirs = sorted(kind for kind in kinds if re.search("attn|attention", kind.rpartition(".")[2].lower()))
     ports = f"none that a port knows ({', '.join(port.__name__ for port in PORTS)})"
     if theirs:
-        return f"it has {', '.join(theirs)}, but {ports}"
-    return f"it has {ports}; a ResNet takes attention with regard.models.resnet.attend"
+        return f"it has {', '.join(theirs)}, but {ports}; {OWN_MODEL}"
+    return f"it has {ports}; a ResNet takes attention with regard.attend; {OWN_MODEL}"
 
 
 def example_of(model: nn.Module, default: tuple[int, int] | None = None) -> Tensor:
@@ -135,17 +148,19 @@ def calls_of(
     return seen
 
 
-def grids_of(model: nn.Module, names: list[str], example: Tensor) -> dict[str, tuple[Grid, GridSource]]:
-    """The grid of each layer in a forward pass, and the source that will tell it later; one source a watched module."""
+def grids_of(model: nn.Module, layers: Mapping[str, type[Port]], example: Tensor) -> dict[str, tuple[Grid, GridSource]]:
+    """The grid of each layer in a forward pass, and the source that will tell it later; one source a watched module.
+
+    layers: names, with the port of each.
+    """
     sources: dict[nn.Module, GridSource] = {}
     watched: dict[str, GridSource] = {}
     handles = []
-    for name in names:
+    for name, port in layers.items():
         module = model.get_submodule(name)
-        if isinstance(module, Hosted):
+        if isinstance(module, Port):
             watched[name] = module.source
             continue
-        port = port_of(module)
         if not port.watch:
             watched[name] = GridSource()
             continue
@@ -156,19 +171,18 @@ def grids_of(model: nn.Module, names: list[str], example: Tensor) -> dict[str, t
             if not known:
                 handles.append(place.register_forward_hook(sources[place].record))
         watched[name] = sources[place]
-    layers = {name: model.get_submodule(name) for name in names}
+    modules = {name: model.get_submodule(name) for name in layers}
     try:
         with taking(model, example):
-            seen = inputs_of(model, layers, example)
+            seen = inputs_of(model, modules, example)
     finally:
         for handle in handles:
             handle.remove()
     found = {}
-    for name, module in layers.items():
+    for name, port in layers.items():
         if name not in seen:
             raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
-        port, host = (type(module), module.host) if isinstance(module, Hosted) else (port_of(module), module)
-        own = port.grid_of(host)
+        own = port.grid_of(host_of(modules[name]))
         if own is None:
             cells = watched[name].grid(0)
             prefix = seen[name][1] - cells.cells

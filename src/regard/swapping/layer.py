@@ -1,4 +1,4 @@
-"""Hosted: a mixer in the place of a library's attention, under the library's parameter names."""
+"""Port: a mixer in the place of a library's attention, under the library's parameter names."""
 
 import copy
 from contextlib import suppress
@@ -35,7 +35,7 @@ class GridSource:
         return Grid(self.height, self.width, prefix)
 
 
-class Hosted(nn.Module):
+class Port(nn.Module):
     """A port: a subclass has the library module's exact forward signature and says how to read it.
 
     The mixer is the child `regard`. `state_dict` shows what the host had (same name, same shape) under the host's names

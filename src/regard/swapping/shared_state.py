@@ -9,12 +9,12 @@ from torch import nn
 from regard.core import SwapError
 from regard.swapping.ports.hugging_face import mark
 
-from .layer import CHILD, GridSource, Hosted, find_watched
+from .layer import CHILD, GridSource, Port, find_watched
 
 
 def swapped(model: nn.Module, where: str = "*") -> list[str]:
     """Names of the swapped layers that match. Raises: SwapError if there are none."""
-    all_names = [name for name, module in model.named_modules() if isinstance(module, Hosted)]
+    all_names = [name for name, module in model.named_modules() if isinstance(module, Port)]
     names = [name for name in all_names if fnmatchcase(name, where)]
     if not names:
         there = f"swapped are {', '.join(all_names)}" if all_names else "nothing is swapped"
@@ -49,7 +49,7 @@ class NoDecay:
 
 def tidy(model: nn.Module) -> None:
     """Owners, grid hooks and decay names as the present layers need them; called after every change."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, Hosted)}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Port)}
     _own_shared(model, layers)
     _hook_sources(model, layers)
     mark(model)
@@ -69,11 +69,11 @@ def tidy(model: nn.Module) -> None:
         model.no_weight_decay = NoDecay(names)  # type: ignore[assignment]
 
 
-def _own_shared(model: nn.Module, layers: Mapping[str, Hosted]) -> None:
+def _own_shared(model: nn.Module, layers: Mapping[str, Port]) -> None:
     """Register shared modules once: on the model, or in a chain on the first layer that uses them."""
     for module in [model, *layers.values()]:
         module._modules.pop("regard_shared", None)
-    users: dict[nn.Module, Hosted] = {}
+    users: dict[nn.Module, Port] = {}
     for layer in layers.values():
         shared = shared_of(layer)
         if shared is not None:
@@ -87,7 +87,7 @@ def _own_shared(model: nn.Module, layers: Mapping[str, Hosted]) -> None:
         layer.add_module("regard_shared", nn.ModuleList([shared]))
 
 
-def _hook_sources(model: nn.Module, layers: Mapping[str, Hosted]) -> None:
+def _hook_sources(model: nn.Module, layers: Mapping[str, Port]) -> None:
     """One forward hook for each source in use, and no other."""
     for module in model.modules():
         for key, hook in list(module._forward_hooks.items()):

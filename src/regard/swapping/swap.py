@@ -1,24 +1,21 @@
 """Swapping: any mechanism into any known host, with the host's weights and names kept."""
 
-import ast
 import copy
-import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, MixerConfig, RegardError, SwapError, UnsupportedError, nearest
+from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedError, nearest
 from regard.mixers.spelling import parse_mixer, parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
 from .host_parameters import altered, package_of
-from .inspect import all_sites, example_of, grids_of, inputs_of, matching, port_of
-from .layer import CHILD, Hosted, like
+from .inspect import all_sites, example_of, grids_of, host_of, inputs_of, matching
+from .layer import CHILD, Port, like
 from .removed import Nothing
 from .shared_state import shared_of, swapped, tidy
 
@@ -28,7 +25,7 @@ class PlannedSite:
     """One layer of a plan: where it is, what port reads it, and what becomes of the host's parameters."""
 
     name: str
-    layer: Hosted
+    layer: Port
     before: nn.Module
     kept: list[str]
     new: list[str]
@@ -53,6 +50,11 @@ class SwapPlan:
     def __str__(self) -> str:
         head = f"{spell(self.mixer)} into {len(self.sites)} layers of {type(self.model).__name__}"
         return "\n".join([head, *(f"  {site}" for site in self.sites)])
+
+    def warn(self) -> None:
+        """Warn of what the host does in training and the mechanism does not: dropout of attention weights."""
+        for rate in sorted({_dropout(site.before) for site in self.sites if self.mixer.uses} - {0.0}):
+            warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
 
     def apply(self, faithful: bool = True) -> nn.Module:
         """Install the layers, with the weights that the host has now; returns the model.
@@ -81,15 +83,22 @@ class SwapPlan:
             raise
         for site in self.sites:
             host = site.layer.host
-            site.layer.slim(site.before.host_state() if isinstance(site.before, Hosted) else host.state_dict())
+            site.layer.slim(site.before.host_state() if isinstance(site.before, Port) else host.state_dict())
         return self.model
 
 
-def plan_swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", example: Tensor | None = None) -> SwapPlan:
+def plan_swap(
+    model: nn.Module,
+    mixer: MixerConfig | str,
+    where: str = "*",
+    example: Tensor | None = None,
+    ports: Sequence[type[Port]] = (),
+) -> SwapPlan:
     """Look at a model with one forward pass and say what `swap` would do.
 
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
-    every self-attention. example: an input, where the model does not tell its image size.
+    every self-attention. example: an input, where the model does not tell its image size. ports: of the caller's own
+    attention classes (see `Port`); not needed where the class names its port.
     Raises: SwapError if nothing matches, a layer cannot be read or an adapter (LoRA) is around its weights, which a
     swap would lose, UnsupportedError if the host passes masks that the mechanism cannot apply, ConfigError if mixer is
     no configuration.
@@ -99,7 +108,7 @@ def plan_swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", exam
         raise ConfigError(f"swap takes a model, a torch module, not {model!r}; create_model(name, mixer) makes one")
     if not isinstance(known, MixerConfig):
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
-    return plan_layers(model, known, matching(model, where), example)
+    return plan_layers(model, known, matching(model, where, ports), example, ports=ports)
 
 
 def plan_layers(
@@ -108,24 +117,28 @@ def plan_layers(
     names: list[str],
     example: Tensor | None = None,
     grids: Mapping[str, Grid] | None = None,
+    ports: Sequence[type[Port]] = (),
 ) -> SwapPlan:
     """`plan_swap` for layers by their exact names; grids: build grids that replace those of the forward pass."""
     example = example_of(model) if example is None else example
-    order = {name: index for index, name in enumerate(all_sites(model))}
+    sites = all_sites(model, ports)
+    if unknown := [name for name in names if name not in sites]:
+        raise SwapError(f"{type(model).__name__} has no attention that a port knows at {', '.join(unknown)}")
+    order = {name: index for index, name in enumerate(sites)}
     for name in names:
-        _refuse(model.get_submodule(name), name, mixer)
-    seen = grids_of(model, names, example)
+        _refuse(sites[name], model.get_submodule(name), name, mixer)
+    seen = grids_of(model, {name: sites[name] for name in names}, example)
     shared = mixer.shared()
     if shared is not None:
         parameter = next(model.parameters())
         shared = shared.to(parameter.device, parameter.dtype)
     planned = []
     for name in names:
-        module = model.get_submodule(name)
-        port, host = (type(module), module.host) if isinstance(module, Hosted) else (port_of(module), module)
+        module, port = model.get_submodule(name), sites[name]
+        host = host_of(module)
         grid, source = seen[name]
         site = port.site(host, (grids or {}).get(name, grid), name, order[name])
-        host = module.release() if isinstance(module, Hosted) else copy.deepcopy(module)  # the plan changes nothing
+        host = module.release() if isinstance(module, Port) else copy.deepcopy(module)  # the plan changes nothing
         layer = port(host, mixer, site, shared)
         layer.source = source
         kept, new, dropped = layer.account()
@@ -133,10 +146,16 @@ def plan_layers(
     return SwapPlan(model, mixer, planned, example)
 
 
-def swap(model: nn.Module, mixer: MixerConfig | str, where: str = "*", example: Tensor | None = None) -> nn.Module:
+def swap(
+    model: nn.Module,
+    mixer: MixerConfig | str,
+    where: str = "*",
+    example: Tensor | None = None,
+    ports: Sequence[type[Port]] = (),
+) -> nn.Module:
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`."""
-    plan = plan_swap(model, mixer, where, example)
-    _warn(plan)
+    plan = plan_swap(model, mixer, where, example, ports)
+    plan.warn()
     return plan.apply()
 
 
@@ -192,105 +211,10 @@ def retune(model: nn.Module, where: str = "*", **numbers: Any) -> nn.Module:
 # creating models
 
 
-def create_model(name: str, mixer: MixerConfig | None, **timm_options: Any) -> nn.Module:
-    """A host with a mechanism; mixer=None keeps the host's own attention.
-
-    name: of timm or one of Regard's (see `list_models`), or a spelling with options, "vit_desk(dim=48, depth=2)".
-    timm_options go to `timm.create_model` untouched: num_classes, in_chans, img_size, pretrained, features_only, ...
-    Raises: ConfigError for an unknown name or option.
-    """
-    plain, options = parse_host(name)
-    options |= timm_options
-    model = _make(plain, options)
-    model.regard_host = (plain, options)  # type: ignore[assignment]
-    if mixer is None:
-        return model
-    plan = plan_swap(model, mixer)
-    _warn(plan)
-    return plan.apply(faithful=bool(options.get("pretrained", False)))
-
-
-def build_sized(text: str, mixer: MixerConfig | None, size: tuple[int, int], **overrides: Any) -> nn.Module:
-    """`create_model` for images of size = (height, width): with `img_size`, unless the host has no such option."""
-    try:
-        return create_model(text, mixer, img_size=size, **overrides)
-    except ConfigError as error:
-        said = str(error.__cause__)
-        if "unexpected keyword argument" not in said or "img_size" not in said:  # it has the option: a wrong size
-            raise
-    return create_model(text, mixer, **overrides)
-
-
-def parse_host(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a spelled host; nothing is evaluated. Raises: ConfigError if it cannot be read."""
-    if "(" not in text:
-        return text.strip(), {}
-    name, _, rest = text.strip().partition("(")
-    try:
-        call = ast.parse(f"host({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
-            raise ValueError
-        return name.strip(), {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(
-            f"cannot read the host {text!r}: expected name(option=value, ...) with plain values"
-        ) from error
-
-
-def spell_host(name: str, options: Mapping[str, Any]) -> str:
-    """The inverse of `parse_host`. Raises: ConfigError if an option has no spelling, such as a class."""
-    parts = []
-    for key, value in options.items():
-        said = spell(value)
-        try:
-            ast.literal_eval(said)
-        except (ValueError, SyntaxError) as error:
-            raise ConfigError(f"option {key}={value!r} of {name} cannot be spelled; use plain values") from error
-        parts.append(f"{key}={said}")
-    return f"{name}({', '.join(parts)})" if parts else name
-
-
-def check_host(name: str) -> None:
-    """Raises: ConfigError if it is neither a host of Regard nor a model of timm, nor has the prefix of a hub."""
-    import timm
-
-    from regard.models.catalog import HOSTS, list_models
-
-    known = ":" in name or name.removeprefix("regard_") in HOSTS or timm.is_model(name.partition(".")[0])
-    if not known:
-        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())} (`regard list hosts`)")
-
-
-def _make(name: str, options: dict[str, Any]) -> nn.Module:
-    import timm
-
-    from regard.models.catalog import HOSTS, make_own
-
-    check_host(name)
-    plain = name.removeprefix("regard_")  # the name that `register` gives our hosts in timm
-    if plain in HOSTS:
-        make: Callable[..., nn.Module] = partial(make_own, plain)
-    else:
-        make = partial(timm.create_model, name)
-    try:
-        return make(**options)
-    except RegardError:
-        raise
-    except (TypeError, AttributeError, ValueError, ArithmeticError, LookupError, AssertionError, RuntimeError) as error:
-        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        known = list(inspect.signature(HOSTS[plain]).parameters) if plain in HOSTS else []
-        wrong = [key for key in options if known and key not in known]
-        hint = "".join(f"; it has no {key!r}: {nearest(key, known)}" for key in wrong)
-        raise ConfigError(
-            f"{name} cannot be made with {said or 'its defaults'}: {error or type(error).__name__}{hint}"
-        ) from error
-
-
-def _refuse(module: nn.Module, name: str, mixer: MixerConfig) -> None:
-    port, host = (type(module), module.host) if isinstance(module, Hosted) else (port_of(module), module)
+def _refuse(port: type[Port], module: nn.Module, name: str, mixer: MixerConfig) -> None:
     _check_plain(module, name)
     missing = sorted(port.sends - mixer.masks) if mixer.uses else []
-    if reason := port.refuses(host):
+    if reason := port.refuses(host_of(module)):
         raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
     if missing:
         raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
@@ -298,7 +222,7 @@ def _refuse(module: nn.Module, name: str, mixer: MixerConfig) -> None:
 
 def _check_plain(layer: nn.Module, name: str) -> None:
     """Raises: SwapError if the weights of a layer are not where its library, or its mechanism, has them."""
-    if isinstance(layer, Hosted):
+    if isinstance(layer, Port):
         reason = altered(layer.mixer, {package_of(part) for part in parts(layer.mixer.config)}, skip="operator")
     else:
         reason = altered(layer)
@@ -327,27 +251,21 @@ def _dropout(host: nn.Module) -> float:
     return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
 
 
-def _warn(plan: SwapPlan) -> None:
-    """Of what a host does in training and a mechanism does not."""
-    for rate in sorted({_dropout(site.before) for site in plan.sites if plan.mixer.uses} - {0.0}):
-        warnings.warn(f"{spell(plan.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
-
-
 def _transfer(site: PlannedSite, faithful: bool) -> None:
     """Weights into the new layer: the host's, and those of a swapped-in mixer whose meaning is the same."""
     layer, before = site.layer, site.before
-    state = before.host_state() if isinstance(before, Hosted) else dict(before.state_dict())
+    state = before.host_state() if isinstance(before, Port) else dict(before.state_dict())
     example = like(before)
     layer.to(example.device, example.dtype)
     filled = layer.adopt(state)
-    if isinstance(before, Hosted):
+    if isinstance(before, Port):
         filled |= _carry(before, layer)
     dwc = getattr(layer.mixer, "dwc", None)
     if faithful and isinstance(dwc, nn.Conv2d) and "dwc.weight" not in filled:
         for value in dwc.parameters():
             nn.init.zeros_(value)
     frozen = {name for name, value in before.named_parameters() if not value.requires_grad}
-    if isinstance(before, Hosted):  # a new parameter may have the name of an old one that meant something else
+    if isinstance(before, Port):  # a new parameter may have the name of an old one that meant something else
         carried = {f"{CHILD}.{name}" for name in filled}
         layer.freeze(before.frozen(), {name for name in frozen if not name.startswith(f"{CHILD}.") or name in carried})
     else:
@@ -355,7 +273,7 @@ def _transfer(site: PlannedSite, faithful: bool) -> None:
 
 
 @torch.no_grad()
-def _carry(before: Hosted, layer: Hosted) -> set[str]:
+def _carry(before: Port, layer: Port) -> set[str]:
     """Copy parameters of the old mixer that mean the same in the new one; returns their names."""
     old, new = before.mixer, layer.mixer
     a, b = old.config, new.config

@@ -6,6 +6,7 @@ but give (B, H, N, M) before the softmax in the place of an output. CaiT's patch
 
 from typing import cast
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, MixerConfig, Operator, Site, UnsupportedError, softmax_rows
@@ -15,7 +16,6 @@ from regard.mixers.static_keys.cska import CSKA, CSKAOperator
 from regard.mixers.static_keys.cska_forms import convolved
 from regard.mixers.static_keys.cska_keys import QueryKeyOperator
 from regard.mixers.static_keys.ska import SKA, SKAOperator
-from regard.models.cait import over_heads
 
 
 class TalkingHeads(Operator):
@@ -152,3 +152,8 @@ def silent(config: MixerConfig) -> UnsupportedError:
         f"CaiT mixes its heads before and after the softmax over all keys, which {type(config).__name__} has not; "
         "Softmax, SKA and CSKA keep that, and cait_s_32(keep_talking=False) leaves it out"
     )
+
+
+def over_heads(mix: nn.Linear, a: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
+    """A linear map of the head axis."""
+    return mix(a.movedim(1, -1)).movedim(-1, 1)

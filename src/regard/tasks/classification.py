@@ -13,6 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, MixerConfig
+from regard.core.eval_mode import resting
+from regard.models.create import build_sized, create_model, parse_host
+from regard.swapping.inspect import taking
+from regard.swapping.swap import remove
 from regard.tasks.data.augment import by_image, check_augment, transform
 from regard.tasks.data.catalog import identity, load
 from regard.tasks.data.feed import Batches, evaluation_batches
@@ -112,9 +116,6 @@ class Classification(Task):
 
     def network(self, mixer: MixerConfig | None, removed: bool) -> nn.Module:
         """The host with the mechanism in it, as the host initialises it."""
-        from regard.core.eval_mode import resting
-        from regard.swapping.inspect import taking
-
         if removed and mixer is not None:
             raise ConfigError(f"removed=True takes attention out; it goes with mixer=None, not {mixer}")
         found = self.images_of()
@@ -129,9 +130,7 @@ class Classification(Task):
         self, mixer: MixerConfig | None, outputs: int, channels: int, removed: bool = False, *, pretrained: bool = True
     ) -> nn.Module:
         """Input channels and img_size only where the host's spelling does not say them."""
-        from regard.swapping import swap
-
-        given = swap.parse_host(self.host)[1]
+        given = parse_host(self.host)[1]
         options: dict[str, Any] = {"num_classes": outputs}
         if "in_chans" not in given:
             options["in_chans"] = channels
@@ -139,10 +138,10 @@ class Classification(Task):
             options["pretrained"] = False
         if "size" in given or "img_size" in given:
             self._check_size(given)
-            model = swap.create_model(self.host, mixer, **options)
+            model = create_model(self.host, mixer, **options)
         else:
-            model = swap.build_sized(self.host, mixer, self.size, **options)
-        return swap.remove(model) if removed else model
+            model = build_sized(self.host, mixer, self.size, **options)
+        return remove(model) if removed else model
 
     def _check_size(self, options: dict[str, Any]) -> None:
         """A host that is spelled for one size gets images of that size, unless it takes any."""
@@ -196,7 +195,7 @@ class Classification(Task):
     def _pretrained(self) -> bool:
         if "pretrained" not in self.host:
             return False
-        from regard.swapping.swap import parse_host  # brings timm
+        from regard.models.create import parse_host  # brings timm
 
         return bool(parse_host(self.host)[1].get("pretrained"))
 
@@ -294,10 +293,8 @@ def expected(host: str, channels: int) -> tuple[list[float], list[float]]:
 
     The host is built without weights and memory to be asked. ImageNet's where it does not say.
     """
-    from regard.swapping import swap
-
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        known = getattr(swap.create_model(host, None, pretrained=False), "pretrained_cfg", None) or {}
+        known = getattr(create_model(host, None, pretrained=False), "pretrained_cfg", None) or {}
     mean, std = (list(known.get(name) or usual) for name, usual in zip(("mean", "std"), NORMAL, strict=True))
     if len(mean) == channels:
         return mean, std

@@ -6,11 +6,10 @@ in float64 on small grids, with parameters moved away from their start (a zero w
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
-from regard.core import ConfigError, Grid, GridError, MixerConfig, nearest
+from regard.core import ConfigError, Contract, Grid, GridError, MixerConfig, nearest
 from regard.mixers.spelling import spell
 
 from . import forms, influence
@@ -71,24 +70,19 @@ def check(
     heads: int = 2,
     batch: int = 3,
     seed: int = 0,
-    macs: Literal["forward", "reference", ""] = "forward",
-    counted: Mapping[str, object] | None = None,
-    positions: bool = True,
-    reach: int | None = None,
+    contract: Contract | None = None,
     skip: Mapping[str, str] | None = None,
 ) -> Report:
     """Run the contract on a mechanism and say which items passed and which do not apply.
 
     grids: by default five small ones, square and not, with prefix and suffix; where the mechanism refuses some of them
-    (25 landmarks do not fit into 4x4 cells), larger ones are added. macs: the execution that `cost` describes, "" where
-    the counter cannot see it. counted: attributes of the operator that choose that execution, where it has several,
-    such as {"execution": "gather"}. positions: False if the order of tokens must not matter. reach: the number of
-    cells that a local mechanism sees in each direction. skip: item -> reason, for items that cannot hold, such as
-    {"batch": ..., "images": ...} for a mechanism that mixes the images of a batch.
+    (25 landmarks do not fit into 4x4 cells), larger ones are added. contract: what the suite must know of the
+    configuration; None = its own `contract`. skip: further items to leave out, with the reason of each.
     Raises: ContractError for the first item that fails; ConfigError for a name in skip that is no item.
     """
-    skip = dict(skip or {})
-    for name in skip:
+    told = contract or config.contract
+    left_out = {**told.skip, **(skip or {})}
+    for name in left_out:
         if name not in ITEMS:
             raise ConfigError(f"the contract has no item {name!r}; {nearest(name, ITEMS)}")
     subjects: list[Subject] = []
@@ -97,7 +91,7 @@ def check(
         for grid in _candidates(tuple(grids)):
             if not grids and grid in LARGER and len(subjects) >= 3:
                 break
-            subject = Subject(config, grid, dim, heads, batch, seed, macs, counted or {}, positions, reach)
+            subject = Subject(config, grid, dim, heads, batch, seed, told)
             try:
                 subject.layer.reference(subject.draw(grid, 0), grid)
             except (ConfigError, GridError) as error:
@@ -108,7 +102,7 @@ def check(
                 subjects.append(subject)
         if not subjects:
             raise ContractError(f"{spell(config)} refuses every grid: {next(iter(refused.values()), 'none was given')}")
-        reasons = {name: skip[name] if name in skip else _run(name, subjects) for name in ITEMS}
+        reasons = {name: left_out[name] if name in left_out else _run(name, subjects) for name in ITEMS}
     passed = tuple(name for name, reason in reasons.items() if not reason)
     skipped = {name: reason for name, reason in reasons.items() if reason}
     return Report(spell(config), tuple(subject.grid for subject in subjects), passed, skipped, refused)

@@ -60,16 +60,16 @@ def parameters(s: Subject) -> str:
 
 def macs(s: Subject) -> str:
     """The formula counts the multiply-accumulates that PyTorch counts."""
-    if not s.macs:
+    if not s.contract.macs:
         return "the counter does not see its products"
     layer = copy.deepcopy(s.layer).float()
-    run = layer if s.macs == "forward" else layer.reference
+    run = layer if s.contract.macs == "forward" else layer.reference
     _count(s, layer, lambda: run(s.x[:1].float(), s.grid), s.config.cost(s.site()).macs)
     return ""
 
 
 def _count(s: Subject, layer: Mixer, run: Callable[[], Tensor], formula: int) -> None:
-    for name, value in s.counted.items():
+    for name, value in s.contract.counted.items():
         setattr(layer.operator, name, value)
     counter = FlopCounterMode(display=False)
     with counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
@@ -179,7 +179,7 @@ def cross(s: Subject) -> str:
     formula, real = config.cost(site), sum(p.numel() for p in cross.parameters())
     if real != formula.params:
         raise ContractError(f"the formula says {formula.params} parameters, with memory on {other} there are {real}")
-    if s.macs == "forward":
+    if s.contract.macs == "forward":
         x, memory = s.x[:1].float(), memory[:1]
         _count(s, cross, lambda: cross(x, s.grid, memory=memory, memory_grid=other), formula.macs)
     return ""

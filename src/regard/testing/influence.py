@@ -68,7 +68,7 @@ def masks(s: Subject) -> str:
 
 def order(s: Subject) -> str:
     """The order of tokens does not matter, where a mechanism claims so."""
-    if s.positions:
+    if s.contract.positions:
         return "places matter to it"
     if isinstance(s.config, HeadMixerConfig) and s.config.dwc:
         return "the depth-wise convolution knows places"
@@ -103,7 +103,8 @@ def geometry(s: Subject) -> str:
 
 def local(s: Subject) -> str:
     """A cell reaches the cells within `reach` and no others."""
-    if s.reach is None:
+    reach = s.contract.reach
+    if reach is None:
         return "not local"
     y, x = s.grid.height // 2, s.grid.width // 2
     changed = s.x.clone()
@@ -111,11 +112,11 @@ def local(s: Subject) -> str:
     with torch.no_grad():
         difference = (s.layer(changed, s.grid) - s.layer(s.x, s.grid))[:, s.grid.span].abs().amax((0, 2))
     rows, columns = torch.arange(s.grid.height)[:, None], torch.arange(s.grid.width)
-    near = (torch.maximum((rows - y).abs(), (columns - x).abs()) <= s.reach).flatten()
+    near = (torch.maximum((rows - y).abs(), (columns - x).abs()) <= reach).flatten()
     if (difference[~near] > EXACT).any():
-        raise ContractError(f"a change of one cell reaches beyond {s.reach} cells: by {difference[~near].max():.3g}")
+        raise ContractError(f"a change of one cell reaches beyond {reach} cells: by {difference[~near].max():.3g}")
     if (near & (difference <= EXACT)).any():
-        raise ContractError(f"a change of one cell does not reach all cells within {s.reach}")
+        raise ContractError(f"a change of one cell does not reach all cells within {reach}")
     return ""
 
 

@@ -1,13 +1,12 @@
 """A mechanism under test at one grid, and how two tensors are compared."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from regard.core import Grid, Mixer, MixerConfig, RegardError, Site
+from regard.core import Contract, Grid, Mixer, MixerConfig, RegardError, Site
 
 EXACT = 1e-12  # float64, relative to the size of the output
 STEP = 2e-5  # inputs that jump within this step are not compared: a tie decided otherwise is no fault
@@ -27,10 +26,7 @@ class Subject:
     heads: int
     batch: int
     seed: int
-    macs: str
-    counted: Mapping[str, object]
-    positions: bool
-    reach: int | None
+    contract: Contract
 
     def site(self, grid: Grid | None = None, memory: Grid | None = None) -> Site:
         """The place that layers are built for."""

@@ -9,25 +9,19 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from regard.core import ConfigError, RegardError
+from regard.core import ConfigError, DeviceError, RegardError
 
 from .child_processes import follow_parent, surroundings
 from .environment import hush
 from .loop import Interrupted, Watch
 from .signals import handled
-
-if TYPE_CHECKING:
-    from regard.store.results import Results
-
-    from .run import Run
 
 
 def check_devices(devices: int, batch: int, device: str) -> None:
@@ -42,15 +36,17 @@ def check_devices(devices: int, batch: int, device: str) -> None:
 
 
 def check_number(devices: int, there: int) -> None:
-    """Raises: ConfigError for more devices than there are."""
+    """Raises: DeviceError for more devices than there are."""
     if devices > there:
-        raise ConfigError(f"{devices} devices are asked for, this machine has {there}")
+        raise DeviceError(f"{devices} devices are asked for, this machine has {there}")
 
 
-def in_ranks(run: "Run", folder: Path, store: "Results", device: str, devices: int, watch: Watch) -> dict[str, Any]:
-    """Carry a run out in `devices` processes, and return its outcome.
+def in_processes(
+    train: Callable[[Watch, Any], dict[str, Any]], precision: str, device: str, devices: int, watch: Watch
+) -> dict[str, Any]:
+    """Call `train(watch, fabric)` in `devices` processes, and return what the first of them returns.
 
-    Raises: Interrupted, and what `Run.execute` raises.
+    Raises: Interrupted, and what `train` raises.
     """
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import DDPStrategy
@@ -62,13 +58,13 @@ def in_ranks(run: "Run", folder: Path, store: "Results", device: str, devices: i
         accelerator=device,
         devices=devices,
         strategy=DDPStrategy(start_method="spawn"),
-        precision=run.recipe.precision,  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]
         loggers=list(watch.loggers),
     )
     silent = dataclasses.replace(watch, report=None, loggers=())
     with _hearing(told, watch) as errors, _passing_signals(), surroundings(threads):
         try:
-            outcome = fabric.launch(partial(_rank, run, folder, store, threads, silent, told))
+            outcome = fabric.launch(partial(_process, train, threads, silent, told))
         except ProcessException as error:
             if errors:
                 raise errors[0] from error
@@ -78,8 +74,8 @@ def in_ranks(run: "Run", folder: Path, store: "Results", device: str, devices: i
     return outcome
 
 
-def _rank(
-    run: "Run", folder: Path, store: "Results", threads: int, watch: Watch, told: Any, fabric: Any
+def _process(
+    train: Callable[[Watch, Any], dict[str, Any]], threads: int, watch: Watch, told: Any, fabric: Any
 ) -> dict[str, Any]:
     """What each process does. A request to stop comes from the parent alone, not from the terminal."""
     if hasattr(os, "setpgrp"):
@@ -90,7 +86,7 @@ def _rank(
     if fabric.is_global_zero:
         watch = dataclasses.replace(watch, report=told.put)
     try:
-        return run.train(folder, store, fabric, watch)
+        return train(watch, fabric)
     except Interrupted as stop:
         return {"interrupted": str(stop)}
     except RegardError as error:

@@ -6,12 +6,12 @@ import platform
 import subprocess
 from contextlib import suppress
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import regard
 from regard.mixers.shared.native_build import native_wanted, processor
 
 
@@ -51,14 +51,14 @@ def hush() -> None:
 @lru_cache(maxsize=1)
 def code_version() -> str:
     """The commit of the source tree ("+" if it has changes), or the installed version."""
-    root = Path(regard.__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
-        return regard.__version__
+        return version("regard")
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
         return commit + ("+" if _git(root, "status", "--porcelain", "--", "src") else "")
     except (OSError, subprocess.SubprocessError):
-        return regard.__version__
+        return version("regard")
 
 
 def _git(root: Path, *words: str) -> str:

@@ -11,6 +11,7 @@ from regard.models import saving
 from regard.store.results import Results
 
 from . import checkpoint
+from .run import Run, read_run
 
 
 def load(folder: str | os.PathLike[str], extra: Iterable[type] = (), *, best: bool = False) -> nn.Module:
@@ -40,13 +41,23 @@ def _of_run(target: Path, extra: tuple[type, ...], best: bool) -> nn.Module:
     weights = checkpoint.trained_weights(target, best)
     recipe = outcome.get("model")
     if recipe is None:
-        from .run import read_run
-
         run = read_run(store, target.name)
         model = run.task.model(run.mixer, run.seed, run.removed)
     else:
         with saving.described(target, "outcome.json"):
             model = saving.rebuild(recipe, extra)
     with checkpoint.fitting(target):
+        model.load_state_dict(weights)
+    return model.eval()
+
+
+def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
+    """The network of a finished run with its trained weights (the average where the recipe has one), for evaluation.
+
+    best: those of its best evaluation instead of the last. Raises: StoreError if the run has no such checkpoint.
+    """
+    weights = checkpoint.trained_weights(store.folder(run.key), best)
+    model = run.task.model(run.mixer, run.seed, run.removed)
+    with checkpoint.fitting(store.folder(run.key)):
         model.load_state_dict(weights)
     return model.eval()

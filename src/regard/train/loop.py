@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, RegardError, StoreError
+from regard.core import DeviceError, RegardError, StoreError
 from regard.core.eval_mode import resting
 from regard.store.metrics import Metrics
 from regard.store.results import check_held
@@ -357,7 +357,7 @@ def _compiling(wanted: bool) -> Iterator[None]:
         yield
     except TorchDynamoException as error:
         text = str(error).strip().splitlines()[0]
-        raise ConfigError(f"torch.compile failed ({text}); without --compile the run trains in eager mode") from error
+        raise DeviceError(f"torch.compile failed ({text}); without --compile the run trains in eager mode") from error
 
 
 def _average(model: nn.Module, decay: float) -> Any:

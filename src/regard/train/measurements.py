@@ -44,7 +44,7 @@ def probe_maps(run: "Run", store: Results) -> str:
     """
     from regard.explain.pictures import attention_of
 
-    from .run import trained
+    from .load import trained
 
     if run.removed:
         return "no attention to show"

@@ -35,15 +35,13 @@ def built(config, grid, dim=8, moved=0.3, seed=0):
 
 @pytest.mark.parametrize("config", ON_LINES, ids=spell)
 def test_contract_on_sequences(config):
-    macs = "reference" if isinstance(config, DynamicConv) else "forward"
-    assert "reference" in check(config, grids=LINES, macs=macs).passed
+    assert "reference" in check(config, grids=LINES).passed
 
 
 @pytest.mark.untyped
 @pytest.mark.parametrize("config", ON_LINES, ids=spell)
 def test_compiles_on_sequences(config):
-    macs = "reference" if isinstance(config, DynamicConv) else "forward"
-    assert "compile" in check(config, grids=LINES[2:], macs=macs).passed
+    assert "compile" in check(config, grids=LINES[2:]).passed
 
 
 @pytest.mark.parametrize("grid", [Grid(5, 7), Grid(7, 4, 2), Grid(4, 6, 1, 1)], ids=str)

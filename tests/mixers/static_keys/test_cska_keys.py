@@ -11,9 +11,9 @@ from regard.mixers.softmax import softmax
 from regard.mixers.spelling import parse, spell
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.cska_keys import query_keys, query_keys_reference
+from regard.models.create import create_model
 from regard.swapping.count import count_macs
-from regard.swapping.ports.timm.biased import PerWindow
-from regard.swapping.swap import create_model
+from regard.swapping.per_window import PerWindow
 
 F64 = torch.float64
 KEY = CSKA(reading="key")

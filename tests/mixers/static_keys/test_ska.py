@@ -18,8 +18,9 @@ from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.grids import former_grid, resample
 from regard.mixers.static_keys.keys import ACTIVATIONS, calibrate, freeze_keys
 from regard.mixers.static_keys.ska import SKA, SKAOperator, ska, ska_reference
-from regard.swapping.ports.timm.biased import PerWindow
-from regard.swapping.swap import create_model, plan_swap, swap
+from regard.models.create import create_model
+from regard.swapping.per_window import PerWindow
+from regard.swapping.swap import plan_swap, swap
 
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(1, 12))
 F64 = torch.float64

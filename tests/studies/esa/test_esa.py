@@ -14,7 +14,7 @@ from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_analysis, load_study
 from regard.studies.esa.costs import DETECTION, SEGMENTATION, compute, one_by_one, overhead, total
 from regard.train.initial_weights import copy_weights
-from regard.train.run import trained
+from regard.train.load import trained
 
 NOWHERE = Source(Results("results"), "desk")
 # reference: detection and segmentation GMACs, computed beside published

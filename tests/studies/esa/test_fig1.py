@@ -14,7 +14,7 @@ from regard.cli.app import run
 from regard.core import Grid, RegardError
 from regard.explain.factor_terms import TermMaps
 from regard.lab.analysis import Source, carry_out
-from regard.lab.study import run_study
+from regard.lab.run_study import run_study
 from regard.report.analysis_page import write_analyses
 from regard.store.results import Results
 from regard.studies import load_analysis, load_study

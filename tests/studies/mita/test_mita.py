@@ -12,11 +12,13 @@ from PIL import Image
 from regard.core import Grid, RegardError, UnsupportedError
 from regard.lab.analysis import Source, carry_out
 from regard.lab.dry_run import dry_run
-from regard.lab.study import Setting, run_study
+from regard.lab.run_study import run_study
+from regard.lab.study import Setting
 from regard.mixers import MIXERS
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.mita.routing import MitaPlan
 from regard.mixers.softmax import Softmax
+from regard.models.create import create_model
 from regard.store.results import Results
 from regard.studies import load_analysis, load_study
 from regard.studies.mita.counts import PUBLISHED, SMALL, TINY, library_sheet, printed_sheet
@@ -35,7 +37,6 @@ from regard.studies.mita.trained_figures import (
     retuned,
 )
 from regard.studies.published_sizes import _gflops, verdict
-from regard.swapping.swap import create_model
 from regard.train.run import Run
 
 ROWS = {row.label: row for row in STUDY.rows("paper")}

@@ -8,15 +8,16 @@ import torch
 
 from regard.lab.analysis import Source, carry_out
 from regard.lab.dry_run import dry_run
+from regard.lab.run_study import run_study
 from regard.lab.snapshot import write_snapshot
-from regard.lab.study import Setting, Study, run_study
+from regard.lab.study import Setting, Study
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
+from regard.models.create import create_model
 from regard.store.results import Results
 from regard.studies import load_analysis, load_study
 from regard.studies.mita.fig6 import STUDY as FIGURE6
 from regard.studies.mita.table3 import STUDY, VIT5_RECIPE
-from regard.swapping.swap import create_model
 from regard.tasks.classification import Classification
 from regard.tasks.data.augment import transform
 

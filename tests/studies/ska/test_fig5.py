@@ -13,16 +13,18 @@ from PIL import Image
 
 from regard.core import Grid, RegardError, UnsupportedError
 from regard.lab.analysis import Source, carry_out
-from regard.lab.study import Setting, run_study
+from regard.lab.run_study import run_study
+from regard.lab.study import Setting
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
+from regard.models.create import create_model
 from regard.store.results import Results
 from regard.studies import load_analysis, load_study
 from regard.studies.mita.expert_choices import SCALE
 from regard.studies.ska.fig5 import _READ, Maps, look_of, maps_of, overlays, photographs, queries
-from regard.swapping.swap import create_model, swap
+from regard.swapping.swap import swap
 from regard.tasks.classification import Classification
 
 DESK = "vit_desk(size=(12, 20), patch=4, dim=32, depth=2, heads=2)"  # 3 rows, 5 columns

@@ -17,6 +17,8 @@ from regard.core import Card, ConfigError, Cost, Site, check_accounting
 
 from .sampling import TapsConfig, TapsMixer, check_groups, grouped, margins, shifted
 
+__all__ = ["Conv"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conv(TapsConfig):
@@ -47,6 +49,10 @@ class Conv(TapsConfig):
         conditions="position",
         prefix="no taps; the mean of the cells' outputs, or zero",
         row_maps=False,
+    )
+    samples: ClassVar[tuple[str, ...]] = (
+        "Conv()",
+        'Conv(kernel=5, groups=4, dilation=2, extra="zero")',
     )
 
     def __post_init__(self) -> None:

@@ -34,6 +34,8 @@ from .sampling import (
     sample_rows,
 )
 
+__all__ = ["DeformableConv", "deformable_conv", "deformable_conv_reference"]
+
 Pair = int | tuple[int, int]
 GIVEN = ("kernel", "axes", "causal", "dilation", "extra")  # what a convolution that is replaced says itself
 
@@ -245,6 +247,10 @@ class DeformableConv(TapsConfig):
         conditions="Q",
         prefix="never sampled; the mean of the cells' outputs, or zero",
         row_maps=False,
+    )
+    samples: ClassVar[tuple[str, ...]] = (
+        "DeformableConv(groups=2)",
+        "DeformableConv(version=2, offset_kernel=1, dilation=2, mask_init=0.5)",
     )
 
     def __post_init__(self) -> None:

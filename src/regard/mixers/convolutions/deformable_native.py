@@ -1,7 +1,8 @@
-"""Bilinear sampling at the taps of a deformable convolution in compiled code (deform_native.cpp)."""
+"""Bilinear sampling at the taps of a deformable convolution in compiled code (deformable_native.cpp)."""
 
 import ctypes
 from ctypes import byref, c_long, c_void_p
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,7 @@ from torch import Tensor
 from regard.core import UnsupportedError
 from regard.mixers.shared.native_build import kernel
 
-SOURCE = "deform_native.cpp"
+SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class _Sizes(ctypes.Structure):

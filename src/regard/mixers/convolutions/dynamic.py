@@ -19,10 +19,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, ShapeError, Site, check_accounting, linear
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, ShapeError, Site, check_accounting, linear
 from regard.mixers.shared.native_build import transformed
 
 from .sampling import TapsConfig, TapsMixer, check_groups, margins, shifted, views
+
+__all__ = ["DynamicConv", "dynamic_conv", "dynamic_conv_reference"]
 
 CHUNK = 2**22  # numbers of predicted kernels that exist at a time
 
@@ -221,6 +223,14 @@ class DynamicConv(TapsConfig):
         prefix="no taps; the mean of the cells' outputs, or zero",
         row_maps=False,
     )
+    samples: ClassVar[tuple[str, ...]] = (
+        "DynamicConv(kernel=3, groups=4)",
+        "DynamicConv(kernel=7, groups=2, glu=False, renorm_padding=True)",
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(macs="reference")  # the fast form multiplies taps one by one, which the counter does not see
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Multiply-accumulates of the four factors: as the paper counts them, and as the forms execute them."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 from regard.core import Grid, Site
 
@@ -9,11 +9,36 @@ from .forms import PRESETS, feature_width, product_pays, reach, sinusoid_basis, 
 from .inputs import strided_grid
 from .window_tiles import Cut, cut
 
-if TYPE_CHECKING:
-    from .factors import Factors
+
+@runtime_checkable
+class FactorFields(Protocol):
+    """What the costs need of a `Factors` configuration: its fields and what follows from them."""
+
+    @property
+    def terms(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def preset(self) -> str: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def axes(self) -> int: ...
+    @property
+    def relative(self) -> bool: ...
+    @property
+    def magnitude(self) -> float: ...
+    @property
+    def base(self) -> float: ...
+    @property
+    def key_stride(self) -> int: ...
+    @property
+    def query_stride(self) -> int: ...
+
+    def width_of_positions(self, site: Site) -> int: ...
 
 
-def paper_macs(config: "Factors", site: Site, width: int) -> int:
+def paper_macs(config: FactorFields, site: Site, width: int) -> int:
     """Table 1 of the paper, with the products of the operator only.
 
     A window has window^axes keys everywhere, as if there were no border, but never more than the map has (and the
@@ -34,7 +59,7 @@ def paper_macs(config: "Factors", site: Site, width: int) -> int:
     return macs + (keys.tokens * inner if config.terms == "0010" else grid.tokens * seen * inner)
 
 
-def executed_macs(config: "Factors", site: Site, width: int) -> int:
+def executed_macs(config: FactorFields, site: Site, width: int) -> int:
     """Every matrix product of the form that runs for one sample in float32 without a mask, eager on the CPU."""
     e1, e2, e3, e4 = (flag == "1" for flag in config.terms)
     grid, keys, inner, d = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner, site.width
@@ -62,7 +87,7 @@ def executed_macs(config: "Factors", site: Site, width: int) -> int:
     return macs + grid.width * inner * (keys.cells + grid.height * (keys.height + keys.extra))
 
 
-def exponentials(config: "Factors", site: Site) -> int:
+def exponentials(config: FactorFields, site: Site) -> int:
     """Numbers in the softmax of that form: one a pair of tokens, or one a pair of token and row or column of keys."""
     _, e2, e3, _ = (flag == "1" for flag in config.terms)
     grid, keys, heads = strided_grid(site.grid, config.query_stride), _keys(config, site), site.heads
@@ -81,7 +106,7 @@ def exponentials(config: "Factors", site: Site) -> int:
     return row + heads * (grid.width * keys.cells + grid.cells * (keys.height + keys.extra))
 
 
-def _form(config: "Factors", site: Site) -> str:
+def _form(config: FactorFields, site: Site) -> str:
     """The form that "auto" takes for one sample, as `factor_forms.choose`, or the one that is named."""
     if config.backend != "auto":
         return config.backend
@@ -94,18 +119,18 @@ def _form(config: "Factors", site: Site) -> str:
     return "factorised" if product_pays(1, site.heads, site.width, grid, keys) else "compressed"
 
 
-def _window(config: "Factors", site: Site) -> int:
+def _window(config: FactorFields, site: Site) -> int:
     """The window, 0 where it holds the whole map."""
     grid, keys = strided_grid(site.grid, config.query_stride), _keys(config, site)
     whole = 2 * reach(grid, keys, config.key_stride, config.query_stride) - 1
     return 0 if config.window >= whole else config.window
 
 
-def _cut(config: "Factors", site: Site) -> Cut | None:
+def _cut(config: FactorFields, site: Site) -> Cut | None:
     return cut(site.grid, _window(config, site)) if config.key_stride == config.query_stride == 1 else None
 
 
-def _keys(config: "Factors", site: Site) -> Grid:
+def _keys(config: FactorFields, site: Site) -> Grid:
     return strided_grid(site.memory or site.grid, config.key_stride)
 
 
@@ -116,7 +141,7 @@ def _places(e2: bool, e4: bool, grid: Grid, sides: tuple[tuple[int, int], ...], 
     return sum((grid.cells if e2 else q) * k * inner for q, k in sides)
 
 
-def _compressed(config: "Factors", site: Site, keys: Grid, sides: tuple[tuple[int, int], ...]) -> int:
+def _compressed(config: FactorFields, site: Site, keys: Grid, sides: tuple[tuple[int, int], ...]) -> int:
     e1, e2, e3, _ = (flag == "1" for flag in config.terms)
     grid, inner, d = strided_grid(site.grid, config.query_stride), site.inner, site.width
     source = site.memory or site.grid

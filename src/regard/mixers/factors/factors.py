@@ -13,7 +13,7 @@ Extra tokens have no place: E2 = E4 = 0 for every pair with one, and they lie in
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from regard.core import (
     NOTHING,
     Card,
     ConfigError,
+    Contract,
     Cost,
     Grid,
     GridError,
@@ -51,6 +52,8 @@ from .inputs import (
     strided_tokens,
     widened,
 )
+
+__all__ = ["Factors", "factor_logits", "factors", "factors_reference"]
 
 
 def factor_logits(
@@ -218,6 +221,17 @@ class Factors(HeadMixerConfig):
     position_scale: float = 0.0
     preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
     backend: Literal["auto", "compressed", "factorised", "separable", "materialised"] = "auto"
+    samples: ClassVar[tuple[str, ...]] = (
+        "Factors()",
+        'Factors(terms="0110")',
+        'Factors(terms="1111", window=3)',
+        'Factors(terms="0000")',
+        'Factors(preset="mmcv", query_stride=2)',
+    )
+
+    @property
+    def contract(self) -> Contract:
+        return Contract(positions=self.terms != "0000" or bool(self.dwc or self.window))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,16 +14,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
 from regard.mixers.shared.heads import HeadMixerConfig, check_heads, check_qkv
-from regard.mixers.shared.landmarks import EXTRACTORS, Chosen, number_of, windows_of
+from regard.mixers.shared.landmarks import EXTRACTORS, Chosen, number_of, pool_landmarks, windows_of
 from regard.mixers.shared.precision import exact_products, wide
 
 from .eager import LEAN, Lean, lean_form
 from .native import Native
 from .pieces import Rule
 from .routed import FORMS, Parts, choose_form
-from .routing import MitaPlan, check_counts, check_plan, choose, key_bias, without
+from .routing import MitaPlan, check_counts, check_plan, choose, key_bias, mita_plan, without
+
+__all__ = ["MiTA", "mita", "mita_plan", "mita_reference", "pool_landmarks"]
 
 BRANCHES = ("both", "route", "compress")
 EXECUTIONS = ("auto", *LEAN, *FORMS)
@@ -195,6 +197,24 @@ class MiTA(HeadMixerConfig):
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})
     cross: ClassVar[bool] = True
+    samples: ClassVar[tuple[str, ...]] = (
+        "MiTA(m=4, k=5)",
+        "MiTA(m=4, k=3, experts=2, dwc=3)",
+        'MiTA(m=(1, 2), k=4, branches="route", landmarks="avg1d")',
+        'MiTA(m=4, branches="compress", preset="official")',
+        'MiTA(m=4, k=5, experts=2, duplicates="union", windows="partition")',
+        'MiTA(m=4, k=5, landmarks="learned")',
+        'MiTA(m=4, k=5, landmarks="random", experts=2)',
+        'MiTA(m=4, k=5, landmarks="dwconv")',
+        'MiTA(m=4, k=5, landmarks="conv", branches="compress")',
+        'MiTA(m=4, k=5, landmarks="tome")',
+    )
+
+    @property
+    def contract(self) -> Contract:
+        if self.duplicates == "union":
+            return Contract(macs="")  # the counter sees the mask of the dense form
+        return Contract(counted={"execution": "gather"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,8 @@
-"""MiTA with one expert a query in compiled code (mita_native.cpp): one head at a time, nothing kept but the plan."""
+"""MiTA with one expert a query in compiled code (native.cpp): one head at a time, nothing kept but the plan."""
 
 import ctypes
 from ctypes import POINTER, byref, c_double, c_int, c_long, c_void_p
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from regard.mixers.shared.native_build import kernel
 from .pieces import Rule
 from .routing import MitaPlan
 
-SOURCE = "mita_native.cpp"
+SOURCE = Path(__file__).with_name("native.cpp")
 
 
 class _Sizes(ctypes.Structure):

@@ -58,13 +58,12 @@ def native_wanted() -> bool:
 
 
 @cache
-def compiled(name: str) -> ctypes.CDLL:
-    """The library of a C++ file beside this one, compiled if the cache ($XDG_CACHE_HOME/regard) does not have it yet.
+def compiled(source: Path) -> ctypes.CDLL:
+    """The library of a C++ file, compiled if the cache ($XDG_CACHE_HOME/regard) does not have it yet.
 
     The cache tells apart sources, compilers and processors. The compiler is CXX, else c++, g++ or clang++.
     Raises: UnsupportedError without a compiler, or with what it said.
     """
-    source = Path(__file__).with_name(name)
     compiler = _compiler()
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     parts = (source.read_text(), compiler, said, *_flags(), platform.machine(), processor("flags", "Features"))
@@ -76,7 +75,7 @@ def compiled(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def kernel(source: str, name: str, dtype: torch.dtype) -> Any:
+def kernel(source: Path, name: str, dtype: torch.dtype) -> Any:
     """A function of a C++ file that returns nothing, for float32 or float64. Raises: as `compiled`."""
     function = getattr(compiled(source), f"{name}_{str(dtype).removeprefix('torch.')}")
     function.restype = None

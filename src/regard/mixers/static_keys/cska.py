@@ -42,6 +42,8 @@ from .grids import in_windows, join, same_cells, tiled
 from .keys import ACTIVATIONS, StaticConfig, StaticOperator, weigh
 from .ska import ska, ska_macs, ska_reference
 
+__all__ = ["CSKA", "cska", "cska_reference"]
+
 _OF_LOGITS = ("rows", "cols", "factorised", "path", "resize", "activation")
 WARN_MACS = 2e9
 """Above so many MACs of the key a layer warns."""
@@ -148,6 +150,13 @@ class CSKA(StaticConfig):
         prefix="keys and queries with static keys of their own; not on the map",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})  # a filter sees later cells: nothing is causal
+    samples: ClassVar[tuple[str, ...]] = (
+        "CSKA()",
+        'CSKA(rows="centre", cols="conv", resize="window", path="lean")',
+        'CSKA(factorised=True, rows="centre", path="patches")',
+        'CSKA(reading="key", dwc=3)',
+        'CSKA(activation="gelu")',
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,8 @@ from regard.mixers.shared.tiles import join_tokens, split_tokens
 from .grids import in_windows, join, tiled, windows_on
 from .keys import ACTIVATIONS, StaticConfig, StaticOperator, weigh
 
+__all__ = ["SKA", "ska", "ska_reference"]
+
 
 def ska_reference(
     q: Float[Tensor, "B H N d"],
@@ -90,6 +92,13 @@ class SKA(StaticConfig):
         construction="learned keys",
         topology="all-to-one",
         prefix="a query like any other; its key is learned apart and is not resampled",
+    )
+    samples: ClassVar[tuple[str, ...]] = (
+        "SKA()",
+        "SKA(scale=1.0, dwc=5)",
+        'SKA(resize="window")',
+        "SKA(projection=IdentityQuery())",
+        'SKA(activation="none", normalise="1/N")',
     )
 
     def operator(self, site: Site) -> "SKAOperator":

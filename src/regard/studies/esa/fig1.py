@@ -25,7 +25,7 @@ from regard.explain.sampling_points import TapMoves, tap_kernels, tap_moves
 from regard.explain.views import KERNELS_NOTE, MOVES_NOTE, Row, kernel_rows, move_rows
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
 from regard.studies.mita.expert_choices import Photograph, overlay, photograph
-from regard.train.run import trained
+from regard.train.load import trained
 
 PLACES = 3
 """Queries along each axis over which the numbers of terms and kernels are averaged."""

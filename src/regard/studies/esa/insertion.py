@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
-from regard.lab.study import Claim, Row, Setting, Study, run_study
+from regard.lab.run_study import run_study
+from regard.lab.study import Claim, Row, Setting, Study
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.factors.factors import Factors
 from regard.store.metrics import Metrics
 from regard.tasks.classification import Classification
 from regard.train.checkpoint import trained_weights
+from regard.train.initial_weights import copy_weights
+from regard.train.load import trained
 from regard.train.recipe import Recipe
-from regard.train.run import Run, copy_weights, trained
+from regard.train.run import Run
 
 from .attended_resnets import NOTES, SMOKE, controls, deformable, settings
 

@@ -20,7 +20,8 @@ from regard.mixers.shared.landmarks import pool_matrix, windows_of
 from regard.mixers.spelling import spell
 from regard.swapping.swap import retune, swap
 from regard.tasks.classification import Classification
-from regard.train.run import Run, trained
+from regard.train.load import trained
+from regard.train.run import Run
 
 from .expert_choices import Choice, choices, first_inputs, overlay, photograph
 from .table2 import STUDY

@@ -18,9 +18,10 @@ from regard.explain.pictures import SAMPLES
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
 from regard.studies.mita.expert_choices import Photograph, first_inputs, overlay, photograph
 from regard.swapping.capture import capture, readable
-from regard.swapping.inspect import grids_of, matching
+from regard.swapping.inspect import all_sites, grids_of, matching
 from regard.tasks.base import Task
-from regard.train.run import Run, trained
+from regard.train.load import trained
+from regard.train.run import Run
 
 PICTURED = 16
 """Test images for the numbers."""
@@ -58,7 +59,9 @@ def maps_of(model: nn.Module, inputs: Float[Tensor, "B C H W"], layers: str = "*
     Raises: SwapError if no layer matches; UnsupportedError if a layer has no weights between all cells, or the copy
     computes something else than the model, as with attention that is not plain softmax.
     """
-    grids = {name: grid for name, (grid, _) in grids_of(model, matching(model, layers), inputs[:1]).items()}
+    sites = all_sites(model)
+    ports = {name: sites[name] for name in matching(model, layers)}
+    grids = {name: grid for name, (grid, _) in grids_of(model, ports, inputs[:1]).items()}
     reader = readable(model, inputs, layers)
     with resting(reader), capture(reader, layers) as found:
         reader(inputs)

@@ -1,15 +1,17 @@
-"""Ports: how the attention of each library is read and replaced."""
+"""Ports: how the attention of each library is read and replaced. Regard's own models name theirs themselves."""
 
-from regard.models.attended_block import Attended
-from regard.models.vit5 import ViT5Port
-from regard.swapping.layer import Hosted
+from regard.swapping.layer import Port
 
 from .hugging_face import CLIPPort, HuggingDINOv3, HuggingSegformer, HuggingViT
-from .timm.biased import TimmBeit, TimmSwin, WindowKeySwin
-from .timm.cait import CvTPort, KeptLocality, LocalityViT, LooseTalking, Talking
-from .timm.vit import TimmMetaFormer, TimmPVT, TimmRope, TimmViT, TimmXCiT, TorchvisionViT
+from .timm.biased import TimmBeit, TimmSwin
+from .timm.cait import Talking
+from .timm.metaformer import TimmMetaFormer
+from .timm.pvt import TimmPVT
+from .timm.vit import TimmRope, TimmViT
+from .timm.xcit import TimmXCiT
+from .torchvision import TorchvisionViT
 
-PORTS: tuple[type[Hosted], ...] = (
+PORTS: tuple[type[Port], ...] = (
     TimmViT,
     TimmRope,
     TimmXCiT,
@@ -18,16 +20,9 @@ PORTS: tuple[type[Hosted], ...] = (
     TimmSwin,
     TimmBeit,
     Talking,
-    LooseTalking,
-    LocalityViT,
-    KeptLocality,
-    WindowKeySwin,
-    CvTPort,
     TorchvisionViT,
     HuggingViT,
     HuggingDINOv3,
     HuggingSegformer,
     CLIPPort,
-    Attended,
-    ViT5Port,
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site, SwapError, UnsupportedError
-from regard.swapping.layer import Hosted, additive, watched_module
+from regard.swapping.layer import Port, additive, watched_module
 from regard.swapping.rotary import interleaved, turn_halves
 from regard.swapping.separate_qkv import MATRICES_APART
 
@@ -22,7 +22,7 @@ NAME = "regard"
 MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
 
 
-class HuggingViT(Hosted):
+class HuggingViT(Port):
     """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, I-JEPA, MSN."""
 
     kinds: ClassVar[frozenset[str]] = frozenset(

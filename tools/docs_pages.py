@@ -177,7 +177,7 @@ fused queries, keys and values as they are.
 where its dimension is said to be dynamic (ViT3: one batch alone; DynamicConv: up to a bound that you give, such as
 `Dim("batch", max=64)`); every mechanism was compared with ONNX Runtime. Compiled kernels (`REGARD_NATIVE=1`) stay out
 of an exported graph. `torch.fx`, as in torchvision's feature extraction, takes a swapped layer as one node:
-`tracer_kwargs={{"leaf_modules": [Hosted]}}`, with `from regard.swapping.layer import Hosted`.
+`tracer_kwargs={{"leaf_modules": [Port]}}`, with `from regard.swapping.layer import Port`.
 """
 
 

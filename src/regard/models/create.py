@@ -1,0 +1,105 @@
+"""Models by name: `create_model`, and the spelling of a model with its options."""
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from regard.core import ConfigError, MixerConfig, RegardError, nearest
+from regard.mixers.spelling import spell
+from regard.swapping.swap import plan_swap
+
+from .catalog import HOSTS, list_models, make_own
+
+
+def create_model(name: str, mixer: MixerConfig | None, **timm_options: Any) -> nn.Module:
+    """A host with a mechanism; mixer=None keeps the host's own attention.
+
+    name: of timm or one of Regard's (see `list_models`), or a spelling with options, "vit_desk(dim=48, depth=2)".
+    timm_options go to `timm.create_model` untouched: num_classes, in_chans, img_size, pretrained, features_only, ...
+    Raises: ConfigError for an unknown name or option.
+    """
+    plain, options = parse_host(name)
+    options |= timm_options
+    model = _make(plain, options)
+    model.regard_host = (plain, options)  # type: ignore[assignment]
+    if mixer is None:
+        return model
+    plan = plan_swap(model, mixer)
+    plan.warn()
+    return plan.apply(faithful=bool(options.get("pretrained", False)))
+
+
+def build_sized(text: str, mixer: MixerConfig | None, size: tuple[int, int], **overrides: Any) -> nn.Module:
+    """`create_model` for images of size = (height, width): with `img_size`, unless the host has no such option."""
+    try:
+        return create_model(text, mixer, img_size=size, **overrides)
+    except ConfigError as error:
+        said = str(error.__cause__)
+        if "unexpected keyword argument" not in said or "img_size" not in said:  # it has the option: a wrong size
+            raise
+    return create_model(text, mixer, **overrides)
+
+
+def parse_host(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of a spelled host; nothing is evaluated. Raises: ConfigError if it cannot be read."""
+    if "(" not in text:
+        return text.strip(), {}
+    name, _, rest = text.strip().partition("(")
+    try:
+        call = ast.parse(f"host({rest}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+            raise ValueError
+        return name.strip(), {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read the host {text!r}: expected name(option=value, ...) with plain values"
+        ) from error
+
+
+def spell_host(name: str, options: Mapping[str, Any]) -> str:
+    """The inverse of `parse_host`. Raises: ConfigError if an option has no spelling, such as a class."""
+    parts = []
+    for key, value in options.items():
+        said = spell(value)
+        try:
+            ast.literal_eval(said)
+        except (ValueError, SyntaxError) as error:
+            raise ConfigError(f"option {key}={value!r} of {name} cannot be spelled; use plain values") from error
+        parts.append(f"{key}={said}")
+    return f"{name}({', '.join(parts)})" if parts else name
+
+
+def check_host(name: str) -> None:
+    """Raises: ConfigError if it is neither a host of Regard nor a model of timm, nor has the prefix of a hub."""
+    import timm
+
+    known = ":" in name or name.removeprefix("regard_") in HOSTS or timm.is_model(name.partition(".")[0])
+    if not known:
+        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())} (`regard list hosts`)")
+
+
+def _make(name: str, options: dict[str, Any]) -> nn.Module:
+    import timm
+
+    check_host(name)
+    plain = name.removeprefix("regard_")  # the name that `register` gives our hosts in timm
+    if plain in HOSTS:
+        make: Callable[..., nn.Module] = partial(make_own, plain)
+    else:
+        make = partial(timm.create_model, name)
+    try:
+        return make(**options)
+    except RegardError:
+        raise
+    except (TypeError, AttributeError, ValueError, ArithmeticError, LookupError, AssertionError, RuntimeError) as error:
+        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        known = list(inspect.signature(HOSTS[plain]).parameters) if plain in HOSTS else []
+        wrong = [key for key in options if known and key not in known]
+        hint = "".join(f"; it has no {key!r}: {nearest(key, known)}" for key in wrong)
+        raise ConfigError(
+            f"{name} cannot be made with {said or 'its defaults'}: {error or type(error).__name__}{hint}"
+        ) from error

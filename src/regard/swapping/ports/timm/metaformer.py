@@ -1,0 +1,18 @@
+"""Port of timm's CAFormer."""
+
+from typing import ClassVar
+
+from timm.models.metaformer import Attention as MetaFormerAttention
+from torch import Tensor
+
+from regard.swapping.layer import Port
+
+
+class TimmMetaFormer(Port):
+    """The attention of CAFormer; each stage has its own grid."""
+
+    library: ClassVar[tuple[type, ...]] = (MetaFormerAttention,)
+    watch: ClassVar[str] = "downsample"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x, self.grid())

@@ -1,0 +1,35 @@
+"""Port of timm's PVTv2."""
+
+from typing import Any, ClassVar
+
+from timm.models.pvt_v2 import Attention as PVTAttention
+from torch import Tensor
+
+from regard.core import Grid, Site
+from regard.swapping.layer import Port
+
+
+class TimmPVT(Port):
+    """PVTv2, each stage with its own grid. Convolutions that reduce keys and values stay in a `PVT` of their ratio."""
+
+    library: ClassVar[tuple[type, ...]] = (PVTAttention,)
+    watch: ClassVar[str] = "downsample.proj|patch_embed.proj"
+    names: ClassVar[dict[str, str]] = {
+        "q": "qkv.q", "kv": "qkv.kv", "sr": "operator.reduce", "norm": "operator.norm",
+    }  # fmt: skip
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return Site(
+            dim=module.dim,
+            heads=module.num_heads,
+            grid=grid,
+            qkv_bias=module.q.bias is not None,
+            drop=module.proj_drop.p,
+            layer=layer,
+            name=name,
+        )
+
+    def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
+        height, width = feat_size
+        return self.mixer(x, Grid(height, width))

@@ -1,0 +1,69 @@
+"""Port of torchvision's vision transformer."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Grid, Mask, Site, UnsupportedError
+from regard.swapping.layer import Port, additive, watched_module
+
+
+class TorchvisionViT(Port):
+    """nn.MultiheadAttention in torchvision's VisionTransformer."""
+
+    library: ClassVar[tuple[type, ...]] = (nn.MultiheadAttention,)
+    watch: ClassVar[str] = "conv_proj"
+    names: ClassVar[dict[str, str]] = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj": "proj"}
+
+    @classmethod
+    def belongs(cls, model: nn.Module, name: str) -> bool:
+        """nn.MultiheadAttention is also in decoders and pooling heads, whose tokens have no grid."""
+        return watched_module(model, name, cls.watch) is not None
+
+    @classmethod
+    def refuses(cls, module: Any) -> str:  # type: ignore[override]
+        if (
+            not module._qkv_same_embed_dim
+            or module.bias_k is not None
+            or module.add_zero_attn
+            or not module.batch_first
+        ):
+            return "it has keys of another width, extra keys, or the batch is not the first axis"
+        return ""
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        bias = module.in_proj_bias is not None
+        dim, heads = module.embed_dim, module.num_heads
+        return Site(dim=dim, heads=heads, grid=grid, qkv_bias=bias, out_bias=bias, layer=layer, name=name)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Boolean masks are True where attention is forbidden, as in torch. The weights are always None.
+
+        Raises: UnsupportedError for keys or values that are not the queries' tensor; ConfigError for a padding mask
+        that is not boolean.
+        """
+        if key is not query or value is not query:
+            raise UnsupportedError(
+                "this layer got keys or values of their own: cross-attention has no port, only self-attention, which "
+                "is called with one tensor as query, key and value; leave the layer out with where="
+            )
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = ~attn_mask
+        mask = additive(attn_mask, False, query)
+        if key_padding_mask is not None:
+            if key_padding_mask.dtype != torch.bool:
+                raise ConfigError("key_padding_mask must be boolean, True where a key is padding")
+            mask = Mask(keep=~key_padding_mask, bias=None if mask is None else mask.bias)
+        return self.mixer(query, self.grid(), mask), None

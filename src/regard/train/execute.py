@@ -1,0 +1,189 @@
+"""Carrying a run out: what it needs first, its devices, training, evaluation, and the outcome in the store."""
+
+import base64
+import dataclasses
+import logging
+import math
+import time
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard.core import ConfigError, DeviceError, StoreError
+from regard.core.eval_mode import resting
+from regard.mixers.spelling import spell
+from regard.models.create import create_model
+from regard.models.saving import describe
+from regard.store.files import write_json
+from regard.store.results import UNSAID, Busy, Results, check_held
+from regard.swapping.count import count_macs
+from regard.tasks.base import Score
+
+from . import checkpoint
+from .distributed import check_devices, in_processes
+from .environment import PeakMemory, code_version, environment, hush, resolved, steps_by
+from .initial_weights import copy_weights
+from .load import load, trained
+from .loop import Diverged, Loop, Watch
+from .run import Run, canonical, run_file
+
+log = logging.getLogger("regard.lab")
+
+
+def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -> dict[str, Any]:
+    """See `Run.execute`."""
+    check_devices(devices, run.recipe.batch, device)
+    key = run.key
+    if store.status(key) in ("done", "failed"):
+        return store.outcome(key) or {}
+    for other in run.needs():
+        _first(run, other, store, device, devices, dataclasses.replace(watch, loggers=()))
+    with store.lock(key) as folder:
+        finished = store.outcome(key)  # another process may have finished it since we looked
+        if finished is not None:
+            return finished
+        outcome = _in_folder(run, folder, store, device, devices, watch)
+        check_held(folder)
+        store.finish(key, {"key": key, **outcome})
+        for name in (checkpoint.PREVIOUS, "next.ckpt"):
+            (folder / name).unlink(missing_ok=True)
+    return store.outcome(key) or {}
+
+
+def _first(run: Run, start: Run, store: Results, device: str, devices: int, watch: Watch) -> None:
+    """Carry out a run that this one needs, or wait for the process that does."""
+    while True:
+        try:
+            outcome = start.execute(store, devices, device=device, watch=watch)
+            break
+        except Busy:
+            time.sleep(1.0)
+    if outcome.get("status") != "done":
+        raise StoreError(f"run {start.key}, which this one needs, failed: {outcome.get('error')}")
+
+
+def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
+    """The network that labels images. Raises: ConfigError if it does not know the task's classes."""
+    if run.teacher is None:
+        return None
+    if isinstance(run.teacher, Run):
+        teacher = trained(run.teacher, store)
+    else:
+        teacher = create_model(run.teacher, None).eval()
+    with resting(student), resting(teacher):
+        known, wanted = (network(run.task.example())[0].numel() for network in (teacher, student))
+    if known != wanted:
+        raise ConfigError(f"the teacher tells {known} classes apart, the task has {wanted}: train it on this task")
+    return teacher
+
+
+def _in_folder(run: Run, folder: Path, store: Results, device: str, devices: int, watch: Watch) -> dict[str, Any]:
+    from lightning.fabric import Fabric
+
+    if run.recipe.precision == "16-mixed" and resolved(device) == "cpu":  # Fabric would take bf16 in its place
+        raise DeviceError("16-mixed needs a GPU; a CPU computes in bf16-mixed or 32-true")
+    hush()
+    _remember(run, folder, device, devices, watch.compile)
+    if devices > 1:
+        return in_processes(partial(train, run, folder, store), run.recipe.precision, device, devices, watch)
+    fabric: Any = Fabric(
+        accelerator=device,
+        devices=1,
+        precision=run.recipe.precision,  # type: ignore[arg-type]
+        loggers=list(watch.loggers),
+    )
+    return train(run, folder, store, watch, fabric)
+
+
+def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> dict[str, Any]:
+    """Train on the devices of a launched Fabric, and return the outcome; of several processes, the first's counts.
+
+    `execute` is the way in: it locks the folder and writes the outcome.
+    """
+    peak = PeakMemory(fabric.device)
+    model = run.task.model(run.mixer, run.seed, run.removed)
+    if run.start is not None:
+        copy_weights(trained(run.start, store) if isinstance(run.start, Run) else load(run.start.folder), model)
+    loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, _teacher(run, store, model))
+    loop.resume()
+    common: dict[str, Any] = {
+        "error": None,
+        "study": None,
+        "scale": None,
+        "row": spell(run.mixer) if not run.removed else "w/o",
+        "seed": run.seed,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "environment": environment(fabric.device, run.recipe.precision, fabric.world_size, watch.compile),
+        "code": code_version(),
+        "data": run.task.record(),
+        "spelling": spell(run),
+        "model": describe(model) if "regard_host" in model.__dict__ else None,
+        "probes": {},
+    }
+    try:
+        score = loop.train()
+        for name, value in score.metrics.items() if score else ():
+            if not math.isfinite(value):
+                raise Diverged(loop.step - 1, value, f"the test {name}")
+    except Diverged as error:
+        return common | {
+            "status": "failed",
+            "error": str(error),
+            "diverged": True,
+            "step": error.step,
+            "metrics": {},
+            **_finished(loop, common["data"]["train"]),
+        }
+    measured = _measured(run, loop, score, peak) if score else {}
+    return common | {"status": "done", **measured, **_finished(loop, common["data"]["train"])}
+
+
+def _measured(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
+    chance = run.task.chance
+    diverged = score.metrics[run.task.metric] <= chance * 1.05
+    notes = [f"at chance: {run.task.metric} {score.metrics[run.task.metric]:.4f} is chance ({chance:.4f})"]
+    bits = None if score.right is None else base64.b64encode(np.packbits(score.right).tobytes()).decode()
+    most = peak.bytes()  # before the network is moved and counted
+    macs = count_macs(loop.trained.cpu().float(), run.task.example())
+    return {
+        "metrics": score.metrics,
+        "best": None if loop.best is None else {"step": loop.best[0], run.task.metric: loop.best[1]},
+        "diverged": diverged,
+        "notes": notes if diverged else [],
+        "bits": bits,
+        "peak_memory_bytes": most,
+        "macs": macs,
+    }
+
+
+def _remember(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> None:
+    """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
+    path = folder / "run.json"
+    how = {"device": resolved(device), "devices": devices, **steps_by(compiled)}
+    if path.exists():
+        known = run_file(path)
+        if known.get("threads") and known["threads"] != torch.get_num_threads():
+            torch.set_num_threads(known["threads"])
+        for name, value in how.items():
+            if (before := known.get(name, UNSAID.get(name, value))) not in (value, "auto"):  # "auto" says nothing
+                text = "run %s began with %s %s and goes on with %s: bits will differ"
+                log.warning(text, run.key, name, before, value)
+        return
+    own = {"version": 1, "key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
+    begun = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
+    write_json(path, {**own, "seed": run.seed, "threads": torch.get_num_threads(), **how, **begun})
+
+
+def _finished(loop: Loop, train: int) -> dict[str, Any]:
+    """Time, and images of a second; train: how many there are, of which a batch may be the whole."""
+    images = loop.step * min(loop.recipe.batch, train) * loop.recipe.accumulate
+    return {
+        "seconds": round(loop.seconds, 3),
+        "images_per_second": round(images / loop.seconds, 1) if loop.seconds else None,
+        "finished": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+    }
