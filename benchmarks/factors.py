@@ -18,6 +18,7 @@ import time
 from unittest import mock
 
 from peaks import added, apart
+
 from regard.core.allocator import ALLOCATOR
 
 MATERIALISED_LIMIT = 2**29  # numbers in the tensor over pairs: 2 GB of float32

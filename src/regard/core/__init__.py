@@ -26,7 +26,7 @@ from .errors import (
 if TYPE_CHECKING:
     from .grid import Grid
     from .mask import NOTHING, Mask, hide, only_kept, softmax_rows
-    from .mixer import Mixer, MixerConfig, Operator, refuse_masks
+    from .mixer import Inputs, Mixer, MixerConfig, Operator, refuse_masks
     from .projection import Projection, ProjectionConfig, heads, merge
     from .site import Site
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Grid": "grid",
     **dict.fromkeys(("NOTHING", "Mask", "hide", "only_kept", "softmax_rows"), "mask"),
-    **dict.fromkeys(("Mixer", "MixerConfig", "Operator", "refuse_masks"), "mixer"),
+    **dict.fromkeys(("Inputs", "Mixer", "MixerConfig", "Operator", "refuse_masks"), "mixer"),
     **dict.fromkeys(("Projection", "ProjectionConfig", "heads", "merge"), "projection"),
     "Site": "site",
 }
@@ -49,6 +49,7 @@ __all__ = [
     "DeviceError",
     "Grid",
     "GridError",
+    "Inputs",
     "Mask",
     "MissingExtra",
     "Mixer",

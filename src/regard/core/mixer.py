@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -18,11 +18,38 @@ from .site import Site
 from .validation import check_fields
 
 
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What an operator is called with: q (B,H,N,d), k (B,H,M,d), v (B,H,M,e), their grids and the mask.
+
+    A role that the mechanism does not use is None; since no operator reads it, the types say nothing of that.
+    memory: the grid of keys and values where it differs from `grid`, that of the queries.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    grid: Grid
+    memory: Grid | None = None
+    mask: Mask | None = None
+
+    @property
+    def key_grid(self) -> Grid:
+        """The grid of keys and values."""
+        return self.memory or self.grid
+
+
 class Operator(nn.Module):
     """The mathematics of a mechanism on heads, with its parameters. q (B,H,N,d), k (B,H,M,d), v (B,H,M,e) -> (B,H,N,e).
 
-    A role that the mechanism does not use is None. memory is the grid of keys and values where it differs from `grid`.
+    A subclass writes `compute`. Called as a module it is the fast form; `reference` is the plain form, which reads like
+    the paper's equation. A role that the mechanism does not use is None. memory is the grid of keys and values where it
+    differs from `grid`.
     """
+
+    def compute(self, inputs: Inputs, plain: bool) -> Float[Tensor, "B H N e"]:
+        """The fast form, or with `plain` the reference."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -35,7 +62,7 @@ class Operator(nn.Module):
         mask: Mask | None = None,
     ) -> Tensor:
         """The fast form."""
-        raise NotImplementedError
+        return self.compute(Inputs(q, k, v, grid, memory, mask), plain=False)
 
     def reference(
         self,
@@ -47,8 +74,8 @@ class Operator(nn.Module):
         memory: Grid | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        """The plain form, which reads like the paper's equation."""
-        raise NotImplementedError
+        """The plain form."""
+        return self.compute(Inputs(q, k, v, grid, memory, mask), plain=True)
 
     def weights(
         self,

@@ -4,12 +4,12 @@ Extra tokens are queries and keys like any other.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import NOTHING, Card, Contract, Cost, Grid, Mask, Operator, Site, attend, hide, softmax_rows
+from regard.core import NOTHING, Card, Contract, Cost, Inputs, Mask, Operator, Site, attend, hide, softmax_rows
 from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
 from regard.mixers.shared.sdpa import sdpa
 
@@ -95,26 +95,6 @@ class SoftmaxOperator(Operator):
         super().__init__()
         self.scale = config.scale
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return softmax(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), scale=self.scale, mask=mask)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return softmax_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), scale=self.scale, mask=mask)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        form = softmax_reference if plain else softmax
+        return form(inputs.q, inputs.k, inputs.v, scale=self.scale, mask=inputs.mask)
