@@ -9,6 +9,8 @@ VENV ?= .venv
 UV ?=
 CONSTRAINTS ?=
 WORKERS ?= 2
+SLOW_PART ?=
+SLOW_PARTS := 8
 RESULTS ?= results
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	if command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
@@ -16,10 +18,11 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 BIN := $(VENV)/bin
 INSTALL := -e . --group dev $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+PART := $(if $(SLOW_PART),--part $(SLOW_PART)/$(SLOW_PARTS))
 # One thread a process: small tensors are slower on several, and results then do not depend on the machine.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: quickstart test typed untyped slow lint format clean
+.PHONY: quickstart test typed untyped slow generated lint format clean
 .DEFAULT_GOAL := quickstart
 
 $(VENV)/.ready: pyproject.toml
@@ -52,9 +55,15 @@ typed: $(VENV)/.ready  ## with annotation checks
 untyped: $(VENV)/.ready  ## torch.compile and wrong use, which annotation checks would answer first
 	$(ONE_THREAD) JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'untyped and not slow'
 
-slow: $(VENV)/.ready  ## everything that takes more than five seconds a test
-	$(ONE_THREAD) $(BIN)/python -m pytest -m 'slow and not untyped' --durations=10
-	$(ONE_THREAD) JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -m 'slow and untyped' --durations=10 || test $$? -eq 5
+slow: $(VENV)/.ready  ## what takes more than five seconds a test; SLOW_PART=3 runs the third of eight parts
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m 'slow and not untyped' --durations=10 $(PART) || test $$? -eq 5
+	$(ONE_THREAD) JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'slow and untyped' --durations=10 $(PART) \
+		|| test $$? -eq 5
+
+generated: $(VENV)/.ready  ## write what follows from the table of mechanisms, and the pages of docs
+	$(BIN)/python tools/generate.py
+	$(BIN)/python tools/docs_pages.py
+	$(BIN)/ruff format -q src
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ import sys
 import time
 from functools import partial
 
-from peaks import added, apart
+from peaks import in_fresh_process, peak_growth
 
 from regard.core.allocator import ALLOCATOR
 
@@ -48,9 +48,9 @@ def measure(case: str, rounds: int) -> list[dict]:
         for label, values in ((name, [x, weight]), (f"{name}, bfloat16", low)):
             call = partial(ops.deformable_conv, *values, offsets, mask=mask, padding=1, execution=execution)
             forms[label] = (call, [*values, offsets, mask])
-    apart = (forms["torchvision"][0]() - forms["eager"][0]()).abs().max().item()
-    assert apart < 1e-4, apart
-    taken: dict[tuple[str, str], list[float]] = {}
+    difference = (forms["torchvision"][0]() - forms["eager"][0]()).abs().max().item()
+    assert difference < 1e-4, difference
+    elapsed: dict[tuple[str, str], list[float]] = {}
     for turn in range(rounds + 1):
         for kind in ("forward", "forward+backward"):
             for name, (call, values) in forms.items():
@@ -62,11 +62,17 @@ def measure(case: str, rounds: int) -> list[dict]:
                     out = call()
                     torch.autograd.grad(out, values, torch.ones_like(out))
                 if turn:
-                    taken.setdefault((name, kind), []).append(time.process_time() - start)
-    own = {key: statistics.median(values) for key, values in taken.items()}
+                    elapsed.setdefault((name, kind), []).append(time.process_time() - start)
+    medians = {key: statistics.median(values) for key, values in elapsed.items()}
     return [
-        {"case": case, "form": name, "pass": kind, "ms": 1e3 * seconds, "faster": own["torchvision", kind] / seconds}
-        for (name, kind), seconds in own.items()
+        {
+            "case": case,
+            "form": name,
+            "pass": kind,
+            "ms": 1e3 * seconds,
+            "faster": medians["torchvision", kind] / seconds,
+        }
+        for (name, kind), seconds in medians.items()
     ]
 
 
@@ -75,7 +81,7 @@ def matrices(case: str, rounds: int) -> list[dict]:
     import torch
     import torch.nn.functional as F
 
-    from regard.mixers.convolutions.dynamic import by_matrices, by_taps, pairs, small
+    from regard.mixers.convolutions.dynamic import by_matrices, by_taps, matrix_indices, small
     from regard.mixers.convolutions.sampling import margins
 
     height, width, channels, kernel = map(int, case.split("x"))
@@ -86,13 +92,13 @@ def matrices(case: str, rounds: int) -> list[dict]:
     assert small(maps, kernel**2), f"{case} has more cells than taps"
 
     def product() -> torch.Tensor:
-        return by_matrices(maps, kernels, *pairs((height, width), sides, False, maps.device))
+        return by_matrices(maps, kernels, *matrix_indices((height, width), sides, False, maps.device))
 
     def total() -> torch.Tensor:
         return by_taps(F.pad(maps, margins(sides, 1, False)), kernels, sides)
 
     assert (product() - total()).abs().max() < 1e-5
-    taken: dict[tuple[bool, bool], list[float]] = {}
+    elapsed: dict[tuple[bool, bool], list[float]] = {}
     for turn in range(rounds + 1):
         for train in (False, True):
             for form in (product, total):
@@ -102,10 +108,15 @@ def matrices(case: str, rounds: int) -> list[dict]:
                 if train:
                     torch.autograd.grad(out.sum(), (maps, kernels))
                 if turn:
-                    taken.setdefault((train, form is product), []).append(time.process_time() - start)
-    own = {key: statistics.median(values) for key, values in taken.items()}
+                    elapsed.setdefault((train, form is product), []).append(time.process_time() - start)
+    medians = {key: statistics.median(values) for key, values in elapsed.items()}
     return [
-        {"case": case, "train": train, "ms": 1e3 * own[train, True], "faster": own[train, False] / own[train, True]}
+        {
+            "case": case,
+            "train": train,
+            "ms": 1e3 * medians[train, True],
+            "faster": medians[train, False] / medians[train, True],
+        }
         for train in (False, True)
     ]
 
@@ -130,7 +141,7 @@ def memory(kernel: int, train: bool) -> dict:
             out.sum().backward()
 
     start = time.process_time()
-    peak = added(once)
+    peak = peak_growth(once)
     return {"kernel": kernel, "train": train, "seconds": time.process_time() - start, "peak_gb": peak / 1e9}
 
 
@@ -149,7 +160,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [row for case in options.cases for row in measure(case, options.rounds)]
     small = [row for case in options.maps for row in matrices(case, options.rounds)]
-    peaks = [apart(memory, kernel, train) for kernel in options.memory for train in (False, True)]
+    peaks = [in_fresh_process(memory, kernel, train) for kernel in options.memory for train in (False, True)]
     machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, one thread"
     if options.json:
         print(json.dumps({"machine": machine, "deformable": rows, "matrices": small, "dynamic": peaks}, indent=2))

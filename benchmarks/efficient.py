@@ -3,7 +3,7 @@
 `python benchmarks/efficient.py --tokens 196,1024,4096 --seconds 0.5 [--backward] [--dtype bf16] [--only MiTA,Agent]`
 Each cell is a ratio of medians of CPU time in one thread, mechanisms and softmax attention taking turns; above 1 is a
 loss. "faster from" is read off between the measured sizes, on logarithmic axes. A mechanism of the package without a
-line in CONFIGS is named below the table. The process starts itself again with the allocator settings of `regard bench`.
+line in CONFIGS is named below the table. The process restarts itself with the allocator settings of `regard bench`.
 """
 
 import argparse
@@ -113,12 +113,12 @@ def crossover(sizes: Sequence[int], ratios: Sequence[float | None]) -> str:
     points = [(math.log(n), math.log(ratio)) for n, ratio in zip(sizes, ratios, strict=True) if ratio is not None]
     if not points or points[-1][1] >= 0:
         return "-"
-    place = len(points) - 1
-    while place and points[place - 1][1] < 0:
-        place -= 1
-    if not place:
+    index = len(points) - 1
+    while index and points[index - 1][1] < 0:
+        index -= 1
+    if not index:
         return f"<= {round(math.exp(points[0][0]))}"
-    (x0, y0), (x1, y1) = points[place - 1 : place + 1]
+    (x0, y0), (x1, y1) = points[index - 1 : index + 1]
     return f"~ {round(math.exp(x0 + (x1 - x0) * y0 / (y0 - y1)))}"
 
 

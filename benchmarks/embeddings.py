@@ -1,10 +1,10 @@
 """F-SNE with one first product beside its literal form, and every projection beside a linear one, as ratios of time.
 
 `python benchmarks/embeddings.py --rounds 15 --cases 192,192 384,384 --dtype float32`
-The literal form puts a code beside every token and runs both layers once a role. Work per token, in multiples of C h:
+The literal form puts a code beside every token and runs both layers once per role. Work per token, in multiples of C h:
 3 (C + c) / C + 3 against 1 + 3: products alone limit the gain to 1.53 at c = 8, C = 192 and to 1.52 at C = 384.
-Candidates take turns; a ratio is of medians of CPU time in one thread. The process starts itself again with an
-allocator that keeps freed memory: otherwise page faults of temporaries are what is measured.
+Candidates take turns; a ratio is of medians of CPU time in one thread. The process restarts itself with an
+allocator that keeps freed memory: otherwise the page faults of temporaries would dominate.
 """
 
 import argparse
@@ -70,22 +70,22 @@ def measure(channels: int, hidden: int, dtype: "torch.dtype", options: argparse.
     fsne = build(FSNE(code=options.code, width=hidden))
     assert isinstance(fsne, FSNEProjection)
     fsne.codebook.to(dtype)
-    made = [build(LinearQKV()), build(SNE(width=hidden)), build(PSNE(width=hidden))]
+    projections = [build(LinearQKV()), build(SNE(width=hidden)), build(PSNE(width=hidden))]
     runs: dict[str, Callable[[], Sequence[torch.Tensor]]] = {
         name: (lambda module=module: module(x, "qkv"))  # type: ignore[misc]
-        for name, module in zip(FORMS, made, strict=False)
+        for name, module in zip(FORMS, projections, strict=False)
     }
     runs["F-SNE literal"] = lambda: fsne_reference(
         x, fsne.codebook.weight, fsne.weight1, fsne.bias1, fsne.weight2, fsne.bias2
     )
     runs["F-SNE"] = lambda: fsne(x, "qkv")
-    leaves = [x, *(p for module in (*made, fsne) for p in module.parameters())]
+    leaves = [x, *(p for module in (*projections, fsne) for p in module.parameters())]
     times, faults = in_turns(runs, leaves, options.rounds)
-    kind = str(dtype).removeprefix("torch.")
+    dtype_name = str(dtype).removeprefix("torch.")
     rows = []
     for name in FORMS:
         f, fb = (times[name, part] / times["linear", part] for part in ("f", "fb"))
-        rows.append(f"{channels:>5} {hidden:>5}  {kind:<9} {name:<14} {f:>9.3f} {fb:>9.3f} {faults[name]:>9.0f}")
+        rows.append(f"{channels:>5} {hidden:>5}  {dtype_name:<9} {name:<14} {f:>9.3f} {fb:>9.3f} {faults[name]:>9.0f}")
     f, fb = (times["F-SNE literal", part] / times["F-SNE", part] for part in ("f", "fb"))
     bound = (3 * (channels + options.code) + 3 * channels) / (4 * channels)
     loss = " (loss)" if min(f, fb) < 1 else ""

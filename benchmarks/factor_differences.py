@@ -1,7 +1,7 @@
 """Exactness of the spatial factors: the largest difference of every form to the materialised one, in float64.
 
-Rows are the 16 strings of terms, columns the forms and the cases: a square map, a rectangular one with extra tokens, a
-window, key stride 2. "-" stands where a form does not exist (the factorised one with E1).
+Rows are the 16 strings of terms, columns the forms and the cases: a square map, a rectangular one with prefix and
+suffix tokens, a window, key stride 2. "-" stands where a form does not exist (the factorised one with E1).
 `python benchmarks/factor_differences.py [--json]`
 """
 
@@ -65,15 +65,15 @@ def main() -> None:
         print(f"\n{case}: {grid_text(shape)}, window {window or 'none'}, stride {stride}")
         print(f"{'terms':>6} " + " ".join(f"{backend:>12}" for backend in BACKENDS))
         for terms in dict.fromkeys(row["terms"] for row in rows):
-            found = [row["difference"] for row in rows if (row["terms"], row["case"]) == (terms, case)]
-            print(f"{terms:>6} " + " ".join(f"{'-' if d is None else format(d, '.1e'):>12}" for d in found))
+            line = [row["difference"] for row in rows if (row["terms"], row["case"]) == (terms, case)]
+            print(f"{terms:>6} " + " ".join(f"{'-' if d is None else format(d, '.1e'):>12}" for d in line))
     worst = max(row["difference"] for row in rows if row["difference"] is not None)
     print(f"\nlargest of all: {worst:.1e}")
 
 
 def grid_text(shape: tuple[int, int, int, int]) -> str:
     height, width, prefix, suffix = shape
-    return f"{height}x{width} cells with {prefix} + {suffix} extra tokens"
+    return f"{height}x{width} patch + {prefix} prefix + {suffix} suffix tokens"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 import time
 from unittest import mock
 
-from peaks import added, apart
+from peaks import in_fresh_process, peak_growth
 
 from regard.core.allocator import ALLOCATOR
 
@@ -61,7 +61,7 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int, window: in
     if window:
         forms |= {"compressed, masked": masked, "no window": lambda: run("auto", window=0)}
     forms["softmax attention"] = plain
-    taken: dict[str, list[float]] = {name: [] for name in forms}
+    elapsed: dict[str, list[float]] = {name: [] for name in forms}
     with torch.no_grad():
         expected = run("auto")
         for name, form in forms.items():
@@ -71,8 +71,8 @@ def measure(side: int, terms: str, rounds: int, dim: int, heads: int, window: in
             for name, form in forms.items():
                 start = time.perf_counter()
                 form()
-                taken[name].append(time.perf_counter() - start)
-    return taken
+                elapsed[name].append(time.perf_counter() - start)
+    return elapsed
 
 
 def peak(side: int, terms: str, form: str, dim: int, heads: int) -> float:
@@ -95,7 +95,7 @@ def peak(side: int, terms: str, form: str, dim: int, heads: int) -> float:
         leaves = [x.requires_grad_() for x in (q, k, v)]
         backend = form.partition(",")[0]
         shape = {"terms": terms, "grid": grid, "u": operator.u, "t": operator.t, "backend": backend}
-        return added(lambda: ops.factors(*leaves, **shape, tables=tables, basis=basis).sum().backward())
+        return peak_growth(lambda: ops.factors(*leaves, **shape, tables=tables, basis=basis).sum().backward())
 
     more(8)  # libraries are loaded
     return more(side) / 1e6
@@ -105,9 +105,12 @@ def memory(side: int, terms: str, dim: int, heads: int) -> None:
     """Print the peaks of the forms."""
     own = 0.0
     for form in ("auto", "separable", "separable, fused"):
-        found = apart(peak, side, terms, form, dim, heads)
-        own = own or found
-        print(f"{side}x{side:<4} {terms:>5}  {form:<18} {found:9.0f} MB  auto has {own / found:.3f} of it", flush=True)
+        megabytes = in_fresh_process(peak, side, terms, form, dim, heads)
+        own = own or megabytes
+        print(
+            f"{side}x{side:<4} {terms:>5}  {form:<18} {megabytes:9.0f} MB  auto has {own / megabytes:.3f} of it",
+            flush=True,
+        )
 
 
 def dense(q, k, v, *, attn_mask, scale):
@@ -143,9 +146,9 @@ def main() -> None:
     print(f"{'grid':>7} {'terms':>5}  {'form':<18} {'ms':>9} {'quartiles':>17} {'/ auto':>7}")
     for side in options.sides:
         for terms in options.terms:
-            taken = measure(side, terms, options.rounds, options.dim, options.heads, options.window)
-            own = statistics.median(taken["auto"])
-            for name, seconds in taken.items():
+            elapsed = measure(side, terms, options.rounds, options.dim, options.heads, options.window)
+            own = statistics.median(elapsed["auto"])
+            for name, seconds in elapsed.items():
                 low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4))
                 print(
                     f"{side}x{side:<4} {terms:>5}  {name:<18} {middle:9.2f} {low:8.2f}-{high:<8.2f} "

@@ -53,9 +53,9 @@ def measure(
 
     torch.manual_seed(0)
     torch.compiler.reset()
-    kind = getattr(torch, dtype)
+    torch_dtype = getattr(torch, dtype)
     number = max(1, options.pairs // tokens**2)
-    leaves = [torch.randn(number, 1, tokens, d, dtype=kind).requires_grad_() for d in (width, width, values)]
+    leaves = [torch.randn(number, 1, tokens, d, dtype=torch_dtype).requires_grad_() for d in (width, width, values)]
 
     def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, F.pad(v, (0, width - values)))[..., :values]

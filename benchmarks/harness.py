@@ -1,11 +1,11 @@
-"""What the harness costs: the training loop, the feed of images, and worker processes.
+"""The overhead of training with Regard: the training loop, the feed of images, and worker processes.
 
 `python benchmarks/harness.py loop|feed|workers [--rounds 5] [--data-root PATH] [--json]`
 
 loop: `regard.train.loop.Loop` (logging, metrics, a checkpoint an epoch) against a bare loop over the same feed with the
-same model, optimiser, schedule and clipping; "ready" is the bare loop over the same batches as float tensors, which no
-script has. Up to rounding all must end with the same weights.
-feed: images a second that one core makes, against twice what one core trains in the smallest models of desk studies.
+same model, optimiser, schedule and clipping; "ready" is the bare loop over the same batches as float tensors that are
+ready in memory. Up to rounding all must end with the same weights.
+feed: images per second that one core prepares, against twice those that one core trains in the smallest desk models.
 workers: wall time of the same runs of the quickstart in one worker with one thread, and in two with one thread each.
 
 Candidates take turns in one process; medians. "cpu" is the process's CPU time, which means something on a busy machine
@@ -30,7 +30,7 @@ from regard.core.allocator import ALLOCATOR
 
 LOOP_TARGET, FEED_TARGET, WORKERS_TARGET = 1.08, 3.0, 1.6
 STEPS = 40
-"""Steps of an epoch on CIFAR-10 here; the study has 703, so a checkpoint an epoch weighs more here than there."""
+"""Steps of an epoch on CIFAR-10 here; the study has 703, so one checkpoint per epoch costs relatively more here."""
 FEED_BATCHES = 200
 
 
@@ -49,14 +49,14 @@ def cases(controls: bool = False) -> list[Case]:
     """The quickstart's model and that of static keys, as their desk studies train softmax attention ("w/o" too)."""
     from regard.studies import load_study
 
-    found = []
+    models = []
     for study, limit in (("quickstart", 0), ("ska_table1", 64 * STEPS)):
         setting = load_study(study).setting("desk")
         task = replace(setting.task, limit=limit)
         for row in setting.rows:
             if row.label.lower() == "softmax" or (controls and row.label == "w/o"):
-                found.append(Case(f"{task.data}, {row.label}", task, setting.recipe, row.mixer, row.removed))
-    return found
+                models.append(Case(f"{task.data}, {row.label}", task, setting.recipe, row.mixer, row.removed))
+    return models
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float]:
@@ -99,7 +99,7 @@ def untested(task: Any) -> Any:
 
 
 def bare_loop(case: Case, recipe: Any, model: Any, batches: Iterable[Any], steps: int) -> Callable[[], None]:
-    """What a script would do with (images, labels) as the model takes them."""
+    """A plain training loop over (images, labels) that the model takes as they are."""
     import torch
     import torch.nn.functional as F
 
@@ -126,12 +126,14 @@ def bare_loop(case: Case, recipe: Any, model: Any, batches: Iterable[Any], steps
 
 
 def assert_same(start: Any, first: Any, second: Any) -> None:
-    """Both have gone the same way, up to rounding."""
+    """The two models have the same weights, up to rounding."""
     import torch
 
-    begun, one, two = (torch.cat([value.detach().ravel() for value in m.parameters()]) for m in (start, first, second))
-    apart = ((one - two).norm() / (two - begun).norm()).item()
-    assert apart <= 0.05, f"the two loops do not train the same: {apart:.2g} of the way apart"
+    started, one, two = (
+        torch.cat([value.detach().ravel() for value in m.parameters()]) for m in (start, first, second)
+    )
+    apart = ((one - two).norm() / (two - started).norm()).item()
+    assert apart <= 0.05, f"the two loops do not train the same: {apart:.2g} of the way from the start"
 
 
 def measure_loop(rounds: int, epochs: int) -> list[dict[str, Any]]:
@@ -150,23 +152,23 @@ def measure_loop(rounds: int, epochs: int) -> list[dict[str, Any]]:
             )
 
         ready = list(fed())
-        taken: dict[str, list[tuple[float, float]]] = {"own": [], "bare": [], "ready": []}
+        elapsed: dict[str, list[tuple[float, float]]] = {"own": [], "bare": [], "ready": []}
         for turn in range(rounds + 1):  # the first one warms up
-            models = {name: copy.deepcopy(start) for name in taken}
+            models = {name: copy.deepcopy(start) for name in elapsed}
             works = {
                 "own": own_loop(case, recipe, models["own"]),
                 "bare": bare_loop(case, recipe, models["bare"], fed(), steps),
                 "ready": bare_loop(case, recipe, models["ready"], ready, steps),
             }
-            for name in taken if turn % 2 else reversed(taken):
+            for name in elapsed if turn % 2 else reversed(elapsed):
                 seconds = timed(works[name])
                 if turn:
-                    taken[name].append(seconds)
+                    elapsed[name].append(seconds)
             assert_same(start, models["own"], models["bare"])
             assert_same(start, models["own"], models["ready"])
         row: dict[str, Any] = {"case": case.name, "precision": recipe.precision, "steps": steps}
         for place, clock in enumerate(("wall", "cpu")):
-            found = {name: [pair[place] for pair in pairs] for name, pairs in taken.items()}
+            found = {name: [pair[place] for pair in pairs] for name, pairs in elapsed.items()}
             for name, seconds_of in found.items():
                 row[f"{name} ms ({clock})"] = 1e3 * statistics.median(seconds_of) / steps
             for name, ratio in (("bare", "ratio"), ("ready", "ratio to ready")):
@@ -196,15 +198,15 @@ def measure_feed(rounds: int, epochs: int) -> list[dict[str, Any]]:
             for images, _ in task.batches(recipe, 0, 0, count):
                 task.prepared(images, torch.device("cpu"))
 
-        taken: dict[str, list[tuple[float, float]]] = {"feed": [], "model": []}
+        elapsed: dict[str, list[tuple[float, float]]] = {"feed": [], "model": []}
         for turn in range(rounds + 1):
             for name, work in (("feed", feed), ("model", train)):
                 seconds = timed(work)
                 if turn:
-                    taken[name].append(seconds)
+                    elapsed[name].append(seconds)
         row: dict[str, Any] = {"case": case.name, "augment": recipe.augment}
         for place, clock in enumerate(("wall", "cpu")):
-            made, used = ([pair[place] for pair in taken[name]] for name in ("feed", "model"))
+            made, used = ([pair[place] for pair in elapsed[name]] for name in ("feed", "model"))
             row[f"feed images/s ({clock})"] = recipe.batch * count / statistics.median(made)
             row[f"two cores images/s ({clock})"] = 2 * recipe.batch * len(ready) / statistics.median(used)
             row[f"ratio ({clock})"] = row[f"feed images/s ({clock})"] / row[f"two cores images/s ({clock})"]
@@ -220,15 +222,15 @@ def measure_workers(rounds: int, epochs: int) -> list[dict[str, Any]]:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit("two workers need two cores; this process may use one")
-    taken: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
+    elapsed: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     for turn in range(rounds):
         for workers in (1, 2) if turn % 2 == 0 else (2, 1):
             os.sched_setaffinity(0, cores[:workers])  # one core a worker, hence one thread a worker
-            taken[workers].append(spread(workers, epochs))
+            elapsed[workers].append(time_workers(workers, epochs))
     os.sched_setaffinity(0, cores)
     rows = []
     for place, name in enumerate(("start-up included", "start-up excluded")):
-        one, two = (statistics.median(pair[place] for pair in taken[workers]) for workers in (1, 2))
+        one, two = (statistics.median(pair[place] for pair in elapsed[workers]) for workers in (1, 2))
         rows.append({
             "case": f"quickstart, 14 runs of {epochs} epochs, {name}", "one worker s": one, "two workers s": two,
             "ratio (wall)": one / two, "target": WORKERS_TARGET, "met": one / two >= WORKERS_TARGET,
@@ -236,7 +238,7 @@ def measure_workers(rounds: int, epochs: int) -> list[dict[str, Any]]:
     return rows
 
 
-def spread(workers: int, epochs: int) -> tuple[float, float]:
+def time_workers(workers: int, epochs: int) -> tuple[float, float]:
     """Wall seconds of all runs: from the call to the return, and from the first run's start to the last one's end."""
     from regard.lab.progress import Progress
     from regard.lab.workers import Job, run_all
@@ -247,9 +249,9 @@ def spread(workers: int, epochs: int) -> tuple[float, float]:
     plan = tuple((row, replace(run, recipe=replace(run.recipe, epochs=epochs))) for row, run in plan)
     store = Results(tempfile.mkdtemp(prefix="harness-", dir=SCRATCH))
     jobs = [Job(run, "quickstart", "smoke", row.label, run.seed) for row, run in plan]
-    begun = time.perf_counter()
+    started = time.perf_counter()
     counts = run_all(jobs, store, workers, Progress(lambda event: None))
-    whole = time.perf_counter() - begun
+    whole = time.perf_counter() - started
     assert counts["done"] == len(jobs), counts
     starts, ends = (
         [path.stat().st_mtime for path in store.root.glob(f"*/{name}")] for name in ("run.json", "outcome.json")

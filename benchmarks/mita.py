@@ -2,8 +2,8 @@
 
 `python benchmarks/mita.py --rounds 9 --cases 196,25,25 1024,64,64 --dtype float32`
 Candidates and `scaled_dot_product_attention` take turns; a ratio is of medians of CPU time in one thread. Ratios above
-1 are losses and are marked. The process starts itself again with an allocator that keeps freed memory: otherwise page
-faults of temporaries are what is measured. Landmarks are pooled inside the measured time.
+1 are losses and are marked. The process restarts itself with an allocator that keeps freed memory: otherwise the page
+faults of temporaries would dominate. Landmarks are pooled inside the measured time.
 
 `--choice` compares execution="auto" with the fastest of the executions that it could have taken, from 196 to 16384
 tokens. `--memory` prints the peak memory of a pass above its inputs, beside softmax attention's, each in a fresh
@@ -17,7 +17,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
-from peaks import added, apart
+from peaks import in_fresh_process, peak_growth
 from turns import in_turns
 
 from regard.core.allocator import ALLOCATOR
@@ -32,9 +32,9 @@ PEAKS = tuple(f"{n},{m},{m}" for m in (25, 64) for n in (1024, 4096, 16384))
 WARM = 64
 """Tokens of the pass before `--memory` measures."""
 DENSE = 2304**2
-"""Up to so many logits a head `--choice` tries the executions that compute all of them."""
+"""Up to this number of logits per head `--choice` tries the executions that compute all of them."""
 COPIES = 4096 * 64
-"""Up to so many copied keys a head it tries the execution that copies them."""
+"""Up to this number of copied keys per head it tries the execution that copies them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,8 +87,8 @@ def speed(cases: list[Case], dtype: object, options: argparse.Namespace) -> None
 
 
 def choice(cases: list[Case], dtype: object, options: argparse.Namespace) -> None:
-    """What "auto" takes to the fastest execution, which has to be given room: the large ones are left out."""
-    from regard.mixers.shared.native_build import native_wanted
+    """The time of "auto" divided by that of the fastest execution, without those that need too much memory."""
+    from regard.mixers.shared.native_build import native_enabled
 
     print(f"{options.rounds} rounds, CPU-time medians")
     print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'forward':>8}  {'fastest':<13} {'for+back':>8}  {'fastest':<13}")
@@ -97,15 +97,15 @@ def choice(cases: list[Case], dtype: object, options: argparse.Namespace) -> Non
         names = ["lean-grouped", "grouped"]
         names += ["lean-dense", "dense"] if tokens**2 <= DENSE else []
         names += ["gather"] if tokens * top <= COPIES else []
-        names += ["native"] if native_wanted() else []
+        names += ["native"] if native_enabled() else []
         times, _ = in_turns(*candidates(case, ["auto", *names], dtype, options), options.rounds)
-        cells, late = [], False
+        cells, slow = [], False
         for part in ("f", "fb"):
             best = min(names, key=lambda name: times[name, part])  # noqa: B023
             ratio = times["auto", part] / times[best, part]
-            late = late or ratio > 1.05
+            slow = slow or ratio > 1.05
             cells.append(f"{ratio:>8.3f}  {best:<13}")
-        print(f"{_sizes(case, dtype)} {' '.join(cells)}{' (more than 5 %)' if late else ''}", flush=True)
+        print(f"{_sizes(case, dtype)} {' '.join(cells)}{' (more than 5 %)' if slow else ''}", flush=True)
 
 
 def memory(cases: list[Case], dtype: object, options: argparse.Namespace) -> None:
@@ -120,7 +120,9 @@ def memory(cases: list[Case], dtype: object, options: argparse.Namespace) -> Non
         alone = (case[0], 1, 1)  # softmax attention has no landmarks
         for name, key in (("softmax", alone), *((name, case) for name in names)):
             if (name, key) not in peaks:
-                peaks[name, key] = [apart(peak, key, name, dtype, options, trained) for trained in (False, True)]
+                peaks[name, key] = [
+                    in_fresh_process(peak, key, name, dtype, options, trained) for trained in (False, True)
+                ]
             both = zip(peaks[name, key], peaks["softmax", alone], strict=True)
             numbers = " ".join(f"{own:>9.1f} {own / other:>6.2f}" for own, other in both)
             print(f"{_sizes(case, dtype)} {name:<12} {numbers}", flush=True)
@@ -148,7 +150,7 @@ def peak(case: Case, name: str, dtype: object, options: argparse.Namespace, trai
             if trained:
                 out.backward(torch.ones_like(out))
 
-        more = added(once)
+        more = peak_growth(once)
     return more / 2**20
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of a pass, measured in a process of its own; Linux only, which counts a process's peak in /proc."""
+"""Peak memory of a pass, measured in a fresh process; Linux only, where /proc has the peak of a process."""
 
 import gc
 import multiprocessing
@@ -9,16 +9,16 @@ from typing import Any
 from unittest import mock
 
 
-def apart(run: Callable[..., Any], *arguments: object, **settings: str) -> Any:
-    """What a function of a script returns in a fresh process, with these environment variables besides."""
+def in_fresh_process(run: Callable[..., Any], *arguments: object, **settings: str) -> Any:
+    """The result of a function in a fresh process with additional environment variables."""
     with mock.patch.dict(os.environ, settings), multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(run, arguments)
 
 
-def added(run: Callable[[], object]) -> int:
-    """Bytes that a call adds at its peak to what the process holds before it."""
+def peak_growth(run: Callable[[], object]) -> int:
+    """Bytes by which a call's peak exceeds the memory of the process before it."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _bytes("VmRSS")
     run()
     return _bytes("VmHWM") - before

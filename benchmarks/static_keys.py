@@ -4,7 +4,7 @@
 SKA: its core (attention on given q and v) and its whole layer (no key is projected) against softmax attention of the
 same shapes; goals are at most 1.05 and 0.95. CSKA: its paths against the convolution; the goal of "lean" is at most 0.6
 of the convolution's memory at 28x28. Candidates take turns; a ratio is of medians of CPU time in one thread. Ratios
-above the goal are losses and are marked. The process starts itself again with an allocator that keeps freed memory.
+above the goal are losses and are marked. The process restarts itself with an allocator that keeps freed memory.
 Memory is the growth of the peak resident size of a fresh process for each path, whose allocator gives memory back.
 """
 
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from peaks import added, apart
+from peaks import in_fresh_process, peak_growth
 from turns import in_turns
 
 from regard.core.allocator import ALLOCATOR
@@ -96,23 +96,23 @@ def paths(case: str, rounds: int) -> list[str]:
     """Every path of CSKA in turns, and the peak memory of each alone."""
     grid, *rest = case.split(",")
     inputs = _inputs(case)
-    runs = {path: _made(*inputs, path) for path in PATHS}
+    runs = {path: _cska_call(*inputs, path) for path in PATHS}
     times, _ = in_turns(runs, inputs[0], rounds)
     rows, base = [], [0.0, 0.0]
     for path in PATHS:
         ratios = [times[path, kind] / times["conv", kind] for kind in ("f", "fb")]
-        memory = [apart(peak, case, path, trained, **RETURNING) for trained in (False, True)]
+        memory = [in_fresh_process(peak, case, path, trained, **RETURNING) for trained in (False, True)]
         base = memory if path == "conv" else base
         shares = [used / of if of else float("nan") for used, of in zip(memory, base, strict=True)]
-        said = f"memory {shares[0]:.2f} {shares[1]:.2f} of conv"
+        note = f"memory {shares[0]:.2f} {shares[1]:.2f} of conv"
         numbers = f"{ratios[0]:>8.3f} {ratios[1]:>9.3f} {memory[0]:>7.1f} {memory[1]:>7.1f}"
         milliseconds = " ".join(f"{1e3 * times[path, kind]:.1f}" for kind in ("f", "fb"))
-        rows.append(f"{grid:<6} {','.join(rest):<8} {path:<8} {numbers}  {said}; {milliseconds} ms")
+        rows.append(f"{grid:<6} {','.join(rest):<8} {path:<8} {numbers}  {note}; {milliseconds} ms")
     return rows
 
 
 def _inputs(case: str) -> "tuple[list[torch.Tensor], Grid]":
-    """Queries, keys' weight and bias, and values, which all want gradients, and their grid."""
+    """Queries, keys' weight and bias, and values, which all require gradients, and their grid."""
     import torch
 
     from regard import Grid
@@ -127,17 +127,17 @@ def _inputs(case: str) -> "tuple[list[torch.Tensor], Grid]":
     return [q, weight, bias, v], grid
 
 
-def _made(inputs: "list[torch.Tensor]", grid: "Grid", path: str) -> "Callable[[], torch.Tensor]":
+def _cska_call(inputs: "list[torch.Tensor]", grid: "Grid", path: str) -> "Callable[[], torch.Tensor]":
     from regard.ops import cska
 
     return lambda: cska(*inputs, grid, path=path)
 
 
 def peak(case: str, path: str, trained: bool) -> float:
-    """MB by which the peak resident size grows during one run, after one run to load what is loaded once."""
+    """MB by which the peak resident size grows during one run, after a run that loads libraries."""
     import torch
 
-    run = _made(*_inputs(case), path)
+    run = _cska_call(*_inputs(case), path)
 
     def once() -> None:
         with torch.set_grad_enabled(trained):
@@ -145,8 +145,8 @@ def peak(case: str, path: str, trained: bool) -> float:
             if trained:
                 out.sum().backward()
 
-    added(once)
-    return added(once) / 2**20
+    peak_growth(once)
+    return peak_growth(once) / 2**20
 
 
 def _verdict(ratios: list[float], goal: float) -> str:

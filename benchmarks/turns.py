@@ -1,4 +1,4 @@
-"""Times of passes that take turns, in CPU seconds of this process."""
+"""CPU seconds of passes that are timed in turns."""
 
 import resource
 import statistics
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 def in_turns(
     runs: Mapping[str, Callable[[], Any]], leaves: "Sequence[torch.Tensor]", rounds: int
 ) -> tuple[dict[tuple[str, str], float], dict[str, float]]:
-    """Median seconds of (name, "f" or "fb"), forward and with the backward pass, and minor page faults a call.
+    """Median CPU seconds of (name, "f" or "fb"), forward and with the backward pass, and minor page faults per call.
 
-    runs: passes that return a tensor or several. leaves: tensors whose gradients are dropped after each pass. One round
-    goes before.
+    runs: passes that return a tensor or several. leaves: tensors whose gradients are cleared after each pass. One round
+    warms up.
     """
     import torch
 
     times: dict[tuple[str, str], list[float]] = {(name, part): [] for name in runs for part in ("f", "fb")}
     faults = dict.fromkeys(runs, 0.0)
-    ahead: dict[str, list[torch.Tensor]] = {}
+    grads: dict[str, list[torch.Tensor]] = {}
     for turn in range(rounds + 1):
         for name, run in runs.items():
             if not turn:
                 out = run()
-                ahead[name] = [torch.ones_like(y) for y in ([out] if isinstance(out, torch.Tensor) else out)]
+                grads[name] = [torch.ones_like(y) for y in ([out] if isinstance(out, torch.Tensor) else out)]
                 del out
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             with torch.no_grad():
                 forward = _seconds(run)
-            both = _seconds(lambda run=run, name=name: torch.autograd.backward(run(), ahead[name]))  # type: ignore[misc]
+            both = _seconds(lambda run=run, name=name: torch.autograd.backward(run(), grads[name]))  # type: ignore[misc]
             for leaf in leaves:
                 leaf.grad = None
             if turn:

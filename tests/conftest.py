@@ -6,6 +6,7 @@ before the package's own messages do. `make test` runs the tests marked `untyped
 
 import os
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -14,11 +15,27 @@ if os.environ.get("JAXTYPING_DISABLE") != "1":
 
     install_import_hook("regard", "beartype.beartype")
 
+# no network in tests, and no published weights that this machine happens to have
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(Path(__file__).parent / "no-weights")}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="", metavar="K/N", help="Run the Kth of N parts of the tests, 1/8 to 8/8.")
+
 
 def pytest_configure() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep one part of the tests: which one a test belongs to follows from its name alone."""
+    if part := config.getoption("--part"):
+        number, parts = map(int, part.split("/"))
+        kept = [item for item in items if crc32(item.nodeid.encode()) % parts == number - 1]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
 
 
 @pytest.fixture(scope="session")

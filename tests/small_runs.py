@@ -9,21 +9,22 @@ from typing import Any
 
 import torch
 
-from regard.core import ConfigError, DataError, StoreError
+from regard.core import ConfigError, DataError, DeviceError, StoreError
 from regard.store.results import Busy, Results
 from regard.train.loop import Watch
 
-SURROUNDINGS = {
+ENVIRONMENT_ERRORS = {
     "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),
     "GPU": torch.OutOfMemoryError("CUDA out of memory"),
     "CPU": RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    "option": ConfigError("5 devices"),
+    "devices": DeviceError("5 devices"),
 }  # fmt: skip
+RUN_ERRORS = {"data": DataError("images are missing"), "configuration": ConfigError("5 heads do not divide 64")}
 
 
 @dataclass(frozen=True)
 class Small:
-    """action: "work", "fail" (an error), one of SURROUNDINGS, "die" (killed), "die once", "wait" (for a minute),
+    """action: "work", a key of ENVIRONMENT_ERRORS or RUN_ERRORS, "die" (killed), "die once", "wait" (for a minute),
     "hold" (the next number's lock, until that run was refused) or "late" (when its lock is held).
     compile: what it expects to be asked for."""
 
@@ -33,7 +34,7 @@ class Small:
 
     @property
     def key(self) -> str:
-        """12 hex digits."""
+        """12 hexadecimal digits."""
         return f"{self.number:012x}"
 
     def execute(self, store: Results, devices: int = 1, *, watch: Watch | None = None) -> dict[str, Any]:
@@ -43,16 +44,15 @@ class Small:
         if self.action == "late":
             _wait_for(store.root / "held")
         try:
-            return self._carried_out(store)
+            return self._execute(store)
         except Busy:
             (store.root / "refused").touch()
             raise
 
-    def _carried_out(self, store: Results) -> dict[str, Any]:
+    def _execute(self, store: Results) -> dict[str, Any]:
         with store.lock(self.key) as folder:
-            found = store.outcome(self.key)
-            if found is not None:
-                return found
+            if (outcome := store.outcome(self.key)) is not None:
+                return outcome
             with (folder / "run.json").open("a") as file:
                 file.write(f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS')}\n")
             self._act(store, len((folder / "run.json").read_text().splitlines()))
@@ -60,10 +60,9 @@ class Small:
         return store.outcome(self.key) or {}
 
     def _act(self, store: Results, attempt: int) -> None:
-        if self.action == "fail":
-            raise DataError("images are missing")
-        if self.action in SURROUNDINGS:
-            raise SURROUNDINGS[self.action]
+        errors = ENVIRONMENT_ERRORS | RUN_ERRORS
+        if self.action in errors:
+            raise errors[self.action]
         if self.action == "die" or (self.action == "die once" and attempt == 1):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.action == "hold":
@@ -75,7 +74,7 @@ class Small:
 
 
 def _wait_for(path: Path) -> None:
-    until = time.time() + 60
+    deadline = time.time() + 60
     while not path.exists():
-        assert time.time() < until, f"{path} did not come"
+        assert time.time() < deadline, f"{path} was not written"
         time.sleep(0.02)

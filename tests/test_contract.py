@@ -203,7 +203,7 @@ def test_a_mechanism_without_faults_passes() -> None:
 
 
 def test_locality_and_order_are_claims_that_can_fail() -> None:
-    with pytest.raises(ContractError, match=r"local on .* reaches beyond 1 cells"):
+    with pytest.raises(ContractError, match=r"local on .* influences others beyond 1"):
         check(Softmax(), contract=Contract(reach=1))
     with pytest.raises(ContractError, match=r"order on "):
         check(OrderMatters(), skip=dict.fromkeys(("parameters", "macs"), "it has none"))

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
-from regard import DynamicConv, Results, load
+from regard import DynamicConv, Results, load, save
+from regard.core import Mixer
 from regard.lab.export import import_runs
 from regard.lab.table import load_snapshot
 from regard.store.metrics import Metrics
@@ -18,6 +20,10 @@ from regard.train.run import read_run
 
 OLD = Path(__file__).parent / "old_files"
 EXPECTED = json.loads((OLD / "expected.json").read_text())
+
+
+def mixers_of(model: nn.Module) -> list[Mixer]:
+    return [module for module in model.modules() if isinstance(module, Mixer)]
 
 
 @pytest.fixture
@@ -31,13 +37,21 @@ def test_a_saved_model_gives_the_same_logits() -> None:
     with torch.no_grad():
         logits = model(torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8))[0]
     assert torch.allclose(logits, torch.tensor(EXPECTED["saved_model"]), rtol=0, atol=1e-5)
+    assert any(layer.config == DynamicConv(kernel=3, groups=2, kernel_bias=True) for layer in mixers_of(model))
+
+
+def test_a_loaded_model_is_saved_as_what_it_is(tmp_path: Path) -> None:
+    """With the bias of its kernels written out, which its first description left out."""
+    model = load(save(load(OLD / "saved_model"), tmp_path))
+    assert any(layer.config == DynamicConv(kernel=3, groups=2, kernel_bias=True) for layer in mixers_of(model))
+    assert "kernel_bias=True" in (tmp_path / "model.json").read_text()
 
 
 def test_a_finished_run_reads_and_keeps_its_key(store: Results) -> None:
     key = EXPECTED["finished"]
     run = read_run(store, key)
     assert run.key == key
-    assert isinstance(run.mixer, DynamicConv)
+    assert run.mixer == DynamicConv(kernel=3, groups=2, kernel_bias=True)
     assert store.status(key) == "done"
     assert run.execute(store, device="cpu")["metrics"] == EXPECTED["finished_metrics"]  # as stored: nothing runs again
     score = run.task.score(trained(run, store), torch.device("cpu")).metrics

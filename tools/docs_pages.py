@@ -1,21 +1,22 @@
-"""Write the tables of this folder from the code: `python docs/make.py`. tests/test_docs.py says when that is due."""
+"""Write the pages of docs/ that follow from the code: `make generated`. tests/test_docs.py fails when they are
+stale."""
 
 import inspect
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from regard.lab.analysis import carry_out, markdown
-from regard.measure.taxonomy import draw, places
+from regard.lab.analysis import markdown, run_analysis
+from regard.measure.taxonomy import taxonomy_rows, write_picture
 from regard.mixers import MIXERS
 from regard.models.catalog import HOSTS
 from regard.projections import PROJECTIONS
 from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_analysis
-from regard.swapping.ports.timm.vit import PORTS
+from regard.swapping.ports import PORTS
 
-HERE = Path(__file__).parent
-NOTE = "<!-- written by docs/make.py -->"
+DOCS = Path(__file__).parents[1] / "docs"
+NOTE = "<!-- written by tools/docs_pages.py: run `make generated`, do not edit -->"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -25,19 +26,24 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """Text in a typewriter face; nothing stays nothing."""
+    """Text as code; empty text stays empty."""
     return f"`{text}`" if text else ""
 
 
-def sentence(thing: object) -> str:
-    """The first sentences of a docstring, as one line."""
-    return inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+def summary(documented: object) -> str:
+    """The first paragraph of a docstring, as one line."""
+    return inspect.cleandoc(documented.__doc__ or "").split("\n\n")[0].replace("\n", " ")
+
+
+def first_line(documented: object) -> str:
+    """The first line of a docstring."""
+    return inspect.cleandoc(documented.__doc__ or "").split("\n")[0]
 
 
 def mechanisms() -> str:
-    """What `regard list`, `regard taxonomy` and `regard list projections` say."""
+    """The tables of `regard list`, `regard taxonomy` and `regard list projections`."""
     configs = [cls() for cls in MIXERS]
-    known = [
+    mechanism_rows = [
         (
             code(type(config).__name__),
             code(config.card.formula),
@@ -48,36 +54,41 @@ def mechanisms() -> str:
         )
         for config in configs
     ]
-    sorted_out = [
+    strategy_rows = [
         (code(row["mechanism"]), row["strategy"], row["experts"], row["number"], row["construction"], row["topology"])
         + (row["conditions"],)
-        for row in places()
+        for row in taxonomy_rows()
     ]
     return f"""{NOTE}
 # Mechanisms
 
-All of them with default arguments; `regard card NAME` prints the options of one. Masks: which ones it applies exactly;
-others are refused. Cross: also defined for keys and values of another sequence (`config.build_cross(site)`).
+All mechanisms with their default options; `regard card NAME` prints the options of one. Masks: the masks that it
+applies exactly; it refuses others. Cross: whether keys and values may come from another sequence
+(`config.build_cross(site)`).
 
-{table(("name", "formula", "cost", "masks", "cross", "source"), known)}
+{table(("name", "formula", "cost", "masks", "cross", "source"), mechanism_rows)}
 
-N tokens, C channels, d channels a head. m landmarks (or rows, regions, clusters), k chosen keys or blocks, n tokens a
-block, w side of a window, r random features or stride, s experts a query, N_k taps, N_s samples, S^2 regions.
+N: tokens. C: channels. d: channels of a head. m: landmarks (or rows, regions, clusters). k: chosen keys or blocks.
+n: tokens of a block. w: side of a window. r: random features, or a stride. s: experts of a query. N_k: positions of a
+convolution kernel. N_s: sampling points. S^2: regions.
 
 ## How they save work
 
-The table is MiTA's Table 1, taken on to every mechanism: attention seen as a layer that a query passes through, whose
-weights are made from keys and values (an expert). Conditions: what the making and finding of experts depends on.
-`regard taxonomy` prints it and filters it, such as `regard taxonomy --strategy route --conditions position`.
+This is MiTA's Table 1, extended to every mechanism. It describes attention as a layer that a query passes through and
+whose weights (an expert) are computed from keys and values. Conditions: what the construction and the choice of experts
+depend on. `regard taxonomy` prints and filters this table, as in
+`regard taxonomy --strategy route --conditions position`.
 
 ![Mechanisms by strategy and number of experts](taxonomy.svg)
 
-{table(("name", "strategy", "experts", "number", "construction", "topology", "conditions"), sorted_out)}
+{table(("name", "strategy", "experts", "number", "construction", "topology", "conditions"), strategy_rows)}
 
 ## Static keys
 
-`SKA` and `CSKA` put learned keys in the place of projected ones. In a trained model they start from the host's own:
+`SKA` and `CSKA` replace projected keys by learned ones. In a trained model the learned keys start from the host's own:
 
+<!-- run here after: import torch; images = torch.randn(2, 3, 224, 224) -->
+<!-- run here with: `pretrained=True` as `pretrained=False` -->
 ```python
 import copy
 from regard import SKA, Softmax, calibrate, create_model, freeze_keys, swap
@@ -85,60 +96,57 @@ from regard import SKA, Softmax, calibrate, create_model, freeze_keys, swap
 host = create_model("deit_tiny_patch16_224", None, pretrained=True).eval()
 teacher = swap(copy.deepcopy(host), Softmax())
 student = swap(host, SKA(init="calibrate"))
-calibrate(student, teacher, [images])  # the teacher's mean keys; on one image the student then equals it
-freeze_keys(student, images)  # constants for the grid of these images, for export
+calibrate(student, teacher, [images])  # keys become the teacher's mean keys over these images
+freeze_keys(student, images)  # keys become constants for the grid of these images, for export
 ```
 
-On another grid keys are resampled (`resize="interpolate"`), or the trained grid is laid over it as windows
-(`resize="window"`).
+With one image the calibrated student gives the teacher's output. On another grid the keys are resampled
+(`resize="interpolate"`), or the grid is cut into windows of the trained size (`resize="window"`).
 
 ## Projections
 
-How queries, keys and values are made. Every mechanism on heads takes each: `SKA(projection=FSNE(code=8))`.
+A projection computes queries, keys and values. Every mechanism with heads accepts any: `SKA(projection=FSNE(code=8))`.
 
-{table(("name", "what"), [(code(cls.__name__), code(_first_line(cls))) for cls in PROJECTIONS])}
+{table(("name", "what"), [(code(cls.__name__), code(first_line(cls))) for cls in PROJECTIONS])}
 """
 
 
-def _first_line(thing: object) -> str:
-    return inspect.cleandoc(thing.__doc__ or "").split("\n")[0]
-
-
 def hosts() -> str:
-    """Regard's own models and the ports, with how to use other libraries' models."""
-    own = [(code(name), sentence(make)) for name, make in HOSTS.items()]
-    ports = [(code(port.__name__), sentence(port)) for port in PORTS]
+    """Regard's own models, the ports, and how to use models of other libraries."""
+    own = [(code(name), summary(make)) for name, make in HOSTS.items()]
+    ports = [(code(port.__name__), summary(port)) for port in PORTS]
     return f"""{NOTE}
 # Hosts
 
-`regard.list_models()` has every name that `create_model` takes: Regard's own hosts, which no library has, and then all
-of timm. `swap(model, mixer)` takes any model with attention that a port knows, also of torchvision and transformers.
-`regard swap-check NAME 'SKA()'` shows what would be kept, what is new and which layers are refused.
+A host is a model that gets a mechanism. `regard.list_models()` lists every name that `create_model` takes: Regard's own
+models first, then all of timm. `swap(model, mixer)` takes any model with attention that a port supports, also models of
+torchvision and transformers. `regard swap-check NAME 'SKA()'` shows which weights a swap keeps, which are new, and
+which layers it refuses. [Your own model](your-own-model.md) gets a port of about ten lines.
 
 ## Own models
 
 {table(("name", "what"), own)}
 
-`regard.models.timm_registry()` adds them to timm's registry, so that `timm.create_model("regard_vit_desk")` makes them.
-Nothing is registered before that call.
+`regard.register_timm()` adds them to timm's registry; then `timm.create_model("regard_vit_desk")` works too. Nothing is
+registered before this call.
 
 ## Ports
 
-What is known about the attention of each library. Layers that no port knows are left alone, and a swap that matches
-none is an error.
+A port tells Regard how an attention class works. A swap leaves layers without a port as they are; a swap that finds no
+layer at all is an error.
 
 {table(("port", "which attention"), ports)}
 
 ## torchvision and Hugging Face
 
-`swap(torchvision.models.vit_b_16(), SKA())` works in place. Models of transformers (>= 5.9, the
-extra `hf`) are swapped the same way; `regard.save_pretrained` and `regard.from_pretrained` write and read
-them with the swap, since transformers itself saves neither the mechanism nor its code.
+`swap(torchvision.models.vit_b_16(), SKA())` works in place, and so does a swap in a model of transformers (>= 5.9, the
+extra `hf`). Save and load such models with `regard.save_pretrained` and `regard.from_pretrained`: transformers itself
+does not save the mechanism.
 
 ## Attention in a ResNet
 
-A ResNet has no attention to swap. `attend` puts it into the residual blocks of one of timm or torchvision, also inside
-a larger model such as a detector. Weights and their names stay, and training goes on from pretrained ones:
+A ResNet has no attention to swap. `attend` adds attention to the residual blocks of a ResNet of timm or torchvision,
+also inside a larger model such as a detector. Weights and their names stay, so pretrained weights can be used:
 
 ```python
 import torch
@@ -148,37 +156,36 @@ from regard import Factors, attend
 model, images = resnet18().eval(), torch.randn(1, 3, 160, 224)
 plain = model(images)
 attend(model, Factors(terms="0110"), stages=(3, 4))
-print(torch.equal(model(images), plain))  # True: attention begins behind a factor of zero
+print(torch.equal(model(images), plain))  # True: attention starts with a factor of zero
 ```
 
-`deformable=True` makes the 3x3 convolution before it deformable, which computes the same up to rounding at first.
-`swap`, `remove` and `restore` then take the attended model as any other.
+`deformable=True` also makes the 3x3 convolution before the attention deformable; at first its output stays the same, up
+to rounding. `swap`, `remove` and `restore` work on this model as on any other.
 
 ## Training
 
 A swapped model trains under DDP and FSDP2, alone or in Lightning, accelerate and the trainers of Hugging Face.
-`torch.optim.AdamW(regard.param_groups(model, weight_decay=0.05, lr=1e-3))` spares what should not decay and gives the
-offsets of deformable convolutions a tenth of the rate.
+`torch.optim.AdamW(regard.param_groups(model, weight_decay=0.05, lr=1e-3))` leaves out weight decay where it should not
+be, and gives the offsets of deformable convolutions a tenth of the learning rate.
 
-## What a swap leaves out
+## What a swap does not support
 
-Dropout of attention weights, with a warning: no mechanism here has it. `output_attentions=True` of transformers is
-refused; `regard.capture` collects maps.
+Dropout of attention weights: no mechanism here has it, and a swap warns. `output_attentions=True` of transformers: it
+is refused; use `regard.capture` to collect attention maps.
 
 ## Adapters, pruning and export
 
-A swap takes the host's weights from where its library has them. Where something is around them (LoRA, pruning, weight
-norm, quantisation) it refuses, so that nothing is lost: merge it first, or add it after the swap. LoRA of PEFT reaches
-the fused queries, keys and values of a swapped model by `target_parameters=["qkv.weight"]`, those of Hugging Face's
-models by `target_modules=["qkv.q", "qkv.v"]`. Tools that look for `nn.Linear`, such as dynamic quantisation, leave
-fused queries, keys and values as they are.
+A swap reads the host's weights where its library stores them. It refuses weights that are wrapped (LoRA, pruning,
+weight norm, quantisation), so that nothing is lost: merge the wrapper first, or add it after the swap. In a swapped
+model LoRA of PEFT finds fused queries, keys and values with `target_parameters=["qkv.weight"]`, and those of Hugging
+Face's models with `target_modules=["qkv.q", "qkv.v"]`. Tools that look for `nn.Linear`, such as dynamic quantisation,
+do not change fused queries, keys and values.
 
-`torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and any batch
-where its dimension is said to be dynamic (ViT3: one batch alone; DynamicConv: up to a bound that you give, such as
-`Dim("batch", max=64)`); every mechanism was compared with ONNX Runtime. Compiled kernels (`REGARD_NATIVE=1`) stay out
-of an exported graph. `torch.fx`, as in torchvision's feature extraction, takes a swapped layer as one node:
-`tracer_kwargs={{"leaf_modules": [Port]}}`, with `from regard.swapping.layer import Port`.
-"""
+`torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and with any
+batch size if its dimension is dynamic (ViT3: one batch size only; DynamicConv: up to a maximum that you give, such as
+`Dim("batch", max=64)`). Every mechanism was compared with ONNX Runtime. Exported graphs do not contain the compiled
+kernels (`REGARD_NATIVE=1`). For `torch.fx`, as in torchvision's feature extraction, a swapped layer is one node:
+`tracer_kwargs={{"leaf_modules": [Port]}}`, with `from regard import Port`. """
 
 
 def studies() -> str:
@@ -192,27 +199,36 @@ def studies() -> str:
 
 MiTA: *Mixture-of-Top-k Attention*. SKA: *Static Key Attention in Vision*. SNE: *Rethinking Query, Key and Value
 Embedding in Vision Transformer under Tiny Model Constraints*. ESA: *An Empirical Study of Spatial Attention Mechanisms
-in Deep Networks*. `regard study show NAME --scale desk` prints rows, seeds, what is done and the hours here.
+in Deep Networks*. `regard study show NAME --scale desk` prints the rows, the seeds, the finished runs and an estimate
+of the hours on this machine.
 
 {table(("name", "title", "source", "trains"), rows)}
 
-Scales: `smoke` proves the road in minutes and judges nothing; `desk` is sized for two CPU cores and some hours; `paper`
-is the paper's recipe, for a cluster. `--dry-run` builds every row of any scale and trains none.
+Scales: `smoke` takes minutes, shows that everything runs and tests no claim; `desk` takes hours on two CPU cores;
+`paper` is the paper's recipe, for a cluster. `--dry-run` builds every row of a scale and trains none.
 
-Figure 7 of MiTA is not built: no source that these studies were made from says what it shows.
+Figure 7 of MiTA, "Visual comparison of related attention methods", has no study.
 """
 
 
 def errata() -> str:
-    """What `regard study export errata --format md` prints."""
+    """The output of `regard study export errata --format md`."""
     with tempfile.TemporaryDirectory() as folder:
-        return markdown(carry_out(load_analysis("errata"), Results(Path(folder)), "smoke"))
+        return markdown(run_analysis(load_analysis("errata"), Results(Path(folder)), "smoke"))
 
 
 PAGES = {"mechanisms.md": mechanisms, "hosts.md": hosts, "studies.md": studies, "errata.md": errata}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write every page that differs, and the picture."""
     for name, page in PAGES.items():
-        (HERE / name).write_text(page())
-    draw(places(), HERE / "taxonomy.svg")
+        path, text = DOCS / name, page()
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote docs/{name}")
+    write_picture(taxonomy_rows(), DOCS / "taxonomy.svg")
+
+
+if __name__ == "__main__":
+    main()

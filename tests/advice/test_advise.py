@@ -1,14 +1,15 @@
-"""Advice: exact counts over all layers, refusals with reasons, and a front that nothing beats."""
+"""Advice: exact counts over all layers, refusals with reasons, and a Pareto front."""
 
 import json
 
 import pytest
 
-from regard.advice.advise import Advice, _beats, advise, attention_places
+from regard.advice.advise import Advice, _dominates, advise, attention_kinds
 from regard.cli.app import run as command
 from regard.core import Grid, MixerConfig
 from regard.measure.cost import model_cost
 from regard.mixers.factors.factors import Factors
+from regard.mixers.mhla import MHLA
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
@@ -21,13 +22,13 @@ CVT = "cvt_13_32(img_size=(16, 24), dims=(8, 12, 24))"
 
 
 def test_the_sites_are_those_of_the_host() -> None:
-    ((place, number),) = attention_places(HOST).items()
-    site = place.site
-    assert (number, place.windows) == (3, 1)
+    ((kind, number),) = attention_kinds(HOST).items()
+    site = kind.site
+    assert (number, kind.windows) == (3, 1)
     assert (site.dim, site.heads, site.grid.height, site.grid.width) == (16, 2, 4, 6)
-    ((larger, _),) = attention_places("deit_tiny_patch16_224", (64, 32)).items()
+    ((larger, _),) = attention_kinds("deit_tiny_patch16_224", (64, 32)).items()
     assert (larger.site.grid, larger.site.dim) == (Grid(4, 2, 1), 192)
-    swin = {(place.site.dim, place.windows): number for place, number in attention_places(SWIN).items()}
+    swin = {(kind.site.dim, kind.windows): number for kind, number in attention_kinds(SWIN).items()}
     assert swin == {(8, 8): 2, (16, 2): 1}
 
 
@@ -35,16 +36,16 @@ def test_the_sites_are_those_of_the_host() -> None:
     ("host", "configs"), [(HOST, (SKA(), XCA())), (SWIN, (Factors(terms="0110"),)), (CVT, (SKA(),))]
 )
 def test_counts_are_those_of_the_whole_model(host: str, configs: tuple[MixerConfig, ...]) -> None:
-    found = {one.mixer: one for one in advise(host, configs, seconds=0.001, batch=1)}
+    rows = {row.mixer: row for row in advise(host, configs, seconds=0.001, batch=1)}
     for config in configs:
-        one, other = (model_cost(host, mixer) for mixer in (config, Softmax()))
-        mine, soft = found[spell(config)], found["Softmax()"]
-        assert (mine.params or 0) - (soft.params or 0) == one.params - other.params
-        assert (mine.macs or 0) - (soft.macs or 0) == one.macs - other.macs
+        row, other = (model_cost(host, mixer) for mixer in (config, Softmax()))
+        mine, soft = rows[spell(config)], rows["Softmax()"]
+        assert (mine.params or 0) - (soft.params or 0) == row.params - other.params
+        assert (mine.macs or 0) - (soft.macs or 0) == row.macs - other.macs
         assert mine.ratio == pytest.approx((mine.both or 0) / (soft.both or 1))
-    assert found["Softmax()"].ratio == 1
-    ((place, number), *_) = attention_places(HOST).items()
-    assert advise(HOST, [], seconds=0.001, batch=1)[0].macs == number * Softmax().cost(place.site).macs
+    assert rows["Softmax()"].ratio == 1
+    ((kind, number), *_) = attention_kinds(HOST).items()
+    assert advise(HOST, [], seconds=0.001, batch=1)[0].macs == number * Softmax().cost(kind.site).macs
 
 
 def test_what_a_swap_refuses_is_not_ranked_and_heads_of_any_width_are_timed() -> None:
@@ -58,31 +59,47 @@ def test_what_a_swap_refuses_is_not_ranked_and_heads_of_any_width_are_timed() ->
         assert reason in bad.refused
 
 
-def test_what_cannot_stand_there_is_refused_with_a_reason() -> None:
+def test_a_mechanism_that_does_not_fit_the_grid_is_refused_with_a_reason() -> None:
     *good, bad = advise(HOST, [MiTA(m=4, k=100)], seconds=0.001, batch=1)
-    assert [one.mixer for one in good] == ["Softmax()"]
+    assert [row.mixer for row in good] == ["Softmax()"]
     assert bad.refused
     assert bad.params is None
 
 
-def test_masks_and_other_sizes_are_told() -> None:
-    found = {one.mixer: one for one in advise(HOST, [XCA(), Factors(terms="0110")], seconds=0.001, batch=1)}
-    assert found["Softmax()"].masks == tuple(sorted(Softmax().masks))
-    assert found["XCA()"].masks == tuple(sorted(XCA().masks))
-    assert found["Softmax()"].other_grid is True
+def test_masks_and_other_image_sizes_are_reported() -> None:
+    rows = {row.mixer: row for row in advise(HOST, [XCA(), Factors(terms="0110")], seconds=0.001, batch=1)}
+    assert rows["Softmax()"].masks == tuple(sorted(Softmax().masks))
+    assert rows["XCA()"].masks == tuple(sorted(XCA().masks))
+    assert rows["Softmax()"].other_grid is True
 
 
-def test_the_front_is_what_nothing_beats() -> None:
+def test_images_may_have_another_size_than_the_hosts_own() -> None:
+    """Twice the sides: four times the patch tokens, and a class token before them."""
+    host = "deit_tiny_patch16_224(depth=1, embed_dim=24, num_heads=2, img_size=(32, 48))"
+    configs = [MHLA(m=4), SKA(), MiTA(m=4, k=4)]
+    rows = advise(host, configs, size=(64, 96), seconds=0.001, batch=1)
+    assert not [row.refused for row in rows if row.refused]
+    by_mixer = {row.mixer: row for row in rows}
+    for config in configs:
+        row, whole = by_mixer[spell(config)], model_cost(host, config, (64, 96))
+        assert (row.macs or 0) - (by_mixer["Softmax()"].macs or 0) == whole.macs - model_cost(
+            host, Softmax(), (64, 96)
+        ).macs
+    ((kind, _),) = attention_kinds(host, (64, 96)).items()
+    assert kind.site.grid == Grid(4, 6, 1)
+
+
+def test_the_pareto_front_is_what_nothing_dominates() -> None:
     def row(params: int, macs: int, both: float) -> Advice:
         return Advice(mixer="x", params=params, macs=macs, both=both)
 
-    assert _beats(row(1, 1, 1.0), row(1, 2, 1.0))
-    assert not _beats(row(1, 1, 1.0), row(1, 1, 1.0))
-    assert not _beats(row(1, 2, 1.0), row(2, 1, 1.0))
-    found = advise(HOST, [SKA(), XCA(), Factors(terms="0000")], seconds=0.001, batch=1)
-    assert any(one.pareto for one in found)
-    assert all(one.pareto != any(_beats(other, one) for other in found) for one in found)
-    assert [one.both for one in found] == sorted(one.both or 0 for one in found)
+    assert _dominates(row(1, 1, 1.0), row(1, 2, 1.0))
+    assert not _dominates(row(1, 1, 1.0), row(1, 1, 1.0))
+    assert not _dominates(row(1, 2, 1.0), row(2, 1, 1.0))
+    rows = advise(HOST, [SKA(), XCA(), Factors(terms="0000")], seconds=0.001, batch=1)
+    assert any(row.pareto for row in rows)
+    assert all(row.pareto != any(_dominates(other, row) for other in rows) for row in rows)
+    assert [row.both for row in rows] == sorted(row.both or 0 for row in rows)
 
 
 def test_the_verb_prints_a_row_a_mechanism(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +108,6 @@ def test_the_verb_prints_a_row_a_mechanism(capsys: pytest.CaptureFixture[str]) -
     assert command(["advise", HOST, "--mixers", "SKA", "--seconds", "0.001"]) == 0
     shown = capsys.readouterr()
     assert f"attention layers of {HOST}: 3 with 16 channels, 2 heads on 4x6" in shown.out
-    assert shown.err == "timing 3 with 16 channels, 2 heads on 4x6\n"
+    assert shown.err.startswith("timing 3 with 16 channels, 2 heads on 4x6")
     assert command(["advise", HOST, "--mixers", "None"]) == 2
     assert command(["advise", "resnet18", "--mixers", "SKA"]) == 2

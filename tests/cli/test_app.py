@@ -1,6 +1,9 @@
 """The command line: tables, JSON, exit codes and messages; run in this process."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -75,12 +78,47 @@ def test_bench_compares_with_the_first(capsys: pytest.CaptureFixture[str]) -> No
 def test_swap_check_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     host = "vit_desk(size=16, patch=4, dim=16, depth=2, heads=2)"
     first, second = rows(capsys, "swap-check", host, "SKA()")
-    assert first["grid"].startswith("4x4 cells")
+    assert first["grid"].startswith("4x4 ")
     assert "keys" in second["new"]
     assert first["change"] > 1e-6
     (only,) = rows(capsys, "swap-check", host, "Softmax()", "--where", "*0*")
     assert only["change"] < 1e-6
     assert only["parameters"] == only["parameters before"]
+
+
+def test_swap_check_fits_100_columns_and_says_a_note_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["swap-check", "deit_tiny_patch16_224(depth=3)", "SKA()"]) == 0
+    out = capsys.readouterr().out
+    assert max(len(line) for line in out.splitlines()) <= 100
+    assert [out.count(text) for text in ("blocks.1.attn", "note:", "kept:", "new:", "dropped:")] == [1] * 5
+    assert run(["swap-check", "pvt_v2_b0", "Softmax()"]) == 0  # layers that differ are named
+    assert "dropped in stages.0.blocks.0.attn, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["swap-check", "deit_tiny_patch16_224", "SKA", "--pretrained"],
+        ["maps", "deit_tiny_patch16_224", "--pretrained"],
+        ["finetune", "deit_tiny_patch16_224", "--data", "digits", "--size", "224"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_weights_that_cannot_be_loaded_are_one_line(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tests/conftest.py puts the hub out of reach."""
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("regard: cannot load the weights of deit_tiny_patch16_224: ")
+    assert message.count("\n") == 1
+    assert not list(tmp_path.glob("results/*/outcome.json"))
+
+
+def test_python_m_regard_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "regard", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("regard 0.")
 
 
 @pytest.mark.parametrize(
@@ -90,14 +128,17 @@ def test_swap_check_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
         (["cost", "Softmax", "--gird", "4x4"], "--grid"),
         (["card"], "Missing argument"),
         (["card", "Sofmax"], "did you mean Softmax"),
-        (["card", "None"], "no mixer"),
+        (["card", "None"], "None is no mechanism"),
         (["list", "mixer"], "did you mean mixers"),
-        (["list", "--match", "zzz"], "no name among the mixers is like 'zzz'"),
+        (["list", "--match", "zzz"], "no name of mixers matches 'zzz'"),
         (["cost", "Softmax", "--grid", "4by4"], "expected height x width"),
         (["cost", "Softmax", "--size", "32x32"], "give --host"),
         (["cost", "None"], "needs --host"),
         (["cost", "Softmax", "--accounting", "mine"], "executed or paper"),
-        (["cost", "Softmax", "--dim", "10", "--heads", "3"], "not a multiple of 3 heads"),
+        (["cost", "Softmax", "--dim", "10", "--heads", "3"], "--dim 10 is not a multiple of 3 heads"),
+        (["train", "SKA", "--set", "recipe.epochs=0"], "--set recipe.epochs=0: epochs"),
+        (["train", "SKA", "--set", "task.extra=1"], "--set has no field 'task.extra'"),
+        (["train", "SKA", "--host", "deit_tiny_patch16_224(pretrained=True)"], "with --set task.init=host"),
         (["bench", "Softmax", "--dtype", "fp31"], "did you mean fp"),
         (["swap-check", "deit_tinny_patch16_224", "SKA"], "did you mean"),
         (["swap-check", "resnet18", "SKA"], "no attention module"),
@@ -106,10 +147,10 @@ def test_swap_check_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_wrong_use_is_2_with_a_message(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert "Traceback" not in said.err
-    assert not said.out
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert not shown.out
 
 
 @pytest.mark.parametrize(

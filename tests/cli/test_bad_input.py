@@ -42,40 +42,40 @@ def train(results: Path, mixer: str = "Softmax", *more: str, host: str = HOST) -
     return ["train", mixer, "--host", host, "--set", "recipe.epochs=1", "--results", str(results), *more]
 
 
-def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *said: str, code: int = 2) -> str:
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], *messages: str, code: int = 2) -> str:
     """The message of a command that fails as it should."""
     assert run(arguments) == code
     shown = capsys.readouterr()
     assert shown.err.startswith("regard: "), shown.err
     assert "Traceback" not in shown.err
-    for words in said:
-        assert words in shown.err
+    for message in messages:
+        assert message in shown.err
     return shown.err
 
 
 @pytest.mark.parametrize(
-    ("mixer", "said"),
+    ("mixer", "messages"),
     [
         ("Sofmax", ("unknown name 'Sofmax'", "did you mean Softmax?")),
         ("MiTA(mm=9)", ("MiTA has no 'mm'", "it has", " m,", " k,")),
         ("MiTA(m='a')", ("MiTA has m='a'", "a whole number")),
-        ("MiTA(m=7, k=4)", ("7 windows cannot be laid on 6x6 cells", "nearest possible: 5, 6, 8, 9")),
+        ("MiTA(m=7, k=4)", ("7 windows cannot be laid on 6x6 ", "nearest possible: 5, 6, 8, 9")),
         ("MiTA(m=9, k=37)", ("k=37", "has 36 keys", "choose k between 1 and 36")),
         ("Softmax(projection=FSNE(code=0))", ("code",)),
         ("__import__('os')", ("unknown name '__import__'", "known: ")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_wrong_mechanism(capsys, results: Path, mixer: str, said: tuple[str, ...]) -> None:
-    refused(capsys, train(results, mixer), *said)
+def test_a_wrong_mechanism(capsys, results: Path, mixer: str, messages: tuple[str, ...]) -> None:
+    refused(capsys, train(results, mixer), *messages)
     assert not list(results.glob("*/outcome.json"))
 
 
 @pytest.mark.parametrize("mixer", ["SKA()", "host", "None"])
 def test_images_that_a_host_does_not_take(capsys, results: Path, mixer: str) -> None:
     """The default data are 12 x 12, less than a patch of a model for 224 x 224."""
-    said = ("does not take inputs of 1x12x12", "img_size=, patch_size=")
-    refused(capsys, train(results, mixer, host="vit_tiny_patch16_224(depth=1)"), *said)
+    messages = ("does not take inputs of 1x12x12", "img_size=, patch_size=")
+    refused(capsys, train(results, mixer, host="vit_tiny_patch16_224(depth=1)"), *messages)
     assert not list(results.glob("*/outcome.json"))
 
 
@@ -121,17 +121,17 @@ def test_the_cost_at_a_size_that_a_host_does_not_take(capsys, mixer: str) -> Non
 
 @pytest.mark.parametrize("verb", ["cost", "bench"])
 @pytest.mark.parametrize(
-    ("mixer", "said"),
+    ("mixer", "messages"),
     [("MiTA(m=7, k=4)", "nearest possible: 5, 6, 8, 9"), ("MiTA(m=9, k=40)", "choose k between 1 and 3")],
     ids=["m", "k"],
 )
-def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: str, said: str) -> None:
+def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: str, messages: str) -> None:
     assert run([verb, mixer, "--grid", "6x6"]) == 2
-    assert said in capsys.readouterr().err
+    assert messages in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("host", "more", "said"),
+    ("host", "more", "messages"),
     [
         ("vit_dsk", (), ("there is no host 'vit_dsk'", "vit_desk")),
         ("vit_desk(siz=12)", (), ("it has no 'siz'", "did you mean", "size")),
@@ -147,8 +147,9 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
         (HOST, ("--set", "task.limit=1.5"), ("task.limit is a whole number, not 1.5",)),
         (HOST, ("--set", "recipe.betas=0.9"), ("recipe.betas is several numbers",)),
         (HOST, ("--set", "recipe.augment=crp"), ("unknown augment 'crp'", "did you mean crop")),
+        (HOST, ("--set", "task.init=foo"), ("--set task.init=foo: init is one of",)),
         (HOST, ("--set", "recipe.optimizer=adamww"), ("unknown optimizer", "did you mean adamw")),
-        (HOST, ("--precision", "bf16"), ("precision is one of", "bf16-mixed", "not 'bf16'")),
+        (HOST, ("--precision", "bf16"), ("--set recipe.precision=bf16: precision is one of", "not 'bf16'")),
         (HOST, ("--device", "gpu"), ("--device is auto, cpu, cuda or mps, not 'gpu'",)),
         (HOST, ("--workers", "-1"), ("--workers is 0 or more, not -1",)),
         (HOST, ("--seed", "-1"), ("seed is 0 or more, not -1",)),
@@ -156,13 +157,13 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) and value and value[0].startswith("--") else "",
 )
-def test_a_wrong_option(capsys, results: Path, host: str, more: tuple[str, ...], said: tuple[str, ...]) -> None:
-    refused(capsys, train(results, "Softmax", *more, host=host), *said)
+def test_a_wrong_option(capsys, results: Path, host: str, more: tuple[str, ...], messages: tuple[str, ...]) -> None:
+    refused(capsys, train(results, "Softmax", *more, host=host), *messages)
     assert not list(results.glob("*/outcome.json"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "messages"),
     [
         (["run", "quikstart"], "did you mean quickstart?"),
         (["run", "quickstart", "--rows", "Softmx"], "no row of quickstart matches 'Softmx'"),
@@ -175,8 +176,8 @@ def test_a_wrong_option(capsys, results: Path, host: str, more: tuple[str, ...],
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_wrong_study(capsys, arguments: list[str], said: str, results: Path) -> None:
-    refused(capsys, ["study", *arguments, "--results", str(results)], said)
+def test_a_wrong_study(capsys, arguments: list[str], messages: str, results: Path) -> None:
+    refused(capsys, ["study", *arguments, "--results", str(results)], messages)
 
 
 # the user's own data
@@ -206,27 +207,27 @@ def on(results: Path, data: Path, *more: str) -> list[str]:
 
 def test_an_empty_folder(capsys, tmp_path: Path, results: Path) -> None:
     (tmp_path / "empty").mkdir()
-    refused(capsys, on(results, tmp_path / "empty"), str(tmp_path / "empty"), "no images", "one folder a class")
+    refused(capsys, on(results, tmp_path / "empty"), str(tmp_path / "empty"), "no images", "one folder for each class")
 
 
 def test_one_class_only(capsys, tmp_path: Path, results: Path) -> None:
-    refused(capsys, on(results, class_folders(tmp_path / "one", 1)), "one class folder only (class0)", "at least two")
-    refused(capsys, on(results, table(tmp_path, [0] * 20)), "one class only (label 0)", "at least two")
+    refused(capsys, on(results, class_folders(tmp_path / "one", 1)), "only one class folder (class0)", "at least two")
+    refused(capsys, on(results, table(tmp_path, [0] * 20)), "only one class (label 0)", "at least two")
 
 
 @pytest.mark.parametrize(
-    ("labels", "names", "said"),
+    ("labels", "names", "messages"),
     [
         ([0, 7] * 10, '["cat", "dog"]', "label 7 of row 1 is outside 0..1"),
         ([0, -1] * 10, "", "label -1 of row 1 is outside"),
-        ([0, 1] * 10, "cat, dog", "class_names in its metadata is no JSON list"),
-        ([0, 1] * 10, "2", "class_names in its metadata is no JSON list"),
+        ([0, 1] * 10, "cat, dog", "class_names in its metadata is not a JSON list"),
+        ([0, 1] * 10, "2", "class_names in its metadata is not a JSON list"),
         (["a", "b"] * 10, "", "expected whole numbers"),
     ],
     ids=["above", "below", "no JSON", "no list", "words"],
 )
-def test_a_label_out_of_range(capsys, tmp_path: Path, results: Path, labels: list, names: str, said: str) -> None:
-    refused(capsys, on(results, table(tmp_path, labels, names)), "t.parquet", said)
+def test_a_label_out_of_range(capsys, tmp_path: Path, results: Path, labels: list, names: str, messages: str) -> None:
+    refused(capsys, on(results, table(tmp_path, labels, names)), "t.parquet", messages)
 
 
 def test_a_damaged_parquet(capsys, tmp_path: Path, results: Path) -> None:
@@ -238,7 +239,7 @@ def test_a_damaged_image_is_named_and_training_stops_or_goes_on(capsys, tmp_path
     root = class_folders(tmp_path / "data")
     bad = root / "class1" / "3.png"
     bad.write_bytes(bad.read_bytes()[:40])
-    refused(capsys, on(results, root), str(bad), "cannot be read as an image", 'corrupt="skip"')
+    refused(capsys, on(results, root), str(bad), "cannot be read as an image", "--set task.corrupt=skip")
     assert run([*on(results, root, "--set", "task.corrupt=skip"), "--json"]) == 0
     sizes = json.loads(capsys.readouterr().out)["data"]
     assert sizes["train"] + sizes["test"] == 19
@@ -340,15 +341,15 @@ def test_another_mechanism_for_a_finished_run(capsys, results: Path, finished: s
         return json.loads(shown.out)["metrics"], shown.err
 
     plain, _ = scores()
-    same, said = scores("TopK(k=36)")
+    same, messages = scores("TopK(k=36)")
     assert same["loss"] == pytest.approx(plain["loss"], abs=1e-5)
-    assert "untrained" not in said
-    other, said = scores("Agent(m=4, bias=True)")
+    assert "untrained" not in messages
+    other, messages = scores("Agent(m=4, bias=True)")
     assert abs(other["loss"] - plain["loss"]) > 1e-5
-    assert "untrained" in said
+    assert "untrained" in messages
     start = ["eval", finished, "--results", str(results), "--mixer"]
     refused(capsys, [*start, "Sofmax()"], "Softmax")
-    refused(capsys, [*start, "None"], "mixer is a configuration")
+    refused(capsys, [*start, "None"], "None is no mechanism")
 
 
 @pytest.mark.parametrize("content", ["junk", "foreign", "other network", "missing"])
@@ -362,8 +363,8 @@ def test_a_checkpoint_that_is_damaged_or_foreign(capsys, results: Path, finished
         torch.save({**torch.load(last), "model": {"weight": torch.zeros(3)}}, last)
     else:
         last.unlink()
-    said = "does not fit this run" if content == "other network" else "has no checkpoint"
-    refused(capsys, ["eval", finished, "--results", str(results)], said, finished, code=1)
+    messages = "does not fit this run" if content == "other network" else "has no checkpoint"
+    refused(capsys, ["eval", finished, "--results", str(results)], messages, finished, code=1)
 
 
 def test_results_of_another_version(capsys, results: Path, finished: str) -> None:
@@ -400,7 +401,7 @@ def test_a_file_where_results_should_be(capsys, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_itself_shows_no_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "regard.cli.app", *train(tmp_path, "MiTA(m=7, k=4)")]
+    command = [sys.executable, "-m", "regard", *train(tmp_path, "MiTA(m=7, k=4)")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("regard: 7 windows")

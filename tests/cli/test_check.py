@@ -8,10 +8,10 @@ from torch import Tensor
 
 from regard import MIXERS, parse
 from regard.cli.app import run
-from regard.cli.check import checked, compared, deit_counts
+from regard.cli.check import check_row, comparison_rows, deit_counts
 from regard.core import MixerConfig
-from regard.studies.mita.counts import PUBLISHED, TINY
-from regard.studies.mita.counts import SMALL as DEIT_S
+from regard.studies.mita.printed import PUBLISHED, TINY
+from regard.studies.mita.printed import SMALL as DEIT_S
 from regard.testing import GRIDS, ITEMS
 from regard.testing.external import External
 from samples import texts
@@ -55,12 +55,12 @@ def test_another_package_and_the_published_counts_stand_beside_it(capsys: pytest
         assert text in out, text
 
 
-@pytest.mark.parametrize("cls", [cls for cls in MIXERS if cls.__name__ in {row.label[:-2] for row in PUBLISHED}])
+@pytest.mark.parametrize("cls", [cls for cls in MIXERS if cls.__name__ in {label[:-2] for label in PUBLISHED}])
 def test_the_first_published_row_is_counted(cls: type[MixerConfig]) -> None:
     """The sample for small grids gives way to the paper's configuration."""
     config = parse(texts(cls)[0])
     for size, cells in deit_counts(config, standard=True).items():
-        rows = [row for row in PUBLISHED if row.label.startswith(f"{cls.__name__}-{size}")]
+        rows = [row for row in PUBLISHED.values() if row.label.startswith(f"{cls.__name__}-{size}")]
         if rows:
             assert (cells["params"], cells["macs"]) == rows[0].body.count(rows[0].mixer)  # type: ignore[arg-type]
             assert cells["printed"]["params"].startswith(rows[0].params)
@@ -88,7 +88,7 @@ def test_a_difference_that_is_too_large_fails(monkeypatch: pytest.MonkeyPatch) -
 
     wrong = External(mechanism="SKA", package="torch", what="another SKA", pairs=apart)
     monkeypatch.setattr("regard.testing.external.EXTERNAL", (wrong,))
-    row = checked(parse("SKA()"), standard=True, compiled=False)
+    row = check_row(parse("SKA()"), standard=True, compiled=False)
     assert (row["result"], row["failure"]) == ("failed", "SKA() differs from another SKA")
     assert row["compared"] == [{"with": "another SKA", "difference": pytest.approx(1e-6), "holds": False}]
 
@@ -99,7 +99,7 @@ def test_a_missing_package_is_named_and_the_plain_equation_takes_its_place(monke
 
     none = External(mechanism="SKA", package="unheard-of", what="another SKA", pairs=pairs)
     monkeypatch.setattr("regard.testing.external.EXTERNAL", (none,))
-    found = compared(parse("SKA()"), GRIDS)
+    found = comparison_rows(parse("SKA()"), GRIDS)
     assert [one["with"] for one in found] == ["needs unheard-of", "plain equation"]
     assert found[0]["difference"] is None
 
@@ -111,7 +111,7 @@ def test_what_is_no_mechanism_is_wrong_use(text: str, capsys: pytest.CaptureFixt
 
 
 def test_a_wrong_mechanism_is_found() -> None:
-    row = checked(Wrong(), compiled=False)
+    row = check_row(Wrong(), compiled=False)
     assert row["result"] == "failed"
     assert "reference on" in row["failure"]
 

@@ -21,32 +21,32 @@ GREY = (
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "noted"),
+    ("arguments", "message", "note"),
     [
-        ([VIT, "china", "--mixer", "Factors('1010')"], "maps of 1 layer", "it has terms too"),
+        ([VIT, "china", "--mixer", "Factors('1010')"], "maps of 1 layer", "this model has terms too"),
         ([VIT, "china", "--mixer", "Factors('1010')", "--show", "terms", "--layer", "*"], "terms of 2 layers", ""),
         ([VIT, "--mixer", "DeformableConv(version=2)", "--query", "0,4"], "offsets of 1 layer", ""),
         ([VIT, "--mixer", "DynamicConv(kernel=3, groups=4)", "--head", "all"], "kernels of 1 layer", ""),
         ([GREY, "digit", "--layer", "*"], "offsets of 4 layers", ""),
-        ([GREY, "digit", "--mixer", "Factors('0010')"], "terms of 1 layer", "it has offsets too"),
+        ([GREY, "digit", "--mixer", "Factors('0010')"], "terms of 1 layer", "this model has offsets too"),
     ],
     ids=["maps", "terms", "offsets", "kernels", "grey resnet", "both"],
 )
 def test_a_view_is_drawn(
-    arguments: list[str], said: str, noted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "drawn.png"
     assert run(["maps", *arguments, "--out", str(out)]) == 0
     shown = capsys.readouterr()
-    assert shown.out.strip() == f"{out}: {said}"
+    assert shown.out.strip() == f"{out}: {message}"
     assert "untrained weights" in shown.err
-    assert ("too; --show" in shown.err) == bool(noted)
-    assert noted in shown.err
+    assert ("too; --show" in shown.err) == bool(note)
+    assert note in shown.err
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([VIT, "--mixer", "Softmax", "--show", "terms"], "has no terms to show; it has maps"),
         ([VIT, "--mixer", "DynamicConv(kernel=3, groups=4)", "--show", "maps"], "has no maps to show; it has kernels"),
@@ -56,20 +56,20 @@ def test_a_view_is_drawn(
             [GREY, "digit", "--layer", "blocks.*"],
             "no deformable convolution of maps matches 'blocks.*'; there are layer2",
         ),
-        ([GREY, "digit", "--query", "6,0"], "query 6,0 lies outside 6x6 cells"),
+        ([GREY, "digit", "--query", "6,0"], "query 6,0 lies outside 6x6 "),
         ([VIT, "--mixer", "DynamicConv(kernel=3, groups=4)", "--head", "4"], "give all, mean or a number from 0 to 3"),
         ([VIT, "--show", "offset"], "did you mean offsets"),
     ],
     ids=["terms", "maps", "nothing", "kernels", "layer", "query", "head", "spelling"],
 )
 def test_what_a_model_does_not_have_is_refused(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "drawn.png"
     assert run(["maps", *arguments, "--out", str(out)]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("regard: ")
-    assert said in shown.err
+    assert message in shown.err
     assert "Traceback" not in shown.err
     assert not out.exists()
 
@@ -86,15 +86,17 @@ def test_a_file_of_16_bits_is_seen_as_one_of_8(tmp_path: Path) -> None:
     assert np.array_equal(*drawn)
 
 
-@pytest.mark.parametrize(("made", "said"), [(True, "cannot be read as a picture"), (False, "give a file, or one of")])
+@pytest.mark.parametrize(
+    ("exists", "message"), [(True, "cannot be read as an image"), (False, "give a file, or one of")]
+)
 def test_a_file_that_is_no_picture_is_named(
-    made: bool, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exists: bool, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "some.png"
-    if made:
+    if exists:
         path.write_bytes(b"no picture")
     assert run(["maps", VIT, str(path), "--out", str(tmp_path / "drawn.png")]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_maps_of_a_run_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def regard(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "regard.cli.app", "study", *arguments]
+    command = [sys.executable, "-m", "regard", "study", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
@@ -39,7 +39,7 @@ def test_list_is_json_and_loads_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("run", "quikstart"), "did you mean quickstart?"),
         (("run", "quickstart", "--scale", "smoke", "--rows", "SKB"), "did you mean SKA"),
@@ -52,10 +52,10 @@ def test_list_is_json_and_loads_no_torch() -> None:
         (("export", "quickstart", "--results", "/nowhere"), "no results of quickstart"),
     ],
 )
-def test_wrong_use_is_exit_2(arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_use_is_exit_2(arguments: tuple[str, ...], message: str) -> None:
     done = regard(*arguments)
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -68,8 +68,8 @@ def test_the_scales_of_a_kept_analysis_are_named(tmp_path: Path, capsys: pytest.
     (tmp_path / "analyses").mkdir()
     (tmp_path / "analyses" / "esa_fig1-smoke.json").write_text("{}")
     assert run(["study", "export", "esa_fig1", "--scale", "desk", "--results", str(tmp_path)]) == 1
-    assert "no result of esa_fig1 at desk scale" in (said := capsys.readouterr().err)
-    assert "kept are --scale smoke" in said
+    assert "no result of esa_fig1 at desk scale" in (message := capsys.readouterr().err)
+    assert "there are results with --scale smoke" in message
     assert run(["study", "export", "mita_fig9", "--scale", "desk", "--results", str(tmp_path)]) == 1
     assert "`regard study run` computes it" in capsys.readouterr().err
 

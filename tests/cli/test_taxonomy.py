@@ -8,7 +8,7 @@ import pytest
 
 from regard import MIXERS, Factors
 from regard.cli.app import run
-from regard.measure.taxonomy import draw, picture, places
+from regard.measure.taxonomy import picture, taxonomy_rows, write_picture
 
 # MiTA, Table 1: strategy, number of experts, construction, topology
 PRINTED = {
@@ -28,7 +28,7 @@ PRINTED = {
     "TopK": ("route", "N", "light skim", "N x one-to-one"),
     "MiTA": ("both", "m (+1)", "landmark probing", "N-to-m"),
 }
-ROWS = {row["mechanism"]: row for row in places()}
+ROWS = {row["mechanism"]: row for row in taxonomy_rows()}
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -53,7 +53,7 @@ def test_what_picks_among_experts_is_discrete_or_a_place() -> None:
 
 
 def test_factors_in_a_window_route_by_place() -> None:
-    (row,) = places([Factors(window=3)])
+    (row,) = taxonomy_rows([Factors(window=3)])
     assert (row["strategy"], row["number"], row["conditions"]) == ("route", "N", "position")
 
 
@@ -73,13 +73,13 @@ def test_filters(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_filter_without_rows_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["taxonomy", "--strategy", "rout"]) == 2
-    assert "there are: both; compress; none; route" in capsys.readouterr().err
+    assert "rows have: both; compress; none; route" in capsys.readouterr().err
 
 
 def test_labels_of_the_picture_do_not_overlap_and_lie_inside() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = picture(places())
+    figure = picture(taxonomy_rows())
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     (axes,) = figure.axes
@@ -94,7 +94,7 @@ def test_labels_of_the_picture_do_not_overlap_and_lie_inside() -> None:
 def test_the_picture_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["taxonomy", "--svg", str(tmp_path / "a.svg")]) == 0
     assert f"drawn in {tmp_path / 'a.svg'}" in capsys.readouterr().out
-    draw(places(), tmp_path / "b.svg")
+    write_picture(taxonomy_rows(), tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert run(["taxonomy", "--svg", str(tmp_path / "no" / "a.svg")]) == 1
     assert "cannot write" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_a_grid_has_cells(sides: tuple[int, int]) -> None:
 
 
 def test_wrong_number_of_tokens_says_both_numbers() -> None:
-    with pytest.raises(GridError, match=r"203 tokens do not fit 14x14 cells with 1 \+ 0 extra tokens \(= 197\)"):
+    with pytest.raises(GridError, match=r"203 tokens do not fit 14x14 patch \+ 1 prefix \+ 0 suffix tokens \(= 197\)"):
         Grid(14, 14, 1).check(torch.zeros(1, 203, 4))
 
 

@@ -12,7 +12,7 @@ def test_the_width_is_the_share_of_a_head() -> None:
 
 
 def test_channels_that_heads_do_not_divide_need_a_width() -> None:
-    with pytest.raises(ConfigError, match=r"dim 10 is not a multiple of 3 heads; give Site\(width=\)"):
+    with pytest.raises(ConfigError, match=r"dim 10 is not a multiple of 3 heads; pass Site\(width=\)"):
         Site(10, 3, Grid(2, 2))
 
 

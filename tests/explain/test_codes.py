@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from regard.core import DataError, StoreError
-from regard.explain.codes import codes_of, compare, cosines, norms, regression, transfer
+from regard.explain.codes import code_books, compare, cosines, norms, regression, transfer
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
@@ -19,18 +19,18 @@ HOST = "vit_desk(size=8, patch=4, dim=8, depth=2, heads=2)"
 
 
 def model(codes=None, tied=True, mixer=Softmax):
-    made = create_model(HOST, mixer(projection=FSNE(code=4, tied=tied)))
+    trained = create_model(HOST, mixer(projection=FSNE(code=4, tied=tied)))
     if codes is not None:
         with torch.no_grad():
-            made.regard_shared[0].weight.copy_(torch.tensor(codes))
-    return made
+            trained.regard_shared[0].weight.copy_(torch.tensor(codes))
+    return trained
 
 
 AXES = [[2.0, 0, 0, 0], [0, 3.0, 0, 0], [0, 4.0, 3.0, 0]]
 
 
 def test_norms_and_cosines_by_hand():
-    (book,) = codes_of(model(AXES))
+    (book,) = code_books(model(AXES))
     assert book["roles"] == "qkv"
     assert book["codes"] == AXES
     assert norms(book) == {"q": 2.0, "k": 3.0, "v": 5.0}
@@ -39,8 +39,8 @@ def test_norms_and_cosines_by_hand():
 
 def test_rows_are_the_first_model_and_columns_the_second():
     """Query of a against key of b stands at row 0, column 1."""
-    a = codes_of(model([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0]]))[0]
-    b = codes_of(model([[0, 0, 0, 1.0], [5.0, 0, 0, 0], [0, -1.0, 0, 0]]))[0]
+    a = code_books(model([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0]]))[0]
+    b = code_books(model([[0, 0, 0, 1.0], [5.0, 0, 0, 0], [0, -1.0, 0, 0]]))[0]
     assert cosines(a, b) == [[0, 1, 0], [0, 0, -1], [0, 0, 0]]
     data = compare({"ImageNet": a, "Cars": b})["between"][0]
     assert (data["rows"], data["columns"]) == ("ImageNet", "Cars")
@@ -48,41 +48,41 @@ def test_rows_are_the_first_model_and_columns_the_second():
 
 
 def test_every_source_gives_the_same_codes(tmp_path):
-    made = model(AXES)
-    state = made.state_dict()
-    save(made, tmp_path / "saved")
+    trained = model(AXES)
+    state = trained.state_dict()
+    save(trained, tmp_path / "saved")
     save_file(state, tmp_path / "state.safetensors")
     (tmp_path / "run").mkdir()
     torch.save({"version": 1, "model": state, "ema": None}, tmp_path / "run" / "last.ckpt")
-    for source in (made, state, tmp_path / "saved", tmp_path / "state.safetensors", tmp_path / "run"):
-        (book,) = codes_of(source)
+    for source in (trained, state, tmp_path / "saved", tmp_path / "state.safetensors", tmp_path / "run"):
+        (book,) = code_books(source)
         assert book["codes"] == AXES
         assert book["name"] == "regard_shared.0"
 
 
 def test_the_average_is_read_where_there_is_one(tmp_path):
     torch.save({"model": model().state_dict(), "ema": model(AXES).state_dict()}, tmp_path / "last.ckpt")
-    assert codes_of(tmp_path)[0]["codes"] == AXES
+    assert code_books(tmp_path)[0]["codes"] == AXES
 
 
 def test_own_codes_are_one_book_a_layer():
-    made = model(tied=False)
+    trained = model(tied=False)
     names = ["blocks.0.attn.regard.qkv.codes", "blocks.1.attn.regard.qkv.codes"]
-    assert [book["name"] for book in codes_of(made)] == names
-    assert codes_of(made.state_dict()) == codes_of(made)
+    assert [book["name"] for book in code_books(trained)] == names
+    assert code_books(trained.state_dict()) == code_books(trained)
     with pytest.raises(DataError, match=r"2 code books \(blocks.0"):
-        compare({"own": made})
-    first, second = codes_of(made)
+        compare({"own": trained})
+    first, second = code_books(trained)
     assert len(compare({"first": first, "second": second})["between"]) == 1
 
 
 def test_a_mechanism_without_keys_has_two_codes():
-    made = model(mixer=SKA)
-    (book,) = codes_of(made)
+    trained = model(mixer=SKA)
+    (book,) = code_books(trained)
     assert book["roles"] == "qv"
     assert list(norms(book)) == ["q", "v"]
-    assert codes_of(made.state_dict(), roles="qv") == [book]
-    matrix = cosines(book, codes_of(model())[0])
+    assert code_books(trained.state_dict(), roles="qv") == [book]
+    matrix = cosines(book, code_books(model())[0])
     assert [len(matrix), len(matrix[0])] == [2, 3]
 
 
@@ -96,7 +96,7 @@ def test_an_untrained_code_of_8_numbers_has_a_length_of_about_the_root_of_8():
     """Table 6 has 8.1 to 9.1 after training."""
     torch.manual_seed(0)
     lengths = [
-        length for _ in range(40) for length in norms(codes_of({"codes.weight": Codes("qkv", 8).weight})[0]).values()
+        length for _ in range(40) for length in norms(code_books({"codes.weight": Codes("qkv", 8).weight})[0]).values()
     ]
     assert 2.4 < sum(lengths) / len(lengths) < 3.1
 
@@ -106,10 +106,10 @@ def test_regression_by_hand_and_by_torch():
     assert line == {"n": 3, "slope": pytest.approx(2), "intercept": pytest.approx(3), "r": pytest.approx(1)}
     assert regression([1.0, 2.0, 3.0], [9.0, 7.0, 5.0])["r"] == pytest.approx(-1)
     x, y = torch.randn(2, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = regression(x.tolist(), y.tolist())
+    books = regression(x.tolist(), y.tolist())
     slope, intercept = torch.linalg.lstsq(torch.stack([x, torch.ones_like(x)], 1), y).solution.tolist()
-    assert (found["slope"], found["intercept"]) == (pytest.approx(slope), pytest.approx(intercept))
-    assert found["r"] == pytest.approx(torch.corrcoef(torch.stack([x, y]))[0, 1].item())
+    assert (books["slope"], books["intercept"]) == (pytest.approx(slope), pytest.approx(intercept))
+    assert books["r"] == pytest.approx(torch.corrcoef(torch.stack([x, y]))[0, 1].item())
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_regression_by_hand_and_by_torch():
     ],
 )
 def test_regression_says_none_where_there_is_no_line(x, y, slope, r):
-    found = regression(x, y)
-    assert (found["n"], found["slope"], found["r"]) == (len(x), slope, r)
+    books = regression(x, y)
+    assert (books["n"], books["slope"], books["r"]) == (len(x), slope, r)
 
 
 # Table 2 (ImageNet) and Table 4 (transfer), XCiT-N12: linear, SNE, P-SNE, F-SNE 8, 8*, 16, 16*, 32, 64
@@ -137,17 +137,17 @@ NANO = {
 def test_figure_5_from_the_published_tables():
     """Better on ImageNet goes with better on CIFAR-10; on Cars it does not."""
     rows = {str(i): {name: values[i] for name, values in NANO.items()} for i in range(9)}
-    found = {entry["name"]: entry for entry in transfer(rows, "ImageNet")["sets"]}
-    assert list(found) == ["CIFAR-10", "Cars"]
+    books = {entry["name"]: entry for entry in transfer(rows, "ImageNet")["sets"]}
+    assert list(books) == ["CIFAR-10", "Cars"]
     # least squares by hand: sum of products over sum of squares of deviations
-    for name, entry in found.items():
+    for name, entry in books.items():
         mean_x, mean_y = sum(NANO["ImageNet"]) / 9, sum(NANO[name]) / 9
         dx, dy = [x - mean_x for x in NANO["ImageNet"]], [y - mean_y for y in NANO[name]]
         products = sum(a * b for a, b in zip(dx, dy, strict=True))
         assert entry["slope"] == pytest.approx(products / sum(a * a for a in dx))
         assert entry["r"] == pytest.approx(products / math.sqrt(sum(a * a for a in dx) * sum(b * b for b in dy)))
-    assert found["CIFAR-10"]["slope"] > 0
-    assert found["CIFAR-10"]["r"] > 0.3
+    assert books["CIFAR-10"]["slope"] > 0
+    assert books["CIFAR-10"]["r"] > 0.3
 
 
 def test_models_without_a_number_are_left_out():
@@ -165,10 +165,10 @@ def test_what_is_compared_can_be_kept_as_json():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: codes_of(create_model(HOST, Softmax())), DataError, "has no codes"),
-        (lambda: codes_of({"a.weight": torch.zeros(2, 2)}), DataError, "1 tensors has no codes"),
-        (lambda: codes_of({"codes.weight": torch.zeros(2, 8)}), DataError, "pass roles="),
-        (lambda: codes_of("nowhere"), StoreError, "nowhere is no folder"),
+        (lambda: code_books(create_model(HOST, Softmax())), DataError, "has no codes"),
+        (lambda: code_books({"a.weight": torch.zeros(2, 2)}), DataError, "1 tensors has no codes"),
+        (lambda: code_books({"codes.weight": torch.zeros(2, 8)}), DataError, "pass roles="),
+        (lambda: code_books("nowhere"), StoreError, "nowhere is no folder"),
         (lambda: compare({}), DataError, "at least one"),
         (
             lambda: compare({"a": {"codes.weight": torch.ones(3, 8)}, "b": {"codes.weight": torch.ones(3, 4)}}),
@@ -188,7 +188,7 @@ def test_wrong_use_says_what_was_expected(make, error, words):
 def test_a_damaged_checkpoint_is_named(tmp_path):
     (tmp_path / "last.ckpt").write_bytes(b"nothing")
     with pytest.raises(StoreError, match="last.ckpt cannot be read"):
-        codes_of(tmp_path)
+        code_books(tmp_path)
     torch.save({"step": 3}, tmp_path / "last.ckpt")
     with pytest.raises(StoreError, match="no state dict"):
-        codes_of(tmp_path)
+        code_books(tmp_path)

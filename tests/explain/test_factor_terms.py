@@ -6,7 +6,7 @@ from torch import nn
 
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
 from regard.explain.factor_terms import TermMaps, term_maps
-from regard.explain.layer_inputs import cells, equal_cells, layers_of, picked
+from regard.explain.layer_inputs import effective_cells, layers_of, query_cells, select_parts
 from regard.mixers.factors.factors import Factors, FactorsOperator, factor_logits
 from regard.mixers.factors.inputs import strided_tokens
 from regard.mixers.softmax import Softmax
@@ -26,7 +26,7 @@ CASES = {
 }
 
 
-def made(host: str, config: Factors | Softmax, spread: float = 0.4) -> nn.Module:
+def factors_model(host: str, config: Factors | Softmax, spread: float = 0.4) -> nn.Module:
     """In float64, with weights large enough that maps differ."""
     torch.manual_seed(0)
     model = create_model(host, config).double().eval()
@@ -42,35 +42,37 @@ def image(host: str = VIT, seed: int = 1) -> torch.Tensor:
 
 def inside(model: nn.Module, x: torch.Tensor) -> dict:
     """What the first operator was called with: the operator, q, k, v and its keywords."""
-    seen: dict = {}
+    visible: dict = {}
     operator = next(module for module in model.modules() if isinstance(module, FactorsOperator))
 
     def note(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        seen.update(operator=module, q=args[0], k=args[1], v=args[2], **kwargs)
+        visible.update(operator=module, q=args[0], k=args[1], v=args[2], **kwargs)
 
     handle = operator.register_forward_pre_hook(note, with_kwargs=True)
     with torch.no_grad():
         model(x[None])
     handle.remove()
-    return seen
+    return visible
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("terms", ["1111", "0110", "1001", "0001", "0000"])
 def test_all_terms_together_are_the_map_of_the_layer(terms: str, case: str) -> None:
     host, options = CASES[case]
-    model, x = made(host, Factors(terms=terms, **options)), image(host)
-    found = term_maps(model, x, (2, 1))[0]
-    seen = inside(model, x)
-    grid, operator = seen["grid"], seen["operator"]
+    model, x = factors_model(host, Factors(terms=terms, **options)), image(host)
+    maps = term_maps(model, x, (2, 1))[0]
+    visible = inside(model, x)
+    grid, operator = visible["grid"], visible["operator"]
     with torch.no_grad():
-        rows = operator.weights(seen["q"], seen["k"], seen["v"], grid=grid)[0, :, grid.prefix + 2 * grid.width + 1]
-    assert found.cell == (2, 1)
-    assert rows.shape == found.weights("all").shape
-    assert torch.allclose(found.weights("all"), rows, rtol=0, atol=1e-12)
+        rows = operator.weights(visible["q"], visible["k"], visible["v"], grid=grid)[
+            0, :, grid.prefix + 2 * grid.width + 1
+        ]
+    assert maps.cell == (2, 1)
+    assert rows.shape == maps.weights("all").shape
+    assert torch.allclose(maps.weights("all"), rows, rtol=0, atol=1e-12)
     kept = strided_tokens(grid, operator.stride, rows.device)
     hidden = torch.ones(grid.tokens, dtype=torch.bool).index_fill(0, kept, False)
-    assert not found.weights("all")[:, hidden].any()
+    assert not maps.weights("all")[:, hidden].any()
 
 
 def test_layers_are_named_after_the_port_alone() -> None:
@@ -81,22 +83,24 @@ def test_layers_are_named_after_the_port_alone() -> None:
 
 @pytest.mark.parametrize("terms", [terms for terms in ALL_TERMS if terms != "0000"])
 def test_every_term_has_the_logits_of_the_plain_form(terms: str) -> None:
-    model, x = made(CLASS, Factors(terms=terms, scale=0.7)), image(CLASS)
-    (found,), seen = term_maps(model, x, (3, 4)), inside(model, x)
-    grid, operator = seen["grid"], seen["operator"]
+    model, x = factors_model(CLASS, Factors(terms=terms, scale=0.7)), image(CLASS)
+    (maps,), visible = term_maps(model, x, (3, 4)), inside(model, x)
+    grid, operator = visible["grid"], visible["operator"]
     with torch.no_grad():
         tables = operator.tables(grid, grid)
-        plain = factor_logits(seen["q"], seen["k"], terms=terms, grid=grid, tables=tables, u=operator.u, t=operator.t)
-    assert list(found.logits) == list(plain) == [f"E{i + 1}" for i in range(4) if terms[i] == "1"]
+        plain = factor_logits(
+            visible["q"], visible["k"], terms=terms, grid=grid, tables=tables, u=operator.u, t=operator.t
+        )
+    assert list(maps.logits) == list(plain) == [f"E{i + 1}" for i in range(4) if terms[i] == "1"]
     for name, logits in plain.items():
-        wanted = 0.7 * logits[0, :, grid.prefix + 3 * grid.width + 4]
-        assert torch.allclose(found.logits[name], wanted, rtol=0, atol=1e-12)
-        assert torch.allclose(found.weights(name), wanted.softmax(-1), rtol=0, atol=1e-12)
-    assert found.names == (*plain, "all")
+        expected = 0.7 * logits[0, :, grid.prefix + 3 * grid.width + 4]
+        assert torch.allclose(maps.logits[name], expected, rtol=0, atol=1e-12)
+        assert torch.allclose(maps.weights(name), expected.softmax(-1), rtol=0, atol=1e-12)
+    assert maps.names == (*plain, "all")
 
 
 def test_fact_section_1_5_key_content_looks_alike_from_every_query() -> None:
-    model, x = made(VIT, Factors(terms="1111")), image()
+    model, x = factors_model(VIT, Factors(terms="1111")), image()
     one, other = (term_maps(model, x, place)[0] for place in ((0, 0), (2, 3)))
     assert torch.equal(one.map("E3"), other.map("E3"))
     for name in ("E1", "E2", "E4"):
@@ -104,7 +108,7 @@ def test_fact_section_1_5_key_content_looks_alike_from_every_query() -> None:
 
 
 def test_fact_section_1_5_relative_position_looks_alike_on_every_image() -> None:
-    model = made(VIT, Factors(terms="1111"))
+    model = factors_model(VIT, Factors(terms="1111"))
     one, other = (term_maps(model, image(seed=seed), (1, 2))[0] for seed in (1, 2))
     assert torch.equal(one.map("E4"), other.map("E4"))
     for name in ("E1", "E2", "E3"):
@@ -113,7 +117,7 @@ def test_fact_section_1_5_relative_position_looks_alike_on_every_image() -> None
 
 def test_relative_position_moves_with_the_query_along_its_own_axis() -> None:
     """Rows and columns are not exchanged: 3 x 5 cells."""
-    model, x = made(VIT, Factors(terms="0001")), image()
+    model, x = factors_model(VIT, Factors(terms="0001")), image()
     start, down, right = (
         term_maps(model, x, place)[0].logits["E4"].unflatten(-1, (3, 5)) for place in ((1, 1), (2, 1), (1, 2))
     )
@@ -123,28 +127,28 @@ def test_relative_position_moves_with_the_query_along_its_own_axis() -> None:
 
 
 def test_no_term_is_the_uniform_average_of_the_window() -> None:
-    found = term_maps(made(VIT, Factors(terms="0000", window=3)), image(), (0, 4))[0]
-    assert found.names == ("all",)
-    weights = found.map("all")
+    maps = term_maps(factors_model(VIT, Factors(terms="0000", window=3)), image(), (0, 4))[0]
+    assert maps.names == ("all",)
+    weights = maps.map("all")
     assert weights.shape == (2, 3, 5)
     assert (weights[:, :2, 3:] == 0.25).all()
     assert weights.sum() == 2
 
 
 def test_extra_tokens_get_a_share_but_no_position() -> None:
-    found = term_maps(made(CLASS, Factors(terms="0110")), image(CLASS))[0]
-    assert (found.keys.prefix, found.keys.cells) == (2, 24)
-    assert (found.logits["E2"][:, :2] == 0).all()
-    assert (found.logits["E3"][:, :2] != 0).all()
-    assert 0.5 < float(found.map("E2").sum((1, 2)).max()) < 1
+    maps = term_maps(factors_model(CLASS, Factors(terms="0110")), image(CLASS))[0]
+    assert (maps.keys.prefix, maps.keys.cells) == (2, 24)
+    assert (maps.logits["E2"][:, :2] == 0).all()
+    assert (maps.logits["E3"][:, :2] != 0).all()
+    assert 0.5 < float(maps.map("E2").sum((1, 2)).max()) < 1
 
 
 def test_where_queries_have_a_stride_the_cell_that_asks_looks() -> None:
-    model, x = made(VIT, Factors(terms="1111", query_stride=2)), image()
-    found, exact = term_maps(model, x, (1, 3))[0], term_maps(model, x, (0, 2))[0]
-    assert found.cell == (0, 2)
-    assert torch.equal(found.weights("all"), exact.weights("all"))
-    twin = made(VIT, Factors(terms="1111"))
+    model, x = factors_model(VIT, Factors(terms="1111", query_stride=2)), image()
+    maps, exact = term_maps(model, x, (1, 3))[0], term_maps(model, x, (0, 2))[0]
+    assert maps.cell == (0, 2)
+    assert torch.equal(maps.weights("all"), exact.weights("all"))
+    twin = factors_model(VIT, Factors(terms="1111"))
     twin.load_state_dict(model.state_dict())
     assert torch.allclose(term_maps(twin, x, (0, 2))[0].weights("all"), exact.weights("all"), rtol=0, atol=1e-12)
 
@@ -152,8 +156,8 @@ def test_where_queries_have_a_stride_the_cell_that_asks_looks() -> None:
 def test_layers_of_a_resnet_look_from_the_cell_below() -> None:
     host = "attended_resnet18(channels=(8, 8, 16, 16), stem=1, img_size=(12, 20), stages=(2, 3), heads=2)"
     model = create_model(host, Factors(terms="0010"))
-    found = term_maps(model.eval(), torch.randn(3, 12, 20), (5, 4))
-    assert [(one.layer, one.grid.height, one.grid.width, one.cell) for one in found] == [
+    maps = term_maps(model.eval(), torch.randn(3, 12, 20), (5, 4))
+    assert [(one.layer, one.grid.height, one.grid.width, one.cell) for one in maps] == [
         ("layer2.0.attn", 6, 10, (5, 4)),
         ("layer2.1.attn", 6, 10, (5, 4)),
         ("layer3.0.attn", 3, 5, (2, 2)),
@@ -166,7 +170,7 @@ def test_layers_of_a_resnet_look_from_the_cell_below() -> None:
 
 
 def test_the_model_is_left_as_it_was() -> None:
-    model = made(VIT, Factors(terms="1010")).train()
+    model = factors_model(VIT, Factors(terms="1010")).train()
     model.blocks[0].eval()  # type: ignore[union-attr, index, operator]
     before = [module.training for module in model.modules()]
     term_maps(model, image())
@@ -176,8 +180,8 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_what_has_no_terms_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="no layer with Factors"):
-        term_maps(made(VIT, Softmax()), image())
-    model = made(VIT, Factors(terms="0010"))
+        term_maps(factors_model(VIT, Softmax()), image())
+    model = factors_model(VIT, Factors(terms="0010"))
     with pytest.raises(ConfigError, match="blocks.0.attn, blocks.1.attn"):
         term_maps(model, image(), layers="stages.*")
     with pytest.raises(GridError, match="rows are 0 to 2, columns 0 to 4"):
@@ -196,32 +200,32 @@ def test_windows_of_a_swin_transformer_have_no_map_of_the_image() -> None:
 
 def test_cells_lie_below_the_centre_of_the_query() -> None:
     grids = {"a": Grid(6, 10), "b": Grid(3, 5), "c": Grid(2, 2, prefix=1)}
-    assert cells(grids, (0, 9)) == {"a": (0, 9), "b": (0, 4), "c": (0, 1)}
-    assert cells(grids, (3, 4)) == {"a": (3, 4), "b": (1, 2), "c": (1, 0)}
-    assert cells(grids, None)["a"] == (3, 5)
+    assert query_cells(grids, (0, 9)) == {"a": (0, 9), "b": (0, 4), "c": (0, 1)}
+    assert query_cells(grids, (3, 4)) == {"a": (3, 4), "b": (1, 2), "c": (1, 0)}
+    assert query_cells(grids, None)["a"] == (3, 5)
 
 
 def test_equal_weights_cover_all_their_cells() -> None:
     weights = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
-    assert torch.allclose(equal_cells(weights), torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64))
+    assert torch.allclose(effective_cells(weights), torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64))
 
 
 def test_heads_are_picked_by_mean_number_or_all() -> None:
     values = torch.tensor([[1.0], [3.0]])
-    assert [(name, float(value)) for name, value in picked(values, "all", "head")] == [
+    assert [(name, float(value)) for name, value in select_parts(values, "all", "head")] == [
         ("mean of 2 heads", 2.0),
         ("head 0", 1.0),
         ("head 1", 3.0),
     ]
-    assert [float(value) for _, value in picked(values, "1", "head")] == [3.0]
+    assert [float(value) for _, value in select_parts(values, "1", "head")] == [3.0]
     with pytest.raises(ConfigError, match="from 0 to 1"):
-        picked(values, "2", "head")
+        select_parts(values, "2", "head")
 
 
 def test_the_bias_of_a_mask_joins_the_sum_and_hides_keys() -> None:
     logits = {"E3": torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.float64)}
     bias = torch.tensor([[1.0, 0.0, -torch.inf]], dtype=torch.float64)
-    found = TermMaps(layer="", grid=Grid(1, 3), keys=Grid(1, 3), cell=(0, 0), logits=logits, bias=bias)
-    assert torch.allclose(found.weights("all")[0, :2], torch.tensor([0.5, 0.5], dtype=torch.float64))
-    assert torch.allclose(found.weights("E3")[0, :2], torch.tensor([0.0, 1.0], dtype=torch.float64).softmax(-1))
-    assert found.weights("E3")[0, 2] == found.weights("all")[0, 2] == 0
+    maps = TermMaps(layer="", grid=Grid(1, 3), keys=Grid(1, 3), cell=(0, 0), logits=logits, bias=bias)
+    assert torch.allclose(maps.weights("all")[0, :2], torch.tensor([0.5, 0.5], dtype=torch.float64))
+    assert torch.allclose(maps.weights("E3")[0, :2], torch.tensor([0.0, 1.0], dtype=torch.float64).softmax(-1))
+    assert maps.weights("E3")[0, 2] == maps.weights("all")[0, 2] == 0

@@ -27,51 +27,51 @@ def image() -> torch.Tensor:
 
 def test_maps_are_the_rows_of_the_softmax_for_the_query():
     network, x = model(False), image()
-    found = pictures.attention_of(network, x, (2, 1))
+    maps = pictures.attention_maps(network, x, (2, 1))
     attention = network.blocks[0].attn
     tokens = network._pos_embed(network.patch_embed(x[None]))
     q, k, _ = attention.qkv(network.blocks[0].norm1(tokens)).reshape(1, 15, 3, 2, 16).permute(2, 0, 3, 1, 4)
     weights = (q @ k.mT / 4).softmax(-1)[0, :, 2 * 5 + 1]
-    assert found["grid"] == [3, 5]
-    assert found["query"] == [2, 1]
-    assert np.allclose(found["layers"][0]["heads"], weights.detach().numpy(), atol=1e-5)
-    assert np.allclose(found["layers"][0]["mean"], weights.mean(0).detach().numpy(), atol=1e-5)
+    assert maps["grid"] == [3, 5]
+    assert maps["query"] == [2, 1]
+    assert np.allclose(maps["layers"][0]["heads"], weights.detach().numpy(), atol=1e-5)
+    assert np.allclose(maps["layers"][0]["mean"], weights.mean(0).detach().numpy(), atol=1e-5)
 
 
 def test_a_hosts_own_attention_gives_the_maps_of_our_softmax_and_is_left_alone():
     network = model(False)
     before = [type(module) for module in network.modules()]
-    found = pictures.attention_of(network, image())["layers"]
+    maps = pictures.attention_maps(network, image())["layers"]
     assert [type(module) for module in network.modules()] == before
-    assert len(found) == 2
+    assert len(maps) == 2
     twin = swap(network, Softmax())
-    assert pictures.attention_of(twin, image())["layers"] == found
+    assert pictures.attention_maps(twin, image())["layers"] == maps
 
 
 def test_prefix_tokens_are_not_part_of_a_map():
     network = create_model("vit_tiny_patch16_224(img_size=(32, 48), depth=1)", None).eval()
-    found = pictures.attention_of(network, torch.randn(3, 32, 48), (1, 2))
-    assert found["grid"] == [2, 3]
-    assert len(found["layers"][0]["mean"]) == 6
-    assert 0 < sum(found["layers"][0]["mean"]) < 1
+    maps = pictures.attention_maps(network, torch.randn(3, 32, 48), (1, 2))
+    assert maps["grid"] == [2, 3]
+    assert len(maps["layers"][0]["mean"]) == 6
+    assert 0 < sum(maps["layers"][0]["mean"]) < 1
 
 
 def test_a_model_without_attention_has_no_maps():
-    found = pictures.attention_of(remove(model(False)), image())
-    assert found["layers"] == []
+    maps = pictures.attention_maps(remove(model(False)), image())
+    assert maps["layers"] == []
     with pytest.raises(UnsupportedError, match="no layer"):
-        pictures.draw(found, "", trained=True)
+        pictures.draw(maps, "", trained=True)
 
 
 def test_training_mode_is_put_back():
     network = model().train()
-    pictures.attention_of(network, image())
+    pictures.attention_maps(network, image())
     assert network.training
 
 
 def test_a_query_outside_the_grid_is_refused():
     with pytest.raises(GridError, match="columns 0 to 4"):
-        pictures.attention_of(model(), image(), (0, 5))
+        pictures.attention_maps(model(), image(), (0, 5))
 
 
 def test_samples_are_real_pictures_of_the_asked_size():
@@ -104,22 +104,22 @@ def red(data: bytes) -> int:
 
 def test_untrained_maps_carry_a_warning_on_the_picture():
     grey = np.full((12, 20, 1), 90, np.uint8)
-    found = pictures.attention_of(model(), image(), picture=grey)
-    assert base64.b64decode(found["image"]) == pictures.png(grey)
-    assert red(pictures.draw(found, "t", trained=False)) > 200
-    assert red(pictures.draw(found, "t", trained=True)) == 0
+    maps = pictures.attention_maps(model(), image(), picture=grey)
+    assert base64.b64decode(maps["image"]) == pictures.png(grey)
+    assert red(pictures.draw(maps, "t", trained=False)) > 200
+    assert red(pictures.draw(maps, "t", trained=True)) == 0
 
 
 def test_one_head_can_be_drawn_and_an_unknown_one_is_refused():
-    found = pictures.attention_of(model(), image())
-    widths = [Image.open(io.BytesIO(pictures.draw(found, "", trained=True, head=head))).width for head in ("all", "1")]
+    maps = pictures.attention_maps(model(), image())
+    widths = [Image.open(io.BytesIO(pictures.draw(maps, "", trained=True, head=head))).width for head in ("all", "1")]
     assert widths[0] > widths[1]
     with pytest.raises(ConfigError, match="from 0 to 1"):
-        pictures.draw(found, "", trained=True, head="2")
+        pictures.draw(maps, "", trained=True, head="2")
 
 
 def test_a_foreign_grid_leaves_layers_out():
-    assert pictures.attention_of(model(), image(), grid=Grid(2, 2))["layers"] == []
+    assert pictures.attention_maps(model(), image(), grid=Grid(2, 2))["layers"] == []
 
 
 def test_the_verb_writes_a_picture(tmp_path):
@@ -139,4 +139,4 @@ def test_the_verb_writes_a_picture(tmp_path):
 def test_attention_of_the_hosts_own_that_is_not_softmax_is_refused() -> None:
     network = create_model("vit_s_32_spt", None)
     with pytest.raises(UnsupportedError, match="attention of its own that is not plain softmax"):
-        pictures.attention_of(network, torch.randn(3, 32, 32))
+        pictures.attention_maps(network, torch.randn(3, 32, 32))

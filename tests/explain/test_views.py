@@ -12,7 +12,7 @@ from torch import nn
 from regard.core import ConfigError, Grid, UnsupportedError
 from regard.explain import pictures, views
 from regard.explain.factor_terms import TermMaps
-from regard.explain.sampling_points import TapKernels, TapMoves
+from regard.explain.sampling_points import DynamicKernels, SamplingPoints
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
@@ -45,20 +45,20 @@ def model(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_has_the_views_of_its_layers(name: str) -> None:
-    assert views.views_of(model(name)) == MODELS[name][2]
+    assert views.available_views(model(name)) == MODELS[name][2]
 
 
 def test_a_view_is_chosen_or_refused() -> None:
-    assert views.chosen_view(model("factors")) == "maps"
-    assert views.chosen_view(model("factors"), "terms") == "terms"
-    assert views.chosen_view(model("deformable")) == "offsets"
-    assert views.chosen_view(model("resnet")) == "terms"
+    assert views.select_view(model("factors")) == "maps"
+    assert views.select_view(model("factors"), "terms") == "terms"
+    assert views.select_view(model("deformable")) == "offsets"
+    assert views.select_view(model("resnet")) == "terms"
     with pytest.raises(UnsupportedError, match="has no offsets to show; it has maps, terms"):
-        views.chosen_view(model("factors"), "offsets")
+        views.select_view(model("factors"), "offsets")
     with pytest.raises(UnsupportedError, match="nothing to show"):
-        views.chosen_view(remove(model("softmax")))
+        views.select_view(remove(model("softmax")))
     with pytest.raises(ConfigError, match="did you mean kernels"):
-        views.chosen_view(model("dynamic"), "kernel")
+        views.select_view(model("dynamic"), "kernel")
 
 
 def size(data: bytes) -> tuple[int, int]:
@@ -76,13 +76,13 @@ def size(data: bytes) -> tuple[int, int]:
     ],
 )
 def test_views_are_drawn_and_warn_where_nothing_was_trained(name: str, view: str, layers: list[str]) -> None:
-    x, found = torch.randn(3, 12, 20), {}
+    x, points = torch.randn(3, 12, 20), {}
     for trained in (True, False):
         data, shown = views.draw_view(view, model(name), x, PICTURE, "t", trained=trained, last=True)
         assert shown == layers
         pixels = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
-        found[trained] = int(((pixels[..., 0] > 150) & (pixels[..., 1] < 80) & (pixels[..., 2] < 80)).sum())
-    assert found[False] > found[True] + 200
+        points[trained] = int(((pixels[..., 0] > 150) & (pixels[..., 1] < 80) & (pixels[..., 2] < 80)).sum())
+    assert points[False] > points[True] + 200
 
 
 def test_a_part_is_one_head_or_group() -> None:
@@ -108,14 +108,14 @@ def test_a_grey_picture_is_drawn_too() -> None:
 # places
 
 
-def moves(factors: torch.Tensor | None = None, field: float = 0.0) -> TapMoves:
+def moves(factors: torch.Tensor | None = None, field: float = 0.0) -> SamplingPoints:
     """On a 3 x 5 grid over 12 x 20 pixels: a cell has 4 x 4."""
-    rest = torch.tensor([[1.0, 2.0], [1.0, 3.0]], dtype=torch.float64)
-    points = (rest + torch.tensor([1.0, -2.0]))[None]
+    regular = torch.tensor([[1.0, 2.0], [1.0, 3.0]], dtype=torch.float64)
+    points = (regular + torch.tensor([1.0, -2.0]))[None]
     vectors = torch.zeros(3, 5, 2, dtype=torch.float64)
     vectors[1, 3, 0] = field  # down, at the cell of the second row and fourth column
-    return TapMoves(
-        layer="a", grid=Grid(3, 5), source=Grid(3, 5), cell=(1, 2), rest=rest, points=points, factors=factors,
+    return SamplingPoints(
+        layer="a", grid=Grid(3, 5), source=Grid(3, 5), cell=(1, 2), regular=regular, points=points, factors=factors,
         field=vectors, lengths=vectors.norm(dim=-1),
     )  # fmt: skip
 
@@ -123,9 +123,9 @@ def moves(factors: torch.Tensor | None = None, field: float = 0.0) -> TapMoves:
 def test_taps_and_samples_lie_at_the_centres_of_cells() -> None:
     axes = Figure().add_subplot()
     values = torch.cat([moves().points[0], torch.tensor([[1.0], [0.0]], dtype=torch.float64)], 1)
-    views.paint_taps(axes, PICTURE, moves(), values)
-    quiver, rest, points = axes.collections
-    assert np.asarray(rest.get_offsets()).tolist() == [[10, 6], [14, 6]]
+    views.paint_points(axes, PICTURE, moves(), values)
+    quiver, regular, points = axes.collections
+    assert np.asarray(regular.get_offsets()).tolist() == [[10, 6], [14, 6]]
     assert np.asarray(points.get_offsets()).tolist() == [[2, 10], [6, 10]]
     assert (list(quiver.U), list(quiver.V)) == ([-8, -8], [4, 4])  # type: ignore[attr-defined]
     opacity = points.get_alpha()
@@ -138,27 +138,27 @@ def test_taps_and_samples_lie_at_the_centres_of_cells() -> None:
 
 def test_the_field_points_down_where_rows_grow() -> None:
     axes = Figure().add_subplot()
-    found = moves(field=0.1)
-    views.paint_field(axes, PICTURE, found)
+    points = moves(field=0.1)
+    views.paint_field(axes, PICTURE, points)
     (quiver,) = axes.collections
     arrows = np.stack([quiver.X, quiver.Y, quiver.U, quiver.V], -1)  # type: ignore[attr-defined]
     (moved,) = arrows[np.abs(arrows[:, 2:]).sum(-1) > 0]
-    assert views.magnified(found) == 8
+    assert views.arrow_scale(points) == 8
     assert moved.tolist() == pytest.approx([14, 6, 0, 8 * 0.1 * 4])
     assert axes.get_ylim() == (12, 0)
 
 
 @pytest.mark.parametrize(("longest", "factor"), [(0.0, 1), (0.6, 1), (3.0, 1), (0.3, 2), (0.01, 64)])
 def test_short_movements_are_magnified_by_a_power_of_two(longest: float, factor: int) -> None:
-    assert views.magnified(moves(field=longest)) == factor
+    assert views.arrow_scale(moves(field=longest)) == factor
 
 
 def test_a_kernel_is_drawn_with_all_its_taps_around_the_cell() -> None:
     axes = Figure().add_subplot()
     kernel = np.zeros((3, 5))
     kernel[2, 0] = 1
-    found = TapKernels(layer="a", grid=Grid(3, 5), cell=(0, 1), kernels=torch.tensor(kernel)[None])
-    views.paint_kernel(axes, PICTURE, found, kernel)
+    points = DynamicKernels(layer="a", grid=Grid(3, 5), cell=(0, 1), kernels=torch.tensor(kernel)[None])
+    views.paint_kernel(axes, PICTURE, points, kernel)
     shown = axes.images[1]
     assert tuple(shown.get_extent()) == (-4, 16, 8, -4)
     assert np.argwhere(np.asarray(shown.get_array())[..., 3] > 0.5).tolist() == [[2, 0]]
@@ -167,17 +167,17 @@ def test_a_kernel_is_drawn_with_all_its_taps_around_the_cell() -> None:
 
 def test_terms_say_how_many_cells_they_cover() -> None:
     logits = {"E3": torch.zeros(2, 15, dtype=torch.float64)}
-    found = TermMaps(
+    points = TermMaps(
         layer="a", grid=Grid(3, 5), keys=Grid(3, 5), cell=(1, 2), logits=logits,
         bias=torch.zeros(1, 15, dtype=torch.float64),
     )  # fmt: skip
-    ((name, panels),) = views.term_rows(found, PICTURE)
+    ((name, panels),) = views.term_rows(points, PICTURE)
     assert name == "a\ncell 1,2, mean of 2 heads"
     assert [title for title, _ in panels] == [
         "E3: covers 15 of 15\nkey content",
         "all: covers 15 of 15\nas the layer attends",
     ]
-    assert [name for name, _ in views.term_rows(found, PICTURE, "all")] == [
+    assert [name for name, _ in views.term_rows(points, PICTURE, "all")] == [
         f"a\ncell 1,2, {part}" for part in ("mean of 2 heads", "head 0", "head 1")
     ]
 

@@ -92,10 +92,10 @@ def their_name(key):
 def test_cvt_13_is_transformers_cvt(pixels):
     theirs, ours = cvt_pair(pixels)
     x = torch.randn(2, 3, pixels, pixels, dtype=torch.float64)
-    wanted = theirs(x).logits
-    assert (ours(x) - wanted).abs().max() <= 1e-9 * wanted.abs().max()
+    expected = theirs(x).logits
+    assert (ours(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
     swap(ours, Softmax(), example=x[:1])
-    assert (ours(x) - wanted).abs().max() <= 1e-9 * wanted.abs().max()
+    assert (ours(x) - expected).abs().max() <= 1e-9 * expected.abs().max()
 
 
 def cait_by_hand(state, x, heads):
@@ -142,8 +142,8 @@ def test_cait_s_32_is_its_equations():
     for value in model.parameters():
         nn.init.normal_(value, std=0.08)
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    wanted = cait_by_hand(dict(model.named_parameters()), x, 8)
-    assert (model(x) - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+    expected = cait_by_hand(dict(model.named_parameters()), x, 8)
+    assert (model(x) - expected).abs().max() <= 1e-11 * expected.abs().max()
 
 
 # vit-pytorch, which the SKA paper's code is built on
@@ -182,8 +182,8 @@ def block_names(theirs, ours, wrapped=""):
     }
 
 
-def same(ours, wanted):
-    return (ours - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+def same(ours, expected):
+    return (ours - expected).abs().max() <= 1e-11 * expected.abs().max()
 
 
 @pytest.mark.slow
@@ -221,10 +221,10 @@ def test_vit_s_32_is_vit_pytorchs_vit_behind_the_patches():
         }
     theirs = given(theirs, ours, names, {"pos_embedding": ours.pos_embed, "cls_token": ours.cls_token})
     with torch.no_grad():
-        wanted = theirs(ours.patch_embed(x))
-        assert same(ours(x), wanted)
+        expected = theirs(ours.patch_embed(x))
+        assert same(ours(x), expected)
         swap(ours, Softmax(), example=x[:1])
-        assert same(ours(x), wanted)
+        assert same(ours(x), expected)
 
 
 @pytest.mark.slow

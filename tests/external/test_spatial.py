@@ -10,7 +10,7 @@ from regard.core import Grid, Site
 from regard.mixers.convolutions.deformable import DeformableConv2d, deformable_conv, deformable_conv_reference
 from regard.mixers.factors.factors import Factors
 from regard.testing.external import largest
-from regard.testing.external.packages import content_pairs, deformable_pairs, moved, transformer_xl_pairs
+from regard.testing.external.packages import content_pairs, deformable_pairs, perturbed, transformer_xl_pairs
 
 TERMS = ["".join(flags) for flags in itertools.product("01", repeat=4)]
 WRONG = ("0100", "0110", "1100", "1110")
@@ -19,7 +19,7 @@ WRONG = ("0100", "0110", "1100", "1110")
 @pytest.mark.parametrize("call", [deformable_conv, deformable_conv_reference], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
-    ("groups", "weight_groups", "places"),
+    ("groups", "weight_groups", "frame"),
     [
         (1, 1, {"padding": 1}),
         (2, 1, {"padding": 1, "stride": 2}),
@@ -27,10 +27,10 @@ WRONG = ("0100", "0110", "1100", "1110")
         (2, 4, {"padding": (2, 0), "stride": (1, 2), "dilation": (1, 2)}),
     ],
 )
-def test_deformable_convolution_is_torchvisions(call, masked, groups, weight_groups, places):
+def test_deformable_convolution_is_torchvisions(call, masked, groups, weight_groups, frame):
     """Values and gradients in float64: order of offsets, masks and groups, borders, strides."""
     pytest.importorskip("torchvision")
-    pairs = deformable_pairs(groups, weight_groups, masked, places, call)
+    pairs = deformable_pairs(groups, weight_groups, masked, frame, call)
     assert len(pairs) == 5 + masked
     assert largest(pairs[:1]) < 1e-11
     assert largest(pairs) < 1e-10
@@ -77,7 +77,7 @@ def mmcv_pairs(terms, sides, built=""):
     bricks = pytest.importorskip("mmcv.cnn.bricks.generalized_attention", reason="pip install mmcv-lite")
     torch.manual_seed(0)
     grid = Grid(*sides)
-    layer = moved(Factors(terms, preset="mmcv").build(Site(16, 2, grid, qkv_bias=False)))
+    layer = perturbed(Factors(terms, preset="mmcv").build(Site(16, 2, grid, qkv_bias=False)))
     theirs = bricks.GeneralizedAttention(16, num_heads=2, kv_stride=2, attention_type=built or terms).double()
     roles = dict(zip(layer.config.roles, layer.qkv.weight.chunk(len(layer.config.roles)), strict=True))
     operator = layer.operator

@@ -133,7 +133,7 @@ def test_failed_runs_are_repeated_only_with_retry(tmp_path: Path) -> None:
 
 
 def test_options_that_no_run_can_have_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="32 cannot be cut into 5 equal parts; use 4 devices"):
+    with pytest.raises(ConfigError, match="32 cannot be divided into 5 equal parts; use 4 devices"):
         run_study(STUDY, "smoke", Results(tmp_path), workers=0, devices=5)
     assert not list(tmp_path.iterdir())
 
@@ -148,7 +148,7 @@ def test_a_run_that_is_no_row_is_repeated_by_the_same_options(tmp_path: Path) ->
     store.finish(start, {"status": "failed", "error": "out of memory", "metrics": {}})
     events: list[Event] = []
     assert run_study(study, "smoke", store, workers=0, watch=events.append)["stopped"] == 1
-    assert events[-1].text == f"StoreError: run {start}, which this one needs, failed: out of memory"
+    assert events[-1].text == f"StoreError: run {start}, which this run needs, failed: out of memory"
     assert run_study(study, "smoke", store, workers=0, retry=True)["done"] == 1
     assert store.status(start) == "done"
     (store.folder(start) / "mark").write_text("of the first time")

@@ -71,7 +71,7 @@ def test_a_failed_run_is_said_and_left_out(tmp_path: Path) -> None:
     table = load(tmp_path)
     line = table.line("SKA")
     assert (line.n, line.failed, line.diverged) == (2, 1, 1)
-    assert "SKA: diverged 1/3" in table.warnings
+    assert "SKA: diverged 1/3 (seed 2: the loss is inf)" in table.warnings
     assert table.claims[0].verdict.word == "not judged"
 
 
@@ -97,7 +97,7 @@ def test_what_stays_at_chance_is_not_called_diverged(tmp_path: Path) -> None:
     table = load(tmp_path)
     line = table.line("SKA")
     assert (line.n, line.failed, line.diverged, line.at_chance) == (2, 1, 0, 1)
-    assert table.warnings[:2] == ("SKA: at chance 1/3", "SKA: failed 1/3")
+    assert table.warnings[:2] == ("SKA: failed 1/3 (seed 2: DataError: no images)", "SKA: at chance 1/3")
 
 
 def test_a_claim_compares_two_differences_seed_by_seed(tmp_path: Path) -> None:
@@ -127,10 +127,24 @@ def test_a_damaged_snapshot_is_named(tmp_path: Path, damage: dict) -> None:
         load(tmp_path)
 
 
+def test_failed_runs_stand_in_the_table_with_their_errors(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    errors = ("ConfigError: 5 heads do not divide 64", "ConfigError: 5 heads do not divide 64", "DataError: no images")
+    for seed, error in enumerate(errors):
+        store.finish(key_of(1, seed), {"status": "failed", "error": error, "metrics": {}})
+    store.finish(key_of(2, 1), {"status": "failed", "error": "the loss is nan", "diverged": True, "metrics": {}})
+    warnings = load(tmp_path).warnings
+    assert (
+        "SKA: failed 3/3 (seeds 0, 1: ConfigError: 5 heads do not divide 64; seed 2: DataError: no images)" in warnings
+    )
+    assert "MiTA: diverged 1/3 (seed 1: the loss is nan)" in warnings
+    assert any("5 heads do not divide 64" in line for line in markdown(load(tmp_path)).splitlines())
+
+
 def test_missing_runs_are_counted(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     store.reopen(key_of(0, 0))
-    assert "1 of 15 runs are still missing" in load(tmp_path).warnings
+    assert "1 of 15 runs are missing" in load(tmp_path).warnings
 
 
 def test_mixed_code_versions_are_said(tmp_path: Path) -> None:
@@ -149,11 +163,11 @@ def test_mixed_code_versions_are_said(tmp_path: Path) -> None:
         ("devices", (1, None), ""),
     ],
 )
-def test_mixed_surroundings_are_said(tmp_path: Path, field: str, values: tuple, said: str) -> None:
+def test_mixed_environments_are_reported(tmp_path: Path, field: str, values: tuple, said: str) -> None:
     store = make_store(tmp_path)
     for run in store.outcomes():
-        surroundings = {**run["environment"], field: values[run["key"] == key_of(1, 0)]}
-        store.finish(run["key"], {**run, "environment": surroundings})
+        environment = {**run["environment"], field: values[run["key"] == key_of(1, 0)]}
+        store.finish(run["key"], {**run, "environment": environment})
     found = [warning for warning in load(tmp_path).warnings if "mixes" in warning]
     assert len(found) == bool(said)
     assert not said or found[0].endswith(said)
@@ -266,7 +280,7 @@ def test_import_of_nothing_is_an_error(tmp_path: Path) -> None:
 
 def test_import_refuses_keys_that_are_paths(tmp_path: Path) -> None:
     write_json(tmp_path / "outcome.json", {"status": "done", "key": "../../etc/x"})
-    with pytest.raises(StoreError, match="12 hex digits"):
+    with pytest.raises(StoreError, match="12 hexadecimal digits"):
         import_runs(tmp_path / "outcome.json", Results(tmp_path / "here"))
 
 
@@ -295,4 +309,4 @@ def test_tables_need_no_torch(tmp_path: Path) -> None:
 def test_how_far_is_a_claim_of_the_paper_scale_alone() -> None:
     claim = {"a": "SKA", "b": "softmax", "metric": "top1", "by": 1.9}
     assert claim_text(claim, "paper") == "SKA is above softmax in top1 by at least 1.9"
-    assert claim_text(claim, "desk") == "SKA is above softmax in top1 (direction alone; at paper scale by at least 1.9)"
+    assert claim_text(claim, "desk") == "SKA is above softmax in top1 (direction only; at paper scale by at least 1.9)"

@@ -12,9 +12,9 @@ import pytest
 
 from regard.lab import workers
 from regard.lab.progress import Event, Progress
-from regard.lab.workers import Job, carry, run_all
+from regard.lab.workers import Job, execute_job, run_all
 from regard.store.results import Results
-from small_runs import SURROUNDINGS, Small
+from small_runs import ENVIRONMENT_ERRORS, RUN_ERRORS, Small
 
 HERE = Path(__file__).parents[1]
 
@@ -61,7 +61,7 @@ def wait_for_runs(store: Path, number: int) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_runs_hear_that_they_are_to_be_compiled(tmp_path: Path, workers: int) -> None:
+def test_runs_are_told_to_compile(tmp_path: Path, workers: int) -> None:
     job = Job(Small(1, compile=True), "s", "smoke", "row", 0, compile=True)
     assert run_all([job], Results(tmp_path), workers, Progress(lambda event: None))["done"] == 1
 
@@ -90,7 +90,7 @@ def test_gpus_that_are_named_and_not_there_do_not_count(monkeypatch, named: str,
 def test_states_and_events(tmp_path: Path, workers: int) -> None:
     events: list[Event] = []
     store = Results(tmp_path)
-    counts = run_all(jobs_of(["work", "fail", "work"]), store, workers, Progress(events.append))
+    counts = run_all(jobs_of(["work", "data", "work"]), store, workers, Progress(events.append))
     assert counts == {"done": 2, "failed": 1, "stopped": 0, "died": 0, "busy": 0}
     assert store.outcome(Small(1).key)["error"] == "DataError: images are missing"  # type: ignore[index]
     assert store.outcome(Small(0).key)["row"] == "row 0"  # type: ignore[index]
@@ -98,22 +98,34 @@ def test_states_and_events(tmp_path: Path, workers: int) -> None:
     assert events[-1].counts["waiting"] == 0
 
 
-@pytest.mark.parametrize("action", SURROUNDINGS)
-def test_an_error_of_the_surroundings_is_no_result(tmp_path: Path, action: str) -> None:
+@pytest.mark.parametrize("action", ENVIRONMENT_ERRORS)
+def test_an_error_of_the_environment_is_no_result(tmp_path: Path, action: str) -> None:
     """The run is not failed for good: the same command carries it out when the error is gone."""
     store, events = Results(tmp_path), list[Event]()
     counts = run_all(jobs_of([action, "work"]), store, 0, Progress(events.append))
     assert counts == {"done": 1, "failed": 0, "stopped": 1, "died": 0, "busy": 0}
     assert [event.text for event in events if event.kind == "stopped"] == [
-        f"{type(SURROUNDINGS[action]).__name__}: {SURROUNDINGS[action]}"
+        f"{type(ENVIRONMENT_ERRORS[action]).__name__}: {ENVIRONMENT_ERRORS[action]}"
     ]
     assert store.status(Small(0).key) == "begun"
     assert run_all(jobs_of(["work"]), store, 0, Progress(events.append))["done"] == 1
 
 
+@pytest.mark.parametrize("action", RUN_ERRORS)
+def test_an_error_of_the_run_is_a_failed_run_with_its_text(tmp_path: Path, action: str) -> None:
+    """A configuration that the model refuses is recorded once, and not tried again at every start."""
+    store, events = Results(tmp_path), list[Event]()
+    counts = run_all(jobs_of([action, "work"]), store, 0, Progress(events.append))
+    assert counts == {"done": 1, "failed": 1, "stopped": 0, "died": 0, "busy": 0}
+    text = f"{type(RUN_ERRORS[action]).__name__}: {RUN_ERRORS[action]}"
+    assert [event.text for event in events if event.kind == "failed"] == [text]
+    assert store.status(Small(0).key) == "failed"
+    assert (store.outcome(Small(0).key) or {})["error"] == text
+
+
 def test_an_error_of_the_probes_stops_its_own_run_alone(tmp_path: Path) -> None:
     """`Small` is no run that has maps."""
-    state, _, text = carry(Job(Small(0), "s", "smoke", "row", 0, probes=True), str(tmp_path))
+    state, _, text = execute_job(Job(Small(0), "s", "smoke", "row", 0, probes=True), str(tmp_path))
     assert (state, text.partition(":")[0]) == ("stopped", "AttributeError")
     assert Results(tmp_path).status(Small(0).key) == "done"
 

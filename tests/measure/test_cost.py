@@ -1,12 +1,17 @@
-"""Costs of whole models: formulas of mechanisms, and the rest as it is counted."""
+"""Costs of whole models: mechanisms by their formulas, the rest by PyTorch's counter."""
 
 import pytest
 import torch
 
-from regard import MiTA, Softmax, create_model
-from regard.measure.cost import model_cost
+from regard import MIXERS, MiTA, RegardError, Softmax, create_model
+from regard.core import MixerConfig
+from regard.measure.cost import host_and_image, model_cost
+from regard.mixers.spelling import spell
 from regard.swapping.count import count_macs
 from regard.swapping.layer import Port
+from regard.swapping.swap import plan_swap
+
+CLASS_TOKEN = "deit_tiny_patch16_224"
 
 
 @pytest.mark.parametrize(
@@ -21,18 +26,34 @@ def test_sizes_reach_hosts_without_an_option_for_them_and_hosts_without_attentio
     half = model_cost("resnet18", None, (112, 224))
     assert whole.params == half.params == 11_689_512
     assert 1.9 < whole.macs / half.macs < 2.1
-    found = model_cost("caformer_s18", Softmax(), (96, 160))
-    assert found == model_cost("caformer_s18", None, (96, 160)) != model_cost("caformer_s18", None)
+    swapped = model_cost("caformer_s18", Softmax(), (96, 160))
+    assert swapped == model_cost("caformer_s18", None, (96, 160)) != model_cost("caformer_s18", None)
 
 
 def test_a_mechanism_counts_by_its_formula_whichever_form_runs() -> None:
     host, config = "vit_desk(size=24, patch=2, dim=32, depth=2, heads=2)", MiTA(m=9, k=9)
     model = create_model(host, config)
-    found = count_macs(model, torch.randn(1, 3, 24, 24))
-    assert found == model_cost(host, config).macs
+    macs = count_macs(model, torch.randn(1, 3, 24, 24))
+    assert macs == model_cost(host, config).macs
     softmax = model_cost(host, Softmax()).macs
     site = next(layer.mixer.site for layer in model.modules() if isinstance(layer, Port))
-    assert found - softmax == 2 * (config.operator_cost(site).macs - Softmax().operator_cost(site).macs)
+    assert macs - softmax == 2 * (config.operator_cost(site).macs - Softmax().operator_cost(site).macs)
     before = model(torch.ones(1, 3, 24, 24))
     count_macs(model, torch.randn(1, 3, 24, 24))
     assert torch.equal(model(torch.ones(1, 3, 24, 24)), before)  # operators work again afterwards
+
+
+@pytest.mark.parametrize("mixer", MIXERS, ids=lambda mixer: mixer.__name__)
+def test_every_mechanism_has_a_plan_and_a_cost_beside_a_class_token(mixer: type[MixerConfig]) -> None:
+    """On the meta device, as in `regard cost`; a mechanism that does not fit may refuse with a RegardError."""
+    try:
+        with torch.device("meta"):
+            model, image = host_and_image(CLASS_TOKEN, None)
+            plan = plan_swap(model, mixer(), example=image)
+        cost = model_cost(CLASS_TOKEN, mixer())
+    except RegardError:
+        return
+    assert len(plan.sites) == 12
+    assert spell(mixer()) in str(plan)
+    assert cost.params > 0
+    assert cost.macs > 0

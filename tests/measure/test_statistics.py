@@ -21,17 +21,17 @@ MITA = {0: 89.1, 1: 85.6, 2: 87.0}
 
 
 def test_interval_of_three_by_hand() -> None:
-    found = interval([1.0, 2.0, 3.0])  # sd 1, t(0.975, 2) = 4.30265
-    assert (found.mean, found.sd) == (2.0, 1.0)
-    assert found.half == pytest.approx(4.302652729911275 / 3**0.5, rel=1e-9)
+    result = interval([1.0, 2.0, 3.0])  # sd 1, t(0.975, 2) = 4.30265
+    assert (result.mean, result.sd) == (2.0, 1.0)
+    assert result.half == pytest.approx(4.302652729911275 / 3**0.5, rel=1e-9)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_have_no_interval(n: int) -> None:
-    found = interval([1.0] * n)
-    assert found.low is None
-    assert found.high is None
-    assert judge(found).word == "not judged"
+    result = interval([1.0] * n)
+    assert result.low is None
+    assert result.high is None
+    assert judge(result).word == "not judged"
 
 
 def test_paired_differences_use_common_seeds() -> None:
@@ -50,16 +50,16 @@ def test_pooled_half_width_of_the_tables() -> None:
     """With residual sd s, 8 rows and 3 seeds: 1.24 sd_d, where sd_d = s sqrt(2)."""
     x = np.random.default_rng(0).normal(size=(8, 3)) + np.arange(8)[:, None]
     x = x.mean(1, keepdims=True) + (x - x.mean(1, keepdims=True)) / x.std(1, ddof=1, keepdims=True)
-    found = pooled({str(i): dict(enumerate(row)) for i, row in enumerate(x.tolist())})
-    assert found.degrees == 14
-    assert found.half is not None
-    assert found.half / (found.sd * 2**0.5) == pytest.approx(1.24, abs=0.005)
+    result = pooled({str(i): dict(enumerate(row)) for i, row in enumerate(x.tolist())})
+    assert result.degrees == 14
+    assert result.half is not None
+    assert result.half / (result.sd * 2**0.5) == pytest.approx(1.24, abs=0.005)
 
 
 def test_pooling_is_refused_where_rows_scatter_differently() -> None:
-    found = pooled({"a": {0: 0.0, 1: 1.0, 2: 2.0}, "b": {0: 0.0, 1: 3.0, 2: 6.0}})
-    assert found.half is None
-    assert "differ" in found.reason
+    result = pooled({"a": {0: 0.0, 1: 1.0, 2: 2.0}, "b": {0: 0.0, 1: 3.0, 2: 6.0}})
+    assert result.half is None
+    assert "differ" in result.reason
 
 
 # sd, difference, seeds alone, seeds pooled over 8 rows
@@ -91,9 +91,9 @@ def test_verdicts_of_the_pilot() -> None:
 
 def test_smoke_scale_and_a_closed_gate_judge_nothing() -> None:
     assert judge(paired(SKA, SOFTMAX), scale="smoke").word == "not judged"
-    said = judge(paired(MITA, SOFTMAX), refusal="the gate")
-    assert (said.word, said.sentence) == ("not judged", "not judged: the gate; -1.4 [-6.3, +3.5], 3 seeds")
-    assert said.p is None
+    message = judge(paired(MITA, SOFTMAX), refusal="the gate")
+    assert (message.word, message.sentence) == ("not judged", "not judged: the gate; -1.4 [-6.3, +3.5], 3 seeds")
+    assert message.p is None
 
 
 def near(mean: float, half: float) -> Interval:
@@ -123,9 +123,9 @@ def of_t(mean: float, half: float, degrees: int = 4) -> float:
 
 def test_a_contradicted_equivalence_has_the_p_of_its_margin() -> None:
     for mean in (5.0, -5.0):
-        found = judge(near(mean, 0.1), within=1.0)
-        assert found.word == "contradicted"
-        assert found.p == pytest.approx(of_t(4.0, 0.1), rel=1e-9)
+        result = judge(near(mean, 0.1), within=1.0)
+        assert result.word == "contradicted"
+        assert result.p == pytest.approx(of_t(4.0, 0.1), rel=1e-9)
 
 
 def test_a_supported_equivalence_has_the_p_of_its_nearer_margin() -> None:
@@ -153,16 +153,16 @@ def test_an_undecided_equivalence_says_on_which_side_it_would_end() -> None:
 def test_a_pooled_interval_brings_its_p_and_price() -> None:
     alone = near(1.0, 2.0)
     table = Pooled(None, 28, 0.5)
-    found = judge(alone, pooled=table)
-    assert (judge(alone).word, found.word) == ("undecided", "supported")
-    assert found.p == pytest.approx(of_t(1.0, 0.5, 28), rel=1e-9)
+    result = judge(alone, pooled=table)
+    assert (judge(alone).word, result.word) == ("undecided", "supported")
+    assert result.p == pytest.approx(of_t(1.0, 0.5, 28), rel=1e-9)
     sd = 0.5 / 2.0484071 * 5**0.5
     assert judge(near(0.4, 2.0), pooled=table).needed == seeds_needed(sd, 0.4, rows=8)
 
 
 def test_a_pair_with_more_seeds_than_the_pooled_table_has_a_price() -> None:
-    found = judge(near(0.4, 2.0), pooled=Pooled(None, 2, 0.5))  # two rows and three seeds; the pair has five
-    assert found.needed == seeds_needed(0.5 / 4.3026527 * 5**0.5, 0.4)
+    result = judge(near(0.4, 2.0), pooled=Pooled(None, 2, 0.5))  # two rows and three seeds; the pair has five
+    assert result.needed == seeds_needed(0.5 / 4.3026527 * 5**0.5, 0.4)
 
 
 def test_a_refused_pooling_leaves_the_interval_of_the_pair() -> None:
@@ -172,9 +172,9 @@ def test_a_refused_pooling_leaves_the_interval_of_the_pair() -> None:
 @pytest.mark.parametrize("mean", [-1.6, -1.4, -0.6, -0.4, 0.0, 0.4, 0.6, 1.4, 1.6])
 def test_p_is_small_exactly_where_a_claim_is_decided(mean: float) -> None:
     for options in ({"within": 1.0}, {"by": 0.0}, {"by": 0.8, "scale": "paper"}):
-        found = judge(near(mean, 0.5), **options)
-        assert found.p is not None
-        assert (found.p < 0.05) == (found.word != "undecided"), options
+        result = judge(near(mean, 0.5), **options)
+        assert result.p is not None
+        assert (result.p < 0.05) == (result.word != "undecided"), options
 
 
 def test_holm_by_hand() -> None:

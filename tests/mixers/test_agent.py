@@ -34,10 +34,10 @@ def test_fast_equals_reference(scale, biases):
         options |= {"collect_bias": torch.randn(2, 4, 9, dtype=F64), "read_bias": torch.randn(2, 13, 4, dtype=F64)}
     keep = torch.rand(3, 9) > 0.4
     for mask in (None, Mask(keep=keep), Mask(bias=torch.randn(2, 1, 9, dtype=F64))):
-        for shown in (None, torch.tensor([[True, False, True, True]] * 3)):
-            own = agent_reference(q, k, v, landmarks, mask=mask, landmark_keep=shown, **options)
-            fast = agent(q, k, v, landmarks, mask=mask, landmark_keep=shown, **options)
-            assert torch.allclose(fast, own, atol=1e-12)
+        for landmark_keep in (None, torch.tensor([[True, False, True, True]] * 3)):
+            plain = agent_reference(q, k, v, landmarks, mask=mask, landmark_keep=landmark_keep, **options)
+            fast = agent(q, k, v, landmarks, mask=mask, landmark_keep=landmark_keep, **options)
+            assert torch.allclose(fast, plain, atol=1e-12)
 
 
 def test_it_is_two_softmax_attentions():
@@ -60,13 +60,13 @@ def test_class_and_register_tokens_are_not_pooled():
     q, k, v, _ = tensors(27, 27)
     operator = Agent(m=(2, 3)).operator(Site(16, 2, grid))
     out = operator(q, k, v, grid=grid)
-    other = q.clone()
-    other[:, :, [0, 25, 26]] = 7.0
-    assert torch.allclose(operator(other, k, v, grid=grid)[:, :, 1:25], out[:, :, 1:25], atol=1e-12)
+    changed = q.clone()
+    changed[:, :, [0, 25, 26]] = 7.0
+    assert torch.allclose(operator(changed, k, v, grid=grid)[:, :, 1:25], out[:, :, 1:25], atol=1e-12)
 
 
-def test_official_pools_from_the_first_token_on():
-    """Section 2.10-2: the published layer without biases takes the class token for a pixel and drops the last patch."""
+def test_official_pools_from_the_first_token():
+    """Section 2.10-2: the published layer without biases takes the class token for a patch and drops the last patch."""
     grid = Grid(4, 6, 1)
     q, k, v, _ = tensors(25, 25)
     paper, official = (Agent(m=(2, 3), preset=p).operator(Site(16, 2, grid)) for p in ("paper", "official"))
@@ -82,14 +82,14 @@ def test_official_pools_from_the_first_token_on():
 
 
 def test_bias_of_each_landmark_and_cell():
-    """Resized table + rows + columns; the places of extra tokens; a rectangular grid that is not 7 x 7."""
+    """Resized table + rows + columns; prefix and suffix tokens; a rectangular grid that is not 7 x 7."""
     grid = Grid(4, 9, 1, 2)
     bias = AgentBias(5, Site(16, 2, grid)).double()
-    made = bias(grid)
+    values = bias(grid)
     table = F.interpolate(bias.table, (4, 9), mode="bilinear", align_corners=False)
     cells = table + bias.rows + bias.columns
-    assert torch.allclose(made[:, :, 1:37], cells.flatten(2), atol=1e-12)
-    assert torch.equal(made[:, :, [0, 37, 38]], bias.extra)
+    assert torch.allclose(values[:, :, 1:37], cells.flatten(2), atol=1e-12)
+    assert torch.equal(values[:, :, [0, 37, 38]], bias.extra)
     bright = AgentBias(1, Site(8, 1, grid))
     with torch.no_grad():
         for parameter in bright.parameters():
@@ -100,12 +100,12 @@ def test_bias_of_each_landmark_and_cell():
 
 def test_bias_on_another_grid():
     bias = AgentBias(3, Site(16, 2, Grid(4, 6, 1)))
-    made = bias(Grid(7, 5, 1))
+    resized = bias(Grid(7, 5, 1))
     table = F.interpolate(bias.table, (7, 5), mode="bilinear", align_corners=False)
     rows = F.interpolate(bias.rows, (7, 1), mode="bilinear", align_corners=False)
     columns = F.interpolate(bias.columns, (1, 5), mode="bilinear", align_corners=False)
-    assert torch.allclose(made[:, :, 1:], (table + rows + columns).flatten(2), atol=1e-6)
-    with pytest.raises(GridError, match="extra tokens must be the same"):
+    assert torch.allclose(resized[:, :, 1:], (table + rows + columns).flatten(2), atol=1e-6)
+    with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
         bias(Grid(4, 6, 2))
 
 
@@ -122,26 +122,26 @@ def test_biases_act_in_the_layer():
     operator = Agent(m=4, bias=True).operator(Site(16, 2, grid)).double()
     q, k, v, _ = tensors(25, 25)
     with torch.no_grad():
-        operator.collect.extra[:, 2] = 100.0  # landmark 2 takes the class token's value
-        operator.read.columns[:, 2, :, 3] = 100.0  # cells of column 3 read landmark 2
+        operator.collect.extra[:, 2] = 100.0  # landmark 2 attends to the class token
+        operator.read.columns[:, 2, :, 3] = 100.0  # tokens of column 3 attend to landmark 2
     out = operator(q, k, v, grid=grid)[:, :, 1:].unflatten(2, (4, 6))
     assert torch.allclose(out[:, :, :, 3], v[:, :, :1].expand(-1, -1, 4, -1), atol=1e-9)
     assert not torch.allclose(out[:, :, :, 2], v[:, :, :1].expand(-1, -1, 4, -1), atol=1e-3)
 
 
-def test_hidden_tokens_may_hold_anything():
+def test_hidden_tokens_may_hold_any_value():
     grid = Grid(4, 6, 1)
     operator = Agent(m=(2, 3)).operator(Site(16, 2, grid))
     q, k, v, _ = tensors(25, 25)
     keep = torch.ones(3, 25, dtype=torch.bool)
     keep[:, 13:] = False  # the lower windows have no token
     landmarks = pool_landmarks(q, grid, (2, 3))[:, :, :3]
-    short = agent_reference(q[:, :, :13], k[:, :, :13], v[:, :, :13], landmarks)
+    cropped = agent_reference(q[:, :, :13], k[:, :, :13], v[:, :, :13], landmarks)
     for run in (operator, operator.reference):
         out = check_hidden(partial(run, grid=grid, mask=Mask(keep=keep)), (k, v), keep, queries=q)
-        assert torch.allclose(out[:, :, :13], short, atol=1e-12)
-    nothing = operator(q, k, v, grid=grid, mask=Mask(keep=torch.zeros_like(keep)))
-    assert torch.equal(nothing, torch.zeros_like(nothing))
+        assert torch.allclose(out[:, :, :13], cropped, atol=1e-12)
+    empty = operator(q, k, v, grid=grid, mask=Mask(keep=torch.zeros_like(keep)))
+    assert torch.equal(empty, torch.zeros_like(empty))
 
 
 def test_counts_of_the_paper():
@@ -178,7 +178,7 @@ def test_refusals():
 
 
 @pytest.mark.untyped
-def test_wrong_calls_say_what_was_expected():
+def test_errors_of_wrong_calls():
     q, k, v, landmarks = tensors()
     with pytest.raises(ConfigError, match="no preset='code': preset is paper or official"):
         Agent(preset="code")

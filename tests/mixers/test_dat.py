@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from operators import check_gradients
 from regard import DAT, ConfigError, Grid, Site
 from regard.core import UnsupportedError
 from regard.ops import sample_points, sample_points_reference
@@ -10,14 +11,13 @@ from regard.testing.subject import gap
 
 
 @pytest.mark.parametrize("sides", [(5, 7), (1, 6), (4, 1)], ids=str)
-def test_sampling_agrees_with_hats_within_and_beyond_the_map(sides: tuple[int, int]) -> None:
+def test_sampling_agrees_with_hat_functions_inside_and_outside_the_map(sides: tuple[int, int]) -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 2, *sides, dtype=torch.float64, requires_grad=True)
     points = torch.rand(3, 11, 2, dtype=torch.float64) * 9 - 1.5
     fast, plain = sample_points(x, points), sample_points_reference(x, points)
     assert gap(fast, plain) < 1e-12
-    ahead = torch.randn_like(plain)
-    assert gap(*(torch.autograd.grad(y, x, ahead)[0] for y in (fast, plain))) < 1e-12
+    check_gradients(fast, plain, (x,), 1e-12)
     inside = torch.tensor([[[sides[0] - 1.0, 0.0]]], dtype=torch.float64).expand(3, 1, 2)
     assert gap(sample_points(x, inside)[..., 0], x[:, :, -1, 0]) < 1e-12
 
@@ -26,13 +26,13 @@ def test_a_point_that_is_nan_gives_nan_and_the_others_their_values() -> None:
     """grid_sample itself reads and writes outside the map there, which ends the process in backward."""
     torch.manual_seed(0)
     x = torch.randn(1, 2, 4, 6, dtype=torch.float64, requires_grad=True)
-    places = [[torch.nan, 1.0], [1.0, torch.nan], [torch.inf, 2.0], [-torch.inf, 2.0], [1.5, 2.5]]
-    points = torch.tensor([places], dtype=torch.float64, requires_grad=True)
+    positions = [[torch.nan, 1.0], [1.0, torch.nan], [torch.inf, 2.0], [-torch.inf, 2.0], [1.5, 2.5]]
+    points = torch.tensor([positions], dtype=torch.float64, requires_grad=True)
     fast, plain = sample_points(x, points), sample_points_reference(x, points)
     assert fast[..., :2].isnan().all()
     assert plain[..., :2].isnan().all()
     assert gap(fast[..., 2:], plain[..., 2:]) < 1e-12
-    assert all(one.isfinite().all() for one in torch.autograd.grad(fast[..., 2:].sum(), (x, points)))
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(fast[..., 2:].sum(), (x, points)))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -50,7 +50,7 @@ def test_an_input_that_is_not_finite_spoils_its_own_image_only(value: float) -> 
 
 
 def test_points_start_in_the_middle_of_their_patches() -> None:
-    """Facts 0.9, 4.18: at half-pixel centres, in (y, x); the published ones lie half a cell beside and outside."""
+    """Facts 0.9, 4.18: at half-pixel centres, in (y, x); the published points are half a cell off, the last outside."""
     grid = Grid(6, 8, 1)
     operator = DAT(stride=2, init="zero").operator(Site(16, 2, grid))
     points = operator.plan(torch.randn(2, 2, 49, 8), grid).points
@@ -70,7 +70,7 @@ def test_bounded_offsets_stay_within_reach() -> None:
     assert 0.49 < moved.abs().max() <= 0.5 + 1e-5  # cells: 0.5 halves of the 2 cells between points
 
 
-def test_the_table_is_read_by_query_minus_point() -> None:
+def test_the_table_is_indexed_by_query_minus_point() -> None:
     """On whole cells it is Swin's table: entry (query - key + side - 1)."""
     torch.manual_seed(0)
     grid = Grid(3, 5, 1, 1)
@@ -95,14 +95,14 @@ def test_offsets_and_table_learn() -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.operator.parameters())
 
 
-def test_a_given_plan_takes_the_place_of_the_offsets() -> None:
+def test_a_plan_replaces_the_offsets() -> None:
     grid = Grid(4, 6)
     operator = DAT(stride=2).operator(Site(16, 2, grid))
     x, q = torch.randn(2, 24, 16), torch.randn(2, 2, 24, 8)
-    own = operator.memory(x, q, grid, plain=False)
+    expected = operator.memory(x, q, grid, plain=False)
     frozen = operator.memory(x, q + 1, grid, plain=False, plan=operator.plan(q, grid))
-    assert gap(own[0], frozen[0]) == 0
-    assert gap(own[1], frozen[1]) == 0
+    assert gap(expected[0], frozen[0]) == 0
+    assert gap(expected[1], frozen[1]) == 0
 
 
 def test_counts() -> None:

@@ -49,10 +49,10 @@ def test_length_is_kept_for_every_power(over, axes):
 def test_lengths_are_over_all_heads():
     """Section 4.3: norms over C before the head split; a large second head changes the features of the first."""
     x, _, _ = tensors()
-    other = x.clone()
-    other[:, 1] *= 10
-    assert not torch.allclose(focused(x, 3.0, "channels", None)[:, 0], focused(other, 3.0, "channels", None)[:, 0])
-    assert torch.allclose(focused(x, 3.0, "head", None)[:, 0], focused(other, 3.0, "head", None)[:, 0])
+    changed = x.clone()
+    changed[:, 1] *= 10
+    assert not torch.allclose(focused(x, 3.0, "channels", None)[:, 0], focused(changed, 3.0, "channels", None)[:, 0])
+    assert torch.allclose(focused(x, 3.0, "head", None)[:, 0], focused(changed, 3.0, "head", None)[:, 0])
 
 
 def test_powers_do_not_overflow():
@@ -81,17 +81,17 @@ def test_positions_are_added_to_keys_and_resampled():
     before = operator(q, k, v, grid=grid)
     torch.nn.init.normal_(operator.positions.cells)
     torch.nn.init.normal_(operator.positions.extra)
-    places = operator.positions(grid)
-    assert torch.equal(places[:, 1:16], operator.positions.cells)
-    assert torch.equal(places[:, [0, 16, 17]], operator.positions.extra)
-    assert torch.allclose(operator(q, k, v, grid=grid), flatten(q, k + places, v, spread=F.softplus(operator.sigma)))
+    positions = operator.positions(grid)
+    assert torch.equal(positions[:, 1:16], operator.positions.cells)
+    assert torch.equal(positions[:, [0, 16, 17]], operator.positions.extra)
+    assert torch.allclose(operator(q, k, v, grid=grid), flatten(q, k + positions, v, spread=F.softplus(operator.sigma)))
     assert not torch.allclose(operator(q, k, v, grid=grid), before)
     with torch.no_grad():  # a ramp along the rows stays a ramp along the rows
         operator.positions.cells.copy_(torch.arange(3.0).repeat_interleave(5)[:, None].expand(2, 15, 8))
     resized = operator.positions(larger)[:, 1:31, 0].unflatten(1, (6, 5))
     assert torch.allclose(resized, resized[:, :, :1].expand_as(resized), atol=1e-9)
     assert (resized.diff(dim=1) > 0).all()
-    with pytest.raises(GridError, match="extra tokens must be the same"):
+    with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
         operator.positions(Grid(3, 5, 1))
 
 
@@ -106,7 +106,7 @@ def test_local_branch_shifts_all_heads_by_one_row():
         before = layer(x, grid)
         layer.local.weight[:, :, 0, 1] = 1
         moved = torch.zeros(3, 18, 16, dtype=F64)
-        moved[:, 6:16] = layer.roles(x, grid)["v"].transpose(1, 2).flatten(2)[:, 1:11]
+        moved[:, 6:16] = layer.project_heads(x, grid)["v"].transpose(1, 2).flatten(2)[:, 1:11]
         assert torch.allclose(layer(x, grid) - before, F.linear(moved, layer.proj.weight), atol=1e-12)
 
 
@@ -122,7 +122,7 @@ def test_hidden_keys_are_hidden_from_the_local_branch():
 
 @pytest.mark.untyped
 def test_refusals():
-    with pytest.raises(UnsupportedError, match="FLatten with local"):
+    with pytest.raises(UnsupportedError, match="FLatten has no cross-attention: its local branch"):
         FLatten(local=5).build_cross(Site(16, 2, Grid(3, 5)))
     with pytest.raises(ConfigError, match="odd kernel"):
         FLatten(local=4)

@@ -27,8 +27,8 @@ def tensors(n=13, m=9, d=8, e=5):
 def test_fast_equals_reference(scale):
     q, k, v = tensors()
     for mask in (None, Mask(keep=torch.rand(3, 9) > 0.4)):
-        own = inline_reference(q, k, v, scale=scale, mask=mask)
-        assert torch.allclose(inline(q, k, v, scale=scale, mask=mask), own, atol=1e-12)
+        plain = inline_reference(q, k, v, scale=scale, mask=mask)
+        assert torch.allclose(inline(q, k, v, scale=scale, mask=mask), plain, atol=1e-12)
 
 
 def test_the_equation():
@@ -58,11 +58,11 @@ def test_means_and_number_are_of_the_kept_keys():
     q, k, v = tensors()
     keep = torch.ones(3, 9, dtype=torch.bool)
     keep[:, 4:] = False
-    short = inline(q, k[:, :, :4], v[:, :, :4])
+    cropped = inline(q, k[:, :, :4], v[:, :, :4])
     out = check_hidden(partial(inline, q, mask=Mask(keep=keep)), (k, v), keep)
-    assert torch.allclose(out, short, atol=1e-12)
-    nothing = inline(q, k, v, mask=Mask(keep=torch.zeros_like(keep)))
-    assert torch.equal(nothing, torch.zeros_like(nothing))
+    assert torch.allclose(out, cropped, atol=1e-12)
+    empty = inline(q, k, v, mask=Mask(keep=torch.zeros_like(keep)))
+    assert torch.equal(empty, torch.zeros_like(empty))
 
 
 def test_residual_branch_by_hand():
@@ -70,14 +70,15 @@ def test_residual_branch_by_hand():
     grid = Grid(3, 5, 1, 2)
     layer = InLine(residual=True).build(Site(16, 2, grid)).double()
     x = torch.randn(3, 18, 16, dtype=F64)
-    v = layer.roles(x, grid)["v"].transpose(1, 2).flatten(2)
+    v = layer.project_heads(x, grid)["v"].transpose(1, 2).flatten(2)
     zero = torch.zeros_like(v)
     for image in range(3):
         hidden = F.gelu(layer.first(x[image].mean(0)[:, None]))
         kernels = layer.second(hidden).reshape(16, 1, 3, 3)
         local = F.conv2d(v[image, 1:16].T.reshape(1, 16, 3, 5), kernels, padding=1, groups=16)
         expected = zero[image].index_add(0, torch.arange(1, 16), local.flatten(2)[0].T)
-        assert torch.allclose(layer.beside(x, zero, layer.roles(x, grid)["v"], grid, None)[image], expected, atol=1e-12)
+        out = layer.add_branches(x, zero, layer.project_heads(x, grid)["v"], grid, None)
+        assert torch.allclose(out[image], expected, atol=1e-12)
 
 
 def test_counts_of_the_paper():
@@ -97,7 +98,7 @@ def test_half_precision_of_long_sums(dtype):
 
 
 def test_refusals():
-    with pytest.raises(UnsupportedError, match="InLine with residual"):
+    with pytest.raises(UnsupportedError, match="InLine has no cross-attention: its local branch"):
         InLine(residual=True).build_cross(Site(16, 2, Grid(3, 5)))
     with pytest.raises(ConfigError, match=r"needs heads \* width = dim, not 2 \* 4 for 16"):
         InLine(residual=True).build(Site(16, 2, Grid(3, 5), width=4))

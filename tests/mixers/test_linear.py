@@ -30,8 +30,8 @@ def test_fast_equals_reference(feature):
     if feature == "identity":
         q, k = q.abs(), k.abs()
     for mask in (None, Mask(keep=keep)):
-        own = linear_reference(q, k, v, feature=feature, mask=mask)
-        assert torch.allclose(linear(q, k, v, feature=feature, mask=mask), own, atol=1e-12)
+        plain = linear_reference(q, k, v, feature=feature, mask=mask)
+        assert torch.allclose(linear(q, k, v, feature=feature, mask=mask), plain, atol=1e-12)
 
 
 def test_the_equation_by_hand():
@@ -65,9 +65,9 @@ def test_hidden_keys_may_hold_anything():
     q, k, v = tensors()
     keep = torch.ones(3, 9, dtype=torch.bool)
     keep[:, 4:] = False
-    short = linear(q, k[:, :, :4], v[:, :, :4])
+    cropped = linear(q, k[:, :, :4], v[:, :, :4])
     out = check_hidden(partial(linear, q, mask=Mask(keep=keep)), (k, v), keep)
-    assert torch.allclose(out, short, atol=1e-12)
+    assert torch.allclose(out, cropped, atol=1e-12)
     assert torch.equal(linear(q, k, v, eps=0.0, mask=Mask(keep=torch.zeros_like(keep))), torch.zeros_like(out))
 
 

@@ -27,8 +27,8 @@ def test_fast_equals_reference(groups):
     q, k, v = tensors()
     first, second = torch.randn(2, groups, 4, 9, dtype=F64)
     for mask in (None, Mask(keep=torch.rand(3, 9) > 0.4)):
-        own = linformer_reference(q, k, v, first, second, mask=mask)
-        assert torch.allclose(linformer(q, k, v, first, second, mask=mask), own, atol=1e-12)
+        plain = linformer_reference(q, k, v, first, second, mask=mask)
+        assert torch.allclose(linformer(q, k, v, first, second, mask=mask), plain, atol=1e-12)
 
 
 def test_identity_is_softmax_and_the_mean_is_the_mean():
@@ -56,11 +56,11 @@ def test_hidden_keys_may_hold_anything():
     matrix = torch.randn(1, 4, 9, dtype=F64)
     keep = torch.ones(3, 9, dtype=torch.bool)
     keep[:, 5:] = False
-    short = linformer(q, k[:, :, :5], v[:, :, :5], matrix[..., :5], matrix[..., :5])
+    cropped = linformer(q, k[:, :, :5], v[:, :, :5], matrix[..., :5], matrix[..., :5])
     out = check_hidden(lambda k, v: linformer(q, k, v, matrix, matrix, mask=Mask(keep=keep)), (k, v), keep)
-    assert torch.allclose(out, short, atol=1e-12)
-    nothing = linformer(q, k, v, matrix, matrix, mask=Mask(keep=torch.zeros_like(keep)))
-    assert torch.equal(nothing, torch.zeros_like(nothing))
+    assert torch.allclose(out, cropped, atol=1e-12)
+    empty = linformer(q, k, v, matrix, matrix, mask=Mask(keep=torch.zeros_like(keep)))
+    assert torch.equal(empty, torch.zeros_like(empty))
 
 
 def test_another_grid_keeps_constants_and_extra_columns():
@@ -69,11 +69,11 @@ def test_another_grid_keeps_constants_and_extra_columns():
     projection = Linformer(m=4).operator(Site(16, 2, grid)).project_k.double()
     with torch.no_grad():
         projection.cells.copy_(torch.rand(4)[:, None].expand(1, 4, 15))
-    made = projection(larger)
-    assert made.shape == (1, 4, 45)
-    assert torch.allclose(made[..., 1:43].sum(-1), projection.cells.sum(-1), atol=1e-9)
-    assert torch.equal(made[..., [0, 43, 44]], projection.extra)
-    with pytest.raises(GridError, match="extra tokens must be the same"):
+    resampled = projection(larger)
+    assert resampled.shape == (1, 4, 45)
+    assert torch.allclose(resampled[..., 1:43].sum(-1), projection.cells.sum(-1), atol=1e-9)
+    assert torch.equal(resampled[..., [0, 43, 44]], projection.extra)
+    with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
         projection(Grid(3, 5))
 
 
@@ -83,9 +83,9 @@ def test_resampling_follows_the_image():
     projection = Linformer(m=4).operator(Site(16, 2, grid)).project_k
     with torch.no_grad():
         projection.cells.zero_()[..., :5] = 1.0
-    made = projection(larger)[0, 0].unflatten(0, (6, 5))
-    assert (made[:2] > 0.25).all()
-    assert (made[3:].abs() < 0.1).all()
+    resampled = projection(larger)[0, 0].unflatten(0, (6, 5))
+    assert (resampled[:2] > 0.25).all()
+    assert (resampled[3:].abs() < 0.1).all()
 
 
 @pytest.mark.parametrize(("share", "per_head", "factor"), [("", False, 2), ("kv", False, 1), ("", True, 6)])

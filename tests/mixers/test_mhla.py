@@ -29,8 +29,8 @@ def test_fast_equals_reference(grid, normalize):
     number = (4 if grid.height == 1 else 6) + bool(grid.extra)
     mixing = torch.rand(number, number, dtype=F64)
     for mask in (None, Mask(keep=torch.rand(3, grid.tokens) > 0.4)):
-        own = mhla_reference(q, k, v, mixing, grid, m, normalize=normalize, mask=mask)
-        assert torch.allclose(mhla(q, k, v, mixing, grid, m, normalize=normalize, mask=mask), own, atol=1e-11)
+        plain = mhla_reference(q, k, v, mixing, grid, m, normalize=normalize, mask=mask)
+        assert torch.allclose(mhla(q, k, v, mixing, grid, m, normalize=normalize, mask=mask), plain, atol=1e-11)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -48,9 +48,9 @@ def test_identity_is_linear_attention_within_each_block(grid):
     block = block_of(grid, (1, 3))
     number = 3 + bool(grid.extra)
     out = mhla(q, k, v, torch.eye(number, dtype=F64), grid, (1, 3))
-    for own in (block == i for i in range(number)):
-        inside = linear_reference(q[:, :, own], k[:, :, own], v[:, :, own], feature="relu")
-        assert torch.allclose(out[:, :, own], inside, atol=1e-12)
+    for member in (block == i for i in range(number)):
+        inside = linear_reference(q[:, :, member], k[:, :, member], v[:, :, member], feature="relu")
+        assert torch.allclose(out[:, :, member], inside, atol=1e-12)
 
 
 def test_one_block_is_linear_attention():
@@ -122,7 +122,7 @@ def test_another_grid_keeps_the_blocks_and_extra_tokens_are_checked():
     operator = MHLA(m=(2, 2)).operator(Site(16, 2, Grid(4, 4, 1)))
     q, k, v = (x.float() for x in tensors(36))
     assert operator(q, k, v, grid=Grid(5, 7, 1)).shape == (3, 2, 36, 5)
-    with pytest.raises(GridError, match="extra tokens are a block"):
+    with pytest.raises(GridError, match="prefix and suffix tokens are a block"):
         operator(q, k, v, grid=Grid(6, 6))
 
 
@@ -139,7 +139,7 @@ def test_wrong_calls_say_what_was_expected():
     where = Grid(3, 5), (1, 3)
     with pytest.raises(ShapeError, match=r"mixing has shape \(2, 2\); expected \(3, 3\)"):
         mhla(q, k, v, torch.ones(2, 2, dtype=F64), *where)
-    with pytest.raises(ShapeError, match="14 queries and 15 keys"):
+    with pytest.raises(ShapeError, match="q has 14 tokens, k has 15"):
         mhla(q[:, :, 1:], k, v, torch.ones(3, 3, dtype=F64), *where)
     with pytest.raises(GridError, match="15"):
         mhla(q, k, v, torch.ones(3, 3, dtype=F64), Grid(4, 4), (1, 3))

@@ -1,4 +1,4 @@
-"""Nystrom attention: when it is softmax attention, the pseudo-inverse, segments, samples that do not see each other."""
+"""Nystrom attention: when it is softmax attention, the pseudo-inverse, segments, independent samples."""
 
 from functools import partial
 
@@ -29,12 +29,12 @@ def tensors(n=13, m=13, d=8, e=5, batch=3):
 def test_fast_equals_reference(iterations, start):
     q, k, v = tensors(13, 17)
     a, b = segment_means(q, 4)[0], segment_means(k, 4)[0]
-    shown = torch.tensor([[True, True, False, True]] * 3)
+    nonempty = torch.tensor([[True, True, False, True]] * 3)
     for mask in (None, Mask(keep=torch.rand(3, 17) > 0.4)):
-        for keep in (None, shown):
+        for keep in (None, nonempty):
             options = {"iterations": iterations, "start": start, "mask": mask, "landmark_keep": keep, "scale": 0.4}
-            own = nystrom_reference(q, k, v, a, b, **options)
-            assert torch.allclose(nystrom(q, k, v, a, b, **options), own, atol=1e-9)
+            plain = nystrom_reference(q, k, v, a, b, **options)
+            assert torch.allclose(nystrom(q, k, v, a, b, **options), plain, atol=1e-9)
 
 
 def test_all_tokens_as_landmarks_is_softmax():
@@ -62,13 +62,13 @@ def test_constant_values_stay_with_the_exact_inverse():
     assert (nystrom(3 * q, 3 * k, v, a, b, iterations=2) - 2.5).abs().max() > 1e-3  # rows do not sum to 1 yet
 
 
-def test_samples_do_not_see_each_other():
+def test_samples_are_independent():
     """Fact 11: published code takes the norms' maximum over the batch."""
     q, k, v = tensors()
     a, b = segment_means(q, 4)[0], segment_means(k, 4)[0]
-    one = tuple(x[1:2] for x in (q, k, v, a, b))
-    assert torch.allclose(nystrom(q, k, v, a, b)[1:2], nystrom(*one), atol=1e-12)
-    coupled = nystrom(q, k, v, a, b, start="batch")[1:2] - nystrom(*one, start="batch")
+    single = tuple(x[1:2] for x in (q, k, v, a, b))
+    assert torch.allclose(nystrom(q, k, v, a, b)[1:2], nystrom(*single), atol=1e-12)
+    coupled = nystrom(q, k, v, a, b, start="batch")[1:2] - nystrom(*single, start="batch")
     assert coupled.abs().max() > 1e-6
 
 
@@ -88,13 +88,13 @@ def test_segments_that_do_not_divide(tokens, m):
     expected = torch.stack([part.mean(2) for part in x.split(sizes, 2)], 2)
     assert torch.allclose(segment_means(x, m)[0], expected, atol=1e-12)
     keep = torch.rand(3, tokens) > 0.5
-    means, shown = segment_means(x, m, keep)
+    means, nonempty = segment_means(x, m, keep)
     for image in range(3):
-        for number, place in enumerate(torch.arange(tokens).split(sizes)):
-            own = place[keep[image, place]]
-            assert shown[image, number] == bool(len(own))
-            if len(own):
-                assert torch.allclose(means[image, :, number], x[image, :, own].mean(1), atol=1e-12)
+        for number, segment in enumerate(torch.arange(tokens).split(sizes)):
+            kept = segment[keep[image, segment]]
+            assert nonempty[image, number] == bool(len(kept))
+            if len(kept):
+                assert torch.allclose(means[image, :, number], x[image, :, kept].mean(1), atol=1e-12)
     everything = segment_means(x, m, torch.ones_like(keep))
     assert torch.allclose(everything[0], expected, atol=1e-12)
 
@@ -108,8 +108,8 @@ def test_hidden_tokens_may_hold_anything(landmarks):
     keep[:, 10:] = False  # some landmarks have no token
     out = check_hidden(partial(operator, grid=grid, mask=Mask(keep=keep)), (k, v), keep, queries=q)
     assert out.isfinite().all()
-    nothing = operator(*tensors(24, 24), grid=grid, mask=Mask(keep=torch.zeros_like(keep)))
-    assert torch.equal(nothing, torch.zeros_like(nothing))
+    empty = operator(*tensors(24, 24), grid=grid, mask=Mask(keep=torch.zeros_like(keep)))
+    assert torch.equal(empty, torch.zeros_like(empty))
 
 
 def test_convolution_along_the_sequence_by_hand():
@@ -122,7 +122,7 @@ def test_convolution_along_the_sequence_by_hand():
         before = layer(x, grid)
         layer.local.weight[1, 0, 0] = 1  # the second head
         moved = torch.zeros_like(x)
-        moved[:, 1:, 8:] = layer.roles(x, grid)["v"].transpose(1, 2).flatten(2)[:, :-1, 8:]
+        moved[:, 1:, 8:] = layer.project_heads(x, grid)["v"].transpose(1, 2).flatten(2)[:, :-1, 8:]
         assert torch.allclose(layer(x, grid) - before, F.linear(moved, layer.proj.weight), atol=1e-12)
 
 
@@ -148,7 +148,7 @@ def test_refusals():
         Nystrom(m=16).operator(site)
     with pytest.raises(ConfigError, match="windows need landmarks='avg2d'"):
         Nystrom(m=(2, 2))
-    with pytest.raises(UnsupportedError, match="Nystrom with kernel"):
+    with pytest.raises(UnsupportedError, match="Nystrom has no cross-attention: its convolution"):
         Nystrom(m=4, kernel=3).build_cross(site)
     with pytest.raises(ConfigError, match="iterations is at least 1"):
         Nystrom(iterations=0)

@@ -28,8 +28,8 @@ def tensors(n=13, m=9, d=8, e=5, r=24):
 def test_fast_equals_reference(kernel, eps):
     q, k, v, features = tensors()
     for mask in (None, Mask(keep=torch.rand(3, 9) > 0.4)):
-        own = performer_reference(q, k, v, features, kernel=kernel, eps=eps, mask=mask)
-        assert torch.allclose(performer(q, k, v, features, kernel=kernel, eps=eps, mask=mask), own, atol=1e-12)
+        plain = performer_reference(q, k, v, features, kernel=kernel, eps=eps, mask=mask)
+        assert torch.allclose(performer(q, k, v, features, kernel=kernel, eps=eps, mask=mask), plain, atol=1e-12)
 
 
 def test_the_equation_without_stabiliser():
@@ -67,8 +67,8 @@ def test_orthogonal_features_are_haar_distributed():
 def test_features_that_do_not_fill_a_block():
     assert orthogonal_features(11, 8).shape == (11, 8)
     assert orthogonal_features(3, 8).shape == (3, 8)
-    one, other = (orthogonal_features(11, 8, torch.Generator().manual_seed(5)) for _ in range(2))
-    assert torch.equal(one, other)
+    first, second = (orthogonal_features(11, 8, torch.Generator().manual_seed(5)) for _ in range(2))
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "relu"])
@@ -85,11 +85,11 @@ def test_hidden_keys_have_no_features(kernel):
     q, k, v, features = tensors()
     keep = torch.ones(3, 9, dtype=torch.bool)
     keep[:, 5:] = False
-    short = performer(q, k[:, :, :5], v[:, :, :5], features, kernel=kernel)
+    cropped = performer(q, k[:, :, :5], v[:, :, :5], features, kernel=kernel)
     out = check_hidden(lambda k, v: performer(q, k, v, features, kernel=kernel, mask=Mask(keep=keep)), (k, v), keep)
-    assert torch.allclose(out, short, atol=1e-12)
-    nothing = performer(q, k, v, features, kernel=kernel, mask=Mask(keep=torch.zeros_like(keep)))
-    assert torch.equal(nothing, torch.zeros_like(nothing))
+    assert torch.allclose(out, cropped, atol=1e-12)
+    empty = performer(q, k, v, features, kernel=kernel, mask=Mask(keep=torch.zeros_like(keep)))
+    assert torch.equal(empty, torch.zeros_like(empty))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -102,14 +102,14 @@ def test_large_inputs_stay_finite(dtype):
 
 def test_layers_draw_their_own_features_and_save_them():
     site = Site(16, 2, Grid(3, 5))
-    one, other = Performer().operator(site), Performer().operator(site)
-    assert one.features.shape == (int(8 * math.log(8)), 8)
-    assert not torch.equal(one.features, other.features)
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(one.features, other.features)
-    other.redraw(torch.Generator().manual_seed(1))
-    assert not torch.equal(one.features, other.features)
-    assert not list(one.parameters())
+    first, second = Performer().operator(site), Performer().operator(site)
+    assert first.features.shape == (int(8 * math.log(8)), 8)
+    assert not torch.equal(first.features, second.features)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.features, second.features)
+    second.redraw(torch.Generator().manual_seed(1))
+    assert not torch.equal(first.features, second.features)
+    assert not list(first.parameters())
 
 
 def test_macs_are_4_n_r_c():

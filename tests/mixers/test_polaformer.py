@@ -26,9 +26,9 @@ def tensors(n=13, m=9, d=8, e=8):
 def test_fast_equals_reference_for_odd_widths_too(d, e):
     q, k, v, power = tensors(d=d, e=e)
     for mask in (None, Mask(keep=torch.rand(3, 9) > 0.4)):
-        own = polaformer_reference(q, k, v, power, mask=mask)
-        assert own.shape == (3, 2, 13, e)
-        assert torch.allclose(polaformer(q, k, v, power, mask=mask), own, atol=1e-12)
+        plain = polaformer_reference(q, k, v, power, mask=mask)
+        assert plain.shape == (3, 2, 13, e)
+        assert torch.allclose(polaformer(q, k, v, power, mask=mask), plain, atol=1e-12)
 
 
 @pytest.mark.parametrize("d", [8, 7])
@@ -60,8 +60,8 @@ def test_eps_is_added_to_the_mean_over_kept_keys():
     expected = (a / (a.sum(-1, keepdim=True) + 0.7) @ v[:, :, :4])[..., :4]
     out = check_hidden(lambda k, v: polaformer(q, k, v, power, eps=0.7, mask=Mask(keep=keep)), (k, v), keep)
     assert torch.allclose(out[..., :4], expected, atol=1e-12)
-    nothing = polaformer(q, k, v, power, eps=0.0, mask=Mask(keep=torch.zeros_like(keep)))
-    assert torch.equal(nothing, torch.zeros_like(nothing))
+    empty = polaformer(q, k, v, power, eps=0.0, mask=Mask(keep=torch.zeros_like(keep)))
+    assert torch.equal(empty, torch.zeros_like(empty))
 
 
 def test_gradient_of_powers_is_finite_at_zero():
@@ -110,7 +110,7 @@ def test_gate_is_linear():
 def test_has_two_maps():
     layer = PolaFormer().build(Site(16, 2, Grid(3, 5))).double()
     with pytest.raises(UnsupportedError, match="two maps"):
-        layer.operator.weights(**layer.roles(torch.randn(3, 15, 16, dtype=F64), Grid(3, 5)), grid=Grid(3, 5))
+        layer.operator.weights(**layer.project_heads(torch.randn(3, 15, 16, dtype=F64), Grid(3, 5)), grid=Grid(3, 5))
     assert not PolaFormer.card.row_maps
 
 

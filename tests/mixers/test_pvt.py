@@ -27,24 +27,24 @@ def test_fast_and_plain_reduction_agree(grid: Grid, config: PVT) -> None:
     assert torch.equal(fast[:, rows * columns + grid.prefix :], x[:, grid.prefix + grid.cells :])
 
 
-def test_a_row_beyond_the_ratio_is_kept() -> None:
+def test_rows_that_the_ratio_does_not_divide_are_kept() -> None:
     """Fact 4.17: 5 rows at ratio 2 are 3 rows of keys, the last of one row and zeros; timm drops it."""
     grid = Grid(5, 4)
     operator = PVT(ratio=2).operator(Site(16, 2, grid)).double()
     x = tokens(grid)
-    made = operator.memory(x, x, grid, plain=False)[0].unflatten(1, (3, 2))
+    memory = operator.memory(x, x, grid, plain=False)[0].unflatten(1, (3, 2))
     last = torch.nn.functional.layer_norm(x.unflatten(1, (5, 4))[:, 4].unflatten(1, (2, 2)).sum(2) / 4, (16,))
-    assert (made[:, 2] - last).abs().max() < 1e-12
+    assert (memory[:, 2] - last).abs().max() < 1e-12
 
 
 def test_a_changed_cell_changes_its_key_only() -> None:
     grid = Grid(4, 6, 1)
     operator = PVT(ratio=2).operator(Site(16, 2, grid)).double()
     x = tokens(grid)
-    other = x.clone()
-    other[:, 1 + 3 * 6 + 2, 0] += 1  # row 3, column 2: the patch in row 1, column 1
-    made = [operator.memory(y, y, grid, plain=False)[0] for y in (x, other)]
-    assert ((made[0] - made[1]).abs().amax((0, 2)) > 1e-9).nonzero().flatten().tolist() == [1 * 3 + 1]
+    changed = x.clone()
+    changed[:, 1 + 3 * 6 + 2, 0] += 1  # row 3, column 2: the patch in row 1, column 1
+    memories = [operator.memory(y, y, grid, plain=False)[0] for y in (x, changed)]
+    assert ((memories[0] - memories[1]).abs().amax((0, 2)) > 1e-9).nonzero().flatten().tolist() == [1 * 3 + 1]
 
 
 def test_counts() -> None:
@@ -60,7 +60,7 @@ def test_counts() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="dwc must be 0"):
         PVT(dwc=3)
-    with pytest.raises(ConfigError, match="leave ratio=4 out"):
+    with pytest.raises(ConfigError, match="remove ratio=4"):
         PVT(ratio=4, pool=7)
     with pytest.raises(GridError, match="pool=7 is larger"):
         PVT(pool=7).build(Site(16, 2, Grid(4, 9)))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from operators import check_hidden
+from operators import check_gradients, check_hidden
 from regard import ConfigError, Grid, Mask, Site, Window
 from regard.core import ShapeError, UnsupportedError
-from regard.mixers.shared.tiles import balanced, sized
+from regard.mixers.shared.tiles import balanced_tiles, fixed_size_tiles
 from regard.mixers.spelling import parse
 from regard.ops import softmax_reference, window, window_reference
 from regard.testing.subject import gap
@@ -36,29 +36,26 @@ def test_fast_and_plain_form_agree(grid: Grid, size: int | tuple[int, int], shif
             plain = window_reference(q, k, v, grid, size, shift=shift, mask=mask, **options)
             fast = window(q, k, v, grid, size, shift=shift, mask=mask, **options)
             assert gap(fast, plain) < 1e-12
-            ahead, inputs = torch.randn_like(plain), (q, k, v)
-            wanted = torch.autograd.grad(plain, inputs, ahead)
-            for one, other in zip(torch.autograd.grad(fast, inputs, ahead), wanted, strict=True):
-                assert gap(one, other) < 1e-11
+            check_gradients(fast, plain, (q, k, v))
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_a_cell_is_seen_in_its_window_only(shift: int) -> None:
-    """4x6 cells in 2x2 windows; with a shift of 1 the windows begin one cell later, and nothing wraps around."""
+def test_a_token_is_attended_to_in_its_window_only(shift: int) -> None:
+    """4x6 cells in 2x2 windows; with a shift of 1 the windows start one cell later, and nothing wraps around."""
     grid = Grid(4, 6, 1)
     q, k, v = (x.detach() for x in draw(grid))
     base = window(q, k, v, grid, 2, shift=shift)
     corner = {0: [(2, 4), (2, 5), (3, 4), (3, 5)], 1: [(3, 5)]}
     middle = {0: [(0, 4), (0, 5), (1, 4), (1, 5)], 1: [(1, 3), (1, 4), (2, 3), (2, 4)]}
-    for cell, seen in (((3, 5), corner), ((1, 4), middle)):
-        other = v.clone()
-        other[:, :, 1 + cell[0] * 6 + cell[1]] += 1
-        changed = (window(q, k, other, grid, 2, shift=shift) - base).abs().amax((0, 1, 3)) > 1e-9
+    for cell, expected in (((3, 5), corner), ((1, 4), middle)):
+        moved = v.clone()
+        moved[:, :, 1 + cell[0] * 6 + cell[1]] += 1
+        changed = (window(q, k, moved, grid, 2, shift=shift) - base).abs().amax((0, 1, 3)) > 1e-9
         assert changed[0]
-        assert [tuple(x) for x in changed[1:].view(4, 6).nonzero().tolist()] == seen[shift]
+        assert [tuple(x) for x in changed[1:].view(4, 6).nonzero().tolist()] == expected[shift]
 
 
-def test_the_table_is_read_by_query_minus_key() -> None:
+def test_the_table_is_indexed_by_query_minus_key() -> None:
     """A table with one large entry at (dy, dx) = (1, -1): a query takes the value of the cell above right of it."""
     grid = Grid(3, 4)
     q, k, v = (x.detach() for x in draw(grid))
@@ -70,8 +67,8 @@ def test_the_table_is_read_by_query_minus_key() -> None:
 
 def test_tiles_hold_every_cell_once() -> None:
     for grid in (Grid(5, 7), Grid(4, 6), Grid(1, 12)):
-        made = [sized(grid, (2, 3)), sized(grid, (4, 3), (1, 2)), sized(grid, (8, 16), (5, 3)), balanced(grid, (1, 4))]
-        for tiles in made:
+        fixed = [((2, 3),), ((4, 3), (1, 2)), ((8, 16), (5, 3))]
+        for tiles in (*(fixed_size_tiles(grid, *sizes) for sizes in fixed), balanced_tiles(grid, (1, 4))):
             assert tiles.tables.cell[tiles.tables.real].sort().values.tolist() == list(range(grid.cells))
             assert tiles.tables.cell.flatten()[tiles.tables.slot].tolist() == list(range(grid.cells))
             x = torch.randn(2, 1, grid.cells, 3)
@@ -89,8 +86,8 @@ def test_uneven_tiles_compile_whole(text: str) -> None:
     grid = Grid(7, 9, 1)
     layer = parse(text).build(Site(16, 2, grid)).eval()
     x = torch.randn(2, grid.tokens, 16)
-    whole = torch.compile(layer, fullgraph=True, backend="eager")
-    assert torch.allclose(whole(x, grid), layer(x, grid), atol=1e-6)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(x, grid), layer(x, grid), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -140,7 +137,7 @@ def test_what_is_refused() -> None:
         window(q, k, v, grid, 0)
     with pytest.raises(ShapeError, match="table has shape"):
         window(q, k, v, grid, 2, table=torch.zeros(2, 3, 5, dtype=torch.float64))
-    with pytest.raises(UnsupportedError, match="causal or bias"):
+    with pytest.raises(UnsupportedError, match="cannot apply a causal mask"):
         window(q, k, v, grid, 2, mask=Mask(causal=True))
-    with pytest.raises(ShapeError, match="one grid for both"):
+    with pytest.raises(ShapeError, match="both must be the grid's tokens"):
         window(q[:, :, :5], k, v, grid, 2)

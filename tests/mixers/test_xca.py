@@ -33,8 +33,8 @@ def test_fast_equals_reference():
 def test_float32_error_is_that_of_the_reference():
     args = tensors(n=197, d=32)
     exact, single = xca_reference(*args), [x.float() for x in args]
-    own = (xca_reference(*single) - exact).abs().max()
-    assert (xca(*single) - exact).abs().max() <= 4 * own + 1e-7
+    error = (xca_reference(*single) - exact).abs().max()
+    assert (xca(*single) - exact).abs().max() <= 4 * error + 1e-7
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -111,7 +111,7 @@ def test_refuses_masks_and_maps():
     with pytest.raises(UnsupportedError, match="no cross-attention"):
         XCA().build_cross(layer.site)
     with pytest.raises(UnsupportedError, match="mixes channels"):
-        layer.operator.weights(**layer.roles(x, Grid(3, 5)), grid=Grid(3, 5))
+        layer.operator.weights(**layer.project_heads(x, Grid(3, 5)), grid=Grid(3, 5))
     assert not XCA.card.row_maps
 
 

@@ -164,10 +164,10 @@ DAMAGE = {
 def test_a_damaged_file_is_a_message(tmp_path: Path, damage: str) -> None:
     write(tmp_path / "whole.pth", False, False)
     state = torch.load(tmp_path / "whole.pth", weights_only=False)["model"]
-    break_it, said = DAMAGE[damage]
+    break_it, message = DAMAGE[damage]
     break_it(state)
     torch.save({"model": state}, tmp_path / "broken.pth")
-    with pytest.raises(StoreError, match=said):
+    with pytest.raises(StoreError, match=message):
         load_mita(tmp_path / "broken.pth", m=LANDMARKS, k=KEYS)
 
 

@@ -70,7 +70,7 @@ SLOW = [
 ]
 
 
-def known(mixer):
+def parsed(mixer):
     """A configuration from its spelling; the test is skipped where the mechanism is not there."""
     if not isinstance(mixer, str) or not mixer:
         return mixer
@@ -81,17 +81,17 @@ def known(mixer):
     return parse_mixer(mixer)
 
 
-@pytest.mark.parametrize(("host", "mixer", "wanted"), COUNTS, ids=lambda value: str(value)[:60])
-def test_parameters(host, mixer, wanted):
-    assert count(create_model(host, mixer)) == wanted
+@pytest.mark.parametrize(("host", "mixer", "expected"), COUNTS, ids=lambda value: str(value)[:60])
+def test_parameters(host, mixer, expected):
+    assert count(create_model(host, mixer)) == expected
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("host", "mixer", "wanted"), SLOW, ids=lambda value: str(value)[:60])
-def test_parameters_of_larger_hosts(host, mixer, wanted):
-    mixer = known(mixer)
+@pytest.mark.parametrize(("host", "mixer", "expected"), SLOW, ids=lambda value: str(value)[:60])
+def test_parameters_of_larger_hosts(host, mixer, expected):
+    mixer = parsed(mixer)
     with torch.device("meta"):
-        assert count(create_model(host, mixer)) == wanted
+        assert count(create_model(host, mixer)) == expected
 
 
 # every row of the papers: our integer, and how it stands to the printed number
@@ -158,14 +158,14 @@ QUICK = ("ViT-S", "SKA-ViT-S b", "SKA-CaiT-S b", "SKA-Swin-T a", "SKA-CvT-13 a",
 
 
 def check_row(row):
-    known(row.mixer)
+    parsed(row.mixer)
     if "cska" in row.host:
-        known("CSKA()")
-    wanted, sign = ROWS[row.label]
+        parsed("CSKA()")
+    expected, sign = ROWS[row.label]
     with torch.device("meta"):
-        assert count(build(row)) == wanted
-    assert verdict(wanted, row.params) == sign
-    assert row.official in (None, DIFFERENT.get(row.label, wanted))
+        assert count(build(row)) == expected
+    assert verdict(expected, row.params) == sign
+    assert row.official in (None, DIFFERENT.get(row.label, expected))
 
 
 @pytest.mark.parametrize("row", [row for row in printed_rows() if row.label in QUICK], ids=lambda row: row.label)
@@ -194,13 +194,13 @@ def test_counting_leaves_what_is_made_between_two_rows_in_memory():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("label", "wanted"), SKA_TABLE1_100.items(), ids=lambda value: str(value))
-def test_sizes_with_100_classes(label, wanted):
+@pytest.mark.parametrize(("label", "expected"), SKA_TABLE1_100.items(), ids=lambda value: str(value))
+def test_sizes_with_100_classes(label, expected):
     row = BY_LABEL[label]
     with torch.device("meta"):
         params = count(build(row, classes=100))
-    assert row.official_100 == wanted
-    assert params == row.ours[1] == {"CSKA-CvT-13": 18_116_360}.get(label, wanted)
+    assert row.official_100 == expected
+    assert params == row.ours[1] == {"CSKA-CvT-13": 18_116_360}.get(label, expected)
 
 
 def test_heads_of_the_authors_cskaformer():
@@ -225,13 +225,13 @@ def test_published_counts_gives_rows_with_flops():
 
 
 @pytest.mark.parametrize(
-    ("label", "wanted"),
+    ("label", "expected"),
     [("CaiT-S", 1.4085), ("SKA-CaiT-S a", 1.2072), ("SKA-CaiT-S b", 1.3780), ("CSKA-CaiT-S", 1.4085)],
 )
-def test_flops_of_cait_with_static_keys(label, wanted):
+def test_flops_of_cait_with_static_keys(label, expected):
     """Logits with learned keys are one product, and nine for the convolution, between the talking heads too."""
     with torch.device("meta"):
-        assert _gflops(build(BY_LABEL[label])) == pytest.approx(wanted, abs=5e-5)
+        assert _gflops(build(BY_LABEL[label])) == pytest.approx(expected, abs=5e-5)
 
 
 def test_static_keys_in_stage_3_save_exactly_one_projection():
@@ -302,7 +302,7 @@ def test_xcit_desk_is_xcit_with_another_stem():
     assert torch.allclose(swap(model, XCA())(x), before, rtol=0, atol=1e-12)
     assert not torch.allclose(remove(model)(x), before)
     maps = create_model(text, XCA(), in_chans=1, features_only=True)(x.float())
-    assert [tuple(one.shape) for one in maps] == [(2, 32, 2, 3)] * 2
+    assert [tuple(row.shape) for row in maps] == [(2, 32, 2, 3)] * 2
     with pytest.raises(ConfigError, match="cannot be cut into patches of 4x4"):
         create_model("xcit_desk(size=10)", None)
     with pytest.raises(ConfigError, match="multiple of 3 heads"):

@@ -42,13 +42,13 @@ def test_it_is_saved_with_its_option(tmp_path) -> None:
 
 
 def test_a_query_without_a_mechanism_is_refused() -> None:
-    for options, said in (
+    for options, message in (
         ({"query": "identical"}, "identity"),
         ({"query": "identity", "mixers": ("conv", "conv", "attn", "attn")}, "for stages with a mechanism"),
-        ({"query": "identity", "mixers": ("conv", "SKA(projection=SNE())", "attn", "attn")}, "takes the place of"),
+        ({"query": "identity", "mixers": ("conv", "SKA(projection=SNE())", "attn", "attn")}, "replaces a linear query"),
         ({"query": "identity", "mixers": ("conv", "Conv()", "attn", "attn")}, "which Conv"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             create_model("skaformer_desk", None, img_size=64, **options)
 
 
@@ -87,7 +87,7 @@ def test_checkpoints_that_give_nothing_are_refused(tmp_path) -> None:
     (tmp_path / "text.pt").write_text("no checkpoint")
     (tmp_path / "text.safetensors").write_text("no checkpoint")
     (tmp_path / "bytes.pt").write_bytes(b"M")  # an error of `struct`
-    for pretrained, said in (
+    for pretrained, message in (
         (tmp_path / "foreign.pt", "none of the 51 tensors of .*foreign.pt fits, such as pos_embed"),
         (tmp_path / "empty.pt", "has no tensors"),
         (tmp_path / "list.pt", "no checkpoint that can be read"),
@@ -97,5 +97,5 @@ def test_checkpoints_that_give_nothing_are_refused(tmp_path) -> None:
         (tmp_path / "nowhere.pt", "there is no such file"),
         (True, "no published weights of caformer_desk"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             create_model("skaformer_desk", None, img_size=64, pretrained=pretrained)

@@ -49,7 +49,7 @@ def image(height: int = 64, width: int = 96) -> Tensor:
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(3))
 
 
-def made(name: str, training: bool = False) -> nn.Module:
+def resnet_of(name: str, training: bool = False) -> nn.Module:
     """A network with weights and statistics of its own: timm's last norms start at zero, which would hide attention."""
     torch.manual_seed(0)
     model = NETWORKS[name]().train(training)
@@ -69,7 +69,7 @@ def attended(model: nn.Module) -> list[nn.Module]:
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_output_is_bit_identical_at_insertion(name: str, training: bool) -> None:
-    plain, model = made(name, training), made(name, training)
+    plain, model = resnet_of(name, training), resnet_of(name, training)
     attend(model, E0110, heads=4, example=image())
     for network in (plain, model):
         torch.manual_seed(5)  # drop path
@@ -86,7 +86,7 @@ def test_output_is_bit_identical_at_insertion(name: str, training: bool) -> None
 @pytest.mark.parametrize("name", ["torchvision basic", "torchvision bottleneck", "timm basic", "timm bottleneck"])
 def test_attention_follows_the_norm_and_relu_of_the_3x3_convolution(name: str) -> None:
     """Figure 2a. By hand, from the block's own layers; gamma is not zero."""
-    model = attend(made(name).double(), E0110, heads=4, example=image())
+    model = attend(resnet_of(name).double(), E0110, heads=4, example=image())
     block = model.layer4[0]
     with torch.no_grad():
         block.attn.gamma.fill_(0.7)
@@ -102,7 +102,7 @@ def test_attention_follows_the_norm_and_relu_of_the_3x3_convolution(name: str) -
 
 def test_a_gamma_without_dimensions_is_read() -> None:
     """Weights of before: a scalar stands for the one number that gamma is now."""
-    model = attend(made("timm basic"), Factors())
+    model = attend(resnet_of("timm basic"), Factors())
     state = {name: value[0] + 0.5 if name.endswith("gamma") else value for name, value in model.state_dict().items()}
     model.load_state_dict(state)
     assert [value.tolist() for name, value in model.named_parameters() if name.endswith("gamma")] == [[0.5]] * 4
@@ -110,7 +110,7 @@ def test_a_gamma_without_dimensions_is_read() -> None:
 
 @pytest.mark.parametrize("name", ["torchvision bottleneck", "timm basic"])
 def test_deformable_convolution_takes_the_weights_and_changes_nothing(name: str) -> None:
-    plain, model = made(name).double(), made(name).double()
+    plain, model = resnet_of(name).double(), resnet_of(name).double()
     attend(model, None, deformable=True)
     torch.testing.assert_close(model(image().double()), plain(image().double()), rtol=0, atol=1e-11)
     moved = [module for module in model.modules() if isinstance(module, DeformableConv2d)]
@@ -151,7 +151,7 @@ def test_any_mechanism_and_any_size(mixer: object) -> None:
 
 def test_maps_are_rows_first() -> None:
     """A one-cell shift: the causal row of a rectangular map stays in its row."""
-    model = attend(made("torchvision basic").double(), Conv(kernel=3), heads=4, example=image())
+    model = attend(resnet_of("torchvision basic").double(), Conv(kernel=3), heads=4, example=image())
     layer = model.layer4[0].attn
     conv = layer.mixer.conv
     with torch.no_grad():
@@ -160,15 +160,15 @@ def test_maps_are_rows_first() -> None:
         conv.bias.zero_()
         conv.weight[:, :, 0, 1] = torch.eye(conv.weight.shape[0])  # the cell above
     x = torch.randn(1, conv.weight.shape[0], 3, 5, dtype=torch.float64)
-    wanted = x.clone()
-    wanted[:, :, 1:] += x[:, :, :-1]
-    torch.testing.assert_close(layer(x), wanted)
+    expected = x.clone()
+    expected[:, :, 1:] += x[:, :, :-1]
+    torch.testing.assert_close(layer(x), expected)
 
 
 def test_a_second_attend_gives_what_it_is_asked() -> None:
     """Another mechanism with weights that fit, another number of heads, empty slots; a failure changes nothing."""
-    model, x = made("torchvision basic"), image()
-    wanted = model(x)
+    model, x = resnet_of("torchvision basic"), image()
+    expected = model(x)
     attend(model, E0110, heads=4, example=x)
     block = model.layer3[0]
     with torch.no_grad():
@@ -188,11 +188,11 @@ def test_a_second_attend_gives_what_it_is_asked() -> None:
     assert isinstance(block.attn, Attended)
     attend(model, None)
     assert not attended(model)
-    assert torch.equal(model(x), wanted)
+    assert torch.equal(model(x), expected)
 
 
 def test_deformable_convolutions_keep_their_options() -> None:
-    model = attend(made("torchvision basic"), None, deformable="DeformableConv(version=2)")
+    model = attend(resnet_of("torchvision basic"), None, deformable="DeformableConv(version=2)")
     conv = model.layer4[0].conv1
     assert conv.options == DeformableConv(version=2)
     for same in (True, False, DeformableConv(version=2)):
@@ -204,12 +204,12 @@ def test_deformable_convolutions_keep_their_options() -> None:
 
 
 def test_what_was_frozen_stays_frozen() -> None:
-    model = made("timm basic").requires_grad_(False)
+    model = resnet_of("timm basic").requires_grad_(False)
     attend(model, E0110, heads=4, deformable=True, example=image())
     learning = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert learning
     assert all(".attn." in name or ".offset." in name for name in learning)
-    model = attend(made("timm basic"), None, deformable=True)
+    model = attend(resnet_of("timm basic"), None, deformable=True)
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
@@ -232,21 +232,21 @@ def test_slots_are_swapped_removed_restored_and_retuned() -> None:
     plain = create_model(HOST, None).eval()
     x = torch.randn(2, 3, 16, 24)
     count = sum(p.numel() for p in plain.parameters())
-    wanted = plain(x)
+    expected = plain(x)
     model = swap(plain, MiTA(m=2, k=2))
     with torch.no_grad():
         for layer in attended(model):
             layer.gamma.fill_(0.5)
-    assert not torch.equal(model(x), wanted)
+    assert not torch.equal(model(x), expected)
     retune(model, k=4)
     swap(model, E0110)
     assert [layer.gamma.item() for layer in attended(model)] == [0.5] * 4  # a learned gamma goes on
     remove(model)
-    assert torch.equal(model(x), wanted)
+    assert torch.equal(model(x), expected)
     assert sum(p.numel() for p in model.parameters()) == count  # "w/o" has not even gamma
     restore(model)
     assert isinstance(model.layer3[0].attn, Slot)
-    assert torch.equal(model(x), wanted)
+    assert torch.equal(model(x), expected)
 
 
 def test_gamma_and_vectors_have_no_decay() -> None:
@@ -260,7 +260,7 @@ def test_gamma_and_vectors_have_no_decay() -> None:
 
 def test_gradient_reaches_all_once_gamma_is_not_zero() -> None:
     """Section 1.4: with gamma at zero the first step moves gamma alone."""
-    model = attend(made("torchvision bottleneck"), E0110, heads=4, example=image())
+    model = attend(resnet_of("torchvision bottleneck"), E0110, heads=4, example=image())
     layer = model.layer3[0].attn
     model(image()).square().sum().backward()
     assert float(layer.gamma.grad) != 0
@@ -293,9 +293,9 @@ def test_pyramids_and_features() -> None:
 @pytest.mark.untyped
 def test_traced_features() -> None:
     """torchvision's `create_feature_extractor`, whose tracer leaves the named layers whole."""
-    model = attend(made("torchvision basic"), None)
+    model = attend(resnet_of("torchvision basic"), None)
     create_feature_extractor(model, ["layer4"])
-    assert copy.deepcopy(model).layer4[0].attn.cells == (1, 1)  # nothing of the tracer is kept
+    assert copy.deepcopy(model).layer4[0].attn.grid_size == (1, 1)  # nothing of the tracer is kept
     attend(model, E0110, deformable=True, heads=4, example=image())
     options = {"leaf_modules": [Attended, DeformableConv2d]}
     features = create_feature_extractor(model, ["layer3", "layer4", "fc"], tracer_kwargs=options)(image(48, 32))
@@ -305,7 +305,7 @@ def test_traced_features() -> None:
 
 @pytest.mark.untyped
 def test_compiled_without_breaks() -> None:
-    model = attend(made("timm basic"), E0110, heads=4, example=image())
+    model = attend(resnet_of("timm basic"), E0110, heads=4, example=image())
     torch._dynamo.reset()
     compiled = torch.compile(model.layer4[0], fullgraph=True, backend="eager")
     x = torch.randn(2, model.layer4[0].conv1.in_channels, 6, 10)
@@ -317,8 +317,8 @@ def test_wrong_use_leaves_the_model_alone() -> None:
     vit = timm.create_model("vit_tiny_patch16_224", depth=1)
     with pytest.raises(SwapError, match="not a ResNet"):
         attend(vit, E0110)
-    model = made("torchvision basic")
-    wanted, keys = model(image()), list(model.state_dict())
+    model = resnet_of("torchvision basic")
+    expected, keys = model(image()), list(model.state_dict())
     with pytest.raises(SwapError, match="no stage 5, 7; it has 1, 2, 3, 4"):
         attend(model, E0110, stages=(4, 5, 7))
     with pytest.raises(SwapError, match="stages is empty"):
@@ -343,7 +343,7 @@ def test_wrong_use_leaves_the_model_alone() -> None:
         attend(model, DynamicConv(groups=7), deformable=True, example=image())
     assert list(model.state_dict()) == keys
     assert {type(block) for block in model.layer4} <= set(BLOCKS)
-    assert torch.equal(model(image()), wanted)
+    assert torch.equal(model(image()), expected)
     with pytest.raises(SwapError, match="layer3.0 is a Bottle2neck"):
         attend(timm.create_model("res2net50_26w_4s"), E0110)
     with pytest.raises(ConfigError, match="stem is 4"):

@@ -153,7 +153,7 @@ def test_a_mechanism_of_ones_own_is_named_by_extra(tmp_path):
 
     model = create_model(VIT, Mine(), img_size=32).eval()
     save(model, tmp_path)
-    with pytest.raises(StoreError, match=r"unknown name 'Mine'.*own by extra="):
+    with pytest.raises(StoreError, match=r"unknown name 'Mine'.*your own mechanisms, models and ports by extra="):
         load(tmp_path)
     x = torch.randn(1, 3, 32, 32)
     assert torch.equal(load(tmp_path, extra=[Mine])(x), model(x))

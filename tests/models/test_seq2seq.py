@@ -106,8 +106,8 @@ def test_post_norm_and_the_feed_forward_net_by_hand() -> None:
     qkv = (x @ layer.self_attn.attn.qkv.weight.T).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
     mixed = F.scaled_dot_product_attention(*qkv).transpose(1, 2).flatten(2)
     x = layer.norm1(x + layer.self_attn.attn.proj(mixed))
-    wanted = layer.norm2(x + layer.mlp[3](layer.mlp[0](x).relu()))
-    torch.testing.assert_close(layer(tokens(9)), wanted, rtol=0, atol=1e-12)
+    expected = layer.norm2(x + layer.mlp[3](layer.mlp[0](x).relu()))
+    torch.testing.assert_close(layer(tokens(9)), expected, rtol=0, atol=1e-12)
 
 
 def test_every_parameter_gets_a_gradient() -> None:
@@ -154,7 +154,7 @@ def test_wrong_use_says_what_to_do() -> None:
         replace(SMALL, cross=XCA())
     with pytest.raises(UnsupportedError, match="window=5.* cannot attend to another input; give a cross= that can"):
         replace(SMALL, cross=Factors(terms="1111", window=5))
-    with pytest.raises(ConfigError, match="goes with unit=None"):
+    with pytest.raises(ConfigError, match="needs unit=None"):
         replace(SMALL, attention=None, unit=UNIT)
     assert replace(SMALL, unit="DeformableConv(version=2)").unit == DeformableConv(version=2)
     for unit in (Conv(), True):

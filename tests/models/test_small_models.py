@@ -21,7 +21,7 @@ from regard.models.metaformer import load_fitting
 from regard.models.timm_registry import register_timm
 from regard.projections.sne import PSNE
 from regard.swapping.capture import capture
-from regard.swapping.inspect import channels_of
+from regard.swapping.inspect import input_channels
 from regard.swapping.swap import remove, restore, retune, swap
 from small_hosts import spread
 
@@ -42,7 +42,7 @@ FAITHFUL = [
 ]
 
 
-def made(host):
+def model_and_image(host):
     torch.manual_seed(0)
     model = create_model(host, None, num_classes=7)
     for value in model.parameters():
@@ -55,7 +55,7 @@ def made(host):
 
 @pytest.mark.parametrize("host", FAITHFUL)
 def test_softmax_changes_neither_output_nor_state(host):
-    model, x = made(host)
+    model, x = model_and_image(host)
     before, state = model(x), copy.deepcopy(model.state_dict())
     swap(model, Softmax())
     assert (model(x) - before).abs().max() <= 1e-12 * before.abs().max()
@@ -73,17 +73,17 @@ def test_keeping_what_surrounds_attention_is_not_the_same_as_dropping_it():
         ("vit_s_32_spt(keep_lsa=True)", "vit_s_32_spt"),
         ("cait_s_32", "cait_s_32(keep_talking=False)"),
     ):
-        model, x = made(kept)
-        other, _ = made(loose)
+        model, x = model_and_image(kept)
+        other, _ = model_and_image(loose)
         other.load_state_dict(model.state_dict())
         assert torch.equal(model(x), other(x))
         assert not torch.allclose(swap(model, Softmax())(x), swap(other, Softmax())(x))
 
 
 def test_class_layers_stay():
-    model, _ = made("cait_s_32")
+    model, _ = model_and_image("cait_s_32")
     swap(model, SKA())
-    assert {type(block.attn).__name__ for block in model.blocks} == {"Talking"}
+    assert {type(block.attn).__name__ for block in model.blocks} == {"TimmCaiT"}
     assert {type(block.attn).__name__ for block in model.blocks_token_only} == {"ClassAttention"}
 
 
@@ -100,7 +100,7 @@ def test_timm_cait_keeps_its_talking_heads_and_refuses_what_has_no_map():
 
 
 def test_keys_of_the_last_stage_of_cvt_are_one_cell_and_the_class_token():
-    model, x = made("cvt_13")
+    model, x = model_and_image("cvt_13")
     swap(model, SKA())
     layer = model.stages[2].blocks[0].attn
     assert layer.mixer.operator.keys.shape == (6, 1, 64)
@@ -117,11 +117,11 @@ def test_keys_of_the_last_stage_of_cvt_are_one_cell_and_the_class_token():
 
 
 def test_cvt_takes_other_projections_and_its_own_grid_takes_every_mechanism():
-    model, x = made("cvt_13")
+    model, x = model_and_image("cvt_13")
     swap(model, Softmax(projection=PSNE()))
     assert "stages.0.blocks.0.attn.conv_q.conv.weight" in model.state_dict()
     model(x)
-    model, x = made("cvt_13(kv_stride=1)")
+    model, x = model_and_image("cvt_13(kv_stride=1)")
     swap(model, XCA())
     assert torch.isfinite(model(x)).all()
     swap(model, Softmax(dwc=3))
@@ -129,14 +129,14 @@ def test_cvt_takes_other_projections_and_its_own_grid_takes_every_mechanism():
 
 
 def test_what_stands_beside_an_operator_is_not_lost_in_cvt():
-    model, _ = made("cvt_13(kv_stride=1)")
+    model, _ = model_and_image("cvt_13(kv_stride=1)")
     with pytest.raises(UnsupportedError, match="a layer of its own around its operator .LocalMixer"):
         swap(model, FLatten(local=5))
     swap(model, FLatten())
 
 
 def test_hidden_tokens_do_not_pass_through_the_convolution_beside_attention_in_cvt():
-    model, _ = made("cvt_13(kv_stride=1)")
+    model, _ = model_and_image("cvt_13(kv_stride=1)")
     mixer = swap(model, Softmax(dwc=3)).stages[0].blocks[0].attn.mixer
     grid, x = Grid(4, 5), torch.randn(2, 20, mixer.site.dim, dtype=torch.float64)
     keep = torch.arange(20).expand(2, -1) != 7
@@ -149,8 +149,8 @@ def test_hidden_tokens_do_not_pass_through_the_convolution_beside_attention_in_c
 
 
 def test_static_keys_for_each_window_are_those_of_the_shared_key_when_they_are_equal():
-    one, x = made("swin_t_32")
-    each, _ = made("swin_t_32(keys='window')")
+    one, x = model_and_image("swin_t_32")
+    each, _ = model_and_image("swin_t_32(keys='window')")
     swap(one, SKA())
     swap(each, SKA())
     state = one.state_dict()
@@ -170,7 +170,7 @@ def test_static_keys_for_each_window_are_those_of_the_shared_key_when_they_are_e
 
 
 def test_keys_for_each_window_refuse_another_number_of_windows():
-    model, _ = made("swin_t_32(keys='window')")
+    model, _ = model_and_image("swin_t_32(keys='window')")
     swap(model, SKA())
     layer = model.stages[0][1].attn
     with pytest.raises(GridError, match="each of which has parameters of its own"):
@@ -178,7 +178,7 @@ def test_keys_for_each_window_refuse_another_number_of_windows():
 
 
 def test_shifted_windows_and_merging_follow_the_image():
-    model, x = made("swin_t_32")
+    model, x = model_and_image("swin_t_32")
     assert [tuple(y.shape[1:]) for y in model.maps(x)] == [(96, 16, 16), (192, 8, 8), (384, 4, 4), (768, 4, 4)]
     merge = model.stages[0][0]
     with torch.no_grad():
@@ -190,13 +190,13 @@ def test_shifted_windows_and_merging_follow_the_image():
 
 
 def test_wrong_options_of_small_hosts_are_said():
-    for host, said in (
+    for host, message in (
         ("swin_t_32(img_size=20)", "multiples of 8"),
         ("swin_t_32(keys='all')", "keys='shared'"),
         ("cvt_13(dims=(64, 190, 384))", "multiples of 1, 3, 6"),
         ("cait_s_32(hedas=3)", "did you mean"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             create_model(host, None)
 
 
@@ -211,13 +211,13 @@ def test_hosts_without_a_convolution_tell_their_channels(host):
 @pytest.mark.parametrize("host", ["vit_desk", "xcit_desk", "cait_s_32", "cvt_13", "skaformer_desk", "vit5_small"])
 def test_every_host_tells_its_channels(host):
     with torch.device("meta"):
-        assert channels_of(create_model(host, None, in_chans=2)) == 2
+        assert input_channels(create_model(host, None, in_chans=2)) == 2
 
 
 @pytest.mark.parametrize("host", ["cvt_13", pytest.param("cvt_13_32", marks=pytest.mark.slow)])
 def test_an_explicit_scale_is_the_scale_of_cvt(host):
     """The host's own factor, given as `scale`, is the host; 384^-0.5 in cvt_13, 64^-0.5 in the plainer variant."""
-    model, x = made(host)
+    model, x = model_and_image(host)
     before = model(x)
     scale = model.stages[2].blocks[0].attn.scale
     assert scale == (384 if host == "cvt_13" else 64) ** -0.5
@@ -227,18 +227,18 @@ def test_an_explicit_scale_is_the_scale_of_cvt(host):
     grid = mixer.site.grid
     tokens = torch.randn(2, grid.tokens, 384, dtype=torch.float64)
     raw = mixer.qkv(convolved(mixer, "q", tokens, grid), "q")[0]
-    assert torch.equal(mixer.roles(tokens, grid)["q"], raw)
+    assert torch.equal(mixer.project_heads(tokens, grid)["q"], raw)
 
 
 def test_stages_that_are_not_there_are_named():
-    for host, options, said in (
-        ("cvt_13", {"out_indices": (5,)}, "there are the 3 stages 0 to 2"),
-        ("swin_t_32", {"out_indices": (0, -5)}, "there are the 4 stages 0 to 3, or -1 to -4"),
-        ("vit_s_32", {"out_indices": (6,)}, "there are the 6 stages 0 to 5"),
+    for host, options, message in (
+        ("cvt_13", {"out_indices": (5,)}, "the 3 stages are 0 to 2"),
+        ("swin_t_32", {"out_indices": (0, -5)}, "the 4 stages are 0 to 3, or -1 to -4"),
+        ("vit_s_32", {"out_indices": (6,)}, "the 6 stages are 0 to 5"),
         ("cvt_13", {"out_indices": ()}, "at least one"),
-        ("skaformer_desk", {"out_indices": (4,), "img_size": 64}, "there are the 4 stages 0 to 3"),
+        ("skaformer_desk", {"out_indices": (4,), "img_size": 64}, "the 4 stages are 0 to 3"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             create_model(host, None, features_only=True, **options)
     last = create_model("cvt_13", None, features_only=True, out_indices=(-1, 0))
     assert last.feature_info.channels() == [384, 64]
@@ -304,12 +304,12 @@ def test_checkpoints_load_into_every_layer_that_keeps_its_shape(tmp_path):
 
 
 def test_metaformer_options_are_checked():
-    for options, said in (
+    for options, message in (
         ({"mixers": ("conv", "ska")}, "are four"),
         ({"mixers": ("conv", "skaa", "attn", "attn")}, "SKA"),
         ({"mixers": ("conv", "XCA()", "attn", "attn"), "resize": "window"}, "has no resize"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             create_model("skaformer_s18", None, img_size=64, **options)
 
 
@@ -318,7 +318,7 @@ def test_placements_are_where_they_say():
     kinds = [type(stage.blocks[0].token_mixer).__name__ for stage in model.stages]
     assert kinds == ["SepConv", "SepConv", "TimmMetaFormer", "Attention"]
     assert model.stages[2].blocks[0].token_mixer.mixer.config == SKA(scale=1.0)
-    assert str(model.stages[2].blocks[0].token_mixer.mixer.site.grid) == "4x4 cells with 0 + 0 extra tokens"
+    assert str(model.stages[2].blocks[0].token_mixer.mixer.site.grid) == "4x4 patch + 0 prefix + 0 suffix tokens"
 
 
 # timm's registry
@@ -349,7 +349,7 @@ def test_nothing_is_registered_by_import():
 
 
 def test_small_hosts_are_saved_whole():
-    model, x = made("cvt_13")
+    model, x = model_and_image("cvt_13")
     swap(model, SKA())
     stored = io.BytesIO()
     torch.save(model, stored)
@@ -372,7 +372,7 @@ def test_small_hosts_are_saved_whole():
 )
 def test_swapped_small_hosts_compile(host):
     torch._dynamo.reset()
-    model, x = made(host)
+    model, x = model_and_image(host)
     swap(model, SKA())
     got = torch.compile(model, backend="eager", fullgraph=True)(x)
     assert torch.allclose(got, model(x), atol=1e-9)

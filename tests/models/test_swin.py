@@ -15,11 +15,11 @@ from regard.swapping.swap import swap
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    made = create_model("swin_t_32", None).eval()
-    for stage in made.stages[:3]:
+    model_a = create_model("swin_t_32", None).eval()
+    for stage in model_a.stages[:3]:
         for value in stage[1:3].parameters():
             nn.init.normal_(value, std=0.08)
-    return made
+    return model_a
 
 
 def seen_by(block, row, column):

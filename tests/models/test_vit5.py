@@ -11,14 +11,14 @@ from torch import Tensor
 from regard.core import ConfigError, Grid, ShapeError
 from regard.measure.cost import model_cost
 from regard.mixers.mita.mita import MiTA
-from regard.mixers.shared.heads import rotate
+from regard.mixers.shared.heads import apply_rotary
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.models.catalog import list_models
 from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.models.timm_registry import register_timm
-from regard.studies.mita.counts import VIT5
+from regard.studies.mita.printed import VIT5
 from regard.studies.published_sizes import verdict
 from regard.swapping.swap import plan_swap, swap
 from regard.train.optimizer import param_groups
@@ -92,10 +92,10 @@ def by_hand(state: dict[str, Tensor], x: Tensor, number: int, patch: int, regist
 def test_fact_4_23_vit5_is_its_equations() -> None:
     model, x = ready()
     with torch.no_grad():
-        wanted = by_hand(dict(model.named_parameters()), x, 2, 8, 4)
-        assert (model(x) - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+        expected = by_hand(dict(model.named_parameters()), x, 2, 8, 4)
+        assert (model(x) - expected).abs().max() <= 1e-11 * expected.abs().max()
         swap(model, Softmax())
-        assert (model(x) - wanted).abs().max() <= 1e-11 * wanted.abs().max()
+        assert (model(x) - expected).abs().max() <= 1e-11 * expected.abs().max()
 
 
 def test_parameters_have_the_repositorys_names() -> None:
@@ -196,7 +196,7 @@ def test_another_size_stretches_the_places() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"num_registers": 3}, "registers form a square"),
         ({"img_size": (224, 230)}, "224x230 cannot be cut"),
@@ -205,8 +205,8 @@ def test_another_size_stretches_the_places() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_built_is_refused(options: dict, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_built_is_refused(options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         create_model("vit5_small", None, **options)
 
 
@@ -227,13 +227,13 @@ def test_a_rotary_tensor_of_every_token_turns_every_token() -> None:
     twice = angles.repeat_interleave(2, -1)
     rope = torch.cat([twice.sin(), twice.cos()], -1)
     pairs = torch.view_as_complex(x.unflatten(-1, (2, 2)))
-    wanted = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
-    assert torch.allclose(rotate(x, rope, grid), wanted, atol=1e-14)
-    cells = rotate(x, rope[grid.span], grid)
-    assert torch.allclose(cells[..., grid.span, :], wanted[..., grid.span, :], atol=1e-14)
+    expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+    assert torch.allclose(apply_rotary(x, rope, grid), expected, atol=1e-14)
+    cells = apply_rotary(x, rope[grid.span], grid)
+    assert torch.allclose(cells[..., grid.span, :], expected[..., grid.span, :], atol=1e-14)
     assert torch.equal(cells[..., 7:, :], x[..., 7:, :])
     with pytest.raises(ShapeError, match="7 rows, the grid 6 cells and 11 tokens"):
-        rotate(x, rope[:7], grid)
+        apply_rotary(x, rope[:7], grid)
 
 
 def test_landmarks_are_pooled_from_rotated_patches_only() -> None:
@@ -242,10 +242,10 @@ def test_landmarks_are_pooled_from_rotated_patches_only() -> None:
     swap(model, MiTA(m=(2, 3), k=5))
     mixer = model.blocks[0].attn.mixer
     tokens, grid = model.tokens(x)
-    q = mixer.roles(model.blocks[0].norm1(tokens), grid, model.rope(4, 6, x))["q"]
+    q = mixer.project_heads(model.blocks[0].norm1(tokens), grid, model.rope(4, 6, x))["q"]
     image = q[:, :, 1:-4].mT.unflatten(-1, (4, 6)).flatten(1, 2)
-    wanted = F.adaptive_avg_pool2d(image, (2, 3)).flatten(2).unflatten(1, (2, 16)).mT
-    assert torch.allclose(mixer.operator.pooled(q, grid)[0], wanted, atol=1e-12)
+    expected = F.adaptive_avg_pool2d(image, (2, 3)).flatten(2).unflatten(1, (2, 16)).mT
+    assert torch.allclose(mixer.operator.pooled(q, grid)[0], expected, atol=1e-12)
     assert mixer.site.grid == Grid(4, 6, 1, 4)
     assert (mixer.site.qk_norm, mixer.site.rotary, mixer.site.qkv_bias) == ("rms", True, False)
 
@@ -255,7 +255,7 @@ def test_a_plan_says_what_is_kept_and_new() -> None:
     plan = plan_swap(model, MiTA(m=4, k=5, dwc=3))
     assert plan.sites[0].kept == ["qkv.weight", "q_norm.weight", "k_norm.weight", "proj.weight", "proj.bias"]
     assert plan.sites[0].new == ["regard.dwc.bias", "regard.dwc.weight"]
-    assert "4x6 cells with 1 + 4 extra tokens" in str(plan)
+    assert "4x6 patch + 1 prefix + 4 suffix tokens" in str(plan)
 
 
 def test_a_swapped_one_is_saved_and_read(tmp_path) -> None:

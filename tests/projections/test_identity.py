@@ -65,7 +65,7 @@ def test_a_swap_keeps_the_hosts_keys_and_values():
 def test_it_can_be_spelled_and_needs_the_width_of_the_input():
     config = SKA(projection=IdentityQuery())
     assert parse(spell(config)) == config
-    with pytest.raises(ConfigError, match="have its 12 channels; 3 heads of 8 need 24"):
+    with pytest.raises(ConfigError, match="with 12 channels; 3 heads of width 8 need 24"):
         config.build(Site(dim=12, heads=3, width=8, grid=Grid(2, 3)))
     before = IdentityQuery().build(SITE, "qv")
     weight = before.linear.weight.detach().clone()

@@ -74,7 +74,7 @@ def test_axes_can_be_chosen(opened):
     page = opened()
     before = page.locator("#tradeoff").inner_html()
     page.select_option("#x-axis", "macs")
-    assert "MACs per image (less is better)" in page.locator("#tradeoff").inner_text()
+    assert "MACs per image (lower is better)" in page.locator("#tradeoff").inner_text()
     page.select_option("#y-axis", "loss")
     assert "test loss" in page.locator("#tradeoff").inner_text()
     assert page.locator("#tradeoff").inner_html() != before

@@ -9,7 +9,7 @@ from regard.report import figures
 
 def drawn() -> str:
     curve = figures.Curve(0, "row", [1.0, 2.0, 3.0], [10.0, 20.0, 25.0], [9.0, 19.0, 24.0], [11.0, 21.0, 26.0])
-    return figures.curves([curve], figures.looks(["baseline"]), "accuracy", True)[0]
+    return figures.curves([curve], figures.row_styles(["baseline"]), "accuracy", True)[0]
 
 
 def test_a_figure_has_no_date(monkeypatch: pytest.MonkeyPatch) -> None:

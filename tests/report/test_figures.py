@@ -14,7 +14,7 @@ def line(row: int = 0) -> figures.Curve:
 
 
 def drawn(wide: bool = True) -> str:
-    return figures.curves([line(), line(1)], figures.looks(["baseline", "row"]), "accuracy & <more>", wide)[0]
+    return figures.curves([line(), line(1)], figures.row_styles(["baseline", "row"]), "accuracy & <more>", wide)[0]
 
 
 def test_the_same_data_give_the_same_bytes():
@@ -34,7 +34,7 @@ def test_figures_take_their_colours_from_the_page_and_keep_their_text():
 
 
 def test_the_pointer_finds_the_axes_where_they_are_drawn():
-    svg, box = figures.curves([line()], figures.looks(["row"]), "accuracy", wide=False)
+    svg, box = figures.curves([line()], figures.row_styles(["row"]), "accuracy", wide=False)
     width, height = (float(part) for part in svg.split('viewBox="0 0 ')[1].split('"')[0].split())
     assert box["width"] == pytest.approx(width)
     assert 0 < box["left"] < box["right"] < width
@@ -59,9 +59,9 @@ def test_no_point_beats_one_of_the_pareto_front(more):
 
 
 def test_rows_look_different_and_controls_are_grey():
-    styles = figures.looks(["baseline", *["row"] * 14, "control", "control"])
-    looks = {(look.variable, str(look.dash)) for look in styles}
-    assert len(looks) == len(styles)
+    styles = figures.row_styles(["baseline", *["row"] * 14, "control", "control"])
+    different = {(style.variable, str(style.dash)) for style in styles}
+    assert len(different) == len(styles)
     assert [look.variable for look in styles[-2:]] == ["--control"] * 2
 
 

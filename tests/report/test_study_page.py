@@ -37,14 +37,14 @@ def first_line(page: str) -> str:
 
 def test_the_first_line_says_that_the_gate_was_passed(study):
     line = first_line(render(study(), "demo", "desk"))
-    assert line.startswith("Mixing tokens pays at this scale. Gate passed")
+    assert line.startswith("Mixing tokens helps at this scale. Gate passed")
 
 
 def test_without_a_passed_gate_nothing_is_judged(study):
     scores = {"softmax": (60.0, 60.5, 60.2), "SKA": (70.0, 70.4, 70.1), "MiTA <9/9>": (59.0, 59.2, 59.5),
               "average": (56.0, 56.3, 56.1), "w/o": (62.0, 62.4, 62.2)}  # fmt: skip
     page = render(study(scores=scores), "demo", "desk")
-    assert first_line(page).startswith("Mixing does not pay at this scale, and nothing is judged.")
+    assert first_line(page).startswith("Mixing tokens does not help at this scale, so no claim is judged.")
     assert "cannot be judged at this scale" in page
     assert 'class="supported"' not in page
     assert page.count('class="notjudged"') == 2
@@ -70,7 +70,7 @@ def test_the_table_has_intervals_and_the_papers_numbers(study):
 def test_two_seeds_have_no_interval(study):
     scores = {label: (80.0 + i, 81.0 + i) for i, label in enumerate(("softmax", "SKA", "MiTA <9/9>", "average", "w/o"))}
     page = render(study(scores=scores), "demo", "desk")
-    assert "Fewer than three seeds: no intervals." in page
+    assert "Intervals need at least three seeds." in page
     assert " to 8" not in re.search(r"<tr class=\"baseline\">.*?</tr>", page, re.DOTALL)[0]
 
 
@@ -87,8 +87,8 @@ def test_failed_and_missing_runs_are_said(study):
     path.write_text(json.dumps({**outcome, "status": "failed", "error": "loss is NaN at step 7", "metrics": {}}))
     (root / f"{4:012x}" / "outcome.json").unlink()
     page = render(root, "demo", "desk")
-    assert "SKA, seed 0 failed: loss is NaN at step 7." in page
-    assert "1 of 15 runs are still missing" in page
+    assert "SKA: failed 1/3 (seed 0: loss is NaN at step 7)." in page
+    assert "1 of 15 runs are missing" in page
     assert "(1 failed)" in page
 
 
@@ -96,12 +96,12 @@ def test_a_study_without_any_finished_run_still_has_a_page(study):
     root = study()
     for path in root.glob("*/outcome.json"):
         path.unlink()
-    assert "15 of 15 runs are still missing" in render(root, "demo", "desk")
+    assert "15 of 15 runs are missing" in render(root, "demo", "desk")
 
 
 def test_rows_without_token_weights_say_so(study):
     page = render(study(), "demo", "desk")
-    assert page.count("has no weights between tokens") == 1
+    assert page.count("has no attention weights between tokens") == 1
     assert page.count('alt="attention of') == 4
 
 
@@ -122,7 +122,7 @@ def test_errata_of_the_paper_stand_on_the_page_of_their_table(study):
     path.write_text(json.dumps({**snapshot, "source": "Static Key Attention in Vision, Table 1"}))
     page = render(root, "demo", "desk")
     part = re.search(r'<section aria-labelledby="h-errata">.*?</section>', page, re.DOTALL)[0]
-    assert part.count("<li>") == 5
+    assert part.count("<li>") == 6
     assert "<strong>Table 1, SKA-ViT-S a.</strong> Printed: 8.1M parameters. Found: 8,249,322" in part
     assert "Six static keys save 1.373M." in part
     assert "CAFormer-S18" not in page

@@ -25,7 +25,7 @@ def test_a_failed_write_keeps_the_old_content(tmp_path: Path) -> None:
     write_atomically(target, b"old")
     blocked = tmp_path / f".x.{os.getpid()}.part"
     blocked.mkdir()  # the temporary file cannot be opened
-    with pytest.raises(StoreError, match="a file stands where a folder is needed"):
+    with pytest.raises(StoreError, match="a file is where a folder is needed"):
         write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
 
@@ -40,7 +40,7 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, which Linux has")
 def test_a_full_disk_says_that_finished_work_is_kept() -> None:
-    from regard.store.files import explained
+    from regard.store.files import store_errors
 
-    with pytest.raises(StoreError, match="free some space"), explained(Path("/dev/full")):
+    with pytest.raises(StoreError, match="free some space"), store_errors(Path("/dev/full")):
         Path("/dev/full").write_text("x")

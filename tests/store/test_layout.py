@@ -14,7 +14,7 @@ from regard.lab.study import Study
 from regard.lab.table import Table, load_snapshot, snapshot_path, snapshots
 from regard.report import write_report
 from regard.store.files import write_json
-from regard.store.layout import find_place, places, slug
+from regard.store.layout import find_setting_name, setting_names, slug
 from regard.store.results import Results
 
 from lab.test_study import STUDY  # isort: skip
@@ -32,8 +32,8 @@ def test_a_change_has_its_own_snapshot(tmp_path: Path) -> None:
     before = (tmp_path / "studies" / "tiny-smoke.json").read_text()
     write_snapshot(changed(), "smoke", store)
     assert (tmp_path / "studies" / "tiny-smoke.json").read_text() == before
-    assert len(places(tmp_path, "tiny")) == 2
-    place = changed().place("smoke")
+    assert len(setting_names(tmp_path, "tiny")) == 2
+    place = changed().setting_name("smoke")
     assert place.startswith("smoke+vit_desk")
     assert place.endswith("+16x16")
     assert load_snapshot(tmp_path, "tiny", place)["scale"] == "smoke"
@@ -42,17 +42,17 @@ def test_a_change_has_its_own_snapshot(tmp_path: Path) -> None:
 
 
 def test_names_are_readable_stable_and_different() -> None:
-    assert STUDY.elsewhere("smoke", "cifar10").place("smoke") == "smoke+cifar10"
-    assert STUDY.elsewhere("smoke", "cifar10", size=(24, 12)).place("smoke") == "smoke+cifar10+24x12"
+    assert STUDY.elsewhere("smoke", "cifar10").setting_name("smoke") == "smoke+cifar10"
+    assert STUDY.elsewhere("smoke", "cifar10", size=(24, 12)).setting_name("smoke") == "smoke+cifar10+24x12"
     hosts = [HOST, HOST.replace("dim=16", "dim=32"), HOST.replace("heads=2", "heads=1")]
-    found = [STUDY.elsewhere("smoke", host=host).place("smoke") for host in hosts]
+    found = [STUDY.elsewhere("smoke", host=host).setting_name("smoke") for host in hosts]
     assert len(set(found)) == 3
     assert slug(HOST) == slug(HOST)
     assert "-" not in "".join(found)
 
 
 def test_what_changes_nothing_keeps_the_plain_name() -> None:
-    assert STUDY.elsewhere("smoke", "digits-canvas", size=(12, 12)).place("smoke") == "smoke"
+    assert STUDY.elsewhere("smoke", "digits-canvas", size=(12, 12)).setting_name("smoke") == "smoke"
 
 
 def test_own_folders_of_one_name_do_not_meet(tmp_path: Path) -> None:
@@ -63,29 +63,29 @@ def test_own_folders_of_one_name_do_not_meet(tmp_path: Path) -> None:
         for name in ("one", "two"):
             (tmp_path / str(side) / "pets" / name).mkdir(parents=True)
             Image.new("RGB", (side, side)).save(tmp_path / str(side) / "pets" / name / "a.png")
-        found.append(STUDY.elsewhere("smoke", str(tmp_path / str(side) / "pets")).place("smoke"))
+        found.append(STUDY.elsewhere("smoke", str(tmp_path / str(side) / "pets")).setting_name("smoke"))
     assert found[0] != found[1]
     assert all(place.startswith("smoke+pets_") and str(tmp_path) not in place for place in found)
 
 
 def test_a_scale_means_its_only_results_or_all_are_named(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    assert find_place(tmp_path, "tiny", "smoke") == "smoke"
+    assert find_setting_name(tmp_path, "tiny", "smoke") == "smoke"
     write_snapshot(changed(), "smoke", store)
-    first = changed().place("smoke")
-    assert find_place(tmp_path, "tiny", "smoke") == first
+    first = changed().setting_name("smoke")
+    assert find_setting_name(tmp_path, "tiny", "smoke") == first
     write_snapshot(STUDY.elsewhere("smoke", host=HOST.replace("dim=16", "dim=32")), "smoke", store)
     with pytest.raises(ConfigError, match="several results") as error:
-        find_place(tmp_path, "tiny", "smoke")
-    assert all(place in str(error.value) for place in places(tmp_path, "tiny"))
+        find_setting_name(tmp_path, "tiny", "smoke")
+    assert all(place in str(error.value) for place in setting_names(tmp_path, "tiny"))
     write_snapshot(STUDY, "smoke", store)
-    assert find_place(tmp_path, "tiny", "smoke") == "smoke"
-    assert find_place(tmp_path, "tiny", first) == first
+    assert find_setting_name(tmp_path, "tiny", "smoke") == "smoke"
+    assert find_setting_name(tmp_path, "tiny", first) == first
 
 
 def test_verbs_find_changed_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     value = write_snapshot(changed(), "smoke", Results(tmp_path))
-    place = changed().place("smoke")
+    place = changed().setting_name("smoke")
     for number, run in enumerate(value["runs"]):
         outcome = {"status": "done", "metrics": {"top1": 50.0 + number}, "row": run["row"], "seed": run["seed"]}
         Results(tmp_path).finish(run["key"], outcome)

@@ -125,7 +125,7 @@ def test_a_suspended_process_keeps_its_lock_until_it_is_gone(tmp_path: Path) -> 
 def test_a_number_that_another_process_got_holds_no_lock(tmp_path: Path) -> None:
     store, lock = Results(tmp_path), Results(tmp_path).folder(KEY) / "lock"
     lock.parent.mkdir()
-    own = results._self()
+    own = results._this_process()
     lock.write_text(json.dumps({**own, "begun": own["begun"] - 1}))
     assert store.status(KEY) == "new"
     del own["begun"]  # as locks were before they had it: the time of the lock counts
@@ -136,7 +136,7 @@ def test_a_number_that_another_process_got_holds_no_lock(tmp_path: Path) -> None
 
 
 def test_a_lock_keeps_beating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(results, "RENEW_SECONDS", 0.01)
     with Results(tmp_path).lock(KEY) as folder:
         os.utime(folder / "lock", (1.0, 1.0))
         until = time.time() + 10

@@ -1,14 +1,19 @@
 """Every study and analysis of the catalogue: it builds, its keys differ, and (slow) its smoke scale runs."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from regard import ConfigError
-from regard.lab.analysis import carry_out
+from regard.lab.analysis import run_analysis
 from regard.lab.run_study import run_study
 from regard.lab.study import Study
 from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_analysis, load_study
 
+EVIDENCE = sorted((Path(__file__).parents[2] / "docs" / "results").glob("*/evidence.json"))
 SMOKE = [name for name in STUDIES if "smoke" in load_study(name).settings]
 
 
@@ -37,18 +42,34 @@ def test_an_analysis_says_what_it_answers(name):
 
 @pytest.mark.parametrize("name", ["mita_table1", "ska_table6", "ska_table7", "ska_fig4", "errata"])
 def test_an_analysis_of_costs_computes(name, tmp_path):
-    value = carry_out(load_analysis(name), Results(tmp_path))
+    value = run_analysis(load_analysis(name), Results(tmp_path))
     assert all(sheet["rows"] for sheet in value["sheets"])
 
 
 def test_the_formulas_of_ska_table_6_are_ours(tmp_path):
-    (sheet,) = carry_out(load_analysis("ska_table6"), Results(tmp_path))["sheets"]
+    (sheet,) = run_analysis(load_analysis("ska_table6"), Results(tmp_path))["sheets"]
     verdicts = {row[sheet["columns"].index("verdict")] for row in sheet["rows"]}
     assert verdicts == {"equal"}
     assert len(sheet["rows"]) == 44
 
 
-def test_names_are_told_apart():
+@pytest.mark.parametrize("file", EVIDENCE, ids=lambda file: file.parent.name)
+def test_committed_evidence_is_of_the_rows_of_today(file):
+    """Other claims and notes are free; another setting would leave the published runs without a row."""
+    snapshot = json.loads(file.read_text())["snapshot"]
+    study = load_study(snapshot["study"])
+    rows = {row.label: row for row in study.rows(snapshot["scale"])}
+    keys = {(run["row"], run["seed"]): run["key"] for run in snapshot["runs"]}
+    assert {(label, seed): study.run(snapshot["scale"], rows[label], seed).key for label, seed in keys} == keys
+
+
+def test_titles_of_the_catalogue_and_of_studies_name_one_source():
+    for name, (_, _, source) in {**STUDIES, **ANALYSES}.items():
+        numbers = set(re.findall(r"\d+", source.partition(",")[2]))
+        assert numbers <= set(re.findall(r"\d+", (load_study if name in STUDIES else load_analysis)(name).source)), name
+
+
+def test_studies_and_analyses_are_not_confused():
     with pytest.raises(ConfigError, match="trains nothing"):
         load_study("errata")
     with pytest.raises(ConfigError, match="ska_table1"):
@@ -67,7 +88,7 @@ def test_the_smoke_scale_of_every_row_runs(name, tmp_path):
 def test_codes_and_accuracies_are_read_from_transfer_runs(tmp_path):
     store = Results(tmp_path)
     run_study(load_study("sne_table4"), "smoke", store, rows="linear,SNE,F-SNE 8,P-SNE", seeds=1, workers=2)
-    codes = carry_out(load_analysis("sne_fig4"), store, "smoke")
+    codes = run_analysis(load_analysis("sne_fig4"), store, "smoke")
     norms = codes["sheets"][0]["rows"]
     matrices = [sheet for sheet in codes["sheets"] if sheet["chart"]]
     assert [sheet["title"].removeprefix("F-SNE 8: ") for sheet in matrices] == [
@@ -75,6 +96,6 @@ def test_codes_and_accuracies_are_read_from_transfer_runs(tmp_path):
     ]  # fmt: skip
     assert [row[:2] for row in norms] == [("F-SNE 8", "before"), ("F-SNE 8", "after")]
     assert norms[0][2] != norms[1][2]
-    points, fit = carry_out(load_analysis("sne_fig5"), store, "smoke")["sheets"]
+    points, fit = run_analysis(load_analysis("sne_fig5"), store, "smoke")["sheets"]
     assert len(points["rows"]) == 4
     assert fit["rows"][0][1] == 4

@@ -133,6 +133,6 @@ def test_a_size_that_a_host_refuses_is_not_left_out():
     with torch.device("meta"):
         for host in ("resnet18", "caformer_s18"):
             assert build_sized(host, None, (230, 230)).num_classes == 1000
-        for host, said in (("twins_svt_small", "should be divided by patch_size"), ("nest_tiny", "must divide")):
-            with pytest.raises(ConfigError, match=rf"{host} cannot be made with img_size=\(230, 230\): .*{said}"):
+        for host, message in (("twins_svt_small", "should be divided by patch_size"), ("nest_tiny", "must divide")):
+            with pytest.raises(ConfigError, match=rf"{host} cannot be made with img_size=\(230, 230\): .*{message}"):
                 build_sized(host, None, (230, 230))

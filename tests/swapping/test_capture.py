@@ -7,7 +7,7 @@ from regard.core import SwapError, UnsupportedError, merge
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
 from regard.models.create import create_model
-from regard.swapping.capture import capture, readable
+from regard.swapping.capture import capture, with_regard_softmax
 from regard.swapping.swap import swap
 from small_hosts import VIT, spread, swin, vit, xcit
 
@@ -45,13 +45,13 @@ def test_maps_of_a_hosts_own_attention_are_drawn_whatever_its_model_returns():
     spread(model.eval())
     features = create_model(VIT, None, features_only=True, out_indices=(0, 1), img_size=(32, 48)).eval()
     features.model.load_state_dict(model.state_dict(), strict=False)
-    found = []
-    for one in (model, features):
-        swapped = readable(one, x)
+    captured = []
+    for host in (model, features):
+        swapped = with_regard_softmax(host, x)
         with capture(swapped) as maps:
             swapped(x)
-        found.append(list(maps.values()))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        captured.append(list(maps.values()))
+    assert all(torch.equal(a, b) for a, b in zip(*captured, strict=True))
 
 
 @pytest.mark.parametrize("hidden", ["layer scale", "zero projection"])
@@ -63,19 +63,19 @@ def test_attention_that_hardly_changes_the_output_is_still_compared(hidden):
         else:
             block.attn.proj.requires_grad_(False).weight.zero_()
             block.attn.proj.bias.zero_()
-    with pytest.raises(UnsupportedError, match=r"blocks\.0\.attn of Xcit has attention of its own"):
-        readable(model, x)
+    with pytest.raises(UnsupportedError, match=r"blocks\.0\.attn of Xcit has an attention of its own"):
+        with_regard_softmax(model, x)
     model, x = vit()
     for block in model.eval().blocks:
         block.attn.proj.requires_grad_(False).weight.zero_()
-    assert readable(model, x) is not model
+    assert with_regard_softmax(model, x) is not model
 
 
 def test_an_empty_place_has_no_maps():
     """gamma of what is read there is zero, which would hide it."""
     host = "attended_resnet18(channels=(8, 16, 32, 64), stem=1, img_size=16, heads=2, num_classes=5)"
-    with pytest.raises(UnsupportedError, match=r"layer3\.0\.attn of ResNet has attention of its own"):
-        readable(create_model(host, None).eval(), torch.randn(1, 3, 16, 16))
+    with pytest.raises(UnsupportedError, match=r"layer3\.0\.attn of ResNet has an attention of its own"):
+        with_regard_softmax(create_model(host, None).eval(), torch.randn(1, 3, 16, 16))
 
 
 def test_nothing_is_left_behind():

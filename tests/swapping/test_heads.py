@@ -21,7 +21,7 @@ DESK = "vit_desk(size=12, patch=3, dim=16, depth=2, heads=2)"
 NUMBERS = [SKA(heads=1), SKA(heads=3), SKA(heads=4), SKA(heads=4, projection=SNE(init="svd"))]
 
 
-def made():
+def model_and_image():
     torch.manual_seed(0)
     model = create_model(DESK, None).double().eval()
     spread(model)
@@ -30,7 +30,7 @@ def made():
 
 @pytest.mark.parametrize("mixer", NUMBERS, ids=spell)
 def test_other_numbers_of_heads_are_undone(mixer):
-    model, x = made()
+    model, x = model_and_image()
     before, state = model(x), copy.deepcopy(model.state_dict())
     changed = swap(model, mixer)(x)
     assert (changed - before).abs().max() > 1e-3 * before.abs().max()
@@ -44,7 +44,7 @@ def test_other_numbers_of_heads_are_undone(mixer):
 
 @pytest.mark.parametrize("heads", [1, 3, 4])
 def test_a_plan_with_other_heads_keeps_no_row(heads):
-    model, _ = made()
+    model, _ = model_and_image()
     site = plan_swap(model, SKA(heads=heads)).sites[0]
     assert site.kept == ["proj.bias"]
     assert site.dropped == ["qkv.weight", "proj.weight"]
@@ -54,20 +54,20 @@ def test_a_plan_with_other_heads_keeps_no_row(heads):
 
 
 def test_a_state_with_other_heads_has_its_own_names(tmp_path):
-    model, x = made()
+    model, x = model_and_image()
     plain = copy.deepcopy(model.state_dict())
     swap(model, SKA(heads=3))
     assert "blocks.0.attn.qkv.weight" not in model.state_dict()
     assert model.state_dict()["blocks.0.attn.regard.qkv.weight"].shape == (48, 16)
-    said = model.load_state_dict(plain, strict=False)
-    assert "blocks.0.attn.regard.qkv.weight" in said.missing_keys
-    assert not said.unexpected_keys
+    message = model.load_state_dict(plain, strict=False)
+    assert "blocks.0.attn.regard.qkv.weight" in message.missing_keys
+    assert not message.unexpected_keys
     save(model, tmp_path)
     assert torch.equal(load(tmp_path)(x), model(x))
 
 
 def test_convolutional_keys_have_heads_too():
-    model, x = made()
+    model, x = model_and_image()
     before = model(x)
     swap(model, CSKA(heads=3))
     assert model.blocks[0].attn.mixer.operator.weight.shape == (3 * 16, 8, 3, 3)
@@ -78,7 +78,7 @@ def test_convolutional_keys_have_heads_too():
 def test_a_bias_of_the_hosts_heads_refuses_others():
     model, x = swin()
     before = model.eval()(x)
-    with pytest.raises(UnsupportedError, match="biases of 2 heads, which 4 heads of SKA"):
+    with pytest.raises(UnsupportedError, match="biases of 2 heads, which do not fit 4 heads of SKA"):
         swap(model, SKA(heads=4))
     assert torch.equal(model(x), before)
     swap(model, SKA(heads=2), "layers.0.*")

@@ -124,7 +124,7 @@ def test_spelled_mechanisms_projections_and_retuning():
     before = out(model, x)
     retune(model, m=16, k=4)
     assert not torch.allclose(out(model, x), before)
-    assert str(model.layers[0].attention.regard.site.grid) == "4x4 cells with 1 + 0 extra tokens"
+    assert str(model.layers[0].attention.regard.site.grid) == "4x4 patch + 1 prefix + 0 suffix tokens"
     swap(model, Softmax(projection=FSNE(code=4)), example=x[:1])
     assert sum("regard_shared" in key for key in model.state_dict()) == 1
     with capture(swap(model, Softmax(), example=x[:1])) as maps:
@@ -138,9 +138,9 @@ def test_static_keys_drop_the_key_matrix():
     swap(model, SKA(), example=x[:1])
     missing = set(plain.state_dict()) - set(model.state_dict())
     assert missing == {f"layers.{i}.attention.k_proj.{part}" for i in (0, 1) for part in ("weight", "bias")}
-    said = model.load_state_dict(plain.state_dict(), strict=False)
-    assert not said.unexpected_keys
-    assert all(".regard." in key for key in said.missing_keys)
+    message = model.load_state_dict(plain.state_dict(), strict=False)
+    assert not message.unexpected_keys
+    assert all(".regard." in key for key in message.missing_keys)
 
 
 @pytest.mark.parametrize("kind", ["DINOv3ViT", "Aimv2Vision", "IJepa"])
@@ -228,7 +228,7 @@ def test_attentions_and_dropout_are_not_left_out_in_silence():
     model = transformers.ViTModel(transformers.ViTConfig(**SIZES, **PIXELS, attention_probs_dropout_prob=0.25)).eval()
     with pytest.warns(UserWarning, match="dropout 0.25 of attention weights"):
         swap(model, Softmax())
-    with pytest.raises(UnsupportedError, match=r"gives no attentions.*regard\.capture"):
+    with pytest.raises(UnsupportedError, match=r"returns no attentions.*regard\.capture"):
         model(torch.randn(1, 3, 32, 32), output_attentions=True)
 
 

@@ -85,15 +85,15 @@ def test_outputs_in_float32_agree_too():
 def test_a_plain_checkpoint_misses_only_what_is_new():
     plain, _ = vit()
     model = swap(vit()[0], SKA(dwc=3))
-    said = model.load_state_dict(plain.state_dict(), strict=False)
-    assert said.missing_keys
-    assert all(".attn.regard." in key for key in said.missing_keys)
-    assert not said.unexpected_keys
+    message = model.load_state_dict(plain.state_dict(), strict=False)
+    assert message.missing_keys
+    assert all(".attn.regard." in key for key in message.missing_keys)
+    assert not message.unexpected_keys
     rows = plain.blocks[0].attn.qkv.weight.unflatten(0, (3, -1))
     assert torch.equal(model.blocks[0].attn.qkv.weight.unflatten(0, (2, -1)), rows[[0, 2]])
-    said = plain.load_state_dict(model.state_dict(), strict=False)
-    assert said.unexpected_keys
-    assert all(".attn.regard." in key for key in said.unexpected_keys)
+    message = plain.load_state_dict(model.state_dict(), strict=False)
+    assert message.unexpected_keys
+    assert all(".attn.regard." in key for key in message.unexpected_keys)
 
 
 @pytest.mark.parametrize("make", [xcit, swin, torchvision], ids=lambda make: make.__name__)
@@ -190,7 +190,7 @@ def test_another_resolution_and_registers():
     wide = torch.randn(2, 3, 16, 64)
     before = model(wide)
     assert torch.allclose(swap(model, Softmax(), example=torch.randn(1, 3, 32, 48))(wide), before, atol=1e-4)
-    assert str(model.blocks[0].attn.grid()) == "2x8 cells with 5 + 0 extra tokens"
+    assert str(model.blocks[0].attn.grid()) == "2x8 patch + 5 prefix + 0 suffix tokens"
 
 
 def test_features_only():
@@ -288,7 +288,7 @@ def test_a_plan_says_what_becomes_of_the_parameters_and_changes_nothing():
     assert site.dropped == ["qkv.weight[k]", "qkv.bias[k]"]
     assert site.new
     assert all(name.startswith("regard.operator.") for name in site.new)
-    assert "4x6 cells with 1 + 0 extra tokens" in str(plan)
+    assert "4x6 patch + 1 prefix + 0 suffix tokens" in str(plan)
     assert "content term" in str(plan)
     same_state(model, state)
     assert not model.patch_embed.proj._forward_hooks
@@ -365,7 +365,7 @@ def test_cross_attention_is_refused():
             return self.attn(tokens, tokens.flip(1), tokens.flip(1))[0]
 
     model = Crossed()
-    with pytest.raises(UnsupportedError, match="cross-attention has no port"):
+    with pytest.raises(UnsupportedError, match="the port is for self-attention"):
         swap(model, Softmax(), example=torch.randn(1, 3, 32, 48))
     assert isinstance(model.attn, nn.MultiheadAttention)
 
@@ -421,7 +421,7 @@ for arguments in ((create_model("vit_desk", None), Softmax(), ["blocks.0.attn"])
 def test_what_cannot_be_done_is_said():
     with pytest.raises(SwapError, match="no attention module matching .nowhere.*it has blocks.0.attn"):
         swap(vit()[0], Softmax(), "nowhere.*")
-    with pytest.raises(SwapError, match="a port knows .TimmViT.*resnet.attend"):
+    with pytest.raises(SwapError, match="a port knows .TimmViT.*regard.attend.*your-own-model"):
         swap(nn.Sequential(nn.Conv2d(3, 4, 3)), Softmax())
     with pytest.raises(SwapError, match="it has timm.models.visformer.Attention, but none that a port knows"):
         swap(create_model("visformer_tiny(embed_dim=32, depth=(0, 1, 1), num_heads=2)", None), Softmax())

@@ -15,7 +15,7 @@ from regard.mixers.static_keys.keys import calibrate, freeze_keys
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.swapping.swap import swap
-from regard.swapping.talking_heads import logits_of
+from regard.swapping.talking_heads import logits_operator
 
 GRID = Grid(3, 5)
 STATIC = [SKA(), CSKA(), CSKA(bias=False, scale=2.0), CSKA(factorised=True), CSKA(reading="key")]
@@ -25,7 +25,7 @@ def at_site(config):
     """The operator and its logits with the same parameters, and queries, float64."""
     torch.manual_seed(0)
     site = Site(dim=16, heads=2, grid=GRID)
-    operator, logits = config.operator(site).double(), logits_of(config, site).double()
+    operator, logits = config.operator(site).double(), logits_operator(config, site).double()
     for value in operator.parameters():
         nn.init.normal_(value, std=0.7)
     logits.load_state_dict(operator.state_dict())
@@ -35,17 +35,17 @@ def at_site(config):
 @pytest.mark.parametrize("config", STATIC, ids=spell)
 def test_the_softmax_of_the_logits_is_the_mechanism(config):
     operator, logits, q = at_site(config)
-    made = logits(q, None, q, grid=GRID)
-    assert torch.allclose(made.softmax(-1), operator.weights(q, None, q, grid=GRID), rtol=0, atol=1e-12)
+    values = logits(q, None, q, grid=GRID)
+    assert torch.allclose(values.softmax(-1), operator.weights(q, None, q, grid=GRID), rtol=0, atol=1e-12)
 
 
 def test_small_weights_do_not_underflow():
     """Two heads in float32 whose weights are below the smallest number still have their difference."""
     _, logits, q = at_site(CSKA(scale=300.0, bias=False))
     _, one, _ = at_site(CSKA(scale=1.0, bias=False))
-    made, plain = (each.float()(q.float(), None, q.float(), grid=GRID) for each in (logits, one))
-    assert (made.softmax(-1) == 0).any()
-    assert torch.allclose(made, 300.0 * plain, rtol=1e-5)
+    values, plain = (each.float()(q.float(), None, q.float(), grid=GRID) for each in (logits, one))
+    assert (values.softmax(-1) == 0).any()
+    assert torch.allclose(values, 300.0 * plain, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("config", "times"), [(SKA(), 1), (CSKA(), 9)], ids=["one tap", "nine taps"])
@@ -59,12 +59,12 @@ def test_logits_cost_one_product(config, times):
 
 def test_what_has_no_softmax_over_all_keys_is_refused():
     model = create_model("cait_s_32(heads=2, width=24)", None)
-    for config, said in (
+    for config, message in (
         (SKA(activation="relu"), "SKA.activation='relu'"),
         (CSKA(activation="gelu"), "CSKA.activation='gelu'"),
         (SKA(resize="window"), "SKA.resize='window'"),
     ):
-        with pytest.raises(UnsupportedError, match=f"{said}. has not; leave that out"):
+        with pytest.raises(UnsupportedError, match=f"{message}. does not have; leave that option out"):
             swap(model, config)
 
 

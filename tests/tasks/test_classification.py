@@ -163,7 +163,7 @@ def test_no_mixer_has_no_attention_parameters() -> None:
 
 
 def test_init_zero_of_an_unknown_host_says_so() -> None:
-    with pytest.raises(ConfigError, match="knows no output layers"):
+    with pytest.raises(ConfigError, match="finds no output layers"):
         Classification(host="resnet10t", data="digits", size=(8, 8)).model(None, 0)
 
 
@@ -216,14 +216,14 @@ def test_a_test_comes_before_a_validation_and_one_split_has_one_folder(tmp_path:
     assert len(load(str(tmp_path / "set"), (8, 8)).test) == 8
     for name in ("train", "Training"):
         folder(tmp_path / "two" / name)
-    with pytest.raises(DataError, match="Training and train are one split by their names"):
+    with pytest.raises(DataError, match="Training and train name the same split"):
         load(str(tmp_path / "two"), (8, 8))
 
 
 def test_a_split_is_no_class_and_a_class_no_split(tmp_path: Path) -> None:
     for name in ("Learn", "Test"):
         folder(tmp_path / "set" / name)
-    with pytest.raises(DataError, match=r"Test is called like a split, .* expected .*set/train/CLASS"):
+    with pytest.raises(DataError, match=r"Test has the name of a split .* expected .*set/train/CLASS"):
         load(str(tmp_path / "set"), (8, 8))
     root = folder(tmp_path / "vehicles")
     (root / "class1").rename(root / "train")  # runs on rails
@@ -255,11 +255,11 @@ def test_wrong_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no images"):
         load(str(tmp_path / "empty"), (8, 8))
-    with pytest.raises(DataError, match="one class folder only"):
+    with pytest.raises(DataError, match="only one class folder"):
         load(str(folder(tmp_path / "single", classes=1)), (8, 8))
     with pytest.raises(DataError, match="does not exist"):
         load(str(tmp_path / "nowhere"), (8, 8))
-    with pytest.raises(DataError, match="the task wants 16x16"):
+    with pytest.raises(DataError, match="the task needs 16x16"):
         load("digits", (16, 16), cut=True)
 
 

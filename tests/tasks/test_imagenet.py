@@ -12,7 +12,7 @@ from regard.core import DataError
 from regard.studies import load_study
 from regard.tasks import Classification
 from regard.tasks.data import catalog
-from regard.tasks.data.imagenet import NORMAL, Whole
+from regard.tasks.data.imagenet import NORMAL, OriginalSizes
 from regard.train.recipe import Recipe
 
 CLASSES = ("n01440764", "n01443537", "n02102040")
@@ -51,7 +51,7 @@ def test_the_folders_are_the_set(root: Path, caplog: pytest.LogCaptureFixture) -
 def test_a_part_decodes_nothing(root: Path) -> None:
     one = task(limit=5)
     (root / "imagenet" / "train" / CLASSES[0] / f"{CLASSES[0]}_0.JPEG").write_bytes(b"no image")
-    assert isinstance(one.train_images().pixels, Whole)
+    assert isinstance(one.train_images().pixels, OriginalSizes)
     assert one.record() == {**one.record(), "train": 5, "test": 5}
     with pytest.raises(DataError, match=f"{CLASSES[0]}_0.JPEG cannot be read"):
         one.train_images().pixels[:]
@@ -110,7 +110,7 @@ def test_errors_say_the_layout(damage: str, root: Path) -> None:
     else:
         shutil.rmtree(folder / "train" / CLASSES[1])
         (folder / "train" / CLASSES[1]).mkdir()
-    said = {"absent": "does not exist", "no val": "val, which does not exist", "loose": "lie loose",
+    said = {"absent": "does not exist", "no val": "val, which does not exist", "loose": "not in class folders",
             "classes": f"different classes: {CLASSES[1]}", "empty": "has no images"}[damage]  # fmt: skip
     with pytest.raises(DataError, match=said) as error:
         catalog.load("imagenet", (14, 28))

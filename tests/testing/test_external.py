@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.cli.check import SMALL
+import regard
 from regard.core import Grid, RegardError, Site
 from regard.mixers import MIXERS
 from regard.mixers.mita.mita import MiTA
@@ -13,6 +13,7 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse
 from regard.testing.external import EXTERNAL, Compared, External, compare, comparisons, largest, plain_gap
 from regard.testing.external.packages import conv_pairs, copied, multihead
+from samples import texts
 from wrong_softmax import Wrong
 
 GRIDS = (Grid(4, 6, 2), Grid(3, 5, 1, 2))
@@ -30,18 +31,17 @@ def label(one: External) -> str:
 def test_every_comparison_holds(external: External) -> None:
     found = compare(external)
     if found.difference is None:
-        pytest.skip(found.said)
-    assert found.said == external.what
+        pytest.skip(found.label)
+    assert found.label == external.what
     assert found.difference <= external.allowed
     assert external.allowed <= 1e-10 or external.note
 
 
 def test_the_table_is_in_the_order_of_the_mechanisms() -> None:
     names = [cls.__name__ for cls in MIXERS]
-    places = [names.index(one.mechanism) for one in EXTERNAL if one.mechanism in names]
-    assert len(places) == len(EXTERNAL)
-    assert places == sorted(places)
-    assert [one.package for one in comparisons("Factors")] == ["torch", "transformers"]
+    order = [names.index(external.mechanism) for external in EXTERNAL]
+    assert order == sorted(order)
+    assert [external.package for external in comparisons("Factors")] == ["torch", "transformers"]
     assert comparisons("SKA") == ()
 
 
@@ -54,7 +54,7 @@ def missing(name: str) -> External:
 
 def test_a_missing_package_is_named_and_nothing_else_is_hidden() -> None:
     found = compare(missing("some_package.inner"))
-    assert found == Compared(said="needs some-package", difference=None, allowed=1e-11)
+    assert found == Compared(label="needs some-package", difference=None, allowed=1e-11)
     assert found.holds
     with pytest.raises(ModuleNotFoundError, match="another"):
         compare(missing("another"))
@@ -91,7 +91,7 @@ def test_padding_and_the_plain_form_are_compared_too() -> None:
 
 @pytest.mark.parametrize("name", [cls.__name__ for cls in MIXERS if not comparisons(cls.__name__)])
 def test_the_others_are_their_plain_equation(name: str) -> None:
-    assert plain_gap(parse(SMALL.get(name, name)), GRIDS) < 1e-11
+    assert plain_gap(parse(texts(getattr(regard, name))[0]), GRIDS) < 1e-11
 
 
 def test_a_fast_form_that_is_not_its_equation_is_found() -> None:

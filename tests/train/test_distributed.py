@@ -40,7 +40,7 @@ def test_the_parts_of_a_batch_are_the_batch() -> None:
     for step, (images, labels) in enumerate(whole):
         assert torch.equal(torch.cat([part[step][0] for part in parts]), images)
         assert torch.equal(torch.cat([part[step][1] for part in parts]), labels)
-    with pytest.raises(ConfigError, match="30 cannot be cut into 4"):
+    with pytest.raises(ConfigError, match="30 cannot be divided into 4"):
         next(task.batches(recipe, 0, 0, 1, part=(0, 4)))
     with pytest.raises(ConfigError, match="even number of images on a device, not 15"):
         next(task.batches(Recipe(batch=30, augment="none", mixup=0.5), 0, 0, 1, part=(0, 2)))
@@ -49,7 +49,7 @@ def test_the_parts_of_a_batch_are_the_batch() -> None:
 def test_devices_that_cannot_share_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least one device, not 0"):
         check_devices(0, 32, "cpu")
-    with pytest.raises(ConfigError, match="32 cannot be cut into 5 equal parts; use 4 devices"):
+    with pytest.raises(ConfigError, match="32 cannot be divided into 5 equal parts; use 4 devices"):
         Run(task=Tiny(), recipe=RECIPE).execute(Results(tmp_path), 5, device="cpu")
     assert not list(tmp_path.glob("*/run.json"))
 
@@ -60,7 +60,7 @@ def test_workers_get_gpus_of_their_own() -> None:
     assert gpu_shares(["2", "5"], 3, 1) == ["2", "5", "2"]
     assert gpu_shares(list("01234567"), 2, 4) == ["0,1,2,3", "4,5,6,7"]
     assert gpu_shares([], 2, 2) == ["", ""]
-    with pytest.raises(ConfigError, match="8 devices are asked for, this machine has 2"):
+    with pytest.raises(ConfigError, match="8 devices are requested, this machine has 2"):
         gpu_shares(["0", "1"], 1, 8)
 
 

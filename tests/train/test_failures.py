@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from regard.core import DataError, StoreError
-from regard.lab.workers import Job, carry
+from regard.lab.workers import Job, execute_job
 from regard.store import results
 from regard.store.results import Busy, Results
 from regard.train import checkpoint
@@ -75,7 +75,7 @@ def test_a_full_disk_is_said_and_the_run_goes_on_from_its_checkpoint(tmp_path: P
 
     said = in_child(work)
     assert said.startswith("StoreError: cannot write")
-    assert "free some space and repeat the command: what is finished is kept" in said
+    assert "free some space and repeat the command: finished runs are kept" in said
     assert (folder / checkpoint.LAST).read_bytes() == before
     assert not [path.name for path in folder.iterdir() if path.name.endswith(".part")]
     assert store.status(run.key) == "begun"
@@ -170,7 +170,7 @@ def test_a_folder_without_permission_is_said(tmp_path: Path) -> None:
 def test_a_study_survives_the_kill_of_its_worker(tmp_path: Path) -> None:
     """`regard study run` whose worker gets SIGKILL in the middle of training: tried again, and all is there."""
     options = ["--scale", "smoke", "--rows", "softmax", "--seeds", "1", "--workers", "1", "--results", str(tmp_path)]
-    command = [sys.executable, "-m", "regard.cli.app", "study", "run", "quickstart", *options]
+    command = [sys.executable, "-m", "regard", "study", "run", "quickstart", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
@@ -200,7 +200,7 @@ def test_a_failure_in_a_study_is_one_failed_run(tmp_path: Path) -> None:
         Run(task=Tiny(limit=0, split="held"), recipe=SHORT),
         Run(task=Tiny(), recipe=SHORT),
     ]
-    states = [carry(Job(run, "s", "smoke", f"row {i}", 0), str(tmp_path))[0] for i, run in enumerate(runs)]
+    states = [execute_job(Job(run, "s", "smoke", f"row {i}", 0), str(tmp_path))[0] for i, run in enumerate(runs)]
     assert states == ["failed", "failed", "done"]
     errors = [str((Results(tmp_path).outcome(run.key) or {})["error"]) for run in runs[:2]]
     assert "at step" in errors[0]
@@ -230,7 +230,7 @@ def test_a_checkpoint_that_is_not_ours_is_named_and_the_one_before_is_used(
     assert state is not None
     assert state["step"] == 1
     assert f"{last} cannot be read" in caplog.text
-    assert "going back to the one before" in caplog.text
+    assert "using the one before it" in caplog.text
     assert content != "another version" or "it has version 9, not 1" in caplog.text
 
 
@@ -240,7 +240,7 @@ def test_a_checkpoint_of_another_network_stops_the_run_and_stays(tmp_path: Path)
     last = store.folder(run.key) / checkpoint.LAST
     torch.save({**torch.load(last), "model": {"head.weight": torch.zeros(3, 4)}}, last)
     before = last.read_bytes()
-    with pytest.raises(StoreError, match=r"does not fit this run .*delete the folder to begin anew"):
+    with pytest.raises(StoreError, match=r"does not fit this run .*delete the folder to start again"):
         run.execute(store, device="cpu")
     assert last.read_bytes() == before
 
@@ -259,7 +259,7 @@ def test_a_lock_that_came_to_life_meanwhile_is_left_alone(tmp_path: Path) -> Non
     store = Results(tmp_path)
     with store.lock(KEY) as folder:
         held = (folder / "lock").read_text()
-        assert not results._take_away(folder)
+        assert not results._remove_dead_lock(folder)
         assert (folder / "lock").read_text() == held
         assert not (folder / "takeover").exists()
 
@@ -268,15 +268,15 @@ def test_one_takes_a_dead_lock_away_while_the_other_waits(tmp_path: Path) -> Non
     """The guard of a living process keeps others from removing the lock; that of a dead one is cleared."""
     folder = tmp_path / KEY
     dead_lock(folder)
-    results._create(folder / "takeover", results._self())
+    results._create(folder / "takeover", results._this_process())
     os.utime(folder / "takeover", (1.0, 1.0))  # its process is only slow
-    assert not results._take_away(folder)
+    assert not results._remove_dead_lock(folder)
     assert (folder / "lock").exists()
     (folder / "takeover").write_text((folder / "lock").read_text())  # of a process that is gone
     os.utime(folder / "takeover", (1.0, 1.0))
-    assert not results._take_away(folder)
+    assert not results._remove_dead_lock(folder)
     assert not (folder / "takeover").exists()
-    assert results._take_away(folder)
+    assert results._remove_dead_lock(folder)
     assert not (folder / "lock").exists()
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from regard.explain.pictures import CREDITS, attention_of, sample_image
+from regard.explain.pictures import CREDITS, attention_maps, sample_image
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
-from regard.report.page_data import attention, gather
+from regard.report.page_data import read_maps, read_study
 from regard.store.files import read_json, write_json
 from regard.store.results import Results
 from regard.tasks import Classification
@@ -68,8 +68,8 @@ def test_the_photograph_is_normalised_as_the_task_does(colours: Path, tmp_path: 
     found = read_json(store.folder(run.key) / "probes" / "maps.json")
     pixels = torch.from_numpy(sample_image((12, 16), name="flower").copy()).permute(2, 0, 1)[None]
     image = run.task.prepared(pixels, torch.device("cpu"))[0]
-    expected = attention_of(trained(run, store), image)["layers"]
-    raw = attention_of(trained(run, store), pixels[0].float() / 255)["layers"]
+    expected = attention_maps(trained(run, store), image)["layers"]
+    raw = attention_maps(trained(run, store), pixels[0].float() / 255)["layers"]
     assert found["layers"] == expected
     assert found["layers"] != raw
 
@@ -91,7 +91,7 @@ def test_small_grey_pictures_are_filled_by_the_digit() -> None:
 
 def test_a_run_without_attention_says_so(tmp_path: Path) -> None:
     run = dataclasses.replace(run_of("digits-canvas", None, (12, 12)), removed=True)
-    assert probe_maps(run, Results(tmp_path)) == "no attention to show"
+    assert probe_maps(run, Results(tmp_path)) == "attention was removed"
 
 
 def test_the_page_has_the_credit(tmp_path: Path) -> None:
@@ -104,5 +104,5 @@ def test_the_page_has_the_credit(tmp_path: Path) -> None:
         write_json(
             store.folder(key_of(row, 0)) / "probes" / "maps.json", maps | ({} if credit is None else {"credit": credit})
         )
-    assert [one.credit for one in attention(gather(tmp_path, "pilot", "desk"))] == [CREDITS["flower"]] * 2 + [""]
+    assert [maps.credit for maps in read_maps(read_study(tmp_path, "pilot", "desk"))] == [CREDITS["flower"]] * 2 + [""]
     assert render(tmp_path, "pilot", "desk").count("flower.jpg by dany13") == 1

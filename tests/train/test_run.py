@@ -22,6 +22,7 @@ from regard.store.results import Results
 from regard.tasks import TASKS, Classification
 from regard.train import checkpoint
 from regard.train.environment import PeakMemory, resolved
+from regard.train.execute import write_run_file
 from regard.train.initial_weights import copy_weights
 from regard.train.load import trained
 from regard.train.loop import Interrupted, Loop, Watch
@@ -101,7 +102,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, monkeypatch: pytes
     record = run.task.record()
     with monkeypatch.context() as context:
         context.setattr(Tiny, "record", lambda task: {**record, "checksum": "0" * 64})
-        with pytest.raises(StoreError, match="5 steps on data with the checksum .*, not on what is there now"):
+        with pytest.raises(StoreError, match="5 steps on data with the checksum .*, but the checksum is now"):
             run.execute(store, device="cpu")
     assert run.execute(store, device="cpu")["status"] == "done"
 
@@ -174,7 +175,7 @@ def test_threads_of_the_first_start_are_used_again(tmp_path: Path, caplog: pytes
             run.execute(store, device="cpu", watch=stop_at(4))
         torch.set_num_threads(1)
         assert run.execute(store, device="cpu")["environment"]["threads"] == 2
-        assert "bits will differ" not in caplog.text
+        assert "equal bit for bit" not in caplog.text
     finally:
         torch.set_num_threads(1)
 
@@ -188,7 +189,7 @@ def test_who_goes_on_in_another_way_is_told(
         run.execute(store, device="cpu", watch=stop_at(4))
     monkeypatch.setenv("REGARD_NATIVE", "1")
     outcome = run.execute(store, device="cpu")
-    assert "began with compiled kernels False and goes on with True: bits will differ" in caplog.text
+    assert "started with compiled kernels False and continues with True" in caplog.text
     assert outcome["environment"]["compiled kernels"] is True
 
 
@@ -201,13 +202,13 @@ def test_the_device_that_was_used_is_remembered(tmp_path: Path, caplog: pytest.L
     assert begun["device"] == resolved("auto") != "auto"
     with pytest.raises(Interrupted):
         run.execute(store, device=begun["device"], watch=stop_at(8))
-    assert "bits will differ" not in caplog.text
+    assert "equal bit for bit" not in caplog.text
     write_json(path, {**begun, "device": "auto"})  # as it was written before
-    run._remember(path.parent, "cpu", 1)
-    assert "bits will differ" not in caplog.text
+    write_run_file(run, path.parent, "cpu", 1)
+    assert "equal bit for bit" not in caplog.text
     write_json(path, {**begun, "device": "another"})
-    run._remember(path.parent, "cpu", 1)
-    assert "began with device another and goes on with cpu: bits will differ" in caplog.text
+    write_run_file(run, path.parent, "cpu", 1)
+    assert "started with device another and continues with cpu" in caplog.text
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs clear_refs, which Linux has")
@@ -287,7 +288,7 @@ def test_an_interrupted_run_keeps_the_same_best(tmp_path: Path) -> None:
 
 
 def test_weights_that_fit_nothing_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no weight"):
+    with pytest.raises(ConfigError, match="no initial weight fits"):
         copy_weights(torch.nn.Linear(2, 3), torch.nn.Linear(5, 4))
 
 
@@ -450,9 +451,9 @@ def test_the_scale_of_the_loss_is_kept(tmp_path: Path) -> None:
         return Loop(Tiny(), recipe, 0, Tiny().model(None, 0), fabric, tmp_path, Watch())
 
     first, second = loop(), loop()
-    batches = first._numbered(0, 4)
+    batches = first._batches(0, 4)
     for first.step in range(4):
-        first._one_step(batches)
+        first._train_step(batches)
     first.save()
     second.resume()
     scalers = [one.fabric.strategy.precision.state_dict() for one in (first, second)]
@@ -467,7 +468,7 @@ def test_optimizers_keep_their_own_number_of_betas_or_are_refused() -> None:
     with pytest.raises(ConfigError, match="second derivatives"):
         make_optimizer(model, Recipe(optimizer="adahessian"))
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="fusedadam cannot be made here: CUDA"):
+        with pytest.raises(ConfigError, match="fusedadam is not available here: CUDA"):
             make_optimizer(model, Recipe(optimizer="fusedadam"))
 
 

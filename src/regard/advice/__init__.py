@@ -1,1 +1,1 @@
-"""Advice for a user's own model: which mechanisms fit into it, and what they would cost and save."""
+"""Advice for a user's own model: which mechanisms fit into it, and what they cost."""

@@ -1,4 +1,4 @@
-"""What `regard study show|run|export` does with an analysis: a table or figure that trains nothing."""
+"""`regard study show|run|export` for an analysis: a table or figure that trains nothing."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ _FORMATS = ("csv", "json", "md")
 
 
 def show_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
-    """What it answers, what it reads, and whether it has been computed."""
+    """Print its question, the runs that it reads, and whether it has been computed."""
     from regard.lab.analysis import analysis_path
 
     analysis = load_analysis(name)
@@ -25,12 +25,12 @@ def show_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
     show([line], as_json, notes=[analysis.question, *analysis.notes])
 
 
-def run_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
-    """Compute, keep and print it."""
-    from regard.lab.analysis import analysis_path, carry_out
+def run_and_print_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
+    """Compute, store and print it."""
+    from regard.lab.analysis import analysis_path, run_analysis
 
     analysis = load_analysis(name)
-    value = carry_out(analysis, Results(results), scale)
+    value = run_analysis(analysis, Results(results), scale)
     if as_json:
         print(json.dumps(value, indent=1, ensure_ascii=False))
         return
@@ -39,17 +39,17 @@ def run_analysis(name: str, scale: str, results: Path, as_json: bool) -> None:
         show(lines, False, sheet["title"], [sheet["note"]] if sheet["note"] else [])
     path = analysis_path(results, name, scale if analysis.of else "")
     pictures = f", {len(value['pictures'])} pictures" if value["pictures"] else ""
-    show([], False, notes=[f"kept in {path}{pictures}; regard report {name} --results {results} draws the page"])
+    show([], False, notes=[f"stored in {path}{pictures}; regard report {name} --results {results} writes its page"])
 
 
 def analysis_text(name: str, scale: str, results: Path, format: str) -> str:
-    """The kept result as text. Raises: ConfigError for a format that it does not have; StoreError if there is none."""
-    from regard.lab import analysis as kept
+    """The stored result as text. Raises: ConfigError for an unknown format; StoreError without a result."""
+    from regard.lab import analysis as stored
 
     if format not in _FORMATS:
         raise ConfigError(f"no format {format!r} for an analysis; {nearest(format, _FORMATS)}")
-    found = load_analysis(name)
-    value = kept.load_analysis(kept.analysis_path(results, name, scale if found.of else ""))
+    analysis = load_analysis(name)
+    value = stored.load_analysis(stored.analysis_path(results, name, scale if analysis.of else ""))
     if format == "json":
         return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    return kept.markdown(value) if format == "md" else kept.separated(value)
+    return stored.markdown(value) if format == "md" else stored.csv_text(value)

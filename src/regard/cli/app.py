@@ -1,9 +1,10 @@
-"""The command `regard`: every verb, and what becomes of errors.
+"""The command `regard`: its verbs, its exit codes and its error messages.
 
 Exit codes: 0 done; 1 the work failed (what was done is kept); 2 wrong use; 130 interrupted.
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -38,13 +39,13 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> bool:
-    if asked:
+def _version(requested: bool) -> bool:
+    if requested:
         from regard import __version__
 
         print(f"regard {__version__}")
         raise typer.Exit
-    return asked
+    return requested
 
 
 @app.callback()
@@ -77,22 +78,27 @@ def run(arguments: Sequence[str]) -> int:
         if code == INTERRUPTED:  # newer parsers turn Ctrl-C into an exit code
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
-        print("regard: interrupted; what was finished is kept", file=sys.stderr)
+        print("regard: interrupted; finished work is kept", file=sys.stderr)
         return INTERRUPTED
     except RegardError as error:
-        print(f"regard: {error}", file=sys.stderr)
+        print(f"regard: {_with_options(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, (ValueError, NotImplementedError, ImportError)) else 1
     except BrokenPipeError:  # `regard list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        # the parser's own errors: an unknown verb or option, a missing argument
+        # an error of the parser: an unknown verb or option, a missing argument
         show = getattr(error, "show", None)
         if show is None:
             raise
         show()
         return int(getattr(error, "exit_code", 2))
     return code if isinstance(code, int) else 0
+
+
+def _with_options(message: str) -> str:
+    """A message with fields of the task as options: `--set task.init=host` for init="host"."""
+    return re.sub(r"""\b(init|corrupt)=(["'])(zero|fan_in|host|skip|stop)\2""", r"--set task.\1=\3", message)
 
 
 def main() -> None:
@@ -104,12 +110,8 @@ def main() -> None:
 
 
 def _fix_allocator(arguments: list[str]) -> None:
-    """Start again with `ALLOCATOR`, which is read when a process starts."""
+    """Restart the process with the settings of `ALLOCATOR`, which are read when a process starts."""
     if sys.platform != "linux" or all(name in os.environ for name in ALLOCATOR):
         return
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "regard.cli.app", *arguments], os.environ | ALLOCATOR)
-
-
-if __name__ == "__main__":
-    main()
+    os.execve(sys.executable, [sys.executable, "-m", "regard", *arguments], os.environ | ALLOCATOR)

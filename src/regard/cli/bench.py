@@ -1,4 +1,4 @@
-"""`regard bench`: speed of mechanisms beside each other on this machine."""
+"""`regard bench`: compare the speed of mechanisms on this machine."""
 
 import dataclasses
 import sys
@@ -6,37 +6,38 @@ from typing import Annotated
 
 import typer
 
+from .mixers import read_mixer
+from .own import Own, imported
 from .run_options import timed_device
-from .sizes import read_grids
+from .sizes import check_heads, read_grids
 from .tables import AsJson, show
 
 
 def bench(
-    mixers: Annotated[list[str], typer.Argument(help="Spellings; the first is what the others are compared with.")],
-    grid: Annotated[str, typer.Option(help="Grids of tokens, such as 14x14,32x32.")] = "14x14,32x32",
-    backward: Annotated[bool, typer.Option("--backward", help="Forward and backward pass.")] = False,
+    mixers: Annotated[list[str], typer.Argument(help="Mechanisms; the others are compared with the first.")],
+    grid: Annotated[str, typer.Option(help="Grids of patch tokens, such as 14x14,32x32.")] = "14x14,32x32",
+    backward: Annotated[bool, typer.Option("--backward", help="Time forward and backward passes.")] = False,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64.")] = "fp32",
     dim: Annotated[int, typer.Option(help="Channels.")] = 128,
     heads: Annotated[int, typer.Option(help="Heads.")] = 2,
-    batch: Annotated[int, typer.Option(help="Images.")] = 4,
+    batch: Annotated[int, typer.Option(help="Images in a batch.")] = 4,
     part: Annotated[str, typer.Option(help="operator (on heads) or layer (with its projections).")] = "operator",
-    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
-    seconds: Annotated[float, typer.Option(help="Time for each mechanism on each grid.")] = 2.0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="Seconds for each mechanism on each grid.")] = 2.0,
     as_json: AsJson = False,
+    own: Own = None,
 ) -> None:
-    """Time mechanisms: interleaved, medians and quartiles, CPU time of one thread, ratio to the first."""
+    """Time mechanisms in turn; print medians, quartiles and the ratio to the first (CPU time of one thread)."""
     grids = read_grids(grid)
     import torch
 
-    from regard.core import ConfigError
     from regard.measure.bench import bench as run
     from regard.measure.bench import conditions
-    from regard.mixers.spelling import parse_mixer
 
-    place = timed_device(device)
-    configs = [config for text in mixers if (config := parse_mixer(text)) is not None]
-    if len(configs) < len(mixers):
-        raise ConfigError("None cannot be timed: it stands for no mixer at all")
+    check_heads(dim, heads)
+    clock_device = timed_device(device)
+    extra = imported(own)
+    configs = [read_mixer(text, extra) for text in mixers]
     timings = run(
         configs,
         grids,
@@ -46,7 +47,7 @@ def bench(
         dtype=dtype,
         backward=backward,
         part=part,
-        device=str(place),
+        device=str(clock_device),
         seconds=seconds,
         report=lambda line: print(line, file=sys.stderr),
     )
@@ -55,7 +56,7 @@ def bench(
         show(rows, as_json)
         return
     mode = "forward and backward" if backward else "forward"
-    clock = "CUDA events" if place.type == "cuda" else "CPU time of one thread"
+    clock = "CUDA events" if clock_device.type == "cuda" else "CPU time of one thread"
     notes = [
         f"{part}, {mode}, {dtype}, batch {batch}, {dim} channels, {heads} heads; {clock}; torch {torch.__version__}",
         *conditions(),

@@ -1,37 +1,38 @@
-"""`regard card MIXER`: what is known about one mechanism."""
+"""`regard card MIXER`: formula, source, masks and options of one mechanism."""
 
 import dataclasses
 from typing import Annotated, Any
 
 import typer
 
+from .mixers import read_mixer
+from .own import Own, imported
 from .tables import AsJson, show
 
 
 def card(
-    mixer: Annotated[str, typer.Argument(help="A spelling, such as MiTA or 'MiTA(m=49)'.")], as_json: AsJson = False
+    mixer: Annotated[str, typer.Argument(help="A mechanism, such as MiTA or 'MiTA(m=49)'.")],
+    as_json: AsJson = False,
+    own: Own = None,
 ) -> None:
     """Show formula, source, taxonomy, masks and options of a mechanism."""
-    from regard.core import ConfigError
-    from regard.mixers.spelling import parse_mixer, spell
+    from regard.mixers.spelling import spell
 
-    config = parse_mixer(mixer)
-    if config is None:
-        raise ConfigError("None has no card: it stands for no mixer at all")
+    config = read_mixer(mixer, imported(own))
     options = {item.name: spell(getattr(config, item.name)) for item in dataclasses.fields(config)}
-    known: dict[str, Any] = {"spelling": spell(config)} | dataclasses.asdict(config.card)
-    known |= {"masks": config.masks, "cross": config.cross}
+    facts: dict[str, Any] = {"spelling": spell(config)} | dataclasses.asdict(config.card)
+    facts |= {"masks": config.masks, "cross": config.cross}
     if as_json:
-        show([known | {"options": options, "about": (config.__doc__ or "").strip()}], as_json)
+        show([facts | {"options": options, "about": (config.__doc__ or "").strip()}], as_json)
         return
     about = [line.strip() for line in (config.__doc__ or "").strip().splitlines()]
-    rows = [{"": name.replace("_", " "), "value": _words(value)} for name, value in known.items() if value != ""]
+    rows = [{"": name.replace("_", " "), "value": _text(value)} for name, value in facts.items() if value != ""]
     show(rows, title=config.card.title)
     show([{"option": name, "value": value} for name, value in options.items()], notes=["", *about])
 
 
-def _words(value: Any) -> Any:
-    """False is worth saying on a card, and so is an empty set."""
+def _text(value: Any) -> Any:
+    """A card shows False and empty sets too, which tables leave blank."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if value != frozenset() else "none"

@@ -1,4 +1,4 @@
-"""`regard check`: the public contract suite over one mechanism or all, beside other packages and published counts."""
+"""`regard check`: the contract suite on one mechanism or all, compared with other packages and published counts."""
 
 import sys
 import time
@@ -7,61 +7,59 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .mixers import read_mixer
+from .own import Own, imported
 from .tables import AsJson, show
 
 if TYPE_CHECKING:
     from regard.core import Grid, MixerConfig
 
-PLAIN = 1e-11
-"""The largest difference of a fast form and its plain equation, in float64."""
+TOLERANCE = 1e-11
+"""The largest allowed difference of a fast form and its plain equation, in float64."""
 
 
 def check(
     mixer: Annotated[
-        str, typer.Argument(help="A spelling, such as 'MiTA(m=4, k=5)'; all mechanisms if left out.")
+        str, typer.Argument(help="A mechanism, such as 'MiTA(m=4, k=5)'. Default: all, on their samples.")
     ] = "",
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Also through torch.compile.")] = True,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Also check torch.compile.")] = True,
     as_json: AsJson = False,
+    own: Own = None,
 ) -> None:
     """Run the contract suite (fast form, plain form, gradients, masks, cost, ...) on small grids, in float64.
 
-    Then each mechanism is compared with another package's or, where no package has it, with a rewrite of its published
-    layer, and counted in DeiT-T and DeiT-S beside what MiTA's Tables 2 and 3 print.
+    Then compare each mechanism with another package or, if no package has it, with a rewrite of its published layer,
+    and count it in DeiT-T and DeiT-S next to the numbers in MiTA's Tables 2 and 3.
     """
-    from regard.core import ConfigError
     from regard.mixers import MIXERS
-    from regard.mixers.spelling import parse_mixer
 
     texts = [mixer] if mixer else [cls.samples[0] if cls.samples else f"{cls.__name__}()" for cls in MIXERS]
-    configs = [parse_mixer(text) for text in texts]
+    extra = imported(own)
     rows = []
-    for config in configs:
-        if config is None:
-            raise ConfigError("None cannot be checked: it stands for no mixer at all")
-        rows.append(checked(config, standard=not mixer, compiled=compiled))
+    for config in [read_mixer(text, extra) for text in texts]:
+        rows.append(check_row(config, standard=not mixer, compiled=compiled))
         print(f"{rows[-1]['mechanism']}: {rows[-1]['result']}", file=sys.stderr, flush=True)
     failed = [row for row in rows if row["result"] != "passed"]
     if as_json:
         show(rows, as_json)
     else:
-        show(
-            [_contract(row) for row in rows], notes=[*_reasons(rows), *(f"failed: {row['failure']}" for row in failed)]
-        )
-        show([_in_deit(row) for row in rows], notes=_DEIT_NOTES)
+        notes = [*_skip_notes(rows), *(f"failed: {row['failure']}" for row in failed)]
+        show([_contract_line(row) for row in rows], notes=notes)
+        show([_deit_line(row) for row in rows], notes=_DEIT_NOTES)
     if failed:
         raise typer.Exit(1)
 
 
-def checked(config: "MixerConfig", standard: bool = False, compiled: bool = True) -> dict[str, Any]:
-    """One row of the table: what passed, what was skipped and why, and the first failure.
+def check_row(config: "MixerConfig", standard: bool = False, compiled: bool = True) -> dict[str, Any]:
+    """One row of the table: items that passed, items that were skipped and why, and the first failure.
 
-    standard: the configuration is the mechanism's usual sample. compiled: with the item "compile".
+    standard: the configuration is the mechanism's first sample. compiled: with the item "compile".
     """
     from regard.mixers.spelling import spell
     from regard.testing import ContractError
     from regard.testing import check as run
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     row: dict[str, Any] = {"mechanism": spell(config), "result": "passed", "passed": (), "skipped": {}, "failure": ""}
     row |= {"compared": [], "deit": deit_counts(config, standard)}
     try:
@@ -69,47 +67,55 @@ def checked(config: "MixerConfig", standard: bool = False, compiled: bool = True
     except ContractError as error:
         row |= {"result": "failed", "failure": str(error)}
     else:
-        row |= {"passed": report.passed, "skipped": dict(report.skipped), "compared": compared(config, report.grids)}
-        for found in row["compared"]:
-            if not found["holds"]:
-                row |= {"result": "failed", "failure": f"{spell(config)} differs from {found['with']}"}
-    return row | {"seconds": round(time.perf_counter() - begun, 1)}
+        row |= {
+            "passed": report.passed,
+            "skipped": dict(report.skipped),
+            "compared": comparison_rows(config, report.grids),
+        }
+        for comparison in row["compared"]:
+            if not comparison["holds"]:
+                row |= {"result": "failed", "failure": f"{spell(config)} differs from {comparison['with']}"}
+    return row | {"seconds": round(time.perf_counter() - start, 1)}
 
 
-def compared(config: "MixerConfig", grids: "Sequence[Grid]") -> list[dict[str, Any]]:
-    """What a mechanism was compared with: {"with", "difference", "holds"}, one for each package.
+def comparison_rows(config: "MixerConfig", grids: "Sequence[Grid]") -> list[dict[str, Any]]:
+    """{"with", "difference", "holds"} for each package that a mechanism is compared with.
 
-    Where there is none, or it is not installed, the plain equation of the configuration on these grids is the last.
+    If there is no package, or none is installed, the last entry is the plain equation of the mechanism on these grids.
     """
     from regard.testing.external import compare, comparisons, plain_gap
 
-    results = [compare(one) for one in comparisons(type(config).__name__)]
-    found = [{"with": one.said, "difference": one.difference, "holds": one.holds} for one in results]
-    if all(one.difference is None for one in results):
+    results = [compare(external) for external in comparisons(type(config).__name__)]
+    rows = [{"with": result.label, "difference": result.difference, "holds": result.holds} for result in results]
+    if all(result.difference is None for result in results):
         gap = plain_gap(config, grids)
-        found.append({"with": "plain equation", "difference": gap, "holds": gap <= PLAIN})
-    return found
+        rows.append({"with": "plain equation", "difference": gap, "holds": gap <= TOLERANCE})
+    return rows
 
 
 def deit_counts(config: "MixerConfig", standard: bool = False) -> dict[str, Any]:
-    """Parameters and multiply-accumulates of DeiT-T and DeiT-S with a mechanism, beside the printed ones.
+    """Parameters and multiply-accumulates of DeiT-T and DeiT-S with a mechanism, next to the printed ones.
 
-    standard: instead of the configuration, which is for small grids, count the first published row of the mechanism, or
-    its defaults if there is none. size -> {"configuration", "params", "macs", "printed", "note"}; printed is
-    {"row", "params", "macs"} with the verdicts in words, or None. A configuration that does not fit has a note only.
+    standard: count the first published row of the mechanism (its defaults if there is none) instead of the
+    configuration, which is for small grids. Returns size -> {"configuration", "params", "macs", "printed", "note"};
+    printed is {"row", "params", "macs"} with the verdicts as text, or None. A configuration that does not fit has
+    only a note.
     """
     from regard.core import RegardError
     from regard.mixers.spelling import spell
-    from regard.studies.mita.counts import PUBLISHED, SMALL, TINY, WORDS
+    from regard.studies.mita.counts import VERDICTS
+    from regard.studies.mita.printed import PUBLISHED, SMALL, TINY
     from regard.studies.published_sizes import verdict
 
-    found: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for size, body in (("T", TINY), ("S", SMALL)):
-        rows = [row for row in PUBLISHED if row.label.partition(",")[0].endswith(f"-{size}") and not row.body.scaled]
-        same = [row for row in rows if (type(row.mixer) is type(config) if standard else row.mixer == config)]
-        row = same[0] if same else None
+        plain = [row for row in PUBLISHED.values() if not row.body.scaled]
+        rows = [row for row in plain if row.label.partition(",")[0].endswith(f"-{size}")]
+        row = next(
+            (row for row in rows if (type(row.mixer) is type(config) if standard else row.mixer == config)), None
+        )
         mixer = row.mixer if row else (type(config)() if standard else config)
-        cells: dict[str, Any] = {
+        line: dict[str, Any] = {
             "configuration": spell(mixer),
             "params": None,
             "macs": None,
@@ -119,40 +125,39 @@ def deit_counts(config: "MixerConfig", standard: bool = False) -> dict[str, Any]
         try:
             counts = (row.body if row else body).count(mixer)  # type: ignore[arg-type]
         except RegardError as error:
-            cells["note"] = str(error)
+            line["note"] = str(error)
         else:
-            cells |= {"params": counts[0], "macs": counts[1]}
+            line |= {"params": counts[0], "macs": counts[1]}
             if row:
-                said = [
-                    f"{text} {WORDS[verdict(n, text)]}" for n, text in zip(counts, (row.params, row.macs), strict=True)
-                ]
-                cells |= {"printed": {"row": row.label, "params": said[0], "macs": said[1]}, "note": row.note}
-        found[size] = cells
-    return found
+                pairs = zip(counts, (row.params, row.macs), strict=True)
+                params, macs = (f"{text} {VERDICTS[verdict(count, text)]}" for count, text in pairs)
+                line |= {"printed": {"row": row.label, "params": params, "macs": macs}, "note": row.note}
+        sizes[size] = line
+    return sizes
 
 
 _DEIT_NOTES = (
-    "DeiT-T and DeiT-S: images of 224, 1000 classes; G = 10^9 multiply-accumulates of one image, by formula. Printed: "
-    "MiTA, Tables 2 and 3, which have not every mechanism; T and S may be other configurations there.",
+    "DeiT-T and DeiT-S: images of 224x224, 1000 classes; G: 10^9 multiply-accumulates for one image, by formula.",
+    "Printed: MiTA, Tables 2 and 3, which do not have every mechanism; options may differ between T and S there.",
     "All printed rows, with convolutions, gates and ViT-5: regard study run mita_counts.",
 )
 
 
-def _contract(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the first table. Several comparisons stand side by side."""
-    differences = (one["difference"] for one in row["compared"])
+def _contract_line(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the first table, with all comparisons in one cell."""
+    differences = (comparison["difference"] for comparison in row["compared"])
     return {
         "mechanism": row["mechanism"],
         "result": row["result"],
         "passed": len(row["passed"]),
         "skipped": len(row["skipped"]),
-        "compared with": "; ".join(one["with"] for one in row["compared"]),
+        "compared with": "; ".join(comparison["with"] for comparison in row["compared"]),
         "largest difference": "; ".join("-" if value is None else f"{value:.1e}" for value in differences),
         "seconds": row["seconds"],
     }
 
 
-def _in_deit(row: Mapping[str, Any]) -> dict[str, Any]:
+def _deit_line(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the second table."""
     line: dict[str, Any] = {"mechanism": row["mechanism"].partition("(")[0]}
     for size, cells in row["deit"].items():
@@ -168,13 +173,13 @@ def _in_deit(row: Mapping[str, Any]) -> dict[str, Any]:
     return line | {"note": "; ".join(sorted(notes))}
 
 
-def _reasons(rows: list[dict[str, Any]]) -> list[str]:
-    """What was skipped, each reason once: `geometry (PVT, DAT): its values lie on another grid`."""
-    found: dict[tuple[str, str], list[str]] = {}
+def _skip_notes(rows: list[dict[str, Any]]) -> list[str]:
+    """The skipped items, each reason once: `geometry (PVT, DAT): its values lie on another grid`."""
+    mechanisms: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for item, reason in row["skipped"].items():
-            found.setdefault((item, reason), []).append(row["mechanism"].partition("(")[0])
+            mechanisms.setdefault((item, reason), []).append(row["mechanism"].partition("(")[0])
     return [
         f"skipped: {item} ({'all' if len(names) == len(rows) > 1 else ', '.join(names)}): {reason}"
-        for (item, reason), names in found.items()
+        for (item, reason), names in mechanisms.items()
     ]

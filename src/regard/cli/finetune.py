@@ -1,12 +1,14 @@
-"""`regard finetune`: train on from a saved model, a finished run, or timm's published weights."""
+"""`regard finetune`: continue training from a saved model, a finished run, or timm's published weights."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError
+from regard.core import ConfigError, Extra
 
+from .own import Own, imported
+from .run_display import execute_run
 from .run_options import (  # fmt: skip
     AsJson,
     Changes,
@@ -21,10 +23,9 @@ from .run_options import (  # fmt: skip
     Seed,
     Size,
     Workers,
-    carry_out,
-    changed,
+    all_changes,
     make_run,
-    run_at,
+    optional_run,
     use_data,
 )
 from .sizes import read_size
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
     from regard.train.run import Run
 
 DEFAULTS: dict[str, Any] = {"epochs": 10, "lr": 2e-4}
-"""Of the recipe: less than from scratch."""
+"""Fields of the recipe: fewer epochs and a smaller learning rate than from scratch."""
 
 
 def finetune(
     start: Annotated[
         str, typer.Argument(help="A folder that `save` wrote, a finished run (folder or key), or a model of timm.")
     ],
-    data: Annotated[str, typer.Option(help="A set by name, a folder of class folders, or a parquet file.")],
+    data: Annotated[str, typer.Option(help="A data set by name, a folder of class folders, or a parquet file.")],
     mixer: Annotated[
-        str, typer.Option(help='Swap attention, such as "MiTA(m=9, k=9)"; "host": the host\'s own; else as it is.')
+        str, typer.Option(help='A new mechanism, such as "MiTA(m=9, k=9)"; "host": the host\'s own. Default: as it is.')
     ] = "",
     size: Size = "",
     seed: Seed = 0,
@@ -58,13 +59,15 @@ def finetune(
     logger: Logger = "",
     download: Download = False,
     as_json: AsJson = False,
+    own: Own = None,
 ) -> None:
-    """Train a model further on your data, with another mechanism if you like (10 epochs, lr 2e-4 unless --set)."""
+    """Train a model further on your data, with the same or another mechanism (10 epochs, lr 2e-4; see --set)."""
     use_data(data_root)
     run = finetuning(
-        start, mixer, data, read_size(size) if size else None, seed, changed(change, precision), download, results
-    )
-    carry_out(run, results, device, devices, workers, logger, compile, as_json)
+        start, mixer, data, read_size(size) if size else None, seed, all_changes(change, precision), download, results,
+        imported(own),
+    )  # fmt: skip
+    execute_run(run, results, device, devices, workers, logger, compile, as_json)
 
 
 def finetuning(
@@ -76,44 +79,48 @@ def finetuning(
     changes: list[str],
     download: bool,
     results: Path,
+    extra: Extra = (),
 ) -> "Run":
-    """The run that begins with the weights of `start`. Raises: ConfigError, StoreError."""
+    """The run that starts from the weights of `start`. Raises: ConfigError, StoreError."""
     from regard.lab.study import size_of, sized
     from regard.train.run import Run
 
-    host, own, source = _start(start, results)
+    host, present, source = _start(start, results, extra)
     defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS}
     if source is None:
         defaults["task"] = {"init": "host"}
     if size is None:
-        size = source.task.size if isinstance(source, Run) else size_of(host)
-    return make_run(mixer or own, data, sized(host, size), size, seed, changes, download, defaults, source)
+        size = source.task.size if isinstance(source, Run) else size_of(host, extra)
+    return make_run(
+        mixer or present, data, sized(host, size, extra), size, seed, changes, download, defaults, source, extra
+    )
 
 
-def _start(start: str, results: Path) -> "tuple[str, str, Run | Saved | None]":
-    """(host, mechanism as it is, source); source None: timm's weights, which the host's spelling asks for."""
+def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, Run | Saved | None]":
+    """(host, its present mechanism, source of the weights); source None: timm's weights, by the host's spelling."""
     from regard.mixers.spelling import spell
+    from regard.models.catalog import own_models
     from regard.models.create import parse_host, spell_host
     from regard.train.initial_weights import Saved
     from regard.train.run import read_run
 
     folder = Path(start).expanduser()
     if (folder / "model.json").exists():
-        from regard.models.saving import read_about
+        from regard.models.saving import read_description
 
-        about = read_about(folder)
-        mixers = {group["mixer"] for group in about["swaps"]}
+        description = read_description(folder)
+        mixers = {group["mixer"] for group in description["swaps"]}
         if len(mixers) > 1:
-            raise ConfigError(f"{start} mixes {', '.join(sorted(mixers))}; say with --mixer which one to train")
-        own = next(iter(mixers)).replace("removed", "None") if mixers else "host"
-        return _bare(about["host"]), own, Saved(str(folder))
-    if (found := run_at(start, results)) is not None:
-        store, key = found
+            raise ConfigError(f"{start} mixes {', '.join(sorted(mixers))}; choose with --mixer which one to train")
+        present = next(iter(mixers)).replace("removed", "None") if mixers else "host"
+        return _bare(description["host"]), present, Saved(str(folder))
+    if (stored := optional_run(start, results)) is not None:
+        store, key = stored
         if store.root.resolve() != results.expanduser().resolve():
-            raise ConfigError(f"run {key} lies in {store.root}; pass --results {store.root} to go on there")
-        run = read_run(store, key)
+            raise ConfigError(f"run {key} is in {store.root}; pass --results {store.root} to continue there")
+        run = read_run(store, key, extra)
         if store.status(key) != "done":
-            raise ConfigError(f"run {key} is not finished; carry it out first, with the command that began it")
+            raise ConfigError(f"run {key} is not finished; finish it first, with the command that started it")
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
         return _bare(run.task.host), mixer, run
     if folder.is_dir():
@@ -121,13 +128,13 @@ def _start(start: str, results: Path) -> "tuple[str, str, Run | Saved | None]":
     name, options = parse_host(start)
     import timm
 
-    if not timm.is_model(name.partition(".")[0]):
-        raise ConfigError(f"{start!r} is no saved folder, no run in {results} and no model of timm")
+    if name not in own_models(extra) and not timm.is_model(name.partition(".")[0]):
+        raise ConfigError(f"{start!r} is no saved folder, no run in {results} and no model of timm or of --import")
     return spell_host(name, {**options, "pretrained": True}), "host", None
 
 
 def _bare(host: str) -> str:
-    """A host's spelling without the classes and channels, which the new data decide, and without timm's weights."""
+    """A host's spelling without classes and channels, which depend on the new data, and without timm's weights."""
     from regard.models.create import parse_host, spell_host
 
     name, options = parse_host(host)

@@ -1,4 +1,4 @@
-"""`regard list`: what the package has."""
+"""`regard list`: mechanisms, projections, host models, studies and data sets."""
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
@@ -48,17 +48,17 @@ def _data() -> list[dict[str, Any]]:
 
     own = [{"name": "digits"}, {"name": "digits-canvas"}]
     rows: list[dict[str, Any]] = [
-        row | {"from": "scikit-learn, always there", "classes": 10, "training images": None} for row in own
+        row | {"from": "scikit-learn, always available", "classes": 10, "training images": None} for row in own
     ]
-    for name, known in PARQUET.items():
-        where = f"REGARD_DATA/{name}"
-        rows.append({"name": name, "from": where, "classes": known.classes, "training images": known.used})
+    for name, entry in PARQUET.items():
+        folder = f"REGARD_DATA/{name}"
+        rows.append({"name": name, "from": folder, "classes": entry.classes, "training images": entry.used})
     rows.append(
         {"name": "imagenet", "from": "REGARD_DATA/imagenet/{train,val}", "classes": 1000, "training images": 1_281_167}
     )
     rows += [
-        {"name": name, "from": "torchvision", "classes": known[3], "training images": None}
-        for name, known in TORCHVISION.items()
+        {"name": name, "from": "torchvision", "classes": entry[3], "training images": None}
+        for name, entry in TORCHVISION.items()
     ]
     return rows
 
@@ -73,8 +73,8 @@ WHAT: Mapping[str, Callable[[], list[dict[str, Any]]]] = {
 
 
 def list_names(
-    what: Annotated[str, typer.Argument(help="mixers, projections, hosts, studies or data")] = "mixers",
-    match: Annotated[str, typer.Option(help="Only names like this, such as 'deit*'.")] = "*",
+    what: Annotated[str, typer.Argument(help="mixers (mechanisms), projections, hosts, studies or data.")] = "mixers",
+    match: Annotated[str, typer.Option(help="Only names that match, such as 'deit*'.")] = "*",
     as_json: AsJson = False,
 ) -> None:
     """List mechanisms, projections, host models, studies or data sets."""
@@ -82,5 +82,5 @@ def list_names(
         raise ConfigError(f"there is no list of {what!r}; {nearest(what, WHAT)}")
     rows = [row for row in WHAT[what]() if fnmatch(row["name"], match)]
     if not rows:
-        raise ConfigError(f"no name among the {what} is like {match!r}")
+        raise ConfigError(f"no name of {what} matches {match!r}")
     show(rows, as_json)

@@ -1,70 +1,70 @@
-"""`regard maps`: where a model looks, drawn over a picture."""
+"""`regard maps`: attention maps of a model, drawn over an image."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .run_options import ResultsOption, recorded_data, run_at
+from regard.core import Extra
+
+from .own import Own, imported
+from .run_options import ResultsOption, optional_run, recorded_data
 
 
 def maps(
-    model: Annotated[
-        str, typer.Argument(help="A run (key or folder), a folder that `save` wrote, a timm model or a spelled host.")
-    ],
-    image: Annotated[str, typer.Argument(help='A picture file, or a sample: "china", "flower", "digit".')] = "flower",
+    model: Annotated[str, typer.Argument(help="A run (key or folder), a folder that `save` wrote, or a host model.")],
+    image: Annotated[str, typer.Argument(help='An image file, or a sample: "china", "flower", "digit".')] = "flower",
     mixer: Annotated[str, typer.Option(help="Replace attention by this mechanism, such as 'MiTA(m=25, k=25)'.")] = "",
     layer: Annotated[str, typer.Option(help='Layers by name, such as "blocks.1?.attn", or "last".')] = "last",
     head: Annotated[
         str,
         typer.Option(
-            help='A number from 0, "mean" or "all"; of groups for offsets and kernels. Left out: all for maps and '
+            help='A number from 0, "mean" or "all"; for offsets and kernels: of the group. Default: all for maps and '
             "offsets, the mean for terms and kernels."
         ),
     ] = "",
     query: Annotated[
         str,
-        typer.Option(
-            help="Row,column of the cell that looks, on the finest grid of such layers; the middle one if left out."
-        ),
+        typer.Option(help="Row,column of the query on the grid of patch tokens (the finest one). Default: the middle."),
     ] = "",
     show: Annotated[
         str,
         typer.Option(
             help="maps: attention; terms: each factor of `Factors`; offsets: of deformable convolutions; kernels: of "
-            "dynamic ones; auto: the first of these that the model has."
+            "dynamic convolutions; auto: the first of these that the model has."
         ),
     ] = "auto",
     pretrained: Annotated[bool, typer.Option(help="Load timm's published weights.")] = False,
     out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("maps.png"),
     results: ResultsOption = Path("results"),
+    own: Own = None,
 ) -> None:
-    """Draw attention maps over a picture, or what takes their place. Untrained weights carry a warning."""
+    """Draw attention maps over an image, or factors, offsets or kernels where a model has them."""
     from regard.explain import pictures, views
     from regard.store.files import write_atomically
 
-    cell = _cell(query)
-    if (found := run_at(model, results)) is not None:
-        store, key = found
+    position, extra = _position(query), imported(own)
+    if (stored := optional_run(model, results)) is not None:
+        store, key = stored
         model = str(store.folder(key))
-    network, trained = _network(model, mixer, pretrained)
-    view = views.chosen_view(network, show)
-    tensor, shown, credit = _input(network, image, found)
+    network, trained = _network(model, mixer, pretrained, extra)
+    view = views.select_view(network, show)
+    tensor, shown, credit = _input(network, image, stored, extra)
     names, last = ("*", True) if layer == "last" else (layer, False)
     drawn, layers = views.draw_view(
-        view, network, tensor, shown, f"{model}{', ' + mixer if mixer else ''}", trained=trained, query=cell,
+        view, network, tensor, shown, f"{model}{', ' + mixer if mixer else ''}", trained=trained, query=position,
         layers=names, last=last, part=head, credit=credit,
     )  # fmt: skip
     write_atomically(out, drawn)
     typer.echo(f"{out}: {view} of {'1 layer' if len(layers) == 1 else f'{len(layers)} layers'}")
-    others = [name for name in views.views_of(network) if name != view]
+    others = [name for name in views.available_views(network) if name != view]
     if show == "auto" and others:
-        typer.echo(f"note: it has {', '.join(others)} too; --show draws them", err=True)
+        typer.echo(f"note: this model has {', '.join(others)} too; --show draws them", err=True)
     if not trained:
         typer.echo(f"note: {pictures.WARNING}", err=True)
 
 
-def _cell(text: str) -> tuple[int, int] | None:
+def _position(text: str) -> tuple[int, int] | None:
     """Read "y,x"."""
     from regard.core import ConfigError
 
@@ -72,15 +72,15 @@ def _cell(text: str) -> tuple[int, int] | None:
         return None
     parts = text.split(",")
     if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError(f"--query is row,column of a cell, such as 6,7, not {text!r}")
+        raise ConfigError(f"--query is row,column on the grid of patch tokens, such as 6,7, not {text!r}")
     return int(parts[0]), int(parts[1])
 
 
-def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyped-def]
-    """The model in evaluation mode, and whether its weights are trained. A new mechanism with parameters of its own
-    counts as untrained."""
+def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: ignore[no-untyped-def]
+    """The model in evaluation mode, and whether its weights are trained; a mechanism with new parameters is not."""
     from regard.core import ConfigError
     from regard.mixers.spelling import parse_mixer
+    from regard.models.catalog import own_ports
     from regard.models.create import create_model
     from regard.swapping.swap import plan_swap
 
@@ -88,51 +88,63 @@ def _network(model: str, mixer: str, pretrained: bool):  # type: ignore[no-untyp
         from regard.train.load import load
 
         if mixer:
-            raise ConfigError("a saved model has its mechanisms; leave --mixer out, or name its host")
-        return load(Path(model)).eval(), True
-    config = parse_mixer(mixer) if mixer else None
-    network = create_model(model, None, **({"pretrained": True} if pretrained else {}))
+            raise ConfigError("--mixer is for host models; a run or a saved model has a mechanism: leave --mixer out")
+        return load(Path(model), extra).eval(), True
+    config = parse_mixer(mixer, extra) if mixer else None
+    network = create_model(model, None, extra=extra, **({"pretrained": True} if pretrained else {}))  # type: ignore[arg-type]
     if config is None:
         return network.eval(), pretrained
-    plan = plan_swap(network, config)
+    plan = plan_swap(network, config, ports=own_ports(extra))
     kept_all = not any(site.new for site in plan.sites)
     return plan.apply().eval(), pretrained and kept_all
 
 
-def _input(network, image: str, found):  # type: ignore[no-untyped-def]
-    """The picture as the network expects it (C, H, W), as it is shown (H, W, C), and where a sample comes from."""
-    import numpy as np
+def _input(network, image: str, stored, extra: Extra):  # type: ignore[no-untyped-def]
+    """The image as the network expects it (C, H, W), as it is shown (H, W, C), and the credit of a sample.
+
+    A run prepares the image as in its training, other models as timm does for their weights.
+    """
     import torch
     from timm.data import resolve_model_data_config
 
-    from regard.core import DataError
-    from regard.explain import pictures
-    from regard.swapping.inspect import example_of
-    from regard.tasks.data.images import decode
+    from regard.swapping.inspect import example_input
     from regard.train.run import read_run
 
-    settings = resolve_model_data_config(network)
-    _, channels, height, width = example_of(network).shape
-    credit = "" if Path(image).exists() else pictures.CREDITS.get(image, "")
-    if credit:
-        shown = pictures.sample_image((height, width), grey=image == "digit", name=image)
-    else:
-        try:
-            shown = decode(Path(image), (height, width), 1 if channels == 1 else 3)
-        except FileNotFoundError as error:
-            samples = ", ".join((*pictures.SAMPLES, "digit"))
-            raise DataError(f"no picture {image}; give a file, or one of the samples {samples}") from error
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{image} cannot be read as a picture: {error}") from error
-    if shown.shape[-1] != channels:
-        one = shown.mean(-1, keepdims=True).round().astype(np.uint8)
-        shown = one if channels == 1 else one.repeat(channels, -1)
-    pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1)
-    if found is not None:
-        task, record = read_run(*found).task, recorded_data(*found)
-        return task.prepared(pixels[None], torch.device("cpu"), record)[0], shown, credit
+    _, channels, height, width = example_input(network).shape
+    shown, credit = _picture(image, channels, (height, width))
+    pixels = torch.from_numpy(shown.copy()).permute(2, 0, 1)
+    if stored is not None:
+        store, key = stored
+        task = read_run(store, key, extra).task
+        return task.prepared(pixels[None], torch.device("cpu"), recorded_data(store, key))[0], shown, credit
     values = pixels.float() / 255
     if channels == 3:
+        settings = resolve_model_data_config(network)
         mean, deviation = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
         values = (values - mean) / deviation
     return values, shown, credit
+
+
+def _picture(image: str, channels: int, size: tuple[int, int]):  # type: ignore[no-untyped-def]
+    """Pixels (H, W, C) of a file or a sample as uint8, and the credit of a sample. Raises: DataError."""
+    import numpy as np
+
+    from regard.core import DataError
+    from regard.explain import pictures
+    from regard.tasks.data.images import decode
+
+    credit = "" if Path(image).exists() else pictures.CREDITS.get(image, "")
+    if credit:
+        pixels = pictures.sample_image(size, grey=image == "digit", name=image)
+    else:
+        try:
+            pixels = decode(Path(image), size, 1 if channels == 1 else 3)
+        except FileNotFoundError as error:
+            samples = ", ".join((*pictures.SAMPLES, "digit"))
+            raise DataError(f"there is no image {image}; give a file, or one of the samples {samples}") from error
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"{image} cannot be read as an image: {error}") from error
+    if pixels.shape[-1] != channels:
+        grey = pixels.mean(-1, keepdims=True).round().astype(np.uint8)
+        pixels = grey.repeat(channels, -1)
+    return pixels, credit

@@ -1,4 +1,4 @@
-"""`regard report`: the HTML pages of finished studies. Needs no torch."""
+"""`regard report`: HTML pages of studies. Does not load torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,12 +8,12 @@ import typer
 
 def report(
     name: Annotated[
-        str | None, typer.Argument(help="A study or analysis, or NAME-SCALE; all studies in the folder if left out.")
+        str | None, typer.Argument(help="A study or analysis, or NAME-SCALE. Default: all in the folder.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="The folder with the results.")] = Path("results"),
-    out: Annotated[Path, typer.Option(help="The folder to write NAME-SCALE.html to.")] = Path("reports"),
+    results: Annotated[Path, typer.Option(help="The folder of all runs and studies.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="The folder for the pages NAME-SCALE.html.")] = Path("reports"),
 ) -> None:
-    """Write one offline HTML page for each study that has results, and print where they are."""
+    """Write one offline HTML page for each study with results, and print the files."""
     from regard.report import write_pages
 
     for page in write_pages(results, out, name):

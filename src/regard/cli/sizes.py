@@ -1,4 +1,4 @@
-"""Sizes on the command line: `14x14`, height first."""
+"""Sizes as text: `14x14`, height first."""
 
 import re
 from typing import TYPE_CHECKING
@@ -11,14 +11,25 @@ if TYPE_CHECKING:
 
 def read_size(text: str) -> tuple[int, int]:
     """(height, width) of `224x224`; one number is a square. Raises: ConfigError for anything else."""
-    found = re.fullmatch(r"(\d+)(?:[x,](\d+))?", text.strip())
-    if found is None or not int(found[1]) or not int(found[2] or 1):
+    match = re.fullmatch(r"(\d+)(?:[x,](\d+))?", text.strip())
+    if match is None or not int(match[1]) or not int(match[2] or 1):
         raise ConfigError(f"{text!r} is not a size; expected height x width, such as 224x224")
-    return int(found[1]), int(found[2] or found[1])
+    return int(match[1]), int(match[2] or match[1])
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Raises: ConfigError unless --heads heads divide --dim channels."""
+    if heads < 1 or dim < 1 or dim % heads:
+        raise ConfigError(f"--dim {dim} is not a multiple of {heads} heads (--heads)")
 
 
 def read_grids(text: str) -> "list[Grid]":
-    """Grids of `14x14,32x32`, without extra tokens. Raises: ConfigError."""
+    """Grids of `14x14,32x32`, without prefix and suffix tokens. Raises: ConfigError."""
     from regard.core import Grid
 
     return [Grid(*read_size(part)) for part in text.split(",")]
+
+
+def short_grid(grid: "Grid") -> str:
+    """`14x14+1`: patch tokens and prefix tokens; `14x14+1+4` with suffix tokens too."""
+    return f"{grid.height}x{grid.width}+{grid.prefix}" + (f"+{grid.suffix}" if grid.suffix else "")

@@ -1,4 +1,4 @@
-"""What `regard study` prints: progress while it runs, and its table."""
+"""The output of `regard study`: progress while it runs, and its table."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from .tables import show
 
 
 def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
-    """The table of a study with its claims. Raises: ConfigError if there is none."""
+    """Print the table of a study with its claims. Raises: ConfigError without results."""
     from regard.lab.export import json_text
     from regard.lab.table import Table
 
@@ -40,7 +40,7 @@ def _span(low: float | None, high: float | None, sign: str = "") -> str:
 
 
 class Display:
-    """Progress on standard error: a bar on a terminal, a line a run elsewhere."""
+    """Progress on standard error: a bar on a terminal, elsewhere a line for each run."""
 
     def __init__(self, live: bool) -> None:
         self.live = live
@@ -62,35 +62,31 @@ class Display:
         if self.bar is not None:
             self.bar.stop()
 
-    def say(self, text: str) -> None:
-        """A line above the bar."""
+    def print_line(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
         if self.bar is not None:
             self.bar.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def see(self, event: Event) -> None:
-        """Show what happened."""
+    def show_event(self, event: Event) -> None:
+        """Show one event of the study."""
         counts = event.counts
-        over = sum(counts[state] for state in STATES)
-        total = over + counts["running"] + counts["waiting"]
-        left = "" if event.left is None else f", about {_duration(event.left)} left"
+        ended = sum(counts[state] for state in STATES)
+        total = ended + counts["running"] + counts["waiting"]
+        left = "" if event.seconds_left is None else f", about {_duration(event.seconds_left)} left"
         if event.kind in STATES:
             metrics = (event.outcome or {}).get("metrics") or {}
             result = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if value is not None)
             text = "; ".join(part for part in (result, event.text) if part)
-            self.say(f"[{over}/{total}] {event.row} seed {event.seed}: {event.kind} {text}{left}")
+            self.print_line(f"[{ended}/{total}] {event.row} seed {event.seed}: {event.kind} {text}{left}")
         if self.bar is not None:
-            states = f"{counts['done']} done, {counts['running']} running, {counts['waiting']} to come{left}"
+            states = f"{counts['done']} done, {counts['running']} running, {counts['waiting']} waiting{left}"
             text = f"{states}; {event.text}" if event.kind == "tick" and event.text else states
-            self.bar.update(self.task, total=max(total, 1), completed=over, description=text)
+            self.bar.update(self.task, total=max(total, 1), completed=ended, description=text)
 
 
 def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{seconds / 60:.0f} min"
-        if seconds < 5400
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,38 +1,40 @@
-"""`regard swap-check MODEL MIXER`: what a swap would do to a model, layer by layer, and whether it runs."""
+"""`regard swap-check MODEL MIXER`: what a swap does to each attention layer of a model, and whether the model runs."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from .sizes import read_size
-from .tables import AsJson, show
+from .mixers import read_mixer
+from .own import Own, imported
+from .sizes import read_size, short_grid
+from .tables import AsJson, show, wrapped
 
 
 def swap_check(
     model: Annotated[str, typer.Argument(help="A host model, such as deit_tiny_patch16_224.")],
     mixer: Annotated[str, typer.Argument(help="A spelling, such as 'MiTA(m=25, k=25)'.")],
-    where: Annotated[str, typer.Option(help="Only layers like this, such as 'blocks.[0-3].*'.")] = "*",
+    where: Annotated[str, typer.Option(help="Only layers whose name matches, such as 'blocks.[0-3].*'.")] = "*",
     size: Annotated[str, typer.Option(help="Image size, such as 224x224 (the host's own by default).")] = "",
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="With the host's published weights.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the model's published weights.")] = False,
     as_json: AsJson = False,
+    own: Own = None,
 ) -> None:
-    """Swap a mechanism into a model, show what is kept, new and dropped, and how much the output changes."""
+    """Swap a mechanism into a model; show which weights stay, are new or go, and how much the output changes."""
     import torch
 
-    from regard.core import ConfigError
-    from regard.mixers.spelling import parse_mixer
+    from regard.models.catalog import own_ports
     from regard.models.create import create_model
     from regard.swapping.swap import plan_swap
 
-    config = parse_mixer(mixer)
-    if config is None:
-        raise ConfigError("None is no mixer: there is nothing to check")
+    extra = imported(own)
+    config = read_mixer(mixer, extra)
     options: dict[str, Any] = {"pretrained": True} if pretrained else {}
     if size:
         options["img_size"] = read_size(size)
     torch.manual_seed(0)
-    host = create_model(model, None, **options).eval()
-    plan = plan_swap(host, config, where)
+    host = create_model(model, None, extra=extra, **options).eval()
+    plan = plan_swap(host, config, where, ports=own_ports(extra))
     image = torch.randn(plan.example.shape)
     rows = [_row(site) for site in plan.sites]
     with torch.no_grad():
@@ -45,13 +47,15 @@ def swap_check(
         show([row | {"change": change, "parameters before": parameters, "parameters": total} for row in rows], True)
         return
     finite = "" if after.isfinite().all() else "; the output is not finite"
-    show(
-        rows,
-        notes=[
-            f"{len(rows)} layers, all entered; parameters {parameters:,} -> {total:,}",
-            f"relative change of the output: {change:.3g}{finite}",
-        ],
-    )
+    table = [
+        {"layer": site.name, "port": row["port"], "grid": short_grid(site.layer.mixer.site.grid)}
+        for site, row in zip(plan.sites, rows, strict=True)
+    ]
+    notes = [
+        f"{len(rows)} layers, and the model runs; parameters {parameters:,} -> {total:,}",
+        f"relative change of the output: {change:.3g}{finite}",
+    ]
+    show(table, notes=wrapped([*_weights(rows), *notes]))
 
 
 def _row(site: Any) -> dict[str, Any]:
@@ -64,3 +68,17 @@ def _row(site: Any) -> dict[str, Any]:
         "dropped": ", ".join(site.dropped),
         "notes": "; ".join(site.notes),
     }
+
+
+def _weights(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What happens to the weights, each text once: `kept: qkv.weight`, or `kept in a, b: ...` if layers differ."""
+    lines = []
+    for part in ("kept", "new", "dropped", "notes"):
+        layers: dict[str, list[str]] = {}
+        for row in rows:
+            layers.setdefault(row[part], []).append(row["layer"])
+        for text, names in layers.items():
+            where = "" if len(names) == len(rows) else f" in {', '.join(names)}"
+            if text:
+                lines.append(f"{part.removesuffix('s')}{where}: {text}")
+    return lines

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -16,7 +17,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="The same rows as JSON.")]
 def show(rows: Sequence[Mapping[str, Any]], as_json: bool = False, title: str = "", notes: Sequence[str] = ()) -> None:
     """Print rows as a table with the keys of the first as headings, or as a JSON list on standard output.
 
-    Numbers are right-aligned, with thousands separated; None is an empty cell. notes stand below the table only.
+    Numbers are right-aligned, with thousands separated; None is an empty cell. notes are printed below a table, and
+    not in JSON.
     """
     if as_json:
         print(json.dumps([dict(row) for row in rows], indent=2, default=_plain))
@@ -27,11 +29,16 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool = False, title: str = 
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell(value) for value in row.values()))
-    # a file or a pipe has no width; nothing is cut there
+    # a file or a pipe has no width: wide enough that no table is cut
     console = Console(width=None if sys.stdout.isatty() else 240, markup=False, highlight=False)
     console.print(table)
     for note in notes:
         console.print(note)
+
+
+def wrapped(notes: Sequence[str]) -> list[str]:
+    """Notes in lines of at most 100 characters; further lines of a note are indented."""
+    return [line for note in notes for line in textwrap.wrap(note, 100, subsequent_indent="  ")]
 
 
 def cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`regard taxonomy`: MiTA's Table 1 for every mechanism of the package."""
+"""`regard taxonomy`: MiTA's Table 1, for every mechanism of the package."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,53 +9,52 @@ from regard.core import ConfigError
 
 from .tables import AsJson, show
 
-Part = Annotated[str, typer.Option(help="Only those with this in the column, such as 'landmark'.")]
+Part = Annotated[str, typer.Option(help="Only rows with this text in the column, such as 'landmark'.")]
 
 
 def taxonomy(
-    strategy: Annotated[str, typer.Option(help="Only none, compress, route or both.")] = "",
+    strategy: Annotated[str, typer.Option(help="Only this strategy: none, compress, route or both.")] = "",
     experts: Part = "",
     number: Annotated[str, typer.Option(help="Only this number of experts, such as 1, m or N.")] = "",
     construction: Part = "",
     topology: Part = "",
-    conditions: Annotated[str, typer.Option(help="Only those that depend on all of these, such as 'Q,position'.")] = "",
-    svg: Annotated[Path | None, typer.Option(help="Draw the places of the mechanisms into this SVG file.")] = None,
+    conditions: Annotated[str, typer.Option(help="Only rows that depend on all of these, such as 'Q,position'.")] = "",
+    svg: Annotated[Path | None, typer.Option(help="Also draw the mechanisms into this SVG file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sort mechanisms by what they do about the cost of N keys a query (MiTA, Table 1); options filter the rows."""
-    from regard.measure.taxonomy import draw, places
+    """Show how mechanisms reduce the cost of N keys for each query (MiTA, Table 1); options filter the rows."""
+    from regard.measure.taxonomy import taxonomy_rows, write_picture
 
-    rows = places()
+    rows = taxonomy_rows()
     contained = {"experts": experts, "construction": construction, "topology": topology}
-    for column, wanted in contained.items():
-        rows = _keep(rows, column, wanted, lambda value, wanted: wanted.lower() in value.lower())
-    rows = _keep(rows, "strategy", strategy, lambda value, wanted: value == wanted)
-    rows = _keep(rows, "number", number, _same_number)
-    rows = _keep(rows, "conditions", conditions, lambda value, wanted: _letters(wanted) <= _letters(value))
+    for column, text in contained.items():
+        rows = _filtered(rows, column, text, lambda value, text: text.lower() in value.lower())
+    rows = _filtered(rows, "strategy", strategy, lambda value, text: value == text)
+    rows = _filtered(rows, "number", number, _same_number)
+    rows = _filtered(rows, "conditions", conditions, lambda value, text: _parts(text) <= _parts(value))
     if svg:
-        draw(rows, svg)
+        write_picture(rows, svg)
     notes = [
-        "experts: attention seen as a layer whose weights are made from keys and values; a query passes through one or "
-        "several",
-        "conditions: what decides how experts are made and found; query, key, relative: what the weights depend on",
+        "experts: layers whose weights are computed from keys and values; a query passes through one or several",
+        "conditions: inputs that decide how experts are built and chosen; query, key, relative: inputs of the weights",
     ]
     show(rows, as_json, notes=[*notes, *([f"drawn in {svg}"] if svg else [])])
 
 
-def _keep(rows: list[dict[str, Any]], column: str, wanted: str, matches: Any) -> list[dict[str, Any]]:
-    """Raises: ConfigError if no row is left, with what the column has."""
-    kept = [row for row in rows if not wanted or matches(row[column], wanted)]
-    if not kept:
-        known = "; ".join(sorted({row[column] or "(nothing)" for row in rows}))
-        raise ConfigError(f"no mechanism with {column} like {wanted!r}; among those left there are: {known}")
-    return kept
+def _filtered(rows: list[dict[str, Any]], column: str, text: str, matches: Any) -> list[dict[str, Any]]:
+    """The rows whose column matches, all for an empty text. Raises: ConfigError if no row is left."""
+    filtered = [row for row in rows if not text or matches(row[column], text)]
+    if not filtered:
+        values = "; ".join(sorted({row[column] or "(empty)" for row in rows}))
+        raise ConfigError(f"no mechanism has {text!r} in {column}; the remaining rows have: {values}")
+    return filtered
 
 
-def _same_number(value: str, wanted: str) -> bool:
+def _same_number(value: str, text: str) -> bool:
     """`m` finds "m" and "m (+1)", `N/n` finds "N / n"."""
     plain = value.replace(" ", "")
-    return wanted.replace(" ", "") in (plain, plain.partition("(")[0])
+    return text.replace(" ", "") in (plain, plain.partition("(")[0])
 
 
-def _letters(text: str) -> set[str]:
+def _parts(text: str) -> set[str]:
     return {part.strip().lower() for part in text.split(",") if part.strip()}

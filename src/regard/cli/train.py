@@ -1,4 +1,4 @@
-"""`regard train` and `regard eval`: one run of a mechanism in a host, and the score of a finished one."""
+"""`regard train` and `regard eval`: one run of a mechanism in a host model, and the score of a finished run."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from regard.core import Extra
+
+from .mixers import read_mixer
+from .own import Own, imported
+from .run_display import execute_run
 from .run_options import (  # fmt: skip
     AsJson,
     Changes,
@@ -20,8 +25,7 @@ from .run_options import (  # fmt: skip
     Seed,
     Size,
     Workers,
-    carry_out,
-    changed,
+    all_changes,
     find_device,
     find_run,
     make_run,
@@ -34,13 +38,15 @@ from .sizes import read_size
 if TYPE_CHECKING:
     from torch import nn
 
+    from regard.core import MixerConfig
+
 
 def train(
     mixer: Annotated[
-        str, typer.Argument(help='"MiTA(m=9, k=9)"; "host" keeps the host\'s attention, "None" takes it out.')
+        str, typer.Argument(help='"MiTA(m=9, k=9)"; "host" keeps the host\'s attention, "None" removes it.')
     ],
     data: Annotated[
-        str, typer.Option(help="A set by name, a folder of class folders, or a parquet file.")
+        str, typer.Option(help="A data set by name, a folder of class folders, or a parquet file.")
     ] = "digits-canvas",
     host: Annotated[
         str, typer.Option(help='A model of timm, with options: "vit_tiny_patch16_224(patch_size=4)".')
@@ -58,57 +64,64 @@ def train(
     logger: Logger = "",
     download: Download = False,
     as_json: AsJson = False,
+    own: Own = None,
 ) -> None:
-    """Train one mechanism; Ctrl-C stops cleanly, and the same command goes on from there."""
+    """Train one mechanism. Ctrl-C stops and keeps a checkpoint; the same command continues from there."""
     use_data(data_root)
-    run = make_run(mixer, data, host, read_size(size) if size else None, seed, changed(change, precision), download)
-    carry_out(run, results, device, devices, workers, logger, compile, as_json)
+    run = make_run(mixer, data, host, read_size(size) if size else None, seed, all_changes(change, precision), download,
+                   extra=imported(own))  # fmt: skip
+    execute_run(run, results, device, devices, workers, logger, compile, as_json)
 
 
 def evaluate(
     key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
-    best: Annotated[bool, typer.Option("--best", help="The weights of the best evaluation, not the last.")] = False,
-    mixer: Annotated[str, typer.Option(help="Run with another mechanism, such as 'MiTA(m=9, k=9)'.")] = "",
-    retune: Annotated[str, typer.Option(help="Numbers of the mechanism to change, such as m=16,k=16.")] = "",
+    best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation, not the last.")] = False,
+    mixer: Annotated[str, typer.Option(help="Evaluate with another mechanism, such as 'MiTA(m=9, k=9)'.")] = "",
+    retune: Annotated[str, typer.Option(help="Change numbers of the mechanism, such as m=16,k=16.")] = "",
     device: DeviceOption = "auto",
-    data: Annotated[str, typer.Option(help="Other data than the run's, with the same classes.")] = "",
+    data: Annotated[str, typer.Option(help="Evaluate on other data, with the same classes.")] = "",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
+    own: Own = None,
 ) -> None:
-    """Score a finished run on its test images again: with another mechanism or its numbers, or on other data."""
-    from regard.train.autocast import Precise
+    """Evaluate a finished run again: on its test images or other data, with its mechanism or another."""
+    from regard.train.autocast import ModelAtPrecision
     from regard.train.load import trained
     from regard.train.run import read_run
 
     use_data(data_root)
     store, key = find_run(key, results)
-    run = read_run(store, key)
+    extra = imported(own)
+    run = read_run(store, key, extra)
     model = trained(run, store, best)
     if mixer:
-        _exchange(model, mixer, run.seed)
+        _swap(model, read_mixer(mixer, extra), run.seed, extra)
     if retune:
-        from regard.swapping.swap import retune as change_numbers
+        from regard.swapping.swap import retune as retune_model
 
-        change_numbers(model, **numbers(retune))
-    place = find_device(device)
-    model = Precise(model.to(place), run.recipe.precision)
-    score = run.task.score_on(data, model, place, recorded_data(store, key)) if data else run.task.score(model, place)
-    metrics = score.metrics
+        retune_model(model, **numbers(retune))
+    torch_device = find_device(device)
+    model = ModelAtPrecision(model.to(torch_device), run.recipe.precision)
+    if data:
+        metrics = run.task.score_on(data, model, torch_device, recorded_data(store, key)).metrics
+    else:
+        metrics = run.task.score(model, torch_device).metrics
     if as_json:
         typer.echo(json.dumps({"key": key, "metrics": metrics, "mixer": mixer, "retune": retune}))
     else:
         typer.echo("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
 
 
-def _exchange(model: "nn.Module", mixer: str, seed: int) -> None:
-    """Put another mechanism in, with the weights that the model has; says what was drawn anew."""
+def _swap(model: "nn.Module", mixer: "MixerConfig", seed: int, extra: Extra) -> None:
+    """Swap another mechanism in, with the weights of the model; prints which weights are new."""
     import torch
 
+    from regard.models.catalog import own_ports
     from regard.swapping.swap import plan_swap
 
     torch.manual_seed(seed)
-    plan = plan_swap(model, mixer)
+    plan = plan_swap(model, mixer, ports=own_ports(extra))
     new = sorted({name for site in plan.sites for name in site.new})
     if new:
         typer.echo(f"untrained in every layer: {', '.join(new)}", err=True)

@@ -1,6 +1,7 @@
-"""Words that every layer of Regard speaks; imports torch and jaxtyping only, and these when a name first needs them.
+"""Types that every layer uses: Grid, Mask, Site, Cost, Card, Mixer, Operator, Projection, and the errors.
 
-Errors, cards and costs are plain Python: the command line and the reports use them without loading torch.
+Errors, cards and costs are plain Python, so that the command line and the reports use them without torch; a name that
+needs torch or jaxtyping imports it when it is first used.
 """
 
 from importlib import import_module
@@ -22,31 +23,33 @@ from .errors import (
     UnsupportedError,
     nearest,
 )
+from .extra import Extra
 
 if TYPE_CHECKING:
     from .grid import Grid
-    from .mask import NOTHING, Mask, hide, only_kept, softmax_rows
+    from .mask import NO_MASK, Mask, hide, only_kept, softmax_rows
     from .mixer import Inputs, Mixer, MixerConfig, Operator, refuse_masks
     from .projection import Projection, ProjectionConfig, heads, merge
     from .site import Site
 
-# name -> the module that has it, for names that need torch
-_HOMES = {
+# name -> its module, for names that need torch
+_MODULES = {
     "Grid": "grid",
-    **dict.fromkeys(("NOTHING", "Mask", "hide", "only_kept", "softmax_rows"), "mask"),
+    **dict.fromkeys(("NO_MASK", "Mask", "hide", "only_kept", "softmax_rows"), "mask"),
     **dict.fromkeys(("Inputs", "Mixer", "MixerConfig", "Operator", "refuse_masks"), "mixer"),
     **dict.fromkeys(("Projection", "ProjectionConfig", "heads", "merge"), "projection"),
     "Site": "site",
 }
 
 __all__ = [
-    "NOTHING",
+    "NO_MASK",
     "Card",
     "ConfigError",
     "Contract",
     "Cost",
     "DataError",
     "DeviceError",
+    "Extra",
     "Grid",
     "GridError",
     "Inputs",
@@ -77,8 +80,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'regard.core' has no attribute {name!r}")
-    value = getattr(import_module(f"regard.core.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"regard.core.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

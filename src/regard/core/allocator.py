@@ -1,4 +1,4 @@
-"""The allocator settings of every timing and every worker; without torch, since they are read when a process starts."""
+"""Settings of glibc's allocator for timings and worker processes; no torch, since a process reads them at its start."""
 
-# glibc returns large blocks to the kernel at every free; page faults then take as long as the work
+# by default glibc returns large blocks to the kernel at every free; page faults then take as long as the computation
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}

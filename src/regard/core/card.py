@@ -1,4 +1,4 @@
-"""Card: what is known about a mechanism, for lists, the taxonomy and reports."""
+"""Card: facts about a mechanism for lists, the taxonomy and reports."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,15 +6,14 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The five dimensions of MiTA's Table 1 and what a user wants to know before choosing.
+    """The five dimensions of MiTA's Table 1, and what a user wants to know before choosing.
 
-    query_content, key_content, relative_position: which factors decide the weights. dynamic: MiTA's notion of how the
-    weights come about. scaling: subset of {"routing", "compression"}. expert_type: what a query is passed through, seen
-    as a layer whose weights are made from keys and values. expert_count: how many of them there are. construction: how
-    they come about. topology: how queries find theirs. conditions: what construction and routing depend on, of Q, K, V
-    and position; empty where the experts are all keys and values as they are. discrete: indices are picked, so outputs
-    jump.
-    prefix: what becomes of class and register tokens. row_maps: out = A v with one matrix A per head.
+    query_content, key_content, relative_position: which factors decide the weights. dynamic: how the weights are made,
+    in MiTA's terms. scaling: subset of {"routing", "compression"}. expert_type: the layer that a query passes through,
+    whose weights are keys and values. expert_count: the number of experts. construction: how experts are built.
+    topology: how queries are assigned to experts. conditions: what construction and routing depend on, of Q, K, V and
+    position; empty where the only expert is all keys and values. discrete: indices are selected, so outputs are not
+    continuous. prefix: how class and register tokens are handled. row_maps: out = A v with one matrix A per head.
     """
 
     title: str
@@ -37,8 +36,7 @@ class Card:
 
     @property
     def strategy(self) -> str:
-        """What is done about the cost of N keys a query: "none", "compress", "route" or "both"."""
+        """How the cost of N keys per query is reduced: "none", "compress", "route" or "both"."""
         if len(self.scaling) > 1:
             return "both"
-        words = {"compression": "compress", "routing": "route"}
-        return next((words.get(word, word) for word in self.scaling), "none")
+        return {"compression": "compress", "routing": "route"}[next(iter(self.scaling))] if self.scaling else "none"

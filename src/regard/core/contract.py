@@ -1,4 +1,4 @@
-"""Contract: what `regard.testing.check` must know of one configuration of a mechanism."""
+"""Contract: what `regard.testing.check` must know about one configuration of a mechanism."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What the contract suite cannot see by itself. The defaults hold for most mechanisms.
+    """What the contract suite cannot find out by itself. The defaults hold for most mechanisms.
 
-    macs: the form whose products `cost` describes, "forward" or "reference"; "" where PyTorch's counter cannot see
-    them. counted: attributes of the operator that choose the form which is counted, such as {"execution": "gather"}.
-    positions: False if the order of tokens must not matter. reach: cells that a local mechanism sees in each direction.
-    skip: item -> the reason why it cannot hold, such as {"cross": "the local branch needs one grid"}.
+    macs: the form whose products `cost` counts, "forward" or "reference"; "" where PyTorch's counter cannot count them.
+    counted: attributes of the operator that select the form which is counted, such as {"execution": "gather"}.
+    positions: False if the output must not depend on the order of tokens. reach: grid cells that a local mechanism
+    reaches in each direction. skip: item -> why it cannot hold, such as {"cross": "the local branch needs one grid"}.
     """
 
     macs: Literal["forward", "reference", ""] = "forward"

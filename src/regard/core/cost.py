@@ -1,4 +1,4 @@
-"""Cost: parameters and multiply-accumulates by formula, without building anything."""
+"""Cost: parameters and multiply-accumulates by formula, without building a layer."""
 
 from dataclasses import dataclass
 
@@ -28,16 +28,16 @@ class Cost:
 
 
 def check_accounting(accounting: str) -> None:
-    """The door of every `cost`. Raises: ConfigError unless the accounting is "executed" or "paper"."""
+    """The input check of every `cost`. Raises: ConfigError unless the accounting is "executed" or "paper"."""
     if accounting not in ACCOUNTINGS:
         raise ConfigError(f"there is no accounting {accounting!r}; {nearest(str(accounting), ACCOUNTINGS)}")
 
 
 def linear(tokens: int, inputs: int, outputs: int, bias: bool = True) -> Cost:
-    """A linear map from `inputs` to `outputs` channels, applied to `tokens` tokens."""
+    """The cost of a linear map from `inputs` to `outputs` channels on `tokens` tokens."""
     return Cost(outputs * (inputs + bias), tokens * inputs * outputs)
 
 
 def attend(queries: int, keys: int, inner: int) -> Cost:
-    """q k^T and A v of all heads together; inner = heads * width."""
+    """The cost of q k^T and A v of all heads together; inner = heads * width."""
     return Cost(0, 2 * queries * keys * inner)

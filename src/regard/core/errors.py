@@ -1,4 +1,4 @@
-"""The errors that a user can meet: each says what came, what was expected and what to do."""
+"""The errors for users: a message says what was passed, what was expected and what to do."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ class ConfigError(RegardError, ValueError):
 
 
 class DeviceError(ConfigError):
-    """What this machine does not have: so many devices, a precision, a compiler; another machine may."""
+    """This machine lacks something: devices, a precision, a compiler. Another machine may have it."""
 
 
 class ShapeError(RegardError, ValueError):
@@ -29,7 +29,7 @@ class UnsupportedError(RegardError, NotImplementedError):
 
 
 class SwapError(RegardError, ValueError):
-    """A swap that found nothing to change, or did not take effect."""
+    """A swap that has nothing to change, or has no effect."""
 
 
 class MissingExtra(RegardError, ImportError):
@@ -47,9 +47,9 @@ class StoreError(RegardError, OSError):
     """Results or checkpoints that cannot be read or written."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: the closest known names, or all of them when few."""
-    options = sorted(known)
+def nearest(name: str, options: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the closest options, or all of them when they are few."""
+    options = sorted(options)
     close = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
     if not close:
         lower = {option.lower(): option for option in options}

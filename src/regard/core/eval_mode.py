@@ -1,4 +1,4 @@
-"""A model that is looked at, not trained."""
+"""Evaluation mode without gradients for the length of a `with` block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from torch import nn
 
 
 @contextmanager
-def resting(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is in its own mode again."""
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module has its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

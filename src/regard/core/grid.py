@@ -1,4 +1,4 @@
-"""Grid: where the tokens of a sequence lie on the image."""
+"""Grid: the positions of a sequence's tokens on the image."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from .errors import GridError
 
 @dataclass(frozen=True)
 class Grid:
-    """height x width cells, rows first, with `prefix` extra tokens before and `suffix` after them.
+    """height x width patch tokens in rows, with `prefix` tokens before and `suffix` tokens after them.
 
-    Extra tokens are class, distillation and register tokens: they have no place on the image.
-    Raises: GridError if a side is below 1 or a number of extra tokens is negative.
+    Prefix and suffix tokens are class, distillation and register tokens: they have no position on the image.
+    Raises: GridError if a side is below 1 or a number of tokens is negative.
     """
 
     height: int
@@ -25,21 +25,21 @@ class Grid:
 
     def __post_init__(self) -> None:
         if min(self.height, self.width) < 1 or min(self.prefix, self.suffix) < 0:
-            raise GridError(f"a grid has at least 1x1 cells and no negative extra tokens, not {self}")
+            raise GridError(f"a grid has at least 1x1 patch tokens and no negative number of others, not {self}")
 
     @classmethod
     def sequence(cls, length: int, prefix: int = 0) -> "Grid":
-        """A one-dimensional sequence: one row of `length` cells."""
+        """A one-dimensional sequence: one row of `length` tokens."""
         return cls(1, length, prefix)
 
     @property
     def cells(self) -> int:
-        """Tokens that lie on the image: height * width."""
+        """The number of patch tokens: height * width."""
         return self.height * self.width
 
     @property
     def extra(self) -> int:
-        """Tokens without a place on the image: prefix + suffix."""
+        """The number of tokens without a position on the image: prefix + suffix."""
         return self.prefix + self.suffix
 
     @property
@@ -49,11 +49,11 @@ class Grid:
 
     @property
     def span(self) -> slice:
-        """Where the cells are among the tokens."""
+        """The indices of the patch tokens among all tokens."""
         return slice(self.prefix, self.prefix + self.cells)
 
     def __str__(self) -> str:
-        return f"{self.height}x{self.width} cells with {self.prefix} + {self.suffix} extra tokens"
+        return f"{self.height}x{self.width} patch + {self.prefix} prefix + {self.suffix} suffix tokens"
 
     def check(self, x: Tensor) -> None:
         """Raises GridError unless the second last axis of x (..., N, C) has as many entries as the grid has tokens."""
@@ -61,7 +61,7 @@ class Grid:
             raise GridError(f"{x.shape[-2]} tokens do not fit {self} (= {self.tokens}); pass the grid of this input")
 
     def to_map(self, x: Float[Tensor, "*B N C"]) -> tuple[Float[Tensor, "*B E C"], Float[Tensor, "*B C h w"]]:
-        """Split tokens into the extra tokens (prefix, then suffix) and the map of the cells (a view if it can be)."""
+        """Split tokens into prefix and suffix tokens, joined, and the map of the patch tokens (a view if possible)."""
         self.check(x)
         cells = x[..., self.span, :].mT.unflatten(-1, (self.height, self.width))
         if not self.extra:
@@ -71,8 +71,8 @@ class Grid:
     def from_map(self, extra: Float[Tensor, "*B E C"], cells: Float[Tensor, "*B C h w"]) -> Float[Tensor, "*B N C"]:
         """The inverse of `to_map`."""
         if cells.shape[-2:] != (self.height, self.width) or extra.shape[-2] != self.extra:
-            came = f"a map of {'x'.join(map(str, cells.shape[-2:]))} and {extra.shape[-2]} extra tokens"
-            raise GridError(f"{came} do not fit {self}")
+            shapes = f"a map of {'x'.join(map(str, cells.shape[-2:]))} and {extra.shape[-2]} other tokens"
+            raise GridError(f"{shapes} do not fit {self}")
         tokens = cells.flatten(-2).mT
         if not self.extra:
             return tokens
@@ -81,12 +81,12 @@ class Grid:
     def factor(self, m: int) -> tuple[int, int]:
         """m windows as (rows, columns): the factorisation nearest to the grid's aspect ratio; ties take more rows.
 
-        Raises: GridError if no factorisation fits into the cells (m < 1, or m prime and larger than both sides).
+        Raises: GridError if no factorisation fits the grid (m < 1, or m prime and larger than both sides).
         """
         options = [(r, m // r) for r in range(1, min(m, self.height) + 1) if m % r == 0 and m // r <= self.width]
         if not options:
-            fits = {r * c for r in range(1, self.height + 1) for c in range(1, self.width + 1)}
-            close = sorted(fits, key=lambda n: (abs(n - m), n))[:4]
+            possible = {r * c for r in range(1, self.height + 1) for c in range(1, self.width + 1)}
+            close = sorted(possible, key=lambda n: (abs(n - m), n))[:4]
             raise GridError(
                 f"{m} windows cannot be laid on {self}; nearest possible: {', '.join(map(str, sorted(close)))}"
             )

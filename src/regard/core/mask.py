@@ -13,7 +13,7 @@ from .errors import ShapeError
 class Mask:
     """causal: query i sees keys up to i. keep (B, M): True where a key may be attended. bias (..., N, M): added logits.
 
-    A query that may attend to nothing gets an output of zeros. A bias with one row is a key bias. In cross-attention M
+    The output of a query without any allowed key is zeros. A bias with one row is a key bias. In cross-attention M
     counts the tokens of the memory.
     Raises: ShapeError for a keep that is not boolean with two axes, or a bias of whole numbers.
     """
@@ -26,17 +26,17 @@ class Mask:
         keep, bias = self.keep, self.bias
         if keep is not None and not (isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.ndim == 2):
             raise ShapeError(
-                f"Mask.keep is {_came(keep)}; expected bool (batch, keys), True for a key that may be attended: "
+                f"Mask.keep is {_kind(keep)}; expected bool (batch, keys), True for a key that may be attended: "
                 "pass keep.bool(), or what is added to the logits as bias="
             )
         if bias is not None and not (isinstance(bias, Tensor) and bias.is_floating_point()):
             raise ShapeError(
-                f"Mask.bias is {_came(bias)}; expected the floating-point numbers that are added to the logits: "
+                f"Mask.bias is {_kind(bias)}; expected the floating-point numbers that are added to the logits: "
                 "-inf where attention is forbidden"
             )
 
     def check(self, batch: int, keys: int, heads: int) -> None:
-        """Where a mask meets its layer.
+        """Compare the mask with the inputs of a layer.
 
         Raises: ShapeError unless keep has a row for each image and all its keys, and bias the layer's heads or one.
         """
@@ -50,9 +50,9 @@ class Mask:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds in use, of {"causal", "padding", "bias"}."""
-        named = (("causal", self.causal), ("padding", self.keep is not None), ("bias", self.bias is not None))
-        return frozenset(name for name, used in named if used)
+        """The parts that are set: a subset of {"causal", "padding", "bias"}."""
+        kinds = (("causal", self.causal), ("padding", self.keep is not None), ("bias", self.bias is not None))
+        return frozenset(name for name, used in kinds if used)
 
     def allowed(self, rows: int, columns: int, device: torch.device, batch: int) -> Bool[Tensor, "..."] | None:
         """True where attention is allowed, broadcastable to (B, H, rows, columns); None if everything is.
@@ -71,14 +71,14 @@ class Mask:
         return keep
 
     def added(self, logits: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
-        """The plain form, for references: the bias added, the forbidden at -inf."""
+        """The logits with the bias added and -inf where attention is forbidden; the plain form, for references."""
         if self.bias is not None:
             logits = logits + self.bias
         keep = self.allowed(logits.shape[-2], logits.shape[-1], logits.device, logits.shape[0])
         return logits if keep is None else logits.masked_fill(~keep, -torch.inf)
 
     def dense(self, q: Tensor, columns: int) -> Tensor | None:
-        """The same as one tensor for `scaled_dot_product_attention`: boolean, additive in q's dtype; None if empty.
+        """The mask as one tensor for `scaled_dot_product_attention`, boolean or in q's dtype; None if nothing is set.
 
         q (B, H, N, d) gives the number of rows, dtype and device; columns is the number of keys.
         """
@@ -89,15 +89,15 @@ class Mask:
         return bias if keep is None else torch.where(keep, bias, -torch.inf)
 
 
-def _came(value: object) -> str:
+def _kind(value: object) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-NOTHING = Mask()
+NO_MASK = Mask()
 
 
 def only_kept(x: Float[Tensor, "B H M d"], keep: Bool[Tensor, "B1 M"] | None) -> Float[Tensor, "B H M d"]:
-    """Zeros in the place of tokens that are not kept, in value and gradient: what stands there, even a NaN, is gone.
+    """Zeros, in value and gradient, for tokens that are not kept: their values, even NaN, have no effect.
 
     keep has a row for each image, or one for all. Raises: ShapeError unless it has all tokens of x.
     """

@@ -1,6 +1,7 @@
 """The contracts of mechanisms: Mixer (a layer), Operator (the mathematics on heads), MixerConfig (the description)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from .validation import check_fields
 class Inputs:
     """What an operator is called with: q (B,H,N,d), k (B,H,M,d), v (B,H,M,e), their grids and the mask.
 
-    A role that the mechanism does not use is None; since no operator reads it, the types say nothing of that.
+    A role that the mechanism does not use is None; its operator does not read it, hence the type Any.
     memory: the grid of keys and values where it differs from `grid`, that of the queries.
     """
 
@@ -109,7 +110,7 @@ class Mixer(nn.Module):
     def forward(
         self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
     ) -> Float[Tensor, "B N C"]:
-        """rope: the host's rotary tensor (N_cells, 2 d), sines then cosines, or None."""
+        """rope: the host's rotary tensor (patch tokens, 2 d), sines then cosines, or None."""
         raise NotImplementedError
 
     def reference(
@@ -119,7 +120,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
-        """The door of a layer. memory: the grid of the keys where it differs, for the mask.
+        """Check the inputs of a layer. memory: the grid of the keys where it differs, for the mask.
 
         Raises: ShapeError, GridError, UnsupportedError.
         """
@@ -140,10 +141,15 @@ class MixerConfig(ABC):
     card: what is known about it. masks: the kinds of mask that it can apply. cross: whether queries may come from
     another input than keys and values. samples: spellings that fit grids of about 4x4 cells, on which the contract is
     checked, the usual one first; () where the defaults fit. Subclasses with a `__post_init__` call this one first.
+    revision: raised when a run of the same spelling gives other results; it enters the keys of runs. older_revisions: a
+    revision -> the fields that texts up to it leave out and what they are today. A configuration with these values is
+    the one of that revision and keeps its keys.
     Raises: ConfigError for a field whose value its annotation does not allow.
     """
 
     card: ClassVar[Card]
+    revision: ClassVar[int] = 1
+    older_revisions: ClassVar[Mapping[int, Mapping[str, Any]]] = {}
     masks: ClassVar[frozenset[str]] = frozenset()
     cross: ClassVar[bool] = False
     samples: ClassVar[tuple[str, ...]] = ()

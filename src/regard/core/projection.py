@@ -20,13 +20,13 @@ def heads(x: Float[Tensor, "B N HD"], number: int) -> Float[Tensor, "B H N d"]:
 def merge(x: Float[Tensor, "B H N e"]) -> Float[Tensor, "B N HE"]:
     """The inverse of `heads`."""
     x = x.transpose(1, 2)
-    if torch.compiler.is_exporting():  # the graph may get x in another order of memory than its trace
+    if torch.compiler.is_exporting():  # the graph may get x in another memory format than its trace
         x = x.clone(memory_format=torch.contiguous_format)
     return x.flatten(2)
 
 
 class Projection(nn.Module):
-    """Makes q, k and v; built for some roles, it can be asked for any subset of them."""
+    """Computes q, k and v; built for some of these roles, it computes any subset of them."""
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
         """roles: a subset of those it was built with, such as "qv"; the result has one tensor for each, in that order.
@@ -36,9 +36,9 @@ class Projection(nn.Module):
         raise NotImplementedError
 
     def adopt_linear(self, weight: Float[Tensor, "R_inner C"], bias: Float[Tensor, " R_inner"] | None) -> bool:
-        """Start, in place, as a host's fused linear projection with the rows of this one's roles; False if it does not.
+        """Start, in place, from a host's fused linear projection with the rows of this one's roles; False if it cannot.
 
-        Asked by a swap where the host's weights have no place under their own names.
+        A swap calls it where the host's weights do not fit under their own names.
         """
         return False
 
@@ -61,7 +61,7 @@ class ProjectionConfig(ABC):
     def cost(self, site: Site, roles: str) -> Cost:
         """Parameters and MACs of one sample, without the parameters that layers share.
 
-        `site.tokens(role)` tokens for each role: with a `site.memory`, k and v are made from the tokens there.
+        Each role has `site.tokens(role)` tokens: with a `site.memory`, k and v are made from its tokens.
         """
 
     def shared(self, roles: str) -> nn.Module | None:

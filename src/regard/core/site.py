@@ -1,4 +1,4 @@
-"""Site: the place in a network that a mixer is built for."""
+"""Site: the position in a network that a mixer is built for, with everything that building it may depend on."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ from .grid import Grid
 
 @dataclass(frozen=True)
 class Site:
-    """Everything that building a mixer may depend on, and nothing else.
+    """What building a mixer may depend on.
 
     dim: channels C. width: head width d, by default dim // heads. grid: the grid at build time; a forward pass may
     bring another. qkv_bias, out_bias: whether the projections have biases. qk_norm: normalisation of q and k per head.
@@ -38,7 +38,7 @@ class Site:
             )
         if not self.width:
             if self.dim % self.heads:
-                raise ConfigError(f"dim {self.dim} is not a multiple of {self.heads} heads; give Site(width=)")
+                raise ConfigError(f"dim {self.dim} is not a multiple of {self.heads} heads; pass Site(width=)")
             object.__setattr__(self, "width", self.dim // self.heads)
 
     @property

@@ -1,7 +1,7 @@
-"""The door of every configuration: values of the kinds that the annotations of its fields name.
+"""Validation of configurations: the value of every field has a type that its annotation allows.
 
-A number of the wrong kind would pass a comparison with 1 and end far away in a torch error, or in a cost that is no
-whole number.
+Otherwise k=2.5 would pass the check k >= 1 and fail much later with an error of torch, or give a cost that is no whole
+number.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from .errors import ConfigError, nearest
 
 
 class Rule(NamedTuple):
-    """holds: whether a value is right. expected: in words what is. options: the values of a field that lists them."""
+    """holds: whether a value is valid. expected: the valid values in words. options: the values of a Literal."""
 
     holds: Callable[[Any], bool]
     expected: str
@@ -36,7 +36,7 @@ _PLAIN: dict[Any, Rule] = {
 
 
 def check_fields(config: object) -> None:
-    """Compare the fields of a dataclass with their annotations; kinds that are not known here pass.
+    """Compare the fields of a dataclass with their annotations; annotations without a rule allow any value.
 
     Raises: ConfigError that names the first field which does not fit, such as "MiTA has k=2.5; a whole number is
     expected".
@@ -45,12 +45,12 @@ def check_fields(config: object) -> None:
         value = getattr(config, name)
         if rule.holds(value):
             continue
-        who = type(config).__name__
+        cls = type(config).__name__
         if not rule.options:
-            raise ConfigError(f"{who} has {name}={value!r}; {rule.expected} is expected")
+            raise ConfigError(f"{cls} has {name}={value!r}; {rule.expected} is expected")
         close = nearest(str(value), map(str, rule.options))
         hint = f"; {close}" if close.startswith("did") else ""
-        raise ConfigError(f"{who} has no {name}={value!r}: {name} is {rule.expected}{hint}")
+        raise ConfigError(f"{cls} has no {name}={value!r}: {name} is {rule.expected}{hint}")
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def _rules(cls: type) -> tuple[tuple[str, Rule], ...]:
         kinds = typing.get_type_hints(cls)
     except NameError:  # a user's annotation that only type checkers can read
         kinds = {}
-    found = []
+    rules = []
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         kind = kinds.get(field.name)
         rule = None if kind is None else _rule(kind)
@@ -68,54 +68,54 @@ def _rules(cls: type) -> tuple[tuple[str, Rule], ...]:
             continue
         if (kind is str or dataclasses.is_dataclass(kind)) and field.default not in ("", dataclasses.MISSING):
             rule = rule._replace(expected=f"{rule.expected} such as {field.default!r}")
-        found.append((field.name, rule))
-    return tuple(found)
+        rules.append((field.name, rule))
+    return tuple(rules)
 
 
 def _rule(kind: Any) -> Rule | None:
-    """The rule of an annotation, None if anything may stand there."""
+    """The rule of an annotation, None if it allows any value."""
     if kind in _PLAIN:
         return _PLAIN[kind]
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
-        words = [repr(option) if option == "" else str(option) for option in inner]
-        return Rule(lambda value: any(type(value) is type(o) and value == o for o in inner), _either(words), inner)
+        names = [repr(option) if option == "" else str(option) for option in args]
+        return Rule(lambda value: any(type(value) is type(o) and value == o for o in args), _either(names), args)
     if origin in (typing.Union, types.UnionType):
-        return _any_of([_rule(part) for part in inner])
+        return _any_of([_rule(arg) for arg in args])
     if origin is tuple:
-        return _row([_rule(part) for part in inner if part is not ...], inner[-1:] == (...,))
+        return _tuple_of([_rule(arg) for arg in args if arg is not ...], args[-1:] == (...,))
     cls = origin or kind
     try:
         isinstance(None, cls)
-    except TypeError:  # Any, a protocol, a type variable: nothing that can be asked
+    except TypeError:  # Any, a protocol or a type variable, which isinstance does not take
         return None
     return Rule(lambda value: isinstance(value, cls), f"a {cls.__name__}")
 
 
 def _any_of(rules: list[Rule | None]) -> Rule | None:
-    known = [rule for rule in rules if rule is not None]
-    if len(known) < len(rules):
+    parts = [rule for rule in rules if rule is not None]
+    if len(parts) < len(rules):
         return None
-    words = [word for rule in known for word in (map(repr, rule.options) if rule.options else [rule.expected])]
-    return Rule(lambda value: any(rule.holds(value) for rule in known), _either(words))
+    names = [name for rule in parts for name in (map(repr, rule.options) if rule.options else [rule.expected])]
+    return Rule(lambda value: any(rule.holds(value) for rule in parts), _either(names))
 
 
-def _row(rules: list[Rule | None], endless: bool) -> Rule:
-    """A tuple with one rule an entry; endless: any number of entries, all of the first kind."""
+def _tuple_of(rules: list[Rule | None], repeated: bool) -> Rule:
+    """A tuple with one rule per entry; repeated: any number of entries, all with the first rule."""
 
     def holds(value: Any) -> bool:
         if not isinstance(value, tuple):
             return False
-        each = rules * len(value) if endless else rules
-        return len(value) == len(each) and all(
-            rule is None or rule.holds(entry) for rule, entry in zip(each, value, strict=True)
+        entries = rules * len(value) if repeated else rules
+        return len(value) == len(entries) and all(
+            rule is None or rule.holds(entry) for rule, entry in zip(entries, value, strict=True)
         )
 
-    words = ["anything" if rule is None else rule.expected for rule in rules]
-    return Rule(holds, f"({', '.join([*words, '...'] if endless else words)})")
+    names = ["anything" if rule is None else rule.expected for rule in rules]
+    return Rule(holds, f"({', '.join([*names, '...'] if repeated else names)})")
 
 
-def _either(words: Iterable[str]) -> str:
+def _either(names: Iterable[str]) -> str:
     """ "a, b or c"."""
-    *first, last = words
+    *first, last = names
     return f"{', '.join(first)} or {last}" if first else last

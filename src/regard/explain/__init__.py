@@ -1,1 +1,1 @@
-"""What a trained model looks at: attention maps, the four factors apart, sampling points, codes; also as pictures."""
+"""Explaining trained models: attention maps, the four factors of attention, sampling points, codes, and pictures."""

@@ -1,8 +1,8 @@
-"""The codes of F-SNE after training: norms, cosines within and between models, and how accuracies go together.
+"""The codes of F-SNE after training: norms, cosines within and between models, and the correlation of accuracies.
 
 Numbers and pictures of "Rethinking Query, Key and Value Embedding in Vision Transformer under Tiny Model Constraints":
 norms (Table 6), cosines between the codes of two data sets (Figure 4), accuracy on ImageNet against accuracy after
-transfer (Figure 5). Data are plain lists and dictionaries for JSON.
+transfer (Figure 5). Results are plain lists and dictionaries for JSON.
 """
 
 import math
@@ -26,29 +26,29 @@ Source = nn.Module | Mapping[str, Tensor] | str | os.PathLike[str]
 _KEY = re.compile(r"(^|\.)(regard_shared(\.\d+)?|codes)\.weight$")
 
 
-def codes_of(source: Source, roles: str = "qkv") -> list[Book]:
+def code_books(source: Source, roles: str = "qkv") -> list[Book]:
     """The code books of a model, a state dict, a folder that `regard.save` wrote, or the checkpoint of a run.
 
-    roles: what the rows of a state dict or a checkpoint stand for, as these do not say; a model knows. Each book has
+    roles: the roles of the rows in a state dict or checkpoint, which do not record them; a model does. Each book has
     name (of the module), roles and codes, one list of numbers for each role. Codes that all layers share are one book;
-    those of FSNE(tied=False) are one book a layer, in the model's order. The averaged weights are read where there are.
-    Raises: DataError if there are no codes or other roles, StoreError if nothing can be read.
+    those of FSNE(tied=False) are one book per layer, in the model's order. Averaged weights are read if there are any.
+    Raises: DataError if there are no codes or the roles do not fit, StoreError if nothing can be read.
     """
     if isinstance(source, str | os.PathLike):
         source = _read(Path(source))
-    found: list[tuple[str, str, Tensor]]
+    weights: list[tuple[str, str, Tensor]]
     if isinstance(source, nn.Module):
-        found = [(name, m.roles, m.weight) for name, m in source.named_modules() if isinstance(m, Codes)]
-        what = type(source).__name__
+        weights = [(name, m.roles, m.weight) for name, m in source.named_modules() if isinstance(m, Codes)]
+        subject = type(source).__name__
     else:
-        found = [(key[: -len(".weight")], roles, value) for key, value in source.items() if _KEY.search(key)]
-        what = f"a state dict of {len(source)} tensors"
-    for name, own, weight in found:
+        weights = [(key[: -len(".weight")], roles, value) for key, value in source.items() if _KEY.search(key)]
+        subject = f"a state dict of {len(source)} tensors"
+    for name, own, weight in weights:
         if weight.ndim != 2 or weight.shape[0] != len(own):
             raise DataError(f"{name} is {tuple(weight.shape)}, not one code for each of {own!r}; pass roles=")
-    if not found:
-        raise DataError(f"{what} has no codes; they belong to models with projection=FSNE(...)")
-    return [{"name": name, "roles": own, "codes": weight.detach().double().tolist()} for name, own, weight in found]
+    if not weights:
+        raise DataError(f"{subject} has no codes; they belong to models with projection=FSNE(...)")
+    return [{"name": name, "roles": own, "codes": weight.detach().double().tolist()} for name, own, weight in weights]
 
 
 def norms(book: Book) -> dict[str, float]:
@@ -70,13 +70,13 @@ def cosines(a: Book, b: Book) -> list[list[float | None]]:
 
 
 def compare(sources: Mapping[str, Source | Book]) -> dict[str, Any]:
-    """Norms and cosines of several models, by label; the first is what the others are compared with.
+    """Norms and cosines of several models, by label; each of the others is compared with the first.
 
     Returns models, each with label, roles, norms and within (cosines of its own codes), and between, each with rows
     (the first label), columns (another label), their roles and cosines.
-    Raises: DataError if there is no model, one has several code books (pass one of `codes_of`), or sizes differ.
+    Raises: DataError if there is no model, one has several code books (pass one of `code_books`), or sizes differ.
     """
-    books = {label: _one(label, source) for label, source in sources.items()}
+    books = {label: _single_book(label, source) for label, source in sources.items()}
     if not books:
         raise DataError("nothing to compare: pass at least one labelled model")
     first, *others = books
@@ -88,12 +88,12 @@ def compare(sources: Mapping[str, Source | Book]) -> dict[str, Any]:
         "between": [
             {
                 "rows": first,
-                "columns": other,
+                "columns": label_b,
                 "row_roles": books[first]["roles"],
-                "column_roles": books[other]["roles"],
-                "cosines": cosines(books[first], books[other]),
+                "column_roles": books[label_b]["roles"],
+                "cosines": cosines(books[first], books[label_b]),
             }
-            for other in others
+            for label_b in others
         ],
     }
 
@@ -124,27 +124,27 @@ def transfer(accuracies: Mapping[str, Mapping[str, float]], source: str) -> dict
     """Accuracy on one data set against that on every other, over models (Figure 5).
 
     accuracies: model -> data set -> accuracy in per cent. source: the data set of the horizontal axis. Returns source
-    and sets; each has its name, models, x, y and the fields of `regression`. A set leaves out models without a number.
+    and sets; each has its name, models, x, y and the fields of `regression`. A set lists only models with a number.
     Raises: DataError if no model has the source.
     """
-    have = {label: row for label, row in accuracies.items() if source in row}
-    if not have:
+    rows = {label: row for label, row in accuracies.items() if source in row}
+    if not rows:
         raise DataError(f"no model has an accuracy on {source!r}; pass source= one of their data sets")
-    names = dict.fromkeys(name for row in have.values() for name in row if name != source)
+    names = dict.fromkeys(name for row in rows.values() for name in row if name != source)
     sets = []
     for name in names:
-        models = [label for label, row in have.items() if name in row]
-        x, y = [have[m][source] for m in models], [have[m][name] for m in models]
+        models = [label for label, row in rows.items() if name in row]
+        x, y = [rows[m][source] for m in models], [rows[m][name] for m in models]
         sets.append({"name": name, "models": models, "x": x, "y": y, **regression(x, y)})
     return {"source": source, "sets": sets}
 
 
-def _one(label: str, source: "Source | Book") -> Book:
+def _single_book(label: str, source: "Source | Book") -> Book:
     if isinstance(source, Mapping) and {"roles", "codes"} <= set(source):
         return dict(source)
-    books = codes_of(source)  # type: ignore[arg-type]
+    books = code_books(source)  # type: ignore[arg-type]
     if len(books) > 1:
-        raise DataError(f"{label} has {len(books)} code books ({books[0]['name']}, ...); pass one of codes_of(model)")
+        raise DataError(f"{label} has {len(books)} code books ({books[0]['name']}, ...); pass one of code_books(model)")
     return books[0]
 
 
@@ -154,7 +154,7 @@ def _cosine(x: Sequence[float], y: Sequence[float]) -> float | None:
 
 
 def _read(path: Path) -> nn.Module | Mapping[str, Tensor]:
-    """A saved model, or the weights of a checkpoint file or of the last one in a run's folder."""
+    """A saved model, or the weights of a checkpoint file or of the last checkpoint in a run's folder."""
     if (path / "model.json").exists():
         return load(path)
     file = path / "last.ckpt" if path.is_dir() else path

@@ -1,7 +1,7 @@
-"""What each factor of spatial attention attends to (Zhu et al. 2019, Eq. 2 and Figure 1), for one query of an image.
+"""Maps of each factor of spatial attention (Zhu et al. 2019, Eq. 2 and Figure 1), for one query of an image.
 
-A layer with `Factors` adds the logits of the terms that are on; here every term has a softmax of its own too. Logits
-are those of one query, in float64: nothing is as large as the pairs of tokens.
+A layer with `Factors` adds the logits of its enabled terms; here every term also has a softmax of its own. Only the
+logits of one query are computed, in float64, so memory is linear in the number of tokens.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from regard.mixers.factors.factors import FactorsOperator
 from regard.mixers.factors.forms import Tables
 from regard.mixers.factors.inputs import scale_of, strided_tokens
 
-from .layer_inputs import Call, calls, cells, undivided
+from .layer_inputs import Call, query_cells, recorded_calls, whole_image_calls
 
 ALL = "all"
-"""The name of the map of all terms together: that of the layer."""
+"""The name of the map of all terms together, as the layer uses it."""
 MEANING = {
     "E1": "query & key content",
     "E2": "query content & position",
@@ -32,11 +32,11 @@ MEANING = {
 
 @dataclass(frozen=True, kw_only=True)
 class TermMaps:
-    """One layer, seen from one cell.
+    """The terms of one layer for one query.
 
-    grid: of the queries; cell: (row, column) on it. keys: the grid of the keys, before a stride. logits: of "E1" to
-    "E4" as far as they are on, (heads, tokens of keys), with the scale. bias: added to their sum, (heads or 1, tokens):
-    -inf for keys that the query does not see (window, stride, mask), otherwise 0 or what the host adds.
+    grid: of the queries; cell: (row, column) of the query on it. keys: the grid of the keys, before a stride. logits:
+    scaled, of the enabled terms "E1" to "E4", (heads, tokens of keys). bias: added to their sum, (heads or 1, tokens):
+    -inf for keys that the query does not attend to (window, stride, mask), otherwise 0 or the host's bias.
     """
 
     layer: str
@@ -48,17 +48,17 @@ class TermMaps:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The terms that are on, and "all"."""
+        """The enabled terms, and "all"."""
         return (*self.logits, ALL)
 
     def weights(self, name: str) -> Float[Tensor, "H M"]:
-        """Softmax of one term alone over the keys that the query sees, or of all terms and the bias."""
+        """Softmax of one term alone over the keys that the query attends to, or of all terms and the bias."""
         if name == ALL:
             return softmax_rows(sum(self.logits.values(), start=self.bias))
         return softmax_rows(self.logits[name].masked_fill(self.bias == -torch.inf, -torch.inf))
 
     def map(self, name: str) -> Float[Tensor, "H h w"]:
-        """The weights on cells. A row may sum to less than 1: extra tokens are no cells."""
+        """The weights of the patch tokens on their grid. They may sum to less than 1: other tokens are left out."""
         weights = self.weights(name)[:, self.keys.span]
         return weights.unflatten(-1, (self.keys.height, self.keys.width))
 
@@ -66,31 +66,31 @@ class TermMaps:
 def term_maps(
     model: nn.Module, image: Float[Tensor, "C H W"], query: tuple[int, int] | None = None, *, layers: str = "*"
 ) -> list[TermMaps]:
-    """The maps of each term in the layers with `Factors`, from one cell of an image, in the order of the network.
+    """The maps of each term in the layers with `Factors`, for one query of an image, in the order of the network.
 
-    image: as the model expects it. query: (row, column) on the finest grid of these layers, by default the middle one;
-    a coarser layer looks from the cell below it. Where queries have a stride, the next cell up and to the left that
-    asks looks; the layer interpolates what these get. layers: a glob of names. Layers that see the image in parts
-    (windows of a Swin transformer) are left out.
+    image: as the model expects it. query: (row, column) on the finest grid of these layers, by default the middle
+    cell; in a coarser layer the query is the cell that contains it. Where queries have a stride, the next strided query
+    up and to the left is used, since the layer interpolates between these. layers: a glob of names. Layers that get the
+    image in parts (windows of a Swin transformer) are left out.
     Raises: UnsupportedError if no layer has `Factors` or none sees the whole image; ConfigError if no name matches;
     GridError for a query outside the grid.
     """
-    found = calls(model, image, FactorsOperator, "layer with Factors", layers)
-    whole = undivided(found, {name: len(call.args[2]) for name, call in found.items()})
-    places = cells({name: call.kwargs["grid"] for name, call in whole.items()}, query)
+    calls = recorded_calls(model, image, FactorsOperator, "layer with Factors", layers)
+    whole = whole_image_calls(calls, {name: len(call.args[2]) for name, call in calls.items()})
+    positions = query_cells({name: call.kwargs["grid"] for name, call in whole.items()}, query)
     with torch.no_grad():
-        return [_of_call(name, call, places[name]) for name, call in whole.items()]
+        return [_of_call(name, call, positions[name]) for name, call in whole.items()]
 
 
 def _of_call(name: str, call: Call, cell: tuple[int, int]) -> TermMaps:
     grid: Grid = call.kwargs["grid"]
-    asked = call.module.config.query_stride
-    cell = (cell[0] - cell[0] % asked, cell[1] - cell[1] % asked)
+    stride = call.module.config.query_stride
+    cell = (cell[0] - cell[0] % stride, cell[1] - cell[1] % stride)
     memory: Grid | None = call.kwargs.get("memory")
     mask: Mask | None = call.kwargs.get("mask")
     operator, keys = call.module, memory or grid
     logits = term_logits(operator, *call.args[:3], grid=grid, memory=memory, cell=cell)
-    bias = seen_keys(operator, grid, keys, cell, mask)
+    bias = key_bias(operator, grid, keys, cell, mask)
     return TermMaps(
         layer=name,
         grid=grid,
@@ -111,48 +111,48 @@ def term_logits(
     cell: tuple[int, int],
     memory: Grid | None = None,
 ) -> dict[str, Float[Tensor, "B H M"]]:
-    """The logits of the terms that are on from one cell to all keys, scaled, in float64.
+    """The scaled logits of the enabled terms for one query and all keys, in float64.
 
-    Keys are those before the operator's stride, which keeps some of them (`seen_keys`).
+    Keys are those before the operator's stride; `key_bias` excludes those that the stride skips.
     """
     keys, config = memory or grid, operator.config
-    on = dict(zip(("E1", "E2", "E3", "E4"), (flag == "1" for flag in config.terms), strict=True))
+    enabled = dict(zip(("E1", "E2", "E3", "E4"), (flag == "1" for flag in config.terms), strict=True))
     tables = operator.tables(grid, keys)
     scale = scale_of(config.scale, q, k, v, tables)
-    r = None if tables is None else _displaced(tables, keys, cell)
+    r = None if tables is None else _position_terms(tables, keys, cell)
     token = grid.prefix + cell[0] * grid.width + cell[1]
     own = None if q is None else q[:, :, token].double()
     content = None if k is None else k.double()
     u, t = (None if vector is None else vector.double() for vector in (operator.u, operator.t))
     logits: dict[str, Tensor] = {}
-    if on["E1"]:
+    if enabled["E1"]:
         logits["E1"] = torch.einsum("bhd,bhmd->bhm", cast(Tensor, own), cast(Tensor, content))
-    if on["E2"]:
+    if enabled["E2"]:
         logits["E2"] = torch.einsum("bhd,hmd->bhm", cast(Tensor, own), cast(Tensor, r))
-    if on["E3"]:
+    if enabled["E3"]:
         logits["E3"] = torch.einsum("hd,bhmd->bhm", cast(Tensor, u), cast(Tensor, content))
-    if on["E4"]:
+    if enabled["E4"]:
         logits["E4"] = torch.einsum("hd,hmd->hm", cast(Tensor, t), cast(Tensor, r)).expand(len(v), -1, -1)
     return {name: value * scale for name, value in logits.items()}
 
 
-def _displaced(tables: Tables, keys: Grid, cell: tuple[int, int]) -> Float[Tensor, "H M d"]:
-    """r of every key, zero for extra tokens; a key of the grid lies at its own row and column."""
+def _position_terms(tables: Tables, keys: Grid, cell: tuple[int, int]) -> Float[Tensor, "H M d"]:
+    """r, the embedded relative position of every key (zero for tokens outside the grid)."""
     x, y = tables
     r = x.new_zeros(x.shape[0], keys.tokens, x.shape[-1], dtype=torch.float64)
     columns = torch.arange(keys.width, device=x.device) - cell[1] + x.shape[1] // 2
-    on_cells = x[:, None, columns].double().expand(-1, keys.height, -1, -1)
+    on_grid = x[:, None, columns].double().expand(-1, keys.height, -1, -1)
     if y is not None:
         rows = torch.arange(keys.height, device=x.device) - cell[0] + y.shape[1] // 2
-        on_cells = on_cells + y[:, rows, None].double()
-    r[:, keys.span] = on_cells.flatten(1, 2)
+        on_grid = on_grid + y[:, rows, None].double()
+    r[:, keys.span] = on_grid.flatten(1, 2)
     return r
 
 
-def seen_keys(
+def key_bias(
     operator: FactorsOperator, grid: Grid, keys: Grid, cell: tuple[int, int], mask: Mask | None = None
 ) -> Float[Tensor, "#H M"]:
-    """What is added to the logits of one query of the first sample: -inf for a key that it does not see."""
+    """The bias of the logits of one query in the first sample: -inf for a key that it does not attend to."""
     device, window = operator.basis_x.device, operator.config.window
     bias = torch.zeros(1, keys.tokens, dtype=torch.float64, device=device)
     token = grid.prefix + cell[0] * grid.width + cell[1]

@@ -1,4 +1,4 @@
-"""What the layers of one kind were given in one forward pass of an image, and the cell of each that a query lies in."""
+"""The inputs of the layers of one kind in a forward pass of one image, and the grid cell of a query in each layer."""
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
-from regard.swapping.inspect import calls_of
-from regard.swapping.layer import CHILD
+from regard.swapping.inspect import layer_calls
+from regard.swapping.layer import MIXER_CHILD
 
 
 class Call(NamedTuple):
@@ -22,62 +22,65 @@ class Call(NamedTuple):
 
 
 def layers_of(model: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
-    """The modules of a kind by the name of their layer: what a port holds is named after the layer it stands for."""
+    """The modules of a class by the name of their layer; a module inside a port has the name of the port."""
     return {
-        f"{name}.".partition(f".{CHILD}.")[0].removesuffix("."): module
+        f"{name}.".partition(f".{MIXER_CHILD}.")[0].removesuffix("."): module
         for name, module in model.named_modules()
         if isinstance(module, kind)
     }
 
 
-def calls(
+def recorded_calls(
     model: nn.Module, image: Float[Tensor, "C H W"], kind: type[nn.Module], what: str, layers: str = "*"
 ) -> dict[str, Call]:
-    """One forward pass in evaluation mode: what each layer of a kind was called with, in the order of the network.
+    """The arguments of each layer of a class in one forward pass in evaluation mode, in the order of the network.
 
-    what: the kind in words, for messages. layers: a glob of names. The model is left as it was.
+    what: the name of such layers, for messages. layers: a glob of names. The model is not changed.
     Raises: UnsupportedError if the model has no such layer; ConfigError if none of them matches.
     """
-    there = layers_of(model, kind)
-    if not there:
+    present = layers_of(model, kind)
+    if not present:
         raise UnsupportedError(f"{type(model).__name__} has no {what}, so there is nothing of that kind to show")
-    chosen = {name: module for name, module in there.items() if fnmatchcase(name, layers)}
+    chosen = {name: module for name, module in present.items() if fnmatchcase(name, layers)}
     if not chosen:
-        raise ConfigError(f"no {what} matches {layers!r}; there are {', '.join(there)}")
-    return {name: Call(chosen[name], *call) for name, call in calls_of(model, chosen, image[None]).items()}
+        raise ConfigError(f"no {what} matches {layers!r}; there are {', '.join(present)}")
+    return {name: Call(chosen[name], *call) for name, call in layer_calls(model, chosen, image[None]).items()}
 
 
-def undivided(found: Mapping[str, Call], batches: Mapping[str, int]) -> dict[str, Call]:
-    """The calls that got the whole image as a batch of 1. Raises: UnsupportedError if none did."""
-    whole = {name: call for name, call in found.items() if batches[name] == 1}
+def whole_image_calls(calls: Mapping[str, Call], batches: Mapping[str, int]) -> dict[str, Call]:
+    """The calls whose input was the whole image, a batch of 1. Raises: UnsupportedError if there is none.
+
+    batches: layer -> the batch size of its input; windows of an image are a larger batch.
+    """
+    whole = {name: call for name, call in calls.items() if batches[name] == 1}
     if not whole:
-        raise UnsupportedError(f"these layers see the image in parts, not as a whole: {', '.join(found)}")
+        raise UnsupportedError(f"these layers see the image in parts, not as a whole: {', '.join(calls)}")
     return whole
 
 
-def cells(grids: Mapping[str, Grid], query: tuple[int, int] | None) -> dict[str, tuple[int, int]]:
-    """The (row, column) of each layer in which the centre of a cell lies.
+def query_cells(grids: Mapping[str, Grid], query: tuple[int, int] | None) -> dict[str, tuple[int, int]]:
+    """The (row, column) of each layer's grid cell that contains the centre of the query.
 
-    query: a cell of the finest of the grids, by default its middle one; other grids cover the same picture.
+    query: (row, column) on the finest of the grids, by default its middle cell; all grids cover the same picture.
     Raises: GridError if the query lies outside that grid.
     """
     if not grids:
         return {}
-    shown = finest(grids.values())
-    y, x = cell_of(shown, query)
+    finest = finest_grid(grids.values())
+    y, x = query_cell(finest, query)
     return {
-        name: ((2 * y + 1) * grid.height // (2 * shown.height), (2 * x + 1) * grid.width // (2 * shown.width))
+        name: ((2 * y + 1) * grid.height // (2 * finest.height), (2 * x + 1) * grid.width // (2 * finest.width))
         for name, grid in grids.items()
     }
 
 
-def finest(grids: Iterable[Grid]) -> Grid:
-    """The grid with the most cells, the first of equals."""
+def finest_grid(grids: Iterable[Grid]) -> Grid:
+    """The grid with the most cells; the first of them if several have as many."""
     return max(grids, key=lambda grid: grid.cells)
 
 
-def cell_of(grid: Grid, query: tuple[int, int] | None) -> tuple[int, int]:
-    """The (row, column) that is asked for, by default the middle. Raises: GridError if the grid does not have it."""
+def query_cell(grid: Grid, query: tuple[int, int] | None) -> tuple[int, int]:
+    """The (row, column) of a query, by default the middle cell. Raises: GridError if it lies outside the grid."""
     y, x = query if query is not None else (grid.height // 2, grid.width // 2)
     if not (0 <= y < grid.height and 0 <= x < grid.width):
         raise GridError(
@@ -86,14 +89,16 @@ def cell_of(grid: Grid, query: tuple[int, int] | None) -> tuple[int, int]:
     return y, x
 
 
-def equal_cells(weights: Float[Tensor, "*B n"]) -> Float[Tensor, "*B"]:
-    """Over how many cells weights are spread: exp of their entropy, n where all are equal, 1 where one has all."""
-    share = weights.double() / weights.double().sum(-1, keepdim=True).clamp_min(1e-300)
-    return torch.special.entr(share).sum(-1).exp()
+def effective_cells(weights: Float[Tensor, "*B n"]) -> Float[Tensor, "*B"]:
+    """The effective number of cells that weights cover: exp of their entropy, from 1 (one cell) to n (all equal)."""
+    normalised = weights.double() / weights.double().sum(-1, keepdim=True).clamp_min(1e-300)
+    return torch.special.entr(normalised).sum(-1).exp()
 
 
-def picked(values: Float[Tensor, "g ..."], part: str, kind: str) -> list[tuple[str, Tensor]]:
-    """(title, values) of what is asked of heads or groups: their "mean", "all" of them and the mean, or a number.
+def select_parts(values: Float[Tensor, "g ..."], part: str, kind: str) -> list[tuple[str, Tensor]]:
+    """(title, values) of the selected heads or groups: their "mean", the mean and "all" of them, or one number.
+
+    kind: "head" or "group", for titles.
 
     Raises: ConfigError for a number that does not exist.
     """

@@ -1,4 +1,4 @@
-"""Attention maps of a real picture: as data for a study's page, and drawn over the picture.
+"""Attention maps of a picture: as data for a study's page, and drawn over the picture.
 
 The pictures are scikit-learn's sample photographs (china.jpg by 白士 李, flower.jpg by dany13, both CC BY 2.0) and its
 handwritten digits (UCI, CC BY 4.0).
@@ -20,12 +20,12 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, UnsupportedError, nearest
-from regard.core.eval_mode import resting
-from regard.swapping.capture import capture, readable
+from regard.core.eval_mode import eval_mode
+from regard.swapping.capture import capture, with_regard_softmax
 from regard.swapping.layer import Port
-from regard.swapping.shared_state import swapped
+from regard.swapping.shared_state import swapped_layers
 
-from .layer_inputs import cell_of
+from .layer_inputs import query_cell
 
 SAMPLES = ("china", "flower")
 CREDITS = {
@@ -33,19 +33,19 @@ CREDITS = {
     "flower": "photograph flower.jpg by dany13, CC BY 2.0, from scikit-learn's sample images",
     "digit": "handwritten digit of scikit-learn's digits (UCI ML repository, CC BY 4.0)",
 }
-"""Where each sample picture comes from; printed wherever it is shown."""
+"""The source of each sample picture, printed wherever it is shown."""
 _LINE = 0.18
-"""Inches of a line of text."""
+"""Height of a line of text in inches."""
 WARNING = "untrained weights: these maps show the initialisation, not what a model has learned"
 
 
 def sample_image(
     size: int | tuple[int, int], grey: bool = False, name: str = "flower"
 ) -> UInt8[np.ndarray, "height width channels"]:
-    """A real picture of a size (height, width): a photograph with 3 channels, or with grey=True a digit with 1.
+    """A sample picture of a size (height, width): a photograph with 3 channels, or with grey=True a digit with 1.
 
-    The photograph is cut to the aspect ratio around its centre. The digit fills two thirds of the shorter side, but has
-    at least 8 pixels where they fit.
+    The photograph is cropped to the aspect ratio around its centre. The digit fills two thirds of the shorter side, and
+    has at least 8 pixels where they fit.
     Raises: ConfigError for an unknown photograph.
     """
     height, width = (size, size) if isinstance(size, int) else size
@@ -65,7 +65,7 @@ def sample_image(
     return np.asarray(ImageOps.fit(photograph, (width, height), method=Image.Resampling.BICUBIC))
 
 
-def attention_of(
+def attention_maps(
     model: nn.Module,
     image: Float[Tensor, "C H W"],
     query: tuple[int, int] | None = None,
@@ -75,36 +75,36 @@ def attention_of(
     layers: str = "*",
     credit: str = "",
 ) -> dict[str, Any]:
-    """Where every layer and head of a model looks from one cell of an image, as plain data (probes/maps.json).
+    """The attention weights of every layer and head of a model for one query of an image, as plain data (maps.json).
 
-    image: as the model expects it. query: (row, column) of the cell; by default the middle one. grid: of the tokens; by
-    default that of the model's patch embedding. picture: what is shown, by default the image stretched to 0..255.
-    credit: where the picture comes from, kept with the maps.
+    image: as the model expects it. query: (row, column) of the query's cell; by default the middle one. grid: of the
+    tokens; by default that of the model's patch embedding. picture: to show, by default the image stretched to 0..255.
+    credit: the source of the picture, stored with the maps.
     Returns image (base64 PNG), credit, grid, query, layers; each layer has its name, its heads and their mean as lists
     of height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
-    weights on extra tokens are left out too, so that a map may sum to less than 1.
+    so are weights on prefix and suffix tokens, so a map may sum to less than 1.
     Raises: GridError if the query lies outside the grid; UnsupportedError if the model's own attention is not softmax.
     """
-    grid = grid or grid_of(model)
-    y, x = cell_of(grid, query)
-    found = _forward(model, image, layers)
+    grid = grid or patch_grid(model)
+    y, x = query_cell(grid, query)
+    maps = _captured_maps(model, image, layers)
     token = grid.prefix + y * grid.width + x
     entries = []
-    for name, weights in found.items():
+    for name, weights in maps.items():
         if weights.shape[0] != 1 or tuple(weights.shape[-2:]) != (grid.tokens, grid.tokens):
             continue
         heads = weights[0, :, token, grid.span]  # (H, h*w)
         entries.append({"layer": name, "heads": _rounded(heads), "mean": _rounded(heads.mean(0))})
     shown = picture if picture is not None else _stretched(image)
     size = [grid.height, grid.width]
-    found_picture = {"image": base64.b64encode(png(shown)).decode(), "credit": credit}
-    return {**found_picture, "grid": size, "query": [y, x], "layers": entries}
+    encoded = base64.b64encode(png(shown)).decode()
+    return {"image": encoded, "credit": credit, "grid": size, "query": [y, x], "layers": entries}
 
 
-def grid_of(model: nn.Module) -> Grid:
+def patch_grid(model: nn.Module) -> Grid:
     """The grid of a model's tokens, from its patch embedding and its number of prefix tokens (timm's names).
 
-    Raises: UnsupportedError if the model has no single grid that could be read.
+    Raises: UnsupportedError if the model names no single grid.
     """
     embedding: Any = getattr(model, "patch_embed", None)
     size = getattr(embedding, "grid_size", None)
@@ -113,31 +113,31 @@ def grid_of(model: nn.Module) -> Grid:
     return Grid(int(size[0]), int(size[1]), int(getattr(model, "num_prefix_tokens", 0) or 0))
 
 
-def _forward(model: nn.Module, image: Tensor, layers: str) -> dict[str, Tensor]:
-    """The maps of one image in evaluation mode, for the layers that have any; the model is left as it was.
+def _captured_maps(model: nn.Module, image: Tensor, layers: str) -> dict[str, Tensor]:
+    """The maps of one image in evaluation mode, for the layers that have any; the model is not changed.
 
-    A model in which nothing was swapped is read through a copy with our softmax.
+    A model without swapped layers is read through a copy with Regard's softmax.
     Raises: UnsupportedError if that computes something else.
     """
     example = next(model.parameters())
     inputs = image[None].to(example.device, example.dtype)
-    swaps = any(isinstance(module, Port) for module in model.modules())
-    reader = model if swaps else readable(model, inputs, layers)
-    found: list[dict[str, Tensor]] = []
+    has_swaps = any(isinstance(module, Port) for module in model.modules())
+    reader = model if has_swaps else with_regard_softmax(model, inputs, layers)
+    captured: list[dict[str, Tensor]] = []
     try:
-        with resting(reader), ExitStack() as stack:
-            for name in swapped(reader, layers):
+        with eval_mode(reader), ExitStack() as stack:
+            for name in swapped_layers(reader, layers):
                 with suppress(UnsupportedError):
-                    found.append(stack.enter_context(capture(reader, name)))
-            if found:
+                    captured.append(stack.enter_context(capture(reader, name)))
+            if captured:
                 reader(inputs)
-    except UnsupportedError:  # an operator that finds out during the pass
+    except UnsupportedError:  # some operators know only during the pass
         return {}
-    return {name: weights for maps in found for name, weights in maps.items()}
+    return {name: weights for maps in captured for name, weights in maps.items()}
 
 
 def _rounded(weights: Tensor) -> list[Any]:
-    """Five decimals are more than a picture shows."""
+    """Nested lists rounded to five decimals, more than a picture shows."""
     return np.round(weights.double().cpu().numpy(), 5).tolist()
 
 
@@ -155,10 +155,10 @@ def png(picture: UInt8[np.ndarray, "height width channels"]) -> bytes:
 
 
 def draw(maps: Mapping[str, Any], title: str, *, trained: bool, head: str = "all") -> bytes:
-    """The maps of `attention_of` over their picture, a row of panels for each layer, as a PNG file.
+    """The maps of `attention_maps` over their picture, a row of panels for each layer, as a PNG file.
 
-    head: "all", "mean" or a number. Each panel is scaled to its own largest weight. Without trained weights the picture
-    says so; a credit stands below.
+    head: "all", "mean" or a number. Each panel is scaled to its own largest weight. Untrained weights are
+    mentioned in the picture, and the credit below it.
     Raises: UnsupportedError if there is no map; ConfigError for a head that does not exist.
     """
     if not maps["layers"]:
@@ -186,9 +186,9 @@ def figure(
     aspect: tuple[int, int] | None = None,
     side: float = 1.9,
 ) -> bytes:
-    """Rows of panels as a PNG file: a layer's name over the picture, then (title, what draws on the panel's axes).
+    """Rows of panels as a PNG file: a layer's name over the picture, then (title, function that draws on the axes).
 
-    trained: otherwise a warning stands below; note and credit stand there too. aspect: (height, width) of a panel, by
+    trained: if False, a warning is printed below, with note and credit. aspect: (height, width) of a panel, by
     default that of the picture. side: width of a panel in inches.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -196,19 +196,23 @@ def figure(
 
     across = 1 + max(len(panels) for _, panels in rows)
     height, width = aspect or picture.shape[:2]
-    credit = " ".join(word for word in credit.split() if word.isascii())  # the font has no other
-    head = wrap(title, int(11 * side * across))
-    foot = [] if trained else [(line, True) for line in wrap(WARNING, int(12 * side * across))]
+    credit = " ".join(word for word in credit.split() if word.isascii())  # the font has ASCII only
+    header = wrap(title, int(11 * side * across))
+    footer = [] if trained else [(line, True) for line in wrap(WARNING, int(12 * side * across))]
     for text in (note, f"picture: {credit}" if credit else ""):
-        foot += [(line, False) for line in wrap(text, int(15 * side * across))]
-    tall = 0.3 + _LINE * (len(head) + len(foot)) + (side * height / width + 0.36) * len(rows)
-    made = Figure(figsize=(side * across, tall), layout="constrained")
-    made.get_layout_engine().set(rect=(0, _LINE * len(foot) / tall, 1, 1 - _LINE * len(foot) / tall))  # type: ignore
-    made.suptitle("\n".join(head), x=0.01, ha="left", fontsize=11)
-    for place, (line, loud) in enumerate(reversed(foot)):
-        style = {"fontsize": 10, "color": "#b3261e", "weight": "bold"} if loud else {"fontsize": 8, "color": "#5f6368"}
-        made.text(0.01, (_LINE * place + 0.04) / tall, line, ha="left", va="bottom", **style)  # type: ignore[arg-type]
-    for (layer, panels), row in zip(rows, made.subplots(len(rows), across, squeeze=False), strict=True):
+        footer += [(line, False) for line in wrap(text, int(15 * side * across))]
+    total = 0.3 + _LINE * (len(header) + len(footer)) + (side * height / width + 0.36) * len(rows)
+    canvas = Figure(figsize=(side * across, total), layout="constrained")
+    canvas.get_layout_engine().set(rect=(0, _LINE * len(footer) / total, 1, 1 - _LINE * len(footer) / total))  # type: ignore
+    canvas.suptitle("\n".join(header), x=0.01, ha="left", fontsize=11)
+    for index, (line, is_warning) in enumerate(reversed(footer)):
+        style = (
+            {"fontsize": 10, "color": "#b3261e", "weight": "bold"}
+            if is_warning
+            else {"fontsize": 8, "color": "#5f6368"}
+        )
+        canvas.text(0.01, (_LINE * index + 0.04) / total, line, ha="left", va="bottom", **style)  # type: ignore[arg-type]
+    for (layer, panels), row in zip(rows, canvas.subplots(len(rows), across, squeeze=False), strict=True):
         for axes in row:
             axes.set_axis_off()
         row[0].imshow(picture)
@@ -216,14 +220,14 @@ def figure(
         for axes, (name, paint) in zip(row[1:], panels, strict=False):
             paint(axes)
             axes.set_title(name, fontsize=9, loc="left")
-    FigureCanvasAgg(made)
+    FigureCanvasAgg(canvas)
     out = io.BytesIO()
-    made.savefig(out, format="png", dpi=110, metadata={"Software": None})
+    canvas.savefig(out, format="png", dpi=110, metadata={"Software": None})
     return out.getvalue()
 
 
 def _panels(layer: Mapping[str, Any], head: str) -> list[tuple[str, list[float]]]:
-    """(title, weights) of the panels that are asked for."""
+    """(title, weights) of the selected panels. Raises: ConfigError for a head that does not exist."""
     heads = [(f"head {i}", weights) for i, weights in enumerate(layer["heads"])]
     if head == "mean":
         return [("mean", layer["mean"])]
@@ -254,12 +258,12 @@ def overlay(
 
 
 def darkened(picture: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "height width 3"]:
-    """In dark grey, so that amber stands out."""
+    """The picture in dark grey, so that amber is visible on it."""
     return (picture.mean(-1, keepdims=True).repeat(3, -1) * 0.62).astype(np.uint8)
 
 
 def amber(weights: np.ndarray) -> np.ndarray:
-    """RGBA (rows, columns, 4) with opacity = share of the largest weight."""
+    """Weights as RGBA (rows, columns, 4): amber, with opacity = share of the largest weight."""
     top = float(weights.max())
     share = weights / top if top > 0 and math.isfinite(top) else np.zeros_like(weights)
     colors = np.empty((*weights.shape, 4))

@@ -1,1 +1,1 @@
-"""The laboratory: runs, the store of results, studies and their statistics."""
+"""The laboratory: studies and analyses, their workers, tables and exports."""

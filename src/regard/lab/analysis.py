@@ -1,4 +1,4 @@
-"""Analysis: a table or figure that trains nothing. It is computed from costs, or read from the runs of a study."""
+"""Analysis: a table or figure without training, computed from costs or from the finished runs of a study."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, StoreError, nearest
 from regard.store.files import read_json, write_json
-from regard.store.layout import places
+from regard.store.layout import setting_names
 from regard.store.results import Results, check_version
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """How the page draws a sheet. x, y: columns; series: the column whose values are the lines, "" = one line.
+    """How the page draws a sheet. x, y: columns; series: the column whose values name the lines, "" = one line.
 
     kind: "line", "points" (with a regression line and r), "bars", or "heat" (x and y are the axes, value the colour).
-    logs: which axes are logarithmic, of "xy". mark: (x, y) of a point to mark in a heat map. outlines: words of its
-    legend and the (x, y) of the cells that a line goes round, orange for the first and blue for the second.
+    logs: the logarithmic axes, of "xy". mark: (x, y) of a cell to mark in a heat map. outlines: for each entry of its
+    legend, the (x, y) of the cells inside an outline, orange for the first and blue for the second.
     """
 
     x: str
@@ -38,7 +38,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """One table. published: names of columns that hold the paper's own numbers; verdict: the column that compares."""
+    """One table. published: names of the columns with the paper's own numbers."""
 
     title: str
     columns: tuple[str, ...]
@@ -51,20 +51,20 @@ class Sheet:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ConfigError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
-        wanted = () if self.chart is None else (self.chart.x, self.chart.y, self.chart.series, self.chart.value)
-        for name in (*wanted, *self.published):
+        charted = () if self.chart is None else (self.chart.x, self.chart.y, self.chart.series, self.chart.value)
+        for name in (*charted, *self.published):
             if name and name not in self.columns:
                 raise ConfigError(f"{self.title}: no column {name!r}; {nearest(name, self.columns)}")
 
     def column(self, name: str) -> list[Cell]:
         """The values of one column."""
-        place = self.columns.index(name)
-        return [row[place] for row in self.rows]
+        index = self.columns.index(name)
+        return [row[index] for row in self.rows]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A drawing. image: base64 of a PNG; layers: overlays (base64 PNGs with alpha) that are shown on top, by name."""
+    """A picture. image: base64 of a PNG; layers: overlays (base64 PNGs with alpha) by name."""
 
     title: str
     image: str
@@ -74,30 +74,30 @@ class Picture:
 
 @dataclass(frozen=True)
 class Source:
-    """What an analysis may read. scale: of the study that it draws on. read: the keys of the runs that were read."""
+    """The store that an analysis reads. scale: of the study. read: the keys of the runs that were read."""
 
     store: Results
     scale: str
     read: dict[str, None] = field(default_factory=dict)
 
     def run(self, key: str) -> "Run":
-        """A run of the store, which the result then names. Raises: StoreError."""
+        """A run of the store; the result of the analysis lists it. Raises: StoreError."""
         from regard.train.run import read_run
 
         self.read[key] = None
         return read_run(self.store, key)
 
     def outcome(self, key: str) -> dict[str, Any]:
-        """What a run of the store gave, {} before its end; the result then names the run. Raises: StoreError."""
+        """The outcome of a run, {} if it is not finished; the result of the analysis lists it. Raises: StoreError."""
         self.read[key] = None
         return self.store.outcome(key) or {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """A table or figure that trains nothing.
+    """A table or figure without training.
 
-    compute: makes the sheets and pictures. of: the study whose finished runs it reads, "" for none.
+    compute: returns the sheets and pictures. of: the study whose finished runs it reads, "" for none.
     """
 
     name: str
@@ -110,15 +110,17 @@ class Analysis:
 
 
 def analysis_path(results: Path | str, name: str, scale: str = "") -> Path:
-    """Where the result of an analysis lies. scale: of the study that it reads."""
+    """The path of an analysis's result. scale: of the study that it reads."""
     return Path(results) / "analyses" / (f"{name}-{scale}.json" if scale else f"{name}.json")
 
 
-def carry_out(analysis: Analysis, store: Results, scale: str = "desk") -> dict[str, Any]:
-    """Compute, keep and return the result as plain data.
+def run_analysis(analysis: Analysis, store: Results, scale: str = "desk") -> dict[str, Any]:
+    """Compute the result of an analysis, store it, and return it as plain data.
 
-    Raises: StoreError if the runs that it reads are missing; whatever the computation raises.
+    Raises: StoreError if the runs that it reads are missing; and what `compute` raises.
     """
+    import torch
+
     from regard.train.environment import code_version, environment
 
     source = Source(store, scale)
@@ -134,8 +136,8 @@ def carry_out(analysis: Analysis, store: Results, scale: str = "desk") -> dict[s
         "notes": list(analysis.notes),
         "sheets": [asdict(part) for part in parts if isinstance(part, Sheet)],
         "pictures": [asdict(part) for part in parts if isinstance(part, Picture)],
-        "runs": [_named(key, store.outcome(key) or {}) for key in source.read],
-        "environment": environment(_device(), ""),
+        "runs": [_run_record(key, store.outcome(key) or {}) for key in source.read],
+        "environment": environment(torch.device("cpu"), ""),
         "code": code_version(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -143,26 +145,20 @@ def carry_out(analysis: Analysis, store: Results, scale: str = "desk") -> dict[s
     return value
 
 
-def _named(key: str, outcome: dict[str, Any]) -> dict[str, Any]:
-    """Which run it was, on which data."""
-    known = {name: outcome.get(name) for name in ("study", "row", "seed", "code")}
+def _run_record(key: str, outcome: dict[str, Any]) -> dict[str, Any]:
+    """A run that an analysis has read, and its data."""
+    fields = {name: outcome.get(name) for name in ("study", "row", "seed", "code")}
     data = outcome.get("data") or {}
-    return {"key": key, **known, "data": data.get("name"), "checksum": data.get("checksum")}
-
-
-def _device() -> Any:
-    import torch
-
-    return torch.device("cpu")
+    return {"key": key, **fields, "data": data.get("name"), "checksum": data.get("checksum")}
 
 
 def load_analysis(path: Path | str) -> dict[str, Any]:
-    """A kept result. Raises: StoreError if it is missing (with what there is), damaged or of another version."""
+    """A stored result. Raises: StoreError if it is missing (with a list of scales), damaged or of another version."""
     path = Path(path)
     if not path.exists():
         results, (name, _, scale) = path.parents[1], path.stem.partition("-")
-        kept = ", ".join(f"--scale {place}" for place in places(results, name, "analyses"))
-        hint = f"kept are {kept}" if kept else "`regard study run` computes it"
+        scales = ", ".join(f"--scale {setting}" for setting in setting_names(results, name, "analyses"))
+        hint = f"there are results with {scales}" if scales else "`regard study run` computes it"
         raise StoreError(f"no result of {name}{f' at {scale} scale' if scale else ''} in {results}; {hint}")
     value: dict[str, Any] = read_json(path)
     check_version(path, value)
@@ -170,12 +166,12 @@ def load_analysis(path: Path | str) -> dict[str, Any]:
 
 
 def analyses(results: Path | str) -> list[Path]:
-    """The kept results of a store, by name."""
+    """The files of a store's analysis results, by name."""
     return sorted((Path(results) / "analyses").glob("*.json"))
 
 
 def markdown(value: Mapping[str, Any]) -> str:
-    """Title, question, sheets and notes as Markdown; value as `carry_out` gives it."""
+    """Title, question, sheets and notes as Markdown; value: as `run_analysis` returns it."""
     lines = [f"# {value['title']}", "", f"{value['question']} (Source: {value['source']}.)"]
     for sheet in value["sheets"]:
         lines += ["", f"## {sheet['title']}", ""] + ([sheet["note"], ""] if sheet["note"] else [])
@@ -186,16 +182,16 @@ def markdown(value: Mapping[str, Any]) -> str:
 
 
 def _line(cells: Sequence[Cell]) -> str:
-    return "| " + " | ".join(_said(cell).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(_text(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def _said(cell: Cell) -> str:
-    """A cell for a reader; exact numbers are in the CSV and the JSON."""
+def _text(cell: Cell) -> str:
+    """A cell with four significant figures; CSV and JSON have the exact numbers."""
     return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) and abs(cell) < 1e4 else str(cell)
 
 
-def separated(value: Mapping[str, Any]) -> str:
-    """The sheets as CSV, one below the other, with the sheet's title in the first column."""
+def csv_text(value: Mapping[str, Any]) -> str:
+    """The sheets as CSV, one after the other, with the sheet's title in the first column."""
     import csv
     import io
 
@@ -208,7 +204,7 @@ def separated(value: Mapping[str, Any]) -> str:
 
 
 def trained_runs(source: Source, study: str, rows: str = "*") -> "list[tuple[str, int, str]]":
-    """(row, seed, key) of a study's finished runs in the store, in the order of its rows.
+    """(row, seed, key) of a study's finished runs in the store, in the order of the snapshot. rows: a glob of labels.
 
     Raises: StoreError if there are none.
     """
@@ -217,14 +213,17 @@ def trained_runs(source: Source, study: str, rows: str = "*") -> "list[tuple[str
     from .table import load_snapshot
 
     snapshot = load_snapshot(source.store.root, study, source.scale)
-    found = [(run["row"], int(run["seed"]), run["key"]) for run in snapshot["runs"]]
-    done = [one for one in found if fnmatchcase(one[0], rows) and source.store.status(one[2]) == "done"]
-    if not done:
+    runs = [
+        (run["row"], int(run["seed"]), run["key"])
+        for run in snapshot["runs"]
+        if fnmatchcase(run["row"], rows) and source.store.status(run["key"]) == "done"
+    ]
+    if not runs:
         raise StoreError(
             f"no finished run of {study} ({source.scale} scale) in {source.store.root}; "
             f"regard study run {study} --scale {source.scale}"
         )
-    return done
+    return runs
 
 
 __all__ = [
@@ -235,9 +234,9 @@ __all__ = [
     "Source",
     "analyses",
     "analysis_path",
-    "carry_out",
+    "csv_text",
+    "run_analysis",
     "load_analysis",
     "markdown",
-    "separated",
     "trained_runs",
 ]

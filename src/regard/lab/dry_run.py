@@ -1,4 +1,4 @@
-"""The dry run of a setting: every row is built and takes one step on random images, and its counts are compared."""
+"""The dry run of a setting: every row is built and trained for one step, and its counts are compared with the paper."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from regard.core import ConfigError
 from regard.swapping.count import count_macs
-from regard.swapping.inspect import channels_of
+from regard.swapping.inspect import input_channels
 from regard.tasks.data.catalog import classes_and_channels
 
 if TYPE_CHECKING:
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DryRow:
-    """What a row is on this machine. loss: of the one step. params_verdict: equal or differs, against the exact integer
-    that follows from the model; "near" or "differs" (more than 2 %) against the rounded published number; "" without
-    either. error: why the row could not be built.
+    """Parameters and MACs of a row, counted here and published. loss: of the one step.
+
+    The verdicts: "equal" or "differs" from the exact integer of the reference files; else "near" or "differs" (more
+    than 2 %) from the rounded published number; "" without either. error: why the row could not be built.
     """
 
     label: str
@@ -40,7 +41,7 @@ class DryRow:
 def dry_run(study: "Study", scale: str, rows: str = "*", classes: int = 0) -> list[DryRow]:
     """Build every row of a scale and train one step on two random images of the right size.
 
-    classes: outputs of the host; 0 = what the task says, else those of the named set, else 1000.
+    classes: outputs of the host; 0 = the task's number, else that of the named data set, else 1000.
     Raises: ConfigError for an unknown scale or row.
     """
     setting = study.setting(scale)
@@ -48,14 +49,14 @@ def dry_run(study: "Study", scale: str, rows: str = "*", classes: int = 0) -> li
 
 
 def compare(ours: int | None, exact: int | None, paper: int | float | None) -> str:
-    """The verdict on a count."""
+    """The verdict on a count, as in `DryRow`."""
     if ours is None:
         return ""
     if exact is not None:
         return "equal" if ours == exact else f"differs by {ours - exact:+,}"
     if paper:
-        off = ours / paper - 1
-        return "near" if abs(off) <= 0.02 else f"differs by {off:+.1%}"
+        change = ours / paper - 1
+        return "near" if abs(change) <= 0.02 else f"differs by {change:+.1%}"
     return ""
 
 
@@ -63,7 +64,7 @@ def _dry_row(row: "Row", setting: "Setting", classes: int) -> DryRow:
     params, macs, loss, error = None, None, None, ""
     try:
         params, macs, loss = _step(row, setting, classes)
-    except Exception as failure:  # whatever a host raises: the other rows are still compared
+    except Exception as failure:  # hosts raise various errors; the other rows are still compared
         error = f"{type(failure).__name__}: {failure}"
     return DryRow(
         label=row.label, params=params, params_paper=row.paper.get("params"), params_exact=row.exact.get("params"),
@@ -74,13 +75,13 @@ def _dry_row(row: "Row", setting: "Setting", classes: int) -> DryRow:
 
 
 def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float]:
-    """(parameters, MACs of one image, loss) of a row; no data are read."""
+    """(parameters, MACs of one image, loss) of a row, on random images; no data are read."""
     task = setting.task_of(row)
-    known, channels = outputs_and_channels(task)
-    outputs = classes or known
+    default, channels = outputs_and_channels(task)
+    outputs = classes or default
     torch.manual_seed(0)
     model = task.built(row.mixer, outputs, channels, row.removed, pretrained=False)
-    images = torch.randn(2, channels_of(model), *task.size)
+    images = torch.randn(2, input_channels(model), *task.size)
     params = sum(parameter.numel() for parameter in model.parameters())
     macs = count_macs(model, images[:1])
     model.train()
@@ -94,6 +95,6 @@ def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float
 
 
 def outputs_and_channels(task: "Task") -> tuple[int, int]:
-    """Classes and channels of a task without reading its data: what the task says, else those of the named set."""
-    known, channels = classes_and_channels(task.data)
-    return int(getattr(task, "classes", 0)) or known, channels
+    """Classes and channels of a task without reading its data: the task's field, else those of the named data set."""
+    classes, channels = classes_and_channels(task.data)
+    return int(getattr(task, "classes", 0)) or classes, channels

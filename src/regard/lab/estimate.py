@@ -1,13 +1,15 @@
-"""How long a study will take on this machine: a few training steps of each different row, on random images.
+"""The estimated duration of a study on this machine, from a few training steps of each row on random images.
 
-What was timed is kept in estimates.json of the results folder, by machine; runs that are finished know better.
+Measured times are stored by machine in estimates.json of the results folder; the times of finished runs come first.
 """
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.core import RegardError, UnsupportedError
-from regard.mixers.shared.native_build import native_wanted, processor
+from regard.mixers.shared.native_build import native_enabled, processor_name
 from regard.store.files import read_json, write_json
 from regard.store.results import Results
 from regard.tasks.classification import Classification
@@ -36,59 +38,61 @@ if TYPE_CHECKING:
     from .study import Study
 
 SECONDS, STEPS = 2.0, 5
-"""A row is timed for so many seconds, but not for more steps, after one step that is not counted."""
+"""A row is timed for so many seconds, but at most so many steps, after one step that is not counted."""
 _SIZES = {"digits": (898, 899), "digits-canvas": (898, 1798), "imagenet": (1_281_167, 50_000)}
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one training step, and of evaluating one image."""
+    """Seconds of one training step, and of the evaluation of one image."""
 
     step: float
     image: float
 
 
 def estimate(
-    study: "Study", scale: str, store: Results, workers: int, tell: Callable[[str], None] | None = None
+    study: "Study", scale: str, store: Results, workers: int, report: Callable[[str], None] | None = None
 ) -> dict[str, float]:
-    """Seconds of one run of each row, as this machine suggests; rows that cannot be built or counted are left out.
+    """Estimated seconds of one run of each row on this machine; rows that cannot be built or timed are left out.
 
-    workers: runs side by side, which share the cores. tell: called with the label of each row that is timed.
+    workers: runs at the same time, which divide the cores. report: called with the label of each row that is timed.
     """
-    path, here = store.root / "estimates.json", machine(workers)
-    kept = read_json(path) if path.exists() else {}
-    known: dict[str, dict[str, float]] = dict(kept.get(here) or {})
-    before = len(known)
-    found = {}
+    path, name = store.root / "estimates.json", machine(workers)
+    machines = read_json(path) if path.exists() else {}
+    speeds: dict[str, dict[str, float]] = dict(machines.get(name) or {})
+    stored = len(speeds)
+    seconds = {}
     seed = study.setting(scale).numbers[0]
     for row in study.rows(scale):
         run = study.run(scale, row, seed)
         try:
             images = _images(run)
-            if run.key not in known:
-                if tell is not None:
-                    tell(row.label)
+            if run.key not in speeds:
+                if report is not None:
+                    report(row.label)
                 with threads(workers):
                     speed = measure(run)
-                known[run.key] = {"step": speed.step, "image": speed.image}
+                speeds[run.key] = {"step": speed.step, "image": speed.image}
         except (RegardError, RuntimeError):
             continue
-        found[row.label] = _seconds(run, Speed(**known[run.key]), *images)
-    if len(known) > before:
-        write_json(path, {**kept, here: known})
-    return found
+        seconds[row.label] = _seconds(run, Speed(**speeds[run.key]), *images)
+    if len(speeds) > stored:
+        write_json(path, {**machines, name: speeds})
+    return seconds
 
 
 def machine(workers: int) -> str:
-    """What times depend on besides the run: processor, cores, threads of a run, torch, and our compiled kernels."""
-    kernels = ", compiled kernels" if native_wanted() else ""
-    return f"{processor('model name')}, {_cores()} cores, {_share(workers)} a run, torch {torch.__version__}{kernels}"
+    """What times depend on besides the run: processor, cores, threads of a run, torch, Regard's compiled kernels."""
+    kernels = ", compiled kernels" if native_enabled() else ""
+    return (
+        f"{processor_name('model name')}, {_cores()} cores, {_share(workers)} a run, torch {torch.__version__}{kernels}"
+    )
 
 
 def measure(run: "Run") -> Speed:
-    """Time training steps and an evaluation of a run's network on random images; no data are read.
+    """Time training steps and the evaluation of a run's model on random images; no data are read.
 
-    Raises: UnsupportedError for another task than classification; ConfigError if the host cannot be built.
+    Raises: UnsupportedError for tasks other than classification; ConfigError if the host cannot be built.
     """
     if not isinstance(run.task, Classification):
         raise UnsupportedError(f"only classification can be timed on random images, not {type(run.task).__name__}")
@@ -101,18 +105,18 @@ def measure(run: "Run") -> Speed:
         with torch.inference_mode(), mixed("cpu", run.recipe.precision):
             images, _ = next(batches)
             model.eval()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             model(images)
-            return Speed(step, (time.perf_counter() - begun) / len(images))
+            return Speed(step, (time.perf_counter() - start) / len(images))
 
 
 def _steps(run: "Run", model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """The median of a few optimiser steps, with augmentation."""
+    """The median seconds of a few optimizer steps, with augmentation."""
     model.train()
     optimizer = make_optimizer(model, run.recipe)
-    taken: list[float] = []
-    while len(taken) <= STEPS and sum(taken) < SECONDS or len(taken) < 2:
-        begun = time.perf_counter()
+    seconds: list[float] = []
+    while len(seconds) <= STEPS and sum(seconds) < SECONDS or len(seconds) < 2:
+        start = time.perf_counter()
         for _ in range(run.recipe.accumulate):
             images, labels = next(batches)
             with mixed("cpu", run.recipe.precision):
@@ -122,12 +126,12 @@ def _steps(run: "Run", model: nn.Module, batches: Iterator[tuple[torch.Tensor, t
             nn.utils.clip_grad_norm_(model.parameters(), run.recipe.clip)
         optimizer.step()
         optimizer.zero_grad()
-        taken.append(time.perf_counter() - begun)
-    return float(np.median(taken[1:]))
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds[1:]))
 
 
 def _random(run: "Run", channels: int, outputs: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of noise, augmented as the recipe says (what works image by image is left out)."""
+    """Batches of noise with the recipe's augmentation, except transforms of single images (`by_image`)."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (run.recipe.batch, *run.task.size, channels), dtype=np.uint8)
     images = Images(pixels, rng.integers(0, outputs, run.recipe.batch))
@@ -137,21 +141,21 @@ def _random(run: "Run", channels: int, outputs: int) -> Iterator[tuple[torch.Ten
     feed = Batches(images, run.task.size, run.recipe.batch, run.recipe.augment, 0)
     step = 0
     while True:
-        made, labels = feed[step]
-        yield made.float() / 255, labels
+        augmented, labels = feed[step]
+        yield augmented.float() / 255, labels
         step += 1
 
 
 def _images(run: "Run") -> tuple[int, int]:
-    """(training, test) images, from what is known of named sets, else from the data. Raises: DataError."""
+    """Numbers of (training, test) images, from the catalog for named sets, else from the data. Raises: DataError."""
     task: Any = run.task
     if task.data in PARQUET:
         train, test = PARQUET[task.data].used, PARQUET[task.data].rows[1]
     elif task.data in _SIZES:
         train, test = _SIZES[task.data]
     else:
-        about = task.record()
-        return about["train"], about["test"]
+        record = task.record()
+        return record["train"], record["test"]
     limit = getattr(task, "limit", 0) or max(train, test)
     return min(train, limit), min(test, limit)
 
@@ -174,7 +178,7 @@ def _share(workers: int) -> int:
 
 @contextmanager
 def threads(workers: int) -> Iterator[None]:
-    """As many threads as a run has beside its neighbours."""
+    """Set the number of threads that one of `workers` runs has, for the duration of the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(_share(workers), int(os.environ.get("OMP_NUM_THREADS") or _share(workers))))
     try:
@@ -183,27 +187,26 @@ def threads(workers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def hours(study: "Study", scale: str, store: Results, guess: dict[str, float], workers: int) -> tuple[float, float]:
-    """(hours of the whole study, hours to go), from finished runs where there are any, else from `guess` by row.
+def hours(study: "Study", scale: str, store: Results, estimates: dict[str, float], workers: int) -> tuple[float, float]:
+    """(hours of the whole study, hours of its missing runs), from finished runs, else from `estimates` by row.
 
-    A row without either is taken as the mean of the others.
+    A row without either counts as the mean of the others.
     """
-    known = {label: list[float]() for label in (row.label for row in study.rows(scale))}
-    left = dict.fromkeys(known, 0)
-    number = dict.fromkeys(known, 0)
+    finished = {row.label: list[float]() for row in study.rows(scale)}
+    missing, planned = Counter[str](), Counter[str]()
     for row, run in study.runs(scale):
-        number[row.label] += 1
+        planned[row.label] += 1
         outcome = store.outcome(run.key)
         if outcome is None:
-            left[row.label] += 1
+            missing[row.label] += 1
         elif isinstance(outcome.get("seconds"), int | float):
-            known[row.label].append(float(outcome["seconds"]))
-    typical = {label: sum(own) / len(own) if own else guess.get(label) for label, own in known.items()}
-    values = [value for value in typical.values() if value is not None]
-    mean = sum(values) / len(values) if values else 0.0
+            finished[row.label].append(float(outcome["seconds"]))
+    seconds = {label: fmean(times) for label, times in finished.items() if times}
+    seconds = {label: value for label, value in estimates.items() if label in finished} | seconds
+    mean = fmean(seconds.values()) if seconds else 0.0
     per_hour = max(workers, 1) * 3600
-    whole, to_go = (
-        sum(count[label] * (mean if typical[label] is None else typical[label] or 0.0) for label in known) / per_hour
-        for count in (number, left)
+    total, left = (
+        sum(number * seconds.get(label, mean) for label, number in runs.items()) / per_hour
+        for runs in (planned, missing)
     )
-    return whole, to_go
+    return total, left

@@ -1,4 +1,4 @@
-"""Carrying a study out: what is missing is run by workers, and a snapshot stands beside the results."""
+"""Running a study: workers execute the missing runs, and a snapshot of the study is written beside the results."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -26,79 +26,70 @@ def run_study(
     compile: bool = False,
     watch: Callable[[Event], None] | None = None,
 ) -> dict[str, int]:
-    """Carry out what is missing, and return the number of runs by state: done, failed, stopped, died, busy.
+    """Execute the missing runs of a study, and return the number of runs by state (`STATES`).
 
-    workers: processes, by default one a GPU, or a core where there is none; 0 runs in this process. devices: GPUs that
-    share each batch of a run.
-    compile: train through `torch.compile`.
-    Failed runs are repeated only with `retry`, finished ones only with `fresh`; so are those that a run needs (its
-    start, its teacher) and that are no rows. A snapshot is written first, so tables and reports can be drawn from the
-    store at any time. stopped: something around the run was wrong, such as a full disk; died: a worker was killed; both
-    go on at the next start.
-    Raises: ConfigError, before anything is written, if a run cannot use so many devices; StoreError; KeyboardInterrupt
-    after the workers have stopped.
+    rows, seeds: as in `Study.runs`. workers: number of processes, by default one for each GPU, or for each core without
+    GPUs; 0 = this process. devices: GPUs that divide each batch of a run. compile: train with `torch.compile`.
+    retry: repeat failed runs; fresh: repeat finished runs too. Both also apply to the runs that a row needs (its start,
+    its teacher). watch: called with each `Event`.
+    The snapshot is written first, so that tables and reports can be made from the store at any time. Stopped and died
+    runs continue when the study is run again.
+    Raises: DeviceError, before anything is written, if a run cannot use so many devices; ConfigError; StoreError;
+    KeyboardInterrupt after the workers have stopped.
     """
-
     plan = study.runs(scale, rows, seeds)
     for _, run in plan:
-        for one in (run, *needs(run)):
-            check_devices(devices, one.recipe.batch, "auto")
+        for needed in (run, *needs(run)):
+            check_devices(devices, needed.recipe.batch, "auto")
     write_snapshot(study, scale, store, seeds, rows)
     progress = Progress(watch or (lambda event: None))
+    if retry or fresh:
+        _reset([run for _, run in plan], store, fresh)
     jobs = []
-    pictured = min(run.seed for _, run in plan)
-    seen: set[str] = set()
+    first_seed = min(run.seed for _, run in plan)
+    setting = study.setting_name(scale)
     for row, run in plan:
-        _repeat(run, store, retry, fresh, seen)
         status = store.status(run.key)
         if status in ("done", "failed"):
-            progress.found(status, row.label, store.outcome(run.key))
+            progress.add_finished(status, row.label, store.outcome(run.key))
         else:
-            jobs.append(
-                Job(
-                    run,
-                    study.name,
-                    study.place(scale),
-                    row.label,
-                    run.seed,
-                    run.recipe.trained_epochs,
-                    run.seed == pictured,
-                    compile,
-                )
-            )
+            epochs, probes = run.recipe.trained_epochs, run.seed == first_seed
+            jobs.append(Job(run, study.name, setting, row.label, run.seed, epochs, probes, compile))
     return run_all(_in_order(jobs, store), store, workers, progress, devices)
 
 
 def _in_order(jobs: Sequence[Job], store: Results) -> list[Job]:
-    """Those first that need a missing run which none before them needs: workers then do not wait for one another."""
+    """First the jobs that need a missing run, one for each such run: so workers do not wait for the same run."""
     first: list[Job] = []
     rest: list[Job] = []
-    seen: set[str] = set()
+    needed_before: set[str] = set()
     for job in jobs:
-        needed = {one.key for one in needs(job.run)} - seen
-        (first if any(store.status(key) != "done" for key in needed) else rest).append(job)
-        seen |= needed
+        keys = {run.key for run in needs(job.run)} - needed_before
+        (first if any(store.status(key) != "done" for key in keys) else rest).append(job)
+        needed_before |= keys
     return first + rest
 
 
 def needs(run: Run) -> Iterator[Run]:
-    """The runs that a run needs, each followed by those that it needs itself."""
-    for other in run.needs():
-        yield other
-        yield from needs(other)
+    """The runs that a run needs, directly or through another run."""
+    for needed in run.needs():
+        yield needed
+        yield from needs(needed)
 
 
-def _repeat(run: Run, store: Results, retry: bool, fresh: bool, seen: set[str]) -> None:
-    """Reopen or forget a run that is to be repeated, and with it what it needs: each key once."""
-    status = store.status(run.key)
-    if status == "running" or (status == "done" and not fresh):
-        return
-    for one in (run, *needs(run)):
-        if one.key in seen:
+def _reset(runs: Sequence[Run], store: Results, fresh: bool) -> None:
+    """Reopen failed runs, or with `fresh` delete all runs that have ended; also the runs that these need, each once."""
+    keys: set[str] = set()
+    for run in runs:
+        status = store.status(run.key)
+        if status == "running" or (status == "done" and not fresh):
             continue
-        seen.add(one.key)
-        status = store.status(one.key)
-        if fresh and status not in ("new", "running"):
-            store.forget(one.key)
-        elif retry and status == "failed":
-            store.reopen(one.key)
+        for needed in (run, *needs(run)):
+            if needed.key in keys:
+                continue
+            keys.add(needed.key)
+            status = store.status(needed.key)
+            if fresh and status not in ("new", "running"):
+                store.forget(needed.key)
+            elif not fresh and status == "failed":
+                store.reopen(needed.key)

@@ -1,4 +1,4 @@
-"""The snapshot of a study: what reports and tables need to know of it, written beside its results."""
+"""The snapshot of a study at one scale, written beside its results: all that tables and reports need of the study."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 def write_snapshot(
     study: "Study", scale: str, store: Results, seeds: int | None = None, rows: str = "*"
 ) -> dict[str, Any]:
-    """Write and return the snapshot of one scale. Runs of an earlier one with the same rows, such as further seeds,
-    stay listed; so do counts that a dry run has filled in.
+    """Write and return the snapshot of one scale.
 
-    seeds: their number instead of the setting's. rows: those of which seeds beyond the setting's are listed; all rows
-    are listed with the others, since a table without some of them is not complete.
-
+    Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change; so do counts of a dry
+    run. seeds: their number instead of the setting's. rows: the rows for which seeds beyond the setting's are listed;
+    the setting's own seeds are listed for all rows, since a table needs all of them.
     Raises: ConfigError, StoreError.
     """
     setting = study.setting(scale)
@@ -49,21 +48,21 @@ def write_snapshot(
         "claims": [asdict(claim) for claim in study.claims],
         "runs": [{"key": run.key, "row": row.label, "seed": run.seed} for row, run in runs],
     }
-    path = snapshot_path(store.root, study.name, study.place(scale))
+    path = snapshot_path(store.root, study.name, study.setting_name(scale))
     if path.exists():
-        _keep(value, load_snapshot(store.root, study.name, study.place(scale)))
+        _add_earlier(value, load_snapshot(store.root, study.name, study.setting_name(scale)))
     write_json(path, value)
     return value
 
 
 def _planned(study: "Study", scale: str, seeds: int | None, rows: str) -> list[tuple["Row", "Run"]]:
-    own = study.setting(scale).numbers
-    every = study.runs(scale, seeds=None if seeds is None else min(seeds, len(own)))
-    return [*every, *(pair for pair in study.runs(scale, rows, seeds) if pair[1].seed not in own)]
+    own_seeds = study.setting(scale).numbers
+    runs = study.runs(scale, seeds=None if seeds is None else min(seeds, len(own_seeds)))
+    return [*runs, *(pair for pair in study.runs(scale, rows, seeds) if pair[1].seed not in own_seeds)]
 
 
 def data_record(setting: "Setting") -> dict[str, Any]:
-    """Name, checksum and sizes of the data. Raises: DataError if the data are not there."""
+    """Name, checksum and sizes of the data. Raises: DataError if the data are missing."""
     return dict(setting.task.record())
 
 
@@ -87,15 +86,15 @@ def describe(row: "Row", setting: "Setting") -> dict[str, Any]:
 def _card(row: "Row") -> dict[str, Any] | None:
     if row.mixer is None:
         return None
-    plain = asdict(row.mixer.card)
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in plain.items()}
+    fields = asdict(row.mixer.card)
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in fields.items()}
 
 
-def _keep(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
-    """What an earlier snapshot of the same task knows more: further runs of rows that did not change, and counts."""
-    before, same = {row["label"]: row for row in earlier["rows"]}, same_rows(value, earlier)
+def _add_earlier(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
+    """Add the counts and the further runs of an earlier snapshot, for rows that did not change."""
+    earlier_rows, same = {row["label"]: row for row in earlier["rows"]}, same_rows(value, earlier)
     for row in value["rows"]:
         if row["label"] in same:
             for name in ("parameters", "macs"):
-                row[name] = before[row["label"]].get(name)
+                row[name] = earlier_rows[row["label"]].get(name)
     value["runs"] += further_runs(value, earlier)

@@ -1,4 +1,4 @@
-"""Study: the rows, scales and claims of one table or figure, as data, and how its runs are carried out."""
+"""Study: the rows, scales and claims of one table or figure, as data."""
 
 import fnmatch
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from regard.core import ConfigError, nearest
+from regard.core import ConfigError, Extra, nearest
 from regard.store.layout import slug
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ SCALES: tuple[Scale, ...] = ("smoke", "desk", "paper")
 class Row:
     """One line of a table: a mechanism (None: the host's own attention) in a host.
 
-    host: replaces the host of the setting's task. control: belongs to the gate, not to the comparison. removed: with
-    mixer=None, attention is taken out ("w/o"). paper: published numbers by metric, such as {"params": 5.7e6,
-    "top1": 72.2}. exact: integers that follow from the reference files, {"params": 5717416}. notes: sentences under the
-    table. recipe, task: fields of the setting's recipe and task that this row changes. start: a row, in the table or
-    not, whose trained network (same seed) this one starts from. teacher: one that it learns from (hard distillation),
-    or the spelling of a pretrained host.
+    host: replaces the host of the setting's task. control: a row for the gate, which is not compared with the others.
+    removed: with mixer=None, attention is removed ("w/o"). paper: published numbers by metric, such as {"params":
+    5.7e6, "top1": 72.2}. exact: integers that follow from the reference files, {"params": 5717416}. notes: sentences
+    below the table. recipe, task: fields of the setting's recipe and task that this row changes. start: a row, in the
+    table or not, whose trained weights (same seed) are this row's initial weights. teacher: a row that teaches this one
+    (hard distillation), or the spelling of a pretrained host.
     """
 
     label: str
@@ -47,14 +47,16 @@ class Row:
 
     def __post_init__(self) -> None:
         if self.removed and self.mixer is not None:
-            raise ConfigError(f"row {self.label!r}: removed=True goes with mixer=None, not with a mechanism")
+            raise ConfigError(f"row {self.label!r}: removed=True needs mixer=None, not a mechanism")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Row a lies above row b in a metric. within: instead, they differ by at most so much. by: at paper scale, a lies
-    at least so much above b (smaller scales judge the direction alone). than: two rows; a lies further above b than the
-    first of them above the second."""
+    """A claim: row a is higher than row b in a metric.
+
+    within: instead, a and b differ by at most so much. by: at paper scale, a is at least so much higher than b (smaller
+    scales judge the direction only). than: two rows; a - b is larger than the first minus the second of them.
+    """
 
     a: str
     b: str
@@ -65,7 +67,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.than is not None and not (isinstance(self.than, tuple) and len(self.than) == 2):
-            raise ConfigError(f"than= is the labels of two rows, not {self.than!r}")
+            raise ConfigError(f"than= has the labels of two rows, not {self.than!r}")
         if self.than is not None and (self.within is not None or self.by is not None):
             raise ConfigError("a claim with than= has no within= and no by=")
         if self.within is not None and (self.by is not None or self.within <= 0):
@@ -74,9 +76,10 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What one scale of a study runs. seeds: their number, or the seeds themselves. recipe None: nothing is trained.
+    """One scale of a study: task, recipe, rows and seeds.
 
-    variant: what `Study.elsewhere` changed, as a part of a file name; "" for the study's own setting.
+    recipe None: nothing is trained. seeds: their number, or the seeds themselves. variant: what `Study.elsewhere`
+    changed, as part of a file name; "" for the study's own setting.
     """
 
     task: "Task"
@@ -96,7 +99,7 @@ class Setting:
             raise ConfigError(f"row labels must differ; used twice: {', '.join(twice)}")
 
     def task_of(self, row: Row) -> "Task":
-        """The task with what the row changes."""
+        """The task with the changes of a row."""
         changes = dict(row.task) | ({"host": row.host} if row.host else {})
         return replace(self.task, **changes) if changes else self.task
 
@@ -108,9 +111,9 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A table or figure. baseline: the label that differences are taken to. metric: the main one.
+    """A table or figure. baseline: the row from which differences are taken. metric: the main one.
 
-    pooled: verdicts may use the interval pooled over rows; only a study that says so beforehand may do that.
+    pooled: verdicts may use the interval pooled over rows, which a study must state before its runs.
     Raises: ConfigError if the baseline or a claim names a row that no setting has.
     """
 
@@ -129,35 +132,33 @@ class Study:
         unknown = sorted(set(self.settings) - set(SCALES))
         if unknown:
             raise ConfigError(f"{self.name}: scales are {', '.join(SCALES)}, not {', '.join(unknown)}")
-        everywhere = {row.label for setting in self.settings.values() for row in setting.rows}
-        for label in {
-            self.baseline,
-            *(name for claim in self.claims for name in (claim.a, claim.b, *(claim.than or ()))),
-        }:
-            if label not in everywhere:
-                raise ConfigError(f"{self.name}: no row {label!r}; {nearest(label, everywhere)}")
+        labels = {row.label for setting in self.settings.values() for row in setting.rows}
+        claimed = (label for claim in self.claims for label in (claim.a, claim.b, *(claim.than or ())))
+        for label in (self.baseline, *claimed):
+            if label not in labels:
+                raise ConfigError(f"{self.name}: no row {label!r}; {nearest(label, labels)}")
 
     def setting(self, scale: str) -> Setting:
-        """Raises: ConfigError for a scale that this study does not have."""
+        """The setting of a scale. Raises: ConfigError for a scale that this study does not have."""
         if scale not in self.settings:
             raise ConfigError(f"{self.name} has no scale {scale!r}; {nearest(scale, self.settings)}")
         return self.settings[scale]
 
     def rows(self, scale: str, glob: str = "*") -> tuple[Row, ...]:
-        """Rows whose label matches (several globs may be separated by commas; a label may be given exactly).
+        """Rows whose label equals `glob` or matches it; several globs are separated by commas.
 
-        Raises: ConfigError if nothing matches.
+        Raises: ConfigError if a glob matches no row.
         """
-        every = self.setting(scale).rows
-        whole = any(_matches(row.label, glob) for row in every)
-        wanted = [glob] if whole else [part.strip() for part in glob.split(",")]
-        for part in wanted:
-            if not any(_matches(row.label, part) for row in every):
-                raise ConfigError(f"no row of {self.name} matches {part!r}; {nearest(part, (r.label for r in every))}")
-        return tuple(row for row in every if any(_matches(row.label, part) for part in wanted))
+        rows = self.setting(scale).rows
+        single = any(_matches(row.label, glob) for row in rows)  # labels may contain commas
+        globs = [glob] if single else [part.strip() for part in glob.split(",")]
+        for part in globs:
+            if not any(_matches(row.label, part) for row in rows):
+                raise ConfigError(f"no row of {self.name} matches {part!r}; {nearest(part, (r.label for r in rows))}")
+        return tuple(row for row in rows if any(_matches(row.label, part) for part in globs))
 
     def runs(self, scale: str, glob: str = "*", seeds: int | None = None) -> "tuple[tuple[Row, Run], ...]":
-        """Every (row, run) of a scale, seed by seed, so that a study that is stopped has compared all rows.
+        """Every (row, run) of a scale, seed by seed, so that a study that is stopped early has runs of all rows.
 
         seeds: their number instead of the setting's; 1 or more.
         Raises: ConfigError.
@@ -188,30 +189,37 @@ class Study:
         )
 
     def elsewhere(
-        self, scale: str, data: str | None = None, host: str | None = None, size: tuple[int, int] | None = None
+        self,
+        scale: str,
+        data: str | None = None,
+        host: str | None = None,
+        size: tuple[int, int] | None = None,
+        extra: Extra = (),
     ) -> "Study":
         """The same rows on other data, in another host (for all rows) or at another image size (height, width).
 
-        None leaves what the setting has; a new host brings its own size unless one is given. The setting's `variant`
-        says what is new, and gives it results of its own: NAME-SCALE+CHANGES.
+        None keeps the setting's value; a new host also sets its own image size unless one is given. The changes form
+        the setting's `variant`, so that it has its own results: NAME-SCALE+CHANGES.
+        extra: the user's own models and ports.
         Raises: ConfigError.
         """
         if data is None and host is None and size is None:
             return self
         setting = self.setting(scale)
-        task = setting.task.on(data) if data is not None else setting.task
+        task = replace(setting.task, extra=tuple(extra))
+        task = task.on(data) if data is not None else task
         rows = setting.rows
         if host is not None:
             task, rows = replace(task, host=host), tuple(replace(row, host="") for row in rows)
-            size = size or size_of(host)
+            size = size or size_of(host, extra)
         if size is not None:
-            task = replace(task, host=sized(task.host, size), size=size)
+            task = replace(task, host=sized(task.host, size, extra), size=size)
         variant = _variant(setting, task, rows, data, host)
         changed = replace(setting, task=task, rows=rows, variant=variant)
         return replace(self, settings={**self.settings, scale: changed})
 
-    def place(self, scale: str) -> str:
-        """Where the results of a scale are listed: the scale, and what `elsewhere` changed."""
+    def setting_name(self, scale: str) -> str:
+        """The name of a scale's results: the scale, and what `elsewhere` changed."""
         variant = self.setting(scale).variant
         return f"{scale}+{variant}" if variant else scale
 
@@ -221,17 +229,17 @@ def _matches(label: str, pattern: str) -> bool:
 
 
 def _first(number: int, seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """The first seeds of a setting, and then the next free ones."""
-    more = (seed for seed in range(number + len(seeds)) if seed not in seeds)
-    return (*seeds[:number], *(next(more) for _ in range(number - len(seeds))))
+    """The first seeds of a setting, then the smallest numbers that are not among its seeds."""
+    further = (seed for seed in range(number + len(seeds)) if seed not in seeds)
+    return (*seeds[:number], *(next(further) for _ in range(number - len(seeds))))
 
 
 def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | None, host: str | None) -> str:
-    """Data, host and size where they differ from the setting's, joined by "+"; two changes never share a name."""
+    """Data, host and size that differ from the setting's, joined by "+"; different changes have different names."""
     parts = []
     if data is not None and task.data != setting.task.data:
         name = task.identity().data
-        own = name.partition(":")[2]  # the user's own data: the folder's name, and 4 digits of what is in it
+        own = name.partition(":")[2]  # the user's own data: the folder's name, and 4 digits of the data's digest
         parts.append(f"{slug(Path(data).expanduser().resolve().stem)}_{own[:4]}" if own else slug(name))
     if host is not None and (host != setting.task.host or rows != setting.rows):
         parts.append(slug(host))
@@ -240,21 +248,21 @@ def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | 
     return "+".join(parts)
 
 
-def size_of(host: str) -> tuple[int, int]:
-    """The image size that a host is made for: its option, its default, or timm's configuration."""
+def size_of(host: str, extra: Extra = ()) -> tuple[int, int]:
+    """The image size of a host: its option, its default, or timm's configuration."""
     from regard.models.catalog import default_size
     from regard.models.create import check_host, parse_host
 
     name, options = parse_host(host)
-    given = options.get("img_size", options.get("size"))
-    if given is not None:
-        return (given, given) if isinstance(given, int) else (int(given[0]), int(given[1]))
+    option = options.get("img_size", options.get("size"))
+    if option is not None:
+        return (option, option) if isinstance(option, int) else (int(option[0]), int(option[1]))
     import timm
 
-    check_host(name)
-    own = default_size(name)
-    if own is not None:
-        return own
+    check_host(name, extra)
+    default = default_size(name, extra)
+    if default is not None:
+        return default
     if not timm.is_model(name):
         raise ConfigError(f"give --size: the image size of {name} is not known")
     configuration = timm.models.get_pretrained_cfg(name)
@@ -262,11 +270,11 @@ def size_of(host: str) -> tuple[int, int]:
     return int(height), int(width)
 
 
-def sized(host: str, size: tuple[int, int]) -> str:
-    """The host's spelling for an image size, where that differs from its own and it has a size to set."""
+def sized(host: str, size: tuple[int, int], extra: Extra = ()) -> str:
+    """The host's spelling for an image size; unchanged if the host has this size."""
     from regard.models.create import parse_host, spell_host
 
-    if size_of(host) == size:
+    if size_of(host, extra) == size:
         return host
     name, options = parse_host(host)
     options.pop("size", None)

@@ -1,4 +1,4 @@
-"""Many runs on one machine: worker processes that each import torch once, and a parent that survives their deaths."""
+"""Many runs on one machine, in worker processes that each import torch once; if a worker dies, the others go on."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -11,13 +11,13 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from regard.core import ConfigError
+from regard.core import DeviceError
 from regard.store.results import Busy, Results
-from regard.train.child_processes import follow_parent, surroundings
+from regard.train.child_processes import end_with_parent, process_environment
 from regard.train.distributed import check_number
 from regard.train.loop import Watch
 from regard.train.signals import handled
@@ -26,23 +26,20 @@ from .progress import STATES, Progress
 
 TICK_SECONDS = 1.0
 ATTEMPTS = 2
-_SURROUNDINGS = (OSError, MemoryError, torch.OutOfMemoryError, ImportError, ConfigError)
-"""Errors that say nothing about a run; `StoreError` and `Busy` are OSErrors."""
+ENVIRONMENT_ERRORS = (OSError, MemoryError, torch.OutOfMemoryError, ImportError, DeviceError)
+"""Errors of the machine, not of the run, which may succeed later or elsewhere; `StoreError` and `Busy` are OSErrors."""
 
-
-class Carried(Protocol):
-    """What a run has to offer to be carried out here; `regard.train.run.Run` does."""
-
-    @property
-    def key(self) -> str: ...
-
-    def execute(self, store: Results, devices: int = 1, *, watch: Watch | None = None) -> dict[str, Any]: ...
+JobResult = tuple[str, dict[str, Any] | None, str]
+"""(state, outcome, text) of a job: one of `STATES`, the parts of the outcome that are displayed, the error's text."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run and where it belongs. epochs: of its recipe, for the display. probes: measurements on the trained model.
-    compile: as in `Watch`."""
+    """A run and the row that it belongs to.
+
+    run: a `regard.train.run.Run`, or an object with the same `key` and `execute`. scale: the setting's name. epochs: of
+    its recipe, for the display. probes: whether attention maps of the trained model are kept. compile: as in `Watch`.
+    """
 
     run: Any
     study: str
@@ -55,21 +52,21 @@ class Job:
 
 
 class Worker:
-    """One process that carries out one run at a time. If it dies, its own run alone is affected."""
+    """One process that executes one run at a time. If it dies, no other run is affected."""
 
     def __init__(self, threads: int, gpus: str = "") -> None:
         context = multiprocessing.get_context("spawn")
         self.gpus = gpus
         self.pool = ProcessPoolExecutor(1, mp_context=context, initializer=_prepare)
-        with surroundings(threads, gpus):  # the child reads these when it starts
+        with process_environment(threads, gpus):  # the child reads these when it starts
             self.pid = self.pool.submit(os.getpid).result()
 
-    def submit(self, job: Job, store: Results, devices: int) -> "Future[tuple[str, dict[str, Any] | None, str]]":
-        """Start a run; the result is (state, outcome, text)."""
-        return self.pool.submit(carry, job, str(store.root), devices)
+    def submit(self, job: Job, store: Results, devices: int) -> "Future[JobResult]":
+        """Start a run."""
+        return self.pool.submit(execute_job, job, str(store.root), devices)
 
     def stop(self, patience: float = 10.0) -> None:
-        """Interrupt what it does, and end it; after `patience` seconds without being heard."""
+        """Interrupt the run, which saves a checkpoint, and end the process; kill it after `patience` seconds."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
         ending = threading.Thread(target=self.pool.shutdown, kwargs={"wait": True, "cancel_futures": True}, daemon=True)
@@ -81,20 +78,20 @@ class Worker:
             ending.join(patience)
 
     def close(self) -> None:
-        """End it when it has nothing to do."""
+        """End the process when its run is over."""
         self.pool.shutdown(wait=True)
 
 
 def run_all(
     jobs: Sequence[Job], store: Results, workers: int | None, progress: Progress, devices: int = 1
 ) -> dict[str, int]:
-    """Carry out the jobs and return the counts of `progress` by state.
+    """Execute the jobs and return the counts of `progress` by state.
 
-    workers: processes, the cores shared out between them; 0 = this process; None = one for each `devices` GPUs, or
-    cores where there are no GPUs, but not more than jobs. devices: that one run uses. Workers get GPUs of their own as
-    far as there are enough.
-    A run whose worker was killed is tried once more, and then left as it is: it goes on at the next start, as one does
-    that was stopped by its surroundings (`carry`).
+    workers: number of processes, which divide the cores; 0 = this process; None = one for each `devices` GPUs, or
+    cores where there are no GPUs, but not more than jobs. devices: how many one run uses. Each worker gets its own GPUs
+    as long as there are enough.
+    A run whose worker was killed is tried once more. If that fails too, or an error of the environment stopped the run
+    (`execute_job`), it continues from its checkpoint the next time the study is run.
     Raises: KeyboardInterrupt after the workers have ended.
     """
     number = min(usual_workers(devices) if workers is None else workers, len(jobs))
@@ -102,19 +99,19 @@ def run_all(
     if number <= 0:
         for job in jobs:
             progress.start(job.row, job.seed, job.run.key, job.epochs)
-            progress.end(*_ended(job, carry(job, str(store.root), devices)))
+            _report_end(progress, job, execute_job(job, str(store.root), devices))
     else:
-        _share_out(list(jobs), store, number, max(1, usable_cores() // number), progress, devices)
+        _Pool(jobs, store, number, progress, devices).run()
     return {state: progress.counts[state] for state in STATES}
 
 
 def usual_workers(devices: int = 1) -> int:
-    """Runs side by side where a user names no number: as many as have GPUs, or cores, of their own."""
+    """The default number of runs at the same time: each has its own GPUs, or its own cores."""
     return max(1, (len(usable_gpus()) or usable_cores()) // devices)
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -122,9 +119,9 @@ def usable_cores() -> int:
 
 
 def gpu_shares(gpus: Sequence[str], workers: int, devices: int) -> list[str]:
-    """CUDA_VISIBLE_DEVICES for each worker: `devices` GPUs each, in turn; "" where nothing is to be chosen.
+    """CUDA_VISIBLE_DEVICES for each worker: `devices` GPUs each, in turn; "" where there is no choice.
 
-    Raises: ConfigError for more devices than there are.
+    Raises: DeviceError for more devices than the machine has.
     """
     if len(gpus) <= 1 and devices == 1:
         return [""] * workers
@@ -135,44 +132,46 @@ def gpu_shares(gpus: Sequence[str], workers: int, devices: int) -> list[str]:
 
 
 def usable_gpus() -> list[str]:
-    """GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; torch sees those before the first that the
-    machine does not have."""
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    there = torch.cuda.device_count()
-    return named[:there] or [str(number) for number in range(there)]
+    """GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES. As in CUDA, a name that the machine does
+    not have ends the list."""
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return names[:count] or [str(number) for number in range(count)]
 
 
-def carry(job: Job, root: str, devices: int = 1) -> tuple[str, dict[str, Any] | None, str]:
-    """Carry out one job: (state, outcome, text); nothing is raised.
+def execute_job(job: Job, root: str, devices: int = 1) -> JobResult:
+    """Execute one job; no error is raised.
 
-    An error of the run becomes a failed outcome. One of what is around it (disk, memory, packages, options), or of the
-    probes, is no result: the run is "stopped", and goes on at the next start as far as it was not done.
+    An error of the run, such as a configuration that the model refuses, is recorded as a failed outcome. An error of
+    the environment (disk, memory, packages, devices) or of the probes is not: the run is "stopped", and continues the
+    next time the study is run.
     """
     store = Results(root)
     try:
         try:
             outcome = job.run.execute(store, devices, watch=Watch(compile=job.compile))
         except Exception as error:
-            if _of_surroundings(error):
+            if _is_environment_error(error):
                 raise
-            outcome = store_failure(job, store, f"{type(error).__name__}: {error}")
+            outcome = record_failure(job, store, f"{type(error).__name__}: {error}")
         with suppress(Busy):
-            outcome = _belongs(job, store, outcome)
+            outcome = _complete_outcome(job, store, outcome)
     except Busy as error:
         return "busy", None, str(error)
     except Exception as error:
         return "stopped", None, f"{type(error).__name__}: {error}"
     state = "done" if outcome.get("status") == "done" else "failed"
-    return state, _small(outcome), str(outcome.get("error") or "")
+    displayed = {name: outcome.get(name) for name in ("status", "metrics", "seconds", "error")}
+    return state, displayed, str(outcome.get("error") or "")
 
 
-def _of_surroundings(error: Exception) -> bool:
-    """Whether an error says nothing about the run; torch's allocator on the CPU has no error of its own."""
-    return isinstance(error, _SURROUNDINGS) or "can't allocate memory" in str(error)
+def _is_environment_error(error: Exception) -> bool:
+    """PyTorch's CPU allocator has no error class of its own: it is recognised by its text."""
+    return isinstance(error, ENVIRONMENT_ERRORS) or "can't allocate memory" in str(error)
 
 
-def store_failure(job: Job, store: Results, text: str) -> dict[str, Any]:
-    """Record an error that the run itself did not record. Raises: StoreError."""
+def record_failure(job: Job, store: Results, text: str) -> dict[str, Any]:
+    """Write a failed outcome for a run that has none yet, and return the outcome. Raises: StoreError."""
     outcome = store.outcome(job.run.key)
     if outcome is None:
         outcome = {"version": 1, "key": job.run.key, "status": "failed", "error": text, "metrics": {}}
@@ -180,108 +179,108 @@ def store_failure(job: Job, store: Results, text: str) -> dict[str, Any]:
     return outcome
 
 
-def _belongs(job: Job, store: Results, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Write into the outcome which study and row it was made for, and what the probes found."""
-    whole: dict[str, Any] = dict(store.outcome(job.run.key) or outcome)
-    named = {"study": job.study, "scale": job.scale, "row": job.row, "seed": job.seed}
-    changed = whole if whole.get("study") else {**whole, **named}
-    if job.probes and whole.get("status") == "done" and "maps" not in (whole.get("probes") or {}):
+def _complete_outcome(job: Job, store: Results, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the study and row that a run was trained for, and the result of the probes, to its outcome."""
+    stored: dict[str, Any] = dict(store.outcome(job.run.key) or outcome)
+    names = {"study": job.study, "scale": job.scale, "row": job.row, "seed": job.seed}
+    complete = stored if stored.get("study") else {**stored, **names}
+    if job.probes and stored.get("status") == "done" and "maps" not in (stored.get("probes") or {}):
         from regard.train.measurements import probe_maps
 
-        changed = {**changed, "probes": {**(whole.get("probes") or {}), "maps": probe_maps(job.run, store)}}
-    if changed != whole:
+        complete = {**complete, "probes": {**(stored.get("probes") or {}), "maps": probe_maps(job.run, store)}}
+    if complete != stored:
         with store.lock(job.run.key):
-            store.finish(job.run.key, changed)
-    return changed
+            store.finish(job.run.key, complete)
+    return complete
 
 
-def _small(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """What the parent shows."""
-    return {name: outcome.get(name) for name in ("status", "metrics", "seconds", "error")}
+def _report_end(progress: Progress, job: Job, result: JobResult) -> None:
+    state, outcome, text = result
+    progress.end(state, job.row, job.seed, outcome, text)
 
 
-def _ended(job: Job, result: tuple[str, dict[str, Any] | None, str]) -> tuple[str, str, int, Any, str]:
-    return result[0], job.row, job.seed, result[1], result[2]
+class _Pool:
+    """The parent of the workers: it gives each free worker the next job, and replaces workers that die.
 
-
-def _share_out(jobs: list[Job], store: Results, number: int, threads: int, progress: Progress, devices: int) -> None:
-    """Give each free worker the next job; replace workers that die.
-
-    A run that is carried out elsewhere, as by another worker whose own run begins with it, is asked for again whenever
-    one of ours ends; it is reported as busy when nothing else is left.
+    A run may be locked by another process, such as a worker whose own run needs this one first. It is tried again
+    whenever a job ends, and reported as busy when no other job is left.
     """
-    shares = gpu_shares(usable_gpus(), number, devices)
-    free: list[Worker] = []
-    busy: dict[Future[Any], tuple[Worker, Job]] = {}
-    deaths: Counter[str] = Counter()
-    queue, held = list(jobs), list[tuple[Job, Any]]()
-    try:
-        while queue or busy:
-            while queue and len(busy) < number:
-                worker = free.pop() if free else Worker(threads, shares.pop(0))
-                job = queue.pop(0)
-                busy[worker.submit(job, store, devices)] = (worker, job)
-                progress.start(job.row, job.seed, job.run.key, job.epochs)
-            over, _ = wait(busy, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
-            ended = False
-            for future in over:
-                worker, job = busy.pop(future)
-                if _died(future):
-                    shares.append(worker.gpus)
-                    _bury(worker, job, deaths, queue, progress)
-                    ended = True
-                    continue
-                free.append(worker)
-                if (result := future.result())[0] == "busy":
-                    held.append((job, result))
-                else:
-                    progress.end(*_ended(job, result))
-                    ended = True
-            if ended:
-                _ask_again(held, queue, progress)
-            progress.tick(store)
-        for job, result in held:
-            progress.end(*_ended(job, result))
-        for worker in free:
-            worker.close()
-    except BaseException:
-        with handled(signal.SIG_IGN, signal.SIGINT):  # a second Ctrl-C does not stop us from ending the workers
-            for worker in (*free, *(worker for worker, _ in busy.values())):
-                worker.stop()
-        raise
 
+    def __init__(self, jobs: Sequence[Job], store: Results, number: int, progress: Progress, devices: int) -> None:
+        self.store, self.number, self.progress, self.devices = store, number, progress, devices
+        self.threads = max(1, usable_cores() // number)
+        self.gpus = gpu_shares(usable_gpus(), number, devices)
+        self.queue = list(jobs)
+        self.idle: list[Worker] = []
+        self.running: dict[Future[JobResult], tuple[Worker, Job]] = {}
+        self.locked: list[tuple[Job, JobResult]] = []
+        self.deaths: Counter[str] = Counter()
 
-def _ask_again(held: list[tuple[Job, Any]], queue: list[Job], progress: Progress) -> None:
-    for job, _ in held:
-        progress.again(job.row, job.seed)
-        queue.append(job)
-    held.clear()
+    def run(self) -> None:
+        """Execute all jobs. Raises: KeyboardInterrupt after the workers have ended."""
+        try:
+            while self.queue or self.running:
+                while self.queue and len(self.running) < self.number:
+                    self._start(self.queue.pop(0))
+                finished, _ = wait(self.running, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)
+                if any([self._end(future) for future in finished]):
+                    for job, _ in self.locked:
+                        self._requeue(job)
+                    self.locked.clear()
+                self.progress.tick(self.store)
+            for job, result in self.locked:
+                _report_end(self.progress, job, result)
+            for worker in self.idle:
+                worker.close()
+        except BaseException:
+            with handled(signal.SIG_IGN, signal.SIGINT):  # a second Ctrl-C must not keep us from ending the workers
+                for worker in (*self.idle, *(worker for worker, _ in self.running.values())):
+                    worker.stop()
+            raise
 
+    def _start(self, job: Job) -> None:
+        worker = self.idle.pop() if self.idle else Worker(self.threads, self.gpus.pop(0))
+        self.running[worker.submit(job, self.store, self.devices)] = (worker, job)
+        self.progress.start(job.row, job.seed, job.run.key, job.epochs)
 
-def _died(future: "Future[Any]") -> bool:
-    error = future.exception()
-    if isinstance(error, BrokenProcessPool | KeyboardInterrupt):
+    def _end(self, future: "Future[JobResult]") -> bool:
+        """Handle the end of a job; False if its run is locked by another process."""
+        worker, job = self.running.pop(future)
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool | KeyboardInterrupt):
+            self._replace(worker, job)
+            return True
+        if error is not None:
+            raise error
+        self.idle.append(worker)
+        result = future.result()
+        if result[0] == "busy":
+            self.locked.append((job, result))
+            return False
+        _report_end(self.progress, job, result)
         return True
-    if error is not None:
-        raise error
-    return False
 
+    def _replace(self, worker: Worker, job: Job) -> None:
+        """Return a dead worker's GPUs, and try its run again unless it has died too often."""
+        worker.stop()
+        self.gpus.append(worker.gpus)
+        self.deaths[job.run.key] += 1
+        if self.deaths[job.run.key] < ATTEMPTS:
+            self._requeue(job)
+        else:
+            text = "its worker was killed (out of memory?); run the study again to continue it"
+            self.progress.end("died", job.row, job.seed, None, text)
 
-def _bury(worker: Worker, job: Job, deaths: Counter[str], queue: list[Job], progress: Progress) -> None:
-    worker.stop()
-    deaths[job.run.key] += 1
-    if deaths[job.run.key] < ATTEMPTS:
-        progress.again(job.row, job.seed)
-        queue.append(job)
-    else:
-        progress.end("died", job.row, job.seed, None, "its worker was killed (memory?); it goes on at the next start")
+    def _requeue(self, job: Job) -> None:
+        self.progress.requeue(job.row, job.seed)
+        self.queue.append(job)
 
 
 def _prepare() -> None:
-    """In the child: Ctrl-C is the parent's business, SIGTERM interrupts the run, and the parent's death ends us."""
+    """In the child: ignore Ctrl-C, which the parent handles; interrupt the run at SIGTERM; end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
-    follow_parent()
+    end_with_parent()
 
 
 def _interrupt(number: int, frame: object) -> None:

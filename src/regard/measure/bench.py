@@ -1,7 +1,7 @@
-"""Speed of mechanisms beside each other: interleaved, medians, ratios to the first, CPU seconds of one thread.
+"""Comparing the speed of mechanisms: interleaved passes, medians, ratios to the first, CPU seconds of one thread.
 
-Wall clock on a shared machine jumps; the CPU time of one thread repeats to a few per cent. Times are comparable within
-one call only, so every row carries its ratio to the first mechanism of its grid. On CUDA, events are used instead.
+Wall-clock time varies on a shared machine; the CPU time of one thread repeats to a few per cent. Times are comparable
+within one call only, so every row has its ratio to the first mechanism of its grid. On CUDA, events measure time.
 """
 
 import math
@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, nearest
 from regard.core.allocator import ALLOCATOR
 from regard.mixers.shared.heads import HeadMixer
-from regard.mixers.shared.native_build import native_wanted
+from regard.mixers.shared.native_build import native_enabled
 from regard.mixers.spelling import spell
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -31,7 +31,7 @@ PARTS = ("operator", "layer")
 class Timing:
     """One mechanism at one grid: median and quartiles of seconds a pass, and the ratio of medians to the first.
 
-    faults: page faults a pass; system: share of the time spent in the kernel (above 0.05 the allocator is at work).
+    faults: page faults per pass. system: share of the time in the kernel (above 0.05: much time for memory allocation).
     """
 
     mixer: str
@@ -62,9 +62,9 @@ def bench(
 ) -> list[Timing]:
     """Time every mechanism on every grid. part: "operator" is the mechanism on heads, "layer" adds its projections.
 
-    seconds: how long each mechanism is repeated on each grid (at least 5 rounds). report: told what is being timed.
-    Raises: ConfigError for an unknown dtype or part, a number that is not positive, or an operator asked of a mechanism
-    that is not on heads.
+    seconds: how long each mechanism is repeated on each grid (at least 5 rounds). report: called with a line of text
+    before each grid. Raises: ConfigError for an unknown dtype or part, a number that is not positive, or
+    part="operator" for a mechanism without heads.
     """
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r}; {nearest(part, PARTS)}")
@@ -74,8 +74,8 @@ def bench(
         if report is not None:
             report(f"timing {len(configs)} mechanisms on {grid}")
         layers = [_built(config, Site(dim, heads, grid)) for config in configs]
-        made = (torch.device(device), DTYPES[dtype])
-        timings += bench_layers(layers, grid, None, batch, made, backward=backward, part=part, seconds=seconds)
+        placement = (torch.device(device), DTYPES[dtype])
+        timings += bench_layers(layers, grid, None, batch, placement, backward=backward, part=part, seconds=seconds)
     return timings
 
 
@@ -89,20 +89,20 @@ def check_numbers(dtype: str, **numbers: int | float) -> None:
 
 
 def bench_layers(
-    layers: Sequence[Mixer], grid: Grid, mask: Mask | None, batch: int, made: tuple[torch.device, torch.dtype],
+    layers: Sequence[Mixer], grid: Grid, mask: Mask | None, batch: int, placement: tuple[torch.device, torch.dtype],
     *, backward: bool, part: str, seconds: float,
 ) -> list[Timing]:  # fmt: skip
-    """`bench` of layers that are built, on inputs (batch, tokens of grid, channels); made: device and dtype of all."""
+    """`bench` of built layers, on inputs (batch, tokens of grid, channels). placement: device and dtype."""
     with one_thread():
-        runs = [_prepare(layer, grid, mask, batch, made, backward, part) for layer in layers]
-        samples = _interleave(runs, seconds, made[0])
+        runs = [_prepare(layer, grid, mask, batch, placement, backward, part) for layer in layers]
+        samples = _interleave(runs, seconds, placement[0])
     first = statistics.median(sample[0] for sample in samples[0])
-    return [_summary(layer.config, grid, found, first) for layer, found in zip(layers, samples, strict=True)]
+    return [_summary(layer.config, grid, sample, first) for layer, sample in zip(layers, samples, strict=True)]
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for the time of a block."""
+    """Use one thread inside the `with` block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -112,11 +112,11 @@ def one_thread() -> Iterator[None]:
 
 
 def conditions() -> list[str]:
-    """What else the times of this process depend on, in words."""
-    said = ["compiled kernels where there are some (REGARD_NATIVE)"] if native_wanted() else []
+    """What else the times of this process depend on, as lines of text."""
+    lines = ["compiled kernels where there are some (REGARD_NATIVE)"] if native_enabled() else []
     if not all(name in os.environ for name in ALLOCATOR):
-        said.append("the allocator's settings were not fixed: page faults may dominate")
-    return said
+        lines.append("the allocator's settings were not fixed: page faults may dominate")
+    return lines
 
 
 def _built(config: MixerConfig, site: Site) -> Mixer:
@@ -125,11 +125,11 @@ def _built(config: MixerConfig, site: Site) -> Mixer:
 
 
 def _prepare(
-    layer: Mixer, grid: Grid, mask: Mask | None, batch: int, made: tuple[torch.device, torch.dtype], backward: bool,
-    part: str,
+    layer: Mixer, grid: Grid, mask: Mask | None, batch: int, placement: tuple[torch.device, torch.dtype],
+    backward: bool, part: str,
 ) -> Callable[[], object]:  # fmt: skip
     """One pass as a function without arguments."""
-    device, dtype = made
+    device, dtype = placement
     layer = layer.to(device, dtype)
     torch.manual_seed(0)
     x = torch.randn(batch, grid.tokens, layer.site.dim, device=device, dtype=dtype, requires_grad=backward)
@@ -140,18 +140,18 @@ def _prepare(
         if not isinstance(layer, HeadMixer):
             raise ConfigError(f"{spell(layer.config)} has no operator on heads; time the whole layer: --part layer")
         with torch.no_grad():
-            found = layer.roles(x, grid)
-        roles = {role: None if y is None else y.contiguous().requires_grad_(backward) for role, y in found.items()}
+            projected = layer.project_heads(x, grid)
+        roles = {role: None if y is None else y.contiguous().requires_grad_(backward) for role, y in projected.items()}
         operator = layer.operator
         run = lambda: operator(roles["q"], roles["k"], roles["v"], grid=grid)  # noqa: E731
         leaves = [y for y in roles.values() if y is not None] + list(operator.parameters())
     if not backward:
         return torch.no_grad()(run)
 
-    ahead = torch.ones_like(run().detach())
+    gradient = torch.ones_like(run().detach())
 
     def both() -> None:
-        torch.autograd.grad(run(), leaves, ahead, allow_unused=True)
+        torch.autograd.grad(run(), leaves, gradient, allow_unused=True)
 
     return both
 
@@ -163,20 +163,20 @@ def _interleave(
     samples: list[list[tuple[float, float, float]]] = [[] for _ in runs]
     for run in runs:
         run()
-    spent = 0.0
-    while len(samples[0]) < 5 or spent < seconds * len(runs):
-        for run, found in zip(runs, samples, strict=True):
+    total = 0.0
+    while len(samples[0]) < 5 or total < seconds * len(runs):
+        for run, sample in zip(runs, samples, strict=True):
             before = resource.getrusage(resource.RUSAGE_SELF)
-            taken = _once(run, device)
+            elapsed = _time_once(run, device)
             after = resource.getrusage(resource.RUSAGE_SELF)
-            found.append((taken, after.ru_stime - before.ru_stime, float(after.ru_minflt - before.ru_minflt)))
-            spent += taken
+            sample.append((elapsed, after.ru_stime - before.ru_stime, float(after.ru_minflt - before.ru_minflt)))
+            total += elapsed
         if len(samples[0]) >= 2000:
             break
     return samples
 
 
-def _once(run: Callable[[], object], device: torch.device) -> float:
+def _time_once(run: Callable[[], object], device: torch.device) -> float:
     if device.type != "cuda":
         start = time.process_time()
         run()

@@ -1,7 +1,6 @@
-"""What a handful of seeds says: t-intervals, paired differences, verdicts in words with numbers. Needs no torch.
+"""Statistics of a few seeds: t-intervals, paired differences, verdicts on claims. Needs no torch.
 
-Accuracies are in points (percent), so that differences are points too. Fewer than three seeds give no interval and
-judge nothing.
+Accuracies and their differences are in percentage points. Fewer than three seeds give no interval and no verdict.
 """
 
 import math
@@ -44,11 +43,12 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Verdict:
-    """word: supported, contradicted, undecided or not judged. sentence: with numbers. p: two-sided, from the
-    interval that is judged, so that it is below 0.05 exactly where the claim is decided; None if not judged.
+    """word: supported, contradicted, undecided or not judged. sentence: the same with numbers. p: two-sided, from the
+    interval that is judged, so it is below 0.05 exactly where the claim is decided; None if not judged.
 
-    needed: seeds that would decide an undecided claim with 80 % probability. task: whether it holds with the error of
-    the test sample added. holm: whether it survives Holm's correction over the judged claims of the study.
+    needed: seeds that would decide an undecided claim with 80 % probability. task: whether the verdict stays the same
+    with the error of the test sample added. holm: whether it stays significant after Holm's correction over the judged
+    claims of the study.
     """
 
     word: str
@@ -62,7 +62,7 @@ class Verdict:
 
 
 def quantile(probability: float, degrees: int | float) -> float:
-    """Of Student's t."""
+    """The quantile of Student's t distribution at a probability."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
@@ -113,10 +113,10 @@ def pooled(table: Mapping[str, Mapping[int, float]]) -> Pooled:
 
 
 def sampling_error(a: Sequence[NDArray[np.bool_]], b: Sequence[NDArray[np.bool_]]) -> float | None:
-    """Standard error, in points, of a mean difference because the test images are a sample; None without the bits.
+    """Standard error, in points, of a mean difference due to the sample of test images; None without predictions.
 
-    a, b: for each seed the images that were right, all of one length. It is the standard deviation over images of
-    (share of seeds right in a - share right in b) / sqrt(images); more seeds do not remove it.
+    a, b: for each seed which images were classified correctly, all of one length. It is the standard deviation over
+    images of (share of seeds right in a - share right in b) / sqrt(images); more seeds do not remove it.
     """
     if not a or not b or len({len(bits) for bits in (*a, *b)}) != 1 or len(a[0]) < 2:
         return None
@@ -127,12 +127,12 @@ def sampling_error(a: Sequence[NDArray[np.bool_]], b: Sequence[NDArray[np.bool_]
 def holm(values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:
     """For each p-value whether it is significant after Holm's correction."""
     order = sorted(range(len(values)), key=lambda i: values[i])
-    kept = [False] * len(values)
+    significant = [False] * len(values)
     for rank, i in enumerate(order):
         if values[i] > level / (len(values) - rank):
             break
-        kept[i] = True
-    return kept
+        significant[i] = True
+    return significant
 
 
 def power(seeds: int, difference: int | float, sd: float, degrees: int | None = None) -> float:
@@ -164,7 +164,7 @@ def seeds_needed(
 
 
 def seed_pairs(number: int) -> str:
-    """In words."""
+    """The number of paired seeds as text."""
     return "1 paired seed" if number == 1 else f"{number} paired seeds"
 
 
@@ -180,14 +180,14 @@ def judge(
 ) -> Verdict:
     """The verdict on a claim from the interval of the paired difference a - b.
 
-    within: the claim is that the difference lies inside +-within. by: that it is at least `by` (paper scale alone).
-    refusal: why nothing is judged (a gate that was not passed, say); the interval is said all the same. sampling: what
-    `sampling_error` says. pooled: of the table, for a study that declared pooling; where it has a half-width, that
-    stands in the place of the pair's own.
+    within: the claim is that the difference lies inside +-within. by: that it is at least `by` (paper scale only).
+    refusal: why the claim is not judged, such as a gate that was not passed; the interval is reported all the same.
+    sampling: the `sampling_error`. pooled: of the table, for a study that declared pooling; if it has a half-width, it
+    replaces that of the pair.
     """
-    free = difference.n - 1
+    degrees = difference.n - 1
     if pooled is not None and pooled.half is not None and difference.mean is not None and difference.n >= FEWEST:
-        mean, half, free = difference.mean, pooled.half, pooled.degrees
+        mean, half, degrees = difference.mean, pooled.half, pooled.degrees
         difference = Interval(difference.n, mean, mean - half, mean + half, difference.sd)
     by = by if scale == "paper" else None
     if scale == "smoke":
@@ -202,15 +202,15 @@ def judge(
     word = _word(difference.low, difference.high, within, by)
     needed, task = None, None
     if word == "undecided":
-        needed, price = _price(difference, within, by, free)
-        sentence = f"undecided: {numbers}; {price}"
+        needed, estimate = _seeds_to_decide(difference, within, by, degrees)
+        sentence = f"undecided: {numbers}; {estimate}"
     else:
         sentence = f"{word}: {numbers}"
         if sampling is not None:
             task = word == _widened(difference, sampling, within, by)
             scope = "for the task" if task else "on this test set only"
             sentence += f"; holds {scope} (test-sampling error {sampling:.2f})"
-    p = _claim_p(difference, word, within, by, free)
+    p = _claim_p(difference, word, within, by, degrees)
     return Verdict(word, sentence, difference, p, needed, sampling, task)
 
 
@@ -231,23 +231,25 @@ def _widened(difference: Interval, sampling: float, within: int | float | None, 
     return _word(mean - half, mean + half, within, by)
 
 
-def _price(
+def _seeds_to_decide(
     difference: Interval, within: int | float | None, by: int | float | None, degrees: int
 ) -> tuple[int | None, str]:
-    """How many seeds would decide a claim if the true difference were the observed one. Against zero, half a point
-    stands for a difference below 0.1."""
+    """The seeds that would decide a claim if the true difference were the observed one, as a number and as text.
+
+    Against zero, half a point is taken for a difference below 0.1.
+    """
     n, mean = difference.n, difference.mean or 0.0
     sd, rows = _error(difference, degrees) * math.sqrt(n), max(degrees // (n - 1), 1) + 1
     if within is not None:
-        aim = abs(within - abs(mean))
+        target = abs(within - abs(mean))
         what = f"bring the interval {'inside' if abs(mean) <= within else 'outside'} +-{within:g}"
     elif by:
-        aim = abs(mean - by)
-        what = f"decide a difference of {aim:.2g} from {by:g}"
+        target = abs(mean - by)
+        what = f"decide a difference of {target:.2g} from {by:g}"
     else:
-        aim = abs(mean) if abs(mean) >= 0.1 else 0.5
-        what = f"decide a difference of {aim:.1f}"
-    needed = seeds_needed(sd, aim, rows)
+        target = abs(mean) if abs(mean) >= 0.1 else 0.5
+        what = f"decide a difference of {target:.1f}"
+    needed = seeds_needed(sd, target, rows)
     number = f"about {needed} seeds" if needed is not None else "more than 200 seeds"
     return needed, f"{number} would {what}"
 
@@ -255,8 +257,11 @@ def _price(
 def _claim_p(
     difference: Interval, word: str, within: int | float | None, by: int | float | None, degrees: int
 ) -> float:
-    """Two-sided, of what the word denies: that the difference is `by` (or zero); of equivalence, that it is outside
-    +-within (the worse side of two one-sided tests), or, where that is contradicted, inside."""
+    """The two-sided p-value of the hypothesis that the verdict rejects.
+
+    That is: the difference is `by` (or zero); for equivalence, it is outside +-within (the worse side of two one-sided
+    tests), or, where equivalence is contradicted, inside.
+    """
     if within is None:
         return _two_sided(difference, by or 0.0, degrees)
     if word == "contradicted":

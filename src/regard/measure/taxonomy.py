@@ -1,4 +1,4 @@
-"""Where mechanisms stand: MiTA's Table 1 for all of them, from their cards, and a picture of it."""
+"""The taxonomy of mechanisms: MiTA's Table 1 for all of them, read from their cards, and a picture of it."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,13 +16,13 @@ _COLOURS = {"Q": "#0072b2", "K": "#d55e00", "V": "#009e73", "position": "#6b6b6b
 _HEAD, _LINE, _PAD = 0.42, 0.40, 0.22  # inches
 _LEFT, _COLUMN = 1.0, 3.0
 _LEGEND = (
-    "Rows: how many experts there are (small print: number and kind). Letters: what the making and finding of experts "
-    "depends on, of queries Q, keys K, values V and position."
+    "Rows: number of experts (small print: number and kind). Letters: what the experts are built and selected from: "
+    "queries Q, keys K, values V, position."
 )
 
 
-def places(configs: Iterable[MixerConfig] = ()) -> list[dict[str, Any]]:
-    """One row a mechanism (all of the package with default arguments if none is given), read from its card."""
+def taxonomy_rows(configs: Iterable[MixerConfig] = ()) -> list[dict[str, Any]]:
+    """One row per mechanism, read from its card; without `configs`, all mechanisms with default fields."""
     rows = []
     for config in configs or [cls() for cls in MIXERS]:
         card = config.card
@@ -46,7 +46,7 @@ def places(configs: Iterable[MixerConfig] = ()) -> list[dict[str, Any]]:
     return rows
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def write_picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write `picture` as an SVG file. Raises: StoreError if it cannot be written."""
     from matplotlib import rc_context
 
@@ -58,9 +58,9 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def picture(rows: Sequence[dict[str, Any]]) -> "Figure":
-    """Strategy from left to right, number of experts from top to bottom, a line a mechanism in its cell.
+    """A table with strategies as columns, numbers of experts as rows, and one line per mechanism.
 
-    Below a name stands the kind of its experts; beside it, as letters, what they are conditioned on.
+    The kind of experts is printed below a name; beside it, as letters, what they are conditioned on.
     """
     from matplotlib.figure import Figure
 
@@ -77,17 +77,17 @@ def picture(rows: Sequence[dict[str, Any]]) -> "Figure":
     axes.axis("off")
     _frame(axes, heights, width)
     top = _HEAD
-    for number, tall in zip(NUMBERS, heights, strict=True):
+    for number, row_height in zip(NUMBERS, heights, strict=True):
         for column, strategy in enumerate(STRATEGIES):
             for line, row in enumerate(cells.get((strategy, number), ())):
                 _entry(axes, row, _LEFT + column * _COLUMN + 0.15, top + _PAD + (line + 0.5) * _LINE)
-        top += tall
+        top += row_height
     axes.text(0.1, top + 0.35, _LEGEND, fontsize=8, va="center", color="#555555")
     return figure
 
 
 def _number(count: str) -> str:
-    """The row of the picture: 1, a number for each query, or something between."""
+    """The row of the picture: one expert, one per query, or several."""
     return {"1": NUMBERS[0], "N": NUMBERS[2]}.get(count.strip(), NUMBERS[1])
 
 
@@ -98,11 +98,11 @@ def _frame(axes: Any, heights: Sequence[float], width: float) -> None:
         axes.text(left + 0.15, _HEAD / 2, heads[strategy], fontsize=11, fontweight="bold", va="center")
         axes.plot([left, left], [0.05, _HEAD + sum(heights)], color="#dddddd", lw=1)
     top = _HEAD
-    for number, tall in zip(NUMBERS, heights, strict=True):
+    for number, row_height in zip(NUMBERS, heights, strict=True):
         axes.plot([0.05, width - 0.05], [top, top], color="#999999" if top == _HEAD else "#dddddd", lw=1)
-        words = number.replace(" ", "\n", 1)
-        axes.text(0.1, top + tall / 2, words, fontsize=10, fontweight="bold", va="center")
-        top += tall
+        label = number.replace(" ", "\n", 1)
+        axes.text(0.1, top + row_height / 2, label, fontsize=10, fontweight="bold", va="center")
+        top += row_height
     axes.plot([0.05, width - 0.05], [top, top], color="#999999", lw=1)
 
 
@@ -113,6 +113,6 @@ def _entry(axes: Any, row: dict[str, Any], x: float, y: float) -> None:
     axes.text(x, y + 0.10, kind, fontsize=6.5, va="center", color="#555555")
     letters = [part.strip() for part in row["conditions"].split(",") if part.strip()]
     for index, part in enumerate(letters):
-        place = x + 1.75 + 0.2 * index
+        left = x + 1.75 + 0.2 * index
         text = "pos" if part == "position" else part
-        axes.text(place, y - 0.07, text, fontsize=9, va="center", color=_COLOURS.get(part, "#000000"))
+        axes.text(left, y - 0.07, text, fontsize=9, va="center", color=_COLOURS.get(part, "#000000"))

@@ -1,11 +1,12 @@
-"""Deformable attention: keys and values are sampled where the queries' offsets point (DAT, Xia et al. 2022, Eq. 7-11).
+"""Deformable attention: keys and values are sampled at learned offsets (DAT, Xia et al. 2022, Eq. 7-11).
 
-A small network of the queries moves a coarse grid of points; x is sampled there, bilinearly, then k and v are made.
-All queries share the points, in each of `groups` groups of channels. A table by relative position is sampled too.
-Points start at the centres of their patches in half-pixel coordinates, so that without offsets stride 1 gives every
-cell back (softmax attention) and stride 2 the mean of 2x2 cells; the published code starts half a cell beside them,
-the last one outside the map.
-Extra tokens are queries, and keys as they are behind the sampled ones, without a position bias.
+A small network of the queries moves a coarse grid of points; x is sampled there bilinearly, and k and v are projected
+from the samples. All queries share the points of each of the `groups` groups of channels. A table of biases by relative
+position is sampled too.
+Points start at the centres of their patches in half-pixel coordinates: without offsets, stride 1 gives the patch tokens
+unchanged (softmax attention) and stride 2 means of 2x2. The published code starts half a cell off, the last point
+outside the map.
+Prefix and suffix tokens are queries, and are appended to the sampled keys unchanged and without a position bias.
 """
 
 from dataclasses import dataclass
@@ -16,54 +17,53 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, Site, attend, merge
-from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.precision import exact_products, wide
+from regard.core import Card, ConfigError, Cost, Grid, Inputs, Operator, Site, attend, merge
+from regard.mixers.shared.memory import MemoryMixerConfig
+from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.sdpa import sdpa
 
-from .pvt import MemoryMixer, memory_cost, refuse_memory
 from .softmax import softmax_reference
 
 __all__ = ["DAT", "sample_points", "sample_points_reference"]
 
 
 class DATPlan(NamedTuple):
-    """points (B, G, s, 2): where each group samples, (y, x) in cells: 0 is the centre of the first one."""
+    """points (B, G, s, 2): where each group samples, (y, x) in cells: 0 is the centre of the first cell."""
 
     points: Float[Tensor, "B G s 2"]
 
 
 def sample_points_reference(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -> Float[Tensor, "B c s"]:
-    """sum over cells of x, each with the weight max(0, 1 - |y - i|) max(0, 1 - |x - j|); beyond the map its border."""
-    ways = []
+    """sum over cells of x with weights max(0, 1 - |y - i|) max(0, 1 - |x - j|); outside the map, its border values."""
+    weights = []
     for axis, side in enumerate(x.shape[-2:]):
-        place = points[..., axis].clamp(0, side - 1)
-        ways.append(F.relu(1 - (place[..., None] - torch.arange(side, device=x.device)).abs()))  # (B, s, side)
-    return torch.einsum("bchw,bsh,bsw->bcs", x, *ways)
+        position = points[..., axis].clamp(0, side - 1)
+        weights.append(F.relu(1 - (position[..., None] - torch.arange(side, device=x.device)).abs()))  # (B, s, side)
+    return torch.einsum("bchw,bsh,bsw->bcs", x, *weights)
 
 
 def sample_points(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -> Float[Tensor, "B c s"]:
-    """Bilinear values of maps at points (y, x) in cells; beyond the map its border. In float32 for half precision.
+    """Bilinear samples of maps at points (y, x) in cells, in float32 at least; outside the map, its border values.
 
     A point that is NaN gives NaN.
     """
-    lost = points.isnan().any(-1)  # (B, s); on the CPU grid_sample would read and write outside the map
-    points = points.masked_fill(lost[..., None], 0.0)
+    invalid = points.isnan().any(-1)  # (B, s); on the CPU grid_sample would read and write outside the map
+    points = points.masked_fill(invalid[..., None], 0.0)
     sides = torch.tensor(x.shape[-2:], dtype=points.dtype, device=points.device)
-    place = ((2 * points + 1) / sides - 1).flip(-1)[:, :, None]  # (B, s, 1, 2) as (x, y), half-pixel centres
-    with exact_products(x.device):
-        out = F.grid_sample(wide(x), place.to(wide(x).dtype), padding_mode="border", align_corners=False)
-    return out[..., 0].masked_fill(lost[:, None], torch.nan).to(x.dtype)
+    positions = ((2 * points + 1) / sides - 1).flip(-1)[:, :, None]  # (B, s, 1, 2) as (x, y), half-pixel centres
+    with without_autocast(x.device):
+        out = F.grid_sample(upcast(x), positions.to(upcast(x).dtype), padding_mode="border", align_corners=False)
+    return out[..., 0].masked_fill(invalid[:, None], torch.nan).to(x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DAT(HeadMixerConfig):
-    """stride: cells between points. groups: groups of channels and heads with points of their own.
+class DAT(MemoryMixerConfig):
+    """stride: cells between points. groups: groups of channels and heads, each with its own points.
 
     kernel: of the offset network's depth-wise convolution (odd). reach: the published offset range factor, which
-    bounds an offset by tanh, in halves of the distance between points (2 lets a point reach its neighbour); 0 = no
-    bound but the map, as in all published models. table: the bias by relative position. init: "paper" draws the
-    network and the table; "zero" starts without offsets and bias. dwc must be 0: values do not lie on the grid.
+    bounds an offset by tanh, in halves of the distance between points (with 2 a point can reach its neighbour); 0 = no
+    bound but the map, as in all published models. table: whether to add the bias by relative position. init: "paper"
+    draws the network and the table at random; "zero" starts without offsets and bias. dwc must be 0.
     Raises: ConfigError for impossible numbers; building, if groups do not divide heads and channels; UnsupportedError
     for a host with rotary positions.
     """
@@ -90,17 +90,13 @@ class DAT(HeadMixerConfig):
         construction="offset prediction",
         topology="N-to-one",
         conditions="Q",
-        prefix="queries, and keys behind the sampled ones",
+        prefix="queries, and keys appended to the sampled ones",
         row_maps=False,  # its columns are not the tokens
     )
     samples: ClassVar[tuple[str, ...]] = (
         "DAT(stride=2, kernel=3)",
         "DAT(groups=2, reach=2.0)",
     )
-
-    @property
-    def contract(self) -> Contract:
-        return Contract(skip={"geometry": "its values lie on another grid than its queries"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,29 +105,19 @@ class DAT(HeadMixerConfig):
                 "stride, groups and the odd kernel are at least 1, reach at least 0, "
                 f"not stride={self.stride}, groups={self.groups}, kernel={self.kernel}, reach={self.reach}"
             )
-        if self.dwc:
-            raise ConfigError(f"DAT's values do not lie on the grid of its queries: dwc must be 0, not {self.dwc}")
-
-    def build(self, site: Site, shared: nn.Module | None = None) -> MemoryMixer:
-        refuse_memory(self, site)
-        return MemoryMixer(self, site, shared)
 
     def operator(self, site: Site) -> "DATOperator":
         if site.heads % self.groups or site.dim % self.groups:
             raise ConfigError(f"groups={self.groups} does not divide {site.heads} heads and {site.dim} channels")
         return DATOperator(self, site)
 
-    def points(self, grid: Grid) -> tuple[int, int]:
+    def sides(self, grid: Grid) -> tuple[int, int]:
         """Rows and columns of points."""
         return -(-grid.height // self.stride), -(-grid.width // self.stride)
 
-    def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        rows, columns = self.points(site.grid)
-        return memory_cost(self, site, super().cost(site, accounting), rows * columns + site.grid.extra)
-
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """The offset network and the attention; sampling has no products of matrices."""
-        rows, columns = self.points(site.grid)
+        """The offset network and the attention; sampling has no matrix products."""
+        rows, columns = self.sides(site.grid)
         number, each = rows * columns, site.inner // self.groups
         table = site.heads * (2 * site.grid.height - 1) * (2 * site.grid.width - 1) if self.table else 0
         network = Cost(each * (self.kernel**2 + 5), number * site.inner * (self.kernel**2 + 2))
@@ -139,7 +125,7 @@ class DAT(HeadMixerConfig):
 
 
 class DATOperator(Operator):
-    """conv, norm, offset: the network of one group, the same for all; table (H, 2h - 1, 2w - 1) or None."""
+    """conv, norm, offset: the network, shared by all groups. table (H, 2h - 1, 2w - 1), or None."""
 
     def __init__(self, config: DAT, site: Site) -> None:
         super().__init__()
@@ -153,7 +139,7 @@ class DATOperator(Operator):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The table to a normal draw with standard deviation 0.01, or to zero."""
+        """The table to a truncated normal of standard deviation 0.01, or to zero."""
         if self.table is not None and self.config.init == "zero":
             nn.init.zeros_(self.table)
         elif self.table is not None:
@@ -164,21 +150,19 @@ class DATOperator(Operator):
         return {"table"} if self.table is not None else set()
 
     def plan(self, q: Float[Tensor, "B H N d"], grid: Grid) -> DATPlan:
-        """The points of every group; they have gradients."""
+        """The points of every group, with gradients."""
         _, cells = grid.to_map(merge(q))
         groups = cells.unflatten(1, (self.config.groups, -1)).flatten(0, 1)  # (B*G, c, h, w)
         hidden = self.conv(groups).permute(0, 2, 3, 1)
-        moved = wide(self.offset(F.gelu(self.norm(hidden).to(q.dtype))))  # (B*G, rows, columns, 2)
-        rows, columns = moved.shape[1:3]
-        counts, sides = moved.new_tensor([rows, columns]), moved.new_tensor([grid.height, grid.width])
-        start = torch.stack(
-            torch.meshgrid(torch.arange(rows, device=q.device), torch.arange(columns, device=q.device), indexing="ij"),
-            -1,
-        )
-        start = (2 * start + 1) / counts - 1  # centres of the patches, the map from -1 to 1
-        moved = moved.tanh() * self.config.reach / counts if self.config.reach else moved
-        place = (start + moved).clamp(-1, 1)
-        return DATPlan((((place + 1) * sides - 1) / 2).flatten(1, 2).unflatten(0, (q.shape[0], self.config.groups)))
+        offsets = upcast(self.offset(F.gelu(self.norm(hidden).to(q.dtype))))  # (B*G, rows, columns, 2)
+        rows, columns = offsets.shape[1:3]
+        counts, sides = offsets.new_tensor([rows, columns]), offsets.new_tensor([grid.height, grid.width])
+        ranges = (torch.arange(side, device=q.device) for side in (rows, columns))
+        start = torch.stack(torch.meshgrid(*ranges, indexing="ij"), -1)
+        start = (2 * start + 1) / counts - 1  # centres of the patches; the map is -1 to 1
+        offsets = offsets.tanh() * self.config.reach / counts if self.config.reach else offsets
+        position = (start + offsets).clamp(-1, 1)
+        return DATPlan((((position + 1) * sides - 1) / 2).flatten(1, 2).unflatten(0, (q.shape[0], self.config.groups)))
 
     def memory(
         self,
@@ -188,57 +172,36 @@ class DATOperator(Operator):
         plain: bool,
         plan: DATPlan | None = None,
     ) -> tuple[Float[Tensor, "B M C"], Float[Tensor, "B H N M"] | None]:
-        """The sampled tokens with extra ones behind them, and the position bias. plan: other points than q's."""
+        """The sampled tokens, then prefix and suffix tokens; and the position bias. plan: points to use instead."""
         points = (self.plan(q, grid) if plan is None else plan).points
         extra, cells = grid.to_map(x)
         groups = cells.unflatten(1, (self.config.groups, -1)).flatten(0, 1)  # (B*G, C/G, h, w)
-        take = sample_points_reference if plain else sample_points
-        tokens = take(groups, points.flatten(0, 1).to(groups.dtype if plain else points.dtype))
+        sample = sample_points_reference if plain else sample_points
+        tokens = sample(groups, points.flatten(0, 1).to(groups.dtype if plain else points.dtype))
         tokens = tokens.unflatten(0, (x.shape[0], self.config.groups)).flatten(1, 2).mT  # (B, s, C)
         bias = None if self.table is None else self._bias(points, grid, q.dtype, plain)
         return (tokens if not grid.extra else torch.cat([tokens, extra], 1)), bias
 
     def _bias(self, points: Tensor, grid: Grid, dtype: torch.dtype, plain: bool) -> Tensor:
-        """The table at (query - point), (B, H, N, M); 0 for extra tokens. Another grid stretches the table."""
+        """The table at (query - point), (B, H, N, M); 0 for prefix and suffix tokens. Stretched for another grid."""
         batch, groups, number = points.shape[:3]
-        table = wide(cast(Tensor, self.table)).unflatten(0, (groups, -1))  # (G, H/G, ...)
+        table = upcast(cast(Tensor, self.table)).unflatten(0, (groups, -1))  # (G, H/G, ...)
         table = table.expand(batch, -1, -1, -1, -1).flatten(0, 1)
         cell = torch.arange(grid.cells, device=points.device)
         cell = torch.stack([cell // grid.width, cell % grid.width], -1)
-        apart = cell[:, None] - points.flatten(0, 1)[:, None]  # (B*G, cells, s, 2)
-        half = apart.new_tensor([side // 2 for side in table.shape[-2:]])
-        reach = apart.new_tensor([max(grid.height - 1, 1), max(grid.width - 1, 1)])
-        place = (apart * half / reach + half).flatten(1, 2)
-        take = sample_points_reference if plain else sample_points
-        bias = take(table, place.to(table.dtype)).unflatten(-1, (grid.cells, number))
+        offset = cell[:, None] - points.flatten(0, 1)[:, None]  # (B*G, cells, s, 2)
+        half = offset.new_tensor([side // 2 for side in table.shape[-2:]])
+        reach = offset.new_tensor([max(grid.height - 1, 1), max(grid.width - 1, 1)])
+        position = (offset * half / reach + half).flatten(1, 2)
+        sample = sample_points_reference if plain else sample_points
+        bias = sample(table, position.to(table.dtype)).unflatten(-1, (grid.cells, number))
         bias = bias.unflatten(0, (batch, groups)).flatten(1, 2).to(dtype)  # (B, H, cells, s)
-        after = grid.tokens - grid.cells - grid.prefix
-        return F.pad(bias, (0, grid.extra, grid.prefix, after))
+        return F.pad(bias, (0, grid.extra, grid.prefix, grid.suffix))
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        bias = None if mask is None else mask.bias
-        return sdpa(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), attn_mask=bias)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return softmax_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), mask=mask)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        if plain:
+            return softmax_reference(inputs.q, inputs.k, inputs.v, mask=inputs.mask)
+        return sdpa(inputs.q, inputs.k, inputs.v, attn_mask=None if inputs.mask is None else inputs.mask.bias)
 
 
 class Offset(nn.Linear):
@@ -249,7 +212,7 @@ class Offset(nn.Linear):
         super().__init__(width, 2, bias=False)
 
     def reset_parameters(self) -> None:
-        """As a linear layer, or to zero."""
+        """As every linear layer, or to zero."""
         if self.zero:
             nn.init.zeros_(self.weight)
         else:

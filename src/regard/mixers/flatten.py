@@ -1,32 +1,30 @@
 """Focused linear attention: features that keep their length and point more along their largest channels (FLatten).
 
 f_p(x) = |x| x^p / |x^p| of x = (relu(x) + 1e-6) / softplus(sigma), then linear attention (Han et al. 2023, Eq. 5-9).
-Lengths are over the channels of all heads together. A learned position is added to every key. Extra tokens are queries
-and keys like any other, with positions of their own; the local branch leaves them out.
+Lengths are over the channels of all heads together. A learned position embedding is added to every key. Prefix and
+suffix tokens are queries and keys like all others, with their own embeddings; the local branch gives them zeros.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, Site, only_kept
-from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
+from regard.core import Card, ConfigError, Contract, Cost, Inputs, Mask, Operator, Site, only_kept
+from regard.mixers.shared.checks import check_odd_kernel, check_qkv_and_padding
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.shared.kernel_features import (
     HeadConv,
+    KeyPositions,
     LocalMixer,
-    Positions,
-    check_kernel,
-    check_kernel_size,
     feature_map,
     kernel_product,
     kernel_weights,
-    refuse_cross,
 )
-from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.precision import upcast, without_autocast
 
 __all__ = ["FLatten", "flatten", "flatten_reference"]
 
@@ -45,7 +43,7 @@ def flatten_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """All N x M weights f_p(q_i).f_p(k_j), divided by the sum of their row + eps."""
-    keep = check_kernel("flatten", q, k, v, mask)
+    keep = check_qkv_and_padding("flatten", q, k, v, mask)
 
     def focus(x: Tensor) -> Tensor:
         x = F.relu(x) + 1e-6
@@ -69,18 +67,18 @@ def flatten(
 ) -> Float[Tensor, "B H N e"]:
     """The same in linear time; powers are of x / max(x), so that none overflows.
 
-    power: p. over: lengths over the "channels" of all heads, as published, or over each "head". spread: what divides
-    the features, positive. eps: added to the normaliser. mask: padding only; a query whose keys are all hidden gets
+    power: p. over: lengths over the "channels" of all heads, as published, or over each "head". spread: positive
+    divisor of the features. eps: added to the normaliser. mask: padding only; a query whose keys are all hidden gets
     zeros. Features and normalisers are in float32 for half precision.
-    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks, ConfigError for an unknown
-    word.
+    Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks, ConfigError for another
+    value of `over`.
     """
-    keep = check_kernel("flatten", q, k, v, mask)
+    keep = check_qkv_and_padding("flatten", q, k, v, mask)
     if over not in AXES:
         raise ConfigError(f"over is channels or head, not {over!r}")
-    with exact_products(q.device):
-        fk = only_kept(focused(wide(only_kept(k, keep)), power, over, spread), keep)
-        return kernel_product(focused(wide(q), power, over, spread), fk, only_kept(v, keep), eps)
+    with without_autocast(q.device):
+        fk = only_kept(focused(upcast(only_kept(k, keep)), power, over, spread), keep)
+        return kernel_product(focused(upcast(q), power, over, spread), fk, only_kept(v, keep), eps)
 
 
 def focused(
@@ -89,24 +87,24 @@ def focused(
     """The features f_p(x)."""
     x = feature_map("relu")(x)
     x = x if spread is None else x / spread
-    heads = over == "channels"
-    largest = x.detach().amax(-1, keepdim=True)  # it cancels
-    largest = largest.amax(1, keepdim=True) if heads else largest
+    all_heads = over == "channels"
+    largest = x.detach().amax(-1, keepdim=True)  # cancels in the result
+    largest = largest.amax(1, keepdim=True) if all_heads else largest
     x = x / largest
     y = x**power
-    # the last axis first: a reduction over two axes apart is several times slower
+    # the last axis first: one reduction over both axes is several times slower
     squares = [z.square().sum(-1, keepdim=True) for z in (x, y)]
-    of_x, of_y = (z.sum(1, keepdim=True) if heads else z for z in squares)
-    return y * (largest * (of_x / of_y).sqrt())
+    sum_x, sum_y = (z.sum(1, keepdim=True) if all_heads else z for z in squares)
+    return y * (largest * (sum_x / sum_y).sqrt())
 
 
 @dataclass(frozen=True, kw_only=True)
 class FLatten(HeadMixerConfig):
     """power: p. over: lengths over the "channels" of all heads, as published, or over each "head".
 
-    position: whether a learned position, 0 at the start, is added to every key; it lies on the build grid and is
-    resampled for another. local: kernel of the depth-wise convolution of the values that all heads share, 0 = none; the
-    paper's layer is FLatten(local=5), comparisons of attention alone leave it out. eps: added to the normaliser.
+    position: whether a learned position embedding, 0 at the start, is added to every key; it is resampled for another
+    grid. local: kernel of the depth-wise convolution of the values that all heads share, 0 = none. The paper's layer is
+    FLatten(local=5); comparisons of attention alone do not have it. eps: added to the normaliser.
     """
 
     power: float = 3.0
@@ -128,7 +126,7 @@ class FLatten(HeadMixerConfig):
         construction="kernelisation",
         topology="all-to-one",
         conditions="K, V",
-        prefix="like any other token, with learned positions of their own",
+        prefix="like all tokens, with their own position embeddings",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
@@ -140,12 +138,12 @@ class FLatten(HeadMixerConfig):
 
     @property
     def contract(self) -> Contract:
-        skip = {"cross": "the local branch needs one grid"} if self.local else {}
+        skip = {"cross": self.refuses_cross} if self.local else {}
         return Contract(positions=bool(self.dwc or self.local or self.position), skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_kernel_size("FLatten", "local", self.local)
+        check_odd_kernel("FLatten", "local", self.local)
         if self.power <= 0 or self.eps < 0:
             raise ConfigError(f"power is positive and eps at least 0, not power={self.power}, eps={self.eps}")
 
@@ -154,10 +152,9 @@ class FLatten(HeadMixerConfig):
             return LocalMixer(self, site, shared, HeadConv(site.width, self.local))
         return super().build(site, shared)
 
-    def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
-        if self.local:
-            raise refuse_cross("FLatten", "local")
-        return super().build_cross(site, shared)
+    @property
+    def refuses_cross(self) -> str:
+        return "its local branch needs one grid; give local=0" if self.local else ""
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
         return super().cost(site, accounting) + head_conv_cost(site, self.local)
@@ -166,7 +163,7 @@ class FLatten(HeadMixerConfig):
         return FLattenOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        keys = (site.memory or site.grid).tokens
+        keys = site.tokens("k")
         params = site.inner * (1 + (keys if self.position else 0))
         return Cost(params, (site.grid.tokens + keys) * site.inner * site.width)
 
@@ -177,13 +174,13 @@ def head_conv_cost(site: Site, kernel: int) -> Cost:
 
 
 class FLattenOperator(Operator):
-    """sigma (H, 1, d), starts at 0; positions of the keys, where asked."""
+    """sigma (H, 1, d), starts at 0; positions of the keys, or None."""
 
     def __init__(self, config: FLatten, site: Site) -> None:
         super().__init__()
         self.config = config
         self.sigma = nn.Parameter(torch.empty(site.heads, 1, site.width))
-        self.positions = Positions(site, site.memory or site.grid) if config.position else None
+        self.positions = KeyPositions(site, site.memory or site.grid) if config.position else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -191,39 +188,13 @@ class FLattenOperator(Operator):
         nn.init.zeros_(self.sigma)
 
     def no_weight_decay(self) -> set[str]:
-        """sigma scales features, like the weight of a normalisation."""
+        """sigma, which scales features like the weight of a normalisation."""
         return {"sigma"}
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        k = self._placed(k, memory or grid)
-        return flatten(cast(Tensor, q), k, cast(Tensor, v), mask=mask, **self._options())
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        k = self._placed(k, memory or grid)
-        return flatten_reference(cast(Tensor, q), k, cast(Tensor, v), mask=mask, **self._options())
-
-    def _placed(self, k: Tensor | None, grid: Grid) -> Tensor:
-        k = cast(Tensor, k)
-        return k if self.positions is None else k + self.positions(grid).to(k.dtype)
-
-    def _options(self) -> dict:
-        config = self.config
-        return {"power": config.power, "over": config.over, "spread": F.softplus(self.sigma), "eps": config.eps}
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        form, config, k = flatten_reference if plain else flatten, self.config, inputs.k
+        k = k if self.positions is None else k + self.positions(inputs.key_grid).to(k.dtype)
+        scales = F.softplus(self.sigma)
+        return form(
+            inputs.q, k, inputs.v, power=config.power, over=config.over, spread=scales, eps=config.eps, mask=inputs.mask
+        )

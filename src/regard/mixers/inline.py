@@ -1,7 +1,8 @@
 """InLine attention: linear attention whose weights sum to 1 by subtraction, not division (Han et al. 2024, Eq. 8).
 
 w_ij = a (q_i.k_j - q_i.mean k) / N + 1 / N, so o_i = q_i (a K^T V / N - a mean k^T mean v) + mean v, a = d^-0.5.
-Weights may be negative. Extra tokens are queries and keys like any other; the residual branch (Eq. 10) leaves them out.
+Weights may be negative. Prefix and suffix tokens are queries and keys like all others; the local branch (Eq. 10) gives
+them zeros.
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, Site, only_kept
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Mask, Operator, Site, only_kept
 from regard.mixers.convolutions.sampling import own_kernels
-from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
-from regard.mixers.shared.kernel_features import check_kernel, narrow, refuse_cross
-from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.checks import check_qkv_and_padding
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
+from regard.mixers.shared.kernel_features import bfloat16_like
+from regard.mixers.shared.precision import upcast, without_autocast
 
 __all__ = ["InLine", "inline", "inline_reference"]
 
@@ -30,14 +32,14 @@ def inline_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """All N x M weights scale (q_i.k_j - mean_j q_i.k_j) / N + 1 / N; means and N are over the keys that are kept."""
-    keep = check_kernel("inline", q, k, v, mask)
+    keep = check_qkv_and_padding("inline", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = only_kept(k, keep), only_kept(v, keep)
-    one = v.new_ones(k.shape[0], k.shape[-2]) if keep is None else keep.to(v.dtype)
-    number = one.sum(-1).clamp_min(1)[:, None, None, None]
+    kept = v.new_ones(k.shape[0], k.shape[-2]) if keep is None else keep.to(v.dtype)
+    number = kept.sum(-1).clamp_min(1)[:, None, None, None]
     logits = scale * (q @ k.mT)
     weights = (logits - logits.sum(-1, keepdim=True) / number + 1) / number
-    return weights * one[:, None, None, :] @ v
+    return weights * kept[:, None, None, :] @ v
 
 
 def inline(
@@ -53,24 +55,24 @@ def inline(
     scale: None = d^-0.5. mask: padding only; without any key the result is 0. Half precision is summed in float32.
     Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks.
     """
-    keep = check_kernel("inline", q, k, v, mask)
+    keep = check_qkv_and_padding("inline", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    with exact_products(q.device):
+    with without_autocast(q.device):
         k, v = only_kept(k, keep), only_kept(v, keep)
-        q, wide_k, wide_v = wide(q), wide(k), wide(v)
+        q, wide_k, wide_v = upcast(q), upcast(k), upcast(v)
         number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(q.dtype)[:, None, None, None]
         k_mean, v_mean = (x.sum(-2, keepdim=True) / number for x in (wide_k, wide_v))
-        # centred before the product: afterwards, keys far from 0 would cancel
-        table = (narrow(wide_k - k_mean, v).mT @ narrow(wide_v, v)).to(q.dtype) * (scale / number)
-        return (narrow(q, v) @ narrow(table, v) + v_mean).to(v.dtype)
+        # keys are centred before the product: afterwards, keys far from 0 would lose precision
+        table = (bfloat16_like(wide_k - k_mean, v).mT @ bfloat16_like(wide_v, v)).to(q.dtype) * (scale / number)
+        return (bfloat16_like(q, v) @ bfloat16_like(table, v) + v_mean).to(v.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InLine(HeadMixerConfig):
     """scale: factor of the products, None = d^-0.5.
 
-    residual: whether the paper's local branch is there: a 3x3 depth-wise convolution of the values on the grid, with
-    kernels made from the mean of the layer's input for every image. The paper's layer is InLine(residual=True).
+    residual: whether to add the paper's local branch: a 3x3 depth-wise convolution of the values on the grid, whose
+    kernels are computed from the mean of the layer's input for every image. The paper's layer is InLine(residual=True).
     """
 
     scale: float | None = None
@@ -99,16 +101,15 @@ class InLine(HeadMixerConfig):
 
     @property
     def contract(self) -> Contract:
-        skip = {"cross": "the residual branch needs one grid"} if self.residual else {}
+        skip = {"cross": self.refuses_cross} if self.residual else {}
         return Contract(positions=bool(self.dwc or self.residual), skip=skip)
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         return ResidualMixer(self, site, shared) if self.residual else super().build(site, shared)
 
-    def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
-        if self.residual:
-            raise refuse_cross("InLine", "residual")
-        return super().build_cross(site, shared)
+    @property
+    def refuses_cross(self) -> str:
+        return "its local branch needs one grid; give residual=False" if self.residual else ""
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
         total = super().cost(site, accounting)
@@ -122,7 +123,7 @@ class InLine(HeadMixerConfig):
         return InLineOperator(self)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        return Cost(0, (site.grid.tokens + (site.memory or site.grid).tokens) * site.inner * site.width)
+        return Cost(0, (site.grid.tokens + site.tokens("k")) * site.inner * site.width)
 
 
 def check_width(site: Site) -> None:
@@ -134,7 +135,7 @@ def check_width(site: Site) -> None:
 
 
 class ResidualMixer(HeadMixer):
-    """A layer with the local branch: kernel = W2 GELU(W1 mean x), both maps within heads, for every channel 3x3."""
+    """A layer with the local branch: a 3x3 kernel W2 GELU(W1 mean x) for every channel, both maps within heads."""
 
     def __init__(self, config: InLine, site: Site, shared: nn.Module | None = None) -> None:
         check_width(site)
@@ -142,8 +143,8 @@ class ResidualMixer(HeadMixer):
         self.first = nn.Conv1d(site.inner, site.inner, 1, groups=site.heads)
         self.second = nn.Conv1d(site.inner, 9 * site.inner, 1, groups=site.heads)
 
-    def beside(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
-        out = super().beside(x, out, v, grid, mask)
+    def add_branches(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
+        out = super().add_branches(x, out, v, grid, mask)
         keep = mask.keep if mask is not None else None
         if keep is None:
             mean = x.mean(1)
@@ -162,26 +163,6 @@ class InLineOperator(Operator):
         super().__init__()
         self.scale = config.scale
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return inline(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), scale=self.scale, mask=mask)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return inline_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), scale=self.scale, mask=mask)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        form = inline_reference if plain else inline
+        return form(inputs.q, inputs.k, inputs.v, scale=self.scale, mask=inputs.mask)

@@ -1,20 +1,21 @@
 """Linear attention: softmax replaced by a product of features, phi(q_i).phi(k_j) (Katharopoulos et al. 2020, Eq. 4-7).
 
 o_i = phi(q_i) (sum_j phi(k_j)^T v_j) / (phi(q_i) . sum_j phi(k_j) + eps), phi = elu + 1, in time linear in N.
-Extra tokens are queries and keys like any other.
+Prefix and suffix tokens are queries and keys like all others.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, Site, only_kept
+from regard.core import Card, ConfigError, Contract, Cost, Inputs, Mask, Operator, Site, hide, only_kept
+from regard.mixers.shared.checks import check_qkv_and_padding
 from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.kernel_features import Feature, check_kernel, feature_map, kernel_product, kernel_weights
-from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.kernel_features import Feature, feature_map, kernel_product, kernel_weights
+from regard.mixers.shared.precision import upcast, without_autocast
 
 __all__ = ["Linear", "linear", "linear_reference"]
 
@@ -29,7 +30,7 @@ def linear_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row + eps."""
-    keep = check_kernel("linear", q, k, v, mask)
+    keep = check_qkv_and_padding("linear", q, k, v, mask)
     phi = feature_map(feature)
     return kernel_weights(phi(q), only_kept(phi(only_kept(k, keep)), keep), eps) @ only_kept(v, keep)
 
@@ -43,25 +44,25 @@ def linear(
     eps: float = 1e-6,
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
-    """The same, keys with values first.
+    """The same, the product of keys and values first.
 
-    feature: "elu" (elu + 1), "relu" (relu + 1e-6), "identity" or a function of a tensor that keeps all but the last
-    axis; it should not be negative. eps: added to the normaliser. mask: padding only; a query whose keys are all hidden
-    gets zeros. Normalisers are in float32 for half precision.
+    feature: "elu" (elu + 1), "relu" (relu + 1e-6), "identity" or a function of a tensor that may change the last
+    axis only; its values should not be negative. eps: added to the normaliser. mask: padding only; a query whose keys
+    are all hidden gets zeros. Normalisers are in float32 for half precision.
     Raises: ShapeError if q, k and v do not fit together, UnsupportedError for other masks, ConfigError for an unknown
     feature.
     """
-    keep = check_kernel("linear", q, k, v, mask)
+    keep = check_qkv_and_padding("linear", q, k, v, mask)
     phi = feature_map(feature)
-    with exact_products(q.device):
-        fk = only_kept(phi(wide(only_kept(k, keep))), keep)
-        return kernel_product(phi(wide(q)), fk, only_kept(v, keep), eps)
+    with without_autocast(q.device):
+        fk = only_kept(phi(upcast(only_kept(k, keep))), keep)
+        return kernel_product(phi(upcast(q)), fk, only_kept(v, keep), eps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(HeadMixerConfig):
-    """feature: "elu" is the original elu + 1; "relu" is relu + 1e-6; "identity" takes q and k as they are.
-    `regard.ops.linear` takes any function.
+    """feature: "elu" is the original elu + 1; "relu" is relu + 1e-6; "identity" leaves q and k unchanged.
+    `regard.ops.linear` accepts any function.
 
     norm: "rms" divides q and k by their root mean square over all channels, with a learned weight for each channel, as
     the linear rows of the MHLA and MiTA comparisons do (with feature="relu"). eps: added to the normaliser.
@@ -105,7 +106,7 @@ class Linear(HeadMixerConfig):
         return LinearOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        tokens = site.grid.tokens + (site.memory or site.grid).tokens
+        tokens = site.tokens("q") + site.tokens("k")
         return Cost(2 * site.inner if self.norm else 0, tokens * site.inner * site.width)
 
 
@@ -122,44 +123,19 @@ class ChannelNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N d"]:
-        y = wide(x)
+        y = upcast(x)
         return (y * (y.square().mean((1, 3), keepdim=True) + 1e-6).rsqrt() * self.weight).to(x.dtype)
 
 
 class LinearOperator(Operator):
-    """q_norm and k_norm, where asked."""
+    """q_norm and k_norm; identities without norm="rms"."""
 
     def __init__(self, config: Linear, site: Site) -> None:
         super().__init__()
         self.config = config
         self.q_norm, self.k_norm = (ChannelNorm(site) if config.norm else nn.Identity() for _ in range(2))
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, k = self._normalised(q, k, mask)
-        return linear(q, k, cast(Tensor, v), feature=self.config.feature, eps=self.config.eps, mask=mask)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, k = self._normalised(q, k, mask)
-        return linear_reference(q, k, cast(Tensor, v), feature=self.config.feature, eps=self.config.eps, mask=mask)
-
-    def _normalised(self, q: Tensor | None, k: Tensor | None, mask: Mask | None) -> tuple[Tensor, Tensor]:
-        keep = mask.keep if mask is not None else None
-        return self.q_norm(cast(Tensor, q)), self.k_norm(only_kept(cast(Tensor, k), keep))
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        form, config = linear_reference if plain else linear, self.config
+        q, k = self.q_norm(inputs.q), self.k_norm(hide(inputs.k, inputs.mask))
+        return form(q, k, inputs.v, feature=config.feature, eps=config.eps, mask=inputs.mask)

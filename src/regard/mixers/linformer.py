@@ -1,22 +1,22 @@
 """Linformer: keys and values projected along the tokens to m rows (Wang et al. 2020, Eq. 7).
 
-o = softmax(q (E k)^T scale) (F v), E and F (m, N) learned. They belong to one grid; another grid resamples the columns
-of its cells, while those of extra tokens, parameters of their own, stay.
+o = softmax(q (E k)^T scale) (F v), E and F (m, N) learned for one grid. For another grid their columns of patch tokens
+are resampled; those of prefix and suffix tokens are separate parameters and do not change.
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, attend, only_kept
+from regard.core import Card, ConfigError, Cost, Grid, Inputs, Mask, Operator, ShapeError, Site, attend, only_kept
+from regard.mixers.shared.checks import check_prefix_suffix, check_qkv_and_padding, check_site
 from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.kernel_features import check_extra, check_kernel
 from regard.mixers.shared.landmarks import pool_matrix
-from regard.mixers.shared.low_rank import read
+from regard.mixers.shared.low_rank import low_rank_attention
 from regard.mixers.static_keys.grids import resample
 
 __all__ = ["Linformer", "linformer", "linformer_reference"]
@@ -33,7 +33,7 @@ def linformer_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """(softmax(scale q (E k)^T) F) v; hidden keys and values are 0 before they are projected."""
-    keep = check_kernel("linformer", q, k, v, mask)
+    keep = check_qkv_and_padding("linformer", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     a = (q @ (project_k @ only_kept(k, keep)).mT * scale).softmax(-1)
     return a @ project_v @ only_kept(v, keep)
@@ -51,28 +51,27 @@ def linformer(
 ) -> Float[Tensor, "B H N e"]:
     """The same, values projected first.
 
-    project_k, project_v: E and F for each head, or one (G = 1) for all. scale: None = d^-0.5. mask: padding only; a row
-    of E that sees no key at all is a key of zeros.
+    project_k, project_v: E and F for each head, or one (G = 1) for all. scale: None = d^-0.5. mask: padding only;
+    hidden keys and values count as 0.
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks.
     """
-    keep = check_kernel("linformer", q, k, v, mask)
+    keep = check_qkv_and_padding("linformer", q, k, v, mask)
     for label, matrix in (("project_k", project_k), ("project_v", project_v)):
         if matrix.shape[0] not in (1, q.shape[1]) or matrix.shape != (*project_k.shape[:2], k.shape[-2]):
-            came, heads = tuple(matrix.shape), q.shape[1]
-            raise ShapeError(
-                f"linformer: {label} has shape {came}; expected (1 or {heads}, rows, keys = {k.shape[-2]}), both alike"
-            )
+            expected = f"(1 or {q.shape[1]}, rows, keys = {k.shape[-2]}), both alike"
+            raise ShapeError(f"linformer: {label} has shape {tuple(matrix.shape)}; expected {expected}")
     keys, values = project_k @ only_kept(k, keep), project_v @ only_kept(v, keep)
-    return read(q, keys, values, scale=scale)
+    return low_rank_attention(q, keys, values, scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linformer(HeadMixerConfig):
-    """m: rows of E and F. share: "kv" uses E for F, too. per_head: whether every head has its own.
+    """m: rows of E and F. share: "kv" uses E also as F. per_head: whether every head has its own E and F.
 
     init: "uniform" within +-1/sqrt(m); "normal" with standard deviation 0.02; "pool" starts as averages over windows of
-    the grid, so that a swapped layer begins near pooled attention (m must then fit the grid, as for landmarks; extra
-    tokens start with nothing). scale: None = d^-0.5. The paper's variant with one E for all layers is not here.
+    the grid, so that a swapped layer starts near pooled attention (m must then fit the grid, as for landmarks; the
+    columns of prefix and suffix tokens start at 0). scale: None = d^-0.5. The paper's variant with one E for all layers
+    is not implemented.
     """
 
     m: int = 64
@@ -94,7 +93,7 @@ class Linformer(HeadMixerConfig):
         construction="learned projection",
         topology="all-to-one",
         conditions="K, V",
-        prefix="a query like any other; its columns of E and F are learned apart and are not resampled",
+        prefix="queries like all tokens; their columns of E and F are separate and are not resampled",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
@@ -110,20 +109,17 @@ class Linformer(HeadMixerConfig):
             raise ConfigError(f"Linformer has at least one row, not m={self.m}")
 
     def operator(self, site: Site) -> "LinformerOperator":
-        keys = (site.memory or site.grid).tokens
-        if self.m > keys:
-            where = f" of {site.name}" if site.name else ""
-            raise ConfigError(f"m={self.m}, but the site{where} has {keys} keys; choose m between 1 and {keys}")
+        check_site("m", self.m, site, site.tokens("k"), "keys")
         return LinformerOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        keys = (site.memory or site.grid).tokens
+        keys = site.tokens("k")
         params = self.m * keys * (1 if self.share else 2) * (site.heads if self.per_head else 1)
         return Cost(params, 2 * keys * self.m * site.inner) + attend(site.grid.tokens, self.m, site.inner)
 
 
 class LinformerOperator(Operator):
-    """project_k and project_v, the second None where they are one."""
+    """project_k and project_v; project_v is None where both are the same."""
 
     def __init__(self, config: Linformer, site: Site) -> None:
         super().__init__()
@@ -132,39 +128,18 @@ class LinformerOperator(Operator):
         self.project_v = None if config.share else TokenProjection(config, site)
 
     def matrices(self, grid: Grid, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """E and F for a grid."""
-        first = self.project_k(grid).to(dtype)
-        return first, first if self.project_v is None else self.project_v(grid).to(dtype)
+        """E and F on a grid."""
+        e = self.project_k(grid).to(dtype)
+        return e, e if self.project_v is None else self.project_v(grid).to(dtype)
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, matrices = cast(Tensor, q), self.matrices(memory or grid, cast(Tensor, q).dtype)
-        return linformer(q, cast(Tensor, k), cast(Tensor, v), *matrices, scale=self.config.scale, mask=mask)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, matrices = cast(Tensor, q), self.matrices(memory or grid, cast(Tensor, q).dtype)
-        return linformer_reference(q, cast(Tensor, k), cast(Tensor, v), *matrices, scale=self.config.scale, mask=mask)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        form = linformer_reference if plain else linformer
+        matrices = self.matrices(inputs.key_grid, inputs.q.dtype)
+        return form(inputs.q, inputs.k, inputs.v, *matrices, scale=self.config.scale, mask=inputs.mask)
 
 
 class TokenProjection(nn.Module):
-    """A matrix over tokens: cells (G, m, cells) on the build grid, extra (G, m, prefix + suffix) or None."""
+    """A matrix over tokens: cells (G, m, cells) of the build grid; extra (G, m, prefix + suffix), or None."""
 
     def __init__(self, config: Linformer, site: Site) -> None:
         super().__init__()
@@ -176,7 +151,7 @@ class TokenProjection(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As `config.init` says."""
+        """By `config.init`."""
         bound = 1 / math.sqrt(self.config.m)
         for parameter in self.parameters():
             if self.config.init == "uniform":
@@ -189,11 +164,11 @@ class TokenProjection(nn.Module):
             self.cells.copy_(pool_matrix(Grid(self.grid.height, self.grid.width), self.config.m))
 
     def forward(self, grid: Grid) -> Float[Tensor, "G m N"]:
-        """The matrix in token order; for another grid resampled (bicubic) and scaled, so that sums stay.
+        """The matrix in token order; for another grid resampled (bicubic) and scaled, so that sums do not change.
 
-        Raises: GridError for other numbers of extra tokens than at the build.
+        Raises: GridError for other prefix or suffix tokens than at the build.
         """
-        check_extra("projections of tokens", self.grid, grid)
+        check_prefix_suffix("projections of tokens", self.grid, grid)
         cells: Tensor = self.cells
         if grid.height != self.grid.height or grid.width != self.grid.width:
             cells = resample(cells.mT, self.grid, grid).mT * (self.grid.cells / grid.cells)

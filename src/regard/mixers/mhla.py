@@ -1,25 +1,26 @@
 """Token-level multi-head linear attention: a learned mixture of the key-value products of blocks of tokens (MHLA).
 
-Block j of the grid has S_j = sum phi(k_t)^T v_t and z_j = sum phi(k_t); a query of block i reads
-phi(q) sum_j M_ij S_j / (phi(q) . sum_j M_ij z_j), phi = relu + 1e-6, M learned, the same for all heads.
-The published code mixes the normalisers phi(q).z_j after the product, pairing the queries of different blocks by their
-place in the block; here a query is normalised by its own sum. All extra tokens are one block more.
+Block j of the grid has S_j = sum phi(k_t)^T v_t and z_j = sum phi(k_t). The output for a query of block i is
+phi(q) sum_j M_ij S_j / (phi(q) . sum_j M_ij z_j), phi = relu + 1e-6, with M learned and shared by all heads.
+The published code mixes the normalisers phi(q).z_j after the product, which pairs queries of different blocks by their
+index in the block; here a query is normalised by its own sum. Prefix and suffix tokens are one more block.
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, GridError, Mask, Operator, ShapeError, Site, only_kept
+from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Mask, Operator, ShapeError, Site, only_kept
+from regard.mixers.shared.checks import check_qkv_and_padding, check_qkv_on_grid, padding_only
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.mixers.shared.kernel_features import check_kernel, divide, feature_map, narrow
-from regard.mixers.shared.landmarks import Windows, number_of, windows_of
-from regard.mixers.shared.precision import exact_products, wide
-from regard.mixers.shared.tiles import balanced, cell_ids, join_tokens, split_tokens
+from regard.mixers.shared.kernel_features import bfloat16_like, feature_map, safe_divide
+from regard.mixers.shared.landmarks import Windows, landmark_count, landmark_windows
+from regard.mixers.shared.precision import upcast, without_autocast
+from regard.mixers.shared.tiles import balanced_tiles, cell_ids, join_tokens, split_tokens
 
 __all__ = ["MHLA", "mhla", "mhla_reference"]
 
@@ -37,10 +38,10 @@ def mhla_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """All N x N weights M_b(i)b(j) phi(q_i).phi(k_j), b(i) the block of i, divided by the sum of their row + eps."""
-    keep = check_kernel("mhla", q, k, v, mask)
+    keep = check_qkv_and_padding("mhla", q, k, v, mask)
     phi, block = feature_map("relu"), block_of(grid, m, q.device)
     a = phi(q) @ only_kept(phi(only_kept(k, keep)), keep).mT * mixing[block][:, block]
-    a = divide(a, a.sum(-1, keepdim=True) + eps) if normalize == "correct" else a
+    a = safe_divide(a, a.sum(-1, keepdim=True) + eps) if normalize == "correct" else a
     return a @ only_kept(v, keep)
 
 
@@ -61,56 +62,54 @@ def mhla(
     m: tiles of the grid, a number or (rows, columns). mixing: M over the blocks of `block_of`; not negative where
     weights are normalised. normalize: "correct", or "none" as in MiTA's comparison. eps: added to the normaliser.
     mask: padding only. Features and normalisers are in float32 for half precision.
-    Raises: ShapeError and GridError for what does not fit, UnsupportedError for other masks, ConfigError for an
-    unknown word.
+    Raises: ShapeError, GridError for tensors that do not fit, UnsupportedError for other masks, ConfigError for
+    another value of `normalize`.
     """
-    keep = check_kernel("mhla", q, k, v, mask)
+    check_qkv_on_grid("mhla", q, k, v, grid)
+    keep = padding_only("mhla", mask).keep
     if normalize not in ("correct", "none"):
         raise ConfigError(f"normalize is correct or none, not {normalize!r}")
-    if q.shape[-2] != k.shape[-2]:
-        raise ShapeError(f"mhla: {q.shape[-2]} queries and {k.shape[-2]} keys; both must be the tokens of the grid")
-    grid.check(q)
-    tiles = balanced(grid, windows_of(grid, m), q.device)
+    tiles = balanced_tiles(grid, landmark_windows(grid, m), q.device)
     number = tiles.number + bool(grid.extra)
     if tuple(mixing.shape) != (number, number):
         raise ShapeError(f"mhla: mixing has shape {tuple(mixing.shape)}; expected {(number, number)} for the blocks")
-    with exact_products(q.device):
+    with without_autocast(q.device):
         phi = feature_map("relu")
 
-        def parts(x: Tensor) -> tuple[Tensor, Tensor]:  # extra tokens; cells (B, H, X, A, c), 0 in empty slots
+        def parts(x: Tensor) -> tuple[Tensor, Tensor]:  # prefix and suffix; patches (B, H, X, A, c), 0 in empty slots
             extra, cells = split_tokens(x, grid)
             cells = tiles.cut(cells)
             return extra, cells if tiles.even else cells.masked_fill(~tiles.tables.real[..., None], 0.0)
 
-        def over_blocks(extra: Tensor, cells: Tensor) -> Tensor:  # the extra tokens are the last block
+        def over_blocks(extra: Tensor, cells: Tensor) -> Tensor:  # prefix and suffix tokens are the last block
             return torch.cat([cells, extra[:, :, None]], 2) if grid.extra else cells
 
-        queries, keys = parts(phi(wide(q))), parts(only_kept(phi(wide(only_kept(k, keep))), keep))
+        queries, keys = parts(phi(upcast(q))), parts(only_kept(phi(upcast(only_kept(k, keep))), keep))
         values = parts(only_kept(v if v.dtype == torch.bfloat16 else v.to(keys[1].dtype), keep))
-        sums = over_blocks(*(narrow(f, v).mT @ x for f, x in zip(keys, values, strict=True))).to(keys[1].dtype)
-        # one product a head: torch would copy the sums, transposed, for a single matrix before them
+        sums = over_blocks(*(bfloat16_like(f, v).mT @ x for f, x in zip(keys, values, strict=True))).to(keys[1].dtype)
+        # one product per head: torch would copy and transpose the sums for a single matrix on the left
         mixing = mixing.to(sums.dtype).expand(*q.shape[:2], -1, -1)
         table = (mixing @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])  # (B, H, X, d, e)
         total = mixing @ over_blocks(*(f.sum(-2) for f in keys)) if normalize == "correct" else None  # (B, H, X, d)
 
-        def read(f: Tensor, block: int | slice) -> Tensor:
-            out = narrow(f, v) @ narrow(table[:, :, block], v)
+        def outputs(f: Tensor, block: int | slice) -> Tensor:
+            out = bfloat16_like(f, v) @ bfloat16_like(table[:, :, block], v)
             if total is None:
                 return out
-            return divide(out, (f * total[:, :, block][..., None, :]).sum(-1, keepdim=True) + eps)
+            return safe_divide(out, (f * total[:, :, block][..., None, :]).sum(-1, keepdim=True) + eps)
 
-        cells = tiles.join(read(queries[1], slice(tiles.number)))
-        extra = read(queries[0], -1) if grid.extra else cells[..., :0, :]
+        cells = tiles.join(outputs(queries[1], slice(tiles.number)))
+        extra = outputs(queries[0], -1) if grid.extra else cells[..., :0, :]
         return join_tokens(extra, cells, grid).to(v.dtype)
 
 
 def block_of(grid: Grid, m: Windows, device: torch.device | None = None) -> Int[Tensor, " N"]:
-    """The block of every token: its tile, numbered rows first; extra tokens are the block after the last tile.
+    """The block of every token: its tile in row-major order; prefix and suffix tokens are the block after the last.
 
     Tile i of m_h rows has the rows floor(i h / m_h) to floor((i + 1) h / m_h) - 1. Raises: GridError if the grid cannot
-    give m tiles.
+    be divided into m tiles.
     """
-    tiles = balanced(grid, windows_of(grid, m), device)
+    tiles = balanced_tiles(grid, landmark_windows(grid, m), device)
     return cell_ids(tiles.owner, grid, tiles.number)
 
 
@@ -119,10 +118,10 @@ class MHLA(HeadMixerConfig):
     """m: blocks, a number or (rows, columns) of tiles of the grid.
 
     init: how M starts from the distances of the tiles' centres, r = distance / largest: "cos" (cos(pi r / 4)),
-    "linear" (1 - r), "exp" (exp(-r)), "gaussian" (exp(-r^2 / 2)) or "local" (only the own block); columns sum to 1.
-    The row and column of the extra tokens start at the mean. normalize: "correct", or "none" as in MiTA's comparison;
-    the first uses the positive part of M. norm: a LayerNorm of the input, as in MiTA's comparison. The paper's layer
-    has dwc=5. eps: added to the normaliser.
+    "linear" (1 - r), "exp" (exp(-r)), "gaussian" (exp(-r^2 / 2)) or "local" (a block mixes with itself only);
+    columns sum to 1. The row and column of prefix and suffix tokens start at the mean. normalize: "correct", which uses
+    the positive part of M, or "none" as in MiTA's comparison. norm: a LayerNorm of the input, as in MiTA's comparison.
+    The paper's layer has dwc=5. eps: added to the normaliser.
     """
 
     m: int | tuple[int, int] = 16
@@ -145,7 +144,7 @@ class MHLA(HeadMixerConfig):
         construction="local prior + kernelisation",
         topology="m x (N/m)-to-one",
         conditions="K, V, position",
-        prefix="one block of their own",
+        prefix="one additional block",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
@@ -155,14 +154,14 @@ class MHLA(HeadMixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number_of(self.m)  # refuses what is below 1
+        landmark_count(self.m)  # refuses numbers below 1
         if self.eps < 0:
             raise ConfigError(f"eps is at least 0, not {self.eps}")
 
     @property
     def number(self) -> int:
-        """How many tiles."""
-        return number_of(self.m)
+        """The number of tiles."""
+        return landmark_count(self.m)
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         return NormedMixer(self, site, shared) if self.norm else super().build(site, shared)
@@ -174,8 +173,8 @@ class MHLA(HeadMixerConfig):
         return MHLAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Tiles are as large as the largest, and normalisers are mixed too; the paper counts neither."""
-        rows, columns = windows_of(site.grid, self.m)
+        """Every tile counts as the largest, and normalisers are mixed too; the paper does not count these."""
+        rows, columns = landmark_windows(site.grid, self.m)
         blocks = self.number + bool(site.grid.extra)
         tokens, mixed = site.grid.tokens, site.width
         if accounting == "executed":
@@ -186,82 +185,59 @@ class MHLA(HeadMixerConfig):
 
 
 class NormedMixer(HeadMixer):
-    """A layer whose projections see LayerNorm(x)."""
+    """A layer whose projections get LayerNorm(x)."""
 
     def __init__(self, config: MHLA, site: Site, shared: nn.Module | None = None) -> None:
         super().__init__(config, site, shared)
         self.input_norm = nn.LayerNorm(site.dim)
 
-    def roles(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
-        return super().roles(self.input_norm(x).to(x.dtype), grid, rope)
+    def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
+        return super().project_heads(self.input_norm(x).to(x.dtype), grid, rope)
 
 
 class MHLAOperator(Operator):
-    """mixing (X, X): tiles, then the block of extra tokens where the build grid has any."""
+    """mixing (X, X): tiles, then the block of prefix and suffix tokens if the build grid has any."""
 
     def __init__(self, config: MHLA, site: Site) -> None:
         super().__init__()
         self.config, self.grid = config, site.grid
-        windows_of(site.grid, config.m)
+        landmark_windows(site.grid, config.m)
         number = config.number + bool(site.grid.extra)
         self.mixing = nn.Parameter(torch.empty(number, number))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """M as `config.init` says."""
-        device = None if self.mixing.is_meta else self.mixing.device
+        """M by `config.init`."""
+        device = torch.device("cpu") if self.mixing.is_meta else self.mixing.device
         start = _closeness(self.grid, self.config.m, self.config.init, device)
         if self.grid.extra:
             start = torch.nn.functional.pad(start, (0, 1, 0, 1), value=start.mean().item())
         self.mixing.copy_(start / start.sum(0, keepdim=True))
 
     def no_weight_decay(self) -> set[str]:
-        """The mixture of blocks."""
+        """The mixing matrix."""
         return {"mixing"}
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, mixing, c = cast(Tensor, q), self._mixing(grid), self.config
-        return mhla(q, cast(Tensor, k), cast(Tensor, v), mixing, grid, c.m, normalize=c.normalize, eps=c.eps, mask=mask)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, mixing, c = cast(Tensor, q), self._mixing(grid), self.config
-        return mhla_reference(
-            q, cast(Tensor, k), cast(Tensor, v), mixing, grid, c.m, normalize=c.normalize, eps=c.eps, mask=mask
-        )
-
-    def _mixing(self, grid: Grid) -> Tensor:
-        """M as it is used. Raises: GridError for a grid with extra tokens where the build grid has none, or back."""
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        """Raises: GridError for a grid with prefix or suffix tokens where the build grid has none, or the reverse."""
+        form, config, grid = mhla_reference if plain else mhla, self.config, inputs.grid
         if bool(grid.extra) != bool(self.grid.extra):
-            raise GridError(f"the blocks were built for {self.grid}, not for {grid}: extra tokens are a block")
-        return self.mixing.clamp_min(0) if self.config.normalize == "correct" else self.mixing
+            raise GridError(
+                f"the blocks were built for {self.grid}, not for {grid}: prefix and suffix tokens are a block"
+            )
+        mixing = self.mixing.clamp_min(0) if config.normalize == "correct" else self.mixing
+        arguments = (inputs.q, inputs.k, inputs.v, mixing, grid, config.m)
+        return form(*arguments, normalize=config.normalize, eps=config.eps, mask=inputs.mask)
 
 
 def _closeness(grid: Grid, m: int | tuple[int, int], init: str, device: torch.device | None) -> Float[Tensor, "m m"]:
-    """How near the tiles are, 1 for the own."""
-    rows, columns = windows_of(grid, m)
+    """Initial weights by the distance of the tiles, 1 on the diagonal."""
+    rows, columns = landmark_windows(grid, m)
     centres = []
     for size, parts in ((grid.height, rows), (grid.width, columns)):
-        place = torch.arange(parts, device=device)
-        centres.append((place * size // parts + (place + 1) * size // parts - 1).float() / 2)
+        index = torch.arange(parts, device=device)
+        centres.append((index * size // parts + (index + 1) * size // parts - 1).float() / 2)
     points = torch.cartesian_prod(*centres)
     distance = (points[:, None] - points).norm(dim=-1)
     r = distance / distance.max().clamp_min(1.0)

@@ -1,33 +1,35 @@
-"""Mixture of block attention, for images: every query attends to its own block and to the best others (MoBA).
+"""Mixture of block attention, for images: every query attends to its own block and to the best other blocks (MoBA).
 
-Blocks are tiles of the grid, or runs of cells. A query scores q . mean(k_block), its own block comes first, and the
-tokens of its k best blocks share one softmax (Lu et al. 2025, Eq. 2-8, without the causal order of the original).
-Extra tokens are the keys of every query; as queries they have no own block and choose k blocks.
+Blocks are tiles of the grid, or runs of patch tokens. A query scores blocks by q . mean(k_block), always takes its own
+block, and attends to the tokens of its k best blocks in one softmax (Lu et al. 2025, Eq. 2-8, without causal order).
+Prefix and suffix tokens are keys of every query; as queries they have no own block and choose k blocks.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Mask, Operator, Site, hide, softmax_rows
 from regard.mixers.shared.block_attention import (
     Block,
     BlockPlan,
     attend_groups,
     block_counts,
+    block_mask,
     block_means,
     block_tiles,
     check_block,
+    check_block_count,
     check_blocks,
-    check_choice,
-    padding_only,
 )
-from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
-from regard.mixers.shared.precision import exact_products, wide
-from regard.mixers.shared.tiles import Tiles, cell_ids
+from regard.mixers.shared.checks import check_top, padding_only
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.precision import upcast, without_autocast
+from regard.mixers.shared.tiles import cell_ids
 
 __all__ = ["MoBA", "moba", "moba_plan", "moba_reference"]
 
@@ -44,18 +46,18 @@ def moba_plan(
 ) -> BlockPlan:
     """Each query takes the `top` blocks with the largest product with their mean key; its own first if `own`.
 
-    Means are over tokens that are not padding; a block without any is taken last. Scores are in float32 for half
-    precision, equal ones are broken arbitrarily; no gradient. Raises: ShapeError for top not in 1..blocks.
+    Means are over tokens that are not padding; a block of padding is chosen last. Scores are in float32 for half
+    precision; ties are broken arbitrarily; no gradient. Raises: ShapeError for top not in 1..blocks.
     """
     mask = padding_only("moba", mask)
-    check_choice("moba", top, block_counts(grid, block)[0])
-    with torch.no_grad(), exact_products(q.device):
+    check_top("moba", top, block_counts(grid, block)[0], "blocks")
+    with torch.no_grad(), without_autocast(q.device):
         tiles = block_tiles(grid, block, q.device)
         mean, any_token = block_means(hide(k, mask), grid, tiles, mask)
-        score = (wide(q) @ mean.mT).masked_fill(~any_token[:, None, None], -torch.inf)  # (B, H, N, R)
+        score = (upcast(q) @ mean.mT).masked_fill(~any_token[:, None, None], -torch.inf)  # (B, H, N, R)
         if own:
-            home = torch.nn.functional.one_hot(cell_ids(tiles.owner, grid, tiles.number), tiles.number + 1)
-            score = score.masked_fill(home[:, :-1].bool(), torch.inf)
+            own_block = torch.nn.functional.one_hot(cell_ids(tiles.owner, grid, tiles.number), tiles.number + 1)
+            score = score.masked_fill(own_block[:, :-1].bool(), torch.inf)
         return BlockPlan(score.topk(top, sorted=False).indices)
 
 
@@ -76,17 +78,9 @@ def moba_reference(
     mask = padding_only("moba", mask)
     plan = moba_plan(q, k, grid, block, top, own=own, mask=mask) if plan is None else plan
     k, v = hide(k, mask), hide(v, mask)
-    allowed = _allowed(plan.blocks, grid, block_tiles(grid, block, q.device))
+    allowed = block_mask(plan, grid, block_tiles(grid, block, q.device))
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
-
-
-def _allowed(blocks: Tensor, grid: Grid, tiles: Tiles) -> Tensor:
-    """(B, H, N, N): whether the block of the key is among the query's; extra tokens always are."""
-    chosen = torch.zeros(*blocks.shape[:-1], tiles.number + 1, dtype=torch.bool, device=blocks.device)
-    chosen = chosen.scatter(-1, blocks, True)
-    chosen[..., -1] = True
-    return chosen[..., cell_ids(tiles.owner, grid, tiles.number)]
 
 
 def moba(
@@ -103,37 +97,28 @@ def moba(
     plan: BlockPlan | None = None,
     execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:
-    """Attention to the tokens of `top` blocks per query and head, and to the extra tokens, in one softmax.
+    """Attention to the tokens of `top` blocks per query and head, and to prefix and suffix tokens, in one softmax.
 
-    block: length of runs of cells, or (rows, columns) of tiles; the last may be smaller. own: the query's own block is
-    one of them. scale: None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a selection to
-    use instead. execution: "auto", "dense", "gather" or "grouped", which differ in speed and memory only.
-    Raises: ShapeError, GridError for what does not fit, also indices of a plan (read in eager mode on the CPU);
-    UnsupportedError for other masks; ConfigError for a block below 1 or an unknown execution.
+    block: length of runs of patch tokens, or (rows, columns) of tiles; the last block may be smaller. own: the query's
+    own block is one of them. scale: None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a
+    selection to use instead. execution: "auto", "dense", "gather" or "grouped", which differ only in speed and memory.
+    Raises: ShapeError, GridError for tensors or plans that do not fit (indices of a plan are read in eager mode on the
+    CPU); UnsupportedError for other masks; ConfigError for a block below 1 or an unknown execution.
     """
-    check_qkv("moba", q, k, v)
-    if q.shape[-2] != k.shape[-2]:
-        raise ShapeError(f"moba: q has {q.shape[-2]} tokens, k has {k.shape[-2]}; blocks need one grid for both")
-    grid.check(q)
-    check_block("moba", block)
+    check_blocks("moba", q, k, v, grid, block, top, plan)
     mask = padding_only("moba", mask)
-    number, _ = block_counts(grid, block)
-    check_choice("moba", top, number)
-    if plan is None:
-        plan = moba_plan(q, k, grid, block, top, own=own, mask=mask)
-    else:
-        check_blocks("moba", plan, q, top, number)
+    plan = moba_plan(q, k, grid, block, top, own=own, mask=mask) if plan is None else plan
     tiles = block_tiles(grid, block, q.device)
     k, v, real = hide(k, mask), hide(v, mask), None if tiles.even else tiles.tables.real
-    options = {"scale": scale, "mask": mask, "execution": execution}
-    return attend_groups(q, k, v, grid, tiles.tables.cell, real, plan.blocks, **options)  # type: ignore[arg-type]
+    groups = tiles.tables.cell
+    return attend_groups(q, k, v, grid, groups, real, plan.blocks, scale=scale, mask=mask, execution=execution)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoBA(HeadMixerConfig):
-    """block: length of runs of cells, or (rows, columns) of tiles. k: blocks of each query, its own one among them.
+    """block: length of runs of patch tokens, or (rows, columns) of tiles. k: blocks of each query, with its own.
 
-    own: whether the own block is always taken. scale: factor of the logits, None = d^-0.5.
+    own: whether a query always takes its own block. scale: factor of the logits, None = d^-0.5.
     Raises: ConfigError for numbers below 1; building, if the site has fewer than k blocks.
     """
 
@@ -157,7 +142,7 @@ class MoBA(HeadMixerConfig):
         topology="N-to-N/n",
         conditions="Q, K, position",
         discrete=True,
-        prefix="keys of every query; as queries they choose blocks and have no own one",
+        prefix="keys of every query; as queries they choose blocks and have no own block",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
@@ -176,13 +161,11 @@ class MoBA(HeadMixerConfig):
             raise ConfigError(f"MoBA: k is at least 1, not {self.k}")
 
     def operator(self, site: Site) -> "MoBAOperator":
-        number, _ = block_counts(site.grid, self.block)
-        if self.k > number:
-            raise ConfigError(f"k={self.k}, but {site.grid} has {number} blocks of {self.block}; k is at most {number}")
+        check_block_count(self.k, site.grid, self.block)
         return MoBAOperator(self)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Scores of the blocks, and logits and values of k blocks and of the extra tokens."""
+        """Scores of the blocks; logits and values of k blocks and of prefix and suffix tokens."""
         grid = site.grid
         number, area = block_counts(grid, self.block)
         return Cost(0, grid.tokens * (number + 2 * self.k * area + 2 * grid.extra) * site.inner)
@@ -195,30 +178,8 @@ class MoBAOperator(Operator):
         super().__init__()
         self.config, self.execution = config, execution
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, k, v, config = cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.config
-        options = {"own": config.own, "scale": config.scale, "mask": mask, "execution": self.execution}
-        return moba(q, k, v, grid, config.block, config.k, **options)  # type: ignore[arg-type]
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, k, v, config = cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.config
-        options = {"own": config.own, "scale": config.scale, "mask": mask}
-        return moba_reference(q, k, v, grid, config.block, config.k, **options)  # type: ignore[arg-type]
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        config = self.config
+        form = moba_reference if plain else partial(moba, execution=self.execution)
+        arguments = (inputs.q, inputs.k, inputs.v, inputs.grid, config.block, config.k)
+        return form(*arguments, own=config.own, scale=config.scale, mask=inputs.mask)

@@ -1,13 +1,15 @@
-"""Compressed, selected and sliding attention, added up by gates: an NSA-like mechanism for images (Yuan et al. 2025).
+"""A gated sum of compressed, selected and sliding attention: an NSA-like mechanism for images (Yuan et al. 2025).
 
-Three attentions of every query, each with a softmax of its own: to the mean of every block; to the tokens of the k
-blocks that the first attention weighs most; to the cells around it. out = sum of gate x output (Eq. 5); the original
-is causal and compresses with an MLP, this form is not and takes means. Unlike MiTA there is no common softmax.
-Extra tokens are keys in all three branches; as queries they choose blocks, and their window is everything.
+Every query has three attentions, each with its own softmax: to the means of all blocks; to the tokens of the k blocks
+with the largest weights of the first attention; to the patch tokens around it. out = sum of gate x output (Eq. 5). The
+original is causal and compresses with an MLP; this form is not causal and uses means. Unlike MiTA, the branches have no
+common softmax. Prefix and suffix tokens are keys in all three branches; as queries they choose blocks, and their window
+is the whole sequence.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +21,7 @@ from regard.core import (
     Contract,
     Cost,
     Grid,
+    Inputs,
     Mask,
     Operator,
     ShapeError,
@@ -33,17 +36,17 @@ from regard.mixers.shared.block_attention import (
     BlockPlan,
     attend_groups,
     block_counts,
+    block_mask,
     block_means,
     block_tiles,
     check_block,
+    check_block_count,
     check_blocks,
-    check_choice,
-    padding_only,
 )
-from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
-from regard.mixers.shared.precision import exact_products, wide
-from regard.mixers.shared.sdpa import sdpa
-from regard.mixers.shared.tiles import cell_ids, join_tokens, split_keep, split_tokens
+from regard.mixers.shared.checks import padding_only
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.precision import upcast, without_autocast
+from regard.mixers.shared.tiles import cell_ids, join_global_tokens, split_keep, split_tokens
 
 __all__ = ["NSA", "nsa", "nsa_reference"]
 
@@ -68,7 +71,7 @@ def nsa_reference(
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tiles = block_tiles(grid, block, q.device)
-    block_of = cell_ids(tiles.owner, grid, tiles.number)  # (N,): extra tokens have the number R
+    block_of = cell_ids(tiles.owner, grid, tiles.number)  # (N,): prefix and suffix tokens have number R
     keep = torch.ones(q.shape[0], grid.tokens, dtype=torch.bool, device=q.device) if mask.keep is None else mask.keep
     member = (block_of == torch.arange(tiles.number, device=q.device)[:, None]) & keep[:, None]  # (B, R, N)
     mean = member.to(q.dtype) / member.sum(-1, keepdim=True).clamp_min(1).to(q.dtype)
@@ -80,10 +83,7 @@ def nsa_reference(
     compressed = a @ torch.cat([mean[:, None] @ v, v], -2)
     if plan is None:
         plan = _choose(a[..., : tiles.number], member.any(-1), top, group)
-    chosen = torch.zeros(*plan.blocks.shape[:-1], tiles.number + 1, dtype=torch.bool, device=q.device)
-    chosen = chosen.scatter(-1, plan.blocks, True)
-    chosen[..., -1] = True
-    selected = softmax_rows(logits.masked_fill(~chosen[..., block_of], -torch.inf)) @ v
+    selected = softmax_rows(logits.masked_fill(~block_mask(plan, grid, tiles), -torch.inf)) @ v
     cell = torch.arange(grid.tokens, device=q.device) - grid.prefix
     y, x = cell.div(grid.width, rounding_mode="floor"), cell.remainder(grid.width)
     near = torch.maximum((y[:, None] - y).abs(), (x[:, None] - x).abs()) <= window // 2
@@ -118,15 +118,20 @@ def nsa(
 ) -> Float[Tensor, "B H N e"]:
     """Gated sum of attention to block means, to the tokens of `top` blocks and to a window of the grid.
 
-    gates: of compressed, selected, sliding. block: length of runs of cells, or (rows, columns) of tiles. window: odd
-    side of the square of cells around a query, cut at the border. group: heads that choose blocks together. scale:
-    None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a selection to use instead.
-    execution: "auto", "dense", "gather" or "grouped" (see `moba`; the window then is gathered).
-    Raises: ShapeError, GridError for what does not fit, also indices of a plan (read in eager mode on the CPU);
-    UnsupportedError for other masks; ConfigError for numbers.
+    gates: of compressed, selected, sliding. block: length of runs of patch tokens, or (rows, columns) of tiles.
+    window: odd side of the square of cells around a query, cut off at the border. group: heads that choose blocks
+    together. scale: None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a selection to use
+    instead. execution: "auto", "dense", "gather" or "grouped" (see `moba`; "grouped" gathers the window).
+    Raises: ShapeError, GridError for tensors or plans that do not fit (indices of a plan are read in eager mode on the
+    CPU); UnsupportedError for other masks; ConfigError for impossible numbers.
     """
-    check_qkv("nsa", q, k, v)
-    _check(q, k, gates, grid, block, top, window, group, plan)
+    check_blocks("nsa", q, k, v, grid, block, top, plan)
+    if window < 1 or window % 2 == 0:
+        raise ConfigError(f"nsa: window is the odd side of a square of cells, not {window}")
+    if group < 1 or q.shape[1] % group:
+        raise ConfigError(f"nsa: group={group} does not divide {q.shape[1]} heads")
+    if tuple(gates.shape) != (*q.shape[:3], 3):
+        raise ShapeError(f"nsa: gates have shape {tuple(gates.shape)}; expected {(*q.shape[:3], 3)}")
     mask = padding_only("nsa", mask)
     k, v = hide(k, mask), hide(v, mask)
     tiles = block_tiles(grid, block, q.device)
@@ -151,17 +156,19 @@ def _compressed(
     mask: Mask,
     plan: BlockPlan | None,
 ) -> tuple[Tensor, BlockPlan]:
-    """Attention to block means and extra tokens, and the selection."""
+    """Attention to block means and to prefix and suffix tokens; and the selection."""
     tiles = block_tiles(grid, block, q.device)
     (keys, any_token), (values, _) = block_means(k, grid, tiles, mask), block_means(v, grid, tiles, mask)
     k_extra, v_extra = split_tokens(k, grid)[0], split_tokens(v, grid)[0]
-    with exact_products(q.device):
-        logits = wide(q) @ torch.cat([keys, wide(k_extra)], -2).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    with without_autocast(q.device):
+        logits = (
+            upcast(q) @ torch.cat([keys, upcast(k_extra)], -2).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        )
         if mask.keep is None:
             a = logits.softmax(-1)
         else:
-            seen = torch.cat([any_token, split_keep(mask.keep, grid)[0]], -1)
-            a = softmax_rows(logits.masked_fill(~seen[:, None, None], -torch.inf))
+            keep = torch.cat([any_token, split_keep(mask.keep, grid)[0]], -1)
+            a = softmax_rows(logits.masked_fill(~keep[:, None, None], -torch.inf))
         chosen = _choose(a[..., : tiles.number], any_token, top, group) if plan is None else plan
         return a.to(v.dtype) @ torch.cat([values.to(v.dtype), v_extra], -2), chosen
 
@@ -169,72 +176,41 @@ def _compressed(
 def _sliding(
     q: Tensor, k: Tensor, v: Tensor, grid: Grid, window: int, scale: float | None, mask: Mask, execution: str
 ) -> Tensor:
-    """Attention to the cells around, and to the extra tokens; extra tokens attend to everything."""
-    q_extra, q_cells = split_tokens(q, grid)
+    """Attention to the cells around a query and to prefix and suffix tokens, which attend to all tokens."""
+    q_cells = split_tokens(q, grid)[1]
     cells, real = neighbours(grid, window, q.device)
     own = torch.arange(grid.cells, device=q.device)[:, None].expand(*q.shape[:2], -1, -1)
     form = execution if execution in ("auto", "dense") else "gather"
-    if form == "auto":  # a query's own copies of few keys are less than a row of all logits
+    if form == "auto":  # copies of few keys for every query are cheaper than rows of all logits
         form = "gather" if grid.cells > 32 * cells.shape[-1] else "dense"
     near = attend_groups(q_cells, k, v, grid, cells, real, own, scale=scale, mask=mask, execution=form)
-    if not grid.extra:
-        return near
-    return join_tokens(sdpa(q_extra, k, v, attn_mask=mask.dense(q_extra, k.shape[-2]), scale=scale), near, grid)
+    return join_global_tokens(near, q, k, v, grid, scale, mask)
 
 
 def neighbours(
     grid: Grid, window: int, device: torch.device | None = None
 ) -> tuple[Int[Tensor, "cells W"], Bool[Tensor, "cells W"] | None]:
-    """The cells of the square around every cell, and which of them lie on the grid (None for a window of one cell)."""
+    """The cells of the square around every cell; True where they lie on the grid (None for a window of one cell)."""
     down, across = _reach(grid, window)
-    y = (
-        torch.arange(grid.height, device=device)[:, None, None, None]
-        + torch.arange(-down, down + 1, device=device)[:, None]
-    )
-    x = torch.arange(grid.width, device=device)[:, None, None] + torch.arange(-across, across + 1, device=device)
+    arange = partial(torch.arange, device=device)
+    y = arange(grid.height)[:, None, None, None] + arange(-down, down + 1)[:, None]
+    x = arange(grid.width)[:, None, None] + arange(-across, across + 1)
     real = ((y >= 0) & (y < grid.height) & (x >= 0) & (x < grid.width)).flatten(2).flatten(0, 1)
     cells = (y * grid.width + x).flatten(2).flatten(0, 1)
     return torch.where(real, cells, 0), None if down == across == 0 else real
 
 
 def _reach(grid: Grid, window: int) -> tuple[int, int]:
-    """Rows and columns to each side: no further than the grid."""
+    """Rows and columns to each side, limited to the grid."""
     return min(window // 2, grid.height - 1), min(window // 2, grid.width - 1)
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    gates: Tensor,
-    grid: Grid,
-    block: Block,
-    top: int,
-    window: int,
-    group: int,
-    plan: BlockPlan | None,
-) -> None:
-    if q.shape[-2] != k.shape[-2]:
-        raise ShapeError(f"nsa: q has {q.shape[-2]} tokens, k has {k.shape[-2]}; blocks need one grid for both")
-    grid.check(q)
-    check_block("nsa", block)
-    number, _ = block_counts(grid, block)
-    check_choice("nsa", top, number)
-    if window < 1 or window % 2 == 0:
-        raise ConfigError(f"nsa: window is the odd side of a square of cells, not {window}")
-    if group < 1 or q.shape[1] % group:
-        raise ConfigError(f"nsa: group={group} does not divide {q.shape[1]} heads")
-    if tuple(gates.shape) != (*q.shape[:3], 3):
-        raise ShapeError(f"nsa: gates have shape {tuple(gates.shape)}; expected {(*q.shape[:3], 3)}")
-    if plan is not None:
-        check_blocks("nsa", plan, q, top, number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NSA(HeadMixerConfig):
-    """block: length of runs of cells, or (rows, columns) of tiles. k: blocks of each query. window: odd side.
+    """block: length of runs of patch tokens, or (rows, columns) of tiles. k: blocks of each query. window: odd side.
 
-    group: heads that choose blocks together, as heads with common keys do in the paper. Gates are sigmoid(W q + b) of
-    the layer's queries, all heads together (the paper takes its inputs), three for each head and token.
+    group: heads that choose blocks together, as heads with shared keys do in the paper. Gates are sigmoid(W q + b) of
+    the queries of all heads (in the paper of the layer's inputs), three for each head and token.
     Raises: ConfigError for numbers below 1 or an even window; building, if the site has fewer than k blocks or group
     does not divide its heads.
     """
@@ -261,7 +237,7 @@ class NSA(HeadMixerConfig):
         topology="N-to-N/n",
         conditions="Q, K, V, position",
         discrete=True,
-        prefix="keys in all branches; as queries they choose blocks, and their window is everything",
+        prefix="keys in all branches; as queries they choose blocks, and their window is the whole sequence",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
@@ -283,15 +259,13 @@ class NSA(HeadMixerConfig):
             )
 
     def operator(self, site: Site) -> "NSAOperator":
-        number, _ = block_counts(site.grid, self.block)
-        if self.k > number:
-            raise ConfigError(f"k={self.k}, but {site.grid} has {number} blocks of {self.block}; k is at most {number}")
+        check_block_count(self.k, site.grid, self.block)
         if site.heads % self.group:
             raise ConfigError(f"group={self.group} does not divide {site.heads} heads")
         return NSAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Three branches, each with the extra tokens, and the gates."""
+        """Three branches, each with prefix and suffix tokens, and the gates."""
         grid, inner = site.grid, site.inner
         number, area = block_counts(grid, self.block)
         down, across = _reach(grid, self.window)
@@ -302,41 +276,20 @@ class NSA(HeadMixerConfig):
 
 
 class NSAOperator(Operator):
-    """gates: linear map of all heads' queries to three gates a head. execution: see `nsa`."""
+    """gates: linear map from the queries of all heads to three gates per head. execution: see `nsa`."""
 
     def __init__(self, config: NSA, site: Site, execution: str = "auto") -> None:
         super().__init__()
         self.config, self.execution = config, execution
         self.gates = nn.Linear(site.inner, 3 * site.heads)
 
-    def opened(self, q: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N 3"]:
+    def gate_values(self, q: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H N 3"]:
         """The gates, between 0 and 1."""
         return self.gates(merge(q)).sigmoid().to(q.dtype).unflatten(-1, (-1, 3)).transpose(1, 2)
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, k, v, c = cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.config
-        options = {"group": c.group, "scale": c.scale, "mask": mask, "execution": self.execution}
-        return nsa(q, k, v, self.opened(q), grid, c.block, c.k, c.window, **options)  # type: ignore[arg-type]
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, k, v, c = cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.config
-        options = {"group": c.group, "scale": c.scale, "mask": mask}
-        return nsa_reference(q, k, v, self.opened(q), grid, c.block, c.k, c.window, **options)  # type: ignore[arg-type]
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        config = self.config
+        form = nsa_reference if plain else partial(nsa, execution=self.execution)
+        arguments = (inputs.q, inputs.k, inputs.v, self.gate_values(inputs.q), inputs.grid)
+        sizes = (config.block, config.k, config.window)
+        return form(*arguments, *sizes, group=config.group, scale=config.scale, mask=inputs.mask)

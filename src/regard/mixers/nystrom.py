@@ -1,13 +1,14 @@
 """Nystrom attention: softmax attention through landmarks and a pseudo-inverse (Xiong et al. 2021, Eq. 13-14).
 
 softmax(q b^T) pinv(softmax(a b^T)) softmax(a k^T) v, a and b means of queries and of keys; logits are scaled by d^-0.5.
-The pseudo-inverse is iterated, Z <- Z (13 - AZ (15 - AZ (7 - AZ))) / 4, from A^T / (|A|_1 |A|_inf) of each matrix by
-itself; published code takes the norms' maximum over the batch, so that an image's output depends on its neighbours.
-Extra tokens are queries and keys like any other; segments hold them, windows of the grid leave them out.
+The pseudo-inverse is iterated, Z <- Z (13 - AZ (15 - AZ (7 - AZ))) / 4, from A^T / (|A|_1 |A|_inf) of each matrix
+alone; published code takes the maximum of the norms over the batch, so that the output of an image depends on the rest
+of its batch.
+Prefix and suffix tokens are queries and keys like all others; segments contain them, windows of the grid do not.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,6 +20,7 @@ from regard.core import (
     Contract,
     Cost,
     Grid,
+    Inputs,
     Mask,
     Operator,
     ShapeError,
@@ -27,11 +29,12 @@ from regard.core import (
     only_kept,
     softmax_rows,
 )
-from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig, check_heads
-from regard.mixers.shared.kernel_features import LocalMixer, check_kernel, check_kernel_size, refuse_cross
-from regard.mixers.shared.landmarks import number_of, pool_landmarks, seen, windows_of
-from regard.mixers.shared.low_rank import read
-from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.checks import check_heads, check_odd_kernel, check_qkv_and_padding, check_site
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
+from regard.mixers.shared.kernel_features import LocalMixer
+from regard.mixers.shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
+from regard.mixers.shared.low_rank import low_rank_attention
+from regard.mixers.shared.precision import upcast, without_autocast
 
 __all__ = ["Nystrom", "nystrom", "nystrom_reference"]
 
@@ -52,12 +55,12 @@ def nystrom_reference(
     landmark_keep: Bool[Tensor, "B m"] | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """softmax(q b^T) pinv(softmax(a b^T)) softmax(a k^T), an N x M matrix, times v."""
-    keep = check_kernel("nystrom", q, k, v, mask)
+    keep = check_qkv_and_padding("nystrom", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
 
-    def weights(rows: Tensor, columns: Tensor, shown: Tensor | None) -> Tensor:
+    def weights(rows: Tensor, columns: Tensor, kept: Tensor | None) -> Tensor:
         logits = rows @ columns.mT * scale
-        return softmax_rows(logits if shown is None else logits.masked_fill(~shown[:, None, None, :], -torch.inf))
+        return softmax_rows(logits if kept is None else logits.masked_fill(~kept[:, None, None, :], -torch.inf))
 
     middle = weights(landmarks_q, landmarks_k, landmark_keep)
     middle = inverse(only_kept(middle, landmark_keep), iterations, start)
@@ -78,38 +81,38 @@ def nystrom(
     mask: Mask | None = None,
     landmark_keep: Bool[Tensor, "B m"] | None = None,
 ) -> Float[Tensor, "B H N e"]:
-    """The same, from right to left in linear time.
+    """The same in linear time, multiplied from right to left.
 
-    iterations: of the pseudo-inverse; None computes it exactly (slow). Only then do rows sum to 1. scale: None =
+    iterations: of the pseudo-inverse; None computes it exactly (slow); only then rows sum to 1. scale: None =
     d^-0.5. start: "matrix", or "batch" as published code does. mask: padding only. landmark_keep: False for landmarks
     that must not be used. The pseudo-inverse is in float32 for half precision.
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown start.
     """
-    keep = check_kernel("nystrom", q, k, v, mask)
+    keep = check_qkv_and_padding("nystrom", q, k, v, mask)
     check_heads("nystrom", q=q, landmarks_q=landmarks_q, landmarks_k=landmarks_k)
     _check_iterations(iterations, start)
     if landmarks_q.shape != landmarks_k.shape or landmarks_q.shape[-1] != q.shape[-1]:
         shapes = f"{tuple(landmarks_q.shape)} and {tuple(landmarks_k.shape)}"
         raise ShapeError(f"nystrom: landmarks have shapes {shapes}; expected two (batch, heads, m, {q.shape[-1]})")
-    with exact_products(q.device):
+    with without_autocast(q.device):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        added = None if landmark_keep is None else _forbidden(landmark_keep)
-        logits = wide(landmarks_q) @ wide(landmarks_k).mT * scale
-        middle = logits.softmax(-1) if added is None else softmax_rows(logits + added)
+        bias = None if landmark_keep is None else _padding_bias(landmark_keep)
+        logits = upcast(landmarks_q) @ upcast(landmarks_k).mT * scale
+        middle = logits.softmax(-1) if bias is None else softmax_rows(logits + bias)
         middle = inverse(only_kept(middle, landmark_keep), iterations, start)
-        bias = None if keep is None else _forbidden(keep)
-        values = read(landmarks_q, only_kept(k, keep), only_kept(v, keep), scale=scale, bias=bias)
-        values = (middle @ wide(values)).to(v.dtype)
-        return read(q, landmarks_k, values, scale=scale, bias=added)
+        key_bias = None if keep is None else _padding_bias(keep)
+        values = low_rank_attention(landmarks_q, only_kept(k, keep), only_kept(v, keep), scale=scale, bias=key_bias)
+        values = (middle @ upcast(values)).to(v.dtype)
+        return low_rank_attention(q, landmarks_k, values, scale=scale, bias=bias)
 
 
-def _forbidden(keep: Bool[Tensor, "B M"]) -> Float[Tensor, "B 1 1 M"]:
-    """0 for what is kept, -inf for the rest."""
+def _padding_bias(keep: Bool[Tensor, "B M"]) -> Float[Tensor, "B 1 1 M"]:
+    """0 for tokens that are kept, -inf for the others."""
     return torch.zeros(keep.shape, device=keep.device).masked_fill(~keep, -torch.inf)[:, None, None, :]
 
 
 def inverse(a: Float[Tensor, "B H m m"], iterations: int | None, start: str = "matrix") -> Float[Tensor, "B H m m"]:
-    """The pseudo-inverse of matrices that are not negative, iterated or (None) exact; 0 of a matrix of zeros."""
+    """The pseudo-inverse of matrices without negative entries, iterated or (None) exact; 0 for a zero matrix."""
     if iterations is None:
         return torch.linalg.pinv(a)
     columns, rows = a.sum(-2).amax(-1), a.sum(-1).amax(-1)  # |A|_1 and |A|_inf
@@ -129,7 +132,7 @@ def segment_means(
 ) -> tuple[Float[Tensor, "B H m d"], Bool[Tensor, "B m"] | None]:
     """Means of m segments of the sequence, the first ones shorter by a token where m does not divide N.
 
-    keep: tokens that count. The second result says which segments have any; None without `keep`.
+    keep: tokens that count. The second result is True for segments that have any; None without `keep`.
     Raises: ShapeError if there are more segments than tokens.
     """
     tokens = x.shape[-2]
@@ -142,8 +145,8 @@ def segment_means(
         if longer:
             parts.append(x[..., cut:, :].unflatten(-2, (longer, short + 1)).mean(-2))
         return torch.cat(parts, -2), None
-    place = torch.arange(tokens, device=x.device)
-    segment = torch.where(place < cut, place // short, m - longer + (place - cut) // (short + 1))
+    index = torch.arange(tokens, device=x.device)
+    segment = torch.where(index < cut, index // short, m - longer + (index - cut) // (short + 1))
     member = (segment == torch.arange(m, device=x.device)[:, None]) & keep[:, None, :]  # (B, m, N)
     count = member.sum(-1)
     means = member.to(x.dtype)[:, None] @ only_kept(x, keep) / count.clamp_min(1).to(x.dtype)[:, None, :, None]
@@ -152,12 +155,12 @@ def segment_means(
 
 @dataclass(frozen=True, kw_only=True)
 class Nystrom(HeadMixerConfig):
-    """m: landmarks; a number, or (rows, columns) of windows. landmarks: "segments" are means of stretches of the whole
+    """m: landmarks; a number, or (rows, columns) of windows. landmarks: "segments" are means of runs of the whole
     sequence, as in the paper; "avg2d" averages windows of the grid.
 
-    iterations: of the pseudo-inverse, the paper's 6; None computes it exactly. start: "matrix", or "batch" as published
-    code does (an image's output then depends on its neighbours). kernel: of the paper's convolution of the values along
-    the sequence, one for each head, 33 there; 0 = none.
+    iterations: of the pseudo-inverse, the paper's 6; None computes it exactly. start: "matrix", or "batch" as in the
+    published code (the output of an image then depends on its batch). kernel: of the paper's convolution of the values
+    along the sequence, one for each head (33 in the paper); 0 = none.
     """
 
     m: int | tuple[int, int] = 64
@@ -180,7 +183,7 @@ class Nystrom(HeadMixerConfig):
         construction="landmark probing",
         topology="all-to-one",
         conditions="Q, K, V",
-        prefix="like any other token; in the landmarks of segments, not in those of windows",
+        prefix="like all tokens; in the landmarks of segments, not in those of windows",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True
@@ -191,34 +194,33 @@ class Nystrom(HeadMixerConfig):
 
     @property
     def contract(self) -> Contract:
-        skip = {"cross": "the convolution needs one sequence"} if self.kernel else {}
+        skip = {"cross": self.refuses_cross} if self.kernel else {}
         if self.start == "matrix":
-            reason = "the inverse of an image begins with the largest sum of the batch"
+            reason = "the inverse of an image starts from the largest sum of the batch"
             skip |= {"batch": reason, "images": reason}
         return Contract(skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number_of(self.m)  # refuses what is below 1
+        landmark_count(self.m)  # refuses numbers below 1
         if self.landmarks == "segments" and isinstance(self.m, tuple):
             raise ConfigError(f"segments are a number, not {self.m}; windows need landmarks='avg2d'")
         _check_iterations(self.iterations, self.start)
-        check_kernel_size("Nystrom", "kernel", self.kernel)
+        check_odd_kernel("Nystrom", "kernel", self.kernel)
 
     @property
     def number(self) -> int:
-        """How many landmarks."""
-        return number_of(self.m)
+        """The number of landmarks."""
+        return landmark_count(self.m)
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         if self.kernel:
             return LocalMixer(self, site, shared, SequenceConv(site.heads, self.kernel))
         return super().build(site, shared)
 
-    def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
-        if self.kernel:
-            raise refuse_cross("Nystrom", "kernel")
-        return super().build_cross(site, shared)
+    @property
+    def refuses_cross(self) -> str:
+        return "its convolution needs one sequence; give kernel=0" if self.kernel else ""
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
         local = Cost(site.heads * self.kernel, site.grid.tokens * site.inner * self.kernel)
@@ -227,17 +229,14 @@ class Nystrom(HeadMixerConfig):
     def operator(self, site: Site) -> "NystromOperator":
         for grid in {site.grid, site.memory or site.grid}:
             if self.landmarks == "avg2d":
-                windows_of(grid, self.m)
-            elif self.number > grid.tokens:
-                where = f" of {site.name}" if site.name else ""
-                raise ConfigError(
-                    f"m={self.m}, but the site{where} has {grid.tokens} tokens; choose m between 1 and {grid.tokens}"
-                )
+                landmark_windows(grid, self.m)
+            else:
+                check_site("m", self.number, site, grid.tokens, "tokens")
         return NystromOperator(self)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """The iterations' 4 products of m x m matrices each; the exact pseudo-inverse is not counted."""
-        n, keys, m = site.grid.tokens, (site.memory or site.grid).tokens, self.number
+        """Every iteration has 4 products of m x m matrices; the exact pseudo-inverse is not counted."""
+        n, keys, m = site.tokens("q"), site.tokens("k"), self.number
         total = attend(n, m, site.inner) + attend(m, keys, site.inner) + attend(m, m, site.inner)
         return total + Cost(0, 4 * (self.iterations or 0) * m**3 * site.heads)
 
@@ -249,7 +248,7 @@ class SequenceConv(nn.Conv2d):
         super().__init__(heads, heads, (kernel, 1), padding=(kernel // 2, 0), groups=heads, bias=False)
 
     def forward(self, v: Float[Tensor, "B H N d"], grid: Grid) -> Float[Tensor, "B H N d"]:  # type: ignore[override]
-        """All tokens, in their order."""
+        """v convolved along all tokens."""
         return super().forward(v)
 
 
@@ -260,46 +259,20 @@ class NystromOperator(Operator):
         super().__init__()
         self.config = config
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        options = self._options(q, k, grid, memory, mask)
-        return nystrom(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), mask=mask, **options)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        options = self._options(q, k, grid, memory, mask)
-        return nystrom_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), mask=mask, **options)
-
-    def _options(self, q: Tensor | None, k: Tensor | None, grid: Grid, memory: Grid | None, mask: Mask | None) -> dict:
-        """Padding is of the keys; it concerns the queries' landmarks only if queries are the same tokens."""
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        """A padding mask is of the keys: it applies to the queries' landmarks only in self-attention."""
+        form, config, mask = nystrom_reference if plain else nystrom, self.config, inputs.mask
         keep = mask.keep if mask is not None else None
-        a, a_keep = self._pooled(cast(Tensor, q), grid, keep if memory is None else None)
-        b, b_keep = self._pooled(cast(Tensor, k), memory or grid, keep)
-        both = b_keep if a_keep is None or b_keep is None else a_keep & b_keep
-        config = self.config
-        return {
-            "landmarks_q": a,
-            "landmarks_k": b,
-            "iterations": config.iterations,
-            "start": config.start,
-            "landmark_keep": both,
-        }
+        landmarks_q, keep_q = self._pooled(inputs.q, inputs.grid, keep if inputs.memory is None else None)
+        landmarks_k, keep_k = self._pooled(inputs.k, inputs.key_grid, keep)
+        landmark_keep = keep_k if keep_q is None or keep_k is None else keep_q & keep_k
+        return form(
+            *(inputs.q, inputs.k, inputs.v, landmarks_q, landmarks_k),
+            iterations=config.iterations,
+            start=config.start,
+            mask=mask,
+            landmark_keep=landmark_keep,
+        )
 
     def _pooled(
         self, x: Tensor, grid: Grid, keep: Bool[Tensor, "B N"] | None
@@ -307,7 +280,7 @@ class NystromOperator(Operator):
         m = self.config.m
         if self.config.landmarks == "segments":
             return segment_means(x, self.config.number, keep)
-        return pool_landmarks(x, grid, m, keep=keep), None if keep is None else seen(grid, m, keep)
+        return pool_landmarks(x, grid, m, keep=keep), None if keep is None else nonempty_landmarks(grid, m, keep)
 
 
 def _check_iterations(iterations: int | None, start: str) -> None:

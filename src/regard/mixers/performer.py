@@ -1,24 +1,25 @@
 """Performer: softmax weights estimated by positive random features (FAVOR+, Choromanski et al. 2021, Lemma 1).
 
 phi(x) = (exp(W x - |x|^2 / 2 - c) + eps) / sqrt(r) of x d^-0.25, then linear attention; c is the largest exponent of a
-query, and of all keys of a head: it cancels but for eps. W has orthogonal rows in blocks of d, their lengths those of
-normal vectors; the orthogonal matrices are Haar distributed (QR with its signs corrected; plain QR is biased).
-Extra tokens are queries and keys like any other.
+query, or of all keys of a head: it cancels except for eps. W has orthogonal rows in blocks of d, with the lengths of
+normal vectors; the orthogonal matrices are Haar distributed (QR with corrected signs; plain QR is biased).
+Prefix and suffix tokens are queries and keys like all others.
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, ShapeError, Site, only_kept
+from regard.core import Card, ConfigError, Contract, Cost, Inputs, Mask, Operator, ShapeError, Site, only_kept
+from regard.mixers.shared.checks import check_qkv_and_padding
 from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.kernel_features import check_kernel, divide, kernel_weights, narrow
-from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.kernel_features import bfloat16_like, kernel_weights, safe_divide
+from regard.mixers.shared.precision import upcast, without_autocast
 
 __all__ = ["Performer", "performer", "performer_reference"]
 
@@ -34,7 +35,7 @@ def performer_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """All N x M weights phi(q_i).phi(k_j), divided by the sum of their row."""
-    keep = check_kernel("performer", q, k, v, mask)
+    keep = check_qkv_and_padding("performer", q, k, v, mask)
     fq, fk = random_features(q, k, features, kernel, eps, keep)
     return kernel_weights(fq, fk, 0.0) @ only_kept(v, keep)
 
@@ -51,28 +52,28 @@ def performer(
 ) -> Float[Tensor, "B H N e"]:
     """The same in linear time.
 
-    features: W, such as `orthogonal_features` draws. kernel: "softmax", or "relu" (relu(W x) + eps, generalised
+    features: W, as drawn by `orthogonal_features`. kernel: "softmax", or "relu" (relu(W x) + eps, generalised
     attention). eps: added to every feature; 0 gives the unbiased estimate. mask: padding only; hidden keys have
     features 0, and a query without keys gets zeros. Features and sums are in float32 for half precision.
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown kernel.
     """
-    keep = check_kernel("performer", q, k, v, mask)
+    keep = check_qkv_and_padding("performer", q, k, v, mask)
     if kernel not in ("softmax", "relu"):
         raise ConfigError(f"kernel is softmax or relu, not {kernel!r}")
     if features.ndim != 2 or features.shape[-1] != q.shape[-1]:
         raise ShapeError(
             f"performer: features have shape {tuple(features.shape)}; expected (number, width = {q.shape[-1]})"
         )
-    with exact_products(q.device):
-        fq, fk = exponentials(wide(q), wide(k), wide(features), kernel, keep)
+    with without_autocast(q.device):
+        fq, fk = exponentials(upcast(q), upcast(k), upcast(features), kernel, keep)
         values = only_kept(v, keep)
         number = k.shape[-2] if keep is None else keep.sum(-1).to(fq.dtype)[:, None, None, None]
-        # eps is in every feature of a kept key and of a query; it is added to the sums instead
-        state = (narrow(fk, v).mT @ (values if v.dtype == torch.bfloat16 else values.to(fq.dtype))).to(fq.dtype)
+        # eps in every feature of queries and kept keys is added to the sums instead
+        state = (bfloat16_like(fk, v).mT @ (values if v.dtype == torch.bfloat16 else values.to(fq.dtype))).to(fq.dtype)
         state = state + eps * values.to(fq.dtype).sum(-2, keepdim=True)  # (B, H, r, e)
         total = fk.sum(-2)[..., None] + eps * number  # (B, H, r, 1)
-        out = (narrow(fq, v) @ narrow(state, v)).to(fq.dtype) + eps * state.sum(-2, keepdim=True)
-        return divide(out, fq @ total + eps * total.sum(-2, keepdim=True)).to(v.dtype)
+        out = (bfloat16_like(fq, v) @ bfloat16_like(state, v)).to(fq.dtype) + eps * state.sum(-2, keepdim=True)
+        return safe_divide(out, fq @ total + eps * total.sum(-2, keepdim=True)).to(v.dtype)
 
 
 def random_features(
@@ -96,9 +97,9 @@ def exponentials(
     kernel: str,
     keep: Bool[Tensor, "B M"] | None,
 ) -> tuple[Float[Tensor, "B H N r"], Float[Tensor, "B H M r"]]:
-    """phi without eps and root: relu(W x), or exp(W x - |x|^2 / 2 - c); 0 for hidden keys.
+    """phi without eps and 1 / sqrt(r): relu(W x), or exp(W x - |x|^2 / 2 - c); 0 for hidden keys.
 
-    c of a query is its largest exponent, so that its length cancels.
+    c of a query is its largest exponent, so that |x|^2 cancels.
     """
     scale = q.shape[-1] ** -0.25
     q, k = q * scale, only_kept(k, keep) * scale
@@ -106,10 +107,10 @@ def exponentials(
     if kernel == "relu":
         return F.relu(to_q), only_kept(F.relu(to_k), keep)
     length = k.square().sum(-1, keepdim=True) / 2
-    # the largest are not detached: through eps the result depends on them
-    best = to_k.amax(-1, keepdim=True) - length
-    best = best if keep is None else best.masked_fill(~keep[:, None, :, None], -torch.inf)
-    largest = best.amax(-2, keepdim=True)
+    # the largest exponents are not detached: through eps the result depends on them
+    largest = to_k.amax(-1, keepdim=True) - length
+    largest = largest if keep is None else largest.masked_fill(~keep[:, None, :, None], -torch.inf)
+    largest = largest.amax(-2, keepdim=True)
     largest = largest if keep is None else largest.masked_fill(largest == -torch.inf, 0.0)
     exponent = to_k - (length + largest)
     if keep is not None:
@@ -122,7 +123,7 @@ def orthogonal_features(
 ) -> Float[Tensor, "r d"]:
     """W: blocks of `width` orthogonal rows, Haar distributed, with the lengths of normal vectors; drawn on the CPU.
 
-    generator: None = torch's own.
+    generator: None = torch's default.
     """
     blocks = -(-number // width)
     q, r = torch.linalg.qr(torch.randn(blocks, width, width, generator=generator, dtype=torch.float64))
@@ -135,9 +136,8 @@ def orthogonal_features(
 class Performer(HeadMixerConfig):
     """features: their number r, 0 = int(d ln d). kernel: "softmax" or "relu". eps: added to every feature.
 
-    Features are drawn when the layer is made and stay; they are saved with the model. The paper draws new ones every so
-    many steps of training: that is for a loop of the user's own, by `PerformerOperator.redraw`; `regard train` and
-    studies do not.
+    Features are drawn when the layer is built, and saved with the model. The paper draws new ones during training; a
+    user's training loop can do so with `PerformerOperator.redraw`, `regard train` and studies do not.
     """
 
     features: int = 0
@@ -175,21 +175,21 @@ class Performer(HeadMixerConfig):
             raise ConfigError(f"features and eps are at least 0, not features={self.features}, eps={self.eps}")
 
     def number(self, width: int) -> int:
-        """r for a head width."""
+        """The number of features r for a head width."""
         return self.features or max(1, int(width * math.log(width)))
 
     def operator(self, site: Site) -> "PerformerOperator":
         return PerformerOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """The normaliser is a product too; the paper leaves it out."""
-        n, r = site.grid.tokens, self.number(site.width)
+        """The normaliser is a product too; the paper does not count it."""
+        n, r = site.tokens("q"), self.number(site.width)
         normaliser = n * r * site.heads if accounting == "executed" else 0
-        return Cost(0, 2 * (n + (site.memory or site.grid).tokens) * r * site.inner + normaliser)
+        return Cost(0, 2 * (n + site.tokens("k")) * r * site.inner + normaliser)
 
 
 class PerformerOperator(Operator):
-    """features (r, d), a buffer that all heads share."""
+    """features (r, d): a buffer that all heads share."""
 
     features: Tensor
 
@@ -200,39 +200,16 @@ class PerformerOperator(Operator):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw features from torch's generator."""
+        """Draw features from torch's default generator."""
         self.redraw()
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Draw new features. generator: of the CPU, None = torch's own."""
+        """Draw new features. generator: of the CPU, None = torch's default."""
         number, width = self.features.shape
         self.features.copy_(orthogonal_features(number, width, generator, torch.float64))
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return performer(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), mask=mask, **self._options(q))
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return performer_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), mask=mask, **self._options(q))
-
-    def _options(self, q: Tensor | None) -> dict:
-        features = self.features.to(cast(Tensor, q).dtype)
-        return {"features": features, "kernel": self.config.kernel, "eps": self.config.eps}
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        form, config = performer_reference if plain else performer, self.config
+        features = self.features.to(inputs.q.dtype)
+        return form(inputs.q, inputs.k, inputs.v, features, kernel=config.kernel, eps=config.eps, mask=inputs.mask)

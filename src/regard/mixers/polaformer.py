@@ -1,9 +1,9 @@
 """Polarity-aware linear attention: positive and negative parts of q and k in separate products (Meng et al. 2025).
 
-x+ = relu(x)^p, x- = relu(-x)^p with a learned power p in each channel; K = [k+, k-]. The first half of the values is
-read by [q+, q-] (same sign), the second by [q-, q+] (opposite sign), each as linear attention (PolaFormer, Eq. 5-8).
-An odd width gives its middle channel to the first half. Extra tokens are queries and keys like any other; the local
-branch leaves them out.
+x+ = relu(x)^p, x- = relu(-x)^p with a learned power p in each channel; K = [k+, k-]. The first half of the values has
+queries [q+, q-] (same sign), the second half [q-, q+] (opposite sign), each in linear attention (PolaFormer, Eq. 5-8).
+With an odd width the first half has one channel more. Prefix and suffix tokens are queries and keys like all others;
+the local branch gives them zeros.
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from regard.core import (
     Contract,
     Cost,
     Grid,
+    Inputs,
     Mask,
     Operator,
     ShapeError,
@@ -27,19 +28,17 @@ from regard.core import (
     UnsupportedError,
     only_kept,
 )
+from regard.mixers.shared.checks import check_odd_kernel, check_qkv_and_padding
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
 from regard.mixers.shared.kernel_features import (
     HeadConv,
+    KeyPositions,
     LocalMixer,
-    Positions,
-    check_kernel,
-    check_kernel_size,
-    divide,
+    bfloat16_like,
     kernel_weights,
-    narrow,
-    refuse_cross,
+    safe_divide,
 )
-from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.precision import upcast, without_autocast
 
 from .flatten import head_conv_cost
 
@@ -56,7 +55,7 @@ def polaformer_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """Linear attention of each half of v; the normaliser is a mean over keys, and eps is added to the mean."""
-    keep = check_kernel("polaformer", q, k, v, mask)
+    keep = check_qkv_and_padding("polaformer", q, k, v, mask)
     k, v = only_kept(k, keep), only_kept(v, keep)
     number = v.new_tensor(k.shape[-2]) if keep is None else keep.sum(-1).to(v.dtype)[:, None, None, None]
     positive, negative = F.relu(q) ** power, F.relu(-q) ** power
@@ -76,35 +75,35 @@ def polaformer(
     eps: float = 1e-6,
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
-    """The same in linear time: [k+, k-] with all values once, read twice.
+    """The same in linear time: one product of [k+, k-] with all values, two with the queries.
 
-    power: p, positive. eps: added to the mean of the normaliser over keys. mask: padding only; a query without a key of
-    the sign that it looks for gets zeros there. Features and normalisers are in float32 for half precision; x^p must
+    power: p, positive. eps: added to the mean of the normaliser over keys. mask: padding only; a query gets zeros in a
+    half for which no key has the required sign. Features and normalisers are in float32 for half precision; x^p must
     stay in its range (|x| below 1e7 for p = 5).
     Raises: ShapeError if tensors do not fit together, UnsupportedError for other masks.
     """
-    keep = check_kernel("polaformer", q, k, v, mask)
+    keep = check_qkv_and_padding("polaformer", q, k, v, mask)
     if tuple(power.shape) != (q.shape[1], 1, q.shape[-1]):
         expected = (q.shape[1], 1, q.shape[-1])
         raise ShapeError(f"polaformer: power has shape {tuple(power.shape)}; expected (heads, 1, width) = {expected}")
-    with exact_products(q.device):
-        q, k, v = wide(q), wide(only_kept(k, keep)), only_kept(v, keep)
+    with without_autocast(q.device):
+        q, k, v = upcast(q), upcast(only_kept(k, keep)), only_kept(v, keep)
         (positive, negative), keys = _parts(q, power), torch.cat(_parts(k, power), -1)
         number = k.shape[-2] if keep is None else keep.sum(-1).clamp_min(1).to(q.dtype)[:, None, None, None]
         mean = keys.sum(-2, keepdim=True) / number
         values = v if v.dtype == torch.bfloat16 else v.to(q.dtype)
-        table = narrow(keys / number, v).mT @ values  # (B, H, 2d, e)
+        table = bfloat16_like(keys / number, v).mT @ values  # (B, H, 2d, e)
         half = (v.shape[-1] + 1) // 2
-        outs = []
+        halves = []
         for parts, columns in (((positive, negative), slice(half)), ((negative, positive), slice(half, None))):
             features = torch.cat(parts, -1)
             normaliser = (features * mean).sum(-1, keepdim=True) + eps
-            outs.append(divide(narrow(features, v) @ table[..., columns], normaliser))
-        return torch.cat(outs, -1).to(v.dtype)
+            halves.append(safe_divide(bfloat16_like(features, v) @ table[..., columns], normaliser))
+        return torch.cat(halves, -1).to(v.dtype)
 
 
 def _parts(x: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
-    """x+ and x-, from one power: no channel of a token has both."""
+    """x+ and x- from one power, since one of them is 0."""
     size = x.abs() ** power
     positive = size * (x > 0)
     return positive, size - positive
@@ -114,10 +113,10 @@ def _parts(x: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
 class PolaFormer(HeadMixerConfig):
     """alpha: powers are 1 + alpha sigmoid(w) in (1, 1 + alpha), w learned and 0 at the start.
 
-    position: whether a learned position is added to every key (the published code has it; the parameter count of the
-    row in MiTA's Table 2 does not). local: kernel of the depth-wise convolution of the values that all heads share,
-    0 = none. gate: here the paper's coefficients W_g x without SiLU, multiplied to the output. The paper's layer is
-    PolaFormer(local=5, gate=True, position=True). eps: added to the mean normaliser.
+    position: whether a learned position embedding is added to every key (the published code has it; the parameter
+    count of the row in MiTA's Table 2 does not). local: kernel of the depth-wise convolution of the values that all
+    heads share, 0 = none. gate: the paper's coefficients W_g x, multiplied with the output without SiLU. The paper's
+    layer is PolaFormer(local=5, gate=True, position=True). eps: added to the mean normaliser.
     """
 
     alpha: float = 4.0
@@ -149,14 +148,18 @@ class PolaFormer(HeadMixerConfig):
 
     @property
     def contract(self) -> Contract:
-        skip = {"cross": "the local branch needs one grid"} if self.local else {}
+        skip = {"cross": self.refuses_cross} if self.local else {}
         return Contract(positions=bool(self.dwc or self.local or self.position), skip=skip)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_kernel_size("PolaFormer", "local", self.local)
+        check_odd_kernel("PolaFormer", "local", self.local)
         if self.alpha < 0 or self.eps < 0:
             raise ConfigError(f"alpha and eps are at least 0, not alpha={self.alpha}, eps={self.eps}")
+
+    @property
+    def refuses_cross(self) -> str:
+        return "its local branch needs one grid; give local=0" if self.local else ""
 
     def build(self, site: Site, shared: nn.Module | None = None) -> HeadMixer:
         if self.local:
@@ -164,8 +167,7 @@ class PolaFormer(HeadMixerConfig):
         return PolaMixer(self, site, shared)
 
     def build_cross(self, site: Site, shared: nn.Module | None = None) -> CrossMixer:
-        if self.local:
-            raise refuse_cross("PolaFormer", "local")
+        self.check_cross()
         return PolaCrossMixer(self, site, shared)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
@@ -175,7 +177,7 @@ class PolaFormer(HeadMixerConfig):
         return PolaFormerOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        keys = (site.memory or site.grid).tokens
+        keys = site.tokens("k")
         params = site.inner * (2 + (keys if self.position else 0))
         return Cost(params, 2 * (site.grid.tokens + keys) * site.inner * site.width)
 
@@ -183,7 +185,7 @@ class PolaFormer(HeadMixerConfig):
 class _LinearGate:
     """The gate without SiLU."""
 
-    def finish(self, x: Tensor, out: Tensor) -> Tensor:
+    def project_output(self, x: Tensor, out: Tensor) -> Tensor:
         layer = cast(HeadMixer, self)
         if layer.gate is not None:
             out = layer.gate(x) * out
@@ -203,13 +205,13 @@ class PolaCrossMixer(_LinearGate, CrossMixer):
 
 
 class PolaFormerOperator(Operator):
-    """sigma and w (H, 1, d), both start at 0; positions of the keys, where asked."""
+    """sigma and w (H, 1, d), both start at 0; positions of the keys, or None."""
 
     def __init__(self, config: PolaFormer, site: Site) -> None:
         super().__init__()
         self.config = config
         self.sigma, self.w = (nn.Parameter(torch.empty(site.heads, 1, site.width)) for _ in range(2))
-        self.positions = Positions(site, site.memory or site.grid) if config.position else None
+        self.positions = KeyPositions(site, site.memory or site.grid) if config.position else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -218,7 +220,7 @@ class PolaFormerOperator(Operator):
         nn.init.zeros_(self.w)
 
     def no_weight_decay(self) -> set[str]:
-        """Scales and powers of features."""
+        """The scales and powers of features."""
         return {"sigma", "w"}
 
     @property
@@ -226,31 +228,11 @@ class PolaFormerOperator(Operator):
         """The powers p."""
         return 1 + self.config.alpha * torch.sigmoid(self.w)
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, k = self._scaled(q, k, memory or grid)
-        return polaformer(q, k, cast(Tensor, v), self.power, eps=self.config.eps, mask=mask)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, k = self._scaled(q, k, memory or grid)
-        return polaformer_reference(q, k, cast(Tensor, v), self.power, eps=self.config.eps, mask=mask)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        form, k = polaformer_reference if plain else polaformer, inputs.k
+        k = k if self.positions is None else k + self.positions(inputs.key_grid).to(k.dtype)
+        scales = F.softplus(self.sigma).to(k.dtype)
+        return form(inputs.q / scales, k / scales, inputs.v, self.power, eps=self.config.eps, mask=inputs.mask)
 
     def weights(
         self,
@@ -264,11 +246,5 @@ class PolaFormerOperator(Operator):
     ) -> Tensor:
         """Raises: UnsupportedError always; each half of the values has a matrix of its own."""
         raise UnsupportedError(
-            "PolaFormer has two maps of tokens, one for each half of the values; choose other layers"
+            "PolaFormer has two maps, one for each half of the values; choose layers of another mechanism"
         )
-
-    def _scaled(self, q: Tensor | None, k: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor]:
-        q, k = cast(Tensor, q), cast(Tensor, k)
-        k = k if self.positions is None else k + self.positions(grid).to(k.dtype)
-        spread = F.softplus(self.sigma).to(q.dtype)
-        return q / spread, k / spread

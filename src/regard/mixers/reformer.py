@@ -1,29 +1,29 @@
 """Attention within buckets of a locality-sensitive hash (Reformer, Kitaev et al. 2020, Sec. 2, Appendix A).
 
-Queries and keys are one projection; keys are its unit vectors. In each of r rounds tokens are sorted by their bucket,
-argmax [xR, -xR], cut into chunks, and attend to their own chunk and the one before. A token attends to itself only if
-there is nothing else. Rounds share one softmax in which a key counts once (Eq. 6); the published code counts it in
-every round that finds it. The first chunk looks back at the last of the same round (in the published code: of another).
-Extra tokens are hashed like any other.
+Queries and keys share one projection; keys are scaled to unit length. In each of r rounds tokens are sorted by their
+bucket, argmax [xR, -xR], divided into chunks, and attend to their own chunk and the previous one. A token attends to
+itself only if it has no other key. Rounds share one softmax in which a key counts once (Eq. 6); the published code
+counts it in every round that contains it. The chunk before the first is the last of the same round (in the published
+code of another round). Prefix and suffix tokens are hashed like all others.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, cast
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
-from regard.mixers.shared.block_attention import padding_only
-from regard.mixers.shared.heads import HeadMixerConfig, check_heads
-from regard.mixers.shared.precision import exact_products, wide
-from regard.mixers.shared.stable_sort import in_order
+from regard.core import Card, ConfigError, Cost, Inputs, Mask, Operator, ShapeError, Site, hide, softmax_rows
+from regard.mixers.shared.checks import check_heads, padding_only
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.precision import upcast, without_autocast
+from regard.mixers.shared.stable_sort import stable_sort
 
 __all__ = ["Reformer", "lsh_plan", "reformer", "reformer_reference"]
 
-SELF = -5e4  # logit of a token with itself, the authors': below every other, yet finite, for a token all alone
+SELF = -5e4  # the authors' logit of a token with itself: below all others, but finite, for a token without other keys
 
 
 class LSHPlan(NamedTuple):
@@ -33,10 +33,10 @@ class LSHPlan(NamedTuple):
 
 
 def lsh_plan(qk: Float[Tensor, "B H N d"], rotations: Float[Tensor, "R d half"]) -> LSHPlan:
-    """The place of the largest of [xR, -xR]. In float32 for half precision, equal ones arbitrarily, no gradient."""
-    with torch.no_grad(), exact_products(qk.device):
-        turned = wide(qk)[:, :, None] @ wide(rotations).to(wide(qk).dtype)  # (B, H, R, N, half)
-        return LSHPlan(torch.cat([turned, -turned], -1).max(-1).indices)
+    """Buckets: the index of the largest of [xR, -xR]. In float32 for half precision; ties arbitrary; no gradient."""
+    with torch.no_grad(), without_autocast(qk.device):
+        rotated = upcast(qk)[:, :, None] @ upcast(rotations).to(upcast(qk).dtype)  # (B, H, R, N, half)
+        return LSHPlan(torch.cat([rotated, -rotated], -1).max(-1).indices)
 
 
 def _order(plan: LSHPlan, mask: Mask) -> Int[Tensor, "B H R N"]:
@@ -45,13 +45,13 @@ def _order(plan: LSHPlan, mask: Mask) -> Int[Tensor, "B H R N"]:
     if mask.keep is not None:
         last = torch.iinfo(buckets.dtype).max // buckets.shape[-1] - 1
         buckets = buckets.masked_fill(~mask.keep[:, None, None], last)
-    return in_order(buckets)[1]
+    return stable_sort(buckets)[1]
 
 
 def _chunks(order: Tensor, chunk: int) -> Int[Tensor, "B H R N"]:
     """The chunk of every token in every round."""
-    place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
-    return torch.zeros_like(order).scatter(-1, order, place // chunk)
+    position = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.zeros_like(order).scatter(-1, order, position // chunk)
 
 
 def reformer_reference(
@@ -64,13 +64,13 @@ def reformer_reference(
     scale: float | None = None,
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
-    """softmax over all keys with the logarithm of the number of rounds that find them added."""
+    """softmax over all keys, with the logarithm of the number of rounds that contain them added to the logits."""
     mask = padding_only("reformer", mask)
     qk_keys, v = hide(qk, mask), hide(v, mask)
     chunks = _chunks(_order(plan, mask), chunk)
     number = -(-qk.shape[-2] // chunk)
-    behind = (chunks[..., :, None] - chunks[..., None, :]) % number
-    count = (behind <= 1).sum(2).to(qk.dtype)  # (B, H, N, N)
+    distance = (chunks[..., :, None] - chunks[..., None, :]) % number
+    count = (distance <= 1).sum(2).to(qk.dtype)  # (B, H, N, N)
     count = count.clamp(max=1.0) if duplicates == "once" else count
     logits = qk @ F.normalize(qk_keys, dim=-1).mT * (qk.shape[-1] ** -0.5 if scale is None else scale)
     same = torch.eye(qk.shape[-2], dtype=torch.bool, device=qk.device)
@@ -87,12 +87,13 @@ def reformer(
     scale: float | None = None,
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
-    """Attention of sorted chunks to themselves and the one before, over the rounds of a plan (see `lsh_plan`).
+    """Attention of sorted chunks to themselves and the previous chunk, in the rounds of a plan (see `lsh_plan`).
 
-    duplicates: a key that several rounds find counts "once", as in the paper, or "every" time, as in the published
-    code. scale: None = d^-0.5 (transformers' implementation has 1). mask: padding only; with every key hidden, zeros.
-    The last chunk may be smaller. With one round and at most two chunks it is softmax attention, but for the token
-    itself. Raises: ShapeError for tensors that do not fit; ConfigError for a chunk below 1 or an unknown word;
+    duplicates: a key in several rounds counts "once", as in the paper, or "every" time, as in the published code.
+    scale: None = d^-0.5 (transformers' implementation has 1). mask: padding only; a query without any key gives zeros.
+    The last chunk may be smaller. With one round and at most two chunks it is softmax attention, except for the token
+    itself.
+    Raises: ShapeError for tensors that do not fit; ConfigError for a chunk below 1 or another value of `duplicates`;
     UnsupportedError for other masks.
     """
     check_heads("reformer", qk=qk, v=v)
@@ -102,30 +103,30 @@ def reformer(
     order = _order(plan, mask)
     n, number = qk.shape[-2], -(-qk.shape[-2] // chunk)
     tokens = F.pad(order, (0, number * chunk - n), value=n).unflatten(-1, (number, chunk))  # (B, H, R, T, c); n: empty
-    queries, (own_keys, values) = _take(qk, tokens), (_take(x, tokens) for x in (keys, v))
-    seen, own = tokens, tokens
+    queries, chunk_keys, values = (_gather(x, tokens) for x in (qk, keys, v))
+    key_tokens = tokens
     if number > 1:
-        own_keys, values = (torch.cat([x, x.roll(1, 3)], -2) for x in (own_keys, values))
-        seen = torch.cat([own, own.roll(1, 3)], -1)  # (B, H, R, T, 2c)
-    with exact_products(qk.device):
+        chunk_keys, values = (torch.cat([x, x.roll(1, 3)], -2) for x in (chunk_keys, values))
+        key_tokens = torch.cat([tokens, tokens.roll(1, 3)], -1)  # (B, H, R, T, 2c)
+    with without_autocast(qk.device):
         scale = qk.shape[-1] ** -0.5 if scale is None else scale
-        logits = (wide(queries) * scale) @ wide(own_keys).mT
-        logits = logits.masked_fill(own[..., :, None] == seen[..., None, :], SELF)
+        logits = (upcast(queries) * scale) @ upcast(chunk_keys).mT
+        logits = logits.masked_fill(tokens[..., :, None] == key_tokens[..., None, :], SELF)
         if duplicates == "once" and plan.buckets.shape[2] > 1:
-            logits = logits - _found(order, own, seen, chunk, number).to(logits.dtype).log()
-        logits = logits.masked_fill(~_kept(seen, n, mask)[..., None, :], -torch.inf)
+            logits = logits - _rounds(order, tokens, key_tokens, chunk, number).to(logits.dtype).log()
+        logits = logits.masked_fill(~_valid(key_tokens, n, mask)[..., None, :], -torch.inf)
         top = logits.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min / 2)
         e = (logits - top).exp()
-        above, below = wide(e.to(v.dtype) @ values), e.sum(-1, keepdim=True)
+        outputs, sums = upcast(e.to(v.dtype) @ values), e.sum(-1, keepdim=True)
     slot = torch.zeros_like(order).scatter(-1, order, torch.arange(n, device=order.device).expand_as(order))
-    above, below, top = (_put_back(x, slot) for x in (above, below, top))  # (B, H, R, N, e | 1 | 1)
+    outputs, sums, top = (_from_chunks(x, slot) for x in (outputs, sums, top))  # (B, H, R, N, e | 1 | 1)
     weight = (top - top.amax(2, keepdim=True)).exp()
-    total = (weight * below).sum(2)
-    out = (weight * above).sum(2) / total.masked_fill(total == 0, 1.0)
+    total = (weight * sums).sum(2)
+    out = (weight * outputs).sum(2) / total.masked_fill(total == 0, 1.0)
     return out.to(v.dtype)
 
 
-def _take(x: Tensor, tokens: Tensor) -> Tensor:
+def _gather(x: Tensor, tokens: Tensor) -> Tensor:
     """Rows of x (B, H, N, c) at tokens (B, H, ...), zeros where a token is N: (B, H, ..., c)."""
     batch, number, n, width = x.shape
     rows = F.pad(x, (0, 0, 0, 1)).reshape(-1, width)
@@ -133,39 +134,38 @@ def _take(x: Tensor, tokens: Tensor) -> Tensor:
     return rows.index_select(0, (tokens + start).flatten()).view(*tokens.shape, width)
 
 
-def _put_back(x: Tensor, slot: Tensor) -> Tensor:
+def _from_chunks(x: Tensor, slot: Tensor) -> Tensor:
     """From chunks (B, H, R, T, c, e) to tokens (B, H, R, N, e)."""
     flat = x.flatten(3, 4)
     start = flat.shape[3] * torch.arange(slot[..., 0].numel(), device=x.device).view(*slot.shape[:3], 1)
     return flat.flatten(0, 3).index_select(0, (slot + start).flatten()).view(*slot.shape, x.shape[-1])
 
 
-def _found(order: Tensor, own: Tensor, seen: Tensor, chunk: int, number: int) -> Tensor:
-    """In how many rounds a query (own) sees a key (seen), at least 1: (B, H, R, T, c, 2c)."""
+def _rounds(order: Tensor, queries: Tensor, keys: Tensor, chunk: int, number: int) -> Tensor:
+    """In how many rounds a query attends to a key, at least 1: (B, H, R, T, c, 2c). queries, keys: token indices."""
     chunks = F.pad(_chunks(order, chunk), (0, 1))  # (B, H, R, N + 1)
-    count = torch.zeros(*own.shape, seen.shape[-1], dtype=torch.long, device=own.device)
-    for other in range(order.shape[2]):
-        of = chunks[:, :, other]
-        a, b = (of.gather(-1, x.flatten(2)).view(x.shape) for x in (own, seen))
+    count = torch.zeros(*queries.shape, keys.shape[-1], dtype=torch.long, device=order.device)
+    for chunk_of in chunks.unbind(2):
+        a, b = (chunk_of.gather(-1, x.flatten(2)).view(x.shape) for x in (queries, keys))
         count = count + (((a[..., :, None] - b[..., None, :]) % number) <= 1)
     return count.clamp_min(1)
 
 
-def _kept(seen: Tensor, n: int, mask: Mask) -> Bool[Tensor, "B H R T s"]:
-    """Keys that are tokens and no padding."""
+def _valid(keys: Tensor, n: int, mask: Mask) -> Bool[Tensor, "B H R T s"]:
+    """True for indices of tokens that are not padding."""
     if mask.keep is None:
-        return seen < n
+        return keys < n
     keep = F.pad(mask.keep, (0, 1), value=False)
-    return keep[:, None].expand(-1, seen.shape[1], -1).gather(-1, seen.flatten(2)).view(seen.shape)
+    return keep[:, None].expand(-1, keys.shape[1], -1).gather(-1, keys.flatten(2)).view(keys.shape)
 
 
 def _check(qk: Tensor, v: Tensor, plan: LSHPlan, chunk: int, duplicates: str) -> None:
     if v.shape[-2] != qk.shape[-2]:
         raise ShapeError(f"reformer: qk has {qk.shape[-2]} tokens, v has {v.shape[-2]}; they must be equal")
-    came = tuple(plan.buckets.shape)
-    if len(came) != 4 or (*came[:2], came[3]) != tuple(qk.shape[:3]):
+    shape = tuple(plan.buckets.shape)
+    if len(shape) != 4 or (*shape[:2], shape[3]) != tuple(qk.shape[:3]):
         expected = f"({qk.shape[0]}, {qk.shape[1]}, rounds, {qk.shape[2]})"
-        raise ShapeError(f"reformer: plan.buckets has shape {came}; expected {expected}")
+        raise ShapeError(f"reformer: plan.buckets has shape {shape}; expected {expected}")
     if chunk < 1 or duplicates not in ("once", "every"):
         raise ConfigError(f"chunk is at least 1 and duplicates once or every, not {chunk} and {duplicates!r}")
 
@@ -174,10 +174,10 @@ def _check(qk: Tensor, v: Tensor, plan: LSHPlan, chunk: int, duplicates: str) ->
 class Reformer(HeadMixerConfig):
     """chunk: tokens of a chunk (paper: 64). rounds: hash functions. duplicates: "once" (paper) or "every" (its code).
 
-    seed: of the hash functions, which a layer draws when it is built and keeps; layers draw different ones. The number
-    of buckets is that of the chunks on the site's grid, made even. Keys are the queries: no key is projected, and a
-    host's own keys are lost in a swap.
-    Raises: ConfigError for numbers below 1 or unknown words.
+    seed: of the hash functions, which a layer draws once when it is built, different for each layer. The number of
+    buckets is that of the chunks on the site's grid, rounded up to an even number. Keys are the queries: no key is
+    projected, and a swap does not use the keys of the host.
+    Raises: ConfigError for numbers below 1 or unknown values.
     """
 
     chunk: int = 64
@@ -201,7 +201,7 @@ class Reformer(HeadMixerConfig):
         topology="buckets x many-to-one",
         conditions="Q, K",
         discrete=True,
-        prefix="hashed like any other token",
+        prefix="hashed like all tokens",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     samples: ClassVar[tuple[str, ...]] = (
@@ -216,18 +216,18 @@ class Reformer(HeadMixerConfig):
 
     @property
     def uses(self) -> str:
-        """Keys are queries of length 1."""
+        """Keys are queries scaled to length 1."""
         return "qv"
 
     def buckets(self, site: Site) -> int:
-        """An even number of buckets, at least 2."""
+        """The number of buckets: even, at least 2."""
         return 2 * -(-site.grid.tokens // (2 * self.chunk))
 
     def operator(self, site: Site) -> "ReformerOperator":
         return ReformerOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """The hash, and chunks of queries with two chunks of keys; "paper" leaves the hash out."""
+        """The hash, and chunks of queries with two chunks of keys; "paper" does not count the hash."""
         n, number = site.grid.tokens, -(-site.grid.tokens // self.chunk)
         hashing = 0 if accounting == "paper" else n * self.rounds * (self.buckets(site) // 2) * site.inner
         attention = 2 * self.rounds * number * self.chunk * min(number, 2) * self.chunk * site.inner
@@ -235,7 +235,7 @@ class Reformer(HeadMixerConfig):
 
 
 class ReformerOperator(Operator):
-    """rotations (rounds, d, buckets / 2): a buffer that the seed and the layer's number give, not saved."""
+    """rotations (rounds, d, buckets / 2): a buffer drawn from the seed and the index of the layer; not saved."""
 
     rotations: Tensor
 
@@ -247,32 +247,7 @@ class ReformerOperator(Operator):
         rotations = torch.randn(shape, generator=source, device="cpu").to(torch.get_default_dtype())
         self.register_buffer("rotations", rotations, persistent=False)
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q = cast(Tensor, q)
-        return reformer(q, cast(Tensor, v), lsh_plan(q, self.rotations), self.config.chunk, **self._options(mask))
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q = cast(Tensor, q)
-        plan = lsh_plan(q, self.rotations)
-        return reformer_reference(q, cast(Tensor, v), plan, self.config.chunk, **self._options(mask))
-
-    def _options(self, mask: Mask | None) -> dict:
-        return {"duplicates": self.config.duplicates, "scale": self.config.scale, "mask": mask}
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        form, c, q = reformer_reference if plain else reformer, self.config, inputs.q
+        arguments = (q, inputs.v, lsh_plan(q, self.rotations), c.chunk)
+        return form(*arguments, duplicates=c.duplicates, scale=c.scale, mask=inputs.mask)

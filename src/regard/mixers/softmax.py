@@ -1,6 +1,6 @@
-"""Softmax attention: softmax(q k^T / sqrt(d)) v (Vaswani et al. 2017), the mechanism that the others are compared with.
+"""Softmax attention: softmax(q k^T / sqrt(d)) v (Vaswani et al. 2017), the baseline of all comparisons.
 
-Extra tokens are queries and keys like any other.
+Prefix and suffix tokens are queries and keys like all others.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import NOTHING, Card, Contract, Cost, Inputs, Mask, Operator, Site, attend, hide, softmax_rows
-from regard.mixers.shared.heads import HeadMixerConfig, check_qkv
+from regard.core import NO_MASK, Card, Contract, Cost, Inputs, Mask, Operator, Site, attend, hide, softmax_rows
+from regard.mixers.shared.checks import check_qkv
+from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.sdpa import sdpa
 
 __all__ = ["Softmax", "softmax", "softmax_reference"]
@@ -27,7 +28,7 @@ def softmax_reference(
     """softmax(scale q k^T + bias) v; scale None = d^-0.5."""
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return softmax_rows((mask or NOTHING).added(q @ k.mT * scale)).to(v.dtype) @ v
+    return softmax_rows((mask or NO_MASK).added(q @ k.mT * scale)).to(v.dtype) @ v
 
 
 def softmax(
@@ -40,11 +41,11 @@ def softmax(
 ) -> Float[Tensor, "B H N e"]:
     """The same through `scaled_dot_product_attention`.
 
-    What a key hidden by padding holds, even a NaN, does not matter.
+    Keys hidden by padding may hold any value, also NaN.
     Raises: ShapeError if q, k and v do not fit together.
     """
     check_qkv("softmax", q, k, v)
-    mask = mask or NOTHING
+    mask = mask or NO_MASK
     k, v = hide(k, mask), hide(v, mask)
     if mask.kinds == {"causal"} and q.shape[-2] == k.shape[-2]:
         return sdpa(q, k, v, is_causal=True, scale=scale)

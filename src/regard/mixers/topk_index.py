@@ -1,12 +1,12 @@
-"""How top-k attention may choose: DSA's lightning indexer and Spark's split of the channels."""
+"""Scores by which top-k attention ranks keys: DSA's lightning indexer and Spark's split of the channels."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.core import NOTHING, Mask, merge, softmax_rows
-from regard.mixers.shared.precision import exact_products, wide
+from regard.core import NO_MASK, Mask, merge, softmax_rows
+from regard.mixers.shared.precision import upcast, without_autocast
 
 
 def spark_logits(
@@ -34,39 +34,41 @@ class Lightning(nn.Module):
     def parts(
         self, q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"]
     ) -> tuple[Float[Tensor, "B N M"], Float[Tensor, "B N M"]]:
-        """The scores, and the same without the ReLU, which tells apart the many pairs that score 0."""
-        x, y = merge(wide(q)), merge(wide(k))
-        queries = F.linear(x, wide(self.query.weight)).unflatten(-1, (self.number, -1)).transpose(1, 2)  # (B, J, N, D)
-        products = queries @ F.linear(y, wide(self.key.weight))[:, None].mT  # (B, J, N, M)
-        weights = F.linear(x, wide(self.weight.weight)).mT[..., None]  # (B, J, N, 1)
+        """The scores, and the same without the ReLU, which ranks the many pairs of score 0."""
+        x, y = merge(upcast(q)), merge(upcast(k))
+        queries = (
+            F.linear(x, upcast(self.query.weight)).unflatten(-1, (self.number, -1)).transpose(1, 2)
+        )  # (B, J, N, D)
+        products = queries @ F.linear(y, upcast(self.key.weight))[:, None].mT  # (B, J, N, M)
+        weights = F.linear(x, upcast(self.weight.weight)).mT[..., None]  # (B, J, N, 1)
         return (F.relu(products) * weights).sum(1), (products * weights).sum(1)
 
     @torch.no_grad()
     def best(
         self, q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], top: int, mask: Mask | None = None
     ) -> Int[Tensor, "B 1 N top"]:
-        """The `top` best keys; equal scores are ranked without the ReLU, and then by position."""
-        with exact_products(q.device):
+        """The `top` best keys; equal scores are ranked without the ReLU, then by position."""
+        with without_autocast(q.device):
             score, linear = (forbid(x[:, None], mask) for x in self.parts(q, k))
             order = linear.sort(dim=-1, descending=True, stable=True).indices
-            again = score.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
-        return order.gather(-1, again)[..., :top]
+            rank = score.gather(-1, order).sort(dim=-1, descending=True, stable=True).indices
+        return order.gather(-1, rank)[..., :top]
 
     def loss(
         self, q: Float[Tensor, "B H N d"], k: Float[Tensor, "B H M d"], scale: float | None, mask: Mask | None = None
     ) -> Float[Tensor, ""]:
         """Mean over queries of KL(mean attention of the heads || softmax of the scores); q and k get no gradient."""
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        with exact_products(q.device):
-            q, k = wide(q.detach()), wide(k.detach())
-            target = softmax_rows((mask or NOTHING).added(q @ k.mT * scale)).mean(1)
+        with without_autocast(q.device):
+            q, k = upcast(q.detach()), upcast(k.detach())
+            target = softmax_rows((mask or NO_MASK).added(q @ k.mT * scale)).mean(1)
             logits = forbid(self.parts(q, k)[0][:, None], mask)[:, 0]
-            guess = logits.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0.0).log_softmax(-1)
-            term = target * (target.clamp_min(1e-30).log() - guess)
+            predicted = logits.masked_fill((logits == -torch.inf).all(-1, keepdim=True), 0.0).log_softmax(-1)
+            term = target * (target.clamp_min(1e-30).log() - predicted)
             return term.masked_fill(target == 0, 0.0).sum(-1).mean()
 
 
 def forbid(scores: Float[Tensor, "B H1 N M"], mask: Mask | None) -> Float[Tensor, "B H1 N M"]:
-    """Scores with keys that the mask forbids at -inf; a bias does not change them."""
+    """Scores at -inf for keys that the mask forbids; a bias does not change them."""
     keep = None if mask is None else mask.allowed(scores.shape[-2], scores.shape[-1], scores.device, scores.shape[0])
     return scores if keep is None else scores.masked_fill(~keep, -torch.inf)

@@ -1,9 +1,9 @@
-"""Test-time training as attention: a small model of every image learns v from k in one step, then reads q (ViT3).
+"""Test-time training as attention: a small model learns v from k in one step, per image, and is applied to q (ViT3).
 
 Inner loss of a head: -<f_W(k), v> a / N with a = 1/3; W <- W - lr g / (|g| + 1), |g| the length of a column, and the
 output is f_W(q). f(k) is (k W1) * silu(k W2), or k W (then, without clipping and from W = 0, unnormalised linear
 attention). One more head of width d has a 3x3 depth-wise convolution of the grid as its f (Han et al. 2025, ViT^3).
-Extra tokens train and are read like any other; they have no place in the convolution, whose channels are 0 for them.
+Prefix and suffix tokens are training data and queries like all others; the convolution gives them zeros.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,9 @@ from regard.core import (
     merge,
 )
 from regard.mixers.convolutions.sampling import own_kernels
-from regard.mixers.shared.heads import check_heads, rotate
-from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.checks import check_heads
+from regard.mixers.shared.heads import apply_rotary
+from regard.mixers.shared.precision import upcast, without_autocast
 
 __all__ = ["ViT3", "ttt", "ttt_conv", "ttt_conv_reference", "ttt_reference"]
 
@@ -78,7 +79,7 @@ def ttt(
     clip: bool = True,
     scale: float = SCALE,
 ) -> Float[Tensor, "B H N e"]:
-    """The same with the gradient written out. The step is computed in float32 for half precision.
+    """The same with an explicit gradient. The step is computed in float32 for half precision.
 
     w2 None: the linear inner model. Raises: ShapeError for tensors that do not fit.
     """
@@ -90,16 +91,16 @@ def ttt(
     if k.shape[-2] != v.shape[-2] or k.shape[-1] != q.shape[-1]:
         shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         raise ShapeError(f"ttt: q, k and v have shapes {shapes}; k needs q's width and as many tokens as v")
-    with exact_products(q.device):
-        keys, error = wide(k), wide(v) * (-scale / k.shape[-2])  # d loss / d f
+    with without_autocast(q.device):
+        keys, error = upcast(k), upcast(v) * (-scale / k.shape[-2])  # d loss / d f
         if w2 is None:
-            learned: tuple[Tensor, ...] = (_step(wide(w1), keys.mT @ error, lr, clip),)
+            learned: tuple[Tensor, ...] = (_step(upcast(w1), keys.mT @ error, lr, clip),)
         else:
-            first, second = keys @ wide(w1), keys @ wide(w2)
+            first, second = keys @ upcast(w1), keys @ upcast(w2)
             gate = second.sigmoid()
             slope = gate * (1 + second * (1 - gate))  # of silu
             steps = keys.mT @ (error * second * gate), keys.mT @ (error * first * slope)
-            learned = tuple(_step(wide(w), g, lr, clip) for w, g in zip((w1, w2), steps, strict=True))
+            learned = tuple(_step(upcast(w), g, lr, clip) for w, g in zip((w1, w2), steps, strict=True))
         return _inner(q, *(w.to(q.dtype) for w in learned))
 
 
@@ -150,23 +151,24 @@ def ttt_conv(
 ) -> Float[Tensor, "B d h w"]:
     """The same with the gradient as a product of patches and one grouped convolution for all images."""
     width, rows, columns = k.shape[1:]
-    with exact_products(q.device):
-        error = wide(v) * (-scale / (rows * columns))
-        patches = F.unfold(wide(k), 3, padding=1).unflatten(1, (width, 9))  # (B, d, 9, n)
+    with without_autocast(q.device):
+        error = upcast(v) * (-scale / (rows * columns))
+        patches = F.unfold(upcast(k), 3, padding=1).unflatten(1, (width, 9))  # (B, d, 9, n)
         step = (patches @ error.flatten(2)[..., None])[..., 0]  # (B, d, 9)
         if clip:
             step = step / (step.square().sum(-1, keepdim=True).clamp_min(1e-30).sqrt() + 1)
-        learned = (wide(weight).flatten(1) - lr * step).to(q.dtype)
+        learned = (upcast(weight).flatten(1) - lr * step).to(q.dtype)
         return own_kernels(q, learned.view(k.shape[0], width, 3, 3))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViT3(MixerConfig):
-    """inner: "swiglu" (the paper's) or "linear", one matrix a head. local: whether there is the head that convolves.
+    """inner: "swiglu" (the paper's) or "linear", one matrix per head. local: whether to add the head that convolves.
 
-    lr: of the inner step. clip: whether the inner gradient is divided by its length plus 1. Weights of a host's
-    attention have another shape where local is on, and another meaning always.
-    Raises: ConfigError for an unknown inner model or lr 0 and below; building, UnsupportedError for normalised q, k.
+    lr: of the inner step. clip: whether the inner gradient is divided by its length plus 1. The
+    projections of a host have another shape with local=True, and always another meaning.
+    Raises: ConfigError for an unknown inner model or an lr that is not positive; building, UnsupportedError for
+    normalised q, k.
     """
 
     inner: Literal["swiglu", "linear"] = "swiglu"
@@ -189,7 +191,7 @@ class ViT3(MixerConfig):
         construction="test-time training",
         topology="all-to-one",
         conditions="K, V",
-        prefix="trained on and read like any other token; 0 in the head that convolves",
+        prefix="training data and queries like all tokens; 0 in the head that convolves",
         row_maps=False,
     )
     samples: ClassVar[tuple[str, ...]] = (
@@ -200,15 +202,15 @@ class ViT3(MixerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lr <= 0:
-            raise ConfigError(f"lr is above 0, not {self.lr}")
+            raise ConfigError(f"lr must be positive, not {self.lr}")
 
     def build(self, site: Site, shared: nn.Module | None = None) -> "ViT3Mixer":
         if site.qk_norm:
-            raise UnsupportedError("ViT3 learns from the keys as they are: no normalisation of q and k")
+            raise UnsupportedError("ViT3 learns from keys without normalisation: the host normalises q and k")
         return ViT3Mixer(self, site)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Projections, two products forward, two of the step and two to read; "linear" has one of each but forward."""
+        """Projections; products: two forward, two of the step, two with q; "linear" has one of the last two each."""
         check_accounting(accounting)
         n, d, inner = site.grid.tokens, site.width, site.inner
         width = inner + d * self.local
@@ -244,13 +246,13 @@ class ViT3Mixer(Mixer):
     def _mix(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         site, lr, clip = self.site, self.config.lr, self.config.clip
-        made = self.qkv(x)
-        q, k, v = (heads(y, site.heads) for y in made[..., : 3 * site.inner].chunk(3, -1))
+        projected = self.qkv(x)
+        q, k, v = (heads(y, site.heads) for y in projected[..., : 3 * site.inner].chunk(3, -1))
         if rope is not None:
-            q, k = rotate(q, rope, grid), rotate(k, rope, grid)
+            q, k = apply_rotary(q, rope, grid), apply_rotary(k, rope, grid)
         out = merge((ttt_reference if plain else ttt)(q, k, v, self.inner.w1, self.inner.w2, lr=lr, clip=clip))
         if self.inner.w3 is not None:
-            extra, cells = grid.to_map(made[..., 3 * site.inner :])
+            extra, cells = grid.to_map(projected[..., 3 * site.inner :])
             q, k, v = cells.chunk(3, 1)
             local = (ttt_conv_reference if plain else ttt_conv)(q, k, v, self.inner.w3, lr=lr, clip=clip)
             out = torch.cat([out, grid.from_map(torch.zeros_like(extra[..., : site.width]), local)], -1)
@@ -258,7 +260,7 @@ class ViT3Mixer(Mixer):
 
 
 class InnerModel(nn.Module):
-    """w1, w2 (H, d, d) and w3 (d, 3, 3): where the inner model starts for every image; None where it has none."""
+    """w1, w2 (H, d, d), w3 (d, 3, 3): the inner model at the start of every image; w2 and w3 may be None."""
 
     def __init__(self, config: ViT3, site: Site) -> None:
         super().__init__()

@@ -1,19 +1,20 @@
 """Cross-covariance attention: channels of a head attend to each other (XCiT, El-Nouby et al. 2021, Eq. 3).
 
-q and k are l2-normalised along the tokens, so the (d, d) map costs O(N C d) and has no tokens to mask or to draw.
-Extra tokens are samples of the covariance like any other.
+q and k are l2-normalised along the tokens; the (d, d) map costs O(N C d) and has no attention map between tokens.
+Prefix and suffix tokens are samples of the covariance like all others.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, Contract, Cost, Grid, Mask, Operator, ShapeError, Site, UnsupportedError
-from regard.mixers.shared.heads import HeadMixerConfig, check_heads
+from regard.core import Card, Contract, Cost, Grid, Inputs, Mask, Operator, ShapeError, Site, UnsupportedError
+from regard.mixers.shared.checks import check_heads
+from regard.mixers.shared.heads import HeadMixerConfig
 
 __all__ = ["XCA", "xca", "xca_reference"]
 
@@ -35,10 +36,10 @@ def xca(
     v: Float[Tensor, "B H N d"],
     temperature: Float[Tensor, "H 1 1"],
 ) -> Float[Tensor, "B H N d"]:
-    """The same, normalised after the product: the lengths divide the rows and columns of the (d, d) map.
+    """The same, normalised after the product: rows and columns of the (d, d) map are divided by the lengths.
 
     temperature multiplies the logits (the paper's Eq. 3 divides by its inverse).
-    Raises: ShapeError if q, k and v have not one shape or temperature is not (H, 1, 1).
+    Raises: ShapeError if the shapes of q, k and v differ or temperature is not (H, 1, 1).
     """
     check_heads("xca", q=q, k=k, v=v)
     if q.shape != k.shape or q.shape != v.shape:
@@ -76,7 +77,7 @@ class XCA(HeadMixerConfig):
         construction="channel correlation",
         topology="all-to-one",
         conditions="Q, K",
-        prefix="samples of the covariance like any other token",
+        prefix="samples of the covariance like all tokens",
         row_maps=False,
     )
     samples: ClassVar[tuple[str, ...]] = ("XCA()",)
@@ -109,29 +110,8 @@ class XCAOperator(Operator):
         """Names of parameters to keep out of weight decay."""
         return set() if self.config.decay_temperature else {"temperature"}
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return xca(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.temperature)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return xca_reference(cast(Tensor, q), cast(Tensor, k), cast(Tensor, v), self.temperature)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        return (xca_reference if plain else xca)(inputs.q, inputs.k, inputs.v, self.temperature)
 
     def weights(
         self,
@@ -144,4 +124,4 @@ class XCAOperator(Operator):
         mask: Mask | None = None,
     ) -> Tensor:
         """Raises: UnsupportedError always; the map is between channels."""
-        raise UnsupportedError("XCA mixes channels and has no map of tokens; choose layers of another mechanism")
+        raise UnsupportedError("XCA mixes channels and has no map between tokens; choose layers of another mechanism")

@@ -1,11 +1,11 @@
-"""A residual block with a slot for attention, and what stands in the slot (Zhu et al. 2019, Figure 2a).
+"""A residual block with a slot for attention, and the port of that slot (Zhu et al. 2019, Figure 2a).
 
     1x1 conv, norm, ReLU -> 3x3 conv (regular or deformable), norm, ReLU -> x + gamma Attn(x) -> 1x1 conv, norm -> add
 
-gamma is zero at first, so that a trained network computes what it did. In a basic block (ResNet-18 and -34) attention
-follows the norm and ReLU of the first 3x3 convolution: those of the second come after the addition.
-A block becomes an instance of a subclass of its own class, with one more child, `attn`; all other names stay. The child
-is a `Slot`, which `swap` fills, removes and restores like any attention.
+gamma is initialised with zero, so that a trained network computes the same as before. In a basic block (ResNet-18 and
+-34) attention follows the norm and ReLU of the first 3x3 convolution: those of the second come after the addition.
+A block becomes an instance of a subclass of its own class, with one more child, `attn`; all other names are unchanged.
+The child is a `Slot`, which `swap`, `remove` and `restore` treat as any attention.
 """
 
 from typing import Any, cast
@@ -17,17 +17,19 @@ from torch import Tensor, nn
 from torchvision.models import resnet as torchvision_resnet
 
 from regard.core import Grid, MixerConfig, Site
-from regard.swapping.layer import CHILD, Port
+from regard.swapping.layer import MIXER_CHILD, Port
 
 
 class Attended(Port):
-    """x + gamma Attn(x) in a slot, on whatever grid the map has; without a mixer x itself, and no gamma."""
+    """x + gamma Attn(x) in a slot, on a map of any size; a removed mixer gives x itself and has no gamma."""
 
     gamma: nn.Parameter | None
 
     def __init__(self, host: Any, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
         super().__init__(host, config, site, shared)
-        gamma = nn.Parameter(self.like.new_full((1,), host.start))  # FSDP2 shards no tensor without dimensions
+        gamma = nn.Parameter(
+            self.placeholder.new_full((1,), host.initial_gamma)
+        )  # FSDP2 shards no tensor without dimensions
         self.register_parameter("gamma", gamma if config.uses else None)
 
     @classmethod
@@ -36,33 +38,33 @@ class Attended(Port):
         return Site(dim=module.dim, heads=module.heads, grid=grid, qkv_bias=False, layer=layer, name=name)
 
     @classmethod
-    def grid_of(cls, module: Any) -> Grid:
-        return Grid(*module.cells)
+    def host_grid(cls, module: Any) -> Grid:
+        return Grid(*module.grid_size)
 
     def grid(self) -> Grid:
-        return self.grid_of(self.host)
+        return self.host_grid(self.host)
 
-    def release(self) -> nn.Module:
-        """The empty slot; what is put there next goes on with the present gamma."""
-        host = cast("Slot", super().release())
-        host.start = 0.0 if self.gamma is None else float(self.gamma.detach())
+    def restored_attention(self) -> nn.Module:
+        """The empty slot; the next mechanism in it starts with the current gamma."""
+        host = cast("Slot", super().restored_attention())
+        host.initial_gamma = 0.0 if self.gamma is None else float(self.gamma.detach())
         return host
 
     def no_weight_decay(self) -> set[str]:
-        """gamma, and the vectors u and t of E3 and E4."""
+        """gamma, and the vectors u and t of the terms E3 and E4 of `Factors`."""
         vectors = {
-            f"{CHILD}.{name}" for name, _ in self.mixer.named_parameters() if name in ("operator.u", "operator.t")
+            f"{MIXER_CHILD}.{name}" for name, _ in self.mixer.named_parameters() if name in ("operator.u", "operator.t")
         }
         return vectors | ({"gamma"} if self.gamma is not None else set())
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         gamma = state_dict.get(f"{prefix}gamma")
-        if gamma is not None and gamma.ndim == 0:  # as it was before FSDP2 could shard it
+        if gamma is not None and gamma.ndim == 0:  # checkpoints from before gamma had one dimension
             state_dict[f"{prefix}gamma"] = gamma.reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
-        cast("Slot", self.host).note(x)
+        cast("Slot", self.host).record_grid(x)
         if self.gamma is None:
             return x
         height, width = x.shape[-2:]
@@ -71,30 +73,33 @@ class Attended(Port):
 
 
 class Slot(nn.Module):
-    """An empty place for attention on maps of `dim` channels: the identity. start: gamma of what is put here."""
+    """An empty place for attention on maps of `dim` channels: the identity.
+
+    initial_gamma: the first value of gamma of a mechanism that is put here. grid_size: (height, width) of the last map.
+    """
 
     port = Attended
 
-    like: Tensor
+    placeholder: Tensor
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.dim, self.heads, self.start = dim, heads, 0.0
-        self.cells = (1, 1)
-        self.register_buffer("like", torch.zeros(()), persistent=False)
+        self.dim, self.heads, self.initial_gamma = dim, heads, 0.0
+        self.grid_size = (1, 1)
+        self.register_buffer("placeholder", torch.zeros(()), persistent=False)
 
-    def note(self, x: Tensor) -> None:
-        """Remember the grid of a pass, for a later swap."""
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(x, Tensor)  # torch.fx
-        if not traced:
-            self.cells = (x.shape[-2], x.shape[-1])
+    def record_grid(self, x: Tensor) -> None:
+        """Remember the grid of a forward pass, for a later swap."""
+        tracing = torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(x, Tensor)  # torch.fx
+        if not tracing:
+            self.grid_size = (x.shape[-2], x.shape[-1])
 
     def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
-        self.note(x)
+        self.record_grid(x)
         return x
 
 
-# blocks: the forward passes of the libraries, with one more step
+# blocks: the forward passes of the libraries, with attention added
 
 
 class TorchvisionBasic(torchvision_resnet.BasicBlock):

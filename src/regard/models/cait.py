@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from regard.core import heads, merge
 from regard.swapping.layer import Port
-from regard.swapping.ports.timm.cait import Talking
-from regard.swapping.talking_heads import over_heads
+from regard.swapping.ports.timm.cait import TimmCaiT
+from regard.swapping.talking_heads import mix_heads
 
 
-class LooseTalking(Port):
-    """cait_s_32(keep_talking=False): the mixes of heads go with the softmax between them."""
+class CaiTWithoutTalkingHeads(Port):
+    """cait_s_32(keep_talking=False): the talking heads are removed together with the softmax between them."""
 
     watch: ClassVar[str] = "patch_embed.proj"
 
@@ -28,12 +28,12 @@ class LooseTalking(Port):
 
 
 class TalkingAttention(nn.Module):
-    """Softmax attention whose logits, and then weights, are mixed over the heads. A swap keeps both mixes.
+    """Softmax attention with talking heads: logits, and then weights, are mixed over the heads. A swap keeps both maps.
 
     Children: qkv (no bias), proj_l before the softmax, proj_w after it, proj.
     """
 
-    port: ClassVar[type[Port]] = Talking
+    port: ClassVar[type[Port]] = TimmCaiT
 
     def __init__(self, dim: int, num_heads: int, head_dim: int, proj_drop: float = 0.0) -> None:
         super().__init__()
@@ -46,28 +46,28 @@ class TalkingAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B n C"]:
         q, k, v = (heads(y, self.num_heads) for y in self.qkv(x).chunk(3, -1))
-        return self.mixed(q, k, v)
+        return self.attend(q, k, v)
 
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """From queries (B, H, n, d), keys and values to the output (B, n, C)."""
-        a = over_heads(self.proj_l, q @ k.mT * self.scale).softmax(-1)
-        return self.proj_drop(self.proj(merge(over_heads(self.proj_w, a) @ v)))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The output (B, n, C) for queries (B, H, n, d), keys and values."""
+        a = mix_heads(self.proj_l, q @ k.mT * self.scale).softmax(-1)
+        return self.proj_drop(self.proj(merge(mix_heads(self.proj_w, a) @ v)))
 
 
-class LooseTalkingAttention(TalkingAttention):
-    """The same; a mechanism that is swapped in leaves the two mixes out."""
+class ReplaceableTalkingAttention(TalkingAttention):
+    """`TalkingAttention` whose talking heads a swap removes."""
 
-    port = LooseTalking
+    port = CaiTWithoutTalkingHeads
 
 
 class ClassAttention(TalkingAttention):
-    """The class token attends to itself and the patches, with talking heads. A swap leaves it as it is."""
+    """The class token attends to itself and the patch tokens, with talking heads. A swap does not change it."""
 
     def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B n C"]:
         inner = self.proj.in_features
         q = torch.nn.functional.linear(x[:, :1], self.qkv.weight[:inner])
         k, v = torch.nn.functional.linear(x, self.qkv.weight[inner:]).chunk(2, -1)
-        return self.mixed(*(heads(y, self.num_heads) for y in (q, k, v)))
+        return self.attend(*(heads(y, self.num_heads) for y in (q, k, v)))
 
 
 def cait_s_32(
@@ -87,10 +87,10 @@ def cait_s_32(
     talking heads of the patch layers; only those with a map over all keys can.
     """
 
-    def attention(kind: type[TalkingAttention], dim: int, **given: object) -> TalkingAttention:
+    def attention(kind: type[TalkingAttention], dim: int, **timm_options: object) -> TalkingAttention:
         return kind(dim, heads, width, drop)
 
-    kind = TalkingAttention if keep_talking else LooseTalkingAttention
+    kind = TalkingAttention if keep_talking else ReplaceableTalkingAttention
     return Cait(
         img_size=img_size,  # type: ignore[arg-type]  # timm takes pairs too
         patch_size=4,

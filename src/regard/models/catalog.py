@@ -1,11 +1,15 @@
-"""Hosts: models of timm, torchvision, Hugging Face and our own, and how a mixer gets into them."""
+"""The catalog of models: Regard's own hosts by name, and the names that `create_model` takes."""
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from fnmatch import fnmatchcase
 from inspect import signature
 from typing import Any
 
 from torch import nn
+
+from regard.core import Extra
+from regard.swapping.layer import Port
 
 from .cait import cait_s_32
 from .cvt import cvt_13, cvt_13_32
@@ -17,7 +21,7 @@ from .vit_desk import vit_desk
 from .vit_spt import vit_s_32, vit_s_32_spt
 from .xcit_desk import xcit_desk
 
-# models that no library has
+# Regard's own models, which no library has
 HOSTS: dict[str, Callable[..., nn.Module]] = {
     "vit_desk": vit_desk,
     "xcit_desk": xcit_desk,
@@ -41,28 +45,46 @@ HOSTS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def make_own(name: str, **options: Any) -> nn.Module:
-    """One of Regard's hosts. features_only, out_indices: as in `timm.create_model`, a list of maps, not logits.
+def own_models(extra: Extra = ()) -> dict[str, Callable[..., nn.Module]]:
+    """name -> what makes it: Regard's models, and those of the user, which come first."""
+    users = {item.__name__: item for item in extra if not _other_kind(item)}
+    return {**HOSTS, **users}
+
+
+def _other_kind(item: type | Callable[..., Any]) -> bool:
+    """Whether an item of `extra` is a port, a mechanism or a task, not a model."""
+    return isinstance(item, type) and (issubclass(item, Port) or is_dataclass(item))
+
+
+def own_ports(extra: Extra) -> list[type[Port]]:
+    """The ports among the user's own."""
+    return [item for item in extra if isinstance(item, type) and issubclass(item, Port)]
+
+
+def make_regard_model(name: str, extra: Extra = (), **options: Any) -> nn.Module:
+    """One of `own_models`. features_only, out_indices: as in `timm.create_model`, a list of maps, not logits.
 
     Raises: TypeError for an option that the host does not have.
     """
-    make = HOSTS[name]
-    if takes(make, "features_only") or not options.pop("features_only", False):
+    make = own_models(extra)[name]
+    if has_option(make, "features_only") or not options.pop("features_only", False):
         return make(**options)
-    from .pyramids import as_features
+    from .pyramids import feature_backbone
 
     indices = options.pop("out_indices", None)
-    return as_features(make(**options), indices)
+    return feature_backbone(make(**options), indices)
 
 
-def default_size(name: str) -> tuple[int, int] | None:
-    """(height, width) of images that one of Regard's hosts expects unless told otherwise; None for other hosts."""
-    make = HOSTS.get(name.removeprefix("regard_"))
+def default_size(name: str, extra: Extra = ()) -> tuple[int, int] | None:
+    """(height, width) of images that one of `own_models` expects unless told otherwise; None where none is known."""
+    make = own_models(extra).get(name.removeprefix("regard_"))
     if make is None:
         return None
     options = {**signature(metaformer).parameters, **signature(make).parameters}
     sides = (options[label].default for label in ("size", "img_size") if label in options)
-    side = next(found for found in sides if isinstance(found, int | tuple))  # `size` of MetaFormers is a letter
+    side = next((side for side in sides if isinstance(side, int | tuple)), None)  # `size` of MetaFormers is a letter
+    if side is None:
+        return None
     return (side, side) if isinstance(side, int) else (side[0], side[1])
 
 
@@ -74,7 +96,7 @@ def list_models(pattern: str = "*") -> list[str]:
     return own + [name for name in timm.list_models(pattern) if not name.startswith("regard_")]
 
 
-def takes(function: Callable[..., nn.Module], option: str) -> bool:
+def has_option(function: Callable[..., nn.Module], option: str) -> bool:
     """Whether a host has an option of its own of this name."""
     parameters = signature(function).parameters
     return option in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())

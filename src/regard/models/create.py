@@ -8,40 +8,44 @@ from typing import Any
 
 from torch import nn
 
-from regard.core import ConfigError, MixerConfig, RegardError, nearest
-from regard.mixers.spelling import spell
+from regard.core import ConfigError, Extra, MixerConfig, RegardError, StoreError, nearest
+from regard.mixers.spelling import OWN, spell
 from regard.swapping.swap import plan_swap
 
-from .catalog import HOSTS, list_models, make_own
+from .catalog import list_models, make_regard_model, own_models, own_ports
 
 
-def create_model(name: str, mixer: MixerConfig | None, **timm_options: Any) -> nn.Module:
+def create_model(name: str, mixer: MixerConfig | None, *, extra: Extra = (), **timm_options: Any) -> nn.Module:
     """A host with a mechanism; mixer=None keeps the host's own attention.
 
     name: of timm or one of Regard's (see `list_models`), or a spelling with options, "vit_desk(dim=48, depth=2)".
+    extra: the user's own models and ports; a model is known by the name of its function or class.
     timm_options go to `timm.create_model` untouched: num_classes, in_chans, img_size, pretrained, features_only, ...
-    Raises: ConfigError for an unknown name or option.
+    Raises: ConfigError for an unknown name or option, StoreError for weights that cannot be loaded.
     """
     plain, options = parse_host(name)
     options |= timm_options
-    model = _make(plain, options)
+    model = _create(plain, options, extra)
     model.regard_host = (plain, options)  # type: ignore[assignment]
+    model.regard_extra = tuple(extra)  # type: ignore[assignment]  # `save` builds the model again
     if mixer is None:
         return model
-    plan = plan_swap(model, mixer)
+    plan = plan_swap(model, mixer, ports=own_ports(extra))
     plan.warn()
     return plan.apply(faithful=bool(options.get("pretrained", False)))
 
 
-def build_sized(text: str, mixer: MixerConfig | None, size: tuple[int, int], **overrides: Any) -> nn.Module:
+def build_sized(
+    text: str, mixer: MixerConfig | None, size: tuple[int, int], extra: Extra = (), **overrides: Any
+) -> nn.Module:
     """`create_model` for images of size = (height, width): with `img_size`, unless the host has no such option."""
     try:
-        return create_model(text, mixer, img_size=size, **overrides)
+        return create_model(text, mixer, extra=extra, img_size=size, **overrides)
     except ConfigError as error:
-        said = str(error.__cause__)
-        if "unexpected keyword argument" not in said or "img_size" not in said:  # it has the option: a wrong size
+        message = str(error.__cause__)
+        if "unexpected keyword argument" not in message or "img_size" not in message:  # it has the option: a wrong size
             raise
-    return create_model(text, mixer, **overrides)
+    return create_model(text, mixer, extra=extra, **overrides)
 
 
 def parse_host(text: str) -> tuple[str, dict[str, Any]]:
@@ -64,42 +68,48 @@ def spell_host(name: str, options: Mapping[str, Any]) -> str:
     """The inverse of `parse_host`. Raises: ConfigError if an option has no spelling, such as a class."""
     parts = []
     for key, value in options.items():
-        said = spell(value)
+        text = spell(value)
         try:
-            ast.literal_eval(said)
+            ast.literal_eval(text)
         except (ValueError, SyntaxError) as error:
             raise ConfigError(f"option {key}={value!r} of {name} cannot be spelled; use plain values") from error
-        parts.append(f"{key}={said}")
+        parts.append(f"{key}={text}")
     return f"{name}({', '.join(parts)})" if parts else name
 
 
-def check_host(name: str) -> None:
-    """Raises: ConfigError if it is neither a host of Regard nor a model of timm, nor has the prefix of a hub."""
+def check_host(name: str, extra: Extra = ()) -> None:
+    """Raises: ConfigError if it is neither one of `own_models` nor a model of timm, nor has the prefix of a hub."""
     import timm
 
-    known = ":" in name or name.removeprefix("regard_") in HOSTS or timm.is_model(name.partition(".")[0])
-    if not known:
-        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())} (`regard list hosts`)")
+    exists = ":" in name or name.removeprefix("regard_") in own_models(extra) or timm.is_model(name.partition(".")[0])
+    if not exists:
+        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())} (`regard list hosts`){OWN}")
 
 
-def _make(name: str, options: dict[str, Any]) -> nn.Module:
+def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
     import timm
 
-    check_host(name)
+    check_host(name, extra)
+    own = own_models(extra)
     plain = name.removeprefix("regard_")  # the name that `register` gives our hosts in timm
-    if plain in HOSTS:
-        make: Callable[..., nn.Module] = partial(make_own, plain)
+    if plain in own:
+        make: Callable[..., nn.Module] = partial(make_regard_model, plain, extra)
     else:
         make = partial(timm.create_model, name)
     try:
         return make(**options)
     except RegardError:
         raise
+    except OSError as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise StoreError(
+            f"cannot load the weights of {name}: {reason}. Load them once with a network, or leave pretrained out"
+        ) from error
     except (TypeError, AttributeError, ValueError, ArithmeticError, LookupError, AssertionError, RuntimeError) as error:
-        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        known = list(inspect.signature(HOSTS[plain]).parameters) if plain in HOSTS else []
-        wrong = [key for key in options if known and key not in known]
-        hint = "".join(f"; it has no {key!r}: {nearest(key, known)}" for key in wrong)
+        given_options = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        accepted = list(inspect.signature(own[plain]).parameters) if plain in own else []
+        wrong = [key for key in options if accepted and key not in accepted]
+        hint = "".join(f"; it has no {key!r}: {nearest(key, accepted)}" for key in wrong)
         raise ConfigError(
-            f"{name} cannot be made with {said or 'its defaults'}: {error or type(error).__name__}{hint}"
+            f"{name} cannot be made with {given_options or 'its defaults'}: {error or type(error).__name__}{hint}"
         ) from error

@@ -1,8 +1,8 @@
 """CvT at the SKA paper's sizes: cvt_13 as published by its authors, and cvt_13_32, a plainer variant for small images.
 
 Stages of 64/192/384 channels, 1/2/10 layers, 1/3/6 heads. A stage begins with a convolution; queries, keys and values
-are made by a depth-wise 3x3 convolution with batch normalisation and a matrix, keys and values on a coarser grid (Wu et
-al. 2021). At 32 pixels the last stage has 2x2 cells, and keys for one cell and the class token.
+come from a depth-wise 3x3 convolution with batch normalisation and a linear layer, keys and values on a coarser grid
+(Wu et al. 2021). At 32 pixels the last stage has 2x2 patch tokens, and keys for one of them and the class token.
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ from regard.core import ConfigError, Grid, Mixer, MixerConfig, Site, Unsupported
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.projections.linear import LinearProjection
 from regard.swapping.layer import Port
-from regard.swapping.separate_qkv import SeparateProjection, biased
+from regard.swapping.separate_qkv import SeparateProjection, roles_with_bias
 
 from .pyramids import Pyramid
 
 
 class CvTPort(Port):
-    """CvT's attention: its convolutions and the grid of its keys stay.
+    """CvT's attention: its convolutions and the grid of its keys are kept.
 
-    A mechanism's `scale` is the factor of its logits; where it is None or missing, its d^-0.5 gives way to the host's.
+    A mechanism's `scale` is the factor of its logits; where it is None or missing, the host's replaces d^-0.5.
     """
 
     watch: ClassVar[str] = "embed.proj"
-    names: ClassVar[dict[str, str]] = {"proj_q": "qkv.q", "proj_k": "qkv.k", "proj_v": "qkv.v"}
+    parameter_names: ClassVar[dict[str, str]] = {"proj_q": "qkv.q", "proj_k": "qkv.k", "proj_v": "qkv.v"}
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -43,22 +43,22 @@ class CvTPort(Port):
             name=name,
         )
 
-    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         if not isinstance(config, HeadMixerConfig):
-            return super().built(config, site, shared)
+            return super().build_mixer(config, site, shared)
         if site.memory is not None and not config.cross:
             raise UnsupportedError(
                 f"{type(config).__name__} needs keys on the grid of the queries; make the host with kv_stride=1"
             )
         if site.memory is not None and config.dwc:
-            raise ConfigError("dwc adds values at their own place: it needs a host with kv_stride=1")
-        made = super().built(config, site, shared)
-        if type(made) is not HeadMixer:
+            raise ConfigError("dwc needs values on the grid of the queries: make the host with kv_stride=1")
+        mixer = super().build_mixer(config, site, shared)
+        if type(mixer) is not HeadMixer:
             raise UnsupportedError(
-                f"{type(config).__name__} has a layer of its own around its operator ({type(made).__name__}: a branch, "
-                "gate or norm), and CvT's convolutions need the plain one; take options without it, or another host"
+                f"{type(config).__name__} has a layer of its own around its operator ({type(mixer).__name__}: a "
+                "branch, gate or norm), but CvT needs the plain one; use options without it, or another host"
             )
-        return ConvMixer(config, made.site, shared, self.host)  # its site: a mechanism may have heads of its own
+        return ConvMixer(config, mixer.site, shared, self.host)  # its site: a mechanism may set the heads itself
 
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
         return self.mixer(x, Grid(height, width, self.prefix))
@@ -71,11 +71,11 @@ class ConvMixer(HeadMixer):
         super().__init__(config, site, shared)
         roles = config.roles
         if isinstance(self.qkv, LinearProjection):
-            biases = biased(q=host.proj_q, k=host.proj_k, v=host.proj_v)
+            biases = roles_with_bias(q=host.proj_q, k=host.proj_k, v=host.proj_v)
             self.qkv = SeparateProjection(site, roles, biases)
         self.stride = host.kv_stride
-        given = getattr(config, "scale", None) is not None
-        self.factor = 1.0 if given else host.scale * site.width**0.5
+        has_scale = getattr(config, "scale", None) is not None
+        self.factor = 1.0 if has_scale else host.scale * site.width**0.5
         for name, _ in host.named_children():
             if name.startswith("conv_") and set(name[5:]) & set(roles):
                 self.add_module(name, DepthwiseProjection(site.dim, 1 if name == "conv_q" else host.kv_stride))
@@ -83,17 +83,19 @@ class ConvMixer(HeadMixer):
     def memory_grid(self, grid: Grid) -> Grid | None:
         return coarser(grid, self.stride) if self.stride > 1 else None
 
-    def roles(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
-        made: dict[str, Tensor | None] = dict.fromkeys("qkv")
+    def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
+        projected: dict[str, Tensor | None] = dict.fromkeys("qkv")
         for role in self.config.roles:
-            made[role] = self.normalised(role, self.qkv(convolved(self, role, x, grid), role)[0], grid, rope)
-        if made["q"] is not None and self.factor != 1.0:
-            made["q"] = made["q"] * self.factor
-        return made
+            projected[role] = self.normalise_and_rotate(
+                role, self.qkv(convolved(self, role, x, grid), role)[0], grid, rope
+            )
+        if projected["q"] is not None and self.factor != 1.0:
+            projected["q"] = projected["q"] * self.factor
+        return projected
 
 
 class DepthwiseProjection(nn.Module):
-    """A depth-wise 3x3 convolution without bias and batch normalisation of the cells; a class token passes by."""
+    """A depth-wise 3x3 convolution (no bias) and batch normalisation of the patch tokens; not of a class token."""
 
     def __init__(self, dim: int, stride: int) -> None:
         super().__init__()
@@ -101,9 +103,9 @@ class DepthwiseProjection(nn.Module):
         self.bn = nn.BatchNorm2d(dim)
 
     def forward(self, x: Float[Tensor, "B N C"], grid: Grid) -> Float[Tensor, "B M C"]:
-        extra, cells = grid.to_map(x)
-        cells = self.bn(self.conv(cells)).flatten(2).mT
-        return torch.cat([extra, cells], 1) if grid.extra else cells
+        class_token, patches = grid.to_map(x)
+        patches = self.bn(self.conv(patches)).flatten(2).mT
+        return torch.cat([class_token, patches], 1) if grid.extra else patches
 
 
 class ConvAttention(nn.Module):
@@ -130,7 +132,7 @@ class ConvAttention(nn.Module):
 
 
 def convolved(attention: nn.Module, role: str, x: Tensor, grid: Grid) -> Tensor:
-    """The input of a role's matrix: tokens after the role's convolution."""
+    """The input of a role's linear layer: tokens after the role's convolution."""
     shared = role in "kv" and getattr(attention, "conv_kv", None) is not None
     return attention.get_submodule("conv_kv" if shared else f"conv_{role}")(x, grid)
 
@@ -177,7 +179,7 @@ class CvTStage(nn.Module):
             nn.init.trunc_normal_(self.cls_token, std=0.02)
 
     def forward(self, x: Float[Tensor, "B c H W"]) -> tuple[Float[Tensor, "B C h w"], Float[Tensor, "B P C"]]:
-        """The map and the class token (P = 1) or nothing (P = 0)."""
+        """The map, and the class token (P = 1) or no token (P = 0)."""
         x = self.embed(x)
         grid = Grid(x.shape[-2], x.shape[-1], int(self.cls_token is not None))
         tokens = x.flatten(2).mT
@@ -185,8 +187,8 @@ class CvTStage(nn.Module):
             tokens = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), tokens], 1)
         for block in self.blocks:
             tokens = block(tokens, grid.height, grid.width)
-        extra, cells = grid.to_map(tokens)
-        return cells, extra
+        class_token, patches = grid.to_map(tokens)
+        return patches, class_token
 
 
 class CvT(Pyramid):
@@ -232,7 +234,7 @@ class CvT(Pyramid):
             ]
             stages.append(CvTStage(embed, blocks, dim if index == 2 and not plain else 0))
             reduction, previous = reduction * (4 if first else 2), dim
-            self.describe(dim, reduction, f"stages.{index}")
+            self.add_stage(dim, reduction, f"stages.{index}")
         self.stages = nn.ModuleList(stages)
         self.norm = nn.Identity() if plain else nn.LayerNorm(dims[-1])
         self.head = nn.Linear(dims[-1], num_classes) if num_classes else nn.Identity()
@@ -242,17 +244,17 @@ class CvT(Pyramid):
         return {name for name, _ in self.named_parameters() if name.endswith("cls_token")}
 
     def maps(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B C h w"]]:
-        found = []
+        maps = []
         for stage in self.stages:
             x, _ = stage(x)
-            found.append(x)
-        return found
+            maps.append(x)
+        return maps
 
     def forward(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B K"]:
-        extra = x
+        class_token = x
         for stage in self.stages:
-            x, extra = stage(x)
-        token = extra[:, 0] if extra.shape[1] else x.mean((2, 3))
+            x, class_token = stage(x)
+        token = class_token[:, 0] if class_token.shape[1] else x.mean((2, 3))
         return self.head(self.norm(token))
 
 

@@ -1,9 +1,8 @@
-"""Folders of swapped models of Hugging Face: config.json, model.safetensors, and regard.json with the swap."""
+"""Saving swapped models of transformers: config.json, model.safetensors, and regard.json with the swap."""
 
 import copy
 import json
 import os
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from regard.core import ConfigError, MissingExtra, StoreError
+from regard.core import ConfigError, Extra, MissingExtra, StoreError
 from regard.swapping.ports.hugging_face import config_of
 
-from .saving import described, difference, fill, replay, swaps_of
+from .saving import description_errors, fill, fitting, recorded_swaps, replay_swaps, tensor_differences
 
 FILE = "regard.json"
 
@@ -30,13 +29,13 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
         raise ConfigError(
             f"{type(model).__name__} is no model of transformers; regard.save writes those of create_model"
         )
-    about = {"version": 1, "architecture": type(model).__name__, "swaps": swaps_of(model)}
+    about = {"version": 1, "architecture": type(model).__name__, "swaps": recorded_swaps(model)}
     if getattr(model, "pooler", model) is None:
         about["options"] = {"add_pooling_layer": False}
-    differs = difference(model, partial(_built, about, copy.deepcopy(config)))
-    if differs:
+    differences = tensor_differences(model, partial(_built, about, copy.deepcopy(config)))
+    if differences:
         raise ConfigError(
-            f"{type(model).__name__}, built again, is not this model: {differs}. Merge what was put around its layers "
+            f"{type(model).__name__}, built again, is not this model: {differences}. Merge adapters "
             "(merge_and_unload() of PEFT), or save model.state_dict() with safetensors"
         )
     target = Path(folder)
@@ -51,7 +50,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     return target
 
 
-def from_pretrained(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Module:
+def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Module:
     """The model that `save_pretrained` of this file wrote, in evaluation mode, on the CPU, in the dtype of its weights.
 
     extra: a user's own mechanisms that it names.
@@ -65,22 +64,23 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Iterable[type] = ()) 
 
     target = Path(folder)
     try:
-        with described(target, FILE):
+        with description_errors(target, FILE):
             about = json.loads((target / FILE).read_text())
             config = transformers.AutoConfig.from_pretrained(target)
-            model = _built(about, config, tuple(extra))
-            fill(model, load_file(target / "model.safetensors"))
+            tensors = load_file(target / "model.safetensors")
+            model = fitting(partial(_built, about, config, tuple(extra)), tensors)
+            fill(model, tensors)
     except FileNotFoundError as error:
         raise StoreError(f"{target} has no {Path(str(error.filename)).name}; expected a swapped model") from error
     return model.eval()
 
 
-def _built(about: dict[str, Any], config: Any, extra: tuple[type, ...]) -> nn.Module:
-    """The model of regard.json and a configuration, which is changed, with first weights."""
+def _built(about: dict[str, Any], config: Any, extra: Extra, older: bool = False) -> nn.Module:
+    """The model of regard.json and a configuration, which is changed, with first weights. older: see `fitting`."""
     import transformers
 
     config.__dict__.pop("attn_implementation", None)
     config._attn_implementation = "sdpa"
     model = getattr(transformers, about["architecture"])(config, **about.get("options", {}))
-    replay(model, about["swaps"], extra)
+    replay_swaps(model, about["swaps"], extra, older)
     return model

@@ -1,7 +1,7 @@
 """SKAFormer and CSKAFormer: timm's CAFormer with static keys in some of its four stages.
 
-The tables of "Static Key Attention in Vision" leave open which stage is meant; here it is the second, which alone gives
-the published size of CSKAFormer-B36 and is the best placement of Table 5. Any other is a choice of `mixers`.
+The tables of "Static Key Attention in Vision" do not say which stage; here it is the second: only this gives the
+published size of CSKAFormer-B36, and it is the best placement of Table 5. `mixers` sets any other.
 """
 
 import os
@@ -57,7 +57,7 @@ def cskaformer_b36(*, mixers: Sequence[str] = ("conv", "cska", "attn", "attn"), 
 
 
 def skaformer_desk(*, mixers: Sequence[str] = ("conv", "ska", "attn", "attn"), **options: Any) -> nn.Module:
-    """A small one for studies on a desk: widths 32 to 128, 5 blocks; no published model. Options as in `metaformer`."""
+    """A small model for the desk studies: widths 32 to 128, 5 blocks; not published. Options as in `metaformer`."""
     return metaformer("desk", mixers, **options)
 
 
@@ -76,27 +76,19 @@ def metaformer(
     """A MetaFormer of timm with "conv", "attn" or a mechanism in each of its four stages.
 
     mixers: four of "conv" (separable convolution), "attn" (timm's attention), "ska", "cska" or a spelled mechanism.
-    img_size: the image whose grids the static keys have. resize: what they do on others, where it is not spelled.
-    query: "linear", or "identity" for queries of the mechanisms that are the input itself, as in the authors' code:
-    with static keys in stages 3 and 4 and width 32 a head its S18 has 23,565,336 parameters.
-    heads: number of heads that share the width of a stage with a mechanism; 0 = heads of width 32. The authors' code
-    has heads of width 16 in its CSKAFormer: 8 in stage 2 of S18, 28,983,186 parameters.
-    pretrained: True takes timm's weights of caformer_<size> for every layer that keeps its shape; else the path of a
-    checkpoint of that, or of the same model. What a checkpoint has and the model has not is said in a warning.
-    options: timm's, such as num_classes, in_chans, drop_path_rate, out_indices.
-    Raises: ConfigError if mixers are not four known ones, query is neither or has no mechanism to apply to, heads do
-    not divide a width, a stage is not there, or a checkpoint is missing, cannot be read or has nothing that fits.
+    img_size: the image size that gives the grids of the static keys. resize: what the keys do on other grids, for the
+    mixers that are not spelled with it. query: "linear", or "identity" for mechanisms whose queries are the input
+    itself, as in the authors' code: with static keys in stages 3 and 4 and heads of width 32 S18 has 23,565,336
+    parameters. heads: number of heads of the mechanisms; 0 = heads of width 32. The authors' code has heads of width 16
+    in its CSKAFormer: 8 in stage 2 of S18, 28,983,186 parameters.
+    pretrained: True loads timm's weights of caformer_<size> into every layer of the same shape; else the path of a
+    checkpoint of that, or of this model. A warning names the tensors of a checkpoint that the model does not have.
+    options: of timm, such as num_classes, in_chans, drop_path_rate, out_indices.
+    Raises: ConfigError if mixers are not four known ones, query is unknown or has no mechanism to apply to, heads do
+    not divide a width, a stage does not exist, or a checkpoint is missing, cannot be read or has no tensor that fits.
     """
     name = f"caformer_{size}"
-    if isinstance(mixers, str) or len(mixers) != 4:
-        raise ConfigError(
-            f'mixers are four, one for each stage, such as ("conv", "ska", "attn", "attn"), not {mixers!r}'
-        )
-    configs = [_config(text, resize) for text in mixers]
-    if query not in QUERIES:
-        raise ConfigError(f"a metaformer has no query={query!r}; {nearest(query, QUERIES)}")
-    if query == "identity":
-        configs = _direct(configs)
+    configs = _stage_configs(mixers, resize, query)
     convolutions = [text == "conv" for text in mixers]
     indices = checked_indices(options.pop("out_indices", range(4)), 4)
     state = _weights(name, pretrained) if pretrained else {}
@@ -111,29 +103,29 @@ def metaformer(
         **SIZES[size],
         **options,
     )
-    left = load_fitting(model, state)
-    _fill(model, configs, heads, img_size, options.get("in_chans", 3))
-    if left:  # a checkpoint of the same model has tensors of its mechanisms
-        _say(load_fitting(model, {key: state[key] for key in left}), len(state), name, pretrained)
+    unused = load_fitting(model, state)
+    _swap_stages(model, configs, heads, img_size, options.get("in_chans", 3))
+    if unused:  # a checkpoint of the same model has tensors of its mechanisms
+        _warn_unused(load_fitting(model, {key: state[key] for key in unused}), len(state), name, pretrained)
     return model
 
 
 def load_fitting(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Copy the tensors of a checkpoint into every parameter of the same name and shape; returns the names left out.
+    """Copy the tensors of a checkpoint into every parameter of the same name and shape; returns the unused names.
 
-    A 1x1 convolution and a matrix of the same numbers have the same shape here. Stages of a backbone made with
-    features_only are found too.
+    A 1x1 convolution and a matrix of the same sizes count as the same shape. A backbone made with features_only, whose
+    stages have other names, can be loaded too.
     """
-    own, left = model.state_dict(), []
-    renamed = {key.replace("stages_", "stages."): value for key, value in own.items()}
+    unused = []
+    targets = {key.replace("stages_", "stages."): value for key, value in model.state_dict().items()}
     with torch.no_grad():
         for key, value in state.items():
-            target = renamed.get(key)
+            target = targets.get(key)
             if target is None or _plain(target.shape) != _plain(value.shape):
-                left.append(key)
+                unused.append(key)
             else:
                 target.copy_(value.reshape(target.shape))
-    return left
+    return unused
 
 
 def _plain(shape: torch.Size) -> tuple[int, ...]:
@@ -152,21 +144,33 @@ def _weights(name: str, pretrained: bool | str | os.PathLike[str]) -> Mapping[st
         raise ConfigError(f"pretrained={str(pretrained)!r} is no checkpoint that can be read: {error}") from error
 
 
-def _say(left: Sequence[str], number: int, name: str, pretrained: bool | str | os.PathLike[str]) -> None:
-    """Warn about tensors that were left out. Raises: ConfigError if all were."""
+def _warn_unused(unused: Sequence[str], number: int, name: str, pretrained: bool | str | os.PathLike[str]) -> None:
+    """Warn about tensors of a checkpoint that were not used. Raises: ConfigError if none was."""
     source = name if isinstance(pretrained, bool) else str(pretrained)
-    if len(left) == number:
+    if len(unused) == number:
         raise ConfigError(
-            f"none of the {number} tensors of {source} fits, such as {', '.join(left[:3])}; expected a checkpoint of "
+            f"none of the {number} tensors of {source} fits, such as {', '.join(unused[:3])}; expected a checkpoint of "
             f"{name} or of this model"
         )
-    if left:
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+    if unused:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         warnings.warn(
-            f"{len(left)} of the {number} tensors of {source} have no place in this model and were left out: "
-            f"{', '.join(left[:3])}{more}",
+            f"{len(unused)} of the {number} tensors of {source} have no parameter in this model and were left out: "
+            f"{', '.join(unused[:3])}{more}",
             stacklevel=4,
         )
+
+
+def _stage_configs(mixers: Sequence[str], resize: str | None, query: str) -> list[MixerConfig | None]:
+    """The mechanism of each stage, None for convolutions and timm's attention. Raises: ConfigError."""
+    if isinstance(mixers, str) or len(mixers) != 4:
+        raise ConfigError(
+            f'mixers are four, one for each stage, such as ("conv", "ska", "attn", "attn"), not {mixers!r}'
+        )
+    configs = [_config(text, resize) for text in mixers]
+    if query not in QUERIES:
+        raise ConfigError(f"a metaformer has no query={query!r}; {nearest(query, QUERIES)}")
+    return _with_identity_queries(configs) if query == "identity" else configs
 
 
 def _config(text: str, resize: str | None) -> MixerConfig | None:
@@ -180,42 +184,43 @@ def _config(text: str, resize: str | None) -> MixerConfig | None:
     return config
 
 
-def _direct(configs: Sequence[MixerConfig | None]) -> list[MixerConfig | None]:
-    """The same mechanisms on queries that are the input."""
-    made: list[MixerConfig | None] = []
+def _with_identity_queries(configs: Sequence[MixerConfig | None]) -> list[MixerConfig | None]:
+    """The same mechanisms, with the input itself as queries."""
+    changed: list[MixerConfig | None] = []
     for config in configs:
         if isinstance(config, HeadMixerConfig) and config.projection == LinearQKV():
             config = replace(config, projection=IdentityQuery())
         elif config is not None:
-            raise ConfigError(f"query='identity' takes the place of a linear query, which {spell(config)} has not")
-        made.append(config)
-    if not any(made):
+            raise ConfigError(f"query='identity' replaces a linear query, which {spell(config)} does not have")
+        changed.append(config)
+    if not any(changed):
         raise ConfigError("query='identity' is for stages with a mechanism such as 'ska'; \"attn\" keeps its own")
-    return made
+    return changed
 
 
-def _fill(
+def _swap_stages(
     model: nn.Module,
     configs: Sequence[MixerConfig | None],
     heads: int,
     img_size: int | tuple[int, int],
-    chans: int,
+    channels: int,
 ) -> None:
-    from regard.swapping.inspect import all_sites
+    """Put the mechanism of each stage into its attention layers, in place. channels: of the images."""
+    from regard.swapping.inspect import attention_layers
     from regard.swapping.swap import plan_layers
 
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    example = torch.zeros(1, chans, height, width)
+    example = torch.zeros(1, channels, height, width)
     for stage, config in enumerate(configs):
-        names = [name for name in all_sites(model) if (found := STAGE.search(name)) and int(found[1]) == stage]
+        names = [name for name in attention_layers(model) if (match := STAGE.search(name)) and int(match[1]) == stage]
         for name in names if config is not None and heads else ():
-            _divide(cast(Attention, model.get_submodule(name)), heads)
+            _set_heads(cast(Attention, model.get_submodule(name)), heads)
         if config is not None and names:
             plan_layers(model, config, names, example).apply(faithful=False)
 
 
-def _divide(attention: Attention, heads: int) -> None:
-    """Another number of heads of the same width together, before a mechanism takes the place of the attention."""
+def _set_heads(attention: Attention, heads: int) -> None:
+    """Set the number of heads that share the width, before a mechanism replaces the attention."""
     if attention.attention_dim % heads:
         raise ConfigError(
             f"{heads} heads do not divide a width of {attention.attention_dim}; leave heads out or change it"

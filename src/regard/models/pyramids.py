@@ -1,4 +1,4 @@
-"""Feature pyramids of hosts that are not timm's, in timm's form (`features_only=True`)."""
+"""Feature pyramids of Regard's own models, in timm's form (`features_only=True`)."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,14 @@ from regard.core import ConfigError
 
 
 class Pyramid(nn.Module):
-    """A model of stages. A subclass calls `describe` for each and has `maps`, which gives (B, D, h, w) of each."""
+    """A model of stages. A subclass calls `add_stage` for each and has `maps`, which gives (B, D, h, w) of each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.feature_info: list[dict[str, object]] = []
 
-    def describe(self, channels: int, reduction: int, module: str) -> None:
-        """Note the next stage: its channels and how many pixels of the image are one of its cells."""
+    def add_stage(self, channels: int, reduction: int, module: str) -> None:
+        """Describe the next stage: its channels, its stride in pixels of the image, and the path of its module."""
         self.feature_info.append({"num_chs": channels, "reduction": reduction, "module": module})
 
     def maps(self, x: Tensor) -> list[Tensor]:
@@ -34,29 +34,29 @@ class Features(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        found = self.model.maps(x)
-        return [found[index] for index in self.out_indices]
+        maps = self.model.maps(x)
+        return [maps[index] for index in self.out_indices]
 
 
 def checked_indices(out_indices: Sequence[int], stages: int) -> tuple[int, ...]:
-    """Indices of stages, those from the end (-1) as from the start.
+    """Indices of stages as numbers from 0; negative ones count from the end.
 
-    Raises: ConfigError for a stage that is not there, and for none.
+    Raises: ConfigError for a stage that does not exist, or if there are no indices.
     """
-    wrong = [index for index in out_indices if not -stages <= index < stages]
-    if wrong or not out_indices:
+    invalid = [index for index in out_indices if not -stages <= index < stages]
+    if invalid or not out_indices:
         raise ConfigError(
-            f"out_indices={tuple(out_indices)}: there are the {stages} stages 0 to {stages - 1}, or -1 to {-stages} "
+            f"out_indices={tuple(out_indices)}: the {stages} stages are 0 to {stages - 1}, or -1 to {-stages} "
             "from the end; name at least one of them"
         )
     return tuple(range(stages)[index] for index in out_indices)
 
 
-def as_features(model: nn.Module, out_indices: Sequence[int] | None = None) -> nn.Module:
-    """A classifier as a backbone: its forward pass gives a list of maps (B, D, h, w).
+def feature_backbone(model: nn.Module, out_indices: Sequence[int] | None = None) -> nn.Module:
+    """A classifier as a backbone: its forward pass returns a list of maps (B, D, h, w).
 
-    out_indices: stages (of a ViT: blocks), None = all. Raises: TypeError if the model has no stages to give,
-    ConfigError for a stage that is not there.
+    out_indices: stages (of a ViT: blocks), None = all. Raises: TypeError if the model has no intermediate
+    features, ConfigError for a stage that does not exist.
     """
     from timm.models._features import FeatureGetterNet
 
@@ -65,5 +65,5 @@ def as_features(model: nn.Module, out_indices: Sequence[int] | None = None) -> n
     if not hasattr(model, "forward_intermediates"):
         raise TypeError(f"{type(model).__name__} gives no intermediate features")
     blocks = len(model.blocks)  # type: ignore[arg-type]
-    chosen = blocks if out_indices is None else checked_indices(out_indices, blocks)
-    return FeatureGetterNet(model, out_indices=chosen)
+    indices = blocks if out_indices is None else checked_indices(out_indices, blocks)
+    return FeatureGetterNet(model, out_indices=indices)

@@ -1,6 +1,7 @@
-"""ResNets of timm and torchvision with attention in their residual blocks, as `attended` describes them."""
+"""ResNets of timm and torchvision with attention in their residual blocks (see `attended_block`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import timm
@@ -11,8 +12,8 @@ from torchvision.models import resnet as torchvision_resnet
 from regard.core import ConfigError, MixerConfig, SwapError
 from regard.mixers.convolutions.deformable import DeformableConv, DeformableConv2d
 from regard.mixers.spelling import parse_mixer, spell
-from regard.swapping.inspect import example_of
-from regard.swapping.shared_state import tidy
+from regard.swapping.inspect import example_input
+from regard.swapping.shared_state import refresh_shared_state
 from regard.swapping.swap import plan_layers
 
 from .attended_block import BLOCKS, Attended, Slot
@@ -29,81 +30,92 @@ def attend(
 ) -> nn.Module:
     """Put attention into the residual blocks of a ResNet of torchvision or timm, in place; returns the model.
 
-    The model may contain the ResNet, such as a feature pyramid or a detector's backbone. mixer: a configuration, its
-    spelling, or None for empty slots. stages: numbers of `layer1` to `layer4`; the paper's conv4 and conv5 are 3 and 4.
-    deformable: the 3x3 convolution before attention becomes a deformable one with the same weights and offsets of zero
-    (True, or the options, which may be spelled: version, groups, offset_kernel, mask_init); `lr_scale()` of that layer
-    tells the slower rate of its offsets. False leaves the convolution as it is. example: an input that tells
-    mechanisms their first grid; other sizes may follow. Without one: the size that the model names, or 224x224.
-    With attention alone the model's output is bit-identical at first, with deformable convolutions it is equal up to
+    The ResNet may be a part of the model, such as the backbone of a feature pyramid or detector. mixer: a
+    configuration, its spelling, or None for empty slots. stages: numbers of `layer1` to `layer4`; the paper's conv4 and
+    conv5 are 3 and 4. deformable: True replaces the 3x3 convolution before attention by a deformable one with the same
+    weights and offsets of zero; its options (version, groups, offset_kernel, mask_init) may be given as a
+    configuration or its spelling; `lr_scale()` of the layer gives the lower learning rate of its offsets. False leaves
+    the convolution unchanged. example: an input (1, C, H, W) that gives the mechanisms their first grid; other sizes
+    may follow; by default of the size that the model names, or 224x224.
+    With attention alone the model's first output is bit-identical; with deformable convolutions it is equal up to
     rounding of coordinates in float32: about 1e-6 of its size on maps of 14 cells, 3e-6 of 84, 3e-5 of 1333.
     torchvision's `create_feature_extractor` needs tracer_kwargs={"leaf_modules": [Attended, DeformableConv2d]}.
-    Blocks that were attended before get what is asked now: another mechanism (with weights that fit, as `swap` does),
-    another number of heads, empty slots for None. Deformable convolutions keep their options.
-    Raises: SwapError if the model has not these stages, or other blocks, or deformable convolutions with other options;
-    ConfigError for stages that are no numbers, heads that do not divide the channels and options that a convolution
-    has itself; UnsupportedError for a convolution that a deformable one cannot replace; the errors of `plan_swap`.
-    The model is then as it was.
+    Blocks that have attention already get the new mechanism (with weights that fit, as `swap` does), the new number of
+    heads, or an empty slot for None. Deformable convolutions keep their options.
+    Raises: SwapError if the model does not have these stages, or has other blocks or deformable convolutions with other
+    options; ConfigError for stages that are no numbers, heads that do not divide the channels and options that the
+    convolution sets itself; UnsupportedError for a convolution that a deformable one cannot replace; the errors of
+    `plan_swap`. The model is unchanged after an error.
     """
-    moving = parse_mixer(deformable) if isinstance(deformable, str) else deformable
-    if not isinstance(moving, bool | DeformableConv):
+    convolution = parse_mixer(deformable) if isinstance(deformable, str) else deformable
+    if not isinstance(convolution, bool | DeformableConv):
         raise ConfigError(f"deformable is True, False or a DeformableConv with its options, not {deformable!r}")
-    known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
-    if known is not None and not isinstance(known, MixerConfig):
+    config = parse_mixer(mixer) if isinstance(mixer, str) else mixer
+    if config is not None and not isinstance(config, MixerConfig):
         raise ConfigError(f"mixer is a configuration, its spelling or None for empty slots, not {mixer!r}")
-    found = blocks_of(model, stages)
-    before = [(block, type(block), _spatial(block), _heads_of(block)) for _, block in found]
-    for name, block in found:
+    blocks = blocks_of(model, stages)
+    for name, block in blocks:
         if type(heads) is not int or heads < 1 or _width(block) % heads:
             raise ConfigError(
                 f"{name} has {_width(block)} channels, not a multiple of {heads} heads; give another heads="
             )
+    with _unchanged_on_error([block for _, block in blocks]):
+        for name, block in blocks:
+            _add_slot(block, name, heads, convolution)
+        if config is not None:
+            example = example_input(model, default=(224, 224)) if example is None else example
+            plan_layers(model, config, [f"{name}.attn" for name, _ in blocks], example).apply()
+    if config is None:
+        for _, block in blocks:
+            if isinstance(block.attn, Attended):
+                block.attn = block.attn.restored_attention()
+        refresh_shared_state(model)
+    return model
+
+
+@contextmanager
+def _unchanged_on_error(blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """Undo what `_add_slot` changed in these blocks if an error occurs."""
+    before = [(block, type(block), _spatial(block), _heads_of(block)) for block in blocks]
     try:
-        for name, block in found:
-            _open(block, name, heads, moving)
-        if known is not None:
-            if example is None:
-                example = example_of(model, default=(224, 224))
-            plan_layers(model, known, [f"{name}.attn" for name, _ in found], example).apply()
+        yield
     except Exception:
-        for block, kind, conv, number in before:
+        for block, kind, conv, heads in before:
             if kind in BLOCKS:
                 block.__class__ = kind
                 block._modules.pop("attn", None)
             else:
-                _slot(block).heads = number
+                _slot(block).heads = heads
             setattr(block, _spatial_name(block), conv)
         raise
-    if known is None:
-        for _, block in found:
-            if isinstance(block.attn, Attended):
-                block.attn = block.attn.release()
-        tidy(model)
-    return model
 
 
 def blocks_of(model: nn.Module, stages: Sequence[int]) -> list[tuple[str, nn.Module]]:
-    """Names and blocks of some stages of the ResNet in a model. Raises: ConfigError for no numbers; SwapError."""
+    """Names and blocks of some stages of the ResNet in a model.
+
+    Raises: ConfigError for stages that are no numbers; SwapError for stages or blocks that the model does not have.
+    """
     if isinstance(stages, str) or not isinstance(stages, Sequence) or not all(type(stage) is int for stage in stages):
         raise ConfigError(f"stages are numbers of layer1 to layer4, such as (3, 4), not {stages!r}")
-    there: dict[int, list[tuple[str, nn.Module]]] = {}
+    present: dict[int, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if last in ("layer1", "layer2", "layer3", "layer4"):
-            there.setdefault(int(last[-1]), []).extend(
+            present.setdefault(int(last[-1]), []).extend(
                 (f"{name}.{label}", block) for label, block in module.named_children()
             )
-    missing = sorted(set(stages) - set(there))
+    missing = sorted(set(stages) - set(present))
     if missing or not stages:
-        has = f"it has {', '.join(map(str, sorted(there)))}" if there else "it has no layer1 to layer4: not a ResNet"
-        said = ", ".join(map(str, missing)) if missing else "named: stages is empty"
-        raise SwapError(f"{type(model).__name__} has no stage {said}; {has}")
-    found = [pair for stage in sorted(set(stages)) for pair in there[stage]]
-    for name, block in found:
+        text = ", ".join(map(str, sorted(present)))
+        has = f"it has {text}" if present else "it has no layer1 to layer4: not a ResNet"
+        wrong = ", ".join(map(str, missing)) if missing else "named: stages is empty"
+        raise SwapError(f"{type(model).__name__} has no stage {wrong}; {has}")
+    blocks = [pair for stage in sorted(set(stages)) for pair in present[stage]]
+    for name, block in blocks:
         if type(block) not in (*BLOCKS, *BLOCKS.values()):
             kinds = ", ".join(sorted({f"{kind.__module__}.{kind.__name__}" for kind in BLOCKS}))
             raise SwapError(f"{name} is a {type(block).__name__}; attention goes into blocks of {kinds}")
-    return found
+    return blocks
 
 
 def _spatial_name(block: nn.Module) -> str:
@@ -120,7 +132,7 @@ def _width(block: nn.Module) -> int:
 
 
 def _slot(block: nn.Module) -> Slot:
-    """The slot of an attended block, which a port has inside."""
+    """The slot of an attended block; a port keeps it as its host."""
     attn = cast(nn.Module, block.attn)
     return cast(Slot, attn.host if isinstance(attn, Attended) else attn)
 
@@ -129,8 +141,8 @@ def _heads_of(block: nn.Module) -> int:
     return 0 if type(block) in BLOCKS else _slot(block).heads
 
 
-def _open(block: nn.Module, name: str, heads: int, deformable: bool | DeformableConv) -> None:
-    """A slot for so many heads, and the deformable convolution."""
+def _add_slot(block: nn.Module, name: str, heads: int, deformable: bool | DeformableConv) -> None:
+    """Add a slot for this number of heads, and the deformable convolution, to a block, in place."""
     conv = _spatial(block)
     if type(block) in BLOCKS:
         block.__class__ = BLOCKS[type(block)]
@@ -140,7 +152,7 @@ def _open(block: nn.Module, name: str, heads: int, deformable: bool | Deformable
         if isinstance(deformable, DeformableConv) and deformable != conv.options:
             raise SwapError(
                 f"{name}.{_spatial_name(block)} is a {spell(conv.options)} already; as {spell(deformable)} its offsets "
-                "would be lost: give deformable=True to keep it, or attend to a new model"
+                "would be lost: give deformable=True to keep it, or use a new model"
             )
     elif deformable:
         options = deformable if isinstance(deformable, DeformableConv) else DeformableConv()
@@ -157,7 +169,7 @@ def attended_resnet18(
     img_size: int | tuple[int, int] = 224,
     **options: Any,
 ) -> nn.Module:
-    """timm's ResNet-18 with open slots for attention. Options as in `attended`."""
+    """timm's ResNet-18 with empty slots for attention. Options as in `attended`."""
     return attended("resnet18", stages, deformable, mixer, heads, stem, img_size, options)
 
 
@@ -171,7 +183,7 @@ def attended_resnet50(
     img_size: int | tuple[int, int] = 224,
     **options: Any,
 ) -> nn.Module:
-    """timm's ResNet-50, the paper's backbone, with open slots for attention. Options as in `attended`."""
+    """timm's ResNet-50, the paper's backbone, with empty slots for attention. Options as in `attended`."""
     return attended("resnet50", stages, deformable, mixer, heads, stem, img_size, options)
 
 
@@ -179,13 +191,13 @@ def attended(
     name: str, stages: Sequence[int], deformable: bool | str, mixer: str | None, heads: int, stem: int,
     img_size: int | tuple[int, int], options: dict[str, Any],
 ) -> nn.Module:  # fmt: skip
-    """A ResNet of timm whose `stages` have slots, which `create_model(..., mixer)` or a study's row fills.
+    """A ResNet of timm whose `stages` have empty slots, for `create_model(..., mixer)` or a study's row.
 
-    mixer: spelled, where the host itself shall have it. deformable: True, or the options spelled. stem: pixels of one
-    cell before the first stage; 4 is timm's own, 1 and 2 are one 3x3 convolution without pooling, for small images.
-    img_size: tells mechanisms their first grid; the network takes any size. options: timm's, such as
-    pretrained, num_classes, in_chans, channels, features_only.
-    Raises: ConfigError.
+    mixer: a spelling, for slots that are not empty. deformable: True, or the spelled options. stem: stride in pixels
+    before the first stage; 4 is timm's own, 1 and 2 are one 3x3 convolution without pooling, for small images.
+    img_size: gives mechanisms their first grid; the network takes any size. options: of timm, such as pretrained,
+    num_classes, in_chans, channels, features_only.
+    Raises: ConfigError for sizes or options that do not fit; the errors of `attend`.
     """
     if stem not in (1, 2, 4) or (stem != 4 and (options.get("features_only") or options.get("pretrained"))):
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""A model in a folder: model.safetensors and model.json, which has the spelled host and mixers. Never pickle."""
+"""Saving a model to a folder: model.safetensors, and model.json with the spelled host and mixers. Never pickle."""
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,24 +15,25 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, MixerConfig, RegardError, StoreError
-from regard.mixers.spelling import parse_mixer, parts, spell
-from regard.swapping.inspect import example_of
+from regard.core import ConfigError, Extra, Grid, MixerConfig, RegardError, StoreError
+from regard.mixers.spelling import parse_mixer, parts, previous_revisions, spell
+from regard.swapping.inspect import example_input
 from regard.swapping.layer import Port
-from regard.swapping.removed import Nothing
-from regard.swapping.shared_state import shared_of
+from regard.swapping.removed import Removed
+from regard.swapping.shared_state import shared_module
 from regard.swapping.swap import plan_layers
 
+from .catalog import own_ports
 from .create import create_model, parse_host, spell_host
 
 FORMAT, VERSION = "regard-model", 1
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
-    """Write a model that came from `create_model` (swapped or not, retuned or not); returns the folder.
+    """Write a model of `create_model` (swapped or not, retuned or not) to a folder; returns the folder.
 
-    Another number of classes since then, as by timm's `reset_classifier`, is noted.
-    Raises: ConfigError if the model did not come from `create_model`, or was changed since so that its recipe gives
+    A number of classes changed since then, by timm's `reset_classifier`, is recorded.
+    Raises: ConfigError if the model did not come from `create_model`, or was changed since so that its recipe builds
     other parameters; StoreError if the folder cannot be written.
     """
     recipe = _checked(model)
@@ -56,8 +57,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     return target
 
 
-def describe(model: nn.Module) -> dict[str, Any]:
-    """What it takes to build a model again without its weights: host (spelled) and swaps (mixer, layers, grids).
+def model_recipe(model: nn.Module) -> dict[str, Any]:
+    """What is needed to build a model again without its weights: host (spelled) and swaps (mixer, layers, grids).
 
     Raises: ConfigError if the model did not come from `create_model`.
     """
@@ -66,58 +67,63 @@ def describe(model: nn.Module) -> dict[str, Any]:
         raise ConfigError("save needs a model from create_model(name, ...): its name and options are the recipe")
     name, options = record
     options = {key: value for key, value in options.items() if key not in ("pretrained", "checkpoint_path")}
-    return {"host": spell_host(name, options), "swaps": swaps_of(model)}
+    return {"host": spell_host(name, options), "swaps": recorded_swaps(model)}
 
 
 def _checked(model: nn.Module) -> dict[str, Any]:
-    """`describe`, proved by building the model again without memory. Raises: ConfigError if it has other tensors."""
-    recipe = describe(model)
-    differs = difference(model, partial(rebuild, recipe))
+    """`model_recipe`, checked by building the model again without memory.
+
+    Raises: ConfigError if that has other tensors.
+    """
+    recipe = model_recipe(model)
+    differences = tensor_differences(model, partial(rebuild, recipe))
     classes = getattr(model, "num_classes", None)
-    if differs and isinstance(classes, int):
+    if differences and isinstance(classes, int):
         name, options = parse_host(recipe["host"])
-        other = recipe | {"host": spell_host(name, options | {"num_classes": classes})}
-        if not difference(model, partial(rebuild, other)):
-            return other
-    if differs:
+        with_classes = recipe | {"host": spell_host(name, options | {"num_classes": classes})}
+        if not tensor_differences(model, partial(rebuild, with_classes)):
+            return with_classes
+    if differences:
         raise ConfigError(
-            f"{recipe['host']}, built again, is not this model: {differs}. Give create_model what was changed by hand "
-            "(num_classes=, img_size=, or attended_resnet18 and attended_resnet50 for attention in a ResNet), or save "
-            "model.state_dict() with safetensors"
+            f"{recipe['host']}, built again, is not this model: {differences}. Pass create_model what was changed "
+            "by hand (num_classes=, img_size=, or attended_resnet18 and attended_resnet50 for attention in a ResNet), "
+            "or save model.state_dict() with safetensors"
         )
     return recipe
 
 
-def difference(model: nn.Module, build: Callable[[tuple[type, ...]], nn.Module]) -> str:
-    """In which tensors a model differs from what is built for it, with the kinds of its configurations; "" if in none.
+def tensor_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.Module]) -> str:
+    """The tensors in which a model differs from the one that `build` makes, as text; "" if there are none.
 
-    Nothing is filled: where it can be, the other model is built without memory.
+    build: gets the classes of the model's configurations. The other model is built on the meta device where possible.
     """
     kinds = {type(item) for layer in model.modules() if isinstance(layer, Port) for item in parts(layer.mixer.config)}
     built: nn.Module | None = None
     with torch.random.fork_rng(devices=[]):
-        for device in ("meta", "cpu"):  # not everything can be built without memory
+        for device in ("meta", "cpu"):  # not every model can be built without memory
             try:
                 with torch.device(device):
-                    built = build(tuple(kinds))
+                    built = build((*kinds, *model.__dict__.get("regard_extra", ())))
                 break
             except Exception as error:
                 failure = f"{type(error).__name__}: {error}"
     if built is None:
         return failure
-    own, other = ({key: tuple(value.shape) for key, value in m.state_dict().items()} for m in (model, built))
-    odd = [key for key in own | other if own.get(key) != other.get(key)]
-    said = [f"{key} is {own.get(key, 'missing')} here and {other.get(key, 'missing')} there" for key in odd[:3]]
-    return "; ".join(said) + (f"; and {len(odd) - 3} more" if len(odd) > 3 else "")
+    own, new = ({key: tuple(value.shape) for key, value in m.state_dict().items()} for m in (model, built))
+    keys = [key for key in own | new if own.get(key) != new.get(key)]
+    lines = [f"{key} is {own.get(key, 'missing')} here and {new.get(key, 'missing')} there" for key in keys[:3]]
+    return "; ".join(lines) + (f"; and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
-def load(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Module:
-    """The model that `save` wrote, in evaluation mode, on the CPU. extra: a user's own mechanisms that it names.
+def load(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Module:
+    """The model that `save` wrote, in evaluation mode, on the CPU.
 
-    Raises: StoreError if the folder is not one of ours, incomplete or damaged.
+    extra: the user's own mechanisms, models and ports that it needs.
+
+    Raises: StoreError if `save` did not write the folder, or it is incomplete or damaged.
     """
     target = Path(folder)
-    about = _about(target)
+    about = _read_description(target)
     try:
         data = (target / "model.safetensors").read_bytes()
     except OSError as error:
@@ -126,69 +132,91 @@ def load(folder: str | os.PathLike[str], extra: Iterable[type] = ()) -> nn.Modul
         raise StoreError(
             f"{target}/model.safetensors is damaged or belongs to another model.json; save the model again"
         )
-    with described(target, "model.json"):
-        model = rebuild(about, tuple(extra))
-        fill(model, load_tensors(data))
+    with description_errors(target, "model.json"):
+        tensors = load_tensors(data)
+        model = fitting(partial(rebuild, about, tuple(extra)), tensors)
+        fill(model, tensors)
     return model.eval()
 
 
 @contextmanager
-def described(target: Path, file: str) -> Iterator[None]:
-    """Turn what a damaged description or its tensors raise into a StoreError that names the folder and its file."""
+def description_errors(target: Path, file: str) -> Iterator[None]:
+    """Replace the errors of a damaged description or its tensors by a StoreError that names the folder and file."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, RegardError, SafetensorError) as error:
-        own = "; load takes a mechanism of your own by extra=[its class]" if isinstance(error, ConfigError) else ""
+        own = (
+            "; load takes your own mechanisms, models and ports by extra=[...]"
+            if isinstance(error, ConfigError)
+            else ""
+        )
         raise StoreError(f"{target} does not hold the model that its {file} describes: {error}{own}") from error
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load a whole state, in place, with its dtype where those with a floating point have one in common."""
-    found = {value.dtype for value in tensors.values() if value.is_floating_point()}
-    if len(found) == 1:
-        model.to(found.pop())
+    """Load a whole state, in place; the model takes its floating-point dtype if there is only one."""
+    dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    if len(dtypes) == 1:
+        model.to(dtypes.pop())
     model.load_state_dict(tensors)
 
 
-def swaps_of(model: nn.Module) -> list[dict[str, Any]]:
-    """Layers that one swap made: the same mechanism and the same shared module, in the model's order."""
+def recorded_swaps(model: nn.Module) -> list[dict[str, Any]]:
+    """The swaps of a model: layers with the same mechanism and the same shared module, in the model's order."""
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, Port):
             config, grid = layer.mixer.config, layer.mixer.site.grid
-            spelled = "removed" if isinstance(config, Nothing) else spell(config)
-            group = groups.setdefault((spelled, id(shared_of(layer))), {"mixer": spelled, "layers": {}})
+            spelled = "removed" if isinstance(config, Removed) else spell(config)
+            group = groups.setdefault((spelled, id(shared_module(layer))), {"mixer": spelled, "layers": {}})
             group["layers"][name] = [grid.height, grid.width, grid.prefix, grid.suffix]
     return list(groups.values())
 
 
-def rebuild(about: dict[str, Any], extra: tuple[type, ...] = ()) -> nn.Module:
-    """The model of `describe`, with first weights.
+def fitting(build: Callable[..., nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """build(), or build(older=True) where only that has tensors of these names.
 
-    extra: a user's own mechanisms that it names. Raises: RegardError.
+    older: mechanisms are what their spelling meant one revision ago (`MixerConfig.older_revisions`).
+    Raises: RegardError.
     """
-    model = create_model(about["host"], None)
-    replay(model, about["swaps"], extra)
+    model = build()
+    if model.state_dict().keys() != tensors.keys():
+        earlier = build(older=True)
+        if earlier.state_dict().keys() == tensors.keys():
+            return earlier
     return model
 
 
-def replay(model: nn.Module, swaps: list[dict[str, Any]], extra: tuple[type, ...] = ()) -> None:
-    """Do again, in place, what `swaps_of` wrote down. Raises: RegardError."""
+def rebuild(about: dict[str, Any], extra: Extra = (), older: bool = False) -> nn.Module:
+    """The model of a `model_recipe`, with initial weights.
+
+    extra: the user's own mechanisms, models and ports that it needs. older: see `fitting`. Raises: RegardError.
+    """
+    model = create_model(about["host"], None, extra=extra)
+    replay_swaps(model, about["swaps"], extra, older)
+    return model
+
+
+def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = (), older: bool = False) -> None:
+    """Do again, in place, what `recorded_swaps` wrote down. older: see `fitting`. Raises: RegardError."""
+    revisions = previous_revisions(extra) if older else {}
     for group in swaps:
         grids = {layer: Grid(*numbers) for layer, numbers in group["layers"].items()}
         removed = group["mixer"] == "removed"
-        mixer: MixerConfig | None = Nothing() if removed else parse_mixer(group["mixer"], extra)
+        mixer: MixerConfig | None = Removed() if removed else parse_mixer(group["mixer"], extra, revisions)
         if mixer is None:
             raise ConfigError("a swap without a mixer")
-        plan_layers(model, mixer, list(grids), example_of(model, default=(224, 224)), grids).apply()
+        plan_layers(
+            model, mixer, list(grids), example_input(model, default=(224, 224)), grids, own_ports(extra)
+        ).apply()
 
 
-def read_about(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """model.json of a saved folder: host, swaps and the sha256 of the weights. Raises: StoreError."""
-    return _about(Path(folder))
+    return _read_description(Path(folder))
 
 
-def _about(target: Path) -> dict[str, Any]:
+def _read_description(target: Path) -> dict[str, Any]:
     try:
         about = json.loads((target / "model.json").read_text())
     except FileNotFoundError as error:
@@ -209,10 +237,10 @@ def _about(target: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Beside the target, synced, renamed: a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(beside, "wb") as file:
+    """Write a temporary file beside the target, sync and rename it, so that readers see the old or the new file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(temporary, path)

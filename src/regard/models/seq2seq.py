@@ -1,11 +1,12 @@
 """Translation blocks with relative positions (Zhu et al. 2019, Figures 2b and 2c): an encoder and a decoder layer.
 
-    x <- norm(x + drop(Self(Unit(x))))         Self: any mechanism; dynamic convolution stands here too (2b)
+    x <- norm(x + drop(Self(Unit(x))))         Self: any mechanism
     x <- norm(x + drop(Cross(x, memory)))      decoder only; delta = source index - target index
     x <- norm(x + drop(W_2 ReLU(W_1 x)))
 
-Unit, if there is one, is a deformable convolution along the sequence, kernel 3 (2c). There are no absolute positions.
-The decoder's self-attention and unit are causal. Padded tokens are no keys and no taps; what they get means nothing.
+Self may also be a dynamic convolution (2b). Unit, optional, is a deformable convolution along the sequence, kernel 3
+(2c). There are no absolute positions. The decoder's self-attention and unit are causal. Padded tokens are not used as
+keys or sampling points; their own outputs are undefined.
 """
 
 from collections.abc import Callable
@@ -28,13 +29,13 @@ UNIT = DeformableConv(kernel=3, axes=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What a translation layer is; defaults are those of the base Transformer.
+    """The configuration of a translation layer; defaults are those of the base Transformer.
 
-    attention: of self-attention; `axes` and `causal` are set where the mechanism has them. None: no self-attention (nor
-    unit). cross: of the attention to the encoder. unit: the deformable convolution before self-attention, None = none.
-    All three may be spelled. dirac: the unit starts as the identity; else with ordinary first weights. hidden: of
-    the feed-forward net. drop: dropout of every branch. length: tokens at build time; others may follow.
-    Raises: ConfigError, UnsupportedError if cross cannot attend to another input of any length.
+    attention: the mechanism of self-attention; `axes` and `causal` are set where it has them; None: no self-attention,
+    no unit. cross: the mechanism of the attention to the encoder. unit: the deformable convolution before
+    self-attention, None = none. All three may be spelled. dirac: the unit is initialised as the identity, otherwise as
+    usual. hidden: width of the feed-forward net. drop: dropout of every branch. length: tokens at build time; other
+    lengths may follow. Raises: ConfigError; UnsupportedError if cross cannot attend to another input of any length.
     """
 
     dim: int = 512
@@ -58,19 +59,19 @@ class Layer:
             "cross": (HeadMixerConfig, FACTORS),
             "unit": (DeformableConv, UNIT),
         }
-        for name, (kind, usual) in kinds.items():
+        for name, (kind, example) in kinds.items():
             value = getattr(self, name)
             value = parse_mixer(value) if isinstance(value, str) else value
             if not (isinstance(value, kind) or (value is None and name != "cross")):
-                raise ConfigError(f"{name} is a configuration such as {spell(usual)}, not {value!r}")
+                raise ConfigError(f"{name} is a configuration such as {spell(example)}, not {value!r}")
             object.__setattr__(self, name, value)
         if not self.cross.cross:  # type: ignore[union-attr]
             raise UnsupportedError(f"{spell(self.cross)} cannot attend to another input; give a cross= that can")
         if self.attention is None and self.unit is not None:
-            raise ConfigError("the deformable unit stands before self-attention: attention=None goes with unit=None")
+            raise ConfigError("the deformable unit comes before self-attention: attention=None needs unit=None")
 
     def site(self, name: str) -> Site:
-        """The place of an attention: dim, heads and a sequence of `length`; no biases of queries, keys and values."""
+        """The site of an attention: dim, heads and a sequence of `length`; no biases of queries, keys and values."""
         return Site(
             dim=self.dim, heads=self.heads, grid=Grid.sequence(self.length), qkv_bias=False, name=name,
             memory=Grid.sequence(self.length) if name == "cross_attn" else None,
@@ -78,17 +79,17 @@ class Layer:
 
 
 def on_sequences(config: MixerConfig, causal: bool) -> MixerConfig:
-    """The mechanism with `axes=1`, and `causal` as asked, where it has such fields.
+    """The mechanism with `axes=1` and this `causal`, where it has such fields.
 
-    Raises: UnsupportedError if it is to be causal and cannot be.
+    Raises: UnsupportedError if it should be causal and cannot be.
     """
     names = {item.name for item in fields(config)}
     changes: dict[str, Any] = {name: value for name, value in (("axes", 1), ("causal", causal)) if name in names}
-    made = replace(config, **changes) if changes else config
-    if causal and "causal" not in made.masks:
-        can = ", ".join(sorted(made.masks)) or "none"
+    changed = replace(config, **changes) if changes else config
+    if causal and "causal" not in changed.masks:
+        can = ", ".join(sorted(changed.masks)) or "none"
         raise UnsupportedError(f"{spell(config)} cannot be causal (masks it can apply: {can}): not in a decoder")
-    return made
+    return changed
 
 
 class SelfBranch(nn.Module):
@@ -102,7 +103,7 @@ class SelfBranch(nn.Module):
         if layer.unit is not None:
             self.unit = on_sequences(cast(DeformableConv, layer.unit), causal).build(site)
             if layer.dirac:
-                start_as_identity(cast(DeformableConvMixer, self.unit))
+                init_as_identity(cast(DeformableConvMixer, self.unit))
         self.attn = on_sequences(cast(MixerConfig, layer.attention), causal).build(site)
 
     def forward(self, x: Float[Tensor, "B N C"], keep: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N C"]:
@@ -165,9 +166,9 @@ class DecoderLayer(nn.Module):
         check_tokens(memory, memory_keep, self.layer.dim, "memory")
         if self.self_attn is not None and self.norm1 is not None:
             x = self.norm1(x + self.drop(self.self_attn(x, keep)))
-        here, there = Grid.sequence(x.shape[1]), Grid.sequence(memory.shape[1])
+        grid, memory_grid = Grid.sequence(x.shape[1]), Grid.sequence(memory.shape[1])
         mask = None if memory_keep is None else Mask(keep=memory_keep)
-        x = self.norm2(x + self.drop(self.cross_attn(x, here, mask, memory=memory, memory_grid=there)))
+        x = self.norm2(x + self.drop(self.cross_attn(x, grid, mask, memory=memory, memory_grid=memory_grid)))
         return cast(Tensor, self.norm3(x + self.drop(self.mlp(x))))
 
 
@@ -179,14 +180,14 @@ def stack(make: Callable[[Layer], nn.Module], layer: Layer, depth: int = 6) -> n
 
 
 @torch.no_grad()
-def start_as_identity(unit: DeformableConvMixer) -> None:
-    """One at the query's own tap of every channel, zero elsewhere, in place; offsets are zero already.
+def init_as_identity(unit: DeformableConvMixer) -> None:
+    """Set the weights of a unit to the identity, in place: 1 at the query's own sampling point; offsets are 0 already.
 
-    Raises: UnsupportedError for a unit of maps, or one that scales its samples.
+    Raises: UnsupportedError for a unit on maps, or one that scales its samples.
     """
     conv, config = unit.conv, unit.config
     if not isinstance(conv, DeformableConv1d) or (config.version == 2 and config.mask_init != 1):
-        raise UnsupportedError(f"{spell(config)} cannot start as the identity: give axes=1 and mask_init=1.0")
+        raise UnsupportedError(f"{spell(config)} cannot be initialised as the identity: give axes=1 and mask_init=1.0")
     conv.weight.zero_()
     own = config.kernel - 1 if config.causal else config.kernel // 2
     conv.weight[:, :, 0, own] = torch.eye(conv.weight.shape[0], dtype=conv.weight.dtype, device=conv.weight.device)
@@ -195,11 +196,11 @@ def start_as_identity(unit: DeformableConvMixer) -> None:
 
 
 def check_tokens(x: Tensor, keep: Tensor | None, dim: int, name: str) -> None:
-    """The door of a layer. Raises: ShapeError."""
+    """Raises: ShapeError unless x is (batch, tokens, dim) and keep, if given, is a boolean (batch, tokens)."""
     if x.ndim != 3 or x.shape[-1] != dim:
         raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected (batch, tokens, {dim})")
     if keep is not None and (keep.shape != x.shape[:2] or keep.dtype != torch.bool):
-        came = f"{keep.dtype} {tuple(keep.shape)}"
+        actual = f"{keep.dtype} {tuple(keep.shape)}"
         raise ShapeError(
-            f"the padding mask of {name} is {came}; expected bool {tuple(x.shape[:2])}, True for real tokens"
+            f"the padding mask of {name} is {actual}; expected bool {tuple(x.shape[:2])}, True for real tokens"
         )

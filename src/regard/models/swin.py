@@ -25,21 +25,21 @@ FACTORS, DIMS, DEPTHS, WIDTH, WINDOW = (2, 2, 2, 1), (96, 192, 384, 768), (2, 2,
 
 
 class WindowKeySwin(TimmSwin):
-    """swin_t_32(keys="window"): what a mechanism learns for a head, it learns for a head in each window."""
+    """swin_t_32(keys="window"): a mechanism has its parameters once for each head in each window."""
 
-    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer = super().built(config, site, shared)
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().build_mixer(config, site, shared)
         if isinstance(mixer, HeadMixer) and isinstance(config, HeadMixerConfig):
             windows: int = self.host.windows  # type: ignore[assignment]
-            every = replace(mixer.site, heads=mixer.site.heads * windows)
-            mixer.operator = PerWindow(config.operator(every), windows)
+            every_window = replace(mixer.site, heads=mixer.site.heads * windows)
+            mixer.operator = PerWindow(config.operator(every_window), windows)
         return mixer
 
 
 class SharedBiasAttention(WindowAttention):
     """timm's attention in windows with one relative bias for all heads: the table is ((2w-1)^2, 1).
 
-    windows: number of windows of an image at the trained size. A key that is learned is shared by all windows.
+    windows: number of windows of an image of the trained size. All windows share learned keys.
     """
 
     port = TimmSwin
@@ -51,13 +51,13 @@ class SharedBiasAttention(WindowAttention):
 
 
 class WindowKeyAttention(SharedBiasAttention):
-    """The same; a mechanism that is swapped in has its parameters for each window of the image."""
+    """`SharedBiasAttention` into which mechanisms are swapped with parameters for each window of the image."""
 
     port = WindowKeySwin
 
 
 class Merging(nn.Module):
-    """factor x factor neighbours side by side, in the order of `nn.Unfold`, and one linear layer; (B, H, W, C)."""
+    """Patch merging: factor x factor neighbours joined in the order of `nn.Unfold`, then one linear layer."""
 
     def __init__(self, dim: int, out: int, factor: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class SmallSwin(Pyramid):
             height, width, reduction = height // factor, width // factor, reduction * factor
             blocks = [_block(out, (height, width), number, index % 2, drop, attention) for index in range(depth)]
             self.stages.append(nn.Sequential(Merging(dim, out, factor), *blocks))
-            self.describe(out, reduction, f"stages.{len(self.stages) - 1}")
+            self.add_stage(out, reduction, f"stages.{len(self.stages) - 1}")
             dim = out
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes) if num_classes else nn.Identity()
@@ -101,18 +101,18 @@ class SmallSwin(Pyramid):
         return {name for name, _ in self.named_parameters() if "relative_position_bias_table" in name}
 
     def maps(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B D h w"]]:
-        (height, width), (own_height, own_width) = x.shape[-2:], self.img_size
-        if height != own_height or width != own_width:
+        if tuple(x.shape[-2:]) != tuple(self.img_size):
+            (height, width), (own_height, own_width) = x.shape[-2:], self.img_size
             raise GridError(
                 f"swin_t_32 is made for images of {own_height}x{own_width}, not {height}x{width}: windows, shifts and "
-                f"masks would be others; make it with img_size=({height}, {width})"
+                f"masks depend on the size; make it with img_size=({height}, {width})"
             )
         x = x.movedim(1, -1)
-        found = []
+        maps = []
         for stage in self.stages:
             x = stage(x)
-            found.append(x.movedim(-1, 1))
-        return found
+            maps.append(x.movedim(-1, 1))
+        return maps
 
     def forward(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B K"]:
         return self.head(self.norm(self.maps(x)[-1].mean((2, 3))))
@@ -139,9 +139,9 @@ def swin_t_32(
 ) -> SmallSwin:
     """26,598,646 parameters with 10 classes. heads: of each stage, all 32 wide (SKA's model "b" has 4, 8, 16, 32).
 
-    keys: what a learned key of a mechanism that is swapped in belongs to, a place in any window ("shared") or a place
-    in one window of the image ("window", as in the paper's code).
-    Raises: ConfigError if the image is not a multiple of 8 or keys is something else.
+    keys: whether all windows share the learned keys of a mechanism ("shared"), or each window of the image has keys of
+    its own ("window", as in the paper's code).
+    Raises: ConfigError if the image is not a multiple of 8, or for another `keys`.
     """
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     kinds = {"shared": SharedBiasAttention, "window": WindowKeyAttention}

@@ -1,4 +1,4 @@
-"""Regard's hosts under timm's names, `regard_*`, when a user asks for it."""
+"""Registering Regard's models with timm under the names `regard_*`, on request only."""
 
 import sys
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import nn
 
-from .catalog import HOSTS, make_own, takes
+from .catalog import HOSTS, has_option, make_regard_model
 
 IGNORED = (
     "pretrained_cfg",
     "pretrained_cfg_overlay",
     "cache_dir",
-)  # what timm.create_model passes when asked for nothing
+)  # timm.create_model passes these even if they are not set
 
 
 def register_timm() -> list[str]:
@@ -39,10 +39,10 @@ def _entry(name: str, entry: str) -> Callable[..., nn.Module]:
     def make(pretrained: bool = False, **options: Any) -> nn.Module:
         options = {key: value for key, value in options.items() if key not in IGNORED or value is not None}
         if pretrained:
-            if not takes(HOSTS[name], "pretrained"):
+            if not has_option(HOSTS[name], "pretrained"):
                 raise ValueError(f"{entry} has no pretrained weights; leave pretrained=True out")
             options["pretrained"] = pretrained
-        return make_own(name, **options)
+        return make_regard_model(name, **options)
 
     make.__name__ = make.__qualname__ = entry
     make.__module__ = __name__

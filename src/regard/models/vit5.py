@@ -21,18 +21,18 @@ from regard.swapping.layer import Port
 from .pyramids import Pyramid
 
 EPS = 1e-6
-CELL_BASE, REGISTER_BASE = 10_000.0, 100.0
+PATCH_BASE, REGISTER_BASE = 10_000.0, 100.0
 
 
-def axial(
+def axial_rope(
     rows: Float[Tensor, " h"], columns: Float[Tensor, " w"], width: int, base: float
 ) -> Float[Tensor, "n {2*width}"]:
-    """Sines, then cosines, of h x w places, rows first: half of the channels turn with the row, half with the column.
+    """Sines, then cosines, of h x w positions, rows first: half of the channels for the row, half for the column.
 
-    Channels 2j and 2j + 1 of each half have the angle place * base^(-4j / width).
+    Channels 2j and 2j + 1 of each half have the angle position * base^(-4j / width).
     """
     rates = base ** (-torch.arange(0, width // 2, 2, device=rows.device, dtype=rows.dtype) / (width // 2))
-    vertical, horizontal = ((places[:, None] * rates).repeat_interleave(2, -1) for places in (rows, columns))
+    vertical, horizontal = ((positions[:, None] * rates).repeat_interleave(2, -1) for positions in (rows, columns))
     angles = torch.cat(
         [vertical[:, None].expand(-1, len(columns), -1), horizontal[None].expand(len(rows), -1, -1)], -1
     ).flatten(0, 1)
@@ -40,7 +40,7 @@ def axial(
 
 
 class ViT5Port(Port):
-    """The attention of ViT-5: one class token before the cells, registers after them, rotary positions of both."""
+    """The attention of ViT-5: a class token before the patch tokens, registers after them, rotary positions of both."""
 
     watch: ClassVar[str] = "patch_embed.proj"
 
@@ -129,21 +129,21 @@ class ViT5(Pyramid):
         self.patch_embed = PatchEmbed(
             (height, width), patch_size, in_chans, embed_dim, flatten=False, strict_img_size=not dynamic_img_size
         )
-        self.built = Grid(height // patch_size, width // patch_size, 1, num_registers)
+        self.train_grid = Grid(height // patch_size, width // patch_size, 1, num_registers)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
         self.reg_token = nn.Parameter(torch.zeros(1, num_registers, embed_dim)) if num_registers else None
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.built.cells, embed_dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.train_grid.cells, embed_dim))
         self.blocks = nn.ModuleList(
             ViT5Block(embed_dim, num_heads, num_registers, mlp_ratio, init_values, drop_path_rate) for _ in range(depth)
         )
         self.norm = nn.RMSNorm(embed_dim, eps=EPS)
         self.head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
         for index in range(depth):
-            self.describe(embed_dim, patch_size, f"blocks.{index}")
-        self._start()
+            self.add_stage(embed_dim, patch_size, f"blocks.{index}")
+        self._init_weights()
 
-    def _start(self) -> None:
-        """Tokens, positions and matrices are drawn with deviation 0.02, biases are 0; patches as PyTorch draws them."""
+    def _init_weights(self) -> None:
+        """Truncated normal tokens, positions and matrices (deviation 0.02), zero biases; patches as in PyTorch."""
         for token in (self.cls_token, self.reg_token, self.pos_embed):
             if token is not None:
                 trunc_normal_(token, std=0.02)
@@ -154,7 +154,7 @@ class ViT5(Pyramid):
                     nn.init.zeros_(module.bias)
 
     def no_weight_decay(self) -> set[str]:
-        """Positions and extra tokens."""
+        """Positions, class token and registers."""
         return {"pos_embed", "cls_token", "reg_token"} & {name for name, _ in self.named_parameters()}
 
     def get_classifier(self) -> nn.Module:
@@ -162,29 +162,34 @@ class ViT5(Pyramid):
         return self.head
 
     def reset_classifier(self, num_classes: int) -> None:
-        """A new last layer; 0 = none."""
+        """Replace the last layer; 0 classes = none."""
         self.num_classes = num_classes
         self.head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
     def rope(self, height: int, width: int, like: Tensor) -> Float[Tensor, "N d2"]:
         """Sines then cosines of every token, at least in float32, on the device of `like`.
 
-        A grid of another size than the built one is stretched over the same places.
+        Another grid than the model was made for is stretched over the same positions.
         """
         dtype, device = torch.promote_types(like.dtype, torch.float32), like.device
         head_width = self.num_features // self.num_heads
 
-        def places(number: int, span: int) -> Tensor:
+        def positions(number: int, span: int) -> Tensor:
             return torch.arange(number, device=device, dtype=dtype) * (span / number)
 
-        still = torch.zeros(1, head_width, device=device, dtype=dtype)
+        zero = torch.zeros(1, head_width, device=device, dtype=dtype)
         parts = [
-            torch.cat([still, still + 1], -1),
-            axial(places(height, self.built.height), places(width, self.built.width), head_width, CELL_BASE),
+            torch.cat([zero, zero + 1], -1),
+            axial_rope(
+                positions(height, self.train_grid.height),
+                positions(width, self.train_grid.width),
+                head_width,
+                PATCH_BASE,
+            ),
         ]
         if self.num_registers:
             side = round(self.num_registers**0.5)
-            parts.append(axial(places(side, side), places(side, side), head_width, REGISTER_BASE))
+            parts.append(axial_rope(positions(side, side), positions(side, side), head_width, REGISTER_BASE))
         return torch.cat(parts)
 
     def tokens(self, x: Float[Tensor, "B c H W"]) -> tuple[Float[Tensor, "B N C"], Grid]:
@@ -192,8 +197,8 @@ class ViT5(Pyramid):
         x = self.patch_embed(x)
         grid = Grid(x.shape[-2], x.shape[-1], 1, self.num_registers)
         positions = self.pos_embed
-        if (grid.height, grid.width) != (self.built.height, self.built.width):
-            sizes = ([side.height, side.width] for side in (grid, self.built))
+        if (grid.height, grid.width) != (self.train_grid.height, self.train_grid.width):
+            sizes = ([side.height, side.width] for side in (grid, self.train_grid))
             positions = resample_abs_pos_embed(positions, *sizes, num_prefix_tokens=0)
         parts = [self.cls_token.expand(x.shape[0], -1, -1), x.flatten(2).mT + positions]
         if self.reg_token is not None:
@@ -202,11 +207,11 @@ class ViT5(Pyramid):
 
     def maps(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B C h w"]]:
         tokens, grid = self.tokens(x)
-        rope, found = self.rope(grid.height, grid.width, tokens), []
+        rope, maps = self.rope(grid.height, grid.width, tokens), []
         for block in self.blocks:
             tokens = block(tokens, rope)
-            found.append(grid.to_map(tokens)[1])
-        return found
+            maps.append(grid.to_map(tokens)[1])
+        return maps
 
     def forward_features(self, x: Float[Tensor, "B c H W"]) -> Float[Tensor, "B N C"]:
         """All tokens after the last norm."""
@@ -253,7 +258,7 @@ def vit5_small(
     """ViT-5-S: 22,039,144 parameters with 1000 classes, 201 tokens at 224 pixels.
 
     num_registers: a square number. init_values: of the layer scale. drop_path_rate: the same in every block.
-    dynamic_img_size: whether images may have other sizes; positions are then stretched.
+    dynamic_img_size: whether images may have other sizes; positions are then resampled.
     Raises: ConfigError if patches do not fill the image or heads do not fit.
     """
     return ViT5(

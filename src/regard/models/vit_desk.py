@@ -7,8 +7,8 @@ from timm.models.vision_transformer import VisionTransformer
 from regard.core import ConfigError
 
 
-def sides_in_patches(host: str, size: int | tuple[int, int], patch: int) -> tuple[int, int]:
-    """(height, width) of the images. Raises: ConfigError if patches do not divide them."""
+def image_sides(host: str, size: int | tuple[int, int], patch: int) -> tuple[int, int]:
+    """(height, width) of the images in pixels. Raises: ConfigError if the patch side does not divide them."""
     height, width = (size, size) if isinstance(size, int) else size
     if height % patch or width % patch:
         raise ConfigError(f"{host}: an image of {height}x{width} cannot be cut into patches of {patch}x{patch}")
@@ -31,10 +31,10 @@ def vit_desk(
 ) -> VisionTransformer:
     """timm's VisionTransformer with mean pooling, no class token and no bias of q, k and v (a hidden content term).
 
-    size: image side or (height, width); img_size: the same by timm's name, and it wins. Learned positions start from
-    half of the sines and cosines. Raises: ConfigError if the sizes do not fit.
+    size: image side or (height, width); img_size: the same by timm's name, used if both are given. Learned
+    positions are initialised with half of the sines and cosines. Raises: ConfigError if the sizes do not fit.
     """
-    height, width = sides_in_patches("vit_desk", size if img_size is None else img_size, patch)
+    height, width = image_sides("vit_desk", size if img_size is None else img_size, patch)
     if dim % 4 or dim % heads:
         raise ConfigError(f"vit_desk: dim {dim} must be a multiple of 4 and of {heads} heads")
     model = VisionTransformer(

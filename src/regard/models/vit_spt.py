@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.core import Mask, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.layer import Port, additive
+from regard.swapping.layer import Port, library_mask
 
 SHIFTS = ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))
 
@@ -23,7 +23,7 @@ SHIFTS = ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))
 def vit_s_32(
     *, img_size: int | tuple[int, int] = 32, in_chans: int = 3, num_classes: int = 10, drop: float = 0.1
 ) -> VisionTransformer:
-    """The plain one: 9,523,722 parameters with 10 classes. drop: dropout of embeddings, projections and MLPs."""
+    """The plain ViT: 9,523,722 parameters with 10 classes. drop: dropout of embeddings, projections and MLPs."""
     return _vit(img_size, in_chans, num_classes, drop)
 
 
@@ -40,7 +40,7 @@ def vit_s_32_spt(
     keep_lsa: whether a mechanism that is swapped in keeps the temperature and the mask of the diagonal, as in the
     SKA paper's code.
     """
-    attention = KeptLocalityAttention if keep_lsa else LocalityAttention
+    attention = KeepLocalityAttention if keep_lsa else LocalityAttention
     model = _vit(img_size, in_chans, num_classes, drop)
     model.patch_embed.proj = ShiftedPatches(in_chans, 4, 512)
     for block in model.blocks:
@@ -83,29 +83,29 @@ class ShiftedPatches(nn.Module):
 
 
 class LocalityViT(Port):
-    """The locality self-attention of vit_s_32_spt; its temperature and diagonal mask go with it."""
+    """The locality self-attention of vit_s_32_spt; a swap removes its temperature and diagonal mask."""
 
     watch: ClassVar[str] = "patch_embed.proj"
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        return self.mixer(x, self.grid(), additive(attn_mask, is_causal, x))
+        return self.mixer(x, self.grid(), library_mask(attn_mask, is_causal, x))
 
 
-class KeptLocality(LocalityViT):
-    """vit_s_32_spt(keep_lsa=True): the temperature stands for d^-0.5, and a token still does not attend to itself."""
+class KeepLocality(LocalityViT):
+    """vit_s_32_spt(keep_lsa=True): a swap keeps the temperature in place of d^-0.5, and the mask of the diagonal."""
 
-    sends: ClassVar[frozenset[str]] = frozenset({"bias"})
-    names: ClassVar[dict[str, str]] = {"temperature": "q_norm.temperature"}
+    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
+    parameter_names: ClassVar[dict[str, str]] = {"temperature": "q_norm.temperature"}
 
-    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer = super().built(config, site, shared)
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().build_mixer(config, site, shared)
         if isinstance(mixer, HeadMixer) and "q" in mixer.config.roles:
             mixer.q_norm = Temperature(site.width)
         return mixer
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
-        bias = torch.zeros(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).masked_fill(itself, -torch.inf)
+        diagonal = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        bias = torch.zeros(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).masked_fill(diagonal, -torch.inf)
         return self.mixer(x, self.grid(), Mask(bias=bias))
 
 
@@ -140,14 +140,14 @@ class LocalityAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B N C"], attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Float[Tensor, "B N C"]:
-        """attn_mask and is_causal are there because timm's blocks pass them; they must be None and False."""
+        """timm's blocks pass attn_mask and is_causal, which must be None and False."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
-        logits = (q @ k.mT * self.temperature.exp()).masked_fill(itself, -torch.inf)
+        diagonal = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        logits = (q @ k.mT * self.temperature.exp()).masked_fill(diagonal, -torch.inf)
         return self.proj_drop(self.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2)))
 
 
-class KeptLocalityAttention(LocalityAttention):
-    """The same; a swap keeps the temperature and the mask of the diagonal."""
+class KeepLocalityAttention(LocalityAttention):
+    """`LocalityAttention` of which a swap keeps the temperature and the mask of the diagonal."""
 
-    port = KeptLocality
+    port = KeepLocality

@@ -1,4 +1,4 @@
-"""xcit_desk: the small XCiT of the desk studies, where cross-covariance attention is at home."""
+"""xcit_desk: the small XCiT of the desk studies, the host of cross-covariance attention."""
 
 from typing import Any, cast
 
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError
 
-from .vit_desk import sides_in_patches
+from .vit_desk import image_sides
 
 
 class Patches(nn.Module):
-    """One convolution in the place of XCiT's stem, which divides by 8 or 16. Returns (B, N, C) and (height, width)."""
+    """One convolution in the place of XCiT's stem, which reduces by 8 or 16. Returns (B, N, C) and (height, width)."""
 
     def __init__(self, img_size: tuple[int, int], patch: int, in_chans: int, dim: int) -> None:
         super().__init__()
@@ -43,14 +43,14 @@ def xcit_desk(
 ) -> Xcit:
     """timm's Xcit with another stem: local patch interaction in every block, then class attention.
 
-    size: image side or (height, width); img_size: the same by timm's name, and it wins. class_layers: 2 in XCiT. q, k
-    and v have biases, as there. Raises: ConfigError if the sizes do not fit.
+    size: image side or (height, width); img_size: the same by timm's name, used if both are given. class_layers: 2 in
+    XCiT. q, k and v have biases, as there. Raises: ConfigError if the sizes do not fit.
     """
-    sides = sides_in_patches("xcit_desk", size if img_size is None else img_size, patch)
+    sides = image_sides("xcit_desk", size if img_size is None else img_size, patch)
     if dim % heads:
         raise ConfigError(f"xcit_desk: dim {dim} must be a multiple of {heads} heads")
     model = Xcit(
-        img_size=16,  # of the stem that is replaced
+        img_size=16,  # of the stem, which is replaced below
         patch_size=16,
         in_chans=in_chans,
         num_classes=num_classes,
@@ -62,5 +62,5 @@ def xcit_desk(
         cls_attn_layers=class_layers,
     )
     model.patch_embed = cast(Any, Patches(sides, patch, in_chans, dim))
-    model.feature_info = [{**one, "reduction": patch} for one in model.feature_info]
+    model.feature_info = [{**stage, "reduction": patch} for stage in model.feature_info]
     return model

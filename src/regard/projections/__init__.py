@@ -1,4 +1,4 @@
-"""Projections: how queries, keys and values are made from tokens."""
+"""Projections: how queries, keys and values are computed from tokens."""
 
 from .identity import IdentityQuery as IdentityQuery
 from .linear import LinearQKV as LinearQKV

@@ -1,8 +1,8 @@
-"""From linear projections to two-layer ones and back: a start that keeps pretrained weights, fusing without activation.
+"""Converts linear projections to two-layer ones, to start from pretrained weights, and two-layer ones to linear ones.
 
-ReLU(a) - ReLU(-a) = a: with 2 D hidden units W1 = [W; -W], W2 = [I, -I] hold W exactly. With h < 2 D units and biases,
-W1 = B, b1 = m, W2 = A, b2 = b - A m hold the map A B of rank h as long as no unit of any token falls below -m; A B is W
-itself at h = D and its best approximation (truncated SVD) below.
+ReLU(a) - ReLU(-a) = a: with 2 D hidden units W1 = [W; -W], W2 = [I, -I] represent W exactly. With h < 2 D units and
+biases, W1 = B, b1 = m, W2 = A, b2 = b - A m represent the map A B of rank h while no unit of any token falls below -m;
+A B is W itself at h = D and its best approximation (truncated SVD) below.
 """
 
 import copy
@@ -20,7 +20,7 @@ LIFT = 8.0  # standard deviations of a hidden unit on tokens with uncorrelated c
 
 
 class LayeredProjection(Projection):
-    """What conversion needs of a projection of one to three layers; a parameter may be None or absent."""
+    """The attributes of a projection that conversion uses; a parameter may be None or absent."""
 
     config: Any
     roles: str
@@ -41,13 +41,13 @@ def warm_start(
     *,
     tokens: Float[Tensor, "*batch C"] | None = None,
 ) -> dict[str, float]:
-    """Fill an SNE or P-SNE projection, in place, so that it starts as a fused linear one; roles in the same order.
+    """Set an SNE or P-SNE projection, in place, so that it starts as a fused linear one; roles in the same order.
 
-    tokens: inputs on which no unit may be cut; by default biases are lifted by 8 standard deviations of tokens with
-    unit variance. Hidden units that the map does not need keep their first layer and get a second layer of 0.
-    Returns for each role |W - W'| / |W| (Frobenius, biases included): 0 where the map of the linear regime is exact.
-    Raises: UnsupportedError for F-SNE (its roles have both layers in common) and more than two layers, ShapeError if
-    weight or bias do not fit, ConfigError if the projection has no bias for `bias` or no two units.
+    tokens: inputs for which no hidden unit may be below 0; by default biases are raised by 8 standard deviations of
+    tokens with unit variance. Hidden units that the map does not need keep their first layer and get zeros in the
+    second. Returns for each role |W - W'| / |W| (Frobenius, biases included): 0 where the conversion is exact.
+    Raises: UnsupportedError for F-SNE (its roles share both layers) and for more than two layers, ShapeError if weight
+    or bias do not fit, ConfigError if the projection has no bias for `bias` or fewer than two units.
     """
     name, number, inner = type(projection.config).__name__, len(projection.roles), projection.inner
     if "svd" not in projection.config.inits or getattr(projection, "weight3", None) is not None:
@@ -97,14 +97,14 @@ def _two_layers(projection: LayeredProjection, w: Tensor, b: Tensor, tokens: Ten
     _put(projection.bias1, first_bias.flatten())
     _put(projection.weight2, second[rows].flatten(0, 1))
     _put(projection.bias2, (last - torch.linalg.vecdot(a, m[:, None]))[rows].flatten())
-    held = torch.cat([a @ v, (torch.linalg.vecdot(a, c[:, None]) + last)[..., None]], -1)
-    whole = torch.cat([w, b[..., None]], -1)
-    wrong = (whole - held).flatten(1).norm(dim=1) / whole.flatten(1).norm(dim=1).clamp_min(1e-300)
-    return dict(zip(projection.roles, wrong.tolist(), strict=True))
+    result = torch.cat([a @ v, (torch.linalg.vecdot(a, c[:, None]) + last)[..., None]], -1)
+    target = torch.cat([w, b[..., None]], -1)
+    errors = (target - result).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1).clamp_min(1e-300)
+    return dict(zip(projection.roles, errors.tolist(), strict=True))
 
 
 def _factors(w: Tensor, rank: int, common: bool) -> tuple[Tensor, Tensor]:
-    """A (R, inner, r) and B (R, r, C) with A B as near to W as r <= rank allows; common: the same A for all roles."""
+    """A (R, inner, r) and B (R, r, C): A B approximates W best for r <= rank. common: one A for all roles."""
     number, inner, _ = w.shape
     if rank >= inner:
         return torch.eye(inner, dtype=w.dtype, device=w.device).expand(number, -1, -1), w
@@ -117,7 +117,7 @@ def _factors(w: Tensor, rank: int, common: bool) -> tuple[Tensor, Tensor]:
 
 
 def _lift(v: Tensor, c: Tensor, tokens: Tensor | None, common: bool) -> Tensor:
-    """What is added to the hidden biases (R, r) so that no unit is cut."""
+    """The increase of the hidden biases (R, r) with which no unit is below 0."""
     if tokens is None:
         m = LIFT * v.norm(dim=-1) + c.abs()
     else:
@@ -140,7 +140,7 @@ def _put(parameter: Tensor | None, value: Tensor) -> None:
 
 @torch.no_grad()
 def fuse(projection: LayeredProjection) -> LinearProjection:
-    """The linear projection that computes the same, for embeddings without activation (any number of layers).
+    """The equivalent linear projection of an embedding without activation (any number of layers).
 
     The new module shares no parameter. Raises: UnsupportedError if there is an activation between two layers.
     """
@@ -151,19 +151,19 @@ def fuse(projection: LayeredProjection) -> LinearProjection:
         )
     example, channels = projection.weight1, projection.channels
     basis = torch.cat([example.new_zeros(1, channels), torch.eye(channels).to(example)]).double()[None]
-    made = torch.cat([y.transpose(1, 2).flatten(2)[0] for y in _double(projection)(basis, projection.roles)], -1)
+    outputs = torch.cat([y.transpose(1, 2).flatten(2)[0] for y in _double(projection)(basis, projection.roles)], -1)
     biased = example.shape[1] != channels or any(name.startswith("bias") for name, _ in projection.named_parameters())
     width = projection.inner // projection.heads
     site = Site(dim=channels, heads=projection.heads, width=width, grid=Grid(1, 1), qkv_bias=biased)
     fused = LinearProjection(site, projection.roles).to(example.device, example.dtype)
-    _put(fused.weight, (made[1:] - made[0]).mT)
-    _put(fused.bias, made[0])
+    _put(fused.weight, (outputs[1:] - outputs[0]).mT)
+    _put(fused.bias, outputs[0])
     return fused.train(projection.training)
 
 
 def _double(projection: LayeredProjection) -> LayeredProjection:
-    """A copy in double precision, its shared codes too."""
-    twin = copy.deepcopy(projection).double()
-    for shared in twin.__dict__.get("_shared") or ():
+    """A copy in double precision, with its shared codes."""
+    duplicate = copy.deepcopy(projection).double()
+    for shared in duplicate.__dict__.get("_shared") or ():
         shared.double()
-    return twin
+    return duplicate

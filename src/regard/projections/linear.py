@@ -23,12 +23,12 @@ class LinearQKV(ProjectionConfig):
         return sum((linear(site.tokens(role), site.dim, site.inner, site.qkv_bias) for role in roles), Cost())
 
 
-def rows(fused: Float[Tensor, "R_inner ..."], held: str, roles: str) -> Float[Tensor, "S_inner ..."]:
-    """The rows of some roles, in their order, of a weight or bias that has the rows of the roles `held`."""
-    if roles == held:
+def rows(fused: Float[Tensor, "R_inner ..."], all_roles: str, roles: str) -> Float[Tensor, "S_inner ..."]:
+    """The rows of some roles, in their order, of a weight or bias with the rows of `all_roles`."""
+    if roles == all_roles:
         return fused
-    blocks = fused.unflatten(0, (len(held), -1))
-    return torch.cat([blocks[held.index(role)] for role in roles])
+    blocks = fused.unflatten(0, (len(all_roles), -1))
+    return torch.cat([blocks[all_roles.index(role)] for role in roles])
 
 
 class LinearProjection(Projection):
@@ -60,15 +60,15 @@ class LinearProjection(Projection):
     ) -> None:
         if f"{prefix}weight1" in state_dict and f"{prefix}weight" not in state_dict:
             error_msgs.append(
-                f"{prefix}weight1 is of an embedding with hidden layers, LinearQKV has weight; load it into the model "
-                "with projection=SNE(...), PSNE(...) or FSNE(...) that it came from"
+                f"{prefix}weight1 belongs to an embedding with hidden layers, LinearQKV has weight; load it into a "
+                "model with the projection that was trained: SNE(...), PSNE(...) or FSNE(...)"
             )
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
     def offset(self, roles: str) -> Float[Tensor, " R_inner"] | None:
-        """What is added to the products with the rows of these roles."""
+        """The bias of these roles."""
         return None if self.bias is None else rows(self.bias, self.roles, roles)
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:

@@ -1,9 +1,10 @@
-"""Non-linear queries, keys and values: two layers with a ReLU between them in the place of one matrix.
+"""Non-linear queries, keys and values: two layers with a ReLU between them instead of one matrix.
 
-SNE has two layers for each role, P-SNE shares the second between the roles, F-SNE shares both and tells the roles apart
-by a learned code beside the input ("Rethinking Query, Key and Value Embedding in Vision Transformer under Tiny Model
-Constraints", Eqs. 4-6). [x, c] W = x W_x + c W_c: the product with x is made once for all roles, and a code only moves
-the bias of the hidden layer.
+SNE has two layers for each role, P-SNE shares the second between the roles, F-SNE shares both and distinguishes the
+roles by a learned code beside the input ("Rethinking Query, Key and Value Embedding in Vision Transformer under Tiny
+Model Constraints", Eqs. 4-6). The equations have no biases; here both layers have them where the host's projection
+does. [x, c] W = x W_x + c W_c: the product with x is computed once for all roles, and a code shifts the hidden layer's
+bias.
 """
 
 import math
@@ -20,7 +21,7 @@ from regard.core import ConfigError, Cost, ProjectionConfig, Site, heads, linear
 
 from .conversion import LayeredProjection, warm_start
 
-# applied to fresh tensors only, so that ReLU may overwrite them: an eighth less time in the CPU's forward pass
+# the inputs are temporary, so ReLU works in place: an eighth less time in the CPU's forward pass
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu_, "gelu": F.gelu, "none": lambda x: x}
 
 
@@ -32,24 +33,24 @@ def fsne_reference(
     weight2: Float[Tensor, "inner h"],
     bias2: Float[Tensor, " inner"] | None,
 ) -> tuple[Float[Tensor, "B N inner"], ...]:
-    """F-SNE as Eq. 6 writes it, one result a code: ReLU([x, code] W1 + b1) W2 + b2, the code beside every token."""
-    made = []
+    """F-SNE (Eq. 6, with biases), one output per code: ReLU([x, code] W1 + b1) W2 + b2, the code beside every token."""
+    outputs = []
     for code in codes:
         hidden = F.relu(F.linear(torch.cat([x, code.expand(*x.shape[:2], -1)], -1), weight1, bias1))
-        made.append(F.linear(hidden, weight2, bias2))
-    return tuple(made)
+        outputs.append(F.linear(hidden, weight2, bias2))
+    return tuple(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Embedding(ProjectionConfig):
-    """What the three have in common.
+    """The fields of all three.
 
-    width: hidden width h; None is the paper's, "matched" the largest whose weights are no more than those of a linear
-    projection of the same roles. activation: between the layers, "relu" (paper), "gelu" or "none".
-    init: "trunc_normal" is XCiT's rule (standard deviation 0.02), which makes small logits at first; "kaiming" keeps
-    the variance of the input; "svd" (SNE and P-SNE of at most two layers) starts as a linear projection does, from
-    scratch a random one, in a swap the host's: see `warm_start`. hidden_bias: whether hidden layers have a bias; all
-    biases need the host's too.
+    width: hidden width h; None is the paper's, "matched" the largest with no more weights than a linear projection of
+    the same roles. activation: between the layers, "relu" (paper), "gelu" or "none".
+    init: "trunc_normal" is XCiT's rule (standard deviation 0.02), which gives small logits at first; "kaiming" keeps
+    the variance of the input; "svd" (SNE and P-SNE of at most two layers) starts as a linear projection, a random one
+    from scratch and the host's in a swap: see `warm_start`. hidden_bias: whether hidden layers have a bias, where the
+    host's projection has one (`Site.qkv_bias`).
     """
 
     inits: ClassVar[tuple[str, ...]] = ("trunc_normal", "kaiming", "svd")
@@ -87,9 +88,9 @@ class _Embedding(ProjectionConfig):
 class SNE(_Embedding):
     """r = ReLU(x W1_r + b1_r) W2_r + b2_r for each role r.
 
-    width: hidden width h, None = C/2 (at more than two layers: "matched", as the paper gives none). layers: number of
-    layers, 1 is linear (Fig. 3). The other fields are those of every embedding:
-    activation, init, hidden_bias.
+    The paper's Eq. 4 has no biases; b2 needs the host's bias (`Site.qkv_bias`), b1 also `hidden_bias`.
+    width: hidden width h, None = C/2 (for more than two layers "matched", as the paper gives none). layers: number of
+    layers, 1 is linear (Fig. 3). activation, init, hidden_bias: as for every embedding.
     """
 
     layers: int = 2
@@ -99,7 +100,7 @@ class SNE(_Embedding):
         if self.layers < 1:
             raise ConfigError(f"SNE: layers is at least 1, not layers={self.layers}")
         if self.layers == 1 and isinstance(self.width, int):
-            raise ConfigError(f"SNE: layers=1 has no hidden layer that width={self.width} could be of; leave it out")
+            raise ConfigError(f"SNE: layers=1 has no hidden layer, so no width={self.width}; leave it out")
         if self.init == "svd" and self.layers > 2:
             raise ConfigError(
                 f'SNE: init="svd" is for one or two layers, not layers={self.layers}; pass init="kaiming"'
@@ -134,9 +135,9 @@ class SNE(_Embedding):
 
 @dataclass(frozen=True, kw_only=True)
 class PSNE(_Embedding):
-    """r = ReLU(x W1_r + b1_r) W2 + b2: the second layer is the same for all roles.
+    """r = ReLU(x W1_r + b1_r) W2 + b2: the second layer is the same for all roles. Eq. 5 has no biases.
 
-    width: hidden width h, None = 3C/4. The other fields: activation, init, hidden_bias, as everywhere.
+    width: hidden width h, None = 3C/4. activation, init, hidden_bias: as for every embedding.
     """
 
     def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> "PSNEProjection":
@@ -160,11 +161,14 @@ class PSNE(_Embedding):
 class FSNE(_Embedding):
     """r = ReLU([x, code_r] W1 + b1) W2 + b2: both layers are the same for all roles.
 
-    width: hidden width h, None = C. code: numbers in a code. tied: whether all layers of a model have the codes in
-    common, as in the paper, or each its own (SNE Table 5). The other fields: activation, init, hidden_bias.
+    width: hidden width h, None = C. code: length of a code. tied: whether all layers of a model share the codes, as in
+    the paper, or each layer has its own (SNE Table 5). activation, init, hidden_bias: as for every embedding.
     """
 
-    inits: ClassVar[tuple[str, ...]] = ("trunc_normal", "kaiming")  # roles that share both layers hold no linear map
+    inits: ClassVar[tuple[str, ...]] = (
+        "trunc_normal",
+        "kaiming",
+    )  # shared layers cannot hold a linear map for each role
     code: int = 8
     tied: bool = True
 
@@ -181,7 +185,7 @@ class FSNE(_Embedding):
 
     def cost(self, site: Site, roles: str) -> Cost:
         h, number = self.hidden(site, roles), len(roles)
-        # what the roles have in common is computed once for each input
+        # the part that the roles share is computed once for each input
         inputs = {role == "q" or site.memory is None: site.tokens(role) for role in roles}
         first = linear(sum(inputs.values()), site.dim, h, bias=False)
         codes = linear(number, self.code, h, site.qkv_bias and self.hidden_bias)
@@ -196,9 +200,9 @@ class FSNE(_Embedding):
 
 
 class Codes(nn.Module):
-    """weight (roles, code): what tells the roles of F-SNE apart; drawn from N(0, 1), as equal codes make q = k = v.
+    """weight (roles, code): the codes of F-SNE's roles; drawn from N(0, 1), since equal codes would give q = k = v.
 
-    A model whose layers share codes registers one such module and hands it to every layer.
+    A model whose layers share codes registers one such module and passes it to every layer.
     """
 
     def __init__(self, roles: str, code: int) -> None:
@@ -212,7 +216,7 @@ class Codes(nn.Module):
         nn.init.normal_(self.weight)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters to keep out of weight decay (the paper's Eq. 7 keeps the codes out)."""
+        """Names of parameters without weight decay (the paper's Eq. 7 excludes the codes)."""
         return {"weight"}
 
     def rows(self, roles: str) -> Float[Tensor, "R code"]:
@@ -221,7 +225,7 @@ class Codes(nn.Module):
 
 
 class _EmbeddingProjection(LayeredProjection):
-    """Holds weight1, bias1, weight2, bias2, ...: matrices (outputs, inputs), the rows of the roles in order."""
+    """weight1, bias1, weight2, bias2, ...: matrices (outputs, inputs) with the rows of the roles in order."""
 
     def __init__(self, config: _Embedding, site: Site, roles: str) -> None:
         super().__init__()
@@ -234,12 +238,12 @@ class _EmbeddingProjection(LayeredProjection):
         self.register_parameter(f"bias{layer}", nn.Parameter(torch.empty(outputs)) if bias else None)
 
     def reset_parameters(self) -> None:
-        """Draw the weights as `config.init` says; biases to 0 ("svd" lifts hidden ones)."""
+        """Draw the weights as `config.init` says and set biases to 0 ("svd" raises hidden ones)."""
         matrices = [weight for name, weight in self.named_parameters(recurse=False) if name.startswith("weight")]
         for weight in matrices:
             if self.config.init == "trunc_normal":
                 nn.init.trunc_normal_(weight, std=0.02)
-            else:  # "svd" draws these too: they are the units that a linear projection leaves free
+            else:  # also for "svd": these are the units that the linear projection does not need
                 doubled = weight is not matrices[-1] and self.config.activation != "none"
                 nn.init.normal_(weight, std=math.sqrt((2 if doubled else 1) / weight.shape[1]))
         for name, bias in self.named_parameters(recurse=False):
@@ -280,7 +284,7 @@ class _EmbeddingProjection(LayeredProjection):
         return _ACTIVATIONS[self.config.activation](x)
 
     def layer(self, number: int, role: str | None, x: Tensor) -> Tensor:
-        """One layer; role None where all roles have it in common."""
+        """The output of one layer; role None where all roles share it."""
         weight, bias = getattr(self, f"weight{number}"), getattr(self, f"bias{number}")
         if role is not None:
             row = self.roles.index(role)
@@ -303,9 +307,9 @@ class SNEProjection(_EmbeddingProjection):
         self.reset_parameters()
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
-        return tuple(heads(self._one(x, role), self.heads) for role in roles)
+        return tuple(heads(self._embed(x, role), self.heads) for role in roles)
 
-    def _one(self, x: Tensor, role: str) -> Tensor:
+    def _embed(self, x: Tensor, role: str) -> Tensor:
         for layer in range(1, self.config.layers):
             x = self.act(self.layer(layer, role, x))
         return self.layer(self.config.layers, role, x)
@@ -326,10 +330,10 @@ class PSNEProjection(_EmbeddingProjection):
 
 
 class FSNEProjection(_EmbeddingProjection):
-    """weight1 (h, C + code), weight2 (inner, h); codes is a child where the layer has its own, else None.
+    """weight1 (h, C + code), weight2 (inner, h); codes is a child where the layer has its own codes, else None.
 
-    Shared codes stay out of the children, so that the model that registers them has them once; the layer keeps the
-    module, not its parameter, and copies of the model keep the tie.
+    Shared codes are no child, so that the state dict of a model has them once; the layer refers to the module, not to
+    its parameter, so that copies of the model share theirs too.
     """
 
     config: FSNE
@@ -346,7 +350,7 @@ class FSNEProjection(_EmbeddingProjection):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the weights as `config.init` says and codes of its own from N(0, 1); shared codes stay."""
+        """Draw the weights as `config.init` says and its own codes from N(0, 1); shared codes stay."""
         super().reset_parameters()
         if self.codes is not None:
             self.codes.reset_parameters()
@@ -359,14 +363,14 @@ class FSNEProjection(_EmbeddingProjection):
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
         if not roles:
             return ()
-        of_x, of_code = self.weight1.split([self.channels, self.config.code], 1)
-        moved = F.linear(self.codebook.rows(roles), of_code, self.bias1)  # (R, h)
-        common = F.linear(x, of_x)  # (B, N, h)
-        # one role after the other stays in the cache: as fast as one product for all, with less memory
-        return tuple(heads(self.layer(2, None, self.act(common + row)), self.heads) for row in moved)
+        x_weight, code_weight = self.weight1.split([self.channels, self.config.code], 1)
+        biases = F.linear(self.codebook.rows(roles), code_weight, self.bias1)  # (R, h)
+        shared = F.linear(x, x_weight)  # (B, N, h)
+        # role by role the tensors stay in the cache: as fast as one product for all, with less memory
+        return tuple(heads(self.layer(2, None, self.act(shared + bias)), self.heads) for bias in biases)
 
 
 def _check_codes(shared: nn.Module, roles: Sequence[str], code: int) -> None:
     if not isinstance(shared, Codes) or shared.weight.shape[1] != code or set(roles) - set(shared.roles):
-        came = f"{shared.roles!r} of {shared.weight.shape[1]}" if isinstance(shared, Codes) else type(shared).__name__
-        raise ConfigError(f"FSNE(code={code}) needs codes of the roles {roles!r}, not {came}; use config.shared(roles)")
+        kind = f"{shared.roles!r} of {shared.weight.shape[1]}" if isinstance(shared, Codes) else type(shared).__name__
+        raise ConfigError(f"FSNE(code={code}) needs codes of the roles {roles!r}, not {kind}; use config.shared(roles)")

@@ -1,4 +1,4 @@
-"""One offline HTML page for each study and analysis: `write_pages`. Needs no torch."""
+"""Reports: one offline HTML page for each study and analysis. Needs no torch."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from .study_page import render, write_report
 
 
 def write_pages(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:
-    """Write a page for everything in the store, or for one study (all its scales) or analysis; returns the files.
+    """Write a page for each study and analysis in the store, or for those of one name; returns the files.
 
-    Raises: ConfigError if nothing of that name has run; StoreError if the store is empty or damaged, or a page cannot
-    be written.
+    Raises: ConfigError if the store has no results of that name; StoreError if the store is empty or damaged, or a
+    page cannot be written.
     """
     pages = write_analyses(results, out, name)
     if pages and (name is not None or not snapshots(results)):

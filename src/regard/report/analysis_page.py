@@ -1,23 +1,21 @@
-"""The page of an analysis: its tables, charts and pictures in one offline HTML file."""
+"""The page of an analysis: tables, charts and pictures in one offline HTML file."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-import regard
 from regard.lab.analysis import analyses, load_analysis
 from regard.store.files import write_atomically
 from regard.studies.errata import errata_of
 
 from . import phrasing
 from .charts import chart
-from .theme import palette
+from .rendering import render_template
 
-LONG = 12
-"""Rows of a table that are shown beneath a chart of the same numbers; longer ones are folded."""
+MAX_OPEN_ROWS = 12
+"""A longer table below a chart of the same numbers is collapsed."""
 
 
 def write_analyses(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:
@@ -36,33 +34,28 @@ def write_analyses(results: Path | str, out: Path | str, name: str | None = None
 
 
 def render_analysis(value: Mapping[str, Any]) -> str:
-    """The page as HTML; value as `regard.lab.analysis.carry_out` gives it. The same value gives the same bytes."""
-    folder = jinja2.PackageLoader("regard.report", "templates")
-    engine = jinja2.Environment(loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    engine.filters["cell"] = cell
-    texts = {"css": Markup(folder.get_source(engine, "page.css")[0])}
-    texts["script"] = Markup(folder.get_source(engine, "common.js")[0])
-    sheets = [_shown(sheet) for sheet in value["sheets"]]
-    view = {"runs": [], **value, "sheets": sheets, "palette": palette(), "version": regard.__version__}
-    view["errata"] = errata_of(value["source"])
-    return engine.get_template("sheets.html").render(**view, **texts)
+    """The page as HTML, of a value that `regard.lab.analysis.run_analysis` returned. Equal values give equal bytes."""
+    sheets = [_sheet_view(sheet) for sheet in value["sheets"]]
+    view = {"runs": [], **value, "sheets": sheets, "errata": errata_of(value["source"])}
+    return render_template("sheets.html", ("common.js",), view, {"cell": cell})
 
 
-def _shown(sheet: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template needs of a sheet; a long table under its own chart is folded."""
+def _sheet_view(sheet: Mapping[str, Any]) -> dict[str, Any]:
+    """The template's fields of a sheet."""
     svg = chart(sheet)
-    return {**sheet, "svg": Markup(svg), "words": _words(sheet), "folded": bool(svg) and len(sheet["rows"]) > LONG}
+    collapsed = bool(svg) and len(sheet["rows"]) > MAX_OPEN_ROWS
+    return {**sheet, "svg": Markup(svg), "text_columns": _text_columns(sheet), "collapsed": collapsed}
 
 
-def _words(sheet: Mapping[str, Any]) -> list[bool]:
-    """For each column whether it holds text only, which is set to the left."""
-    return [all(isinstance(value, str | None) for value in column) for column in zip(*sheet["rows"], strict=True)] or [
-        False
-    ] * len(sheet["columns"])
+def _text_columns(sheet: Mapping[str, Any]) -> list[bool]:
+    """Whether each column has only text, which is aligned left."""
+    if not sheet["rows"]:
+        return [False] * len(sheet["columns"])
+    return [all(isinstance(value, str | None) for value in column) for column in zip(*sheet["rows"], strict=True)]
 
 
 def cell(value: str | float | int | None) -> str:
-    """A cell as text: integers with thousands apart, other numbers with four significant figures."""
+    """A cell as text: integers with thousands separators, other numbers with four significant figures."""
     if value is None:
         return "–"
     if isinstance(value, bool | str):

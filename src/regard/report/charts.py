@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from . import figures
 
-_OUTLINES = (("#e8590c", 2.2), ("#1c5fd6", 5.2))  # the thin line is seen upon the thick one where they coincide
+_OUTLINES = (("#e8590c", 2.2), ("#1c5fd6", 5.2))  # the thin line is visible on the thick one where they coincide
 _HEAT = LinearSegmentedColormap.from_list("regard", ("#0b2545", "#13678a", "#45c4b0", "#f2e96b"))
 
 
 def chart(sheet: Mapping[str, Any]) -> str:
-    """The drawing of a sheet as SVG, or "" if it has no chart or no numbers to draw."""
+    """The chart of a sheet as SVG, or "" if it has no chart or no numbers to draw."""
     plan = sheet.get("chart")
     if not plan:
         return ""
     rows = [dict(zip(sheet["columns"], row, strict=True)) for row in sheet["rows"]]
-    drawn = plan["value"] if plan["kind"] == "heat" else plan["y"]
-    rows = [row for row in rows if isinstance(row[drawn], int | float)]
+    drawn_column = plan["value"] if plan["kind"] == "heat" else plan["y"]
+    rows = [row for row in rows if isinstance(row[drawn_column], int | float)]
     if not rows:
         return ""
     with matplotlib.rc_context(figures._STYLE):
@@ -37,24 +37,24 @@ def chart(sheet: Mapping[str, Any]) -> str:
 
 
 def _lines(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    for (label, own), look in _series(plan, rows):
+    for (label, own), style in _series(plan, rows):
         own = sorted(own, key=lambda row: row[plan["x"]])
         xs, ys = [row[plan["x"]] for row in own], [row[plan["y"]] for row in own]
-        axes.plot(xs, ys, color=look.color, linestyle=look.dash, marker=look.marker, markersize=5, label=label)
+        axes.plot(xs, ys, color=style.color, linestyle=style.dash, marker=style.marker, markersize=5, label=label)
     _finish(axes, plan)
 
 
 def _points(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    for (label, own), look in _series(plan, rows):
+    for (label, own), style in _series(plan, rows):
         xs = np.asarray([row[plan["x"]] for row in own], float)
         ys = np.asarray([row[plan["y"]] for row in own], float)
         text = label
         if len(xs) > 2 and xs.std() > 0 and ys.std() > 0:
             slope, height = np.polyfit(xs, ys, 1)
             ends = np.array([xs.min(), xs.max()])
-            axes.plot(ends, slope * ends + height, color=look.color, linestyle=look.dash, linewidth=1)
+            axes.plot(ends, slope * ends + height, color=style.color, linestyle=style.dash, linewidth=1)
             text = f"{label} r = {np.corrcoef(xs, ys)[0, 1]:.2f}, slope {slope:.3g}".strip()
-        axes.plot(xs, ys, look.marker, color=look.color, label=text or None)
+        axes.plot(xs, ys, style.marker, color=style.color, label=text or None)
     _finish(axes, plan)
 
 
@@ -62,11 +62,11 @@ def _bars(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Ma
     groups = _series(plan, rows)
     ticks = list(dict.fromkeys(str(row[plan["x"]]) for row in rows))
     width = 0.8 / len(groups)
-    for index, ((label, own), look) in enumerate(groups):
-        places = [ticks.index(str(row[plan["x"]])) + (index - (len(groups) - 1) / 2) * width for row in own]
-        axes.bar(places, [row[plan["y"]] for row in own], width, color=look.color, label=label or None)
-    turned = max(map(len, ticks)) * len(ticks) > 60
-    axes.set_xticks(range(len(ticks)), ticks, rotation=40 if turned else 0, ha="right" if turned else "center")
+    for index, ((label, own), style) in enumerate(groups):
+        positions = [ticks.index(str(row[plan["x"]])) + (index - (len(groups) - 1) / 2) * width for row in own]
+        axes.bar(positions, [row[plan["y"]] for row in own], width, color=style.color, label=label or None)
+    rotated = max(map(len, ticks)) * len(ticks) > 60
+    axes.set_xticks(range(len(ticks)), ticks, rotation=40 if rotated else 0, ha="right" if rotated else "center")
     _finish(axes, plan)
 
 
@@ -86,25 +86,25 @@ def _heat(figure: Figure, axes: Axes, plan: Mapping[str, Any], rows: Sequence[Ma
     if plan.get("mark"):
         x, y = plan["mark"]
         if x in xs and y in ys:
-            place = (xs.index(x), ys.index(y))
-            for color, width in (("#101010", 4.5), ("#ffffff", 2.0)):  # seen on dark and on light cells
+            corner = (xs.index(x), ys.index(y))
+            for color, width in (("#101010", 4.5), ("#ffffff", 2.0)):  # visible on dark and on light cells
                 axes.add_patch(
-                    matplotlib.patches.Rectangle(place, 1, 1, fill=False, edgecolor=color, linewidth=width, zorder=7)
+                    matplotlib.patches.Rectangle(corner, 1, 1, fill=False, edgecolor=color, linewidth=width, zorder=7)
                 )
     _outline(figure, axes, plan, xs, ys)
     axes.set_xticks(np.arange(len(xs)) + 0.5, [str(x) for x in xs])
     axes.set_yticks(np.arange(len(ys)) + 0.5, [str(y) for y in ys])
     if isinstance(ys[0], str):
-        axes.invert_yaxis()  # words are read from above, numbers grow upwards
+        axes.invert_yaxis()  # texts are read from the top, numbers increase upwards
     axes.grid(False)
     axes.set_xlabel(plan["x"])
     axes.set_title(f"{plan['value']} by {plan['y']} (rows)", loc="left", fontsize=11, color=figures.MUTED)
 
 
 def _outline(figure: Figure, axes: Axes, plan: Mapping[str, Any], xs: Sequence[object], ys: Sequence[object]) -> None:
-    """Lines round the cells of each outline, with a legend below; an outline without cells is in neither."""
+    """Lines around the cells of each outline, with a legend below; an outline without cells is left out."""
     drawn = []
-    for (label, cells), (color, width), place in zip(
+    for (label, cells), (color, width), index in zip(
         (plan.get("outlines") or {}).items(), _OUTLINES, (0, 1), strict=False
     ):
         inside = np.zeros((len(ys), len(xs)), bool)
@@ -115,31 +115,31 @@ def _outline(figure: Figure, axes: Axes, plan: Mapping[str, Any], xs: Sequence[o
         if not edges:
             continue
         along = [[point[axis] for edge in edges for point in (*edge, (np.nan, np.nan))] for axis in (0, 1)]
-        style: dict[str, Any] = {"solid_capstyle": "projecting", "clip_on": False}
-        axes.plot(*along, color="#ffffff", linewidth=width + 1.8, zorder=5 - 2 * place, **style)
-        (line,) = axes.plot(*along, color=color, linewidth=width, zorder=6 - 2 * place, label=label, **style)
-        line.set_gid(f"outline-{place}")
+        line_style: dict[str, Any] = {"solid_capstyle": "projecting", "clip_on": False}
+        axes.plot(*along, color="#ffffff", linewidth=width + 1.8, zorder=5 - 2 * index, **line_style)
+        (line,) = axes.plot(*along, color=color, linewidth=width, zorder=6 - 2 * index, label=label, **line_style)
+        line.set_gid(f"outline-{index}")
         drawn.append(line)
     if drawn:
         figure.legend(handles=drawn, loc="outside lower left", frameon=False, fontsize=9, ncols=len(drawn))
 
 
 def borders(inside: NDArray[np.bool_]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """The edges ((x, y), (x, y)) between cells inside and outside; row r lies at y from r to r + 1."""
-    wide = np.pad(inside, 1)
-    across = [((x, y), (x + 1, y)) for y, x in np.argwhere(wide[1:, 1:-1] != wide[:-1, 1:-1]).tolist()]
-    along = [((x, y), (x, y + 1)) for y, x in np.argwhere(wide[1:-1, 1:] != wide[1:-1, :-1]).tolist()]
-    return across + along
+    """The edges ((x, y), (x, y)) between cells inside and outside; row r is at y from r to r + 1."""
+    padded = np.pad(inside, 1)
+    horizontal = [((x, y), (x + 1, y)) for y, x in np.argwhere(padded[1:, 1:-1] != padded[:-1, 1:-1]).tolist()]
+    vertical = [((x, y), (x, y + 1)) for y, x in np.argwhere(padded[1:-1, 1:] != padded[1:-1, :-1]).tolist()]
+    return horizontal + vertical
 
 
 def _series(
     plan: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> list[tuple[tuple[str, list[Mapping[str, Any]]], figures.Look]]:
-    """((label, its rows), how it is drawn), in the order of appearance."""
+) -> list[tuple[tuple[str, list[Mapping[str, Any]]], figures.RowStyle]]:
+    """((label, its rows), its style), in the order of appearance."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(str(row[plan["series"]]) if plan["series"] else "", []).append(row)
-    return list(zip(groups.items(), figures.looks(["row"] * len(groups)), strict=True))
+    return list(zip(groups.items(), figures.row_styles(["row"] * len(groups)), strict=True))
 
 
 def _plain() -> matplotlib.ticker.FuncFormatter:

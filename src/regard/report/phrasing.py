@@ -1,4 +1,4 @@
-"""Numbers and verdicts in words: the sentences that a report prints."""
+"""Numbers and verdicts as text on the pages."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Quantity:
-    """How a measured quantity is called, whether more of it is better, and its unit behind a difference."""
+    """A measured quantity: its name, whether "higher" or "lower" is better, and the unit of a difference."""
 
     name: str
     better: str = "higher"
@@ -32,18 +32,18 @@ QUANTITIES: Mapping[str, Quantity] = {
 
 
 def quantity(name: str) -> Quantity:
-    """What is known about a metric; an unknown one is called by its key and higher is better."""
+    """The quantity of a metric; an unknown metric has its key as name, and higher is better."""
     return QUANTITIES.get(name, Quantity(name.replace("_", " ")))
 
 
 def number(value: float | int | None, digits: int = 1) -> str:
-    """A value with a fixed number of decimals and a true minus sign; a dash for nothing, "inf" and "nan" in words."""
+    """A value with a fixed number of decimals and a typographic minus sign; a dash for None."""
     if value is None:
         return "–"
     if math.isnan(value):
         return "not a number"
     if math.isinf(value):
-        return "infinite" if value > 0 else "minus infinite"
+        return "infinity" if value > 0 else "minus infinity"
     text = f"{value:.{digits}f}"
     if float(text) == 0:
         text = text.lstrip("-")
@@ -51,19 +51,19 @@ def number(value: float | int | None, digits: int = 1) -> str:
 
 
 def signed(value: float | int | None, digits: int = 1) -> str:
-    """`number` with its sign, also a plus."""
+    """`number` with a plus sign for positive values."""
     text = number(value, digits)
-    rises = value is not None and value > 0 and text[0].isdigit() and float(text) != 0
-    return f"+{text}" if rises else text
+    positive = value is not None and value > 0 and text[0].isdigit() and float(text) != 0
+    return f"+{text}" if positive else text
 
 
 def typeset(sentence: str) -> str:
-    """A sentence with true minus signs before its numbers; hyphens inside names stay."""
+    """A sentence with typographic minus signs before its numbers; hyphens in names stay."""
     return re.sub(r"(?<![^\s\[])-(?=\d)", "−", sentence)
 
 
 def compact(value: float | int | None) -> str:
-    """Three significant figures with a unit of thousands: 141 k, 5.72 M, 1.20 G."""
+    """Three significant figures with a prefix: 141 k, 5.72 M, 1.20 G."""
     if value is None:
         return "–"
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
@@ -74,7 +74,7 @@ def compact(value: float | int | None) -> str:
 
 
 def duration(seconds: float | int | None) -> str:
-    """Seconds, minutes or hours, whichever reads best."""
+    """A duration in seconds, minutes or hours."""
     if seconds is None:
         return "–"
     if seconds < 90:
@@ -87,19 +87,19 @@ def listed(items: Sequence[str]) -> str:
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else list(items))
 
 
-def count(number_of: int, one: str, many: str = "") -> str:
+def count(number_of: int, noun: str) -> str:
     """`1 seed`, `3 seeds`."""
-    return f"{number_of} {one if number_of == 1 else many or one + 's'}"
+    return f"{number_of} {noun}{'s' * (number_of != 1)}"
 
 
 def answer(verdicts: Sequence[str], gate: str, scale: str) -> str:
-    """What the claims of a study came to, in one sentence. gate: "passed", "not passed" or "undecided"."""
+    """The verdicts on a study's claims in one sentence. gate: "passed", "not passed" or "undecided"."""
     if not verdicts:
-        return "The study states no claims: the table is its result."
+        return "The study makes no claims; its result is the table."
     if scale == "smoke":
-        return f"Smoke scale proves that everything runs; its {count(len(verdicts), 'claim')} cannot be judged here."
+        return f"Smoke scale only tests that everything runs: the {count(len(verdicts), 'claim')} cannot be judged."
     if gate == "not passed":
-        return f"Because of this, the study's {count(len(verdicts), 'claim')} cannot be judged at this scale."
+        return f"The gate is not passed: the {count(len(verdicts), 'claim')} cannot be judged at this scale."
     groups = [(kind, sum(verdict == kind for verdict in verdicts)) for kind in VERDICTS]
     parts = [f"{n} {'is' if n == 1 else 'are'} {kind}" for kind, n in groups if n]
     return f"Of {count(len(verdicts), 'claim')}, {listed(parts)}."

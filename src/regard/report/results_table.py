@@ -1,4 +1,4 @@
-"""The table of results on a page: each row's statistics, its picture of them, what it cost, what the paper printed."""
+"""The table of results on a page: statistics of each row with a small chart, costs, and the paper's numbers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,44 +8,44 @@ from markupsafe import Markup
 from regard.lab.table import Table
 
 from . import figures, phrasing
-from .page_data import Material
+from .page_data import StudyData
 
 
 def kind_of(row: Mapping[str, Any], baseline: str) -> str:
-    """What a row is to the comparison: baseline, control or row."""
+    """The kind of a row: "baseline", "control" or "row"."""
     return "baseline" if row["label"] == baseline else "control" if row.get("control") else "row"
 
 
 def row_entries(
-    material: Material, table: Table, kinds: Sequence[str], styles: Sequence[figures.Look]
+    study_data: StudyData, table: Table, kinds: Sequence[str], styles: Sequence[figures.RowStyle]
 ) -> list[dict[str, Any]]:
-    """One entry for each row: its statistics from the table, its look, and the little picture of its interval."""
-    known = {row.label: row for row in table.rows}
-    metric, made = material.snapshot["metric"], []
-    for index, description in enumerate(material.rows):
+    """One entry for each row: its statistics from the table, its style, and a small chart of its interval."""
+    lines = {row.label: row for row in table.rows}
+    metric, entries = study_data.snapshot["metric"], []
+    for index, description in enumerate(study_data.rows):
         label = description["label"]
-        own = known.get(label)
-        values = [(run.seed, run.metrics[metric]) for run in material.of(index) if metric in run.metrics]
-        look = styles[index]
-        made.append({
-            "label": label, "kind": kinds[index], "color": look.variable, "dashes": _dashes(look),
+        line = lines.get(label)
+        values = [(run.seed, run.metrics[metric]) for run in study_data.of(index) if metric in run.metrics]
+        style = styles[index]
+        entries.append({
+            "label": label, "kind": kinds[index], "color": style.variable, "dashes": _dashes(style),
             "spelling": description.get("spelling") or "", "host": description.get("host") or "",
-            "n": own.n if own else 0, "mean": own.mean if own else None,
-            "low": own.low if own else None, "high": own.high if own else None,
-            "difference": own.difference if own and own.difference and own.difference.n else None, "values": values,
+            "n": line.n if line else 0, "mean": line.mean if line else None,
+            "low": line.low if line else None, "high": line.high if line else None,
+            "difference": line.difference if line and line.difference and line.difference.n else None, "values": values,
             "title": ", ".join(f"seed {seed}: {phrasing.number(value, 2)}" for seed, value in values),
-            "failed": sum(run.row == index for run in material.failed),
+            "failed": sum(run.row == index for run in study_data.failed),
         })  # fmt: skip
-    everything = [edge for row in made for edge in (row["low"], row["high"], *(v for _, v in row["values"]))]
-    edges = [edge for edge in everything if edge is not None]
-    base = next((row["mean"] for row in made if row["kind"] == "baseline"), None)
-    for row in made:
-        row["bar"] = Markup(_bar(row, min(edges), max(edges), base)) if edges and row["mean"] is not None else ""
-    return made
+    edges = [edge for row in entries for edge in (row["low"], row["high"], *(v for _, v in row["values"]))]
+    drawn = [edge for edge in edges if edge is not None]
+    base = next((row["mean"] for row in entries if row["kind"] == "baseline"), None)
+    for row in entries:
+        row["bar"] = Markup(_bar(row, min(drawn), max(drawn), base)) if drawn and row["mean"] is not None else ""
+    return entries
 
 
 def _bar(row: Mapping[str, Any], low: float | int, high: float | int, base: float | int | None) -> str:
-    """Interval, mean and seeds of a row on the axis that all rows share; numbers alone go into the markup."""
+    """Interval, mean and seeds of a row as SVG, on the same axis for all rows; the markup has numbers only."""
 
     def x(value: float | int) -> str:
         return f"{6 + 164 * (value - low) / ((high - low) or 1):.1f}"
@@ -59,27 +59,29 @@ def _bar(row: Mapping[str, Any], low: float | int, high: float | int, base: floa
     return f'<svg class="bar" viewBox="0 0 176 19" aria-hidden="true">{"".join(parts)}</svg>'
 
 
-def _dashes(look: figures.Look) -> str:
-    return "none" if look.dash == "solid" else " ".join(str(step * 1.6) for step in look.dash[1])
+def _dashes(style: figures.RowStyle) -> str:
+    return "none" if style.dash == "solid" else " ".join(str(step * 1.6) for step in style.dash[1])
 
 
-def further_cells(material: Material, costs: Sequence[str]) -> tuple[list[list[dict[str, Any]]], list[dict[str, str]]]:
-    """The further columns: measured costs, then the paper's own numbers, as (cells of each row, headings)."""
+def further_cells(
+    study_data: StudyData, costs: Sequence[str]
+) -> tuple[list[list[dict[str, Any]]], list[dict[str, str]]]:
+    """(cells of each row, headings) of the other columns: measured costs, then the paper's own numbers."""
     titles = {"images_per_second": ("Images/s", "training"), "macs": ("MACs", ""), "parameters": ("Parameters", ""),
-              "seconds": ("Time", "a run"), "peak_memory_bytes": ("Memory", "peak, bytes")}  # fmt: skip
+              "seconds": ("Time", "per run"), "peak_memory_bytes": ("Memory", "peak, bytes")}  # fmt: skip
     headings = [{"title": titles[axis][0], "small": titles[axis][1],
                  "first": "descending" if phrasing.quantity(axis).better == "higher" else "ascending"}
                 for axis in costs]  # fmt: skip
     published: dict[str, None] = {}
-    for description in material.rows:
+    for description in study_data.rows:
         published.update(dict.fromkeys([*(description.get("paper") or {}), *(description.get("exact") or {})]))
     for key in published:
         headings.append({"title": "Paper", "small": key, "first": "descending"})
     cells = []
-    for index, description in enumerate(material.rows):
+    for index, description in enumerate(study_data.rows):
         line = []
         for axis in costs:
-            value = material.average(index, axis)
+            value = study_data.average(index, axis)
             text = phrasing.duration(value) if axis == "seconds" else phrasing.compact(value)
             line.append({"value": value, "text": text, "title": "" if value is None else f"{value:,.0f}"})
         for key in published:
@@ -89,7 +91,7 @@ def further_cells(material: Material, costs: Sequence[str]) -> tuple[list[list[d
 
 
 def _published(description: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """What the paper prints for a row; where the exact number is known, it is behind the pointer."""
+    """The paper's number for a row; the exact number, if there is one, is the tooltip."""
     printed = (description.get("paper") or {}).get(key)
     exact = (description.get("exact") or {}).get(key)
     value = printed if printed is not None else exact

@@ -1,6 +1,6 @@
-"""The page of a study: one HTML file that works offline, on paper, on a phone, and without JavaScript as far as it can.
+"""The page of a study: one HTML file for use offline, in print, on a phone and, with less detail, without JavaScript.
 
-Everything on it comes from the store; the template escapes whatever is text.
+Everything on it comes from the store; the template escapes text.
 """
 
 import json
@@ -9,19 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
-import regard
 from regard.core import ConfigError, StoreError, nearest
 from regard.lab.table import Table, snapshots
 from regard.store.files import write_atomically
 from regard.studies.errata import errata_of
 
 from . import figures, phrasing
-from .page_data import AXES, Maps, Material, attention, columns, environment, gather, learning
+from .maps_section import maps_section
+from .page_data import AXES, StudyData, columns, environment, learning_curves, read_study
+from .rendering import render_template
 from .results_table import further_cells, kind_of, row_entries
-from .theme import palette
 
 _CARD = (
     ("source", "source"),
@@ -42,15 +41,15 @@ _FACTORS = {"query_content": "query content", "key_content": "key content", "rel
 def write_report(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:
     """Write `out/NAME-SCALE.html` for every study in the store, or for all scales of one; returns the files.
 
-    Raises: ConfigError if no study of that name has run; StoreError if the store is empty or cannot be read, or the
+    Raises: ConfigError if the store has no study of that name; StoreError if the store is empty or damaged, or a
     page cannot be written.
     """
-    found = snapshots(results)
-    if not found:
+    stored = snapshots(results)
+    if not stored:
         raise StoreError(f"no study in {results} (expected {results}/studies/NAME-SCALE.json); regard study run NAME")
-    chosen = [(study, scale) for study, scale in found if name in (None, study, f"{study}-{scale}")]
+    chosen = [(study, scale) for study, scale in stored if name in (None, study, f"{study}-{scale}")]
     if not chosen:
-        raise ConfigError(f"no results of {name!r} in {results}; {nearest(str(name), {study for study, _ in found})}")
+        raise ConfigError(f"no results of {name!r} in {results}; {nearest(str(name), {study for study, _ in stored})}")
     pages = []
     for study, scale in chosen:
         path = Path(out) / f"{study}-{scale}.html"
@@ -60,279 +59,232 @@ def write_report(results: Path | str, out: Path | str, name: str | None = None) 
 
 
 def render(results: Path | str, name: str, scale: str) -> str:
-    """The page of one study at one scale as HTML. The same results give the same bytes.
+    """The page of one study at one scale as HTML. Equal results give equal bytes.
 
     Raises: StoreError if the study's snapshot or an outcome cannot be read.
     """
-    material = gather(Path(results), name, scale)
+    study_data = read_study(Path(results), name, scale)
     table = Table.load(Path(results), name, scale)
-    tabled = {run["key"] for run in table.runs}  # devices are never mixed: some runs may not be in the table
-    material = replace(material, runs=[run for run in material.runs if run.key in tabled])
-    view = _view(material, table, str(material.snapshot.get("scale") or scale))
-    folder = jinja2.PackageLoader("regard.report", "templates")
-    engine = jinja2.Environment(loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    engine.filters["num"] = phrasing.number
-    engine.filters["signed"] = phrasing.signed
-    source = folder.get_source
-    texts = {
-        "css": Markup(source(engine, "page.css")[0]),
-        "script": Markup(source(engine, "common.js")[0] + source(engine, "page.js")[0]),
-    }
-    return engine.get_template("page.html").render(**view, **texts, version=regard.__version__)
+    keys = {run["key"] for run in table.runs}  # runs on another type of device are not in the table
+    study_data = replace(study_data, runs=[run for run in study_data.runs if run.key in keys])
+    view = _view(study_data, table, str(study_data.snapshot.get("scale") or scale))
+    return render_template(
+        "page.html", ("common.js", "page.js"), view, {"num": phrasing.number, "signed": phrasing.signed}
+    )
 
 
-def _view(material: Material, table: Table, scale: str) -> dict[str, Any]:
-    """All that the template prints."""
-    snapshot = material.snapshot
-    kinds = [kind_of(row, snapshot["baseline"]) for row in material.rows]
-    styles = figures.looks(kinds)
-    measure = phrasing.quantity(snapshot["metric"])
-    rows = row_entries(material, table, kinds, styles)
-    costs = [axis for axis in AXES if sum(material.average(row, axis) is not None for row in range(len(rows))) > 1]
-    drawn, boxes = _figures(material, styles)
-    cells, headings = further_cells(material, costs)
-    for row, extra in zip(rows, cells, strict=True):
-        row["cells"] = extra
-    facts = environment(material)
-    uneven = _uneven(facts)
-    axes = sorted(costs, key=lambda axis: axis in _TIMED) if uneven else costs
-    maps = attention(material)
-    photos, pictures, overlays = _maps(maps, [row["label"] for row in rows])
-    claims = _claims(table)
-    gate = _gate(table)
+def _view(study_data: StudyData, table: Table, scale: str) -> dict[str, Any]:
+    """All variables of the template."""
+    kinds = [kind_of(row, study_data.snapshot["baseline"]) for row in study_data.rows]
+    styles = figures.row_styles(kinds)
+    rows = row_entries(study_data, table, kinds, styles)
+    costs = [axis for axis in AXES if sum(study_data.average(row, axis) is not None for row in range(len(rows))) > 1]
+    cells, headings = further_cells(study_data, costs)
+    for row, row_cells in zip(rows, cells, strict=True):
+        row["cells"] = row_cells
+    facts = environment(study_data)
+    curves, boxes = _curves(study_data, styles)
+    maps, overlays = maps_section(study_data)
     return {
-        "study": {key: snapshot.get(key) or "" for key in ("name", "title", "source", "question", "recipe")}
-        | {"name": snapshot.get("study") or snapshot.get("name") or "", "title": snapshot.get("title") or "Study"},
-        "scale": scale,
-        "baseline": snapshot["baseline"],
-        "measure": measure,
-        "better_first": "ascending" if measure.better == "lower" else "descending",
-        "palette": palette(),
-        "gate": gate,
-        "answer": phrasing.answer([claim["verdict"].lower() for claim in claims], gate["state"], scale),
-        "ranking": _ranking(rows, measure),
-        "caption": _caption(material, scale),
-        "warnings": _warnings(material, table),
+        **_header(study_data, table, rows, scale),
+        "baseline": study_data.snapshot["baseline"],
         "table_note": _table_note(rows),
         "columns": headings,
         "rows": rows,
-        "claims": claims,
+        "claims": _claims(table),
         "claims_note": _claims_note(table),
-        "axes": [{"key": axis, "name": phrasing.quantity(axis).name} for axis in axes],
-        "axes_note": uneven,
-        "measures": [{"key": key, "name": phrasing.quantity(key).name} for key in _measures(material)],
-        "tradeoff": Markup(_tradeoff(material, rows, styles, axes[0])) if axes else "",
-        "figures": drawn,
-        "photos": photos,
-        "maps": pictures,
-        "map_layers": _layer_names(overlays),
-        "map_heads": _head_names(overlays),
-        "map_shape": f"{maps[0].grid[1]}/{maps[0].grid[0]}" if maps else "1",
-        "map_pixels": "pixelated" if maps and len(maps[0].image) < 3000 else "auto",
-        "maps_note": _maps_note(maps, material),
-        "cards": _cards(material),
-        "errata": errata_of(snapshot.get("source") or ""),
-        "notes": _notes(material),
+        **_cost_section(study_data, rows, styles, costs, facts),
+        "figures": curves,
+        **maps,
+        "cards": _cards(study_data),
+        "errata": errata_of(study_data.snapshot.get("source") or ""),
+        "notes": _notes(study_data),
         "environment": facts,
-        "runs": _runs(material),
-        "data": _data(material, rows, styles, costs, boxes, overlays),
+        "runs": _runs(study_data),
+        "data": _data(study_data, rows, styles, costs, boxes, overlays),
     }
 
 
-def _figures(material: Material, styles: Sequence[figures.Look]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Learning curves of every measured quantity, for wide and narrow screens, and what the pointer reads from them."""
-    learned, boxes = [], {}
-    for metric in columns(material):
-        lines = learning(material, metric)
+def _header(study_data: StudyData, table: Table, rows: Sequence[Mapping[str, Any]], scale: str) -> dict[str, Any]:
+    """Title, gate, answer, caption and warnings."""
+    snapshot, gate = study_data.snapshot, _gate(table)
+    measure = phrasing.quantity(snapshot["metric"])
+    study = {key: snapshot.get(key) or "" for key in ("source", "question", "recipe")}
+    study |= {"name": snapshot.get("study") or "", "title": snapshot.get("title") or "Study"}
+    return {
+        "study": study,
+        "scale": scale,
+        "measure": measure,
+        "better_first": "ascending" if measure.better == "lower" else "descending",
+        "gate": gate,
+        "answer": phrasing.answer([claim.verdict.word for claim in table.claims], gate["state"], scale),
+        "ranking": _ranking(rows, measure),
+        "caption": _caption(study_data, scale),
+        "warnings": [f"{warning[0].upper()}{warning[1:]}." for warning in table.warnings],
+    }
+
+
+def _cost_section(
+    study_data: StudyData,
+    rows: Sequence[Mapping[str, Any]],
+    styles: Sequence[figures.RowStyle],
+    costs: Sequence[str],
+    facts: Sequence[tuple[str, list[str]]],
+) -> dict[str, Any]:
+    """The trade-off of quality and cost; measured costs come last if the runs were not executed in the same way."""
+    note = _execution_note(facts)
+    axes = sorted(costs, key=lambda axis: axis in _TIMED) if note else costs
+    return {
+        "axes": [{"key": axis, "name": phrasing.quantity(axis).name} for axis in axes],
+        "axes_note": note,
+        "measures": [{"key": key, "name": phrasing.quantity(key).name} for key in _measures(study_data)],
+        "tradeoff": Markup(_tradeoff(study_data, rows, styles, axes[0])) if axes else "",
+    }
+
+
+def _curves(study_data: StudyData, styles: Sequence[figures.RowStyle]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Learning curves of every metric, for wide and narrow screens, and the values for the tooltip."""
+    curves, boxes = [], {}
+    for metric in columns(study_data):
+        lines = learning_curves(study_data, metric)
         if not lines:
             continue
-        known = phrasing.quantity(metric)
-        drawn = {}
+        quantity = phrasing.quantity(metric)
+        svgs = {}
         for size in ("wide", "narrow"):
-            svg, box = figures.curves(lines, styles, known.name, size == "wide")
-            drawn[size] = Markup(svg)
-            boxes[f"{metric}-{size}"] = {"box": box, "lines": [
-                {"row": one.row, "epochs": one.epochs, "mean": [float(f"{v:.5g}") for v in one.mean]} for one in lines
-            ]}  # fmt: skip
-        learned.append(
-            {"metric": metric, "name": known.name, "better": known.better, "table": _curve_table(lines), **drawn}
+            svg, box = figures.curves(lines, styles, quantity.name, size == "wide")
+            svgs[size] = Markup(svg)
+            means = [[float(f"{value:.5g}") for value in line.mean] for line in lines]
+            values = [
+                {"row": line.row, "epochs": line.epochs, "mean": mean} for line, mean in zip(lines, means, strict=True)
+            ]
+            boxes[f"{metric}-{size}"] = {"box": box, "lines": values}
+        curves.append(
+            {"metric": metric, "name": quantity.name, "better": quantity.better, "table": _curve_table(lines), **svgs}
         )
-    return learned, boxes
+    return curves, boxes
 
 
 def _curve_table(lines: Sequence[figures.Curve]) -> dict[str, Any]:
-    """At most eight epochs, evenly spread, the last one among them."""
+    """Values at up to eight evenly spaced epochs, with the last one."""
     epochs = max((line.epochs for line in lines), key=len)
     shown = sorted({epochs[round(i * (len(epochs) - 1) / 7)] for i in range(8)})
     entries = []
     for line in lines:
-        at = dict(zip(line.epochs, line.mean, strict=True))
-        entries.append({"label": line.label, "values": [at.get(epoch) for epoch in shown]})
+        means = dict(zip(line.epochs, line.mean, strict=True))
+        entries.append({"label": line.label, "values": [means.get(epoch) for epoch in shown]})
     return {"epochs": [f"{epoch:g}" for epoch in shown], "lines": entries}
 
 
-def _uneven(facts: Sequence[tuple[str, list[str]]]) -> str:
-    """A warning where the runs were not computed in one way, so that what was measured cannot be compared."""
-    ways = ("processor", "device", "devices", "threads", "compiled kernels", "torch.compile", "torch")
-    several = [name for name, values in facts if name in ways and len(values) > 1]
+def _execution_note(facts: Sequence[tuple[str, list[str]]]) -> str:
+    """A warning if the runs were not executed in the same way, so that measured costs cannot be compared."""
+    names = ("processor", "device", "devices", "threads", "compiled kernels", "torch.compile", "torch")
+    several = [name for name, values in facts if name in names and len(values) > 1]
     if not several:
         return ""
     return f"The runs differ in {phrasing.listed(several)}: compare rows by MACs and parameters, not by time or memory."
 
 
-def _measures(material: Material) -> list[str]:
-    """The metrics that runs ended with, the study's own first."""
-    names = {material.snapshot["metric"]: None}
-    for run in material.runs:
+def _measures(study_data: StudyData) -> list[str]:
+    """The final metrics of the runs, the study's metric first."""
+    names = {study_data.snapshot["metric"]: None}
+    for run in study_data.runs:
         names.update(dict.fromkeys(run.metrics))
     return list(names)
 
 
-def _tradeoff(material: Material, rows: Sequence[Mapping[str, Any]], styles: Sequence[figures.Look], axis: str) -> str:
+def _tradeoff(
+    study_data: StudyData, rows: Sequence[Mapping[str, Any]], styles: Sequence[figures.RowStyle], axis: str
+) -> str:
     points = [
-        {"row": index, "label": row["label"], "x": material.average(index, axis), "y": row["mean"],
+        {"row": index, "label": row["label"], "x": study_data.average(index, axis), "y": row["mean"],
          "low": row["low"], "high": row["high"]}
         for index, row in enumerate(rows)
     ]  # fmt: skip
-    drawn = [point for point in points if point["x"] is not None and point["y"] is not None]
-    known, measure = phrasing.quantity(axis), phrasing.quantity(material.snapshot["metric"])
-    return figures.tradeoff(drawn, styles, known.name, measure.name, known.better == "higher") if drawn else ""
-
-
-def _maps(maps: Sequence[Maps], labels: Sequence[str]) -> tuple[list[str], list[dict[str, Any]], dict[int, list[Any]]]:
-    """The pictures, each once; a figure for each row that looks at the last layer; all overlays by row."""
-    photos = list(dict.fromkeys(one.image for one in maps))
-    overlays: dict[int, list[Any]] = {}
-    entries = []
-    for one in maps:
-        height, width = one.grid
-        drawn = [
-            [figures.heat(each, height, width) for each in (layer["mean"], *layer["heads"])] for layer in one.layers
-        ]
-        if drawn:
-            overlays[one.row] = drawn
-        place = ""
-        if one.query is not None:
-            y, x = one.query
-            place = (f"left:{100 * x / width:.3f}%;top:{100 * y / height:.3f}%;"
-                     f"width:{100 / width:.3f}%;height:{100 / height:.3f}%")  # fmt: skip
-        entries.append({"row": one.row, "label": labels[one.row], "photo": photos.index(one.image), "query": place,
-                        "src": drawn[-1][0] if drawn else ""})  # fmt: skip
-    return photos, entries, overlays
-
-
-def _layer_names(overlays: Mapping[int, list[Any]]) -> list[dict[str, Any]]:
-    """Layers by their share of the depth, so that rows with another number of layers can be compared."""
-    depth = max(map(len, overlays.values()), default=1)
-    return [{"share": f"{i / max(depth - 1, 1):.4f}", "name": f"{i + 1} of {depth}"} for i in range(depth)]
-
-
-def _head_names(overlays: Mapping[int, list[Any]]) -> list[str]:
-    heads = max((len(layer) - 1 for layers in overlays.values() for layer in layers), default=0)
-    return ["mean of all", *(f"head {i + 1}" for i in range(heads))]
-
-
-def _maps_note(maps: Sequence[Maps], material: Material) -> str:
-    if not maps:
-        return ""
-    query = "the framed cell" if maps[0].query is not None else "all cells on average"
-    shown = {one.row for one in maps}
-    others = [row["label"] for index, row in enumerate(material.rows) if index not in shown and material.of(index)]
-    without = f" Without maps, for lack of weights between tokens: {phrasing.listed(others)}." if others else ""
-    credits = list(dict.fromkeys(one.credit for one in maps if one.credit))
-    return (f"Attention from {query} over the cells of the picture: the stronger the amber, the larger the weight. "
-            "Each map is scaled to its own largest weight. First seed of each row, trained weights."
-            + without + "".join(f" Picture: {credit}." for credit in credits))  # fmt: skip
+    points = [point for point in points if point["x"] is not None and point["y"] is not None]
+    cost, measure = phrasing.quantity(axis), phrasing.quantity(study_data.snapshot["metric"])
+    return figures.tradeoff(points, styles, cost.name, measure.name, cost.better == "higher") if points else ""
 
 
 def _claims(table: Table) -> list[dict[str, str]]:
-    made = []
+    claims = []
     for judged in table.claims:
         verdict = judged.verdict
         numbers = phrasing.typeset(verdict.sentence.removeprefix(f"{verdict.word}: "))
-        made.append({"verdict": verdict.word.capitalize(), "css": verdict.word.replace(" ", ""),
+        claims.append({"verdict": verdict.word.capitalize(), "css": verdict.word.replace(" ", ""),
                      "text": judged.text, "detail": numbers})  # fmt: skip
-    return made
+    return claims
 
 
 def _claims_note(table: Table) -> str:
     judged = sum(claim.verdict.word in ("supported", "contradicted", "undecided") for claim in table.claims)
     if not judged:
-        return "Verdicts are taken from the 95 % interval of the difference, paired by seed; none can be taken here."
-    return (f"Taken from the 95 % interval of the difference, paired by seed. "
+        return "A verdict needs the 95 % interval of the difference, paired by seed; no claim can be judged here."
+    return ("Verdicts follow from the 95 % interval of the difference, paired by seed. "
             f"Of {phrasing.count(judged, 'judged claim')}, "
-            f"{table.expected_wrong:.2g} would be expected to come out wrong by chance.")  # fmt: skip
+            f"{table.expected_wrong:.2g} are expected to be wrong by chance.")  # fmt: skip
 
 
 def _gate(table: Table) -> dict[str, str]:
-    """The first line of the page: whether the baseline beats both controls, and what follows from it."""
+    """The first line of the page: whether the baseline is better than every control, and the consequence."""
     state = {True: "passed", False: "not passed", None: "undecided"}[table.gate.passed]
     sentence = phrasing.typeset(table.gate.sentence)
     if table.gate.passed:
-        sentence = f"Mixing tokens pays at this scale. {sentence}"
+        sentence = f"Mixing tokens helps at this scale. {sentence}"
     elif table.gate.passed is False:
-        sentence = f"Mixing does not pay at this scale, and nothing is judged. {sentence}"
+        sentence = f"Mixing tokens does not help at this scale, so no claim is judged. {sentence}"
     elif table.gate.passed is None and table.scale != "smoke" and any(line.control for line in table.rows):
-        sentence = f"It is not decided yet whether mixing pays at this scale, and nothing is judged. {sentence}"
+        sentence = f"It is not decided whether mixing tokens helps at this scale, so no claim is judged yet. {sentence}"
     return {"state": state, "css": state.replace(" ", ""), "sentence": sentence}
 
 
 def _ranking(rows: Sequence[Mapping[str, Any]], measure: phrasing.Quantity) -> str:
-    """Best and worst row without the controls, in one sentence."""
-    shown = [row for row in rows if row["kind"] != "control" and row["mean"] is not None]
-    if len(shown) < 2:
+    """The best and the worst row, without controls, in one sentence."""
+    compared = [row for row in rows if row["kind"] != "control" and row["mean"] is not None]
+    if len(compared) < 2:
         return ""
-    ordered = sorted(shown, key=lambda row: row["mean"], reverse=measure.better == "higher")
-    best, last = ordered[0], ordered[-1]
+    ordered = sorted(compared, key=lambda row: row["mean"], reverse=measure.better == "higher")
+    best, worst = ordered[0], ordered[-1]
     return (f"On average {best['label']} is best ({phrasing.number(best['mean'])}) "
-            f"and {last['label']} last ({phrasing.number(last['mean'])}).")  # fmt: skip
+            f"and {worst['label']} is worst ({phrasing.number(worst['mean'])}).")  # fmt: skip
 
 
-def _caption(material: Material, scale: str) -> str:
-    """Scale, data and sizes: what every table has to say about itself."""
-    data = next((run.outcome["data"] for run in material.runs if run.outcome.get("data")), None)
-    data = data or material.snapshot.get("data") or {}
-    variant = material.snapshot.get("variant")
+def _caption(study_data: StudyData, scale: str) -> str:
+    """Scale, data, numbers of images and runs, and training time."""
+    data = next((run.outcome["data"] for run in study_data.runs if run.outcome.get("data")), None)
+    data = data or study_data.snapshot.get("data") or {}
+    variant = study_data.snapshot.get("variant")
     parts = [f"{scale.capitalize()} scale" + (f", changed: {variant}" if variant else "")]
     if data.get("name"):
         sizes = [f"{data[part]:,} {word} images" for part, word in (("train", "training"), ("test", "test"))
                  if isinstance(data.get(part), int)]  # fmt: skip
         parts.append(f"{data['name']}" + (f" ({', '.join(sizes)})" if sizes else ""))
-    done = len(material.runs)
-    seconds = sum(run.outcome.get("seconds") or 0 for run in material.runs)
-    parts.append(f"{phrasing.count(done, 'finished run')}, {phrasing.duration(seconds)} of training in all")
+    done = len(study_data.runs)
+    seconds = sum(run.outcome.get("seconds") or 0 for run in study_data.runs)
+    parts.append(f"{phrasing.count(done, 'finished run')}, {phrasing.duration(seconds)} of training in total")
     return "; ".join(parts) + "."
-
-
-def _warnings(material: Material, table: Table) -> list[str]:
-    """What a reader must know before believing the table, and why runs failed."""
-    said = [f"{warning[0].upper()}{warning[1:]}." for warning in table.warnings]
-    for run in material.failed:
-        label = material.rows[run.row]["label"]
-        said.append(f"{label}, seed {run.seed} failed: {run.outcome.get('error') or 'no reason was recorded'}.")
-    return said
 
 
 def _table_note(rows: Sequence[Mapping[str, Any]]) -> str:
     if any(row["low"] is not None for row in rows):
         return "Intervals are 95 % t-intervals over seeds, differences are paired by seed."
-    return "Fewer than three seeds: no intervals."
+    return "Intervals need at least three seeds."
 
 
-def _cards(material: Material) -> list[dict[str, Any]]:
+def _cards(study_data: StudyData) -> list[dict[str, Any]]:
     """Each mechanism once, with the rows that use it."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in material.rows:
+    cards: dict[str, dict[str, Any]] = {}
+    for row in study_data.rows:
         card = row.get("card")
         if card:
-            entry = found.setdefault(card["title"], {"title": card["title"], "facts": _facts(card), "rows": []})
+            entry = cards.setdefault(card["title"], {"title": card["title"], "facts": _facts(card), "rows": []})
             entry["rows"].append(row["label"])
-    return [{**entry, "labels": ", ".join(entry["rows"])} for entry in found.values()]
+    return [{**entry, "labels": ", ".join(entry["rows"])} for entry in cards.values()]
 
 
 def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
-    used = [name for key, name in _FACTORS.items() if card.get(key)]
-    facts = [("weights depend on", phrasing.listed(used) if used else "nothing: they are the same for every input")]
+    factors = [name for key, name in _FACTORS.items() if card.get(key)]
+    facts = [("weights depend on", phrasing.listed(factors) if factors else "nothing (equal for every input)")]
     for key, name in _CARD:
         value = card.get(key)
         if value:
@@ -340,51 +292,53 @@ def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _notes(material: Material) -> list[dict[str, str]]:
-    """Notes of the study, then of the rows; a note that several rows share stands once."""
-    found: dict[str, list[str]] = {note: [] for note in material.snapshot.get("notes") or []}
-    for row in material.rows:
+def _notes(study_data: StudyData) -> list[dict[str, str]]:
+    """Notes of the study, then of the rows; a note of several rows is listed once."""
+    labels_of: dict[str, list[str]] = {note: [] for note in study_data.snapshot.get("notes") or []}
+    for row in study_data.rows:
         for note in row.get("notes") or []:
-            found.setdefault(note, []).append(row["label"])
-    return [{"label": ", ".join(labels), "text": text} for text, labels in found.items()]
+            labels_of.setdefault(note, []).append(row["label"])
+    return [{"label": ", ".join(labels), "text": text} for text, labels in labels_of.items()]
 
 
-def _runs(material: Material) -> list[dict[str, Any]]:
-    metric = material.snapshot["metric"]
+def _runs(study_data: StudyData) -> list[dict[str, Any]]:
+    metric = study_data.snapshot["metric"]
     return [
-        {"label": material.rows[run.row]["label"], "seed": run.seed, "key": run.key,
+        {"label": study_data.rows[run.row]["label"], "seed": run.seed, "key": run.key,
          "status": run.outcome.get("status", ""), "value": run.metrics.get(metric),
          "seconds": run.outcome.get("seconds"), "time": phrasing.duration(run.outcome.get("seconds"))}
-        for run in [*material.runs, *material.failed]
+        for run in [*study_data.runs, *study_data.failed]
     ]  # fmt: skip
 
 
 def _data(
-    material: Material,
+    study_data: StudyData,
     rows: Sequence[Mapping[str, Any]],
-    styles: Sequence[figures.Look],
+    styles: Sequence[figures.RowStyle],
     costs: Sequence[str],
     boxes: Mapping[str, Any],
     overlays: Mapping[int, Any],
 ) -> Markup:
-    """What the page's script reads, as JSON that cannot end its element."""
-    measures = _measures(material)
+    """The data of the page's script as JSON, in which "<" is escaped."""
+    measures = _measures(study_data)
     entries = []
     for index, row in enumerate(rows):
         quality: dict[str, Any] = {}
         for key in measures:
-            mean = material.average(index, key)
+            mean = study_data.average(index, key)
             quality[key] = None if mean is None else {"mean": mean}
         if row["mean"] is not None:
-            quality[material.snapshot["metric"]] = {"mean": row["mean"], "low": row["low"], "high": row["high"]}
+            quality[study_data.snapshot["metric"]] = {"mean": row["mean"], "low": row["low"], "high": row["high"]}
         entries.append({
             "label": row["label"], "short": row["label"] if len(row["label"]) <= 24 else row["label"][:23] + "…",
             "color": row["color"], "marker": styles[index].marker, "y": quality,
-            "x": {axis: material.average(index, axis) for axis in costs},
+            "x": {axis: study_data.average(index, axis) for axis in costs},
         })  # fmt: skip
-    axes = [{"key": key, "name": phrasing.quantity(key).name, "better": phrasing.quantity(key).better} for key in costs]
-    shown = [
-        {"key": key, "name": phrasing.quantity(key).name, "better": phrasing.quantity(key).better} for key in measures
-    ]
-    value = {"rows": entries, "axes": axes, "measures": shown, "curves": boxes, "maps": overlays}
+
+    def described(keys: Sequence[str]) -> list[dict[str, str]]:
+        quantities = [(key, phrasing.quantity(key)) for key in keys]
+        return [{"key": key, "name": quantity.name, "better": quantity.better} for key, quantity in quantities]
+
+    value = {"rows": entries, "axes": described(costs), "measures": described(measures), "curves": boxes,
+             "maps": overlays}  # fmt: skip
     return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c"))

@@ -1,4 +1,4 @@
-"""The colours of every page, light and dark."""
+"""The colours of the pages' light and dark themes."""
 
 from collections.abc import Mapping
 
@@ -21,8 +21,8 @@ SHADES: Mapping[str, Mapping[str, str]] = {
 
 
 def palette() -> dict[str, Markup]:
-    """The declarations of both themes, in braces."""
-    declared = {
+    """The CSS declarations of both themes, in braces."""
+    declarations = {
         theme: ";".join(f"--{name}:{value}" for name, value in shades.items()) for theme, shades in SHADES.items()
     }
-    return {theme: Markup("{" + text + "}") for theme, text in declared.items()}
+    return {theme: Markup("{" + text + "}") for theme, text in declarations.items()}

@@ -1,1 +1,1 @@
-"""Results on disk: files that are whole or absent, the folder of runs, checks of imported runs. Needs no torch."""
+"""Results on disk: atomic files, the folder of runs with locks, checks of imported files. Needs no torch."""

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: everything in the store is written through here."""
+"""Atomic files: each is either complete or absent. Everything in the store is written with these functions."""
 
 import errno
 import json
@@ -12,15 +12,16 @@ from regard.core import StoreError
 
 
 def write_atomically(path: Path | str, data: bytes | str) -> None:
-    """Write beside the target, sync, rename, sync the folder: after a crash the old or the new content is there.
+    """Write a file so that after a crash it has either its old or its new content.
 
-    Text is written as UTF-8. Missing folders are made.
-    Raises: StoreError without permission, with a full disk, or where a folder stands in the place of the file.
+    The content is written to a temporary file beside the target and synced; then it is renamed and the folder synced.
+    Text is written as UTF-8. Missing folders are created.
+    Raises: StoreError without permission, if the disk is full, or if the target is a folder.
     """
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    with explained(target):
+    with store_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with part.open("wb") as file:
@@ -45,18 +46,18 @@ def read_json(path: Path | str) -> Any:
 
     Raises: StoreError if it is missing, may not be read, or is not JSON.
     """
-    with explained(Path(path), "read"):
+    with store_errors(Path(path), "read"):
         content = Path(path).read_bytes()
     try:
         return json.loads(content.decode())
     except ValueError as error:
         raise StoreError(
-            f"{path} is not JSON ({error}); it is damaged or not of this program: delete it or run again"
+            f"{path} is not JSON ({error}); it is damaged or another program wrote it: delete it or run again"
         ) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power cut, where the system can do that."""
+    """Make a rename in a folder survive a power failure, if the system supports it."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -66,8 +67,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def explained(path: Path, verb: str = "write") -> Iterator[None]:
-    """Turn an OSError of the block into a StoreError that names the file and what to do."""
+def store_errors(path: Path, verb: str = "write") -> Iterator[None]:
+    """Turn an OSError of the block into a StoreError with the file's name and a remedy."""
     try:
         yield
     except StoreError:
@@ -78,13 +79,13 @@ def explained(path: Path, verb: str = "write") -> Iterator[None]:
 
 def _advice(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "free some space and repeat the command: what is finished is kept"
+        return "free some space and repeat the command: finished runs are kept"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a folder that you may write to with --results, or change its permissions"
     if error.errno == errno.ENOENT:
         return "check the path"
     if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
-        return "a file stands where a folder is needed, or the reverse; choose another path"
+        return "a file is where a folder is needed, or the reverse; choose another path"
     return "check the disk and repeat the command"
 
 

@@ -1,4 +1,4 @@
-"""The table of a run's epochs, that goes with its checkpoints. Needs no torch."""
+"""metrics.csv: the table of a run's epochs, which is kept in step with its checkpoints. Needs no torch."""
 
 import csv
 import io
@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .files import explained, write_atomically
+from .files import store_errors, write_atomically
 
 FIXED = ("epoch", "step", "train_loss", "lr")
-"""Columns before the test metrics."""
+"""The columns before the test metrics."""
 
 
 class Metrics:
-    """metrics.csv: one line an epoch, appended; columns `FIXED`, the task's metrics, seconds.
+    """A metrics.csv: one line for each epoch, with the columns `FIXED`, the task's metrics, and seconds.
 
-    names: of the task's metrics, the main one first; who only reads need not know them.
+    names: of the task's metrics, the main one first; needed for writing only.
     """
 
     def __init__(self, path: Path, names: tuple[str, ...] = ()) -> None:
@@ -23,7 +23,7 @@ class Metrics:
         self.columns = (*FIXED, *names, "seconds")
 
     def cut(self, step: int) -> None:
-        """Drop the lines after `step`, and one that was cut short. Raises: StoreError."""
+        """Remove the lines after `step`, and an incomplete last line. Raises: StoreError."""
         kept = [row for row in self.read() if int(row["step"]) <= step]
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
@@ -32,18 +32,18 @@ class Metrics:
         write_atomically(self.path, text.getvalue())
 
     def read(self) -> list[dict[str, str]]:
-        """The whole lines of the file, as text by column; [] if there is none. Raises: StoreError."""
-        with explained(self.path, "read"):
+        """The complete lines of the file, as text by column; [] if there is no file. Raises: StoreError."""
+        with store_errors(self.path, "read"):
             text = self.path.read_text(errors="replace") if self.path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        rows = csv.DictReader(io.StringIO(whole))
+        complete = text[: text.rfind("\n") + 1]
+        rows = csv.DictReader(io.StringIO(complete))
         return [row for row in rows if (row.get("step") or "").isdecimal() and None not in row.values()]
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a line and sync it. Raises: StoreError."""
         text = io.StringIO()
         csv.DictWriter(text, self.columns, restval="", lineterminator="\n").writerow(row)
-        with explained(self.path), self.path.open("a") as file:
+        with store_errors(self.path), self.path.open("a") as file:
             file.write(text.getvalue())
             file.flush()
             os.fsync(file.fileno())

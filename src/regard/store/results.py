@@ -1,8 +1,8 @@
-"""Results: a folder with one sub-folder a run; the only record of what was done. Needs no torch.
+"""Results: the store, a folder with one subfolder for each run. Needs no torch.
 
 `<root>/<key>/` holds run.json, metrics.csv, last.ckpt, probes/*.json, and outcome.json, which is written last. While a
-run is carried out, the file `lock` stands beside them: it says who, and its time, renewed every few seconds, that the
-process is alive. Processes on several machines can work on one study in a shared folder.
+run is executed, a file `lock` beside them names the process; its modification time, renewed every few seconds, shows
+that the process is alive. Processes on several machines can work on one study in a shared folder.
 """
 
 import json
@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import StoreError
 
-from .files import explained, read_json, write_json
+from .files import read_json, store_errors, write_json
 
 if TYPE_CHECKING:
     import pandas
 
 Status = Literal["new", "running", "begun", "failed", "done"]
 
-BEAT_SECONDS = 5.0
+RENEW_SECONDS = 5.0
 STALE_SECONDS = 60.0
 VERSION = 1
-"""Of every file in a store."""
-UNSAID = {"torch.compile": False}
-"""How a run was computed where its files, written before they said so, do not name it."""
+"""Format version of every file in a store."""
+OLD_FILE_VALUES = {"torch.compile": False}
+"""The values of fields that did not exist when an old file was written."""
 
 
 class Busy(StoreError):
-    """The run is being carried out by another process."""
+    """Another process executes the run."""
 
 
 class Results:
-    """The store in the folder `root`, which is made when first written to."""
+    """The store in the folder `root`, which is created when something is written."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).expanduser()
@@ -46,44 +46,45 @@ class Results:
         return f"Results({str(self.root)!r})"
 
     def folder(self, key: str) -> Path:
-        """The folder of a run (it need not exist)."""
+        """The folder of a run, which may not exist yet."""
         return self.root / key
 
     def status(self, key: str) -> Status:
-        """new: nothing there. running: a live lock. begun: stopped on the way. failed, done: as its outcome says.
+        """new: no files. running: locked by a living process. begun: started, not finished. failed, done: its outcome.
 
         Raises: StoreError if the folder may not be read.
         """
         folder = self.folder(key)
-        with explained(folder, "read"):
+        with store_errors(folder, "read"):
             if _alive(folder / "lock"):
                 return "running"
             outcome = self.outcome(key)
             if outcome is not None:
                 return "done" if outcome.get("status") == "done" else "failed"
-            begun = any((folder / name).exists() for name in ("run.json", "metrics.csv", "last.ckpt"))
-        return "begun" if begun else "new"
+            started = any((folder / name).exists() for name in ("run.json", "metrics.csv", "last.ckpt"))
+        return "begun" if started else "new"
 
     @contextmanager
     def lock(self, key: str) -> Iterator[Path]:
-        """Hold a run alone: yields its folder. A lock is taken over when its process is dead, or, if it cannot be seen
-        from here, silent for a minute; a process of this machine that is only suspended keeps it.
+        """Lock a run for this process: yields its folder.
 
-        Raises: Busy if another process holds it; StoreError if the folder cannot be written.
+        A lock is taken over if its process is dead or, on another machine, has not renewed it for a minute; a suspended
+        process of this machine keeps its lock.
+        Raises: Busy if another process holds the lock; StoreError if the folder cannot be written.
         """
         folder = self.folder(key)
-        with explained(folder):
+        with store_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         mine = _acquire(folder, key)
         stop = threading.Event()
-        beat = threading.Thread(target=_beat, args=(folder / "lock", mine, stop), daemon=True)
-        beat.start()
+        renewal = threading.Thread(target=_renew, args=(folder / "lock", mine, stop), daemon=True)
+        renewal.start()
         try:
             yield folder
         finally:
             stop.set()
-            beat.join()
-            if _read(folder / "lock") == mine:  # else it was taken from us while this process was suspended
+            renewal.join()
+            if _read(folder / "lock") == mine:  # else another process took it over while this one was suspended
                 with suppress(OSError):
                     (folder / "lock").unlink()
 
@@ -92,7 +93,7 @@ class Results:
         write_json(self.folder(key) / "outcome.json", {"version": VERSION, **outcome, "key": key})
 
     def outcome(self, key: str) -> dict[str, Any] | None:
-        """The outcome of a run; None if it has none yet. Raises: StoreError if the file is damaged."""
+        """The outcome of a run, None if it has none yet. Raises: StoreError if the file is damaged."""
         path = self.folder(key) / "outcome.json"
         if not path.exists():
             return None
@@ -106,34 +107,36 @@ class Results:
         """All outcomes in the store, by key."""
         if not self.root.is_dir():
             return []
-        found = (self.outcome(path.parent.name) for path in sorted(self.root.glob("*/outcome.json")))
-        return [outcome for outcome in found if outcome is not None]
+        outcomes = (self.outcome(path.parent.name) for path in sorted(self.root.glob("*/outcome.json")))
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def forget(self, key: str) -> None:
-        """Remove what a run left, so that it starts anew. Raises: Busy, StoreError."""
+        """Delete the files of a run, so that it starts again. Raises: Busy, StoreError."""
         with self.lock(key) as folder:
             for path in sorted(folder.rglob("*"), reverse=True):
                 if path.name == "lock":
                     continue
-                with explained(path):
+                with store_errors(path):
                     path.rmdir() if path.is_dir() else path.unlink()
 
     def reopen(self, key: str) -> None:
-        """Remove the outcome of a failed run, so that it goes on from its last checkpoint. Raises: Busy, StoreError."""
-        with self.lock(key) as folder, explained(folder):
+        """Delete the outcome of a failed run, so that it continues from its checkpoint. Raises: Busy, StoreError."""
+        with self.lock(key) as folder, store_errors(folder):
             (folder / "outcome.json").unlink(missing_ok=True)
 
     def frame(self) -> "pandas.DataFrame":
-        """One line per run: key, study, scale, row, seed, status and its metrics."""
+        """One row for each finished run: key, study, scale, row, seed, status, costs and metrics."""
         import pandas
 
         names = ("key", "study", "scale", "row", "seed", "status", "seconds", "parameters", "macs", "code")
-        lines = [{**{name: one.get(name) for name in names}, **(one.get("metrics") or {})} for one in self.outcomes()]
-        return pandas.DataFrame(lines, columns=None if lines else list(names))
+        rows = [
+            {name: outcome.get(name) for name in names} | (outcome.get("metrics") or {}) for outcome in self.outcomes()
+        ]
+        return pandas.DataFrame(rows, columns=None if rows else list(names))
 
 
 def check_version(path: Path, value: Mapping[str, Any]) -> None:
-    """Raises: StoreError if a file of the store was written by another version of its format."""
+    """Raises: StoreError if a file of the store has another format version."""
     version = value.get("version", VERSION)
     if version != VERSION:
         raise StoreError(
@@ -143,8 +146,10 @@ def check_version(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def check_held(folder: Path) -> None:
-    """Raises: StoreError if the run in a folder is no longer this process's, or that of the one which started it:
-    another process took over its lock, which was silent for too long, or has finished the run."""
+    """Check that a run is still locked by this process or its parent.
+
+    Raises: StoreError if another process took over the lock, since it was not renewed for too long, or finished it.
+    """
     holder = _read(folder / "lock") or {}
     ours = _local(holder) and holder.get("pid") in (os.getpid(), os.getppid())
     if "pid" in holder and not ours:
@@ -154,33 +159,33 @@ def check_held(folder: Path) -> None:
     else:
         return
     raise StoreError(
-        f"run {folder.name} is not written here any more: this process was silent for too long, and {who}; repeat the "
-        "command when that has ended"
+        f"run {folder.name} was stopped here: this process did not renew its lock for too long, and {who}; repeat the "
+        "command when that process has ended"
     )
 
 
 def _acquire(folder: Path, key: str) -> dict[str, Any]:
-    """Create the lock file; the system guarantees that one process alone succeeds."""
-    mine = {**_self(), "since": time.time(), "token": os.urandom(8).hex()}
+    """Create the lock file; the file system guarantees that only one process succeeds."""
+    mine = {**_this_process(), "since": time.time(), "token": os.urandom(8).hex()}
     for _ in range(3):
         if _create(folder / "lock", mine):
             return mine
-        if _alive(folder / "lock") or not _take_away(folder):
+        if _alive(folder / "lock") or not _remove_dead_lock(folder):
             break
     holder = _read(folder / "lock") or {}
-    raise Busy(f"run {key} is carried out by process {holder.get('pid')} on {holder.get('host')}; wait for it")
+    raise Busy(f"run {key} is executed by process {holder.get('pid')} on {holder.get('host')}; wait for it")
 
 
 def _create(path: Path, content: dict[str, Any]) -> bool:
-    """True if this process created the file; False if it was there."""
-    with explained(path):
+    """True if this process created the file; False if it existed."""
+    with store_errors(path):
         try:
             handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return False
         try:
             os.write(handle, json.dumps(content).encode())
-        except OSError:  # a full disk: an empty lock would keep the run busy for a minute
+        except OSError:  # the disk is full: an empty lock would block the run for a minute
             path.unlink(missing_ok=True)
             raise
         finally:
@@ -188,10 +193,10 @@ def _create(path: Path, content: dict[str, Any]) -> bool:
     return True
 
 
-def _take_away(folder: Path) -> bool:
-    """Remove a dead lock. One process alone does it, and looks again before: a lock made meanwhile is left alone."""
+def _remove_dead_lock(folder: Path) -> bool:
+    """Delete a dead lock. Only one process does so, and checks again before: a new lock is not deleted."""
     guard = folder / "takeover"
-    if not _create(guard, _self()):
+    if not _create(guard, _this_process()):
         if not _alive(guard):
             guard.unlink(missing_ok=True)
         return False
@@ -204,17 +209,17 @@ def _take_away(folder: Path) -> bool:
         guard.unlink(missing_ok=True)
 
 
-def _self() -> dict[str, Any]:
-    """This process. `space` tells containers apart that have the same host name and number processes each from 1."""
+def _this_process() -> dict[str, Any]:
+    """This process. `space` (the PID namespace) distinguishes containers that have the same host name."""
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
         space = ""
-    return {"host": socket.gethostname(), "space": space, "pid": os.getpid(), "begun": _begun(os.getpid())}
+    return {"host": socket.gethostname(), "space": space, "pid": os.getpid(), "begun": _start_time(os.getpid())}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What a lock file says; {} while it is being written; None if there is none."""
+    """The content of a lock file; {} while it is written; None if there is none."""
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -225,17 +230,19 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _alive(lock: Path) -> bool:
-    """A lock counts while its process lives. Of one that is not of this machine, or has left no start time, only the
-    time of the lock is known: it is younger than a minute."""
+    """Whether the process of a lock lives.
+
+    For a process of another machine, or without a known start time: whether the lock was renewed in the last minute.
+    """
     holder = _read(lock)
     if holder is None:
         return False
     if _local(holder) and isinstance(holder.get("pid"), int):
         if not _exists(holder["pid"]):
             return False
-        begun = _begun(holder["pid"])
+        begun = _start_time(holder["pid"])
         if begun is not None and holder.get("begun") is not None:
-            return begun == holder["begun"]  # else the number belongs to another process by now
+            return begun == holder["begun"]  # else another process has this number now
     try:
         return time.time() - lock.stat().st_mtime < STALE_SECONDS
     except OSError:
@@ -243,27 +250,27 @@ def _alive(lock: Path) -> bool:
 
 
 def _local(holder: Mapping[str, Any]) -> bool:
-    """Whether the process numbers of a lock are those that this process sees."""
-    here = _self()
+    """Whether a lock's process is on this machine, in this PID namespace."""
+    here = _this_process()
     return holder.get("host") == here["host"] and holder.get("space") == here["space"]
 
 
 def _stat(pid: int) -> list[str]:
-    """What the system tells of a process of this machine, its state first; [] where it tells nothing."""
+    """The fields of /proc/PID/stat after the name, the state first; [] if the system does not provide them."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 
 
-def _begun(pid: int) -> int | None:
-    """When a process of this machine was started, in ticks since the machine was; None where that is not told."""
-    told = _stat(pid)
-    return int(told[19]) if told else None
+def _start_time(pid: int) -> int | None:
+    """Start time of a process on this machine, in clock ticks since boot; None if it is not known."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def _exists(pid: int) -> bool:
-    """Whether a process of this machine lives; one that has ended and was not collected (a zombie) does not."""
+    """Whether a process of this machine lives; a zombie does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -273,9 +280,9 @@ def _exists(pid: int) -> bool:
     return _stat(pid)[:1] != ["Z"]
 
 
-def _beat(lock: Path, mine: dict[str, Any], stop: threading.Event) -> None:
-    """Renew the time of the lock, as long as it is ours."""
-    while not stop.wait(BEAT_SECONDS):
+def _renew(lock: Path, mine: dict[str, Any], stop: threading.Event) -> None:
+    """Renew the modification time of the lock, as long as this process holds it."""
+    while not stop.wait(RENEW_SECONDS):
         with suppress(OSError):
             if _read(lock) == mine:
                 os.utime(lock)

@@ -1,4 +1,7 @@
-"""Studies and analyses: one file for each table or figure, or for a few that belong together. Listing loads nothing."""
+"""Catalogue of studies and analyses: one file for a table or figure, or for a few that belong together.
+
+Listing imports none of them.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,18 +22,18 @@ STUDIES: dict[str, tuple[str, str, str]] = {
     "mita_fig6": ("regard.studies.mita.fig6", "Landmarks and keys, trained for each pair", "MiTA, Figure 6"),
     "esa_table2": ("regard.studies.esa.table2", "Deformable convolution, or E2", "ESA, Table 2"),
     "esa_table3": ("regard.studies.esa.table3", "Dynamic convolution, or E2 in the same window", "ESA, Table 3"),
-    "esa_insertion": ("regard.studies.esa.insertion", "Attention put into a trained ResNet", "ESA, Figure 2a"),
+    "esa_insertion": ("regard.studies.esa.insertion", "Attention inserted into a trained ResNet", "ESA, Figure 2a"),
     "esa_fig3": ("regard.studies.esa.fig3", "The 16 configurations of the four factors", "ESA, Figure 3"),
-    "ska_table1": ("regard.studies.ska.table1", "Static keys on CIFAR-10 (ViT)", "SKA, Table 1"),
+    "ska_table1": ("regard.studies.ska.table1", "Static keys on CIFAR-10 and CIFAR-100 in four hosts", "SKA, Table 1"),
     "ska_table2": ("regard.studies.ska.placement:TABLE2", "SKAFormer and CSKAFormer on ImageNet", "SKA, Table 2"),
     "ska_table4": ("regard.studies.ska.table4", "Softmax, or another activation, on static keys", "SKA, Table 4"),
-    "ska_table5": ("regard.studies.ska.placement:TABLE5", "In which stage static keys belong", "SKA, Table 5"),
-    "ska_table8": ("regard.studies.ska.table8", "Static keys on Fashion-MNIST", "SKA, Table 8"),
+    "ska_table5": ("regard.studies.ska.placement:TABLE5", "Stages of a MetaFormer with static keys", "SKA, Table 5"),
+    "ska_table8": ("regard.studies.ska.table8", "Static keys on Fashion-MNIST and SVHN in four hosts", "SKA, Table 8"),
     "ska_fig3": ("regard.studies.ska.placement:FIGURE3", "How many heads a static key needs", "SKA, Figure 3"),
     "sne_table2": ("regard.studies.sne.table2", "Non-linear queries, keys and values", "SNE, Table 2"),
     "sne_table3": (
         "regard.studies.sne.distillation_and_transfer:TABLE3",
-        "Embeddings taught by another network",
+        "Embeddings under distillation",
         "SNE, Table 3",
     ),
     "sne_table4": (
@@ -44,25 +47,33 @@ STUDIES: dict[str, tuple[str, str, str]] = {
 }
 
 
-# those that train nothing: computed from costs, or read from the runs of a study
+# computed from costs, or read from the finished runs of a study
 ANALYSES: dict[str, tuple[str, str, str]] = {
     "ska_table6": ("regard.studies.ska.costs:TABLE6", "What static keys cost", "SKA, Table 6"),
     "ska_table7": ("regard.studies.ska.costs:TABLE7", "Shared and dynamic weights", "SKA, Table 7"),
-    "ska_fig4": ("regard.studies.ska.costs:FIGURE4", "Work a parameter", "SKA, Figure 4"),
-    "ska_fig5": ("regard.studies.ska.fig5", "Where static keys look", "SKA, Figure 5"),
-    "sne_fig4": ("regard.studies.sne.codes:CODES", "What the codes of F-SNE become", "SNE, Table 6 and Figure 4"),
+    "ska_fig4": ("regard.studies.ska.costs:FIGURE4", "Multiply-accumulates a parameter", "SKA, Figure 4"),
+    "ska_fig5": ("regard.studies.ska.fig5", "Attention maps of static keys", "SKA, Figure 5"),
+    "sne_fig4": (
+        "regard.studies.sne.codes:CODES",
+        "Codes of F-SNE before and after transfer",
+        "SNE, Table 6 and Figure 4",
+    ),
     "sne_fig5": ("regard.studies.sne.codes:ACCURACIES", "Accuracy before and after transfer", "SNE, Figure 5"),
-    "esa_fig1": ("regard.studies.esa.fig1", "What factors, taps and kernels look at", "ESA, Figure 1"),
+    "esa_fig1": ("regard.studies.esa.fig1", "Maps of factors, taps and kernels", "ESA, Figure 1"),
     "esa_costs": ("regard.studies.esa.costs", "What the factors and convolutions cost", "ESA, Tables 1-3, Figure 3"),
     "esa_insertion_curve": (
         "regard.studies.esa.insertion",
         "Before and after insertion, and fine-tuned",
         "ESA, Figure 2a",
     ),
-    "mita_table1": ("regard.studies.mita.table1", "What mechanisms do about the cost of attention", "MiTA, Table 1"),
+    "mita_table1": ("regard.studies.mita.table1", "How mechanisms reduce the cost of attention", "MiTA, Table 1"),
     "mita_counts": ("regard.studies.mita.counts", "What efficient attention costs in DeiT", "MiTA, Tables 1-3"),
-    "mita_fig3": ("regard.studies.mita.trained_figures:FIGURE3", "What one expert gathers", "MiTA, Figure 3"),
-    "mita_fig4": ("regard.studies.mita.trained_figures:FIGURE4", "Cells that no expert gathers", "MiTA, Figure 4"),
+    "mita_fig3": ("regard.studies.mita.trained_figures:FIGURE3", "Keys and queries of one expert", "MiTA, Figure 3"),
+    "mita_fig4": (
+        "regard.studies.mita.trained_figures:FIGURE4",
+        "Patch tokens that no expert gathers",
+        "MiTA, Figure 4",
+    ),
     "mita_fig5": ("regard.studies.mita.fig5", "Throughput against the number of tokens", "MiTA, Figure 5"),
     "mita_fig6_map": ("regard.studies.mita.fig6", "Accuracy over landmarks and keys", "MiTA, Figure 6"),
     "mita_fig8": ("regard.studies.mita.trained_figures:FIGURE8", "Overlap of keys and queries", "MiTA, Figure 8"),
@@ -91,8 +102,8 @@ def load_analysis(name: str) -> "Analysis":
     return analysis
 
 
-def _load(place: str, default: str) -> Any:
-    module, _, name = place.partition(":")
+def _load(location: str, default: str) -> Any:
+    module, _, name = location.partition(":")
     return getattr(import_module(module), name or default)
 
 

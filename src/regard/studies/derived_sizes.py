@@ -1,7 +1,7 @@
-"""Sizes that no table prints, but that follow from the hosts and mechanisms of the SKA and SNE papers by hand.
+"""Sizes that no table prints, computed by hand from the hosts and mechanisms of the SKA and SNE papers.
 
-They are what the models here must have: presets without the slips of the authors' code, exchanges in timm's models,
-and the authors' own presets where these are not rows of a table.
+The models here must have them: presets without the errors of the authors' code, mechanisms in timm's models, and the
+authors' own presets where these are not rows of a table.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from .published_sizes import XCIT, parameters
 
 
 class Derived(NamedTuple):
-    """A model and the number of its parameters. host, mixer: as in `published.Printed`.
+    """A model and the number of its parameters. host, mixer: as in `published_sizes.Printed`.
 
-    bare: whether the host's queries, keys and values have no biases, against its own rule.
+    bare: whether the host's queries, keys and values have no biases, unlike its default.
     """
 
     table: str
@@ -117,17 +117,17 @@ UNBUILT = (
 
 def derived_rows() -> tuple[Derived, ...]:
     """All rows."""
-    rows = [Derived(table, *row) for table, found in _ROWS.items() for row in found]
+    rows = [Derived(table, *row) for table, group in _ROWS.items() for row in group]
     for bare, table in enumerate(("XCiT with a bias of the last layer alone", "XCiT without biases of the embedding")):
-        for place, (host, widths) in enumerate(XCIT.values()):
+        for index, (host, widths) in enumerate(XCIT.values()):
             for projection, *params in _BIASES:
                 mixer = f"XCA(projection={projection.format(*widths)})"
-                rows.append(Derived(table, host, mixer, params[2 * bare + place], bool(bare)))
+                rows.append(Derived(table, host, mixer, params[2 * bare + index], bool(bare)))
     return tuple(rows)
 
 
 def derived_counts() -> Iterator[tuple[Derived, int]]:
-    """Every row with the parameters of what is built here, without memory."""
+    """Every row with the parameters of the model that is built here, on the meta device."""
     for row in derived_rows():
         with torch.device("meta"):
             params = parameters(built(row))

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of every model of the SKA and SNE papers beside the printed ones, built here."""
+"""Parameters and FLOPs of every model of the SKA and SNE papers as built here, beside the printed ones."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from regard.lab.analysis import Analysis, Cell, Picture, Sheet, Source
 from regard.lab.dry_run import compare
 
 from .derived_sizes import UNBUILT, derived_counts
+from .papers import SKA_PAPER, SNE_PAPER
 from .published_sizes import build, parameters, printed_rows, published_counts
 
 _COLUMNS = (
@@ -65,7 +66,7 @@ def _unbuilt() -> Sheet:
 ANALYSIS = Analysis(
     name="host_counts",
     title="Sizes of the models of two papers",
-    source="Static Key Attention in Vision, Tables 1 and 2; the embedding paper, Tables 2 and 4",
+    source=f"{SKA_PAPER}, Tables 1 and 2; {SNE_PAPER}, Tables 2 and 4",
     question="Do the models that are built here have the printed numbers of parameters?",
     compute=sheets,
     notes=(

@@ -1,4 +1,4 @@
-"""Sizes that papers print beside the sizes of what Regard builds, for each row of their tables.
+"""Printed sizes of the SKA and SNE papers beside the sizes of the models that Regard builds, row by row.
 
 Sources: SKA is "Static Key Attention in Vision" (Tables 1 and 2); its code is the repository zizhao-hu/SKA. SNE is
 "Rethinking Query, Key and Value Embedding in Vision Transformer under Tiny Model Constraints" (Tables 2 and 4).
@@ -7,6 +7,7 @@ Sources: SKA is "Static Key Attention in Vision" (Tables 1 and 2); its code is t
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch import nn
 from regard.mixers.spelling import parse_mixer
 from regard.models.create import create_model
 from regard.swapping.count import count_macs
-from regard.swapping.inspect import example_of
+from regard.swapping.inspect import example_input
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Printed:
 
     @property
     def ours(self) -> tuple[int | None, int | None]:
-        """Our counts with 10 and with 100 classes: those of the authors' code but for what stands in `OURS`."""
+        """Our counts with 10 and with 100 classes: those of `OURS`, else those of the authors' code."""
         return OURS.get(self.label, (self.official, self.official_100))
 
 
@@ -61,6 +62,8 @@ _DEFECT = "the code's class token gets one key for two values in stage 3; ours h
 _SPT = "shifted patch tokens, temperature and diagonal mask kept"
 _OPEN = "the paper does not say which stages; its code replaces 3 and 4 with query='identity' (23,565,336)"
 _NARROW = "the paper's code has heads of 16, which only adds biases"
+_HEADS = "heads inferred: the only setting found with 26.7M at 10 and 26.8M at 100 classes"
+_PER_WINDOW = "queries are convolved into keys, apart for each window, as in the authors' code"
 SKA_TABLE1 = (
     ("ViT-S", "vit_s_32_spt", "", "9.6M", "1.29", 9_622_512, ""),
     ("SKA-ViT-S a", "vit_s_32_spt(keep_lsa=True)", "SKA()", "8.1M", "1.25", 8_249_328, _SPT),
@@ -72,24 +75,8 @@ SKA_TABLE1 = (
     ("CSKA-CaiT-S", "cait_s_32", "CSKA()", "12.8M", "1.44", 12_885_002, ""),
     ("Swin-T", "swin_t_32", "", "26.6M", "1.05", 26_598_646, "the code stores 3,072 mask values as parameters too"),
     ("SKA-Swin-T a", "swin_t_32(keys='window')", "SKA()", "24.6M", "0.97", 24_577_270, "a key for each window"),
-    (
-        "SKA-Swin-T b",
-        "swin_t_32(keys='window', heads=(4, 8, 16, 32))",
-        "SKA()",
-        "26.7M",
-        "0.99",
-        26_778_870,
-        "heads inferred: the only setting found with 26.7M at 10 and 26.8M at 100 classes",
-    ),
-    (
-        "CSKA-Swin-T",
-        "swin_t_32(keys='window')",
-        "CSKA(reading='key')",
-        "26.8M",
-        "1.52",
-        26_883_574,
-        "queries are convolved into keys, apart for each window, as in the authors' code",
-    ),
+    ("SKA-Swin-T b", "swin_t_32(keys='window', heads=(4, 8, 16, 32))", "SKA()", "26.7M", "0.99", 26_778_870, _HEADS),
+    ("CSKA-Swin-T", "swin_t_32(keys='window')", "CSKA(reading='key')", "26.8M", "1.52", 26_883_574, _PER_WINDOW),
     ("CvT-13", "cvt_13", "", "19.6M", "0.17", 19_616_330, ""),
     ("SKA-CvT-13 a", "cvt_13", "SKA()", "18.0M", "0.21", 18_022_730, ""),
     ("SKA-CvT-13 b", "cvt_13(dims=(64, 198, 402))", "SKA()", "19.6M", "0.22", 19_694_000, "widths inferred"),
@@ -156,7 +143,7 @@ def printed_rows() -> tuple[Printed, ...]:
 
 
 def published_counts(tables: str = "*") -> Iterator[Counted]:
-    """Build each row without memory, count it, and compare with what is printed.
+    """Build each row on the meta device, count it, and compare it with the printed numbers.
 
     tables: a glob on the name of the table, "SKA Table 1". Multiplications are counted in one forward pass by PyTorch's
     FLOP counter (products of matrices and convolutions), which takes some minutes for all tables.
@@ -173,23 +160,23 @@ def published_counts(tables: str = "*") -> Iterator[Counted]:
 
 def build(row: Printed, classes: int = 0) -> nn.Module:
     """The model of a row. classes: instead of those of the host, 0 = its own."""
-    options = {"num_classes": classes} if classes else {}
+    options: dict[str, Any] = {"num_classes": classes} if classes else {}
     return create_model(row.host, parse_mixer(row.mixer) if row.mixer else None, **options)
 
 
 def parameters(model: nn.Module) -> int:
-    """Numbers that the model has as parameters."""
+    """How many numbers the parameters of a model have."""
     return sum(value.numel() for value in model.parameters())
 
 
 def verdict(count: int, printed: str) -> str:
-    """How a count stands to a printed number such as "9.6M" or "1.2G"; see `Counted`."""
+    """Whether a count rounds to a printed number such as "9.6M" or "1.2G", or is cut off to it; see `Counted`."""
     digits, power = printed[:-1], {"M": 6, "G": 9}[printed[-1]]
     unit = 10 ** (power - len(digits.partition(".")[2]))
-    wanted = int(digits.replace(".", ""))
-    said = [sign for sign, value in (("R", (count + unit // 2) // unit), ("T", count // unit)) if value == wanted]
-    return ",".join(said) or "no"
+    whole = int(digits.replace(".", ""))
+    signs = [sign for sign, value in (("R", (count + unit // 2) // unit), ("T", count // unit)) if value == whole]
+    return ",".join(signs) or "no"
 
 
 def _gflops(model: nn.Module) -> float:
-    return 2 * count_macs(model, example_of(model).to("meta")) / 1e9
+    return 2 * count_macs(model, example_input(model).to("meta")) / 1e9

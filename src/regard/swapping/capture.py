@@ -1,4 +1,4 @@
-"""Attention maps of a forward pass."""
+"""Capturing the attention maps of a forward pass."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -13,35 +13,36 @@ from regard.core import Grid, Mask, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.softmax import Softmax
 
-from .inspect import calls_of, matching
+from .inspect import layer_calls, matching_layers
 from .layer import Port
-from .shared_state import swapped
+from .shared_state import swapped_layers
 from .swap import plan_layers
 
 
-def readable(model: nn.Module, inputs: Float[Tensor, "B ..."], layers: str = "*") -> nn.Module:
-    """The model, or where layers that match a glob have the host's own attention, a copy with our softmax in them.
+def with_regard_softmax(model: nn.Module, inputs: Float[Tensor, "B ..."], layers: str = "*") -> nn.Module:
+    """A copy of the model whose matching layers have Regard's `Softmax` instead of the host's attention.
 
-    inputs: as the model expects them; each layer of both is compared on what it gets in the model.
-    Raises: SwapError if no layer matches; UnsupportedError if a layer of the copy computes something else, as where the
+    `capture` can read it. layers: a glob on layer names; where all matching layers are swapped already, the model
+    itself is returned. inputs: as the model expects them; replaced layers and originals are compared on them.
+    Raises: SwapError if no layer matches; UnsupportedError if a replaced layer computes something else, because the
     host's attention is not plain softmax.
     """
-    own = [name for name in matching(model, layers) if not isinstance(model.get_submodule(name), Port)]
+    own = [name for name in matching_layers(model, layers) if not isinstance(model.get_submodule(name), Port)]
     if not own:
         return model
-    reader = plan_layers(copy.deepcopy(model), Softmax(), own, inputs[:1]).apply()
+    softmax_model = plan_layers(copy.deepcopy(model), Softmax(), own, inputs[:1]).apply()
     hosts = {name: model.get_submodule(name) for name in own}
-    for name, (args, kwargs) in calls_of(model, hosts, inputs).items():
-        if not _alike(hosts[name], reader.get_submodule(name), args, kwargs):
+    for name, (args, kwargs) in layer_calls(model, hosts, inputs).items():
+        if not _same_output(hosts[name], softmax_model.get_submodule(name), args, kwargs):
             raise UnsupportedError(
-                f"{name} of {type(model).__name__} has attention of its own that is not plain softmax"
+                f"{name} of {type(model).__name__} has an attention of its own that is not plain softmax"
             )
-    return reader
+    return softmax_model
 
 
 @torch.no_grad()
-def _alike(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether both compute the same with the host's weights; noise stands for zeros, which would hide a difference."""
+def _same_output(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether both compute the same with the host's weights; zero weights become noise, as zeros hide differences."""
     noise, outputs = torch.Generator().manual_seed(0), []
     host, layer = copy.deepcopy(host).eval(), copy.deepcopy(layer).eval()
     for module in (host, layer):
@@ -50,8 +51,8 @@ def _alike(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dic
                 value.copy_(0.1 * torch.randn(value.shape, generator=noise))
     layer.load_state_dict(host.state_dict(), strict=False)
     for module in (host, layer):
-        found = module(*args, **kwargs)
-        outputs.append(found[0] if isinstance(found, tuple) else found)
+        output = module(*args, **kwargs)
+        outputs.append(output[0] if isinstance(output, tuple) else output)
     expected, out = outputs
     return torch.allclose(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
@@ -62,17 +63,17 @@ def capture(model: nn.Module, layers: str = "*") -> Iterator[dict[str, Tensor]]:
 
     Maps are (B, H, N, M), float32 on the CPU, keyed by layer name; a second pass overwrites them. Rows sum to 1
     only for softmax kinds. Costs one extra operator call per layer with N-wide values: O(N^2 H) memory.
-    A host's own attention gives maps in the copy that `readable` makes.
+    To capture a host's own attention, use the copy that `with_regard_softmax` returns.
     Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens.
     """
     maps: dict[str, Tensor] = {}
     mixers = {}
-    for name in swapped(model, layers):
+    for name in swapped_layers(model, layers):
         mixer: Any = model.get_submodule(name).mixer
         if not isinstance(mixer, HeadMixer) or not mixer.config.card.row_maps:
-            raise UnsupportedError(f"{name}: {type(mixer.config).__name__} has no weights between tokens to show")
+            raise UnsupportedError(f"{name}: {type(mixer.config).__name__} has no weights between tokens")
         mixers[name] = mixer
-    handles = [mixer.register_forward_hook(_noting(maps, name), with_kwargs=True) for name, mixer in mixers.items()]
+    handles = [mixer.register_forward_hook(_recorder(maps, name), with_kwargs=True) for name, mixer in mixers.items()]
     try:
         yield maps
     finally:
@@ -80,18 +81,18 @@ def capture(model: nn.Module, layers: str = "*") -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def _noting(maps: dict[str, Tensor], name: str) -> Callable[..., None]:
+def _recorder(maps: dict[str, Tensor], name: str) -> Callable[..., None]:
     @torch.no_grad()
-    def note(mixer: HeadMixer, args: tuple, kwargs: dict[str, Any], output: Tensor) -> None:
+    def record(mixer: HeadMixer, args: tuple, kwargs: dict[str, Any], output: Tensor) -> None:
         maps[name] = _weights(mixer, *args, **kwargs).float().cpu()
 
-    return note
+    return record
 
 
 def _weights(mixer: HeadMixer, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-    made = mixer.roles(x, grid, rope)
-    values = made["v"]
+    roles = mixer.project_heads(x, grid, rope)
+    values = roles["v"]
     if values is None:
         raise UnsupportedError(f"{type(mixer.config).__name__} has no values, so no weights between tokens")
     memory = mixer.memory_grid(grid)
-    return mixer.operator.weights(made["q"], made["k"], values, grid=grid, memory=memory, mask=mask)
+    return mixer.operator.weights(roles["q"], roles["k"], values, grid=grid, memory=memory, mask=mask)

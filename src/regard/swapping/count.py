@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a whole model: mechanisms by their formulas, all else as PyTorch counts it."""
+"""Multiply-accumulates of a whole model: mechanisms by their formulas, everything else by PyTorch's counter."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,16 +19,16 @@ from .layer import Port
 def count_macs(model: nn.Module, images: Tensor, accounting: str = "executed") -> int:
     """Multiply-accumulates of one forward pass (matrix products, convolutions), in evaluation mode.
 
-    Operators of swapped layers are not run: their formulas count, once for each window and image that they get, so that
-    the form which runs at a size (dense on small grids) does not matter. Parameters and images may lie on the meta
-    device. accounting: of the formulas, as in `MixerConfig.cost`. Raises: ConfigError for another.
+    Operators of swapped layers are not run: their formulas are counted, once for each window and image, so it does not
+    matter which implementation runs at a size (dense on small grids). Parameters and images may be on the meta device.
+    accounting: of the formulas, as in `MixerConfig.cost`. Raises: ConfigError for an unknown accounting.
     """
     check_accounting(accounting)
     counter = FlopCounterMode(display=False)
     model.eval()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        for parameter in trained:  # the counter's hooks trip over views of parameters that want a gradient
+        for parameter in trained:  # the counter's hooks fail on views of parameters with a gradient
             parameter.requires_grad_(False)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _by_formula(model, accounting) as formulas, counter:
             model(images)
@@ -40,30 +40,30 @@ def count_macs(model: nn.Module, images: Tensor, accounting: str = "executed") -
 
 @contextmanager
 def _by_formula(model: nn.Module, accounting: str) -> Iterator[list[int]]:
-    """Operators give zeros instead of a result, and write what their formula says into the list."""
-    found: list[int] = []
-    silenced: list[Any] = []
+    """Replace operators by ones that return zeros and append the MACs of their formula to the list."""
+    macs: list[int] = []
+    replaced: list[Any] = []
     for mixer in [module.mixer for module in model.modules() if isinstance(module, Port)]:
         if not isinstance(mixer, HeadMixer):
-            silenced.append(mixer)
-            silenced[-1].forward = _whole(mixer, accounting, found)
-        elif _its_own(mixer):
-            silenced.append(mixer.operator)
-            silenced[-1].forward = _operator(mixer, accounting, found)
+            replaced.append(mixer)
+            replaced[-1].forward = _counted_layer(mixer, accounting, macs)
+        elif _has_own_operator(mixer):
+            replaced.append(mixer.operator)
+            replaced[-1].forward = _counted_operator(mixer, accounting, macs)
     try:
-        yield found
+        yield macs
     finally:
-        for module in silenced:
+        for module in replaced:
             del module.forward
 
 
-def _its_own(mixer: HeadMixer) -> bool:
-    """Whether the operator is the mechanism's, not one that the port puts around it."""
+def _has_own_operator(mixer: HeadMixer) -> bool:
+    """Whether the operator is the mechanism's own, not one that a port has put around it."""
     with torch.device("meta"):
         return type(mixer.operator) is type(mixer.config.operator(mixer.site))
 
 
-def _operator(mixer: HeadMixer, accounting: str, found: list[int]):  # type: ignore[no-untyped-def]
+def _counted_operator(mixer: HeadMixer, accounting: str, macs: list[int]):  # type: ignore[no-untyped-def]
     def forward(
         q: Tensor | None,
         k: Tensor | None,
@@ -73,17 +73,17 @@ def _operator(mixer: HeadMixer, accounting: str, found: list[int]):  # type: ign
         memory: Grid | None = None,
         mask: Any = None,
     ) -> Tensor:
-        given = next(role for role in (v, q, k) if role is not None)
+        example = next(role for role in (v, q, k) if role is not None)
         site = replace(mixer.site, grid=grid, memory=memory)
-        found.append(given.shape[0] * mixer.config.operator_cost(site, accounting).macs)
-        return given.new_zeros(*given.shape[:2], grid.tokens, given.shape[-1])
+        macs.append(example.shape[0] * mixer.config.operator_cost(site, accounting).macs)
+        return example.new_zeros(*example.shape[:2], grid.tokens, example.shape[-1])
 
     return forward
 
 
-def _whole(mixer: Mixer, accounting: str, found: list[int]):  # type: ignore[no-untyped-def]
+def _counted_layer(mixer: Mixer, accounting: str, macs: list[int]):  # type: ignore[no-untyped-def]
     def forward(x: Tensor, grid: Grid, *args: Any, **kwargs: Any) -> Tensor:
-        found.append(x.shape[0] * mixer.config.cost(replace(mixer.site, grid=grid), accounting).macs)
+        macs.append(x.shape[0] * mixer.config.cost(replace(mixer.site, grid=grid), accounting).macs)
         return torch.zeros_like(x)
 
     return forward

@@ -1,4 +1,4 @@
-"""How a library's attention is read: its site, and what of it Regard's layer does not have; files of tensors."""
+"""Reading a host: the site of its attention, what a swap cannot replace, altered weights, and checkpoint files."""
 
 import argparse
 import os
@@ -19,13 +19,13 @@ LIBRARIES = frozenset({"torch", "timm", "torchvision", "transformers", "regard"}
 
 def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:
     """The site of timm's attention, with children `proj` and `qkv`, or q_proj, k_proj and v_proj in its place."""
-    apart = module.qkv is None
-    first = module.q_proj if apart else module.qkv
+    separate = module.qkv is None
+    first = module.q_proj if separate else module.qkv
     return Site(
         dim=first.in_features,
         heads=module.num_heads,
         grid=grid,
-        width=first.out_features // (module.num_heads if apart else 3 * module.num_heads),
+        width=first.out_features // (module.num_heads if separate else 3 * module.num_heads),
         qkv_bias=first.bias is not None or getattr(module, "q_bias", None) is not None,
         out_bias=module.proj.bias is not None,
         qk_norm=normalisation(module, name),
@@ -45,11 +45,11 @@ def normalisation(module: nn.Module, name: str) -> Literal["", "layer", "rms"]:
         return "rms"
     if "layernorm" in kind:
         return "layer"
-    raise ConfigError(f"{name} normalises q and k by {type(norm).__name__}; Regard's layer knows LayerNorm and RMSNorm")
+    raise ConfigError(f"{name} normalises q and k by {type(norm).__name__}; Regard's layer has LayerNorm and RMSNorm")
 
 
-def fused_refuses(module: Any) -> str:
-    """What timm's attention may have that Regard's layer has not."""
+def fused_refusal(module: Any) -> str:
+    """Why a timm attention cannot be replaced: a part that Regard's layer does not have; "" if it can."""
     if getattr(module, "gate", None) is not None:
         return "it gates its output by a sigmoid"
     if not isinstance(getattr(module, "norm", nn.Identity()), nn.Identity):
@@ -61,31 +61,31 @@ def fused_refuses(module: Any) -> str:
     return ""
 
 
-def altered(layer: nn.Module, own: Collection[str] = (), skip: str = "") -> str:
-    """What a tool has put around or into a linear map of a layer, so that its weights are elsewhere; "" if nothing.
+def alteration(layer: nn.Module, own: Collection[str] = (), skip: str = "") -> str:
+    """How a tool has wrapped or replaced a linear layer, so that its weights are not in `weight` and `bias`; "" if not.
 
-    An adapter such as LoRA, pruning, a parametrisation such as weight norm, quantisation. own: further packages whose
-    modules are as they should be. skip: the name of a child that is not looked at.
+    Found are adapters such as LoRA, pruning, parametrisations such as weight norm, and quantisation. own: further
+    packages whose modules are accepted. skip: the name of a child that is not checked.
     """
-    homes = LIBRARIES | {package_of(layer), *own}
+    accepted = LIBRARIES | {package_name(layer), *own}
     for name, part in layer.named_modules():
         if skip and name.partition(".")[0] == skip:
             continue
-        kind, said = type(part), f"its {name}" if name else "it"
+        kind, subject = type(part), f"its {name}" if name else "it"
         plain = isinstance(part, nn.Linear) and kind.forward is nn.Linear.forward
         holds = any(isinstance(inner, nn.Linear | Projection) for inner in part.modules())
         if is_parametrized(part):
-            return f"{said} is parametrised"
+            return f"{subject} is parametrised"
         if "forward" in vars(part):
-            return f"{said} has a forward of its own"
-        if (holds and not plain and package_of(part) not in homes) or kind.__module__.startswith("torch.ao."):
-            return f"{said} is of {kind.__module__}.{kind.__qualname__}"
+            return f"{subject} has a forward of its own"
+        if (holds and not plain and package_name(part) not in accepted) or kind.__module__.startswith("torch.ao."):
+            return f"{subject} is of {kind.__module__}.{kind.__qualname__}"
         if any(type(hook).__module__.startswith("torch.nn.utils.") for hook in part._forward_pre_hooks.values()):
-            return f"{said} is pruned or normalised by torch.nn.utils"
+            return f"{subject} is pruned or normalised by torch.nn.utils"
     return ""
 
 
-def package_of(value: object) -> str:
+def package_name(value: object) -> str:
     """The package that the type of a value is from, such as "timm"."""
     return type(value).__module__.partition(".")[0]
 
@@ -93,9 +93,9 @@ def package_of(value: object) -> str:
 def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]:
     """The tensors by name in a checkpoint, on the CPU: a safetensors file, or one of torch.
 
-    names: what they may stand under, the first that is there; else they are what the file itself holds. Prefixes of
-    wrapped models are taken off. Nothing but tensors, plain values and a Namespace is unpickled.
-    Raises: StoreError if there is no such file, or it cannot be read or has no tensors by name.
+    names: entries of the file that may hold the state dict; the first that is present is read, else the file itself.
+    Prefixes of wrapped models (`module.`, `_orig_mod.`) are removed. Only tensors, plain values and a Namespace are
+    unpickled. Raises: StoreError if the file does not exist, cannot be read or holds no named tensors.
     """
     file = Path(path)
     if not file.is_file():
@@ -107,10 +107,10 @@ def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]
             with torch.serialization.safe_globals([argparse.Namespace]):
                 content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no error of its own: a damaged file may raise anything
-        said = str(error).partition("\n")[0] or type(error).__name__
-        raise StoreError(f"{path} cannot be read without executing what it contains: {said}") from error
-    held = content if isinstance(content, Mapping) else {}
-    state = next((held[name] for name in names if isinstance(held.get(name), Mapping)), held)
+        message = str(error).partition("\n")[0] or type(error).__name__
+        raise StoreError(f"{path} cannot be read without executing what it contains: {message}") from error
+    entries = content if isinstance(content, Mapping) else {}
+    state = next((entries[name] for name in names if isinstance(entries.get(name), Mapping)), entries)
     tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
     if not tensors or not all(isinstance(key, str) for key in state):
         raise StoreError(f"{path} is no checkpoint: it has no tensors by name, no state dict")

@@ -1,4 +1,4 @@
-"""Looking at a model: which of its layers can be swapped, what goes into them, and on which grid."""
+"""Inspecting a model: which of its layers can be swapped, what inputs they get, and on which grid."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, RegardError, SwapError
-from regard.core.eval_mode import resting
+from regard.core.eval_mode import eval_mode
 from regard.swapping.ports import PORTS
 
-from .layer import GridSource, Port, find_watched
-from .shared_state import is_source
+from .grid_source import GridSource, require_watched_module
+from .layer import Port
+from .shared_state import is_grid_hook
 
 OWN_MODEL = "a model of your own gets a port in a few lines: docs/your-own-model.md"
 
@@ -22,8 +23,8 @@ OWN_MODEL = "a model of your own gets a port in a few lines: docs/your-own-model
 def port_of(module: nn.Module, ports: Sequence[type[Port]] = ()) -> type[Port] | None:
     """The port of an attention: the one that its class names as `port`, else the first that matches; None without one.
 
-    Of a swapped layer, its own. A subclass does not inherit `port`: its forward pass may be another. ports: the
-    caller's own, which come before those of the libraries.
+    For a swapped layer, its own class. A subclass does not inherit `port`, since its forward pass may differ. ports:
+    the caller's own, which come before those of the libraries.
     """
     if isinstance(module, Port):
         return type(module)
@@ -33,70 +34,77 @@ def port_of(module: nn.Module, ports: Sequence[type[Port]] = ()) -> type[Port] |
     return next((port for port in (*ports, *PORTS) if port.matches(module)), None)
 
 
-def host_of(module: nn.Module) -> nn.Module:
+def original_attention(module: nn.Module) -> nn.Module:
     """The model's own attention: what a swapped layer replaced, or the module itself."""
     return module.host if isinstance(module, Port) else module
 
 
-def all_sites(model: nn.Module, ports: Sequence[type[Port]] = ()) -> dict[str, type[Port]]:
-    """Names of all layers that are or can be swapped, in the model's order, with the port of each."""
-    known = {name: port_of(module, ports) for name, module in model.named_modules() if name}
-    swapped = {name for name in known if isinstance(model.get_submodule(name), Port)}
-    return {name: port for name, port in known.items() if port and (name in swapped or port.belongs(model, name))}
+def attention_layers(model: nn.Module, ports: Sequence[type[Port]] = ()) -> dict[str, type[Port]]:
+    """Names of all layers that are swapped or can be, in the model's order, with the port of each."""
+    layers = {}
+    for name, module in model.named_modules():
+        port = port_of(module, ports) if name else None
+        if port and (isinstance(module, Port) or port.belongs(model, name)):
+            layers[name] = port
+    return layers
 
 
-def matching(model: nn.Module, where: str = "*", ports: Sequence[type[Port]] = ()) -> list[str]:
-    """Names of the layers that match a glob. Raises: SwapError if there are none."""
+def matching_layers(model: nn.Module, where: str = "*", ports: Sequence[type[Port]] = ()) -> list[str]:
+    """Names of the layers that match a glob.
+
+    Raises: SwapError if there are none, ConfigError if `where` is no string.
+    """
     if not isinstance(where, str):
         raise ConfigError(f"where is a glob on layer names, such as 'blocks.[0-3].*', not {where!r}; swap name by name")
-    there = all_sites(model, ports)
-    names = [name for name in there if fnmatchcase(name, where)]
+    layers = attention_layers(model, ports)
+    names = [name for name in layers if fnmatchcase(name, where)]
     if not names:
-        have = f"it has {', '.join(there)}" if there else _unknown(model)
-        raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {have}")
+        present = f"it has {', '.join(layers)}" if layers else _without_ports(model)
+        raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {present}")
     return names
 
 
-def _unknown(model: nn.Module) -> str:
-    """What is said of a model without a layer that a port knows."""
-    kinds = {f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()}
-    theirs = sorted(kind for kind in kinds if re.search("attn|attention", kind.rpartition(".")[2].lower()))
+def _without_ports(model: nn.Module) -> str:
+    """The error text for a model without a supported attention layer."""
+    classes = {f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()}
+    attentions = sorted(name for name in classes if re.search("attn|attention", name.rpartition(".")[2].lower()))
     ports = f"none that a port knows ({', '.join(port.__name__ for port in PORTS)})"
-    if theirs:
-        return f"it has {', '.join(theirs)}, but {ports}; {OWN_MODEL}"
+    if attentions:
+        return f"it has {', '.join(attentions)}, but {ports}; {OWN_MODEL}"
     return f"it has {ports}; a ResNet takes attention with regard.attend; {OWN_MODEL}"
 
 
-def example_of(model: nn.Module, default: tuple[int, int] | None = None) -> Tensor:
-    """Noise of the size (height, width) that the model says it expects, else of the default one.
+def example_input(model: nn.Module, default: tuple[int, int] | None = None) -> Tensor:
+    """Noise (1, C, H, W) of the image size that the model names, else of the default (height, width).
 
-    Raises: SwapError if it says none and there is no default.
+    The size is read from `img_size`, `image_size` or the pretrained configuration.
+    Raises: SwapError if the model names no size and there is no default.
     """
     modules = list(model.modules())
     sizes = [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
     for module in modules:
         config = getattr(module, "pretrained_cfg", None)
-        listed = config.get("input_size") if isinstance(config, Mapping) else getattr(config, "input_size", None)
-        sizes.append(tuple(listed[-2:]) if listed else None)
+        shape = config.get("input_size") if isinstance(config, Mapping) else getattr(config, "input_size", None)
+        sizes.append(tuple(shape[-2:]) if shape else None)
         sizes.append(getattr(getattr(module, "config", None), "image_size", None))  # DINOv3 of transformers
     for size in filter(None, [*sizes, default]):
         height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
-        return torch.randn(1, channels_of(model), height, width, generator=torch.Generator().manual_seed(0))
+        return torch.randn(1, input_channels(model), height, width, generator=torch.Generator().manual_seed(0))
     raise SwapError(f"{type(model).__name__} does not tell its image size; pass example=, one input")
 
 
-def channels_of(model: nn.Module) -> int:
-    """Input channels: `in_chans` where a module tells it, or those of the first convolution; 3 without either."""
+def input_channels(model: nn.Module) -> int:
+    """Input channels: `in_chans` of the first module that has it, or those of the first convolution; otherwise 3."""
     for module in model.modules():
-        told = module.in_channels if isinstance(module, nn.Conv2d) else getattr(module, "in_chans", None)
-        if isinstance(told, int):
-            return told
+        channels = module.in_channels if isinstance(module, nn.Conv2d) else getattr(module, "in_chans", None)
+        if isinstance(channels, int):
+            return channels
     return 3
 
 
 @contextmanager
-def taking(model: nn.Module, example: Tensor) -> Iterator[None]:
-    """Turn the failure of a host's own forward pass into one that speaks of its input. Raises: ConfigError."""
+def explained_inputs(model: nn.Module, example: Tensor) -> Iterator[None]:
+    """Replace an error inside the host's forward pass by one about the input's size. Raises: ConfigError."""
     try:
         yield
     except RegardError:
@@ -106,88 +114,99 @@ def taking(model: nn.Module, example: Tensor) -> Iterator[None]:
         raise ConfigError(
             f"{type(model).__name__} does not take inputs of {shape} (channels, height, width): "
             f"{str(error).strip() or type(error).__name__}; "
-            "give images of the size that it is made for, make it for these (img_size=, patch_size=), or swap the part "
-            "of it that takes images alone"
+            "pass images of the size that it was made for, make it for these (img_size=, patch_size=), or swap only "
+            "the part of it that takes images"
         ) from error
 
 
-def inputs_of(model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> dict[str, torch.Size]:
-    """One forward pass; the shapes that the layers got. Layers that were not entered are left out."""
-    return calls_of(model, layers, example, lambda args, kwargs: (*args, *kwargs.values())[0].shape)
+def input_shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> dict[str, torch.Size]:
+    """The shape of each layer's first input in one forward pass. Layers that were not entered are left out."""
+    return layer_calls(model, layers, example, lambda args, kwargs: (*args, *kwargs.values())[0].shape)
 
 
-def calls_of(
+def layer_calls(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     example: Tensor,
     read: Callable[[tuple[Any, ...], dict[str, Any]], Any] = lambda *call: call,
 ) -> dict[str, Any]:
-    """One forward pass at rest; what `read` makes of the last arguments of each layer, by default (args, kwargs).
+    """What `read` returns for the arguments of each layer's last call in one forward pass, by default (args, kwargs).
 
-    Of CLIP and SigLIP only the images' part is run.
-    Layers that were not entered are left out; the others stand in the order of the network.
+    The pass runs in evaluation mode; of CLIP and SigLIP only the vision tower runs.
+    Layers that were not entered are left out; the others are in the order of the network.
     """
-    seen: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
-    def note(name: str) -> Callable[..., None]:
+    def hook(name: str) -> Callable[..., None]:
         def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen[name] = read(args, kwargs)
+            results[name] = read(args, kwargs)
 
         return record
 
-    handles = [layer.register_forward_pre_hook(note(name), with_kwargs=True) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
     parameter = next(model.parameters())
     try:
-        with resting(model):
+        with eval_mode(model):
             getattr(model, "get_image_features", model)(
                 example.to(parameter.device, parameter.dtype if example.is_floating_point() else example.dtype)
             )
     finally:
         for handle in handles:
             handle.remove()
-    return seen
+    return results
 
 
-def grids_of(model: nn.Module, layers: Mapping[str, type[Port]], example: Tensor) -> dict[str, tuple[Grid, GridSource]]:
-    """The grid of each layer in a forward pass, and the source that will tell it later; one source a watched module.
+def layer_grids(
+    model: nn.Module, layers: Mapping[str, type[Port]], example: Tensor
+) -> dict[str, tuple[Grid, GridSource]]:
+    """The grid of each layer in a forward pass, and the source that tells it later; one source per watched module.
 
     layers: names, with the port of each.
+    Raises: SwapError if a layer is not entered or gets fewer tokens than its grid; ConfigError for an input that the
+    model does not take.
     """
-    sources: dict[nn.Module, GridSource] = {}
-    watched: dict[str, GridSource] = {}
+    modules = {name: model.get_submodule(name) for name in layers}
+    sources, handles = _grid_sources(model, layers)
+    try:
+        with explained_inputs(model, example):
+            shapes = input_shapes(model, modules, example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    grids = {}
+    for name, port in layers.items():
+        if name not in shapes:
+            raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
+        grid = port.host_grid(original_attention(modules[name]))
+        if grid is None:
+            cells, tokens = sources[name].grid(0).cells, shapes[name][1]
+            if tokens < cells:
+                raise SwapError(f"{name} gets {tokens} tokens, fewer than the {cells} cells of its grid")
+            grid = sources[name].grid(tokens - cells)
+        grids[name] = (grid, sources[name])
+    return grids
+
+
+def _grid_sources(
+    model: nn.Module, layers: Mapping[str, type[Port]]
+) -> tuple[dict[str, GridSource], list[torch.utils.hooks.RemovableHandle]]:
+    """The grid source of each layer, present or new, and the handles of the hooks that were added for new ones."""
+    of_module: dict[nn.Module, GridSource] = {}
+    sources: dict[str, GridSource] = {}
     handles = []
     for name, port in layers.items():
         module = model.get_submodule(name)
         if isinstance(module, Port):
-            watched[name] = module.source
+            sources[name] = module.source
             continue
         if not port.watch:
-            watched[name] = GridSource()
+            sources[name] = GridSource()
             continue
-        place = find_watched(model, name, port.watch)
-        if place not in sources:
-            known = [h.__self__ for h in place._forward_hooks.values() if is_source(h)]  # type: ignore[attr-defined]
-            sources[place] = known[0] if known else GridSource()
-            if not known:
-                handles.append(place.register_forward_hook(sources[place].record))
-        watched[name] = sources[place]
-    modules = {name: model.get_submodule(name) for name in layers}
-    try:
-        with taking(model, example):
-            seen = inputs_of(model, modules, example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    found = {}
-    for name, port in layers.items():
-        if name not in seen:
-            raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
-        own = port.grid_of(host_of(modules[name]))
-        if own is None:
-            cells = watched[name].grid(0)
-            prefix = seen[name][1] - cells.cells
-            if prefix < 0:
-                raise SwapError(f"{name} gets {seen[name][1]} tokens, fewer than the {cells.cells} cells of its grid")
-            own = watched[name].grid(prefix)
-        found[name] = (own, watched[name])
-    return found
+        watched = require_watched_module(model, name, port.watch)
+        if watched not in of_module:
+            present = [h.__self__ for h in watched._forward_hooks.values() if is_grid_hook(h)]  # type: ignore[attr-defined]
+            of_module[watched] = present[0] if present else GridSource()
+            if not present:
+                handles.append(watched.register_forward_hook(of_module[watched].record))
+        sources[name] = of_module[watched]
+    return sources, handles

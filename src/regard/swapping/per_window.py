@@ -1,63 +1,36 @@
-"""An operator whose heads are the heads of every window of an image."""
+"""PerWindow: separate parameters of a mechanism for each window of an image."""
 
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
-from regard.core import Grid, GridError, Mask, Operator
+from regard.core import GridError, Inputs, Operator
 
 
 class PerWindow(Operator):
-    """An operator whose heads are the heads of every window of an image.
+    """An operator with the heads of all windows of an image side by side: `inner` has windows * heads heads.
 
-    Raises: GridError if the windows are not those of whole images: another size of image has no keys of its own.
+    Raises: GridError if the batch is not a number of whole images; images of another size have no keys.
     """
 
     def __init__(self, inner: Operator, windows: int) -> None:
         super().__init__()
         self.inner, self.windows = inner, windows
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return self._by_window(self.inner, q, k, v, grid, memory, mask)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return self._by_window(self.inner.reference, q, k, v, grid, memory, mask)
-
-    def _by_window(
-        self, inner: Any, q: Any, k: Any, v: Any, grid: Grid, memory: Grid | None, mask: Mask | None
-    ) -> Tensor:
-        roles = [None if x is None else self._together(x) for x in (q, k, v)]
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.mask
         if mask is not None and mask.bias is not None:
-            number = max(x.shape[0] for x in (q, k, v) if x is not None)
-            heads = next(x.shape[1] for x in (q, k, v) if x is not None)
-            bias = mask.bias.expand(number, heads, *mask.bias.shape[-2:])
-            mask = replace(mask, bias=self._together(bias))
-        out = inner(*roles, grid=grid, memory=memory, mask=mask)
+            batch, heads = v.shape[:2]
+            mask = replace(mask, bias=self._windows_to_heads(mask.bias.expand(batch, heads, *mask.bias.shape[-2:])))
+        q, k, v = (None if x is None else self._windows_to_heads(x) for x in (q, k, v))
+        form = self.inner.reference if plain else self.inner
+        out = form(q, k, v, grid=inputs.grid, memory=inputs.memory, mask=mask)
         return out.unflatten(1, (self.windows, -1)).flatten(0, 1)
 
-    def _together(self, x: Tensor) -> Tensor:
+    def _windows_to_heads(self, x: Tensor) -> Tensor:
         """(B windows, H, N, d) -> (B, windows H, N, d)."""
         if x.shape[0] % self.windows:
             raise GridError(
-                f"{x.shape[0]} windows are not images of {self.windows}, each of which has parameters of its own"
+                f"{x.shape[0]} windows are not whole images of {self.windows} windows, each with parameters of its own"
             )
         return x.unflatten(0, (-1, self.windows)).flatten(1, 2)

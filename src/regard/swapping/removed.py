@@ -1,4 +1,4 @@
-"""Nothing: the control "w/o", a mixer whose output is zero."""
+"""Removed: a mixer whose output is zero, the control without attention ("w/o" in the studies)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,8 +9,8 @@ from regard.core import Card, Cost, Grid, Mask, Mixer, MixerConfig, Site
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nothing(MixerConfig):
-    """Used by `remove`; studies call it "w/o". It is no mechanism, so `parse` does not know it."""
+class Removed(MixerConfig):
+    """Used by `remove`. It is no mechanism, so `parse` does not know it."""
 
     card: ClassVar[Card] = Card(
         title="No mixer",
@@ -28,18 +28,17 @@ class Nothing(MixerConfig):
     def uses(self) -> str:
         return ""
 
-    def build(self, site: Site, shared: nn.Module | None = None) -> "NothingMixer":
-        return NothingMixer(self, site)
+    def build(self, site: Site, shared: nn.Module | None = None) -> "RemovedMixer":
+        return RemovedMixer(self, site)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
         return Cost()
 
 
-class NothingMixer(Mixer):
-    """Zeros that keep the graph, so that the norm before them still gets a gradient (of zero)."""
+class RemovedMixer(Mixer):
+    """Zeros that keep the autograd graph, so that the norm before them still gets a gradient (of zero)."""
 
     def forward(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
         return x * 0.0
 
-    def reference(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-        return x * 0.0
+    reference = forward

@@ -1,4 +1,4 @@
-"""Hosts whose rotary positions turn the halves of a head's channels; Regard's layer turns neighbours, as timm's do."""
+"""Rotary positions of hosts that rotate the two halves of a head's channels; Regard rotates neighbouring channels."""
 
 from torch import Tensor, nn
 
@@ -7,19 +7,19 @@ from regard.mixers.shared.heads import HeadMixer
 
 
 def interleaved(x: Tensor) -> Tensor:
-    """Channels 0, d/2, 1, d/2 + 1, ...: what a rotation by halves turns together become neighbours."""
+    """Channels in the order 0, d/2, 1, d/2 + 1, ...: pairs that are rotated together become neighbours."""
     return x.unflatten(-1, (2, -1)).mT.flatten(-2)
 
 
 class Interleaved(nn.Module):
-    """`interleaved` queries and keys: products of both are as before."""
+    """`interleaved` as a module, for queries and keys; their products do not change."""
 
     def forward(self, x: Tensor) -> Tensor:
         return interleaved(x)
 
 
-def turn_halves(mixer: Mixer) -> None:
-    """Interleave the queries and keys of a mixer, so that an `interleaved` rotation turns what the host's does."""
+def rotate_halves(mixer: Mixer) -> None:
+    """Interleave the queries and keys of a mixer, in place, so that `interleaved` rotary angles fit them."""
     if isinstance(mixer, HeadMixer):
         for role in set("qk") & set(mixer.config.roles):
             setattr(mixer, f"{role}_norm", Interleaved())

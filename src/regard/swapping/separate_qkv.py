@@ -1,4 +1,4 @@
-"""Queries, keys and values of hosts that have their matrices, or only their biases, apart."""
+"""Projections for hosts with separate matrices, or only separate biases, of queries, keys and values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from regard.core import Projection, Site, heads
 from regard.projections.linear import LinearProjection
 
-BIASES_APART = {"q_bias": "qkv.q_bias", "v_bias": "qkv.v_bias"}
-"""The host's names of biases that are apart, and those of `BiasesApart`."""
-MATRICES_APART = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v"}
-"""The same of matrices, and `SeparateProjection`."""
+SEPARATE_BIASES = {"q_bias": "qkv.q_bias", "v_bias": "qkv.v_bias"}
+"""The host's names of separate biases -> those of `SeparateBiases`."""
+SEPARATE_MATRICES = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v"}
+"""The host's names of separate matrices -> those of `SeparateProjection`."""
 
 
 class SeparateProjection(Projection):
-    """Linear children q, k and v, as far as the roles ask for them: `LinearQKV` in a host that names them apart.
+    """Linear children q, k and v for the roles in use: `LinearQKV` of a host with three matrices.
 
     biases: the roles that have a bias.
     """
@@ -34,7 +34,7 @@ class SeparateProjection(Projection):
 
 
 class PairProjection(Projection):
-    """Linear children q, and kv with the rows of keys and values, as far as the roles ask for them: hosts as PVT."""
+    """Linear children q, and kv with the rows of keys and values, for the roles in use: `LinearQKV` of PVT."""
 
     def __init__(self, site: Site, roles: str) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class PairProjection(Projection):
             self.kv = nn.Linear(site.dim, len(self.pair) * site.inner, bias=site.qkv_bias)
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
-        made = {"q": self.q(x)} if "q" in roles else {}
+        projected = {"q": self.q(x)} if "q" in roles else {}
         if set(roles) & set(self.pair):
-            made |= zip(self.pair, self.kv(x).chunk(len(self.pair), -1), strict=True)
-        return tuple(heads(made[role], self.heads) for role in roles)
+            projected |= zip(self.pair, self.kv(x).chunk(len(self.pair), -1), strict=True)
+        return tuple(heads(projected[role], self.heads) for role in roles)
 
 
-class BiasesApart(LinearProjection):
-    """One fused matrix, and biases q_bias and v_bias, as far as the roles ask for them; keys have none."""
+class SeparateBiases(LinearProjection):
+    """One fused matrix, and biases q_bias and v_bias for the roles in use; keys have none."""
 
     def __init__(self, site: Site, roles: str) -> None:
         super().__init__(replace(site, qkv_bias=False), roles)
@@ -61,14 +61,15 @@ class BiasesApart(LinearProjection):
             self.register_parameter(f"{role}_bias", nn.Parameter(torch.zeros(site.inner)))
 
     def offset(self, roles: str) -> Float[Tensor, " R_inner"]:
-        none = self.weight.new_zeros(len(self.weight) // len(self.roles))
-        return torch.cat([self._parameters.get(f"{role}_bias", none) for role in roles])  # type: ignore[misc]
+        zeros = self.weight.new_zeros(len(self.weight) // len(self.roles))
+        return torch.cat([self._parameters.get(f"{role}_bias", zeros) for role in roles])  # type: ignore[misc]
 
 
-def put_apart(mixer: Any, host: Any) -> None:
-    """Give a mixer with linear queries, keys and values the parts that its host has: q and kv, q_proj, ..., q_bias.
+def match_host_projection(mixer: Any, host: Any) -> None:
+    """Give a mixer with linear queries, keys and values the same parts as its host, in place.
 
-    Where the host has one matrix and one bias, nothing changes.
+    These are q and kv, or q_proj, k_proj and v_proj, or q_bias and v_bias. Where the host has one matrix and one bias,
+    nothing changes.
     """
     if not isinstance(getattr(mixer, "qkv", None), LinearProjection):
         return
@@ -76,37 +77,37 @@ def put_apart(mixer: Any, host: Any) -> None:
     if hasattr(host, "kv"):
         mixer.qkv = PairProjection(mixer.site, roles)
     elif getattr(host, "q_proj", None) is not None:
-        mixer.qkv = SeparateProjection(mixer.site, roles, biased(q=host.q_proj, k=host.k_proj, v=host.v_proj))
+        mixer.qkv = SeparateProjection(mixer.site, roles, roles_with_bias(q=host.q_proj, k=host.k_proj, v=host.v_proj))
     elif getattr(host, "q_bias", None) is not None:
-        mixer.qkv = BiasesApart(mixer.site, roles)
+        mixer.qkv = SeparateBiases(mixer.site, roles)
 
 
-def fused_roles(ours: str) -> str:
-    """The roles whose rows a tensor of the host has, in order, by the mixer's name of it; "" if it is no fused one."""
-    return "qkv" if ours in ("qkv.weight", "qkv.bias") else "kv" if ours.startswith("qkv.kv.") else ""
+def fused_roles(name: str) -> str:
+    """The roles whose rows a tensor of the host has, in order, by the mixer's name of it; "" if it is not fused."""
+    return "qkv" if name in ("qkv.weight", "qkv.bias") else "kv" if name.startswith("qkv.kv.") else ""
 
 
-def together(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None] | None:
-    """The weight (3 inner, C) and bias of q, k and v in a host's state by the mixer's names; None if it has none."""
+def joined_qkv(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None] | None:
+    """The joined weight (3 inner, C) and bias of q, k and v of a state by the mixer's names; None if it has none."""
     if "qkv.weight" in state:
         weight = state["qkv.weight"]
-        apart = _filled([state.get(f"qkv.{role}_bias") for role in "qkv"], weight.chunk(3))
-        return weight, state.get("qkv.bias", apart)
+        biases = _joined_biases([state.get(f"qkv.{role}_bias") for role in "qkv"], weight.chunk(3))
+        return weight, state.get("qkv.bias", biases)
     for names in (("q", "k", "v"), ("q", "kv")):
         parts = [state[f"qkv.{name}.weight"] for name in names if f"qkv.{name}.weight" in state]
         if len(parts) == len(names) and all(part.ndim == 2 for part in parts):
-            return torch.cat(parts), _filled([state.get(f"qkv.{name}.bias") for name in names], parts)
+            return torch.cat(parts), _joined_biases([state.get(f"qkv.{name}.bias") for name in names], parts)
     return None
 
 
-def _filled(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
-    """Biases in a row, with zeros where one is missing; None where all are."""
+def _joined_biases(biases: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor | None:
+    """All biases as one vector, with zeros where one is missing; None where all are missing."""
     if all(bias is None for bias in biases):
         return None
     pairs = zip(biases, weights, strict=True)
     return torch.cat([weight.new_zeros(len(weight)) if bias is None else bias for bias, weight in pairs])
 
 
-def biased(**linears: nn.Linear) -> str:
+def roles_with_bias(**linears: nn.Linear) -> str:
     """The roles whose matrix has a bias, such as "qv" in a host without key bias."""
     return "".join(role for role, linear in linears.items() if linear.bias is not None)

@@ -1,4 +1,4 @@
-"""What a model as a whole has of its swapped layers: shared parameters, grid hooks and names without weight decay."""
+"""State of a whole model that its swapped layers need: shared parameters, grid hooks, names without weight decay."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -7,24 +7,25 @@ from typing import Any
 from torch import nn
 
 from regard.core import SwapError
-from regard.swapping.ports.hugging_face import mark
+from regard.swapping.ports.hugging_face import mark_configuration
 
-from .layer import CHILD, GridSource, Port, find_watched
+from .grid_source import GridSource, require_watched_module
+from .layer import MIXER_CHILD, Port
 
 
-def swapped(model: nn.Module, where: str = "*") -> list[str]:
+def swapped_layers(model: nn.Module, where: str = "*") -> list[str]:
     """Names of the swapped layers that match. Raises: SwapError if there are none."""
     all_names = [name for name, module in model.named_modules() if isinstance(module, Port)]
     names = [name for name in all_names if fnmatchcase(name, where)]
     if not names:
-        there = f"swapped are {', '.join(all_names)}" if all_names else "nothing is swapped"
-        raise SwapError(f"no swapped layer matches {where!r} in {type(model).__name__}; {there}")
+        present = f"swapped are {', '.join(all_names)}" if all_names else "nothing is swapped"
+        raise SwapError(f"no swapped layer matches {where!r} in {type(model).__name__}; {present}")
     return names
 
 
-def shared_of(layer: nn.Module) -> nn.Module | None:
-    """The module whose parameters a swapped layer has in common with others (codes of FSNE); None if there is none."""
-    own = set(layer._modules[CHILD].modules())  # type: ignore[union-attr]
+def shared_module(layer: nn.Module) -> nn.Module | None:
+    """The module whose parameters a swapped layer shares with others (the codes of FSNE); None if there is none."""
+    own = set(layer._modules[MIXER_CHILD].modules())  # type: ignore[union-attr]
     for module in own:
         for shared in module.__dict__.get("_shared") or ():
             if isinstance(shared, nn.Module) and shared not in own:
@@ -32,8 +33,8 @@ def shared_of(layer: nn.Module) -> nn.Module | None:
     return None
 
 
-def is_source(hook: Any) -> bool:
-    """Whether a forward hook writes a grid."""
+def is_grid_hook(hook: Any) -> bool:
+    """Whether a forward hook records a grid."""
     return isinstance(getattr(hook, "__self__", None), GridSource)
 
 
@@ -47,35 +48,42 @@ class NoDecay:
         return set(self.names)
 
 
-def tidy(model: nn.Module) -> None:
-    """Owners, grid hooks and decay names as the present layers need them; called after every change."""
+def refresh_shared_state(model: nn.Module) -> None:
+    """Set shared modules, grid hooks and names without weight decay as the current layers need them, in place.
+
+    Called after every swap, removal and restoration.
+    """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Port)}
-    _own_shared(model, layers)
+    _register_shared(model, layers)
     _hook_sources(model, layers)
-    mark(model)
+    mark_configuration(model)
     model.__dict__.pop("no_weight_decay", None)
     if layers:
-        own = getattr(model, "no_weight_decay", None)
-        names = set(own()) if callable(own) else set()
-        owners: dict[str, nn.Module] = {f"{name}.{CHILD}": layer.mixer for name, layer in layers.items()}
-        for name, module in model.named_modules():
-            if name.rpartition(".")[2] == "regard_shared":
-                owners[name] = module
-        for start, owner in owners.items():
-            for name, module in owner.named_modules():
-                listed = getattr(module, "no_weight_decay", None)
-                if callable(listed):
-                    names |= {".".join(filter(None, (start, name, item))) for item in listed()}
-        model.no_weight_decay = NoDecay(names)  # type: ignore[assignment]
+        model.no_weight_decay = NoDecay(_names_without_decay(model, layers))  # type: ignore[assignment]
 
 
-def _own_shared(model: nn.Module, layers: Mapping[str, Port]) -> None:
-    """Register shared modules once: on the model, or in a chain on the first layer that uses them."""
+def _names_without_decay(model: nn.Module, layers: Mapping[str, Port]) -> set[str]:
+    own = getattr(model, "no_weight_decay", None)
+    names = set(own()) if callable(own) else set()
+    owners: dict[str, nn.Module] = {f"{name}.{MIXER_CHILD}": layer.mixer for name, layer in layers.items()}
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == "regard_shared":
+            owners[name] = module
+    for start, owner in owners.items():
+        for name, module in owner.named_modules():
+            without_decay = getattr(module, "no_weight_decay", None)
+            if callable(without_decay):
+                names |= {".".join(filter(None, (start, name, item))) for item in without_decay()}
+    return names
+
+
+def _register_shared(model: nn.Module, layers: Mapping[str, Port]) -> None:
+    """Register each shared module once: on the model, or, where it is a container, on the first layer that uses it."""
     for module in [model, *layers.values()]:
         module._modules.pop("regard_shared", None)
     users: dict[nn.Module, Port] = {}
     for layer in layers.values():
-        shared = shared_of(layer)
+        shared = shared_module(layer)
         if shared is not None:
             users.setdefault(shared, layer)
     if not users:
@@ -88,17 +96,17 @@ def _own_shared(model: nn.Module, layers: Mapping[str, Port]) -> None:
 
 
 def _hook_sources(model: nn.Module, layers: Mapping[str, Port]) -> None:
-    """One forward hook for each source in use, and no other."""
+    """One forward hook for each grid source in use, and no other."""
     for module in model.modules():
         for key, hook in list(module._forward_hooks.items()):
-            if is_source(hook):
+            if is_grid_hook(hook):
                 del module._forward_hooks[key]
     hooked: set[nn.Module] = set()
     for name, layer in layers.items():
         if layer.watch:
-            place = find_watched(model, name, layer.watch)
-            if place not in hooked:
-                place.register_forward_hook(layer.source.record)
-                hooked.add(place)
+            watched = require_watched_module(model, name, layer.watch)
+            if watched not in hooked:
+                watched.register_forward_hook(layer.source.record)
+                hooked.add(watched)
             else:
-                layer.source = next(h.__self__ for h in place._forward_hooks.values() if is_source(h))  # type: ignore
+                layer.source = next(h.__self__ for h in watched._forward_hooks.values() if is_grid_hook(h))  # type: ignore

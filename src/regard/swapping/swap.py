@@ -1,4 +1,4 @@
-"""Swapping: any mechanism into any known host, with the host's weights and names kept."""
+"""Swapping: a mechanism in the place of a model's attention, with the model's weights and parameter names kept."""
 
 import copy
 import warnings
@@ -13,16 +13,19 @@ from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedEr
 from regard.mixers.spelling import parse_mixer, parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
-from .host_parameters import altered, package_of
-from .inspect import all_sites, example_of, grids_of, host_of, inputs_of, matching
-from .layer import CHILD, Port, like
-from .removed import Nothing
-from .shared_state import shared_of, swapped, tidy
+from .host_parameters import alteration, package_name
+from .inspect import attention_layers, example_input, input_shapes, layer_grids, matching_layers, original_attention
+from .layer import MIXER_CHILD, Port, first_tensor
+from .removed import Removed
+from .shared_state import refresh_shared_state, shared_module, swapped_layers
 
 
 @dataclass
 class PlannedSite:
-    """One layer of a plan: where it is, what port reads it, and what becomes of the host's parameters."""
+    """One layer of a plan: its name, the port that will replace it, and what becomes of the host's parameters.
+
+    before: the module that is there now. kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
+    """
 
     name: str
     layer: Port
@@ -34,13 +37,13 @@ class PlannedSite:
 
     def __str__(self) -> str:
         lists = (("kept", self.kept), ("new", self.new), ("dropped", self.dropped), ("note", self.notes))
-        said = "; ".join(f"{label} {', '.join(items)}" for label, items in lists if items)
-        return f"{self.name} ({type(self.layer).__name__}, {self.layer.mixer.site.grid}): {said}"
+        changes = "; ".join(f"{label} {', '.join(items)}" for label, items in lists if items)
+        return f"{self.name} ({type(self.layer).__name__}, {self.layer.mixer.site.grid}): {changes}"
 
 
 @dataclass
 class SwapPlan:
-    """What a swap would do. The model is not touched before `apply`."""
+    """What a swap would do. The model is not changed before `apply`."""
 
     model: nn.Module
     mixer: MixerConfig
@@ -52,17 +55,17 @@ class SwapPlan:
         return "\n".join([head, *(f"  {site}" for site in self.sites)])
 
     def warn(self) -> None:
-        """Warn of what the host does in training and the mechanism does not: dropout of attention weights."""
+        """Warn about what the host does in training and the mechanism does not: dropout of attention weights."""
         for rate in sorted({_dropout(site.before) for site in self.sites if self.mixer.uses} - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
 
     def apply(self, faithful: bool = True) -> nn.Module:
         """Install the layers, with the weights that the host has now; returns the model.
 
-        faithful: a new convolution (`dwc=`) starts at zero, so that it changes nothing at first; False starts it as
-        PyTorch does, for training from scratch. A probe forward proves that every layer ran; if it fails, the model is
-        left as it was.
-        Raises: SwapError if a layer did not run, or was changed since the plan was made.
+        faithful: a new convolution (`dwc=`) is initialised with zeros, so that it changes nothing at first; False
+        initialises it as PyTorch does, for training from scratch. A forward pass of the example checks that every layer
+        runs; if it fails, the model is left unchanged.
+        Raises: SwapError if a layer does not run, or was changed since the plan was made.
         """
         for site in self.sites:
             if self.model.get_submodule(site.name) is not site.before:
@@ -70,20 +73,20 @@ class SwapPlan:
         for site in self.sites:
             _transfer(site, faithful)
             self.model.set_submodule(site.name, site.layer)
-        tidy(self.model)
+        refresh_shared_state(self.model)
         try:
-            seen = inputs_of(self.model, {site.name: site.layer for site in self.sites}, self.example)
-            silent = [site.name for site in self.sites if site.name not in seen]
-            if silent:
-                raise SwapError(f"the forward pass did not enter {', '.join(silent)}")
+            shapes = input_shapes(self.model, {site.name: site.layer for site in self.sites}, self.example)
+            unused = [site.name for site in self.sites if site.name not in shapes]
+            if unused:
+                raise SwapError(f"the forward pass did not enter {', '.join(unused)}")
         except Exception:
             for site in self.sites:
                 self.model.set_submodule(site.name, site.before)
-            tidy(self.model)
+            refresh_shared_state(self.model)
             raise
         for site in self.sites:
-            host = site.layer.host
-            site.layer.slim(site.before.host_state() if isinstance(site.before, Port) else host.state_dict())
+            before, host = site.before, site.layer.host
+            site.layer.drop_host_weights(before.host_state() if isinstance(before, Port) else host.state_dict())
         return self.model
 
 
@@ -94,21 +97,21 @@ def plan_swap(
     example: Tensor | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> SwapPlan:
-    """Look at a model with one forward pass and say what `swap` would do.
+    """What `swap` would do to a model, found out by one forward pass; the model is not changed.
 
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
-    every self-attention. example: an input, where the model does not tell its image size. ports: of the caller's own
-    attention classes (see `Port`); not needed where the class names its port.
-    Raises: SwapError if nothing matches, a layer cannot be read or an adapter (LoRA) is around its weights, which a
-    swap would lose, UnsupportedError if the host passes masks that the mechanism cannot apply, ConfigError if mixer is
-    no configuration.
+    every self-attention. example: an input (1, C, H, W), needed where the model does not name its image size. ports:
+    for attention classes of your own (see `Port`); not needed where the class names its port.
+    Raises: SwapError if nothing matches, a layer cannot be read or its weights are wrapped by an adapter (LoRA), which
+    a swap would lose; UnsupportedError if the host passes masks that the mechanism cannot apply; ConfigError if mixer
+    is no configuration.
     """
-    known = parse_mixer(mixer) if isinstance(mixer, str) else mixer
+    config = parse_mixer(mixer) if isinstance(mixer, str) else mixer
     if not isinstance(model, nn.Module):
         raise ConfigError(f"swap takes a model, a torch module, not {model!r}; create_model(name, mixer) makes one")
-    if not isinstance(known, MixerConfig):
+    if not isinstance(config, MixerConfig):
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
-    return plan_layers(model, known, matching(model, where, ports), example, ports=ports)
+    return plan_layers(model, config, matching_layers(model, where, ports), example, ports=ports)
 
 
 def plan_layers(
@@ -119,29 +122,33 @@ def plan_layers(
     grids: Mapping[str, Grid] | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> SwapPlan:
-    """`plan_swap` for layers by their exact names; grids: build grids that replace those of the forward pass."""
-    example = example_of(model) if example is None else example
-    sites = all_sites(model, ports)
-    if unknown := [name for name in names if name not in sites]:
+    """`plan_swap` for layers by their exact names.
+
+    grids: layer -> the grid to build the mechanism for, instead of the one in the forward pass. Raises: as `plan_swap`.
+    """
+    example = example_input(model) if example is None else example
+    layers = attention_layers(model, ports)
+    if unknown := [name for name in names if name not in layers]:
         raise SwapError(f"{type(model).__name__} has no attention that a port knows at {', '.join(unknown)}")
-    order = {name: index for index, name in enumerate(sites)}
+    order = {name: index for index, name in enumerate(layers)}
     for name in names:
-        _refuse(sites[name], model.get_submodule(name), name, mixer)
-    seen = grids_of(model, {name: sites[name] for name in names}, example)
+        _check_supported(layers[name], model.get_submodule(name), name, mixer)
+    found_grids = layer_grids(model, {name: layers[name] for name in names}, example)
     shared = mixer.shared()
     if shared is not None:
         parameter = next(model.parameters())
         shared = shared.to(parameter.device, parameter.dtype)
     planned = []
     for name in names:
-        module, port = model.get_submodule(name), sites[name]
-        host = host_of(module)
-        grid, source = seen[name]
+        module, port = model.get_submodule(name), layers[name]
+        host = original_attention(module)
+        grid, source = found_grids[name]
         site = port.site(host, (grids or {}).get(name, grid), name, order[name])
-        host = module.release() if isinstance(module, Port) else copy.deepcopy(module)  # the plan changes nothing
+        # the plan works on a copy
+        host = module.restored_attention() if isinstance(module, Port) else copy.deepcopy(module)
         layer = port(host, mixer, site, shared)
         layer.source = source
-        kept, new, dropped = layer.account()
+        kept, new, dropped = layer.parameter_changes()
         planned.append(PlannedSite(name, layer, module, kept, new, dropped, _notes(host, mixer, site.qkv_bias)))
     return SwapPlan(model, mixer, planned, example)
 
@@ -160,21 +167,21 @@ def swap(
 
 
 def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) -> nn.Module:
-    """Replace each matching attention by zeros: only the residual branch remains. `restore` brings it back."""
-    return swap(model, Nothing(), where, example)
+    """Replace each matching attention by zeros, in place: only the residual branch remains. `restore` undoes it."""
+    return swap(model, Removed(), where, example)
 
 
 def restore(model: nn.Module, where: str = "*") -> nn.Module:
-    """The host's own attention back, in place, with the present weights where they fit; returns the model.
+    """Put the host's own attention back, in place, with the current weights where they fit; returns the model.
 
     Raises: SwapError if no swapped layer matches, or an adapter (LoRA) is around the weights of one.
     """
-    names = swapped(model, where)
+    names = swapped_layers(model, where)
     for name in names:
         _check_plain(model.get_submodule(name), name)
     for name in names:
-        model.set_submodule(name, model.get_submodule(name).release())  # type: ignore[operator]
-    tidy(model)
+        model.set_submodule(name, model.get_submodule(name).restored_attention())  # type: ignore[operator]
+    refresh_shared_state(model)
     return model
 
 
@@ -184,48 +191,49 @@ def retune(model: nn.Module, where: str = "*", **numbers: Any) -> nn.Module:
     Every parameter stays the same object. Raises: SwapError if no swapped layer matches or an adapter (LoRA) is around
     the weights of one, ConfigError for an unknown field or for one that would change the parameters.
     """
-    made = []
-    for name in swapped(model, where):
+    mixers = []
+    for name in swapped_layers(model, where):
         layer: Any = model.get_submodule(name)
         _check_plain(layer, name)
         old, config = layer.mixer, layer.mixer.config
-        known = [item.name for item in fields(config)]
+        names = [item.name for item in fields(config)]
         for key in numbers:
-            if key not in known:
-                raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, known)}")
-        new = layer.make(replace(config, **numbers), old.site, shared_of(layer))
-        wants = {key: value.requires_grad for key, value in old.named_parameters()}
-        for key, value in new.named_parameters():  # loading keeps the flags of what is loaded into
-            value.requires_grad_(wants.get(key, True))
+            if key not in names:
+                raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, names)}")
+        new = layer.new_mixer(replace(config, **numbers), old.site, shared_module(layer))
+        trained = {key: value.requires_grad for key, value in old.named_parameters()}
+        for key, value in new.named_parameters():  # load_state_dict keeps the target's flags
+            value.requires_grad_(trained.get(key, True))
         try:
             new.load_state_dict(old.state_dict(keep_vars=True), assign=True)
         except RuntimeError as error:
-            said = ", ".join(f"{key}={value}" for key, value in numbers.items())
-            raise ConfigError(f"retune({said}) would change the parameters of {name}; use swap for that") from error
-        made.append((layer, new.train(old.training)))
-    for layer, new in made:
-        layer.register_module(CHILD, new)
+            changes = ", ".join(f"{key}={value}" for key, value in numbers.items())
+            raise ConfigError(f"retune({changes}) would change the parameters of {name}; use swap for that") from error
+        mixers.append((layer, new.train(old.training)))
+    for layer, new in mixers:
+        layer.register_module(MIXER_CHILD, new)
     return model
 
 
-# creating models
+# checks
 
 
-def _refuse(port: type[Port], module: nn.Module, name: str, mixer: MixerConfig) -> None:
+def _check_supported(port: type[Port], module: nn.Module, name: str, mixer: MixerConfig) -> None:
+    """Raises: SwapError for altered weights, UnsupportedError if the port or the mechanism cannot be used here."""
     _check_plain(module, name)
-    missing = sorted(port.sends - mixer.masks) if mixer.uses else []
-    if reason := port.refuses(host_of(module)):
+    missing = sorted(port.mask_kinds - mixer.masks) if mixer.uses else []
+    if reason := port.refusal(original_attention(module)):
         raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
     if missing:
         raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
 
 
 def _check_plain(layer: nn.Module, name: str) -> None:
-    """Raises: SwapError if the weights of a layer are not where its library, or its mechanism, has them."""
+    """Raises: SwapError if a tool has wrapped or replaced the weights of a layer (LoRA, pruning, quantisation)."""
     if isinstance(layer, Port):
-        reason = altered(layer.mixer, {package_of(part) for part in parts(layer.mixer.config)}, skip="operator")
+        reason = alteration(layer.mixer, {package_name(part) for part in parts(layer.mixer.config)}, skip="operator")
     else:
-        reason = altered(layer)
+        reason = alteration(layer)
     if reason:
         raise SwapError(
             f"{name}: {reason}, whose weights would be lost; merge or remove it first (merge_and_unload() of PEFT, "
@@ -246,35 +254,39 @@ def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:
 
 def _dropout(host: nn.Module) -> float:
     """The rate of dropout of attention weights in a library's module."""
-    said = [getattr(host, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
-    rates = (value.p if isinstance(value, nn.Dropout) else value for value in said)
+    values = [getattr(host, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
+    rates = (value.p if isinstance(value, nn.Dropout) else value for value in values)
     return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
 
 
+# weights
+
+
 def _transfer(site: PlannedSite, faithful: bool) -> None:
-    """Weights into the new layer: the host's, and those of a swapped-in mixer whose meaning is the same."""
+    """Copy weights into the new layer: the host's, and those of the previous mixer that mean the same."""
     layer, before = site.layer, site.before
     state = before.host_state() if isinstance(before, Port) else dict(before.state_dict())
-    example = like(before)
+    example = first_tensor(before)
     layer.to(example.device, example.dtype)
-    filled = layer.adopt(state)
+    filled = layer.load_host_state(state)
     if isinstance(before, Port):
-        filled |= _carry(before, layer)
+        filled |= _copy_same_parameters(before, layer)
     dwc = getattr(layer.mixer, "dwc", None)
     if faithful and isinstance(dwc, nn.Conv2d) and "dwc.weight" not in filled:
         for value in dwc.parameters():
             nn.init.zeros_(value)
     frozen = {name for name, value in before.named_parameters() if not value.requires_grad}
     if isinstance(before, Port):  # a new parameter may have the name of an old one that meant something else
-        carried = {f"{CHILD}.{name}" for name in filled}
-        layer.freeze(before.frozen(), {name for name in frozen if not name.startswith(f"{CHILD}.") or name in carried})
+        copied = {f"{MIXER_CHILD}.{name}" for name in filled}
+        own = {name for name in frozen if name in copied or not name.startswith(f"{MIXER_CHILD}.")}
+        layer.freeze(before.frozen_parameters(), own)
     else:
         layer.freeze(frozen, set())
 
 
 @torch.no_grad()
-def _carry(before: Port, layer: Port) -> set[str]:
-    """Copy parameters of the old mixer that mean the same in the new one; returns their names."""
+def _copy_same_parameters(before: Port, layer: Port) -> set[str]:
+    """Copy the parameters of the old mixer that mean the same in the new one; returns their names."""
     old, new = before.mixer, layer.mixer
     a, b = old.config, new.config
     same_roles = getattr(a, "roles", a.uses) == getattr(b, "roles", b.uses)
@@ -290,9 +302,9 @@ def _carry(before: Port, layer: Port) -> set[str]:
     }
     for key in keys:
         target[key].copy_(source[key])
-    shared, into = shared_of(before), shared_of(layer)
-    if same["qkv"] and shared is not None and into is not None:
-        into.load_state_dict(shared.state_dict())
-        for value, old_value in zip(into.parameters(), shared.parameters(), strict=True):
+    old_shared, new_shared = shared_module(before), shared_module(layer)
+    if same["qkv"] and old_shared is not None and new_shared is not None:
+        new_shared.load_state_dict(old_shared.state_dict())
+        for value, old_value in zip(new_shared.parameters(), old_shared.parameters(), strict=True):
             value.requires_grad_(old_value.requires_grad)
     return keys

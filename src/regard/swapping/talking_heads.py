@@ -1,15 +1,13 @@
-"""Talking heads around a mechanism: the mixes of heads that CaiT has before and after its softmax.
+"""Talking heads around a mechanism: CaiT's linear maps over the heads, before and after the softmax.
 
-The first mix takes a mechanism's logits. The operators of logits here are those of the mechanism, with its parameters,
-but give (B, H, N, M) before the softmax in the place of an output. CaiT's patch layers have no extra tokens.
+The first map needs the logits of a mechanism. The logits operators in this file have the parameters of the mechanism's
+operator, but return the logits (B, H, N, M) instead of an output. CaiT's patch layers have only patch tokens.
 """
-
-from typing import cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, MixerConfig, Operator, Site, UnsupportedError, softmax_rows
+from regard.core import NO_MASK, Inputs, MixerConfig, Operator, Site, UnsupportedError, softmax_rows
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.cska import CSKA, CSKAOperator
@@ -19,9 +17,9 @@ from regard.mixers.static_keys.ska import SKA, SKAOperator
 
 
 class TalkingHeads(Operator):
-    """proj_w softmax(proj_l logits) v; the maps proj_l and proj_w of the head axis are those of the host.
+    """proj_w softmax(proj_l logits) v, with the host's linear maps proj_l and proj_w over the heads.
 
-    logits: one of this file's operators, called as a module. The map is held whole: O(N M H) memory.
+    logits: a logits operator of this file. The whole attention map is in memory: O(N M H).
     """
 
     def __init__(self, logits: Operator, heads: int, bias: bool) -> None:
@@ -29,21 +27,11 @@ class TalkingHeads(Operator):
         self.logits = logits
         self.proj_l, self.proj_w = (nn.Linear(heads, heads, bias=bias) for _ in range(2))
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        logits = over_heads(self.proj_l, self.logits(q, k, v, grid=grid, memory=memory))
-        a = softmax_rows(logits if mask is None else mask.added(logits))
-        return over_heads(self.proj_w, a) @ cast(Tensor, v)
-
-    reference = forward
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        logits = self.logits(inputs.q, inputs.k, inputs.v, grid=inputs.grid, memory=inputs.memory)
+        logits = mix_heads(self.proj_l, logits)
+        a = softmax_rows((inputs.mask or NO_MASK).added(logits))
+        return mix_heads(self.proj_w, a) @ inputs.v
 
 
 class SoftmaxLogits(Operator):
@@ -53,91 +41,54 @@ class SoftmaxLogits(Operator):
         super().__init__()
         self.scale = scale
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return _product(cast(Tensor, q), cast(Tensor, k), self.scale)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        return _product(inputs.q, inputs.k, self.scale)
 
 
 class StaticLogits(SKAOperator):
     """scale q K^T with learned keys K (SKA)."""
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q = cast(Tensor, q)
-        return _product(q, self.keys_on(memory or grid).to(q.dtype), self.config.scale)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        return _product(inputs.q, self.keys_on(inputs.key_grid).to(inputs.q.dtype), self.config.scale)
 
 
 class ConvolvedLogits(CSKAOperator):
     """The convolution of the query map whose output channels are the keys (CSKA)."""
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q = cast(Tensor, q)
-        made = {name: value.to(q.dtype) for name, value in self.on(memory or grid).items()}
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        q, grid = inputs.q, inputs.grid
+        constants = {name: value.to(q.dtype) for name, value in self.on(inputs.key_grid).items()}
         if self.config.factorised:
-            return _product(self._filtered(q, grid, made["kernel"]), made["keys"], self.config.scale)
-        logits = convolved(q, made["weight"], made.get("bias"), grid).mT
+            return _product(self._filtered(q, grid, constants["kernel"]), constants["keys"], self.config.scale)
+        logits = convolved(q, constants["weight"], constants.get("bias"), grid).mT
         return logits * (self.width**-0.5 if self.config.scale is None else self.config.scale)
 
 
 class QueryKeyLogits(QueryKeyOperator):
-    """scale q k^T with keys that a convolution makes of the queries: CSKA(reading="key")."""
+    """scale q k^T with keys that a convolution of the queries gives: CSKA(reading="key")."""
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return _product(*self._with_keys(cast(Tensor, q), grid, None, plain=False), self.scale)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        return _product(*self._with_keys(inputs.q, inputs.grid, None, plain), self.scale)
 
 
 def _product(q: Tensor, keys: Tensor, scale: float | None) -> Tensor:
     return q @ keys.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
-def logits_of(config: HeadMixerConfig, site: Site) -> Operator:
-    """The part of a mechanism before its softmax.
+def logits_operator(config: HeadMixerConfig, site: Site) -> Operator:
+    """The operator of a mechanism's logits.
 
-    Raises: UnsupportedError if it has no softmax over all keys, or static keys are to lie in windows.
+    Raises: UnsupportedError if it has no softmax over all keys, or static keys with resize="window".
     """
     if isinstance(config, Softmax):
         return SoftmaxLogits(config.scale)
     if not isinstance(config, SKA | CSKA):
-        raise silent(config)
+        raise no_logits_error(config)
     if config.activation != "softmax" or config.resize == "window":
-        said = f"activation={config.activation!r}" if config.activation != "softmax" else "resize='window'"
+        option = f"activation={config.activation!r}" if config.activation != "softmax" else "resize='window'"
         raise UnsupportedError(
-            f"CaiT mixes its heads before and after one softmax over all keys, which {type(config).__name__}({said}) "
-            "has not; leave that out, or make the host with keep_talking=False"
+            f"CaiT mixes its heads before and after one softmax over all keys, which {type(config).__name__}({option}) "
+            "does not have; leave that option out, or make the host with keep_talking=False"
         )
     if isinstance(config, SKA):
         return StaticLogits(config, site)
@@ -146,14 +97,14 @@ def logits_of(config: HeadMixerConfig, site: Site) -> Operator:
     return ConvolvedLogits(config, site)
 
 
-def silent(config: MixerConfig) -> UnsupportedError:
-    """The error about a mechanism that has no logits."""
+def no_logits_error(config: MixerConfig) -> UnsupportedError:
+    """The error for a mechanism without logits over all keys."""
     return UnsupportedError(
-        f"CaiT mixes its heads before and after the softmax over all keys, which {type(config).__name__} has not; "
-        "Softmax, SKA and CSKA keep that, and cait_s_32(keep_talking=False) leaves it out"
+        f"CaiT mixes its heads before and after the softmax over all keys, which {type(config).__name__} does not "
+        "have; Softmax, SKA and CSKA keep that, and cait_s_32(keep_talking=False) removes it"
     )
 
 
-def over_heads(mix: nn.Linear, a: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
+def mix_heads(mix: nn.Linear, a: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
     """A linear map of the head axis."""
     return mix(a.movedim(1, -1)).movedim(-1, 1)

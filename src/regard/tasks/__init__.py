@@ -1,4 +1,4 @@
-"""Tasks: a problem, its data and its score. Adding one costs its file and one line in `TASKS`."""
+"""Tasks: a problem with its data and its score. A new task needs its own file and a line in `TASKS`."""
 
 from .base import Score, Task
 from .classification import Classification

@@ -1,7 +1,7 @@
-"""The contract that every mechanism keeps, as a function: `regard.testing.check(MyMechanism())`.
+"""The contract of mechanisms as a function: `regard.testing.check(MyMechanism())`.
 
-Our own tests run it over every mechanism and projection; users run it on their own mechanisms before a study. It works
-in float64 on small grids, with parameters moved away from their start (a zero would hide what it multiplies).
+Regard's tests run it on every mechanism and projection; users run it on their own mechanisms before a study. It works
+in float64 on small grids, with perturbed parameters, since a parameter that is zero would hide what it multiplies.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ LARGER = (Grid(8, 8), Grid(7, 9, 2), Grid(9, 7, 1), Grid(7, 8, 1, 2))
 
 ITEMS: dict[str, Callable[[Subject], str]] = {
     "shape": forms.shape,
-    "doors": forms.doors,
+    "doors": forms.input_checks,
     "parameters": forms.parameters,
     "macs": forms.macs,
     "reference": forms.reference,
@@ -47,7 +47,7 @@ ONCE = frozenset({"gradients", "compile", "images", "rotary", "cross", "reset", 
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found: items that passed, and the others with the reason why they do not apply."""
+    """The result of `check`: items that passed, and items that do not apply and refused grids with the reasons."""
 
     spelling: str
     grids: tuple[Grid, ...]
@@ -73,16 +73,16 @@ def check(
     contract: Contract | None = None,
     skip: Mapping[str, str] | None = None,
 ) -> Report:
-    """Run the contract on a mechanism and say which items passed and which do not apply.
+    """Run the contract on a mechanism; returns which items passed and which do not apply.
 
-    grids: by default five small ones, square and not, with prefix and suffix; where the mechanism refuses some of them
-    (25 landmarks do not fit into 4x4 cells), larger ones are added. contract: what the suite must know of the
-    configuration; None = its own `contract`. skip: further items to leave out, with the reason of each.
-    Raises: ContractError for the first item that fails; ConfigError for a name in skip that is no item.
+    grids: by default five small ones, square and not, with prefix and suffix tokens; if the mechanism refuses some of
+    them (25 landmarks do not fit 4x4 patch tokens), larger ones are added. contract: what the suite must know about the
+    configuration; None = its own `contract`. skip: further items to skip, with the reason of each.
+    Raises: ContractError for the first item that fails; ConfigError for an unknown item in skip.
     """
-    told = contract or config.contract
-    left_out = {**told.skip, **(skip or {})}
-    for name in left_out:
+    contract = contract or config.contract
+    reasons = {**contract.skip, **(skip or {})}
+    for name in reasons:
         if name not in ITEMS:
             raise ConfigError(f"the contract has no item {name!r}; {nearest(name, ITEMS)}")
     subjects: list[Subject] = []
@@ -91,7 +91,7 @@ def check(
         for grid in _candidates(tuple(grids)):
             if not grids and grid in LARGER and len(subjects) >= 3:
                 break
-            subject = Subject(config, grid, dim, heads, batch, seed, told)
+            subject = Subject(config, grid, dim, heads, batch, seed, contract)
             try:
                 subject.layer.reference(subject.draw(grid, 0), grid)
             except (ConfigError, GridError) as error:
@@ -101,8 +101,8 @@ def check(
             else:
                 subjects.append(subject)
         if not subjects:
-            raise ContractError(f"{spell(config)} refuses every grid: {next(iter(refused.values()), 'none was given')}")
-        reasons = {name: left_out[name] if name in left_out else _run(name, subjects) for name in ITEMS}
+            raise ContractError(f"{spell(config)} refuses every grid: {next(iter(refused.values()), 'there is none')}")
+        reasons = {name: reasons[name] if name in reasons else _run(name, subjects) for name in ITEMS}
     passed = tuple(name for name, reason in reasons.items() if not reason)
     skipped = {name: reason for name, reason in reasons.items() if reason}
     return Report(spell(config), tuple(subject.grid for subject in subjects), passed, skipped, refused)
@@ -113,12 +113,12 @@ def _candidates(grids: tuple[Grid, ...]) -> tuple[Grid, ...]:
 
 
 def _run(name: str, subjects: list[Subject]) -> str:
-    """One item on its grids; the reason if it applies to none of them."""
+    """Run one item on its grids; returns why it does not apply, "" if it passed."""
     item = ITEMS[name]
     reason = ""
-    # an item that costs much runs on the grid with the most kinds of tokens
-    chosen = [max(subjects, key=lambda s: (s.grid.suffix, s.grid.prefix))] if name in ONCE else subjects
-    for subject in chosen:
+    # an expensive item runs on one grid, with a prefix and a suffix if possible
+    tested = [max(subjects, key=lambda s: (s.grid.suffix, s.grid.prefix))] if name in ONCE else subjects
+    for subject in tested:
         try:
             reason = item(subject)
         except Exception as error:

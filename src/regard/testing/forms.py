@@ -1,4 +1,4 @@
-"""Items of the contract about one layer: its doors, cost, forms, gradients, state and spelling."""
+"""Items of the contract about a layer by itself: input checks, cost, forms, gradients, state and spelling."""
 
 import copy
 import dataclasses
@@ -14,38 +14,38 @@ from regard.core import Grid, GridError, Mixer, ShapeError, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.spelling import parse, parts, spell
 
-from .subject import ContractError, Subject, gap, moved
+from .subject import ContractError, Subject, gap, perturbed
 
 
 def shape(s: Subject) -> str:
-    """The output has the shape and dtype of the input, and is finite, in float32 and bfloat16; also of no images."""
+    """The output has the shape and dtype of the input and is finite, in float32 and bfloat16; also for zero images."""
     for dtype in (torch.float32, torch.bfloat16):
         out = copy.deepcopy(s.layer).to(dtype)(s.x.to(dtype), s.grid)
         if out.shape != s.x.shape or out.dtype != dtype:
-            raise ContractError(f"{tuple(s.x.shape)} in {dtype} became {tuple(out.shape)} in {out.dtype}")
+            raise ContractError(f"input {tuple(s.x.shape)} {dtype} gives output {tuple(out.shape)} {out.dtype}")
         if not out.isfinite().all():
             raise ContractError(f"{int((~out.isfinite()).sum())} values are not finite in {dtype}")
     for run in (s.layer, s.layer.reference):
         if (out := run(s.x[:0], s.grid)).shape != s.x[:0].shape:
-            raise ContractError(f"{tuple(s.x[:0].shape)} became {tuple(out.shape)}")
+            raise ContractError(f"input {tuple(s.x[:0].shape)} gives output {tuple(out.shape)}")
     return ""
 
 
-def doors(s: Subject) -> str:
-    """Inputs that do not fit are refused with the errors of the package."""
+def input_checks(s: Subject) -> str:
+    """Inputs that do not fit raise the errors of the package."""
     wrong = {
         "one token too many": (torch.cat([s.x, s.x[:, :1]], 1), GridError),
         "one token too few": (s.x[:, 1:], GridError),
         "one channel too many": (torch.cat([s.x, s.x[..., :1]], -1), ShapeError),
     }
-    for what, (x, expected) in wrong.items():
+    for case, (x, expected) in wrong.items():
         try:
             s.layer(x, s.grid)
         except expected:
             continue
         except Exception as error:
-            raise ContractError(f"{what}: {type(error).__name__} instead of {expected.__name__}") from error
-        raise ContractError(f"{what} raised nothing instead of {expected.__name__}")
+            raise ContractError(f"{case}: {type(error).__name__} instead of {expected.__name__}") from error
+        raise ContractError(f"{case}: no error instead of {expected.__name__}")
     return ""
 
 
@@ -61,7 +61,7 @@ def parameters(s: Subject) -> str:
 def macs(s: Subject) -> str:
     """The formula counts the multiply-accumulates that PyTorch counts."""
     if not s.contract.macs:
-        return "the counter does not see its products"
+        return "PyTorch's counter cannot count its products"
     layer = copy.deepcopy(s.layer).float()
     run = layer if s.contract.macs == "forward" else layer.reference
     _count(s, layer, lambda: run(s.x[:1].float(), s.grid), s.config.cost(s.site()).macs)
@@ -79,7 +79,7 @@ def _count(s: Subject, layer: Mixer, run: Callable[[], Tensor], formula: int) ->
 
 
 def reference(s: Subject) -> str:
-    """The fast form is the plain one: in float64, and in float32 as near to it as the plain form itself."""
+    """Both forms are equal in float64; in float32 the fast form's error is at most four times the plain form's."""
     with torch.no_grad():
         exact = s.layer.reference(s.x, s.grid)
         s.same("fast and plain form in float64", s.layer(s.x, s.grid), exact)
@@ -93,20 +93,20 @@ def reference(s: Subject) -> str:
 
 
 def weights(s: Subject) -> str:
-    """The operator is its matrix of weights times the values."""
+    """The output of the operator is its attention matrix times the values."""
     if not isinstance(s.layer, HeadMixer) or not s.config.card.row_maps:
         return "no matrix of token weights"
     with torch.no_grad():
-        made = s.layer.roles(s.x, s.grid)
-        if (v := made["v"]) is None:
+        roles = s.layer.project_heads(s.x, s.grid)
+        if (v := roles["v"]) is None:
             return "no values"
-        a = s.layer.operator.weights(made["q"], made["k"], v, grid=s.grid)
-        s.same("weights @ v and the operator", a @ v, s.layer.operator(**made, grid=s.grid), 1e-11)  # type: ignore[arg-type]
+        a = s.layer.operator.weights(roles["q"], roles["k"], v, grid=s.grid)
+        s.same("weights @ v and the operator", a @ v, s.layer.operator(**roles, grid=s.grid), 1e-11)  # type: ignore[arg-type]
     return ""
 
 
 def gradients(s: Subject) -> str:
-    """Gradients of the fast form are those of the plain one, and those of finite differences."""
+    """Gradients of the fast form equal those of the plain form and finite differences."""
     names = [name for name, _ in s.layer.named_parameters()]
     values = [p.detach().clone().requires_grad_() for p in s.layer.parameters()]
     x = s.x.clone().requires_grad_()
@@ -115,9 +115,9 @@ def gradients(s: Subject) -> str:
         return torch.func.functional_call(s.layer, dict(zip(names, values, strict=True)), (x, s.grid))
 
     out = run(x, *values)
-    ahead = torch.randn_like(out)
-    grads = torch.autograd.grad(out, (x, *values), ahead, allow_unused=True)
-    plain = torch.autograd.grad(s.layer.reference(x, s.grid), (x, *s.layer.parameters()), ahead, allow_unused=True)
+    grad_out = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (x, *values), grad_out, allow_unused=True)
+    plain = torch.autograd.grad(s.layer.reference(x, s.grid), (x, *s.layer.parameters()), grad_out, allow_unused=True)
     for name, fast, other in zip(("x", *names), grads, plain, strict=True):
         if fast is None or other is None:
             raise ContractError(f"{name} gets no gradient in the {'fast' if fast is None else 'plain'} form")
@@ -127,7 +127,7 @@ def gradients(s: Subject) -> str:
 
 
 def compiled(s: Subject) -> str:
-    """`torch.compile` takes the layer as one graph and changes neither output nor gradient."""
+    """`torch.compile` captures the layer as one graph and changes neither output nor gradient."""
     if hasattr(HeadMixer.forward, "__wrapped__"):
         return "not run: annotation checks are on"
     torch.compiler.reset()
@@ -135,21 +135,21 @@ def compiled(s: Subject) -> str:
     x = s.x.clone().requires_grad_()
     out, plain = compiled(x, s.grid), s.layer(x, s.grid)
     s.same("compiled and eager form", out, plain)
-    ahead = torch.randn_like(out)
-    one, other = torch.autograd.grad(out, x, ahead)[0], torch.autograd.grad(plain, x, ahead)[0]
+    grad_out = torch.randn_like(out)
+    one, other = torch.autograd.grad(out, x, grad_out)[0], torch.autograd.grad(plain, x, grad_out)[0]
     s.same("gradients of x, compiled and eager", one, other, 1e-11)
     return ""
 
 
 def rotary(s: Subject) -> str:
-    """Rotary positions mean the same in both forms, or are refused."""
+    """Both forms agree with rotary positions, or the layer refuses them."""
     if not isinstance(s.layer, HeadMixer) or not set("qk") & set(s.layer.config.uses):
         return "no queries and keys to rotate"
     angles = torch.randn(s.grid.cells, s.layer.site.width // 2, dtype=torch.float64).repeat_interleave(2, -1)
     rope = torch.cat([angles.sin(), angles.cos()], -1)
     torch.manual_seed(s.seed)
     try:
-        layer = moved(s.config.build(dataclasses.replace(s.site(), rotary=True)))
+        layer = perturbed(s.config.build(dataclasses.replace(s.site(), rotary=True)))
         out = layer(s.x, s.grid, None, rope)
     except UnsupportedError as error:
         return f"refused: {error}"
@@ -159,7 +159,7 @@ def rotary(s: Subject) -> str:
 
 
 def cross(s: Subject) -> str:
-    """Cross-attention to the own input is self-attention; another memory fits, at the cost that the formula says."""
+    """Cross-attention to the same input is self-attention; another memory works, at the cost of the formula."""
     if not isinstance(s.config, HeadMixerConfig) or not s.config.cross:
         return "no cross-attention"
     with torch.no_grad():
@@ -186,7 +186,7 @@ def cross(s: Subject) -> str:
 
 
 def state(s: Subject) -> str:
-    """Two passes, a copy and a layer with the same state give the same output, bit by bit."""
+    """Two passes, a deep copy and a layer with the same state give bit-identical outputs."""
     with torch.no_grad():
         out = s.layer(s.x, s.grid)
         s.same("two passes", s.layer(s.x, s.grid), out, 0.0)
@@ -198,7 +198,7 @@ def state(s: Subject) -> str:
 
 
 def reset(s: Subject) -> str:
-    """Every module with parameters of its own can draw them anew, from torch's generator, to the same values."""
+    """Every module with parameters has `reset_parameters`, which depends on torch's generator alone."""
     for name, module in s.layer.named_modules():
         own = list(module.parameters(recurse=False))
         if not own:
@@ -220,10 +220,10 @@ def reset(s: Subject) -> str:
 
 
 def spelling(s: Subject) -> str:
-    """The spelling is read back, and the layer keeps its configuration."""
+    """Parsing the spelling gives the configuration, and the layer keeps it."""
     text = spell(s.config)
-    if (again := parse(text, map(type, parts(s.config)))) != s.config:
-        raise ContractError(f"{text} was read back as {spell(again)}")
+    if (again := parse(text, tuple(map(type, parts(s.config))))) != s.config:
+        raise ContractError(f"{text} is parsed as {spell(again)}")
     if s.layer.config != s.config:
         raise ContractError("the layer does not keep its configuration as `config`")
     return ""

@@ -1,4 +1,4 @@
-"""Items of the contract about what may change what: images of a batch, hidden tokens, order, places, other grids."""
+"""Items of the contract about which inputs may influence an output: other images, hidden tokens, order, other grids."""
 
 import dataclasses
 from typing import cast
@@ -14,7 +14,7 @@ from .subject import EXACT, ContractError, Subject, gap
 
 
 def batch(s: Subject) -> str:
-    """An image does not know its place in the batch, nor the other images."""
+    """The output for an image depends neither on its position in the batch nor on the other images."""
     with torch.no_grad():
         out = s.layer(s.x, s.grid)
         s.same("a batch in another order", s.layer(s.x.flip(0), s.grid), out.flip(0))
@@ -23,13 +23,13 @@ def batch(s: Subject) -> str:
 
 
 def images(s: Subject) -> str:
-    """inf or NaN in one image leaves the outputs of the others, and the gradients of their inputs, as they were."""
-    ahead = torch.randn_like(s.x)
+    """inf or NaN in one image changes neither the outputs of the others nor the gradients of their inputs."""
+    grad_out = torch.randn_like(s.x)
 
     def others(x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.requires_grad_()
         out = s.layer(x, s.grid)
-        return out[1:].detach(), torch.autograd.grad(out, x, ahead)[0][1:]
+        return out[1:].detach(), torch.autograd.grad(out, x, grad_out)[0][1:]
 
     out, grad = others(s.x.clone())
     for value in (torch.inf, torch.nan):
@@ -42,7 +42,7 @@ def images(s: Subject) -> str:
 
 
 def masks(s: Subject) -> str:
-    """Every kind of mask has its effect, or is refused by name."""
+    """Every kind of mask is applied, or refused with an error that names it."""
     n = s.grid.tokens
     keep = torch.ones(s.batch, n, dtype=torch.bool)
     keep[0, n // 2 :] = False
@@ -67,11 +67,11 @@ def masks(s: Subject) -> str:
 
 
 def order(s: Subject) -> str:
-    """The order of tokens does not matter, where a mechanism claims so."""
+    """The output does not depend on the order of tokens, where a mechanism claims so."""
     if s.contract.positions:
-        return "places matter to it"
+        return "it depends on positions"
     if isinstance(s.config, HeadMixerConfig) and s.config.dwc:
-        return "the depth-wise convolution knows places"
+        return "the depth-wise convolution depends on positions"
     order = torch.randperm(s.grid.tokens)
     with torch.no_grad():
         s.same("tokens in another order", s.layer(s.x[:, order], s.grid), s.layer(s.x, s.grid)[:, order])
@@ -79,7 +79,7 @@ def order(s: Subject) -> str:
 
 
 def geometry(s: Subject) -> str:
-    """A one-cell kernel of the convolution beside the mechanism shifts the values by one row."""
+    """A kernel with one non-zero tap in the convolution beside the mechanism shifts the values by one row."""
     if not isinstance(s.config, HeadMixerConfig):
         return "no depth-wise convolution beside it"
     layer = cast(HeadMixer, s.make(dataclasses.replace(s.config, dwc=3, gate=False)))
@@ -89,20 +89,20 @@ def geometry(s: Subject) -> str:
         cast(Tensor, conv.bias).zero_()
         before = layer(s.x, s.grid)
         conv.weight[:, :, 0, 1] = 1
-        v = cast(Tensor, layer.roles(s.x, s.grid)["v"])
-        moved = torch.zeros_like(merge(v))
+        v = cast(Tensor, layer.project_heads(s.x, s.grid)["v"])
+        shifted = torch.zeros_like(merge(v))
         start, stop, width = s.grid.prefix, s.grid.prefix + s.grid.cells, s.grid.width
-        moved[:, start + width : stop] = merge(v)[:, start : stop - width]
+        shifted[:, start + width : stop] = merge(v)[:, start : stop - width]
         s.same(
-            "a kernel of one cell and values shifted by one row",
+            "a kernel with one tap and values shifted by one row",
             layer(s.x, s.grid) - before,
-            F.linear(moved, layer.proj.weight),
+            F.linear(shifted, layer.proj.weight),
         )
     return ""
 
 
 def local(s: Subject) -> str:
-    """A cell reaches the cells within `reach` and no others."""
+    """A patch token influences those within `reach` and no others."""
     reach = s.contract.reach
     if reach is None:
         return "not local"
@@ -114,14 +114,14 @@ def local(s: Subject) -> str:
     rows, columns = torch.arange(s.grid.height)[:, None], torch.arange(s.grid.width)
     near = (torch.maximum((rows - y).abs(), (columns - x).abs()) <= reach).flatten()
     if (difference[~near] > EXACT).any():
-        raise ContractError(f"a change of one cell reaches beyond {reach} cells: by {difference[~near].max():.3g}")
+        raise ContractError(f"a patch token influences others beyond {reach}: by {difference[~near].max():.3g}")
     if (near & (difference <= EXACT)).any():
-        raise ContractError(f"a change of one cell does not reach all cells within {reach}")
+        raise ContractError(f"a patch token does not influence all others within {reach}")
     return ""
 
 
 def other_grid(s: Subject) -> str:
-    """A forward pass on another grid works or says why not."""
+    """A forward pass on another grid works, or raises an error of the package."""
     grid = dataclasses.replace(s.grid, height=s.grid.height + 1, width=s.grid.width + 2)
     try:
         out = s.layer(s.draw(grid, 7), grid)
@@ -133,7 +133,7 @@ def other_grid(s: Subject) -> str:
 
 
 def _applies(s: Subject, kind: str, mask: Mask) -> None:
-    """A mask has its effect: what is hidden does not matter, not even inf or NaN in padding; the plain form agrees."""
+    """A mask is applied: hidden tokens have no effect, not even inf or NaN in padding, and both forms agree."""
     layer = s.layer
     with torch.no_grad():
         out = layer(s.x, s.grid, mask)
@@ -145,10 +145,10 @@ def _applies(s: Subject, kind: str, mask: Mask) -> None:
         kept = (
             mask.keep if mask.keep is not None else torch.arange(s.grid.tokens).expand(s.batch, -1) < s.grid.tokens // 2
         )
-        held = [s.x.flip(0) + 1]
-        if mask.keep is not None:  # padding is often left uninitialised
-            held += [torch.full_like(s.x, bad) for bad in (torch.inf, torch.nan)]
-        for hidden in held:
+        replacements = [s.x.flip(0) + 1]
+        if mask.keep is not None:  # padding is often uninitialised memory
+            replacements += [torch.full_like(s.x, value) for value in (torch.inf, torch.nan)]
+        for hidden in replacements:
             other = layer(torch.where(kept[..., None], s.x, hidden), s.grid, mask)
             s.same(f"outputs after a change of hidden tokens ({kind})", other[kept], out[kept], 1e-11)
     if mask.keep is not None:
@@ -164,6 +164,6 @@ def _refuses(s: Subject, kind: str, mask: Mask) -> None:
         s.layer(s.x, s.grid, mask)
     except UnsupportedError as error:
         if kind not in str(error):
-            raise ContractError(f"the error about a {kind} mask does not name it: {error}") from error
+            raise ContractError(f"the error for a {kind} mask does not name it: {error}") from error
     else:
-        raise ContractError(f"a {kind} mask is not among its masks and was accepted")
+        raise ContractError(f"a {kind} mask is not in `masks` but was accepted")

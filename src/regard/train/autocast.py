@@ -1,19 +1,19 @@
-"""The forward pass of a run's precision, outside of training."""
+"""Evaluation of a model in the precision of its run."""
 
 import torch
 from torch import Tensor, nn
 
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-"""What autocast computes in, by the name of the precision."""
+"""The dtype of autocast, by the name of the precision."""
 
 
 def mixed(device: str, precision: str) -> torch.autocast:
-    """Autocast of a precision on a kind of device; off where nothing is mixed."""
+    """Autocast for a precision on a type of device; disabled unless the precision is a mixed one."""
     return torch.autocast(device, MIXED.get(precision), enabled=precision in MIXED)
 
 
-class Precise(nn.Module):
-    """A network that is evaluated as its run trained it: inputs in the dtype of its weights, autocast where mixed."""
+class ModelAtPrecision(nn.Module):
+    """A model evaluated in the precision of its run: inputs in the dtype of the weights, autocast if it is mixed."""
 
     def __init__(self, model: nn.Module, precision: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What child processes are given: their surroundings, and an end when the parent is gone."""
+"""Child processes: their environment variables, and their end when the parent process ends."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -10,27 +10,30 @@ from contextlib import contextmanager
 from regard.core.allocator import ALLOCATOR
 
 
-def follow_parent() -> None:
-    """In a child process: end at once when the parent is gone."""
+def end_with_parent() -> None:
+    """In a child process: exit at once when the parent process ends."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
 
 
-def _follow(sentinel: int) -> None:
+def _exit_after(sentinel: int) -> None:
     multiprocessing.connection.wait([sentinel])
     os._exit(1)
 
 
 @contextmanager
-def surroundings(threads: int, gpus: str = "") -> Iterator[None]:
-    """Environment of a child: threads of every numerical library, GPUs that it sees ("": all of this process), and an
-    allocator that keeps its pages."""
+def process_environment(threads: int, gpus: str = "") -> Iterator[None]:
+    """Environment variables for child processes that start in the block.
+
+    threads: of each numerical library. gpus: CUDA_VISIBLE_DEVICES, "" = those of this process. The memory allocator
+    keeps freed pages (`regard.core.allocator`).
+    """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    wanted = dict.fromkeys(names, str(threads))
-    wanted |= ALLOCATOR | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    values = dict.fromkeys(names, str(threads))
+    values |= ALLOCATOR | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""One run on several devices of a machine: a process for each, which train on equal parts of every batch (DDP).
+"""One run on several devices of one machine: one process each, with equal parts of every batch (DDP).
 
-Batches, their augmentation and the losses are those of one device but for rounding; mixup pairs images within a part,
-and dropout draws differ from part to part. The first process evaluates and writes; the parent holds the run's lock.
+Batches, augmentation and losses equal those of one device except for rounding; mixup pairs images within a part, and
+dropout differs between parts. The first process evaluates and writes files; the parent holds the run's lock.
 """
 
 import dataclasses
@@ -18,27 +18,27 @@ import torch
 
 from regard.core import ConfigError, DeviceError, RegardError
 
-from .child_processes import follow_parent, surroundings
-from .environment import hush
+from .child_processes import end_with_parent, process_environment
+from .environment import quiet_lightning
 from .loop import Interrupted, Watch
 from .signals import handled
 
 
 def check_devices(devices: int, batch: int, device: str) -> None:
-    """Raises: ConfigError if the machine has fewer devices, or a batch cannot be cut into equal parts."""
+    """Raises: DeviceError for more devices than the machine has, or if they cannot divide a batch; ConfigError."""
     if devices < 1:
         raise ConfigError(f"a run needs at least one device, not {devices}")
     if batch % devices:
         lower = next(count for count in range(devices, 0, -1) if batch % count == 0)
-        raise ConfigError(f"a batch of {batch} cannot be cut into {devices} equal parts; use {lower} devices")
+        raise DeviceError(f"a batch of {batch} cannot be divided into {devices} equal parts; use {lower} devices")
     if device != "cpu" and torch.cuda.is_available():
         check_number(devices, torch.cuda.device_count())
 
 
-def check_number(devices: int, there: int) -> None:
-    """Raises: DeviceError for more devices than there are."""
-    if devices > there:
-        raise DeviceError(f"{devices} devices are asked for, this machine has {there}")
+def check_number(devices: int, available: int) -> None:
+    """Raises: DeviceError for more devices than the machine has."""
+    if devices > available:
+        raise DeviceError(f"{devices} devices are requested, this machine has {available}")
 
 
 def in_processes(
@@ -52,7 +52,7 @@ def in_processes(
     from lightning.fabric.strategies import DDPStrategy
     from torch.multiprocessing.spawn import ProcessException
 
-    told = multiprocessing.get_context("spawn").SimpleQueue()
+    messages = multiprocessing.get_context("spawn").SimpleQueue()
     threads = max(1, torch.get_num_threads() // devices)
     fabric: Any = Fabric(
         accelerator=device,
@@ -62,9 +62,9 @@ def in_processes(
         loggers=list(watch.loggers),
     )
     silent = dataclasses.replace(watch, report=None, loggers=())
-    with _hearing(told, watch) as errors, _passing_signals(), surroundings(threads):
+    with _received(messages, watch) as errors, _forwarded_signals(), process_environment(threads):
         try:
-            outcome = fabric.launch(partial(_process, train, threads, silent, told))
+            outcome = fabric.launch(partial(_process, train, threads, silent, messages))
         except ProcessException as error:
             if errors:
                 raise errors[0] from error
@@ -75,60 +75,60 @@ def in_processes(
 
 
 def _process(
-    train: Callable[[Watch, Any], dict[str, Any]], threads: int, watch: Watch, told: Any, fabric: Any
+    train: Callable[[Watch, Any], dict[str, Any]], threads: int, watch: Watch, messages: Any, fabric: Any
 ) -> dict[str, Any]:
-    """What each process does. A request to stop comes from the parent alone, not from the terminal."""
+    """The work of one process. Only the parent asks it to stop, not the terminal: it has its own process group."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-    follow_parent()
-    hush()
+    end_with_parent()
+    quiet_lightning()
     torch.set_num_threads(threads)
     if fabric.is_global_zero:
-        watch = dataclasses.replace(watch, report=told.put)
+        watch = dataclasses.replace(watch, report=messages.put)
     try:
         return train(watch, fabric)
     except Interrupted as stop:
         return {"interrupted": str(stop)}
     except RegardError as error:
-        told.put((type(error), str(error)))
+        messages.put((type(error), str(error)))
         raise
 
 
 @contextmanager
-def _hearing(told: Any, watch: Watch) -> Iterator[list[RegardError]]:
-    """Hand progress on while the processes run; the list gets their errors."""
+def _received(messages: Any, watch: Watch) -> Iterator[list[RegardError]]:
+    """Receive messages while the processes run: progress goes to `watch.report`, errors into the list."""
     errors: list[RegardError] = []
 
-    def listen() -> None:
-        while (news := told.get()) is not None:
-            if isinstance(news, tuple):
-                errors.append(news[0](news[1]))
+    def receive() -> None:
+        while (message := messages.get()) is not None:
+            if isinstance(message, tuple):
+                errors.append(message[0](message[1]))
             elif watch.report is not None:
-                watch.report(news)
+                watch.report(message)
 
-    ear = threading.Thread(target=listen, daemon=True)
-    ear.start()
+    receiver = threading.Thread(target=receive, daemon=True)
+    receiver.start()
     try:
         yield errors
     finally:
-        told.put(None)
-        ear.join()
+        messages.put(None)
+        receiver.join()
 
 
 @contextmanager
-def _passing_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM of the parent ask the processes to stop with a checkpoint; the second one ends them."""
-    asked: list[int] = []
+def _forwarded_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM of the parent ask the processes to save a checkpoint and stop; a second one kills them."""
+    received: list[int] = []
 
-    def hand_on(number: int, frame: Any) -> None:
+    def forward(number: int, frame: Any) -> None:
         for child in multiprocessing.active_children():
-            if asked:
+            if received:
                 child.kill()
             else:
                 child.terminate()
-        if asked:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
 
-    with handled(hand_on, signal.SIGINT, signal.SIGTERM):
+    with handled(forward, signal.SIGINT, signal.SIGTERM):
         yield

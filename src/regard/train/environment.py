@@ -1,4 +1,4 @@
-"""What a result depends on besides the run: machine, versions, device, code."""
+"""What a result depends on besides the run itself: machine, versions, device, code."""
 
 import ctypes
 import logging
@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from regard.mixers.shared.native_build import native_wanted, processor
+from regard.mixers.shared.native_build import native_enabled, processor_name
 
 
 def environment(device: torch.device, precision: str, devices: int = 1, compiled: bool = False) -> dict[str, Any]:
-    """machine, python, torch, threads, device and how many, precision, versions and `steps_by`, for the outcome."""
+    """The "environment" of an outcome: machine, versions, threads, devices, precision and `step_execution`."""
     import lightning
     import timm
     import torchvision
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor("model name")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name("model name")
     return {
         "machine": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -34,17 +34,17 @@ def environment(device: torch.device, precision: str, devices: int = 1, compiled
         "devices": devices,
         "processor": name,
         "precision": precision,
-        **steps_by(compiled),
+        **step_execution(compiled),
     }
 
 
-def steps_by(compiled: bool) -> dict[str, bool]:
-    """Whether our compiled kernels or torch.compile make the training steps; ours run in eager mode alone."""
-    return {"compiled kernels": native_wanted() and not compiled, "torch.compile": compiled}
+def step_execution(compiled: bool) -> dict[str, bool]:
+    """Whether training steps use Regard's compiled kernels (in eager mode only) or torch.compile."""
+    return {"compiled kernels": native_enabled() and not compiled, "torch.compile": compiled}
 
 
-def hush() -> None:
-    """Lightning says on standard error which precision and processes it uses; let it tell of warnings alone."""
+def quiet_lightning() -> None:
+    """Keep Lightning's messages on precision and processes off standard error; its warnings stay."""
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
 
 
@@ -61,13 +61,15 @@ def code_version() -> str:
         return version("regard")
 
 
-def _git(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
+def _git(root: Path, *arguments: str) -> str:
+    process = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
+    )
+    return process.stdout.strip()
 
 
 def resolved(device: str) -> str:
-    """What "auto" means on this machine, as Lightning Fabric chooses: a GPU, else Apple's, else the CPU."""
+    """The device that "auto" stands for, chosen like Lightning Fabric: CUDA, else MPS, else the CPU."""
     if device != "auto":
         return device
     if torch.cuda.is_available():
@@ -76,33 +78,33 @@ def resolved(device: str) -> str:
 
 
 class PeakMemory:
-    """The most memory that is in use from now on, for one run among several of a process.
+    """The largest amount of memory in use since this object was made, for one run among several in a process.
 
-    On a GPU it is what torch had allocated there. On the CPU it is the resident size of this process: Python, the
-    libraries and the images included, but not what earlier runs gave back. Only Linux can begin anew on the CPU.
+    On a GPU: the memory that torch allocated there. On the CPU: the resident set size of this process, which includes
+    Python, libraries and images, but not memory that earlier runs freed. Only Linux can reset the value of the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        self.known = device.type == "cuda" or _reset()
+        self.measurable = device.type == "cuda" or _reset()
 
     def bytes(self) -> int | None:
-        """The number until now; None where the system cannot tell that of this run from the process's."""
-        if not self.known:
+        """The largest value so far; None where the system cannot reset the value of the process."""
+        if not self.measurable:
             return None
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         lines = Path("/proc/self/status").read_text().splitlines()
-        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-        return 1024 * int(found[0]) if found else None
+        kibibytes = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        return 1024 * int(kibibytes[0]) if kibibytes else None
 
 
 def _reset() -> bool:
-    """Set the largest resident size of this process to the present one; False where the system has no such thing."""
+    """Reset the peak resident set size of this process to the current one; False where the system cannot."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # freed memory that the allocator keeps is not this run's
+        ctypes.CDLL(None).malloc_trim(0)  # returns memory that earlier runs freed
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,4 +1,4 @@
-"""Carrying a run out: what it needs first, its devices, training, evaluation, and the outcome in the store."""
+"""Executing a run: the runs that it needs, devices, training, evaluation, and the outcome in the store."""
 
 import base64
 import dataclasses
@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError, DeviceError, StoreError
-from regard.core.eval_mode import resting
+from regard.core.eval_mode import eval_mode
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
-from regard.models.saving import describe
+from regard.models.saving import model_recipe
 from regard.store.files import write_json
-from regard.store.results import UNSAID, Busy, Results, check_held
+from regard.store.results import OLD_FILE_VALUES, Busy, Results, check_held
 from regard.swapping.count import count_macs
 from regard.tasks.base import Score
 
 from . import checkpoint
 from .distributed import check_devices, in_processes
-from .environment import PeakMemory, code_version, environment, hush, resolved, steps_by
+from .environment import PeakMemory, code_version, environment, quiet_lightning, resolved, step_execution
 from .initial_weights import copy_weights
 from .load import load, trained
 from .loop import Diverged, Loop, Watch
@@ -41,10 +41,10 @@ def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -
     key = run.key
     if store.status(key) in ("done", "failed"):
         return store.outcome(key) or {}
-    for other in run.needs():
-        _first(run, other, store, device, devices, dataclasses.replace(watch, loggers=()))
+    for needed in run.needs():
+        _execute_needed(needed, store, device, devices, dataclasses.replace(watch, loggers=()))
     with store.lock(key) as folder:
-        finished = store.outcome(key)  # another process may have finished it since we looked
+        finished = store.outcome(key)  # another process may have finished it meanwhile
         if finished is not None:
             return finished
         outcome = _in_folder(run, folder, store, device, devices, watch)
@@ -55,40 +55,40 @@ def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -
     return store.outcome(key) or {}
 
 
-def _first(run: Run, start: Run, store: Results, device: str, devices: int, watch: Watch) -> None:
-    """Carry out a run that this one needs, or wait for the process that does."""
+def _execute_needed(run: Run, store: Results, device: str, devices: int, watch: Watch) -> None:
+    """Execute a run that another one needs, or wait for the process that does."""
     while True:
         try:
-            outcome = start.execute(store, devices, device=device, watch=watch)
+            outcome = run.execute(store, devices, device=device, watch=watch)
             break
         except Busy:
             time.sleep(1.0)
     if outcome.get("status") != "done":
-        raise StoreError(f"run {start.key}, which this one needs, failed: {outcome.get('error')}")
+        raise StoreError(f"run {run.key}, which this run needs, failed: {outcome.get('error')}")
 
 
 def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
-    """The network that labels images. Raises: ConfigError if it does not know the task's classes."""
+    """The model that labels images. Raises: ConfigError if its number of classes is not the task's."""
     if run.teacher is None:
         return None
     if isinstance(run.teacher, Run):
         teacher = trained(run.teacher, store)
     else:
-        teacher = create_model(run.teacher, None).eval()
-    with resting(student), resting(teacher):
-        known, wanted = (network(run.task.example())[0].numel() for network in (teacher, student))
-    if known != wanted:
-        raise ConfigError(f"the teacher tells {known} classes apart, the task has {wanted}: train it on this task")
+        teacher = create_model(run.teacher, None, extra=run.task.extra).eval()
+    with eval_mode(student), eval_mode(teacher):
+        taught, classes = (model(run.task.example())[0].numel() for model in (teacher, student))
+    if taught != classes:
+        raise ConfigError(f"the teacher has {taught} classes, the task has {classes}: train the teacher on this task")
     return teacher
 
 
 def _in_folder(run: Run, folder: Path, store: Results, device: str, devices: int, watch: Watch) -> dict[str, Any]:
     from lightning.fabric import Fabric
 
-    if run.recipe.precision == "16-mixed" and resolved(device) == "cpu":  # Fabric would take bf16 in its place
-        raise DeviceError("16-mixed needs a GPU; a CPU computes in bf16-mixed or 32-true")
-    hush()
-    _remember(run, folder, device, devices, watch.compile)
+    if run.recipe.precision == "16-mixed" and resolved(device) == "cpu":  # Fabric would use bf16 instead
+        raise DeviceError("16-mixed needs a GPU; on a CPU use bf16-mixed or 32-true")
+    quiet_lightning()
+    write_run_file(run, folder, device, devices, watch.compile)
     if devices > 1:
         return in_processes(partial(train, run, folder, store), run.recipe.precision, device, devices, watch)
     fabric: Any = Fabric(
@@ -101,14 +101,16 @@ def _in_folder(run: Run, folder: Path, store: Results, device: str, devices: int
 
 
 def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> dict[str, Any]:
-    """Train on the devices of a launched Fabric, and return the outcome; of several processes, the first's counts.
+    """Train on the devices of a launched Fabric, and return the outcome; with several processes, that of the first.
 
-    `execute` is the way in: it locks the folder and writes the outcome.
+    `execute` calls this with the folder locked, and writes the outcome.
     """
     peak = PeakMemory(fabric.device)
     model = run.task.model(run.mixer, run.seed, run.removed)
     if run.start is not None:
-        copy_weights(trained(run.start, store) if isinstance(run.start, Run) else load(run.start.folder), model)
+        copy_weights(
+            trained(run.start, store) if isinstance(run.start, Run) else load(run.start.folder, run.task.extra), model
+        )
     loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, _teacher(run, store, model))
     loop.resume()
     common: dict[str, Any] = {
@@ -122,7 +124,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         "code": code_version(),
         "data": run.task.record(),
         "spelling": spell(run),
-        "model": describe(model) if "regard_host" in model.__dict__ else None,
+        "model": model_recipe(model) if "regard_host" in model.__dict__ else None,
         "probes": {},
     }
     try:
@@ -139,16 +141,16 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
             "metrics": {},
             **_finished(loop, common["data"]["train"]),
         }
-    measured = _measured(run, loop, score, peak) if score else {}
-    return common | {"status": "done", **measured, **_finished(loop, common["data"]["train"])}
+    results = _results(run, loop, score, peak) if score else {}
+    return common | {"status": "done", **results, **_finished(loop, common["data"]["train"])}
 
 
-def _measured(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
+def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
     chance = run.task.chance
     diverged = score.metrics[run.task.metric] <= chance * 1.05
     notes = [f"at chance: {run.task.metric} {score.metrics[run.task.metric]:.4f} is chance ({chance:.4f})"]
     bits = None if score.right is None else base64.b64encode(np.packbits(score.right).tobytes()).decode()
-    most = peak.bytes()  # before the network is moved and counted
+    peak_memory = peak.bytes()  # before the model is moved and its operations are counted
     macs = count_macs(loop.trained.cpu().float(), run.task.example())
     return {
         "metrics": score.metrics,
@@ -156,31 +158,32 @@ def _measured(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str,
         "diverged": diverged,
         "notes": notes if diverged else [],
         "bits": bits,
-        "peak_memory_bytes": most,
+        "peak_memory_bytes": peak_memory,
         "macs": macs,
     }
 
 
-def _remember(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> None:
-    """Write run.json at the first start; later starts take the number of threads from it, for equal bits."""
+def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> None:
+    """Write run.json at the first start; later starts take the number of threads from it, for bitwise equality."""
     path = folder / "run.json"
-    how = {"device": resolved(device), "devices": devices, **steps_by(compiled)}
+    execution = {"device": resolved(device), "devices": devices, **step_execution(compiled)}
     if path.exists():
-        known = run_file(path)
-        if known.get("threads") and known["threads"] != torch.get_num_threads():
-            torch.set_num_threads(known["threads"])
-        for name, value in how.items():
-            if (before := known.get(name, UNSAID.get(name, value))) not in (value, "auto"):  # "auto" says nothing
-                text = "run %s began with %s %s and goes on with %s: bits will differ"
+        first = run_file(path)
+        if first.get("threads") and first["threads"] != torch.get_num_threads():
+            torch.set_num_threads(first["threads"])
+        for name, value in execution.items():
+            before = first.get(name, OLD_FILE_VALUES.get(name, value))
+            if before not in (value, "auto"):  # old files may say "auto"
+                text = "run %s started with %s %s and continues with %s: the results will not be equal bit for bit"
                 log.warning(text, run.key, name, before, value)
         return
     own = {"version": 1, "key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
-    begun = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
-    write_json(path, {**own, "seed": run.seed, "threads": torch.get_num_threads(), **how, **begun})
+    start = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
+    write_json(path, {**own, "seed": run.seed, "threads": torch.get_num_threads(), **execution, **start})
 
 
 def _finished(loop: Loop, train: int) -> dict[str, Any]:
-    """Time, and images of a second; train: how many there are, of which a batch may be the whole."""
+    """Time and training speed; train: number of training images, which may be fewer than a batch."""
     images = loop.step * min(loop.recipe.batch, train) * loop.recipe.accumulate
     return {
         "seconds": round(loop.seconds, 3),

@@ -1,12 +1,12 @@
-"""`load`: the trained model of a folder, whether `save` or a run wrote it."""
+"""`load`: the trained model in a folder that `save` or a run wrote."""
 
 import os
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
-from regard.core import StoreError
+from regard.core import Extra, StoreError
 from regard.models import saving
 from regard.store.results import Results
 
@@ -14,47 +14,48 @@ from . import checkpoint
 from .run import Run, read_run
 
 
-def load(folder: str | os.PathLike[str], extra: Iterable[type] = (), *, best: bool = False) -> nn.Module:
-    """The trained model of a folder that `save` wrote, or of a finished run, in evaluation mode, on the CPU.
+def load(folder: str | os.PathLike[str], extra: Extra = (), *, best: bool = False) -> nn.Module:
+    """The trained model in a folder that `save` wrote, or of a finished run, in evaluation mode, on the CPU.
 
-    Nothing is unpickled. extra: a user's own mechanisms that a saved folder names. best: of a run, the weights of its
-    best evaluation instead of the last ones. A run that was finished before outcomes held the host is built by its
-    task, which needs the data.
+    Nothing is unpickled. extra: the user's own mechanisms, models and ports that it needs. best: for a run, the weights
+    of its best evaluation instead of the last ones. A run whose outcome does not describe the host, as in old files, is
+    built by its task, which needs the data.
     Raises: StoreError if the folder is neither, incomplete or damaged, or the run is not finished; DataError.
     """
     target = Path(folder).expanduser()
     if (target / "run.json").exists() and not (target / "model.json").exists():
         return _of_run(target, tuple(extra), best)
     if best:
-        raise StoreError(f"{target} is no run's folder; only a run has best weights")
+        raise StoreError(f"{target} is not the folder of a run; only a run has best weights")
     return saving.load(target, extra)
 
 
-def _of_run(target: Path, extra: tuple[type, ...], best: bool) -> nn.Module:
+def _of_run(target: Path, extra: Extra, best: bool) -> nn.Module:
     target = target.resolve()
     store = Results(target.parent)
     outcome = store.outcome(target.name)
     if outcome is None:
-        raise StoreError(f"the run in {target} is not finished; carry it out first, with the command that began it")
+        raise StoreError(f"the run in {target} is not finished; repeat the command that started it")
     if outcome.get("status") != "done":
         raise StoreError(f"the run in {target} failed: {outcome.get('error')}; it has no trained model")
     weights = checkpoint.trained_weights(target, best)
     recipe = outcome.get("model")
     if recipe is None:
-        run = read_run(store, target.name)
+        run = read_run(store, target.name, extra)
         model = run.task.model(run.mixer, run.seed, run.removed)
     else:
-        with saving.described(target, "outcome.json"):
-            model = saving.rebuild(recipe, extra)
+        with saving.description_errors(target, "outcome.json"):
+            model = saving.fitting(partial(saving.rebuild, recipe, extra), weights)
     with checkpoint.fitting(target):
         model.load_state_dict(weights)
     return model.eval()
 
 
 def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
-    """The network of a finished run with its trained weights (the average where the recipe has one), for evaluation.
+    """The model of a finished run with its trained weights (their average if the recipe has one), in evaluation mode.
 
-    best: those of its best evaluation instead of the last. Raises: StoreError if the run has no such checkpoint.
+    best: the weights of its best evaluation instead of the last ones.
+    Raises: StoreError if the run has no such checkpoint.
     """
     weights = checkpoint.trained_weights(store.folder(run.key), best)
     model = run.task.model(run.mixer, run.seed, run.removed)

@@ -1,7 +1,7 @@
-"""The training loop. A run that is stopped anywhere goes on from its last checkpoint with the same bits.
+"""The training loop. A run that is stopped at any step continues from its last checkpoint, bit for bit.
 
-Order, augmentation, mixing and dropout are pure functions of (seed, step), so a checkpoint needs weights, the optimiser
-and the step, and no state of any generator.
+Order, augmentation, mixing and dropout are pure functions of (seed, step): a checkpoint holds the weights, the
+optimizer and the step, but no state of a random generator.
 """
 
 import logging
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import DeviceError, RegardError, StoreError
-from regard.core.eval_mode import resting
+from regard.core.eval_mode import eval_mode
 from regard.store.metrics import Metrics
 from regard.store.results import check_held
 from regard.tasks.base import Score, Task
 from regard.tasks.data.streams import seed_all
 
 from . import checkpoint
-from .autocast import Precise
+from .autocast import ModelAtPrecision
 from .optimizer import make_optimizer
 from .recipe import Recipe
 from .signals import handled
@@ -33,15 +33,15 @@ from .signals import handled
 log = logging.getLogger("regard.lab")
 
 EVALUATIONS = 10
-"""The test split is evaluated at most so often in a run, at equal distances and at the end."""
-FLUSH = 50
-"""Losses are looked at every so many steps, so that a GPU need not wait for each."""
-AGREE = 10
-"""On several devices the first one decides every so many steps, for all, whether to save, stop or tell."""
+"""Largest number of evaluations on the test split during training, at equal intervals; another follows at the end."""
+FLUSH_STEPS = 50
+"""Losses are read every so many steps, so that a GPU does not wait for each of them."""
+AGREE_STEPS = 10
+"""With several devices, the first one decides for all every so many steps whether to save, stop or report."""
 
 
 class Diverged(RegardError):
-    """The loss, or a score in the end, became NaN or infinite; `step` counts from 0."""
+    """The loss, or a final score, is NaN or infinite; `step` counts from 0."""
 
     def __init__(self, step: int, value: float, what: str = "the loss") -> None:
         super().__init__(f"{what} is {value} at step {step}; try a smaller lr, more warmup or clip=1.0")
@@ -49,12 +49,12 @@ class Diverged(RegardError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop and has written a checkpoint; the same command goes on from there."""
+    """The run was asked to stop and has written a checkpoint, from which the same command continues."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands. left: seconds to the end, as the last steps suggest; metrics: those evaluated last."""
+    """Progress of a run. seconds_left: estimated from the steps so far; metrics: of the last evaluation."""
 
     step: int
     steps: int
@@ -63,17 +63,17 @@ class Progress:
     loss: float
     lr: float
     seconds: float
-    left: float
+    seconds_left: float
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What a user sees of a run and how it is carried out; nothing here changes the result but `compile`, by rounding.
+    """How a run is executed and reported; no field changes the result, except `compile` by rounding.
 
-    report: called about once a second and at each epoch's end. workers: loader processes, 0 = none. save_seconds and
-    save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning. compile: train
-    through `torch.compile`, which pays where a run takes many minutes; evaluation stays as it is.
+    report: called about once a second and at the end of each epoch. workers: data loader processes, 0 = none.
+    save_seconds, save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning.
+    compile: train with `torch.compile`, which saves time if a run takes many minutes; evaluation is not compiled.
     """
 
     report: Callable[[Progress], None] | None = None
@@ -85,9 +85,9 @@ class Watch:
 
 
 class Loop:
-    """One run in a folder: `train` goes on where the folder's checkpoint stands.
+    """One run in a folder: `resume` reads the folder's checkpoint, `train` continues from there.
 
-    With several devices each process has a loop; all read the folder, the first alone evaluates and writes.
+    With several devices each process has a loop; all read the folder, only the first evaluates and writes.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Loop:
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
         self.ema = _average(self.model, recipe.ema) if recipe.ema else None
         self.optimizer: Any = make_optimizer(self.model, recipe)
-        trains = _compiled(self.model) if watch.compile else self.model
-        self.wrapped, self.wrapped_optimizer = fabric.setup(trains, self.optimizer)
+        module = _compiled(self.model) if watch.compile else self.model
+        self.wrapped, self.wrapped_optimizer = fabric.setup(module, self.optimizer)
         self.metrics = Metrics(folder / "metrics.csv", ("top1", "loss") if task.metric == "top1" else (task.metric,))
         self.best: tuple[int, float] | None = None
         self._pending: list[Tensor] = []
@@ -124,21 +124,21 @@ class Loop:
 
     @property
     def trained(self) -> nn.Module:
-        """The network that is evaluated and kept: the average where there is one."""
+        """The model that is evaluated and saved: the moving average if the recipe has one."""
         return self.ema.module if self.ema is not None else self.model
 
     def resume(self) -> None:
-        """Take up the newest readable checkpoint, and cut the metrics to it.
+        """Load the newest readable checkpoint, and remove the metrics of later steps.
 
-        Raises: StoreError if the checkpoint does not fit, or its steps were made with other data.
+        Raises: StoreError if the checkpoint does not fit, or was trained on other data.
         """
         state = checkpoint.load(self.folder)
         if state is not None:
             if state.get("data", self.data) != self.data:
                 raise StoreError(
-                    f"the run in {self.folder} has {state['step']} steps on data with the checksum "
-                    f"{state['data'][:12]}..., not on what is there now ({self.data[:12]}...): bring the first data "
-                    "back, or delete the folder to begin anew"
+                    f"the run in {self.folder} was trained for {state['step']} steps on data with the checksum "
+                    f"{state['data'][:12]}..., but the checksum is now {self.data[:12]}...: restore those data, or "
+                    "delete the folder to start again"
                 )
             with checkpoint.fitting(self.folder):
                 self.step, self.seconds, self.losses = state["step"], state["seconds"], list(state["losses"])
@@ -152,11 +152,11 @@ class Loop:
         if self.first:
             self.metrics.cut(self.step)
         best = checkpoint.load_best(self.folder)
-        # one of a later step was written after the checkpoint: the same bits come again, and change nothing
+        # a best of a later step was written after the checkpoint: training reaches the same weights and value again
         self.best = (int(best["step"]), float(best["value"])) if best is not None else None
 
     def save(self, final: bool = False) -> None:
-        """Write a checkpoint; the final one has no optimiser. Raises: StoreError, Diverged."""
+        """Write a checkpoint; the final one has no optimizer state. Raises: StoreError, Diverged."""
         self._flush()
         if not self.first:
             return
@@ -174,11 +174,11 @@ class Loop:
         checkpoint.save(self.folder, state)
 
     def train(self) -> Score | None:
-        """Train to the end and evaluate; None from every device but the first.
+        """Train to the end and evaluate; None on all devices but the first.
 
-        Raises: Diverged, Interrupted, StoreError, DataError; ConfigError if torch.compile cannot do its part.
+        Raises: Diverged, Interrupted, StoreError, DataError; DeviceError if torch.compile fails.
         """
-        with self._stoppable(), _compiling(self.watch.compile):
+        with self._stop_on_signals(), _compile_errors(self.watch.compile):
             if self.step < self.steps:
                 self._train()
                 self.save(final=True)
@@ -188,60 +188,59 @@ class Loop:
     def _train(self) -> None:
         accumulate = self.recipe.accumulate
         first, last = self.step * accumulate, self.steps * accumulate
-        batches = self._numbered(first, last)
-        begun = saved = told = time.monotonic()
-        before, from_step = self.seconds, self.step
+        batches = self._batches(first, last)
+        started = saved = reported = time.monotonic()
+        seconds_before, first_step = self.seconds, self.step
         self.wrapped.train()
         while self.step < self.steps:
-            self._one_step(batches)
+            self._train_step(batches)
             self.step += 1
             now = time.monotonic()
-            self.seconds = before + now - begun
+            self.seconds = seconds_before + now - started
             if self.step % self.per_epoch == 0:
                 self._end_epoch()
             every = self.watch.save_steps
             due = now - saved >= self.watch.save_seconds or (every and self.step % every == 0)
-            stop, save, tell = self._agreed(
-                self._stop, bool(due) and self.step < self.steps, now - told >= 1.0 or self.step % self.per_epoch == 0
-            )
+            report = now - reported >= 1.0 or self.step % self.per_epoch == 0
+            stop, save, report = self._agreed(self._stop, bool(due) and self.step < self.steps, report)
             if stop or save:
                 self.save()
                 saved = time.monotonic()
             if stop:
                 raise Interrupted(f"stopped at step {self.step} of {self.steps}")
-            if tell:
-                told = now
-                self._tell((now - begun) / (self.step - from_step))
+            if report:
+                reported = now
+                self._report((now - started) / (self.step - first_step))
 
-    def _agreed(self, *wishes: bool) -> list[bool]:
-        """What the first device wishes; clocks and signals differ from process to process."""
+    def _agreed(self, *decisions: bool) -> list[bool]:
+        """The decisions of the first device, for all of them: clocks and signals differ between processes."""
         if self.part[1] == 1:
-            return list(wishes)
-        if self.step % AGREE and self.step % self.per_epoch:
-            return [False] * len(wishes)
-        return self.fabric.broadcast(torch.tensor(wishes, device=self.device)).tolist()
+            return list(decisions)
+        if self.step % AGREE_STEPS and self.step % self.per_epoch:
+            return [False] * len(decisions)
+        return self.fabric.broadcast(torch.tensor(decisions, device=self.device)).tolist()
 
-    def _numbered(self, first: int, last: int) -> Iterator[Any]:
-        """Batches by number; with accumulation an epoch's left-over batches are not used."""
+    def _batches(self, first: int, last: int) -> Iterator[Any]:
+        """Batches first .. last-1; with accumulation, the incomplete step at the end of an epoch is left out."""
         per_epoch = self.per_epoch * self.recipe.accumulate
-        whole = self.task.batches_per_epoch(self.recipe)
-        if whole <= per_epoch:
+        available = self.task.batches_per_epoch(self.recipe)
+        if available <= per_epoch:
             yield from self.task.batches(self.recipe, self.seed, first, last, self.watch.workers, self.part)
             return
         for epoch in range(first // per_epoch, last // per_epoch):
             start = first % per_epoch if epoch == first // per_epoch else 0
-            span = (epoch * whole + start, epoch * whole + per_epoch)
+            span = (epoch * available + start, epoch * available + per_epoch)
             yield from self.task.batches(self.recipe, self.seed, *span, self.watch.workers, self.part)
 
-    def _one_step(self, batches: Iterator[Any]) -> None:
+    def _train_step(self, batches: Iterator[Any]) -> None:
         lr = self.recipe.lr_at(self.step, self.schedule)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         total = torch.zeros((), device=self.device)
-        for turn in range(self.recipe.accumulate):
+        for part in range(self.recipe.accumulate):
             batch = next(batches)
-            seed_all("step", self.seed, self.step, turn, *([] if self.first else [self.part[0]]))
-            with self.fabric.no_backward_sync(self.wrapped, enabled=turn < self.recipe.accumulate - 1):
+            seed_all("step", self.seed, self.step, part, *([] if self.first else [self.part[0]]))
+            with self.fabric.no_backward_sync(self.wrapped, enabled=part < self.recipe.accumulate - 1):
                 loss = self.task.loss(self.wrapped, batch, self.recipe, self.device, self.teacher)
                 loss = loss / self.recipe.accumulate
                 self.fabric.backward(loss)
@@ -255,7 +254,7 @@ class Loop:
         if self.ema is not None:
             self.ema.update(self.model, self.step)
         self._pending.append(total)
-        if len(self._pending) >= FLUSH:
+        if len(self._pending) >= FLUSH_STEPS:
             self._flush()
 
     def _flush(self) -> None:
@@ -264,9 +263,9 @@ class Loop:
         values = self.fabric.all_reduce(torch.stack(self._pending), reduce_op="mean").tolist()
         first = len(self.losses)
         self._pending = []
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             if not math.isfinite(value):
-                raise Diverged(((self.step - 1) // self.per_epoch) * self.per_epoch + first + place, value)
+                raise Diverged(((self.step - 1) // self.per_epoch) * self.per_epoch + first + index, value)
         self.losses.extend(values)
 
     def _end_epoch(self) -> None:
@@ -294,17 +293,17 @@ class Loop:
         self.losses = []
 
     def _keep_best(self, value: float) -> None:
-        """A copy of the evaluated weights where the main metric is higher than at every evaluation before."""
+        """Save the evaluated weights if the main metric is higher than in all evaluations before."""
         if self.best is None or value > self.best[1]:
             self.best = (self.step, value)
             checkpoint.save_best(self.folder, self.trained.state_dict(), self.step, value)
 
     def evaluate(self) -> Score:
-        """The trained network on the test split, in the run's precision."""
-        with resting(self.trained):
-            return self.task.score(Precise(self.trained, self.recipe.precision), self.device)
+        """Evaluate the trained model on the test split, in the run's precision."""
+        with eval_mode(self.trained):
+            return self.task.score(ModelAtPrecision(self.trained, self.recipe.precision), self.device)
 
-    def _tell(self, per_step: float) -> None:
+    def _report(self, per_step: float) -> None:
         self._flush()
         if self.watch.report is None:
             return
@@ -317,38 +316,38 @@ class Loop:
                 loss=self.losses[-1] if self.losses else float(self.metrics.read()[-1]["train_loss"]),
                 lr=self.recipe.lr_at(self.step - 1, self.schedule),
                 seconds=self.seconds,
-                left=per_step * (self.steps - self.step),
+                seconds_left=per_step * (self.steps - self.step),
                 metrics=dict(self.score.metrics) if self.score else {},
             )
         )
 
     @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """SIGINT and SIGTERM stop after the step that is under way; the second one stops at once."""
+    def _stop_on_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop the run after the current step; a second signal stops it at once."""
 
-        def ask(number: int, frame: Any) -> None:
+        def request_stop(number: int, frame: Any) -> None:
             if self._stop:
                 raise KeyboardInterrupt
             self._stop = True
 
-        with handled(ask, signal.SIGINT, signal.SIGTERM):
+        with handled(request_stop, signal.SIGINT, signal.SIGTERM):
             yield
 
 
 def _compiled(model: nn.Module) -> Any:
-    """The model through `torch.compile`, with the random draws of eager mode.
+    """The model compiled by `torch.compile`, with the random numbers of eager mode.
 
-    Dynamo keeps eight forms of a forward function in a process, and takes eager mode for a ninth: those of earlier runs
-    are forgotten.
+    Dynamo compiles a function at most eight times in a process and then falls back to eager mode, so the compiled code
+    of earlier runs is discarded.
     """
     torch.compiler.reset()
     return torch.compile(model, options={"fallback_random": True})
 
 
 @contextmanager
-def _compiling(wanted: bool) -> Iterator[None]:
-    """An error of the compiler says nothing about the run: ConfigError."""
-    if not wanted:
+def _compile_errors(compiled: bool) -> Iterator[None]:
+    """Raise an error of the compiler as a DeviceError: the run itself may be right."""
+    if not compiled:
         yield
         return
     from torch._dynamo.exc import TorchDynamoException
@@ -357,7 +356,9 @@ def _compiling(wanted: bool) -> Iterator[None]:
         yield
     except TorchDynamoException as error:
         text = str(error).strip().splitlines()[0]
-        raise DeviceError(f"torch.compile failed ({text}); without --compile the run trains in eager mode") from error
+        raise DeviceError(
+            f"torch.compile failed ({text}); without --compile the run is trained in eager mode"
+        ) from error
 
 
 def _average(model: nn.Module, decay: float) -> Any:

@@ -1,4 +1,4 @@
-"""Probes: measurements on a trained network, kept in the run's folder."""
+"""Probes: measurements on a trained model, stored in the run's folder."""
 
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from .run import Run
 
 PICTURE = "flower"
-"""The photograph of every study's maps; images of research sets may not be shown in pages that are passed on."""
+"""The photograph for attention maps in every study: images of research data sets may not be published in reports."""
 
 
 def sample_inputs(task: "Task", name: str = PICTURE) -> "tuple[Tensor, np.ndarray, str]":
-    """A free photograph, or for grey images a digit, prepared as the task's own images are.
+    """A photograph with a free licence, or a digit for grey images, normalised like the task's own images.
 
-    Returns the inputs (1, C, H, W), the picture (H, W, 3 or 1) in 0..255, and where it comes from.
+    Returns the inputs (1, C, H, W), the picture (H, W, 3 or 1) in 0..255, and its credit.
     """
     import torch
 
@@ -29,34 +29,34 @@ def sample_inputs(task: "Task", name: str = PICTURE) -> "tuple[Tensor, np.ndarra
 
     _, channels, height, width = task.example().shape
     grey = channels == 1
-    shown = sample_image((height, width), grey=grey, name=name)
-    pixels = torch.from_numpy(shown.copy()).permute(2, 0, 1)[None]
-    return task.prepared(pixels, torch.device("cpu")), shown, CREDITS["digit" if grey else name]
+    picture = sample_image((height, width), grey=grey, name=name)
+    pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None]
+    return task.prepared(pixels, torch.device("cpu")), picture, CREDITS["digit" if grey else name]
 
 
 def probe_maps(run: "Run", store: Results) -> str:
     """Attention maps of a finished run on a sample picture, into probes/maps.json.
 
-    The picture is a free photograph (for grey images a digit), cut and resized to the model's input and normalised as
-    the run's task does; every run of a study with one image size gets the same. Returns "done", or why there are no
-    maps: a network without attention between tokens, or without a single grid.
+    The picture is that of `sample_inputs`, cropped and resized to the model's input: the same for every run of a study
+    with one image size. Returns "done", or why there are no maps: a model without attention between tokens, or without
+    a single grid.
     Raises: StoreError if the run has no checkpoint or the folder cannot be written.
     """
-    from regard.explain.pictures import attention_of
+    from regard.explain.pictures import attention_maps
 
     from .load import trained
 
     if run.removed:
-        return "no attention to show"
+        return "attention was removed"
     model = trained(run, store)
     try:
-        inputs, shown, credit = sample_inputs(run.task)
-        maps = attention_of(model, inputs[0], picture=shown, credit=credit)
+        inputs, picture, credit = sample_inputs(run.task)
+        maps = attention_maps(model, inputs[0], picture=picture, credit=credit)
     except StoreError:
         raise
     except RegardError as error:
         return str(error)
     if not maps["layers"]:
-        return "no layer has weights between all tokens"
+        return "no layer has attention weights between all tokens"
     write_json(store.folder(run.key) / "probes" / "maps.json", maps)
     return "done"

@@ -1,14 +1,15 @@
-"""Run: one training run as data, with a key, and how it is carried out in a store."""
+"""Run: one training run as data, and its key in a store."""
 
 import dataclasses
 import hashlib
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from regard.core import ConfigError, MixerConfig, StoreError
+from regard.core import ConfigError, Extra, MixerConfig, StoreError
 from regard.mixers.spelling import parse, spell
 from regard.store.files import read_json
 from regard.store.results import Results, check_version
@@ -23,15 +24,21 @@ log = logging.getLogger("regard.lab")
 
 
 def canonical(value: Any) -> str:
-    """The text whose digest is the key: like the spelling, with fields sorted by name and class revisions above 1.
+    """The text whose digest is the key: like the spelling, but with sorted fields and with class revisions above 1.
 
-    Fields at their defaults are left out, so that a new field keeps the keys of old runs.
+    Fields with their default values are left out, so a new field does not change the keys of old runs. A mechanism that
+    equals an older revision (`MixerConfig.older_revisions`) is written as that revision.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
-            field.name: getattr(value, field.name) for field in dataclasses.fields(value) if not _default(field, value)
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if not _is_default(field, value)
         }
         revision = getattr(type(value), "revision", 1)
+        for older, then in getattr(type(value), "older_revisions", {}).items():
+            if all(getattr(value, name) == item for name, item in then.items()):
+                revision, fields = older, {name: item for name, item in fields.items() if name not in then}
         name = type(value).__name__ + (f"@{revision}" if revision != 1 else "")
         return f"{name}({', '.join(f'{key}={canonical(item)}' for key, item in sorted(fields.items()))})"
     if isinstance(value, list | tuple):
@@ -39,18 +46,19 @@ def canonical(value: Any) -> str:
     return repr(value)
 
 
-def _default(field: dataclasses.Field, value: Any) -> bool:
-    made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-    return made is not dataclasses.MISSING and made == getattr(value, field.name)
+def _is_default(field: dataclasses.Field, value: Any) -> bool:
+    default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    return default is not dataclasses.MISSING and default == getattr(value, field.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """mixer None: the host's own attention; with removed=True the control "w/o", attention taken out.
+    """One training run: a task, a mechanism, a recipe and a seed.
 
-    start: a run whose trained weights this one begins with (it is carried out first), or a saved model. teacher: a run
-    whose trained network labels the images too (hard distillation, carried out first), or the spelling of a pretrained
-    host such as "regnety_160(pretrained=True)".
+    mixer None: the host's own attention; with removed=True the host without attention, the control "w/o".
+    start: a run whose trained weights are this run's initial weights (it is executed first), or a saved model.
+    teacher: a run whose trained model gives a second label to each image (hard distillation; it is executed first), or
+    the spelling of a pretrained host such as "regnety_160(pretrained=True)".
     Raises: ConfigError.
     """
 
@@ -66,25 +74,31 @@ class Run:
 
     def __post_init__(self) -> None:
         if self.removed and self.mixer is not None:
-            raise ConfigError(
-                f"removed=True takes attention out; it goes with mixer=None, not with {spell(self.mixer)}"
-            )
+            raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {spell(self.mixer)}")
         if self.seed < 0:
             raise ConfigError(f"seed is 0 or more, not {self.seed}")
 
     @property
     def key(self) -> str:
-        """12 hex digits of sha256 over the canonical form; where data lie and the version of the code do not enter."""
+        """12 hexadecimal digits of the SHA-256 of `canonical`; data paths and the code version are not part of it."""
         return hashlib.sha256(canonical(self.identity()).encode()).hexdigest()[:12]
 
+    def with_extra(self, extra: Extra) -> "Run":
+        """The same run, and the runs that it needs, with the user's own models and ports."""
+        start = self.start.with_extra(extra) if isinstance(self.start, Run) else self.start
+        teacher = self.teacher.with_extra(extra) if isinstance(self.teacher, Run) else self.teacher
+        task = dataclasses.replace(self.task, extra=tuple(extra))
+        return dataclasses.replace(self, task=task, start=start, teacher=teacher)
+
     def identity(self) -> "Run":
+        """The run without what does not change its result, such as paths; its canonical text gives the key."""
         start = self.start.identity() if isinstance(self.start, Run) else self.start and self.start.identity()
         teacher = self.teacher.identity() if isinstance(self.teacher, Run) else self.teacher
         return dataclasses.replace(self, task=self.task.identity(), start=start, teacher=teacher)
 
     def needs(self) -> "list[Run]":
-        """The runs that are carried out before this one: its start, its teacher."""
-        return [other for other in (self.start, self.teacher) if isinstance(other, Run)]
+        """The runs that are executed before this one: its start and its teacher."""
+        return [run for run in (self.start, self.teacher) if isinstance(run, Run)]
 
     def execute(
         self,
@@ -95,13 +109,14 @@ class Run:
         device: str = "auto",
         watch: Watch | None = None,
     ) -> dict[str, Any]:
-        """Train, evaluate and write the outcome, which is returned; what is finished returns at once.
+        """Train, evaluate and write the outcome, which is returned; a finished run returns its outcome at once.
 
-        Goes on from the last checkpoint, bit for bit on the same machine. report: called with `Progress`. device:
-        "auto", "cpu", "cuda" or "mps". devices: GPUs (or processes on the CPU) of this machine that share each batch;
-        they do not enter the key. A loss or a final score that is not finite makes an outcome with status "failed".
-        Raises: Interrupted after Ctrl-C, with a checkpoint; Busy if another process has the run; StoreError; DataError;
-        ConfigError for more devices than there are, or a batch that they cannot share.
+        Training continues from the last checkpoint, bit for bit on the same machine. report: called with `Progress`.
+        device: "auto", "cpu", "cuda" or "mps". devices: GPUs (or processes on the CPU) of this machine that divide each
+        batch; they are not part of the key. If the loss or a final score is not finite, the outcome has the status
+        "failed".
+        Raises: Interrupted after Ctrl-C, with a checkpoint; Busy if another process executes the run; StoreError;
+        DataError; DeviceError if the machine has fewer devices or a batch cannot be divided among them; ConfigError.
         """
         from .execute import execute
 
@@ -110,20 +125,31 @@ class Run:
         return execute(self, store, devices, device, watch)
 
 
+def _revisions(text: str) -> dict[str, int]:
+    """Revision by class name in a canonical text; the newest if a class occurs with several."""
+    names = re.findall(r"(\w+)(?:@(\d+))?\(", text)
+    return {name: max(int(number or 1) for other, number in names if other == name) for name, _ in names}
+
+
 def run_file(path: Path) -> dict[str, Any]:
-    known = read_json(path)
-    if not isinstance(known, dict) or not isinstance(known.get("spelling"), str):
+    """The content of a run.json. Raises: StoreError."""
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("spelling"), str):
         raise StoreError(f"{path} does not describe a run; delete its folder and run again")
-    check_version(path, known)
-    return known
+    check_version(path, content)
+    return content
 
 
-def read_run(store: Results, key: str) -> Run:
-    """The run in a store's folder, from its spelling. Raises: StoreError, ConfigError."""
+def read_run(store: Results, key: str, extra: Extra = ()) -> Run:
+    """The run of a key in a store, from its spelling. extra: the user's own mechanisms, models and ports.
+
+    Raises: StoreError, ConfigError.
+    """
     path = store.folder(key) / "run.json"
     if not path.exists():
-        raise StoreError(f"{store.root} has no run {key!r}; `regard study status` lists what is there")
-    run = parse(run_file(path)["spelling"], extra=(*TASKS, Recipe, Run, Saved))
+        raise StoreError(f"{store.root} has no run {key!r}; `regard study status` lists its runs")
+    content = run_file(path)
+    run = parse(content["spelling"], (*TASKS, Recipe, Run, Saved, *extra), _revisions(content.get("canonical", "")))
     if not isinstance(run, Run):
         raise StoreError(f"{path} does not hold a run")
-    return run
+    return run.with_extra(extra) if extra else run

@@ -1,4 +1,4 @@
-"""Handlers of signals for the length of a block."""
+"""Signal handlers for the duration of a block."""
 
 import signal
 import threading
@@ -9,14 +9,16 @@ from typing import Any
 
 @contextmanager
 def handled(handler: Callable[[int, Any], None] | signal.Handlers, *numbers: int) -> Iterator[None]:
-    """Signals go to the handler, and afterwards to those before. Only the main thread may set them: elsewhere nothing
-    changes."""
+    """Install a handler for some signals, and restore the former handlers at the end of the block.
+
+    Only the main thread may install handlers: in other threads nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    former_handlers = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, former in before.items():
+        for number, former in former_handlers.items():
             signal.signal(number, former)

@@ -400,7 +400,7 @@ def test_wrong_use_is_said():
         deformable_conv(x, weight[:, :3], offsets, padding=1)
     with pytest.raises(ShapeError, match="bias"):
         deformable_conv(x, weight, offsets, bias=torch.zeros(5), padding=1)
-    with pytest.raises(ShapeError, match="3x3 taps, 4 apart, do not fit a map of 7x9 cells with padding 0"):
+    with pytest.raises(ShapeError, match="3x3 taps with dilation 4 do not fit a map of 7x9 cells with padding 0"):
         deformable_conv(x, weight, offsets, dilation=4)
     with pytest.raises(ShapeError, match="four axes"):
         deformable_conv(x[0], weight, offsets, padding=1)

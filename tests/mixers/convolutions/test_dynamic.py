@@ -13,10 +13,12 @@ from regard.mixers.convolutions.dynamic import (
     by_taps,
     dynamic_conv,
     dynamic_conv_reference,
-    pairs,
+    matrix_indices,
     small,
 )
 from regard.mixers.convolutions.sampling import margins
+from regard.mixers.spelling import parse, previous_revisions
+from regard.train.run import canonical
 
 BOTH = pytest.mark.parametrize("call", [dynamic_conv, dynamic_conv_reference], ids=lambda f: f.__name__)
 
@@ -73,7 +75,6 @@ def test_spatial_3_3_zero_logits_are_average_pooling(renorm):
     layer = layer_of(DynamicConv(kernel=5, groups=4, renorm_padding=renorm), grid)
     with torch.no_grad():
         layer.kernels.weight.zero_()
-        layer.kernels.bias.zero_()
     x = torch.randn(3, 28, 8, dtype=torch.float64)
     _, h = grid.to_map(gated(layer, x))
     pooled = F.avg_pool2d(h, 5, stride=1, padding=2, count_include_pad=not renorm)
@@ -84,7 +85,7 @@ def test_spatial_3_3_zero_logits_are_average_pooling(renorm):
 
 def test_spatial_3_3_constant_logits_are_a_convolution_with_softmax_of_the_bias():
     grid = Grid(5, 6)
-    layer = layer_of(DynamicConv(kernel=3, groups=4), grid)
+    layer = layer_of(DynamicConv(kernel=3, groups=4, kernel_bias=True), grid)
     with torch.no_grad():
         layer.kernels.weight.zero_()
     x = torch.randn(3, 30, 8, dtype=torch.float64)
@@ -148,14 +149,14 @@ def test_the_product_of_matrices_is_the_sum_over_taps(size, sides, causal):
     torch.manual_seed(0)
     maps = torch.randn(2, 3, 2, *size, dtype=torch.float64, requires_grad=True)
     kernels = torch.randn(2, 3, sides[0] * sides[1], *size, dtype=torch.float64, requires_grad=True)
-    product = by_matrices(maps, kernels, *pairs(size, sides, causal, maps.device))
+    product = by_matrices(maps, kernels, *matrix_indices(size, sides, causal, maps.device))
     total = by_taps(F.pad(maps, margins(sides, 1, causal)), kernels, sides)
     assert torch.allclose(product, total, rtol=0, atol=1e-12)
     ahead = torch.randn_like(total)
     for one, other in zip(*(torch.autograd.grad(t, (maps, kernels), ahead) for t in (product, total)), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
-    places = pairs(size, sides, causal, maps.device)
-    assert torch.autograd.gradgradcheck(lambda m, k: by_matrices(m, k, *places), (maps, kernels))
+    indices = matrix_indices(size, sides, causal, maps.device)
+    assert torch.autograd.gradgradcheck(lambda m, k: by_matrices(m, k, *indices), (maps, kernels))
 
 
 def test_groups_are_contiguous_channels():
@@ -232,10 +233,31 @@ def test_spatial_fact_1_macs_of_the_paper(kernel, published, accounting):
 
 
 def test_parameters_by_hand():
-    """2 C^2 + 2 C, C N_g N_k + N_g N_k, C^2 + C."""
+    """2 C^2 + 2 C, C N_g N_k (+ N_g N_k), C^2 + C."""
     site = Site(32, 2, Grid(4, 5, 1))
-    assert DynamicConv(kernel=3).cost(site).params == 2 * 32**2 + 64 + 33 * 16 * 9 + 32**2 + 32
-    assert DynamicConv(kernel=3, glu=False).cost(site).params == 32**2 + 32 + 33 * 16 * 9 + 32**2 + 32
+    assert DynamicConv(kernel=3).cost(site).params == 2 * 32**2 + 64 + 32 * 16 * 9 + 32**2 + 32
+    assert DynamicConv(kernel=3, kernel_bias=True).cost(site).params == 2 * 32**2 + 64 + 33 * 16 * 9 + 32**2 + 32
+    assert DynamicConv(kernel=3, glu=False).cost(site).params == 32**2 + 32 + 32 * 16 * 9 + 32**2 + 32
+
+
+def test_without_the_bias_zero_inputs_give_no_position_a_greater_weight():
+    """The paper's kernel exp(d^T x) has no logit of its own for a position."""
+    grid = Grid(4, 4)
+    layer = layer_of(DynamicConv(kernel=3, groups=2), grid)
+    kernels = layer.predict(torch.zeros(1, 4, 4, 8, dtype=torch.float64), None)
+    assert torch.allclose(kernels, torch.full_like(kernels, 1 / 9), rtol=0, atol=1e-12)
+
+
+def test_texts_of_revision_2_have_the_kernel_bias():
+    assert parse("DynamicConv(kernel=3)", revisions={"DynamicConv": 2}) == DynamicConv(kernel=3, kernel_bias=True)
+    assert parse("DynamicConv(kernel=3)", revisions={"DynamicConv": 3}) == DynamicConv(kernel=3)
+    assert parse("DynamicConv(kernel_bias=False)", revisions={"DynamicConv": 1}) == DynamicConv()
+    assert previous_revisions() == {"DynamicConv": 2}
+
+
+def test_with_the_kernel_bias_runs_keep_the_keys_of_revision_2():
+    assert canonical(DynamicConv(kernel=3, kernel_bias=True)) == "DynamicConv@2(kernel=3)"
+    assert canonical(DynamicConv(kernel=3)) == "DynamicConv@3(kernel=3)"
 
 
 def test_half_precision():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.core import ConfigError, Grid, Mask, Site, UnsupportedError
+from regard.core import ConfigError, Grid, Inputs, Mask, Site, UnsupportedError
 from regard.mixers.factors.factors import Factors, factors, factors_reference
 from regard.mixers.spelling import parse, spell
 from regard.testing import check
@@ -23,19 +23,19 @@ def coarse(grid, stride):
     return Grid(math.ceil(grid.height / stride), math.ceil(grid.width / stride), grid.prefix, grid.suffix)
 
 
-def case(terms, asked, stride, batch=3):
-    """Tensors for an operator call with queries on every asked-th cell of FULL and keys on every stride-th."""
+def case(terms, query_stride, stride, batch=3):
+    """Tensors for an operator call with queries on every query_stride-th cell of FULL and keys on every stride-th."""
     torch.manual_seed(1)
-    queries, keys = coarse(FULL, asked), coarse(FULL, stride)
+    queries, keys = coarse(FULL, query_stride), coarse(FULL, stride)
     shape = {"q": (queries.tokens, 4), "k": (keys.tokens, 4), "v": (keys.tokens, 6)}
     made = {name: torch.randn(batch, 2, *size, dtype=torch.float64) for name, size in shape.items()}
     tables = tuple(torch.randn(2, 2 * side - 1, 4, dtype=torch.float64) for side in (FULL.width, FULL.height))
     u, t = torch.randn(2, 2, 4, dtype=torch.float64)
     rest = {"terms": terms, "grid": queries, "key_grid": keys, "tables": tables, "u": u, "t": t}
-    return made, rest | {"stride": stride, "query_stride": asked, "scale": 0.7}
+    return made, rest | {"stride": stride, "query_stride": query_stride, "scale": 0.7}
 
 
-def by_hand(q, k, v, *, terms, tables, u, t, asked, stride, window):
+def by_hand(q, k, v, *, terms, tables, u, t, query_stride, stride, window):
     """From the equation, cell by cell of the full map, with loops: nothing is taken from the package."""
 
     def places(step):
@@ -43,7 +43,7 @@ def by_hand(q, k, v, *, terms, tables, u, t, asked, stride, window):
         return [None] * FULL.prefix + cells + [None] * FULL.suffix
 
     on, rows = [flag == "1" for flag in terms], []
-    for i, at in enumerate(places(asked)):
+    for i, at in enumerate(places(query_stride)):
         logits = []
         for j, there in enumerate(places(stride)):
             total = torch.zeros(v.shape[:2], dtype=v.dtype)
@@ -62,21 +62,28 @@ def by_hand(q, k, v, *, terms, tables, u, t, asked, stride, window):
     return torch.cat(rows, -2)
 
 
-@pytest.mark.parametrize(("asked", "stride", "window"), [(2, 1, 0), (2, 2, 3), (3, 2, 5), (2, 3, 0), (3, 1, 3)])
+@pytest.mark.parametrize(("query_stride", "stride", "window"), [(2, 1, 0), (2, 2, 3), (3, 2, 5), (2, 3, 0), (3, 1, 3)])
 @pytest.mark.parametrize("terms", ["1111", "0110", "0011", "1001", "0000"])
-def test_spatial_1_6_strided_queries_are_the_equation(terms, asked, stride, window):
-    made, rest = case(terms, asked, stride, batch=1)
+def test_spatial_1_6_strided_queries_are_the_equation(terms, query_stride, stride, window):
+    made, rest = case(terms, query_stride, stride, batch=1)
     expected = by_hand(
-        **made, terms=terms, tables=rest["tables"], u=rest["u"], t=rest["t"], asked=asked, stride=stride, window=window
+        **made,
+        terms=terms,
+        tables=rest["tables"],
+        u=rest["u"],
+        t=rest["t"],
+        query_stride=query_stride,
+        stride=stride,
+        window=window,
     )
     got = factors_reference(**made, **rest, window=window)
     assert (got - expected).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize(("asked", "stride", "window"), [(2, 1, 0), (2, 1, 3), (2, 2, 3), (3, 2, 0), (2, 3, 7)])
+@pytest.mark.parametrize(("query_stride", "stride", "window"), [(2, 1, 0), (2, 1, 3), (2, 2, 3), (3, 2, 0), (2, 3, 7)])
 @pytest.mark.parametrize("terms", TERMS)
-def test_strided_queries_in_every_backend(terms, asked, stride, window):
-    made, rest = case(terms, asked, stride)
+def test_strided_queries_in_every_backend(terms, query_stride, stride, window):
+    made, rest = case(terms, query_stride, stride)
     expected = factors_reference(**made, **rest, window=window)
     for backend in BACKENDS[:2] + BACKENDS[3:] if terms[0] == "1" else BACKENDS:
         got = factors(**made, **rest, window=window, backend=backend)
@@ -86,7 +93,7 @@ def test_strided_queries_in_every_backend(terms, asked, stride, window):
 @pytest.mark.parametrize("terms", ["1111", "0110", "0001", "0010"])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_strided_queries_are_those_of_the_full_map(terms, stride):
-    """What the asked cells get does not depend on who else asks; the others are interpolated between them."""
+    """The outputs of strided queries do not depend on the other queries; the rest is interpolated between them."""
     site = Site(16, 2, FULL, qkv_bias=False)
     full = Factors(terms, stride=stride).build(site).double()
     layer = Factors(terms, stride=stride, query_stride=2).build(site).double()
@@ -137,15 +144,15 @@ def test_a_row_of_a_bias_belongs_to_its_query():
     """Query cell (2, 4) may only see key 3, by the bias of its own row of the full map."""
     grid = Grid(5, 7)
     layer = Factors("1111", query_stride=2).build(Site(8, 2, grid, out_bias=False)).double()
-    place = 2 * 7 + 4
+    query = 2 * 7 + 4
     bias = torch.zeros(1, 1, 35, 35, dtype=torch.float64)
-    bias[:, :, place] = -torch.inf
-    bias[:, :, place, 3] = 0
+    bias[:, :, query] = -torch.inf
+    bias[:, :, query, 3] = 0
     q, k, v = torch.randn(3, 1, 2, 35, 4, dtype=torch.float64)
-    asked, picked, mask = layer.operator._queries(q, v, grid, Mask(bias=bias))
-    assert asked == Grid(3, 4)
+    query_grid, strided_q, mask = layer.operator._queries(Inputs(q, k, v, grid, mask=Mask(bias=bias)))
+    assert query_grid == Grid(3, 4)
     out = factors(
-        picked, k, v, terms="1111", grid=asked, key_grid=grid, tables=layer.operator.tables(asked, grid),
+        strided_q, k, v, terms="1111", grid=query_grid, key_grid=grid, tables=layer.operator.tables(query_grid, grid),
         u=layer.operator.u, t=layer.operator.t, query_stride=2, mask=mask,
     )  # fmt: skip
     assert torch.allclose(out[:, :, 1 * 4 + 2], v[:, :, 3], rtol=0, atol=1e-12)

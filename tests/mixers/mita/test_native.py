@@ -16,7 +16,7 @@ from regard.core import ShapeError, UnsupportedError
 from regard.mixers.mita.native import SOURCE
 from regard.mixers.mita.routing import MitaPlan
 from regard.mixers.shared import native_build as compiling
-from regard.mixers.shared.native_build import compiled, native_wanted
+from regard.mixers.shared.native_build import load_library, native_enabled
 from regard.ops import mita, mita_plan, mita_reference, pool_landmarks
 from regard.testing import check
 from regard.testing.subject import gap
@@ -231,7 +231,7 @@ def test_auto_takes_it_when_the_environment_asks(monkeypatch: pytest.MonkeyPatch
 
     for value, wanted in (("", False), ("0", False), ("1", True)):
         monkeypatch.setenv("REGARD_NATIVE", value)
-        assert native_wanted() == taken() == wanted
+        assert native_enabled() == taken() == wanted
     assert not taken(experts=2)
     assert not torch.compile(lambda: mita(*(x.detach() for x in inputs), 5), backend="eager")().isnan().any()
     monkeypatch.delenv("REGARD_NATIVE")
@@ -261,21 +261,21 @@ def test_a_layer_trains_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> No
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache; what was loaded is forgotten, and again afterwards."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiling, "compiled", compiling.compiled.__wrapped__)
+    monkeypatch.setattr(compiling, "load_library", compiling.load_library.__wrapped__)
     return tmp_path / "cache" / "regard"
 
 
 def test_without_a_compiler_it_says_what_to_do(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UnsupportedError, match=r"no no-such-compiler here; install g\+\+"):
-        compiling.compiled(SOURCE)
+    with pytest.raises(UnsupportedError, match=r"no-such-compiler is not installed; install g\+\+"):
+        compiling.load_library(SOURCE)
 
 
 @needs_compiler
 def test_what_the_compiler_refuses_is_shown(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-std=c++1"))
     with pytest.raises(UnsupportedError, match="could not compile native.cpp"):
-        compiling.compiled(SOURCE)
+        compiling.load_library(SOURCE)
     assert not list(fresh.glob("*"))
 
 
@@ -284,7 +284,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UnsupportedError, match="no compiled kernels in"):
-        compiled.__wrapped__(SOURCE)
+        load_library.__wrapped__(SOURCE)
 
 
 @needs_compiler
@@ -293,7 +293,7 @@ def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> No
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **options: calls.append(command) or run(command, **options))
     for _ in range(2):
-        compiling.compiled(SOURCE)
+        compiling.load_library(SOURCE)
     assert [("-o" in command) for command in calls] == [False, True, False]
     (library,) = fresh.glob("*")
-    assert library.name.startswith("mita_native-")
+    assert library.name.startswith("mita-native-")

@@ -1,4 +1,4 @@
-"""The layer around an operator: heads, rotary, gate, convolution, dropout, cross-attention and its doors."""
+"""The layer around an operator: heads, rotary, gate, convolution, dropout, cross-attention, input checks."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from timm.layers import apply_rot_embed_cat
 
 from regard import ConfigError, Grid, Mask, Site, Softmax, ops, parse
 from regard.core import ShapeError, UnsupportedError, heads, merge
-from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig, rotate
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig, apply_rotary
 from regard.models.seq2seq import on_sequences
 
 GRID = Grid(3, 5, 1, 2)
@@ -36,8 +36,8 @@ def test_heads_are_consecutive_channels() -> None:
 
 def test_the_layer_is_torch_multi_head_attention() -> None:
     mixer, x = layer(), tokens()
-    other = torch.nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)
-    other.load_state_dict(
+    torch_layer = torch.nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)
+    torch_layer.load_state_dict(
         {
             "in_proj_weight": mixer.qkv.weight,
             "in_proj_bias": mixer.qkv.bias,
@@ -45,28 +45,28 @@ def test_the_layer_is_torch_multi_head_attention() -> None:
             "out_proj.bias": mixer.proj.bias,
         }
     )
-    assert torch.allclose(mixer(x, GRID), other(x, x, x)[0], rtol=0, atol=1e-12)
+    assert torch.allclose(mixer(x, GRID), torch_layer(x, x, x)[0], rtol=0, atol=1e-12)
 
 
-def test_rotary_is_timms_and_leaves_extra_tokens() -> None:
+def test_rotary_is_timms_and_does_not_rotate_prefix_and_suffix_tokens() -> None:
     x = torch.randn(3, 2, GRID.tokens, 8, dtype=torch.float64)
     rope = torch.randn(GRID.cells, 16, dtype=torch.float64)
-    turned = rotate(x, rope, GRID)
+    rotated = apply_rotary(x, rope, GRID)
     expected = apply_rot_embed_cat(x[:, :, GRID.span], rope)
-    assert torch.allclose(turned[:, :, GRID.span], expected, rtol=0, atol=1e-12)
-    assert torch.equal(turned[:, :, :1], x[:, :, :1])
-    assert torch.equal(turned[:, :, -2:], x[:, :, -2:])
+    assert torch.allclose(rotated[:, :, GRID.span], expected, rtol=0, atol=1e-12)
+    assert torch.equal(rotated[:, :, :1], x[:, :, :1])
+    assert torch.equal(rotated[:, :, -2:], x[:, :, -2:])
     with pytest.raises(ShapeError, match="14 rows, the grid 15 cells and 18 tokens"):
-        rotate(x, rope[:-1], GRID)
+        apply_rotary(x, rope[:-1], GRID)
 
 
 def test_gate_and_convolution_are_the_formula() -> None:
     mixer, x = layer(Softmax(dwc=3, gate=True)), tokens()
-    made = mixer.roles(x, GRID)
-    out = merge(mixer.operator(made["q"], made["k"], made["v"], grid=GRID))
+    qkv = mixer.project_heads(x, GRID)
+    out = merge(mixer.operator(**qkv, grid=GRID))
     assert mixer.dwc is not None
     assert mixer.gate is not None
-    extra, cells = GRID.to_map(merge(made["v"]))
+    extra, cells = GRID.to_map(merge(qkv["v"]))
     out = out + GRID.from_map(extra * 0, mixer.dwc(cells))
     assert torch.allclose(mixer(x, GRID), mixer.proj(F.silu(mixer.gate(x)) * out), rtol=0, atol=1e-12)
 
@@ -74,9 +74,9 @@ def test_gate_and_convolution_are_the_formula() -> None:
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_queries_and_keys_are_normalised_per_head(kind: str) -> None:
     mixer = layer(site=Site(16, 2, GRID, qk_norm=kind))  # type: ignore[arg-type]
-    made = mixer.roles(tokens(), GRID)
-    assert made["q"] is not None
-    assert torch.allclose(made["q"].square().mean(-1), torch.ones(3, 2, GRID.tokens).double(), atol=1e-3)
+    q = mixer.project_heads(tokens(), GRID)["q"]
+    assert q is not None
+    assert torch.allclose(q.square().mean(-1), torch.ones(3, 2, GRID.tokens).double(), atol=1e-3)
     parameters = sum(p.numel() for p in mixer.parameters())
     assert parameters == mixer.config.cost(mixer.site).params
 
@@ -122,7 +122,7 @@ def test_even_kernels_are_refused(dwc: int) -> None:
 
 
 @pytest.mark.untyped
-def test_the_doors_of_an_operator_name_the_tensors() -> None:
+def test_input_checks_of_an_operator_name_the_tensors() -> None:
     q, k = torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, 5, 8)
     with pytest.raises(ShapeError, match="q has width 7, k has 8"):
         ops.softmax(q[..., :7], k, k)
@@ -137,7 +137,7 @@ def test_the_doors_of_an_operator_name_the_tensors() -> None:
 
 
 @pytest.mark.untyped
-def test_the_door_of_a_layer_names_the_shape() -> None:
+def test_input_checks_of_a_layer_name_the_shape() -> None:
     with pytest.raises(ShapeError, match=r"x has shape \(18, 16\); expected \(batch, tokens, 16\)"):
         layer()(tokens()[0], GRID)
     with pytest.raises(ConfigError, match="a ProjectionConfig such as LinearQKV"):
@@ -145,15 +145,15 @@ def test_the_door_of_a_layer_names_the_shape() -> None:
 
 
 def test_a_mechanism_without_cross_attention_says_so() -> None:
-    class Alone(Softmax):
+    class SelfOnly(Softmax):
         cross = False
 
-    with pytest.raises(UnsupportedError, match="Alone has no cross-attention"):
-        Alone().build_cross(SITE)
+    with pytest.raises(UnsupportedError, match="SelfOnly has no cross-attention"):
+        SelfOnly().build_cross(SITE)
 
 
 @pytest.mark.parametrize("text", ["Softmax(dwc=3)", "TopK(k=8, dwc=3)", "SKA(dwc=3)", "Factors(axes=1, dwc=3)"])
-def test_nothing_is_causal_beside_a_convolution(text: str) -> None:
+def test_no_layer_is_causal_with_a_convolution(text: str) -> None:
     grid, config = Grid.sequence(8), parse(text)
     assert isinstance(config, HeadMixerConfig)
     assert replace(config, dwc=0).masks - config.masks == {"causal"}
@@ -170,8 +170,8 @@ def test_hidden_tokens_do_not_pass_through_the_convolution(cross: bool) -> None:
     mixer = config.build_cross(Site(16, 2, GRID, memory=GRID)).double().eval() if cross else layer(config)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        more = {"memory": x, "memory_grid": GRID} if cross else {}
-        out: torch.Tensor = mixer(x, GRID, Mask(keep=keep), **more)
+        options = {"memory": x, "memory_grid": GRID} if cross else {}
+        out: torch.Tensor = mixer(x, GRID, Mask(keep=keep), **options)
         return out[keep]
 
     assert torch.allclose(run(x), run(torch.where(keep[..., None], x, 9.0)), rtol=0, atol=1e-12)

@@ -101,10 +101,8 @@ def test_windows_of_a_partition_hold_every_cell_once(grid: Grid) -> None:
 
 def test_both_policies_agree_where_windows_divide_the_grid() -> None:
     q = draw(Grid(4, 6, 1))[0]
-    one, other = (
-        extracted(f"MiTA(m=6, k=3, windows='{policy}')", Grid(4, 6, 1), q)[0] for policy in ("adaptive", "partition")
-    )
-    assert gap(one, other) < 1e-12
+    spellings = (f"MiTA(m=6, k=3, windows='{policy}')" for policy in ("adaptive", "partition"))
+    assert gap(*(extracted(text, Grid(4, 6, 1), q)[0] for text in spellings)) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["conv", "dwconv"])
@@ -123,7 +121,7 @@ def test_convolved_landmarks_start_as_the_mean_of_their_window(kind: str, grid: 
     assert gap(landmarks, means) < 1e-6  # the start is rounded to float32
 
 
-def test_a_filter_of_one_cell_picks_it() -> None:
+def test_a_filter_of_one_cell_selects_it() -> None:
     grid = Grid(4, 6, 1)
     q = draw(grid)[0]
     operator = MiTA(m=(2, 3), k=3, landmarks="dwconv").operator(Site(16, 2, grid)).double()
@@ -131,8 +129,8 @@ def test_a_filter_of_one_cell_picks_it() -> None:
         operator.extract.weight.zero_()
         operator.extract.weight[:, :, 1, 0] = 1.0  # second row, first column of each 2x2 window
     landmarks, _ = operator.pooled(q, grid)
-    picked = [1 + (2 * row + 1) * 6 + 2 * column for row in range(2) for column in range(3)]
-    assert gap(landmarks, q[:, :, picked]) < 1e-12
+    selected = [1 + (2 * row + 1) * 6 + 2 * column for row in range(2) for column in range(3)]
+    assert gap(landmarks, q[:, :, selected]) < 1e-12
 
 
 def test_learned_landmarks_are_the_same_for_every_image_and_are_trained() -> None:
@@ -150,9 +148,9 @@ def test_drawn_landmarks_are_distinct_cells_and_fixed_in_evaluation() -> None:
     q = draw(grid)[0]
     operator = MiTA(m=9, k=3, landmarks="random").operator(Site(16, 2, grid))
     operator.eval()
-    one, other = operator.pooled(q, grid)[0], operator.pooled(q, grid)[0]
-    assert gap(one, other) == 0.0
-    same = (one[:, :, :, None] == q[:, :, None, grid.span]).all(-1)  # (B, H, m, cells)
+    landmarks = operator.pooled(q, grid)[0]
+    assert gap(landmarks, operator.pooled(q, grid)[0]) == 0.0
+    same = (landmarks[:, :, :, None] == q[:, :, None, grid.span]).all(-1)  # (B, H, m, cells)
     assert (same.sum(-1) == 1).all()
     assert (same.sum(-2) <= 1).all()
     operator.train()
@@ -168,11 +166,11 @@ def test_merging_down_to_all_tokens_is_the_identity() -> None:
 
 def test_merged_landmarks_are_means_of_their_members() -> None:
     torch.manual_seed(0)
-    for left in (98, 49, 25, 1):
-        owner, sizes = merge_tokens(torch.randn(2, 196, 8, dtype=torch.float64), left)
+    for number in (98, 49, 25, 1):
+        owner, sizes = merge_tokens(torch.randn(2, 196, 8, dtype=torch.float64), number)
         assert sizes.sum(-1).tolist() == [196, 196]
-        assert all(set(row) == set(range(left)) for row in owner.tolist())
-        assert torch.equal(torch.stack([row.bincount(minlength=left) for row in owner]), sizes.long())
+        assert all(set(row) == set(range(number)) for row in owner.tolist())
+        assert torch.equal(torch.stack([row.bincount(minlength=number) for row in owner]), sizes.long())
     grid = Grid(4, 6, 1)
     q = draw(grid)[0]
     landmarks, _ = extracted("MiTA(m=5, k=3, landmarks='tome')", grid, q)

@@ -1,3 +1,5 @@
+"""The fused attention: which cases are replaced, and that the result is the same."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,18 +23,18 @@ def _mask(kind):
 
 
 @pytest.mark.parametrize("kind", ["none", "keep", "bias"])
-def test_training_in_bfloat16_is_the_float32_result_rounded_once(kind):
+def test_training_in_bfloat16_is_the_rounded_float32_result(kind):
     q, k, v = _inputs(torch.bfloat16)
     mask = _mask(kind)
     out = sdpa(q, k, v, attn_mask=mask, scale=0.7)
     out.float().square().sum().backward()
-    wide = [x.detach().float().requires_grad_() for x in (q, k, v)]
-    wide_mask = mask.float() if kind == "bias" else mask
-    exact = F.scaled_dot_product_attention(*wide, attn_mask=wide_mask, scale=0.7)
+    float32_inputs = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    float32_mask = mask.float() if kind == "bias" else mask
+    exact = F.scaled_dot_product_attention(*float32_inputs, attn_mask=float32_mask, scale=0.7)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, exact.to(torch.bfloat16))
     exact.to(torch.bfloat16).float().square().sum().backward()
-    for x, y in zip((q, k, v), wide, strict=True):
+    for x, y in zip((q, k, v), float32_inputs, strict=True):
         assert x.grad.dtype == torch.bfloat16
         assert torch.equal(x.grad, y.grad.to(torch.bfloat16))
 
@@ -45,10 +47,10 @@ def test_autocast_does_not_undo_the_float32():
 
 
 @pytest.mark.parametrize("case", ["no gradient", "large", "float32"])
-def test_every_other_case_is_the_fused_kernel_untouched(case, monkeypatch):
+def test_all_other_cases_are_the_fused_kernel(case, monkeypatch):
     q, k, v = _inputs(torch.float32 if case == "float32" else torch.bfloat16)
     if case == "large":
-        monkeypatch.setattr(module, "SLOW_BACKWARD", 0)
+        monkeypatch.setattr(module, "FLOAT32_LOGITS", 0)
     with torch.set_grad_enabled(case != "no gradient"):
         assert torch.equal(sdpa(q, k, v), F.scaled_dot_product_attention(q, k, v))
         graph = sdpa(q, k, v).grad_fn
@@ -57,8 +59,8 @@ def test_every_other_case_is_the_fused_kernel_untouched(case, monkeypatch):
 
 def test_causal():
     q, k, v = _inputs(torch.bfloat16, rows=5)
-    wide = [x.detach().float() for x in (q, k, v)]
-    exact = F.scaled_dot_product_attention(*wide, is_causal=True).to(torch.bfloat16)
+    float32_inputs = [x.detach().float() for x in (q, k, v)]
+    exact = F.scaled_dot_product_attention(*float32_inputs, is_causal=True).to(torch.bfloat16)
     assert torch.equal(sdpa(q, k, v, is_causal=True), exact)
 
 
@@ -74,19 +76,19 @@ def test_few_logits_compiled_are_the_exact_attention(dtype, scale):
     q, k, v = _inputs(dtype)
     out = torch.compile(sdpa, backend=counted)(q, k, v, scale=scale)
     out.double().square().sum().backward()
-    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    exact = F.scaled_dot_product_attention(*wide, scale=scale)
+    float32_inputs = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    exact = F.scaled_dot_product_attention(*float32_inputs, scale=scale)
     (exact.detach().to(dtype).double() * 2 * exact).sum().backward()
     assert F.scaled_dot_product_attention not in calls[0]
     assert out.dtype == dtype
     allowed = {torch.bfloat16: 2**-8, torch.float32: 5e-6, torch.float64: 1e-13}[dtype]
     torch.testing.assert_close(out.double(), exact.to(dtype).double(), rtol=allowed, atol=allowed)
-    for x, y in zip((q, k, v), wide, strict=True):
+    for x, y in zip((q, k, v), float32_inputs, strict=True):
         torch.testing.assert_close(x.grad.double(), y.grad, rtol=2 * allowed, atol=2 * allowed)
 
 
 def test_many_logits_compiled_are_the_fused_kernel(monkeypatch):
-    monkeypatch.setattr(module, "FEW", 29)
+    monkeypatch.setattr(module, "PLAIN_LOGITS", 29)
     q, k, v = _inputs(torch.float32)
     compiled = torch.compile(sdpa, backend="eager")
     assert torch.equal(compiled(q, k, v), F.scaled_dot_product_attention(q, k, v))

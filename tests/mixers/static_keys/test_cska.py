@@ -391,7 +391,7 @@ def test_resize_error_and_other_extra_tokens_are_refused():
     layer = mixer(CSKA(resize="error"), Grid(3, 5, 1))
     with pytest.raises(GridError, match="3x5.*5x3"):
         layer(torch.randn(1, 16, 16, dtype=F64), Grid(5, 3, 1))
-    with pytest.raises(GridError, match="extra tokens must be the same"):
+    with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
         layer(torch.randn(1, 17, 16, dtype=F64), Grid(3, 5, 2))
 
 
@@ -559,7 +559,7 @@ def test_wrong_calls_say_what_was_expected():
         cska(q, weight, bias[1:], v, grid)
     with pytest.raises(ShapeError, match="one dtype|cast filters"):
         cska(q, weight.float(), bias, v, grid)
-    with pytest.raises(GridError, match="cells alone"):
+    with pytest.raises(GridError, match="patch tokens alone"):
         cska(q, weight, bias, v, Grid(2, 5, 5))
     with pytest.raises(GridError, match="do not fit"):
         cska(q, weight, bias, v, Grid(3, 4))

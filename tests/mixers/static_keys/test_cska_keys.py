@@ -119,7 +119,7 @@ def test_any_grid_runs_without_resampling():
 )
 def test_other_extra_tokens_are_refused(built, called):
     layer = KEY.build(Site(dim=16, heads=2, grid=built))
-    with pytest.raises(GridError, match="extra tokens must be the same"):
+    with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
         layer(torch.randn(2, called.tokens, 16), called)
 
 

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from operators import check_hidden
-from regard.core import NOTHING, ConfigError, Grid, GridError, Mask, ShapeError, Site, SwapError, UnsupportedError
+from regard.core import NO_MASK, ConfigError, Grid, GridError, Mask, ShapeError, Site, SwapError, UnsupportedError
 from regard.mixers.softmax import Softmax, softmax
 from regard.mixers.spelling import parse, spell
 from regard.mixers.static_keys.cska import CSKA
@@ -159,7 +159,7 @@ def test_s4_the_rank_of_the_logits_is_the_width_of_a_head():
     layer = mixer(SKA(init="paper", activation="none"), Grid(1, 17))
     with torch.no_grad():
         layer.qkv.bias.zero_()
-    q = layer.roles(torch.randn(3, 17, 16, dtype=F64), Grid(1, 17))["q"]
+    q = layer.project_heads(torch.randn(3, 17, 16, dtype=F64), Grid(1, 17))["q"]
     logits = layer.operator.weights(q, None, q, grid=Grid(1, 17)).transpose(0, 1).flatten(1, 2)
     assert torch.linalg.matrix_rank(logits).tolist() == [8, 8]
 
@@ -185,7 +185,7 @@ def test_s7_one_token_gives_its_value_and_a_constant_query_a_static_pooling():
         layer.qkv.weight[:16] = 0.0
         layer.qkv.bias.normal_()
     x = torch.randn(3, 15, 16, dtype=F64)
-    made = layer.roles(x, GRIDS[0])
+    made = layer.project_heads(x, GRIDS[0])
     a = layer.operator.weights(**made, grid=GRIDS[0])
     assert torch.allclose(a, a[:1, :, :1].expand_as(a), atol=1e-12)
     assert (a[0, 0, 0] - 1 / 15).abs().max() > 1e-3
@@ -291,7 +291,7 @@ def test_another_grid_resamples_the_cells_alone(grid):
 def test_other_extra_tokens_are_refused():
     layer = mixer(SKA(), Grid(3, 5, 1))
     for grid in (Grid(3, 5), Grid(3, 5, 2), Grid(3, 5, 0, 1)):
-        with pytest.raises(GridError, match="extra tokens must be the same"):
+        with pytest.raises(GridError, match="prefix and suffix tokens must be the same"):
             layer(torch.randn(1, grid.tokens, 16, dtype=F64), grid)
 
 
@@ -422,7 +422,7 @@ def test_state_and_spelling_round_trip():
 
 def test_nothing_is_masked_by_default():
     q, keys, v = tensors()
-    assert torch.equal(ska(q, keys, v), ska(q, keys, v, mask=NOTHING))
+    assert torch.equal(ska(q, keys, v), ska(q, keys, v, mask=NO_MASK))
 
 
 # windows of the trained grid, and hosts that bring windows
@@ -458,7 +458,7 @@ def test_windows_that_do_not_divide_alike_are_refused():
     x = torch.randn(1, 96, 16, dtype=F64)
     run = lambda grid: layer(x, Grid(8, 12), memory=torch.randn(1, grid.tokens, 16, dtype=F64), memory_grid=grid)  # noqa: E731
     assert run(Grid(4, 6)).shape == (1, 96, 16)
-    with pytest.raises(GridError, match="windows do not divide alike: 4x6 on 8x12.*2x3 on 4x9"):
+    with pytest.raises(GridError, match="queries and keys have different numbers of windows: 4x6 on 8x12.*2x3 on 4x9"):
         run(Grid(4, 9))
 
 
@@ -632,7 +632,9 @@ def test_calibration_says_what_is_missing():
 def test_a_checkpoint_of_another_grid_or_prefix_says_what_to_do():
     layer = mixer(SKA(), Grid(3, 5, 1))
     for grid in (Grid(4, 6, 1), Grid(3, 5, 2)):
-        with pytest.raises(RuntimeError, match="trained on another grid or other extra tokens; build the model"):
+        with pytest.raises(
+            RuntimeError, match="trained on another grid or with other prefix and suffix tokens; build the model"
+        ):
             layer.load_state_dict(mixer(SKA(), grid).state_dict())
 
 

@@ -13,18 +13,18 @@ from PIL import Image
 from regard.cli.app import run
 from regard.core import Grid, RegardError
 from regard.explain.factor_terms import TermMaps
-from regard.lab.analysis import Source, carry_out
+from regard.lab.analysis import Source, run_analysis
 from regard.lab.run_study import run_study
 from regard.report.analysis_page import write_analyses
 from regard.store.results import Results
 from regard.studies import load_analysis, load_study
-from regard.studies.esa.fig1 import READINGS, loudness, queries
+from regard.studies.esa.fig1 import PARTS, queries, term_statistics
 
 
-def test_rows_that_are_read_are_rows_of_their_studies() -> None:
-    for reading in READINGS:
+def test_rows_of_the_figure_are_rows_of_their_studies() -> None:
+    for part in PARTS:
         for scale in ("smoke", "desk", "paper"):
-            assert set(reading.rows) <= {row.label for row in load_study(reading.study).rows(scale)}
+            assert set(part.rows) <= {row.label for row in load_study(part.study).rows(scale)}
 
 
 def test_queries_are_spread_evenly() -> None:
@@ -41,21 +41,21 @@ def maps(logits: dict[str, torch.Tensor], hidden: int = -1) -> TermMaps:
     return TermMaps(layer="", grid=Grid(1, 4), keys=Grid(1, 4), cell=(0, 0), logits=values, bias=bias)
 
 
-def test_loudness_of_known_logits() -> None:
+def test_term_statistics_of_known_logits() -> None:
     far = torch.tensor([-1000.0, -1000.0, -1000.0, 0.0])
-    said = loudness(maps({"E3": torch.zeros(4), "E4": far}))
-    assert said["E3"] == pytest.approx((0.0, 4.0, 1.5))
-    assert said["E4"] == pytest.approx((1000 * math.sqrt(3) / 4, 1.0, 3.0))
-    assert said["all"] == pytest.approx(said["E4"])
+    values = term_statistics(maps({"E3": torch.zeros(4), "E4": far}))
+    assert values["E3"] == pytest.approx((0.0, 4.0, 1.5))
+    assert values["E4"] == pytest.approx((1000 * math.sqrt(3) / 4, 1.0, 3.0))
+    assert values["all"] == pytest.approx(values["E4"])
 
 
-def test_keys_that_are_not_seen_do_not_count() -> None:
-    said = loudness(maps({"E3": torch.tensor([1.0, 1.0, 1.0, 50.0])}, hidden=3))
-    assert said["E3"] == pytest.approx((0.0, 3.0, 1.0))
-    assert said["all"] == pytest.approx((0.0, 3.0, 1.0))
+def test_hidden_keys_do_not_count() -> None:
+    values = term_statistics(maps({"E3": torch.tensor([1.0, 1.0, 1.0, 50.0])}, hidden=3))
+    assert values["E3"] == pytest.approx((0.0, 3.0, 1.0))
+    assert values["all"] == pytest.approx((0.0, 3.0, 1.0))
 
 
-def test_without_runs_it_says_what_to_run(tmp_path: Path) -> None:
+def test_the_error_without_runs_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match="no results of esa_fig3 at smoke scale"):
         load_analysis("esa_fig1").compute(Source(Results(tmp_path), "smoke"))
 
@@ -79,9 +79,9 @@ def trained_store(root: Path, *rows: tuple[str, str]) -> Results:
 
 def test_terms_alone_are_drawn_where_only_their_study_has_runs(tmp_path: Path) -> None:
     store = trained_store(tmp_path, ("esa_fig3", "1111"))
-    value = carry_out(load_analysis("esa_fig1"), store, "smoke")
-    told, terms = value["sheets"]
-    assert [row[-1] for row in told["rows"]] == ["drawn", *["no finished run"] * 3]
+    value = run_analysis(load_analysis("esa_fig1"), store, "smoke")
+    overview, terms = value["sheets"]
+    assert [row[-1] for row in overview["rows"]] == ["drawn", *["no finished run"] * 3]
     assert [row[:2] for row in terms["rows"]] == [
         (f"blocks.{layer}.attn", term) for layer in (0, 1) for term in ("E1", "E2", "E3", "E4", "all")
     ]
@@ -97,7 +97,7 @@ def test_all_four_are_drawn_and_reach_the_page(tmp_path: Path) -> None:
     rows = (("esa_fig3", "1111"), ("esa_table2", "w/o + deformable"), ("esa_table3", "dynamic 7x7"))
     trained_store(tmp_path, *rows)
     assert run(["study", "run", "esa_fig1", "--scale", "smoke", "--results", str(tmp_path)]) == 0
-    value = carry_out(load_analysis("esa_fig1"), Results(tmp_path), "smoke")
+    value = run_analysis(load_analysis("esa_fig1"), Results(tmp_path), "smoke")
     assert [row[-1] for row in value["sheets"][0]["rows"]] == ["drawn", "in its place", "no finished run", "drawn"]
     assert [sheet["title"] for sheet in value["sheets"][1:]] == [
         "Terms of 1111 (esa_fig3)",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError
-from regard.lab.analysis import Chart, Sheet, Source, carry_out
+from regard.lab.analysis import Chart, Sheet, Source, run_analysis
 from regard.lab.study import Study
 from regard.report import write_pages
 from regard.store.results import Results
@@ -29,7 +29,7 @@ def run_of(study: Study, label: str, scale: str = "smoke", seed: int = 0) -> Run
     return study.run(scale, study.rows(scale, label)[0], seed)
 
 
-def stirred(run: Run) -> nn.Module:
+def perturbed(run: Run) -> nn.Module:
     """The plain network with weights and statistics unlike those of a start: last norms of zero hide attention."""
     plain = run.task.model(run.mixer, run.seed, run.removed)
     torch.manual_seed(7)
@@ -58,31 +58,31 @@ def small(study: Study, rows: str) -> Study:
 
 
 def test_logits_of_all_test_images_are_the_same_at_insertion(study: Study) -> None:
-    """Reference 3.5 and 4.1: gamma = 0 leaves the output as it is, bit for bit; a convolution that becomes deformable
-    adds up in another order."""
-    plain = stirred(run_of(study, "before"))
+    """Reference 3.5 and 4.1: gamma = 0 leaves the output as it is, bit for bit; a deformable convolution sums in
+    another order."""
+    plain = perturbed(run_of(study, "before"))
     for label in EXACT:
         run = run_of(study, label)
-        found = inserted(replace(run, task=replace(run.task, limit=100)), plain)
-        assert found.difference == 0.0, label
-        assert (found.moved, found.images) == (0, 100)
-        assert found.before == found.after
-    moved = inserted(run_of(study, "0010 + deformable"), plain)
-    assert 0 < moved.difference < 1e-4
-    assert moved.moved == 0
+        effect = inserted(replace(run, task=replace(run.task, limit=100)), plain)
+        assert effect.difference == 0.0, label
+        assert (effect.changed, effect.images) == (0, 100)
+        assert effect.before == effect.after
+    rounded = inserted(run_of(study, "0010 + deformable"), plain)
+    assert 0 < rounded.difference < 1e-4
+    assert rounded.changed == 0
 
 
-def test_another_network_is_noticed(study: Study) -> None:
-    """The same weights in a network that steps by two pixels at first."""
+def test_another_network_gives_a_difference(study: Study) -> None:
+    """The same weights in a network whose first convolution has stride 2."""
     run = run_of(study, "before")
     other = replace(run, task=replace(run.task, host=run.task.host.replace("stem=1", "stem=2")))
-    found = inserted(other, stirred(run))
-    assert found.difference > 0.1
-    assert found.moved > 0
-    assert found.before != found.after
+    effect = inserted(other, perturbed(run))
+    assert effect.difference > 0.1
+    assert effect.changed > 0
+    assert effect.before != effect.after
 
 
-def test_all_rows_go_on_from_the_row_before_for_the_same_epochs(study: Study) -> None:
+def test_all_rows_start_from_the_row_before_and_have_equal_epochs(study: Study) -> None:
     for scale in ("smoke", "desk", "paper"):
         rows = [row.label for row in study.rows(scale)]
         assert rows == ["before", *INSERTED, "w/o", "0000"]
@@ -109,44 +109,44 @@ def test_the_curve_begins_at_insertion(study: Study, tmp_path: Path) -> None:
     """At smoke scale the analysis trains what is missing, and a second call nothing more."""
     few = small(study, "before,0110,w/o")
     source = Source(Results(tmp_path), "smoke")
-    at_once, tuning = curve(source, few)
-    assert isinstance(at_once, Sheet)
+    at_insertion, tuning = curve(source, few)
+    assert isinstance(at_insertion, Sheet)
     assert isinstance(tuning, Sheet)
-    assert at_once.column("row") == ["0110", "w/o"]
-    assert at_once.column("largest difference of a logit") == [0.0, 0.0]
-    assert at_once.column("top1 at epoch 0") == at_once.column("top1 before")
+    assert at_insertion.column("row") == ["0110", "w/o"]
+    assert at_insertion.column("largest difference of a logit") == [0.0, 0.0]
+    assert at_insertion.column("top1 at epoch 0") == at_insertion.column("top1 before")
     outcomes = {run[0].label: source.store.outcome(run[1].key) for run in few.runs("smoke")}
-    assert at_once.column("top1 before") == [outcomes["before"]["metrics"]["top1"]] * 2  # type: ignore[index]
+    assert at_insertion.column("top1 before") == [outcomes["before"]["metrics"]["top1"]] * 2  # type: ignore[index]
     assert [row[:2] for row in tuning.rows] == [(label, epoch) for label in ("0110", "w/o") for epoch in (0, 1, 2)]
-    assert tuning.rows[0][2] == tuning.rows[3][2] == at_once.rows[0][5]
-    assert tuning.rows[2][2] == outcomes["0110"]["metrics"]["top1"] == at_once.rows[0][-2]  # type: ignore[index]
-    used, nothing = at_once.column("largest gamma at the end")
-    assert used > 0  # type: ignore[operator]
-    assert nothing is None
+    assert tuning.rows[0][2] == tuning.rows[3][2] == at_insertion.rows[0][5]
+    assert tuning.rows[2][2] == outcomes["0110"]["metrics"]["top1"] == at_insertion.rows[0][-2]  # type: ignore[index]
+    attention, plain = at_insertion.column("largest gamma at the end")
+    assert attention > 0  # type: ignore[operator]
+    assert plain is None
     assert tuning.chart == Chart(x="epoch", y="top1", series="row")
     assert set(source.read) == {run.key for _, run in few.runs("smoke")}, "the plain network is read too"
-    assert curve(source, few) == [at_once, tuning]
+    assert curve(source, few) == [at_insertion, tuning]
     assert {run[0].label: source.store.outcome(run[1].key) for run in few.runs("smoke")} == outcomes
 
 
 def test_other_scales_need_the_runs_of_the_study(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no results of esa_insertion at desk scale"):
-        carry_out(load_analysis("esa_insertion_curve"), Results(tmp_path), "desk")
+        run_analysis(load_analysis("esa_insertion_curve"), Results(tmp_path), "desk")
 
 
 @pytest.mark.slow
 def test_one_command_shows_insertion_and_fine_tuning(tmp_path: Path) -> None:
     """The whole smoke scale: equal logits, then a curve that rises, also on the page."""
-    value = carry_out(load_analysis("esa_insertion_curve"), Results(tmp_path), "smoke")
-    at_once, tuning = value["sheets"]
-    place = at_once["columns"].index
-    assert len(at_once["rows"]) == 2 * (len(INSERTED) + 2)
-    for row in at_once["rows"]:
-        assert row[place("images with another class")] == 0
+    value = run_analysis(load_analysis("esa_insertion_curve"), Results(tmp_path), "smoke")
+    at_insertion, tuning = value["sheets"]
+    column = at_insertion["columns"].index
+    assert len(at_insertion["rows"]) == 2 * (len(INSERTED) + 2)
+    for row in at_insertion["rows"]:
+        assert row[column("images with another class")] == 0
         if row[0] in EXACT:
-            assert row[place("largest difference of a logit")] == 0.0
-        assert row[place("top1 before")] == row[place("top1 at epoch 0")] > 50
-        assert row[place("top1 at the end")] > row[place("top1 before")]
+            assert row[column("largest difference of a logit")] == 0.0
+        assert row[column("top1 before")] == row[column("top1 at epoch 0")] > 50
+        assert row[column("top1 at the end")] > row[column("top1 before")]
     assert sorted({row[1] for row in tuning["rows"]}) == [0, 1, 2, 3]
     page = next(path for path in write_pages(tmp_path, tmp_path / "out", "esa_insertion_curve"))
     text = page.read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,20 +11,22 @@ import torch
 from PIL import Image
 
 from regard.core import Grid, RegardError, UnsupportedError
-from regard.lab.analysis import Source, carry_out
+from regard.lab.analysis import Source, run_analysis
 from regard.lab.dry_run import dry_run
 from regard.lab.run_study import run_study
 from regard.lab.study import Setting
 from regard.mixers import MIXERS
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.mita.routing import MitaPlan
+from regard.mixers.shared.landmarks import landmark_windows
 from regard.mixers.softmax import Softmax
 from regard.models.create import create_model
 from regard.store.results import Results
 from regard.studies import load_analysis, load_study
-from regard.studies.mita.counts import PUBLISHED, SMALL, TINY, library_sheet, printed_sheet
-from regard.studies.mita.expert_choices import SCALE, Choice, choices, overlay
-from regard.studies.mita.fig5 import throughput
+from regard.studies.mita.counts import library_sheet, printed_sheet
+from regard.studies.mita.expert_choices import Choice, choices
+from regard.studies.mita.fig5 import _MECHANISMS, SIDES, throughput
+from regard.studies.mita.printed import PUBLISHED, SMALL, TINY
 from regard.studies.mita.table2 import STUDY
 from regard.studies.mita.trained_figures import (
     _window,
@@ -36,6 +39,7 @@ from regard.studies.mita.trained_figures import (
     queries_of,
     retuned,
 )
+from regard.studies.overlays import CELL_PIXELS, overlay
 from regard.studies.published_sizes import _gflops, verdict
 from regard.train.run import Run
 
@@ -53,17 +57,17 @@ def small_model(mixer, **options):
 # Table 2
 
 
-def test_rows_that_were_trained_before_the_others_came_keep_their_keys() -> None:
-    wanted = {
+def test_committed_rows_keep_their_keys() -> None:
+    expected = {
         "smoke": {"Softmax": "6de51372e985", "MiTA": "4c8e35776a97", "MiTA + DWC": "292512955c67",
                   "w/o": "ff4ea19aa253", "0000": "0acdef4a8928"},
         "desk": {"Softmax": "20bd1def00a4", "MiTA": "ad19cde3243c", "MiTA + DWC": "621e3361c7a4",
                  "w/o": "270e2a2ca214", "0000": "0a04a7f144e3"},
     }  # fmt: skip
-    for scale, keys in wanted.items():
-        found = {row.label: run.key for row, run in STUDY.runs(scale, seeds=1)}
-        assert list(found.items())[:5] == list(keys.items())
-        assert len(found) == 12
+    for scale, keys in expected.items():
+        runs = {row.label: run.key for row, run in STUDY.runs(scale, seeds=1)}
+        assert list(runs.items())[:5] == list(keys.items())
+        assert len(runs) == 12
 
 
 def test_fact_table2_published_numbers() -> None:
@@ -76,12 +80,12 @@ def test_fact_table2_published_numbers() -> None:
         "MiTA, S": (22, 4.4, 79.8), "MiTA + DWC, S": (22, 4.4, 80.6),
         "MiTA + DWC + gate, S": (22, 4.7, 81.2),
     }  # fmt: skip
-    found = {
+    rows = {
         label: tuple(round(row.paper[name] / unit, 3) for name, unit in (("params", 1e6), ("macs", 1e9), ("top1", 1)))
         for label, row in ROWS.items()
         if not row.control
     }
-    assert found == printed
+    assert rows == printed
 
 
 @pytest.mark.parametrize("label", ["Linear", "MHLA", "Agent + bias"])
@@ -103,7 +107,7 @@ def test_fact_section6_parameters_of_the_larger_host(label: str) -> None:
 
 def test_fact_section6_counts() -> None:
     """Exact parameters, and GMACs to two digits, of the rows of Tables 2 and 3 (InLine with its convolution)."""
-    wanted = {
+    expected = {
         "DeiT-T": (5_717_416, 1.25), "Linear-T": (5_715_112, 1.13), "PolaFormer-T": (5_722_024, 1.19),
         "MHLA-T": (5_736_232, 1.51), "FLatten-T": (6_173_608, 1.13), "Agent-T": (5_717_416, 1.16),
         "Agent-T, bias": (5_992_600, 1.17), "MiTA-T": (5_717_416, 1.14), "MiTA-T, DWC": (5_740_456, 1.15),
@@ -112,14 +116,14 @@ def test_fact_section6_counts() -> None:
         "ViT-5-S": (22_039_144, 4.70), "InLine-S": (16_734_760, 4.96), "Agent-S, bias, DWC": (22_647_112, 4.44),
         "MHLA-S, DWC": (22_205_032, 5.77), "MiTA-ViT-5-S": (22_039_144, 4.47), "MiTA-ViT-5-S, DWC": (22_085_224, 4.48),
     }  # fmt: skip
-    found = {row.label: row.body.count(row.mixer) for row in PUBLISHED if row.mixer is not None}
-    assert {label: count[0] for label, count in found.items() if label in wanted} == {
-        label: params for label, (params, _) in wanted.items()
+    counts = {row.label: row.body.count(row.mixer) for row in PUBLISHED.values() if row.mixer is not None}
+    assert {label: count[0] for label, count in counts.items() if label in expected} == {
+        label: params for label, (params, _) in expected.items()
     }
     for label in ("Linear", "PolaFormer", "MHLA", "FLatten", "Agent"):
-        assert found[f"{label}-T"][0] == ROWS[label].exact["params"]
-    for label, (_, work) in wanted.items():
-        assert found[label][1] / 1e9 == pytest.approx(work, abs=0.0051), label
+        assert counts[f"{label}-T"][0] == ROWS[label].exact["params"]
+    for label, (_, work) in expected.items():
+        assert counts[label][1] / 1e9 == pytest.approx(work, abs=0.0051), label
 
 
 def test_fact_section6_what_is_not_reproduced() -> None:
@@ -132,8 +136,8 @@ def test_fact_section6_what_is_not_reproduced() -> None:
     assert sheet.note.startswith("Of 23 rows, 22 sizes and 21 works")
 
 
-def test_verdicts_know_millions_and_billions() -> None:
-    assert [verdict(1_250_000_000, said) for said in ("1.2G", "1.3G", "1.4G")] == ["T", "R", "no"]
+def test_verdicts_on_millions_and_billions() -> None:
+    assert [verdict(1_250_000_000, text) for text in ("1.2G", "1.3G", "1.4G")] == ["T", "R", "no"]
     assert verdict(5_717_416, "5.7M") == "R,T"
 
 
@@ -164,28 +168,36 @@ def test_fact_table6_published_numbers() -> None:
     assert rows["m 25, k 36"].mixer == MiTA(m=25, k=36)
 
 
+def test_numbers_that_the_paper_does_not_print_are_named() -> None:
+    assert any("m = k = 49" in note for note in load_study("mita_table7").notes)
+    compress = load_study("mita_table6").rows("paper", "compress only")[0]
+    assert "prints no m" in compress.notes[0]
+    for name, words in (("mita_fig9", "9b (DeiT-S)"), ("mita_fig10", "ViT-T at 512 pixels")):
+        assert any(words in note for note in load_analysis(name).notes)
+
+
 def test_fact_table7_published_numbers() -> None:
     rows = load_study("mita_table7").rows("paper")
-    found = {row.label: row.paper["top1"] for row in rows}
+    top1 = {row.label: row.paper["top1"] for row in rows}
     printed = {"Softmax": (76.9, 81.2, 84.4, 85.9), "Linear": (73.2, 78.6, 79.8, 80.7),
                "Agent 49": (74.6, 79.7, 81.4, 83.5), "Agent 64": (74.7, 79.9, 81.5, 83.8),
                "MiTA": (75.6, 80.9, 82.8, 85.5)}  # fmt: skip
     for label, values in printed.items():
-        assert [found[label], *(found[f"{label}, {size}"] for size in "SBL")] == list(values)
+        assert [top1[label], *(top1[f"{label}, {size}"] for size in "SBL")] == list(values)
     assert len(rows) == 20
     assert all("augreg_in21k(pretrained=True)" in row.host for row in rows)
 
 
 @pytest.mark.parametrize("scale", ["smoke", "desk"])
-def test_table7_goes_on_from_one_network_with_softmax(scale: str) -> None:
-    found = {row.label: run for row, run in load_study("mita_table7").runs(scale, seeds=1)}
-    starts = {run.start.key for run in found.values() if isinstance(run.start, Run)}
+def test_table7_starts_from_one_network_with_softmax(scale: str) -> None:
+    runs = {row.label: run for row, run in load_study("mita_table7").runs(scale, seeds=1)}
+    starts = {run.start.key for run in runs.values() if isinstance(run.start, Run)}
     assert len(starts) == 1
-    (start,) = {run.start.mixer for run in found.values() if isinstance(run.start, Run)}
+    (start,) = {run.start.mixer for run in runs.values() if isinstance(run.start, Run)}
     assert start == Softmax()
-    assert [label for label, run in found.items() if run.start is None] == ["MiTA from nothing"]
-    assert found["MiTA"].start.task.data != found["MiTA"].task.data  # type: ignore[union-attr]
-    assert found["MiTA"].mixer == found["MiTA from nothing"].mixer
+    assert [label for label, run in runs.items() if run.start is None] == ["MiTA from nothing"]
+    assert runs["MiTA"].start.task.data != runs["MiTA"].task.data  # type: ignore[union-attr]
+    assert runs["MiTA"].mixer == runs["MiTA from nothing"].mixer
 
 
 @pytest.mark.parametrize(
@@ -197,9 +209,9 @@ def test_table7_goes_on_from_one_network_with_softmax(scale: str) -> None:
     ],
 )
 def test_small_rows_take_a_step(name: str, rows: str) -> None:
-    found = dry_run(load_study(name), "smoke", rows)
-    assert [row.error for row in found] == [""] * len(found)
-    assert len(found) >= 2
+    lines = dry_run(load_study(name), "smoke", rows)
+    assert [row.error for row in lines] == [""] * len(lines)
+    assert len(lines) >= 2
 
 
 @pytest.mark.slow
@@ -208,18 +220,18 @@ def test_a_dry_run_of_pretrained_hosts_fetches_nothing() -> None:
     assert (row.error, row.params) == ("", 5_717_416)
 
 
-# what experts choose
+# choices of experts
 
 
 def test_choices_are_those_of_the_forward_pass() -> None:
     model = small_model(MiTA(m=4, k=5))
     x = torch.randn(3, 3, 12, 12)
-    found = choices(model, x)
-    assert list(found) == ["blocks.0.attn", "blocks.1.attn"]
-    choice = found["blocks.0.attn"]
+    layers = choices(model, x)
+    assert list(layers) == ["blocks.0.attn", "blocks.1.attn"]
+    choice = layers["blocks.0.attn"]
     mixer = model.blocks[0].attn.mixer  # type: ignore[union-attr, index]
     tokens = model.blocks[0].norm1(model.patch_embed(x) + model.pos_embed)  # type: ignore[operator, union-attr, index]
-    q = mixer.roles(tokens, Grid(6, 6), None)["q"]
+    q = mixer.project_heads(tokens, Grid(6, 6), None)["q"]
     landmarks = q.unflatten(2, (2, 3, 2, 3)).mean((3, 5)).flatten(2, 3)
     torch.testing.assert_close(choice.plan.experts[..., 0], (q @ landmarks.mT).argmax(-1))
     assert (keys_of(choice).sum(-1) == 5).all()
@@ -231,15 +243,15 @@ def test_a_network_without_mita_has_no_choices() -> None:
         choices(small_model(Softmax()), torch.randn(1, 3, 12, 12))
 
 
-def made_choice(keys: list[int], queries: list[int], grid: Grid) -> Choice:
+def choice_of(keys: list[int], queries: list[int], grid: Grid) -> Choice:
     """Expert 0 of two gathers `keys`; the tokens `queries` are routed to it."""
     experts = torch.ones(1, 1, grid.tokens, 1, dtype=torch.long)
     experts[0, 0, queries] = 0
     return Choice(plan=MitaPlan(torch.tensor([[keys, keys]])[None], experts), grid=grid)
 
 
-def test_extra_tokens_are_no_cells() -> None:
-    choice = made_choice([0, 1, 3], [0, 2], Grid(2, 2, prefix=1))
+def test_prefix_tokens_are_not_counted() -> None:
+    choice = choice_of([0, 1, 3], [0, 2], Grid(2, 2, prefix=1))
     assert keys_of(choice)[0, 0, 0].tolist() == [1, 0, 1, 0]
     assert queries_of(choice)[0, 0, 0].tolist() == [0, 1, 0, 0]
 
@@ -247,38 +259,43 @@ def test_extra_tokens_are_no_cells() -> None:
 def test_overlap_of_known_sets() -> None:
     keys = torch.tensor([[1.0, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0]])
     queries = torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
-    seen = overlap(keys, queries)
-    assert seen.found == pytest.approx((1 + 0 + 0.5 + 0) / 4)
-    assert seen.empty == 0.25
-    assert seen.by_chance == pytest.approx((1 / 3 + 1 / 3 + 0.5 / 2.5 + 0) / 4)
+    result = overlap(keys, queries)
+    assert result.measured == pytest.approx((1 + 0 + 0.5 + 0) / 4)
+    assert result.empty == 0.25
+    assert result.by_chance == pytest.approx((1 / 3 + 1 / 3 + 0.5 / 2.5 + 0) / 4)
 
 
 def test_random_sets_overlap_by_chance() -> None:
     torch.manual_seed(0)
     sets = [torch.zeros(4000, 60).scatter(-1, torch.rand(4000, 60).topk(size).indices, 1.0) for size in (12, 20)]
-    seen = overlap(*sets)
-    assert seen.found == pytest.approx(seen.by_chance, rel=0.03)
+    result = overlap(*sets)
+    assert result.measured == pytest.approx(result.by_chance, rel=0.03)
 
 
-def test_a_bright_cell_and_its_frame_are_found_at_their_place() -> None:
+def test_an_overlay_has_the_bright_cell_and_its_frame_at_their_place() -> None:
     """On a rectangular grid: rows and columns are not exchanged."""
     grid = Grid(2, 4)
     weights, frame = torch.zeros(8), torch.zeros(8, dtype=torch.bool)
     weights[1 * 4 + 2] = 3.0
     frame[[1, 2]] = True
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(overlay(weights, grid, frame)))))
-    assert pixels.shape == (2 * SCALE, 4 * SCALE, 4)
-    half = SCALE // 2
-    opacity = pixels[half::SCALE, half::SCALE, 3]
+    assert pixels.shape == (2 * CELL_PIXELS, 4 * CELL_PIXELS, 4)
+    half = CELL_PIXELS // 2
+    opacity = pixels[half::CELL_PIXELS, half::CELL_PIXELS, 3]
     assert opacity[1, 2] == 225
     assert np.count_nonzero(opacity) == 1
     red = (pixels[..., 0] == 214) & (pixels[..., 3] == 255)
     rows, columns = np.nonzero(red)
-    assert (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1) == (0, SCALE, SCALE, 3 * SCALE)
+    assert (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1) == (
+        0,
+        CELL_PIXELS,
+        CELL_PIXELS,
+        3 * CELL_PIXELS,
+    )
 
 
 def test_the_window_of_a_landmark() -> None:
-    choice = made_choice([0], [0], Grid(4, 6, prefix=1))
+    choice = choice_of([0], [0], Grid(4, 6, prefix=1))
     window = _window(MiTA(m=(2, 3)), choice, 4)
     assert window is not None
     assert window.nonzero().flatten().tolist() == [14, 15, 20, 21]
@@ -297,33 +314,33 @@ def test_the_window_of_a_landmark() -> None:
 )
 def test_the_expert_of_figure3_lies_in_the_middle(mixer: MiTA, grid: Grid, expert: int) -> None:
     assert middle(mixer, grid) == expert
-    window = _window(mixer, made_choice([0], [0], grid), expert)
+    window = _window(mixer, choice_of([0], [0], grid), expert)
     assert window is not None
     assert window[grid.height // 2 * grid.width + grid.width // 2]
 
 
-def test_landmarks_without_a_place_have_a_middle_number() -> None:
+def test_landmarks_without_windows_have_a_middle_number() -> None:
     assert middle(MiTA(m=16, landmarks="random"), Grid(12, 12)) == 8
 
 
-# other mechanisms and numbers in a trained network
+# exchanged mechanisms and numbers in a trained network
 
 
 def test_exchange_keeps_the_weights_and_the_original() -> None:
     """Route-only MiTA with all keys is softmax attention."""
     model, x = small_model(Softmax()), torch.randn(2, 3, 12, 12)
     same = exchanged(model, MiTA(m=4, k=36, branches="route"))
-    other = exchanged(model, MiTA(m=4, k=4))
+    changed = exchanged(model, MiTA(m=4, k=4))
     with torch.no_grad():
         torch.testing.assert_close(same(x), model(x), rtol=1e-4, atol=1e-4)
-        assert (other(x) - model(x)).abs().max() > 1e-3
-    assert all((value == other.state_dict()[name]).all() for name, value in model.state_dict().items())
+        assert (changed(x) - model(x)).abs().max() > 1e-3
+    assert all((value == changed.state_dict()[name]).all() for name, value in model.state_dict().items())
     assert isinstance(model.blocks[0].attn.mixer.config, Softmax)  # type: ignore[union-attr, index]
 
 
 def test_boundaries_of_known_accuracies() -> None:
-    found = {(4, 4): 80.0, (4, 9): 80.5, (9, 4): 79.2, (9, 9): 79.1}
-    where = boundaries(found, (4, 4))
+    accuracies = {(4, 4): 80.0, (4, 9): 80.5, (9, 4): 79.2, (9, 9): 79.1}
+    where = boundaries(accuracies, (4, 4))
     assert list(where.values()) == ["at least as trained"] * 2 + ["at least 99 %", "below"]
     assert outlines(where) == {
         "at least as trained": ((4, 4), (4, 9)),
@@ -346,7 +363,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 @pytest.mark.parametrize(("name", "pictures"), [("mita_fig3", 2), ("mita_fig4", 2), ("mita_fig8", 0)])
 def test_figures_of_choices_are_computed_from_a_run(source: Source, name: str, pictures: int) -> None:
-    value = carry_out(load_analysis(name), source.store, "smoke")
+    value = run_analysis(load_analysis(name), source.store, "smoke")
     assert len(value["pictures"]) == pictures
     rows = [dict(zip(value["sheets"][0]["columns"], row, strict=True)) for row in value["sheets"][0]["rows"]]
     if name == "mita_fig3":
@@ -363,14 +380,15 @@ def test_figures_of_choices_are_computed_from_a_run(source: Source, name: str, p
         assert all(0 <= row["intersection over union"] <= 1 for row in rows)
 
 
-def test_figure9_says_who_is_not_trained_yet(source: Source) -> None:
+def test_figure9_names_rows_without_runs(source: Source) -> None:
     (sheet,) = load_analysis("mita_fig9").compute(source)
     pairs = {row[:2]: row for row in sheet.rows}  # type: ignore[union-attr]
     assert set(pairs) == {(a, b) for a in ("Softmax", "MiTA") for b in ("Softmax", "Agent", "MiTA")}
     assert all(pairs[name, name][3] == 100 for name in ("Softmax", "MiTA"))
     assert "Not trained yet: Agent" in sheet.note
+    assert (sheet.chart.x, sheet.chart.y) == ("trained with", "run with")  # type: ignore[union-attr]
     assert sheet.chart.outlines == {"run as trained": (("Softmax", "Softmax"), ("MiTA", "MiTA"))}  # type: ignore[union-attr]
-    for name in ("Softmax", "MiTA"):  # the diagonal is what the run itself found
+    for name in ("Softmax", "MiTA"):  # the diagonal is the run's own accuracy
         key = next(run.key for row, run in _quick_runs(source) if row == name)
         outcome = source.store.outcome(key)
         assert outcome is not None
@@ -401,7 +419,7 @@ def test_numbers_that_a_grid_cannot_have_are_left_out(source: Source) -> None:
     assert set(retuned(run.task.model(run.mixer, 0), run, [(4, 4), (7, 4), (9, 36)])) == {(4, 4), (9, 36)}
 
 
-def test_figures_without_runs_say_what_to_run(tmp_path) -> None:
+def test_the_error_without_runs_names_the_command(tmp_path) -> None:
     for name in ("mita_fig3", "mita_fig9"):
         with pytest.raises(RegardError, match="no results of mita_table2 at smoke scale"):
             load_analysis(name).compute(Source(Results(tmp_path), "smoke"))
@@ -419,11 +437,21 @@ def test_table1_has_every_mechanism_and_its_picture() -> None:
     assert image.width > 1000
 
 
+def test_figure5_has_the_numbers_of_section_4_3_on_maps_that_have_them() -> None:
+    """s = 1 and m = k = 128; 256 keys for routing alone."""
+    mita, route = _MECHANISMS["MiTA"], _MECHANISMS["MiTA, route only"]
+    assert (mita.m, mita.k, mita.experts) == (128, 128, 1)  # type: ignore[union-attr]
+    assert (route.m, route.k) == (128, 256)  # type: ignore[union-attr]
+    for side in SIDES:
+        assert math.prod(landmark_windows(Grid(side, side), 128)) == 128
+        assert side**2 >= 256
+
+
 def test_throughput_is_of_three_layers() -> None:
-    sheet = throughput((8, 10), seconds=0.01)
+    sheet = throughput((16, 18), seconds=0.01)
     rows = [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
     assert [(row["mechanism"], row["N"]) for row in rows] == [
-        (name, tokens) for tokens in (64, 100) for name in ("softmax", "MiTA", "MiTA, route only")
+        (name, tokens) for tokens in (256, 324) for name in ("softmax", "MiTA", "MiTA, route only")
     ]
     for row in rows:
         assert row["lower quartile"] <= row["inputs a second"] <= row["upper quartile"]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from regard.core import Grid, RegardError, UnsupportedError
-from regard.lab.analysis import Source, carry_out
+from regard.lab.analysis import Source, run_analysis
 from regard.lab.run_study import run_study
 from regard.lab.study import Setting
 from regard.mixers.softmax import Softmax
@@ -22,8 +22,8 @@ from regard.mixers.xca import XCA
 from regard.models.create import create_model
 from regard.store.results import Results
 from regard.studies import load_analysis, load_study
-from regard.studies.mita.expert_choices import SCALE
-from regard.studies.ska.fig5 import _READ, Maps, look_of, maps_of, overlays, photographs, queries
+from regard.studies.overlays import CELL_PIXELS
+from regard.studies.ska.fig5 import _READ, Maps, map_statistics, maps_of, overlays, photographs, queries
 from regard.swapping.swap import swap
 from regard.tasks.classification import Classification
 
@@ -31,7 +31,7 @@ DESK = "vit_desk(size=(12, 20), patch=4, dim=32, depth=2, heads=2)"  # 3 rows, 5
 FORMER = "skaformer_desk(img_size=(32, 64), mixers=('conv', 'conv', {!r}, 'attn'))"
 
 
-def made(host, mixer=None):
+def build(host, mixer=None):
     torch.manual_seed(0)
     model = create_model(host, mixer).eval()
     with torch.no_grad():
@@ -45,18 +45,19 @@ def test_the_rows_that_are_read_are_those_of_the_studies() -> None:
     for scale in ("smoke", "desk", "paper"):
         rows = {row.label: row.host for row in load_study("ska_table5").rows(scale)}
         for label, kind in zip(_READ["ska_table5"][1], ("attn", "ska", "cska"), strict=True):
-            assert f"('conv', 'conv', '{kind}', 'attn')" in rows[label]
+            stage = kind if scale != "paper" or kind == "attn" else f"{kind.upper()}(init='paper')"
+            assert f"mixers={('conv', 'conv', stage, 'attn')!r}" in rows[label]
     kinds = {row.label: row.mixer for row in load_study("ska_table1").rows("desk")}
     assert [type(kinds[label]) for label in _READ["ska_table1"][1]] == [Softmax, SKA, CSKA]
 
 
 @pytest.mark.parametrize("kind", ["attn", "ska", "cska"])
 def test_only_the_third_stage_is_read_and_the_model_stays(kind: str) -> None:
-    model, x = made(FORMER.format(kind)), torch.randn(3, 3, 32, 64)
+    model, x = build(FORMER.format(kind)), torch.randn(3, 3, 32, 64)
     before = [type(module) for module in model.modules()]
-    found = maps_of(model, x, "stages.2.*")
-    assert list(found) == [f"stages.2.blocks.{i}.token_mixer" for i in (0, 1)]
-    for maps in found.values():
+    maps_by_layer = maps_of(model, x, "stages.2.*")
+    assert list(maps_by_layer) == [f"stages.2.blocks.{i}.token_mixer" for i in (0, 1)]
+    for maps in maps_by_layer.values():
         assert maps.grid == Grid(2, 4)
         assert maps.weights.shape == (3, 3, 8, 8)
         assert torch.allclose(maps.weights.sum(-1), torch.ones(()), atol=1e-5)
@@ -65,30 +66,30 @@ def test_only_the_third_stage_is_read_and_the_model_stays(kind: str) -> None:
 
 def test_maps_are_those_of_the_keys() -> None:
     """Static keys of one layer, by hand: softmax(q K^T / sqrt(d)) of the tokens that enter it."""
-    model, x = made(DESK, SKA()), torch.randn(2, 3, 12, 20)
+    model, x = build(DESK, SKA()), torch.randn(2, 3, 12, 20)
     tokens = model.blocks[0].norm1(model.patch_embed(x) + model.pos_embed)
     mixer = model.blocks[0].attn.mixer
     q = (tokens @ mixer.qkv.weight[:32].mT).unflatten(-1, (2, 16)).transpose(1, 2)
     expected = (q @ mixer.operator.keys.mT / 4).softmax(-1)
-    found = maps_of(model, x)["blocks.0.attn"]
-    assert torch.allclose(found.weights, expected, atol=1e-5)
-    assert found.grid == Grid(3, 5)
+    maps = maps_of(model, x)["blocks.0.attn"]
+    assert torch.allclose(maps.weights, expected, atol=1e-5)
+    assert maps.grid == Grid(3, 5)
 
 
-def test_attention_that_is_not_plain_softmax_is_not_read_as_such() -> None:
-    """The temperature and the diagonal mask of locality attention would be left out by a copy with softmax."""
-    model = made("vit_s_32_spt")
+def test_attention_that_is_not_plain_softmax_is_refused() -> None:
+    """A copy with softmax would have neither the temperature nor the diagonal mask of locality attention."""
+    model = build("vit_s_32_spt")
     with pytest.raises(UnsupportedError, match="not plain softmax"):
         maps_of(model, torch.randn(1, 3, 32, 32))
 
 
 def test_channels_have_no_map() -> None:
     with pytest.raises(UnsupportedError, match="no weights between tokens"):
-        maps_of(made(DESK, XCA()), torch.randn(1, 3, 12, 20))
+        maps_of(build(DESK, XCA()), torch.randn(1, 3, 12, 20))
 
 
-def test_extra_tokens_are_no_cells() -> None:
-    model = made("vit_tiny_patch16_224(img_size=(32, 48), depth=1)")
+def test_prefix_tokens_are_not_in_the_maps() -> None:
+    model = build("vit_tiny_patch16_224(img_size=(32, 48), depth=1)")
     maps = maps_of(swap(model, SKA()), torch.randn(1, 3, 32, 48))["blocks.0.attn"]
     assert maps.weights.shape[-2:] == (6, 6)
     assert 0 < maps.weights.sum(-1).max() < 1
@@ -96,27 +97,29 @@ def test_extra_tokens_are_no_cells() -> None:
 
 def test_numbers_of_known_maps() -> None:
     grid = Grid(2, 3)
-    even = look_of(Maps(weights=torch.full((2, 1, 6, 6), 1 / 12), grid=grid))  # the other half on extra tokens
+    even = map_statistics(Maps(weights=torch.full((2, 1, 6, 6), 1 / 12), grid=grid))  # the other half on prefix tokens
     assert even.cells == pytest.approx(6)
     assert even.distance == pytest.approx((14 + 8 * math.sqrt(2) + 8 + 4 * math.sqrt(5)) / 36)
     assert (even.by_query, even.by_image) == (pytest.approx(0), pytest.approx(0))
-    own = look_of(Maps(weights=torch.eye(6).expand(2, 1, 6, 6), grid=grid))
+    own = map_statistics(Maps(weights=torch.eye(6).expand(2, 1, 6, 6), grid=grid))
     assert own.cells == pytest.approx(1)
     assert own.distance == pytest.approx(0)
     assert own.by_query == pytest.approx(5 / 6)
     assert own.by_image == pytest.approx(0)
     two = torch.zeros(2, 1, 6, 6)
     two[0, :, :, 0] = two[1, :, :, 5] = 1
-    other = look_of(Maps(weights=two, grid=grid))
-    assert (other.by_query, other.by_image) == (pytest.approx(0), pytest.approx(0.5))
+    by_content = map_statistics(Maps(weights=two, grid=grid))
+    assert (by_content.by_query, by_content.by_image) == (pytest.approx(0), pytest.approx(0.5))
 
 
 def pixels(drawn: str) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn))))[SCALE // 2 :: SCALE, SCALE // 2 :: SCALE, 3]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn))))[
+        CELL_PIXELS // 2 :: CELL_PIXELS, CELL_PIXELS // 2 :: CELL_PIXELS, 3
+    ]
 
 
 def test_overlays_show_the_row_of_the_query() -> None:
-    """Head 0 looks at the next cell, head 1 at the last: the mean shows both, on a grid that is not square."""
+    """Head 0 attends to the next cell, head 1 to the last: the mean shows both, on a grid that is not square."""
     grid = Grid(2, 4)
     weights = torch.zeros(1, 2, 8, 8)
     weights[0, 0, torch.arange(8), (torch.arange(8) + 1) % 8] = 1
@@ -158,7 +161,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 def test_the_figure_is_computed_from_smoke_runs(source: Source) -> None:
-    value = carry_out(load_analysis("ska_fig5"), source.store, "smoke")
+    value = run_analysis(load_analysis("ska_fig5"), source.store, "smoke")
     (sheet,) = value["sheets"]
     rows = [dict(zip(sheet["columns"], row, strict=True)) for row in sheet["rows"]]
     labels = ["C, C, A, A (Table 5)", "C, C, SKA, A (Table 5)", "SKA a (Table 1)"]
@@ -173,7 +176,7 @@ def test_the_figure_is_computed_from_smoke_runs(source: Source) -> None:
     assert all("handwritten digit" in picture["note"] for picture in value["pictures"])
 
 
-def test_without_runs_it_says_what_to_run(tmp_path) -> None:
+def test_the_error_without_runs_names_the_command(tmp_path) -> None:
     store = Results(tmp_path)
     with pytest.raises(RegardError, match="no results of ska_table5 at smoke scale"):
         load_analysis("ska_fig5").compute(Source(store, "smoke"))

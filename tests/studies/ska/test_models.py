@@ -5,8 +5,8 @@ import torch
 
 from regard.lab.dry_run import compare, outputs_and_channels
 from regard.lab.study import Row
-from regard.studies import load_study
-from regard.studies.ska.models import printed
+from regard.studies import STUDIES, load_study
+from regard.studies.ska.models import START_NOTE, printed
 from regard.tasks.classification import Classification
 
 
@@ -83,3 +83,21 @@ def test_runs_of_160_epochs_have_the_schedule_of_310() -> None:
     ]
     assert all("drop_path_rate=0.6, drop_rate=0.5" in host for host in hosts if "b36" in host)
     assert all("drop_path_rate=0.15" in host for host in hosts if "s18" in host)
+
+
+def test_static_keys_start_as_in_the_paper_in_all_its_tables() -> None:
+    """Algorithm 1 draws keys with torch.randn; the small scales start near zero, and every study says so."""
+    for name in ("ska_table1", "ska_table2", "ska_table4", "ska_table5", "ska_table8", "ska_fig3"):
+        study = load_study(name)
+        assert START_NOTE in study.notes
+        for row in study.rows("paper"):
+            if getattr(row.mixer, "init", "paper") != "paper" or "ska'" in row.host.lower():
+                pytest.fail(f"{name}, {row.label}: {row.mixer}, {row.host}")
+    assert "SKA(init='paper')" in row_of("ska_table2", "SKAFormer-B36").host
+
+
+def test_titles_name_the_data_of_their_tables() -> None:
+    assert "CIFAR-100" in load_study("ska_table1").title
+    assert "SVHN" in load_study("ska_table8").title
+    for name in ("ska_table1", "ska_table8"):
+        assert load_study(name).title == STUDIES[name][1]

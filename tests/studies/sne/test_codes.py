@@ -1,4 +1,4 @@
-"""What is read from transfer runs: regressions of the published numbers, and cosines of known codes."""
+"""Analyses of transfer runs: regressions of the published numbers, and cosines of known codes."""
 
 import json
 
@@ -41,10 +41,10 @@ def test_sizes_of_networks_are_never_in_one_regression(tmp_path) -> None:
         put(store, run, metrics={"top1": row.paper["top1"]})
         put(store, run.start, metrics={"top1": before[row.start.label.removesuffix(", ImageNet")]})
     points, fits = accuracies(listed(store, "paper", runs))
-    found = {name: (n, r) for name, n, r, _ in fits.rows}
-    assert found["N12, StanfordCars"] == (9, pytest.approx(-0.05, abs=0.005))
-    assert {n for n, _ in found.values()} == {9}
-    assert len(found) == 8
+    fitted = {name: (n, r) for name, n, r, _ in fits.rows}
+    assert fitted["N12, StanfordCars"] == (9, pytest.approx(-0.05, abs=0.005))
+    assert {n for n, _ in fitted.values()} == {9}
+    assert len(fitted) == 8
     assert len(points.rows) == 72
     assert {row[2] for row in points.rows if row[1].startswith("N12")} == {70.9, 69.9, 71.4, 70.6, 70.8, 70.2, 70.3}
 
@@ -57,10 +57,10 @@ def test_codes_are_shown_between_and_within(tmp_path) -> None:
         "start": torch.tensor([[1.0, 0, 0], [2, 0, 0], [0, 0, 1]]), "end": torch.eye(3),
     }  # fmt: skip
     for _, run in runs:
-        for when, one in (("start", run.start), ("end", run)):
-            assert isinstance(one, Run)
-            put(store, one, metrics={"top1": 50.0})
-            torch.save({"model": {"codes.weight": matrices[when]}}, store.folder(one.key) / "last.ckpt")
+        for when, trained in (("start", run.start), ("end", run)):
+            assert isinstance(trained, Run)
+            put(store, trained, metrics={"top1": 50.0})
+            torch.save({"model": {"codes.weight": matrices[when]}}, store.folder(trained.key) / "last.ckpt")
     source = listed(store, "smoke", runs)
     assert len(trained_runs(source, "sne_table4")) == 2
     norms, _, between, first, second = codes(source)

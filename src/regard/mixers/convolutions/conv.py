@@ -2,8 +2,8 @@
 
     y_q = sum over taps p of W_p x_{q + p} + b
 
-The weights know the relative position alone. Cells beyond the border and padded tokens are zero. Extra tokens are no
-taps; they get the mean of the cells' outputs, or zero (`extra`).
+The weights depend on the relative position alone. Positions beyond the border and padded tokens are zero. Prefix and
+suffix tokens are not convolved; their output is the mean of the patch tokens' outputs, or zero (`extra`).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ __all__ = ["Conv"]
 
 @dataclass(frozen=True, kw_only=True)
 class Conv(TapsConfig):
-    """kernel, axes, causal, extra: of the taps. groups: of channels; dilation: cells between taps.
+    """kernel, axes, causal, extra: see `TapsConfig`. groups: of channels. dilation: step between taps in grid cells.
 
     groups=dim is a depth-wise convolution.
     Raises: ConfigError for even or impossible numbers; building, for groups that do not divide the channels.
@@ -31,7 +31,7 @@ class Conv(TapsConfig):
     groups: int = 1
     dilation: int = 1
 
-    revision: ClassVar[int] = 2  # its first weights in `regard.tasks` were others
+    revision: ClassVar[int] = 2  # since 2 other first weights in `regard.tasks`
     card: ClassVar[Card] = Card(
         title="Regular convolution",
         source="Zhu et al. 2019, Eq. 3",
@@ -47,7 +47,7 @@ class Conv(TapsConfig):
         construction="locality prior",
         topology="N x one-to-one",
         conditions="position",
-        prefix="no taps; the mean of the cells' outputs, or zero",
+        prefix="not convolved; the mean of the patch tokens' outputs, or zero",
         row_maps=False,
     )
     samples: ClassVar[tuple[str, ...]] = (
@@ -79,15 +79,16 @@ class ConvMixer(TapsMixer):
 
     def __init__(self, config: Conv, site: Site) -> None:
         super().__init__(config, site)
-        dim, groups, apart = site.dim, config.groups, config.dilation
-        self.conv = nn.Conv2d(dim, dim, config.sides, groups=groups, dilation=apart, bias=site.out_bias)
+        dim, groups, dilation = site.dim, config.groups, config.dilation
+        self.conv = nn.Conv2d(dim, dim, config.sides, groups=groups, dilation=dilation, bias=site.out_bias)
 
-    def mix(self, cells: Tensor, valid: Tensor | None, plain: bool) -> Tensor:
+    def mix(self, x: Tensor, valid: Tensor | None, plain: bool) -> Tensor:
         config, conv = self.config, self.conv
         if plain:
-            seen = torch.stack(shifted(cells, config.sides, config.dilation, config.causal), 2)
-            return grouped(conv.weight, seen, conv.bias)
+            return grouped(
+                conv.weight, torch.stack(shifted(x, config.sides, config.dilation, config.causal), 2), conv.bias
+            )
         left, right, top, bottom = margins(config.sides, config.dilation, config.causal)
         if config.causal:
-            return conv(F.pad(cells, (left, right, top, bottom)))
-        return F.conv2d(cells, conv.weight, conv.bias, 1, (top, left), config.dilation, config.groups)
+            return conv(F.pad(x, (left, right, top, bottom)))
+        return F.conv2d(x, conv.weight, conv.bias, 1, (top, left), config.dilation, config.groups)

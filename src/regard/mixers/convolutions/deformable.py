@@ -1,11 +1,11 @@
-"""Deformable convolution: the taps of every cell move by predicted offsets (Zhu et al. 2019, Eq. 4; Dai et al. 2017).
+"""Deformable convolution: predicted offsets move the taps of every query (Zhu et al. 2019, Eq. 4; Dai et al. 2017).
 
     y_q = sum over taps p of W_p m_{q,p} x(q + p + o_q(p)) + b,   x(a) = sum_k prod_n max(0, 1 - |a_n - k_n|) x_k
 
 Version 1 has m = 1; version 2 (Zhu et al. 2019b) predicts it. Samples beyond the border are zero. On sequences offsets
-lie along the sequence; a causal tap goes no further than the query, so that no later cell is touched. It may go left of
-the first token, where it sees zero.
-Extra tokens are never sampled; they get the mean of the cells' outputs, or zero (`extra`).
+lie along the sequence; a causal tap moves no further than the query, so that no later token is read. Left of the first
+token it reads zero.
+Prefix and suffix tokens are never sampled; their output is the mean of the patch tokens' outputs, or zero (`extra`).
 """
 
 import math
@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError, check_accounting
-from regard.mixers.shared.native_build import takes_native
-from regard.mixers.shared.precision import exact_products, wide
+from regard.mixers.shared.native_build import runs_native
+from regard.mixers.shared.precision import upcast, without_autocast
 
 from .deformable_native import sample_native
 from .sampling import (
@@ -37,11 +37,11 @@ from .sampling import (
 __all__ = ["DeformableConv", "deformable_conv", "deformable_conv_reference"]
 
 Pair = int | tuple[int, int]
-GIVEN = ("kernel", "axes", "causal", "dilation", "extra")  # what a convolution that is replaced says itself
+FROM_CONV = ("kernel", "axes", "causal", "dilation", "extra")  # fields that `from_conv` takes from the convolution
 
 
 class Frame(NamedTuple):
-    """Where the taps lie before they move: sizes of kernel and output, stride, padding, dilation; offset groups."""
+    """Positions of the taps before they move: sizes of kernel and output, stride, padding, dilation; offset groups."""
 
     kernel: tuple[int, int]
     out: tuple[int, int]
@@ -62,18 +62,17 @@ def deformable_conv_reference(
     padding: Pair = 0,
     dilation: Pair = 1,
 ) -> Float[Tensor, "B O hh ww"]:
-    """Every sample is a sum over all cells, each with its weight in the bilinear kernel."""
+    """Every sample is a sum over the whole map with the weights of the bilinear kernel."""
     frame = check_offsets(x, weight, offsets, mask, bias, stride, padding, dilation)
     points = positions(offsets, frame)  # (B, g, K, hh, ww, 2)
-    near = [
-        F.relu(1 - (points[..., axis, None] - torch.arange(side, device=x.device)).abs())
+    weights = [
+        F.relu(1 - (points[..., axis, None] - torch.arange(side, device=x.device)).abs()).to(x.dtype)
         for axis, side in enumerate(x.shape[2:])
     ]
-    near = [part.to(x.dtype) for part in near]
-    seen = torch.einsum("bgcij,bgkhwi,bgkhwj->bgckhw", x.unflatten(1, (frame.groups, -1)), *near)
+    samples = torch.einsum("bgcij,bgkhwi,bgkhwj->bgckhw", x.unflatten(1, (frame.groups, -1)), *weights)
     if mask is not None:
-        seen = seen * mask.unflatten(1, (frame.groups, -1))[:, :, None].to(x.dtype)
-    return grouped(weight, seen.flatten(1, 2), bias)
+        samples = samples * mask.unflatten(1, (frame.groups, -1))[:, :, None].to(x.dtype)
+    return grouped(weight, samples.flatten(1, 2), bias)
 
 
 def deformable_conv(
@@ -88,10 +87,10 @@ def deformable_conv(
     dilation: Pair = 1,
     execution: str = "auto",
 ) -> Float[Tensor, "B O hh ww"]:
-    """The same, sampled. Orders are those of `torchvision.ops.deform_conv2d`, whose kernel runs on CUDA.
+    """The same by sampling. Channels are ordered as in `torchvision.ops.deform_conv2d`, whose kernel runs on CUDA.
 
-    offsets: P = 2 groups taps channels: group of contiguous input channels, tap (rows first), (dy, dx); in cells, in
-    float32 or better (bfloat16 is off by a quarter of a cell at 64). mask: Q = groups taps factors of the samples.
+    offsets: P = 2 groups taps channels: group of contiguous input channels, tap (row by row), (dy, dx); in grid cells,
+    in float32 or better (bfloat16 is off by a quarter of a cell at 64). mask: Q = groups taps factors of the samples.
     weight: c = C / weight groups, which are independent of the offsets' groups. Pairs are (rows, columns).
     execution: "eager", "native" (compiled code for the CPU; needs a C++ compiler once, cannot be differentiated twice)
     or "auto", which is torchvision's kernel on CUDA and else eager, or native if REGARD_NATIVE=1 is in the environment.
@@ -105,11 +104,11 @@ def deformable_conv(
         return _kernel(x, weight, offsets, mask, bias, frame)
     points = positions(offsets, frame)
     factors = None if mask is None else mask.unflatten(1, (frame.groups, -1))
-    take = sample_rows if x.dtype in (torch.bfloat16, torch.float16) else sample_maps
-    if takes_native("deformable_conv", execution, x):
-        take = sample_native
-    seen = take(x, points, factors)  # (B, C, K, L)
-    return _weighted(weight, seen, bias).unflatten(-1, frame.out)
+    sample = sample_rows if x.dtype in (torch.bfloat16, torch.float16) else sample_maps
+    if runs_native("deformable_conv", execution, x):
+        sample = sample_native
+    samples = sample(x, points, factors)  # (B, C, K, L)
+    return _weighted(weight, samples, bias).unflatten(-1, frame.out)
 
 
 def check_offsets(
@@ -122,7 +121,7 @@ def check_offsets(
     padding: Pair,
     dilation: Pair,
 ) -> Frame:
-    """The door of both functions."""
+    """Check the inputs of both functions; the positions of the taps."""
     if not x.ndim == weight.ndim == offsets.ndim == 4:
         shapes = ", ".join(str(tuple(t.shape)) for t in (x, weight, offsets))
         raise ShapeError(f"deformable_conv: x, weight, offsets have shapes {shapes}; expected four axes each")
@@ -139,23 +138,23 @@ def check_offsets(
             f"deformable_conv: offsets have {offsets.shape[1]} channels; expected 2 x {taps} taps x groups, "
             f"the groups dividing {channels} channels"
         )
-    steps, around, apart = (_pair(value) for value in (stride, padding, dilation))
-    if min(*steps, *apart) < 1 or min(around) < 0:
+    strides, paddings, dilations = (_pair(value) for value in (stride, padding, dilation))
+    if min(*strides, *dilations) < 1 or min(paddings) < 0:
         raise ConfigError(
             f"stride and dilation are at least 1, padding at least 0, not {stride}, {dilation}, {padding}"
         )
     sides = (
         (side + 2 * p - d * (k - 1) - 1) // s + 1
-        for side, p, d, k, s in zip(x.shape[2:], around, apart, kernel, steps, strict=True)
+        for side, p, d, k, s in zip(x.shape[2:], paddings, dilations, kernel, strides, strict=True)
     )
     out = cast(tuple[int, int], tuple(sides))
     if min(out) < 1:
         raise ShapeError(
-            f"deformable_conv: {'x'.join(map(str, kernel))} taps, {dilation} apart, do not fit a map of "
+            f"deformable_conv: {'x'.join(map(str, kernel))} taps with dilation {dilation} do not fit a map of "
             f"{x.shape[2]}x{x.shape[3]} cells with padding {padding}"
         )
-    wanted = {"offsets": (offsets, 2 * groups * taps), "mask": (mask, groups * taps)}
-    for name, (value, number) in wanted.items():
+    predictions = {"offsets": (offsets, 2 * groups * taps), "mask": (mask, groups * taps)}
+    for name, (value, number) in predictions.items():
         if value is not None and tuple(value.shape) != (x.shape[0], number, *out):
             raise ShapeError(
                 f"deformable_conv: {name} {tuple(value.shape)}; expected {(x.shape[0], number, *out)} for this stride, "
@@ -163,7 +162,7 @@ def check_offsets(
             )
     if bias is not None and tuple(bias.shape) != (outputs,):
         raise ShapeError(f"deformable_conv: bias has shape {tuple(bias.shape)}; expected ({outputs},)")
-    return Frame(cast(tuple[int, int], tuple(kernel)), out, steps, around, apart, groups)
+    return Frame(cast(tuple[int, int], tuple(kernel)), out, strides, paddings, dilations, groups)
 
 
 def _pair(value: Pair) -> tuple[int, int]:
@@ -171,8 +170,8 @@ def _pair(value: Pair) -> tuple[int, int]:
 
 
 def positions(offsets: Tensor, frame: Frame) -> Float[Tensor, "B g K hh ww 2"]:
-    """Where the taps look, (y, x) in cells, in float32 or better."""
-    moved = wide(offsets).unflatten(1, (frame.groups, -1, 2)).movedim(3, -1)
+    """The positions that the taps read, (y, x) in grid cells, in float32 or better."""
+    moves = upcast(offsets).unflatten(1, (frame.groups, -1, 2)).movedim(3, -1)
     starts = []
     for axis, (kernel, out) in enumerate(zip(frame.kernel, frame.out, strict=True)):
         tap = torch.arange(kernel, device=offsets.device) * frame.dilation[axis] - frame.padding[axis]
@@ -181,43 +180,45 @@ def positions(offsets: Tensor, frame: Frame) -> Float[Tensor, "B g K hh ww 2"]:
     y, x = starts[0][:, None, :, None], starts[1][None, :, None, :]
     shape = (*frame.kernel, *frame.out)
     start = torch.stack([y.expand(shape), x.expand(shape)], -1).flatten(0, 1)  # (K, hh, ww, 2)
-    return start + moved
+    return start + moves
 
 
-def _weighted(weight: Tensor, seen: Float[Tensor, "B C K L"], bias: Tensor | None) -> Float[Tensor, "B O L"]:
-    """One product of matrices a weight group; depth-wise weights are multiplied and summed."""
-    number = seen.shape[1] // weight.shape[1]
-    if weight.shape[1] == 1 and number > 1:
-        weights = weight.flatten(1).unflatten(0, (number, -1))  # (C, O / C, K)
-        out = (seen[:, :, None] * weights[..., None]).sum(3).flatten(1, 2)
-    elif number == 1 and seen.stride(1) == 1:  # rows of channels
+def _weighted(weight: Tensor, samples: Float[Tensor, "B C K L"], bias: Tensor | None) -> Float[Tensor, "B O L"]:
+    """One matrix product per weight group; depth-wise weights are multiplied and summed."""
+    groups = samples.shape[1] // weight.shape[1]
+    if weight.shape[1] == 1 and groups > 1:
+        weights = weight.flatten(1).unflatten(0, (groups, -1))  # (C, O / C, K)
+        out = (samples[:, :, None] * weights[..., None]).sum(3).flatten(1, 2)
+    elif groups == 1 and samples.stride(1) == 1:  # channels last in memory
         flat = weight.flatten(2).permute(0, 2, 1).flatten(1)  # (O, K C)
-        out = (seen.permute(0, 3, 2, 1).flatten(2) @ flat.mT).mT
-    elif number == 1:
-        out = weight.flatten(1) @ seen.flatten(1, 2)
+        out = (samples.permute(0, 3, 2, 1).flatten(2) @ flat.mT).mT
+    elif groups == 1:
+        out = weight.flatten(1) @ samples.flatten(1, 2)
     else:
-        flat = weight.flatten(1).unflatten(0, (number, -1))  # (number, O', c K)
-        out = (flat @ seen.unflatten(1, (number, -1)).flatten(2, 3)).flatten(1, 2)
+        flat = weight.flatten(1).unflatten(0, (groups, -1))  # (groups, O', c K)
+        out = (flat @ samples.unflatten(1, (groups, -1)).flatten(2, 3)).flatten(1, 2)
     return out if bias is None else out + bias[:, None].to(out.dtype)
 
 
 def _kernel(x: Tensor, weight: Tensor, offsets: Tensor, mask: Tensor | None, bias: Tensor | None, f: Frame) -> Tensor:
-    """torchvision's kernel, in float32 for half precision. Its backward pass adds in any order."""
+    """torchvision's kernel, in float32 for half precision. Its backward pass is not deterministic."""
     from torchvision.ops import deform_conv2d
 
-    with exact_products(x.device):
-        work = wide(x)
-        others = [None if t is None else t.to(work.dtype) for t in (offsets, weight, bias, mask)]
-        out: Tensor = deform_conv2d(work, *others[:3], f.stride, f.padding, f.dilation, others[3])
+    with without_autocast(x.device):
+        work = upcast(x)
+        tensors = [None if t is None else t.to(work.dtype) for t in (offsets, weight, bias, mask)]
+        out: Tensor = deform_conv2d(work, *tensors[:3], f.stride, f.padding, f.dilation, tensors[3])
     return out.to(x.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeformableConv(TapsConfig):
-    """kernel, axes, causal, extra: of the taps. version: 2 also predicts a factor for every sample.
+    """kernel, axes, causal, extra: see `TapsConfig`. version: 2 also predicts a factor for every sample.
 
-    groups: of contiguous channels with offsets of their own. dilation: cells between taps at rest. offset_kernel: of
-    the predictor: 1 is the paper's, the published code has the kernel's size. mask_init: the factor is
+    groups: of contiguous channels with offsets of their own. dilation: step between taps in grid cells before they
+    move. offset_kernel: side of the convolution that predicts the offsets. The paper's Eq. 4 has w_m^T x_q, one linear
+    map of the query: that is offset_kernel=1 without its bias, which the equation does not have and the predictor here
+    always has. The published code has the kernel's size, as the default here. mask_init: the factor is
     2 mask_init sigmoid(.) and starts at mask_init; 0.5 is the published code's, which halves a trained convolution.
     Offsets start at zero: a regular convolution. Their predictor learns at a tenth of the rate (`lr_scale`).
     Raises: ConfigError for impossible numbers or mask_init without version=2; building, for groups that do not divide
@@ -245,7 +246,7 @@ class DeformableConv(TapsConfig):
         construction="offset prediction",
         topology="N x one-to-one",
         conditions="Q",
-        prefix="never sampled; the mean of the cells' outputs, or zero",
+        prefix="never sampled; the mean of the patch tokens' outputs, or zero",
         row_maps=False,
     )
     samples: ClassVar[tuple[str, ...]] = (
@@ -261,27 +262,26 @@ class DeformableConv(TapsConfig):
         if self.offset_kernel % 2 == 0 and not self.causal:
             raise ConfigError(f"offset_kernel is odd (any where causal), not {self.offset_kernel}")
         if not 0 < self.mask_init <= 1:
-            raise ConfigError(f"mask_init is the factor at the start, above 0 and at most 1, not {self.mask_init}")
+            raise ConfigError(f"mask_init is the first factor of a sample, above 0 and at most 1, not {self.mask_init}")
         if self.version == 1 and self.mask_init != DeformableConv.mask_init:
-            raise ConfigError(f"mask_init={self.mask_init} is of factors, which version=1 has not; give version=2")
+            raise ConfigError(f"version=1 has no factors, so no mask_init={self.mask_init}; give version=2")
 
     def build(self, site: Site, shared: nn.Module | None = None) -> "DeformableConvMixer":
         check_groups("DeformableConv", self.groups, site)
         return DeformableConvMixer(self, site)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Paper: N C^2 N_k. Executed: also the predictor. Interpolation, products one by one, is `interpolation`."""
+        """Paper: N C^2 N_k. Executed: also the predictor. The products of the interpolation are not counted."""
         check_accounting(accounting)
         n, dim = site.grid.cells, site.dim
         weight = dim * dim * self.taps
-        each = self.axes + (self.version == 2)  # numbers that move and scale one tap
-        outputs = each * self.groups * self.taps
+        outputs = (self.axes + (self.version == 2)) * self.groups * self.taps  # offsets, and factors in version 2
         inputs = dim * self.offset_kernel**self.axes
         params = weight + dim * site.out_bias + outputs * (inputs + 1)
         return Cost(params, n * (weight + (outputs * inputs if accounting == "executed" else 0)))
 
     def interpolation(self, site: Site) -> int:
-        """Products of samples with their weights: 2^axes cells for each tap of each channel."""
+        """Products of the bilinear interpolation: 2^axes for each tap of each channel."""
         return 2**self.axes * self.taps * site.grid.cells * site.dim
 
 
@@ -297,18 +297,18 @@ class DeformableConvMixer(TapsMixer):
         if config.axes == 1:
             self.conv = DeformableConv1d(site.dim, config, site.out_bias)
         else:
-            around = config.dilation * (config.kernel // 2)
+            padding = config.dilation * (config.kernel // 2)
             self.conv = DeformableConv2d(
-                site.dim, site.dim, config.kernel, padding=around, dilation=config.dilation, bias=site.out_bias,
+                site.dim, site.dim, config.kernel, padding=padding, dilation=config.dilation, bias=site.out_bias,
                 options=config,
             )  # fmt: skip
 
-    def mix(self, cells: Tensor, valid: Tensor | None, plain: bool) -> Tensor:
-        return cast(Tensor, self.conv(cells, plain))
+    def mix(self, x: Tensor, valid: Tensor | None, plain: bool) -> Tensor:
+        return cast(Tensor, self.conv(x, plain))
 
 
 class DeformableConv2d(nn.Conv2d):
-    """A convolution of maps whose taps move, anywhere in a network: weight and bias are named as in `nn.Conv2d`.
+    """A deformable convolution of maps for any place in a network; weight and bias are named as in `nn.Conv2d`.
 
     The child `offset` predicts offsets, and factors for version 2 (the last third of its channels), with the stride and
     dilation of the convolution. Fields as in `DeformableConv`. Raises: ConfigError for groups that do not divide the
@@ -324,14 +324,13 @@ class DeformableConv2d(nn.Conv2d):
         if inputs % options.groups:
             raise ConfigError(f"{options.groups} groups of offsets do not divide {inputs} channels")
         side = options.offset_kernel
-        around = [
+        paddings = [
             p + d * (side - k) // 2 for p, d, k in zip(_pair(padding), self.dilation, self.kernel_size, strict=True)
         ]
-        if min(around) < 0 or any((side - k) * d % 2 for k, d in zip(self.kernel_size, self.dilation, strict=True)):
+        if min(paddings) < 0 or any((side - k) * d % 2 for k, d in zip(self.kernel_size, self.dilation, strict=True)):
             raise ConfigError(f"offset_kernel={side} gives another size than kernel {kernel} with padding {padding}")
         outs = (1 + options.version) * options.groups * math.prod(self.kernel_size)
-        apart, steps = _pair(dilation), _pair(stride)
-        self.offset = ZeroConv(inputs, outs, side, steps, (around[0], around[1]), apart)
+        self.offset = ZeroConv(inputs, outs, side, _pair(stride), (paddings[0], paddings[1]), _pair(dilation))
 
     @classmethod
     def from_conv(cls, conv: nn.Conv2d, options: "DeformableConv | None" = None) -> "DeformableConv2d":
@@ -343,24 +342,26 @@ class DeformableConv2d(nn.Conv2d):
         (a subclass or a reparametrisation may compute something else); ConfigError for other options.
         """
         options = options or DeformableConv()
-        told = [name for name in GIVEN if getattr(options, name) != getattr(DeformableConv(), name)]
-        if told:
-            said = ", ".join(f"{name}={getattr(options, name)!r}" for name in told)
-            raise ConfigError(f"{said}: these come from the convolution that is replaced; leave them at their defaults")
+        changed = [name for name in FROM_CONV if getattr(options, name) != getattr(DeformableConv(), name)]
+        if changed:
+            fields = ", ".join(f"{name}={getattr(options, name)!r}" for name in changed)
+            raise ConfigError(
+                f"{fields}: these come from the convolution that is replaced; leave them at their defaults"
+            )
         if type(conv) is not nn.Conv2d or set(conv.state_dict()) - {"weight", "bias"}:
             keys = ", ".join(conv.state_dict())
-            raise UnsupportedError(f"a plain nn.Conv2d is replaced, not a {type(conv).__name__} with {keys}")
+            raise UnsupportedError(f"only a plain nn.Conv2d can be replaced, not a {type(conv).__name__} with {keys}")
         if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             raise UnsupportedError(f"zero padding by numbers is needed, not {conv.padding_mode!r}, {conv.padding!r}")
-        made = cls(
+        layer = cls(
             conv.in_channels, conv.out_channels, cast(Pair, conv.kernel_size), stride=cast(Pair, conv.stride),
             padding=cast(Pair, conv.padding), dilation=cast(Pair, conv.dilation), weight_groups=conv.groups,
             bias=conv.bias is not None, options=options,
         ).to(conv.weight)  # fmt: skip
-        made.load_state_dict(conv.state_dict(), strict=False)
+        layer.load_state_dict(conv.state_dict(), strict=False)
         for name, parameter in conv.named_parameters():
-            made.get_parameter(name).requires_grad_(parameter.requires_grad)
-        return made
+            layer.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return layer
 
     def lr_scale(self) -> dict[str, float]:
         """Local names of parameters -> factor of the learning rate (Zhu et al. 2019): 0.1 for the predictor."""
@@ -370,18 +371,18 @@ class DeformableConv2d(nn.Conv2d):
         self, x: Float[Tensor, "B C h w"]
     ) -> tuple[Float[Tensor, "B P hh ww"], Float[Tensor, "B Q hh ww"] | None]:
         """The offsets and, for version 2, the factors that `deformable_conv` takes."""
-        found = predicted(x, self.offset)
+        offsets = predicted(x, self.offset)
         if self.options.version == 1:
-            return found, None
-        offsets, mask = found.split([found.shape[1] // 3 * 2, found.shape[1] // 3], 1)
+            return offsets, None
+        offsets, mask = offsets.split([offsets.shape[1] // 3 * 2, offsets.shape[1] // 3], 1)
         return offsets, 2 * self.options.mask_init * mask.sigmoid()
 
     def forward(self, x: Float[Tensor, "B C h w"], plain: bool = False) -> Float[Tensor, "B O hh ww"]:
         """plain: the reference form."""
         offsets, mask = self.moves(x)
-        call = deformable_conv_reference if plain else deformable_conv
-        places = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
-        return call(x, self.weight, offsets, mask=mask, bias=self.bias, **places)  # type: ignore[arg-type]
+        form = deformable_conv_reference if plain else deformable_conv
+        frame = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        return form(x, self.weight, offsets, mask=mask, bias=self.bias, **frame)  # type: ignore[arg-type]
 
 
 class DeformableConv1d(nn.Conv2d):
@@ -390,8 +391,8 @@ class DeformableConv1d(nn.Conv2d):
     def __init__(self, width: int, options: "DeformableConv", bias: bool = True) -> None:
         super().__init__(width, width, options.sides, dilation=(1, options.dilation), bias=bias)
         self.options = options
-        outs, apart = options.version * options.groups * options.taps, (1, options.dilation)
-        self.offset = ZeroConv(width, outs, (1, options.offset_kernel), dilation=apart)
+        outs = options.version * options.groups * options.taps
+        self.offset = ZeroConv(width, outs, (1, options.offset_kernel), dilation=(1, options.dilation))
 
     def lr_scale(self) -> dict[str, float]:
         """Local names of parameters -> factor of the learning rate: 0.1 for the predictor."""
@@ -401,30 +402,28 @@ class DeformableConv1d(nn.Conv2d):
         """plain: the reference form."""
         config, length = self.options, x.shape[-1]
         padded = F.pad(x, margins((1, config.offset_kernel), config.dilation, config.causal))
-        found = predicted(padded, self.offset)[:, :, 0]  # (B, g K, n)
-        moved, mask = found, None
+        offsets, mask = predicted(padded, self.offset)[:, :, 0], None  # (B, g K, n)
         if config.version == 2:
-            moved, mask = found.chunk(2, 1)
+            offsets, mask = offsets.chunk(2, 1)
             mask = (2 * config.mask_init * mask.sigmoid()).unflatten(1, (config.groups, -1))
         left = margins(config.sides, config.dilation, config.causal)[0]
         query = torch.arange(length, device=x.device)
         start = torch.arange(config.kernel, device=x.device)[:, None] * config.dilation - left + query
-        points = start + moved.unflatten(1, (config.groups, -1))  # (B, g, K, n)
+        points = start + offsets.unflatten(1, (config.groups, -1))  # (B, g, K, n)
         if config.causal:
             points = torch.where(points > query, query, points)
-        parts = x[:, :, 0].unflatten(1, (config.groups, -1))
-        seen = (line_reference if plain else sample_line)(parts, points)
-        seen = (seen if mask is None else seen * mask[:, :, None].to(x.dtype)).flatten(1, 2)  # (B, C, K, n)
+        samples = (line_reference if plain else sample_line)(x[:, :, 0].unflatten(1, (config.groups, -1)), points)
+        samples = (samples if mask is None else samples * mask[:, :, None].to(x.dtype)).flatten(1, 2)  # (B, C, K, n)
         if plain:
-            return grouped(self.weight, seen[..., None, :], self.bias)
-        return _weighted(self.weight, seen, self.bias)[:, :, None]
+            return grouped(self.weight, samples[..., None, :], self.bias)
+        return _weighted(self.weight, samples, self.bias)[:, :, None]
 
 
 def predicted(x: Tensor, conv: nn.Conv2d) -> Tensor:
-    """A convolution in float32 or better: offsets in half precision are off by up to a quarter of a cell at 64."""
-    with exact_products(x.device):
-        bias = None if conv.bias is None else wide(conv.bias)
-        return F.conv2d(wide(x), wide(conv.weight), bias, conv.stride, conv.padding, conv.dilation)
+    """A convolution in float32 or better: offsets in half precision are off by up to a quarter of a grid cell at 64."""
+    with without_autocast(x.device):
+        bias = None if conv.bias is None else upcast(conv.bias)
+        return F.conv2d(upcast(x), upcast(conv.weight), bias, conv.stride, conv.padding, conv.dilation)
 
 
 class ZeroConv(nn.Conv2d):

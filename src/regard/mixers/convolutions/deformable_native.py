@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import UnsupportedError
-from regard.mixers.shared.native_build import kernel
+from regard.mixers.shared.native_build import native_function
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -22,11 +22,11 @@ def sample_native(
     x: Float[Tensor, "B C h w"], points: Float[Tensor, "B g K hh ww 2"], factors: Tensor | None
 ) -> Float[Tensor, "B C K L"]:
     """As `sample_maps`, in float32 for half precision. Raises: UnsupportedError without a compiler."""
-    kind = torch.promote_types(x.dtype, torch.float32)
-    rows = x.to(kind).permute(0, 2, 3, 1).contiguous()  # (B, h, w, C)
-    share = None if factors is None else factors.flatten(3).to(kind).contiguous()
-    seen: Tensor = Sample.apply(rows, points.flatten(3, 4).to(kind).contiguous(), share)  # type: ignore[no-untyped-call]
-    return seen.to(x.dtype).permute(0, 3, 2, 1)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    rows = x.to(dtype).permute(0, 2, 3, 1).contiguous()  # (B, h, w, C)
+    factors = None if factors is None else factors.flatten(3).to(dtype).contiguous()
+    samples: Tensor = Sample.apply(rows, points.flatten(3, 4).to(dtype).contiguous(), factors)  # type: ignore[no-untyped-call]
+    return samples.to(x.dtype).permute(0, 3, 2, 1)
 
 
 class Sample(torch.autograd.Function):
@@ -41,19 +41,19 @@ class Sample(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, ahead: Tensor):  # type: ignore[no-untyped-def, override]
+    def backward(ctx, grad: Tensor):  # type: ignore[no-untyped-def, override]
         if torch.is_grad_enabled():  # create_graph=True
             raise UnsupportedError(
                 'deformable_conv: execution="native" cannot be differentiated twice; use execution="eager"'
             )
         rows, points, factors = ctx.saved_tensors
         grads = torch.zeros_like(rows), torch.empty_like(points), None if factors is None else torch.empty_like(factors)
-        _call("backward", rows, points, factors, ahead.contiguous(), *grads)
+        _call("backward", rows, points, factors, grad.contiguous(), *grads)
         return grads
 
 
-def _call(what: str, rows: Tensor, points: Tensor, *arrays: Tensor | None) -> None:
+def _call(direction: str, rows: Tensor, points: Tensor, *arrays: Tensor | None) -> None:
     (batch, height, width, channels), (_, groups, taps, places, _) = rows.shape, points.shape
     sizes = _Sizes(batch, channels, height, width, groups, taps, places, torch.get_num_threads())
     pointers = (c_void_p(None if array is None else array.data_ptr()) for array in (rows, points, *arrays))
-    kernel(SOURCE, f"sample_{what}", rows.dtype)(byref(sizes), *pointers)
+    native_function(SOURCE, f"sample_{direction}", rows.dtype)(byref(sizes), *pointers)

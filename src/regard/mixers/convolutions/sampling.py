@@ -1,7 +1,7 @@
-"""What the convolutions have in common: a layer that mixes the map of the cells, and samples of maps.
+"""Shared by the convolutions: the layer that mixes the map of the patch tokens, shifted maps and bilinear sampling.
 
-Extra tokens have no place on the map: they are no tap of any cell, and what they get is the field `extra`.
-Padded tokens (`Mask.keep`) are zero before anything else, like the cells beyond the border.
+Prefix and suffix tokens have no position on the map: they are not convolved, and the field `extra` says what they get.
+Padded tokens (`Mask.keep`) are zero, like positions beyond the border.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import ConfigError, Grid, GridError, Mask, Mixer, MixerConfig, Site
-from regard.mixers.shared.precision import wide
+from regard.mixers.shared.precision import upcast
 
 
 @dataclass(frozen=True, kw_only=True)
 class TapsConfig(MixerConfig):
     """kernel: taps along an axis, centred (odd). axes: 2, or 1 for sequences (grids of one row).
 
-    causal: the taps end at the query (decoders; axes=1, any kernel); those left of the first token see zero. extra:
-    what extra tokens get, "mean" of the cells' outputs or "zero"; always zero where causal. A host's rotary positions
-    and heads are not used.
+    causal: the taps end at the query (decoders; axes=1, any kernel); those left of the first token read zero. extra:
+    the output of prefix and suffix tokens, the "mean" of the patch tokens' outputs or "zero"; always zero where causal.
+    A host's rotary positions and heads are not used.
     Raises: ConfigError for even or impossible numbers, or causal without axes=1.
     """
 
@@ -41,22 +41,22 @@ class TapsConfig(MixerConfig):
 
     @property
     def masks(self) -> frozenset[str]:  # type: ignore[override]
-        """Padding; causal too where the taps are."""
+        """Padding, and causal where the taps are causal."""
         return frozenset({"padding", "causal"} if self.causal else {"padding"})
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Taps along rows and columns."""
+        """The number of taps in a column and in a row."""
         return (self.kernel if self.axes == 2 else 1), self.kernel
 
     @property
     def taps(self) -> int:
-        """Taps in all."""
+        """The number of taps."""
         return self.sides[0] * self.sides[1]
 
 
 class TapsMixer(Mixer):
-    """A layer whose subclass mixes maps: `mix(cells (B,C,h,w), valid, plain)`."""
+    """A layer on the map of the patch tokens; a subclass writes `mix`."""
 
     config: TapsConfig
 
@@ -71,32 +71,32 @@ class TapsMixer(Mixer):
         return self._tokens(x, grid, mask, plain=True)
 
     def mix(
-        self, cells: Float[Tensor, "B C h w"], valid: Bool[Tensor, "B 1 h w"] | None, plain: bool
+        self, x: Float[Tensor, "B C h w"], valid: Bool[Tensor, "B 1 h w"] | None, plain: bool
     ) -> Float[Tensor, "B C h w"]:
-        """The convolution. cells: zero where padded. valid: False where padded, None if nowhere."""
+        """The convolution. x: zero where padded. valid: False where padded, None without padding."""
         raise NotImplementedError
 
     def _tokens(self, x: Tensor, grid: Grid, mask: Mask | None, plain: bool) -> Tensor:
         self.check(x, grid, mask)
         if self.config.axes == 1 and grid.height > 1:
             raise GridError(f"axes=1 is for sequences (one row), not {grid}; use axes=2")
-        extra, cells, valid = self.split(x, grid, mask)
-        out = self.mix(cells, valid, plain)
+        extra, image, valid = self.split(x, grid, mask)
+        out = self.mix(image, valid, plain)
         if grid.extra:
-            extra = self._mean(out, valid).expand(-1, grid.extra, -1)
+            extra = self._extra_output(out, valid).expand(-1, grid.extra, -1)
         return F.dropout(grid.from_map(extra.to(out.dtype), out), self.site.drop, self.training)
 
     def split(
         self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None
     ) -> tuple[Float[Tensor, "B E C"], Float[Tensor, "B C h w"], Bool[Tensor, "B 1 h w"] | None]:
-        """Extra tokens, and cells and valid as `mix` takes them."""
+        """Prefix and suffix tokens, and the map of the patch tokens and `valid` for `mix`."""
         if mask is None or mask.keep is None:
             return *grid.to_map(x), None
         valid = mask.keep[:, grid.span].unflatten(-1, (grid.height, grid.width))[:, None]
         return *grid.to_map(x.masked_fill(~mask.keep[..., None], 0.0)), valid
 
-    def _mean(self, out: Tensor, valid: Tensor | None) -> Tensor:
-        """What extra tokens get, (B, 1, C)."""
+    def _extra_output(self, out: Tensor, valid: Tensor | None) -> Tensor:
+        """The output of prefix and suffix tokens, (B, 1, C)."""
         if self.config.causal or self.config.extra == "zero":
             return out.new_zeros(out.shape[0], 1, out.shape[1])
         if valid is None:
@@ -106,7 +106,7 @@ class TapsMixer(Mixer):
 
 
 def margins(sides: tuple[int, int], dilation: int, causal: bool) -> tuple[int, int, int, int]:
-    """Zeros (left, right, top, bottom) that give every cell all its taps."""
+    """The padding (left, right, top, bottom) with which the output of a convolution is as large as its input."""
     rows, columns = ((side - 1) * dilation for side in sides)
     return (columns, 0, 0, 0) if causal else (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
 
@@ -114,14 +114,14 @@ def margins(sides: tuple[int, int], dilation: int, causal: bool) -> tuple[int, i
 def shifted(
     x: Float[Tensor, "*B h w"], sides: tuple[int, int], dilation: int = 1, causal: bool = False
 ) -> list[Float[Tensor, "*B h w"]]:
-    """What every tap sees, rows of taps first: views of the zero-padded map."""
+    """The zero-padded map shifted by every tap, taps row by row: views, one for each tap."""
     return views(F.pad(x, margins(sides, dilation, causal)), sides, x.shape[-2:], dilation)
 
 
 def views(
     padded: Float[Tensor, "*B hh ww"], sides: tuple[int, int], size: Sequence[int], dilation: int = 1
 ) -> list[Float[Tensor, "*B h w"]]:
-    """The same of a map that has its margins already. size: (h, w)."""
+    """The same for a map that is padded already. size: (h, w) of the output."""
     height, width = size
     return [
         padded[..., i * dilation : i * dilation + height, j * dilation : j * dilation + width]
@@ -131,18 +131,18 @@ def views(
 
 
 def grouped(
-    weight: Float[Tensor, "O c *K"], seen: Float[Tensor, "B C K h w"], bias: Float[Tensor, " O"] | None
+    weight: Float[Tensor, "O c *K"], unfolded: Float[Tensor, "B C K h w"], bias: Float[Tensor, " O"] | None
 ) -> Float[Tensor, "B O h w"]:
-    """sum over taps and channels of weight * what the taps see; C / c groups of contiguous channels. The plain form."""
-    number = seen.shape[1] // weight.shape[1]
-    parts = weight.flatten(2).unflatten(0, (number, -1)), seen.unflatten(1, (number, -1))
-    out = torch.einsum("gock,bgckhw->bgohw", *parts).flatten(1, 2)
+    """sum over taps and channels of weight * unfolded, in C / c groups of contiguous channels. The plain form."""
+    groups = unfolded.shape[1] // weight.shape[1]
+    factors = weight.flatten(2).unflatten(0, (groups, -1)), unfolded.unflatten(1, (groups, -1))
+    out = torch.einsum("gock,bgckhw->bgohw", *factors).flatten(1, 2)
     return out if bias is None else out + bias[:, None, None]
 
 
 def own_kernels(x: Float[Tensor, "B C h w"], kernels: Float[Tensor, "B C 3 3"]) -> Float[Tensor, "B C h w"]:
-    """Every channel of every image with a kernel of its own; zeros beyond the border."""
-    if not len(x):  # no convolution has 0 groups
+    """A depth-wise convolution whose kernels differ between images; zeros beyond the border."""
+    if not len(x):  # a convolution cannot have 0 groups
         return x * kernels.sum()
     planes = x.flatten(0, 1)[None]
     out = F.conv2d(planes, kernels.flatten(0, 1)[:, None], padding=1, groups=planes.shape[1])
@@ -160,61 +160,64 @@ def check_groups(name: str, groups: int, site: Site) -> None:
 def sample_maps(
     x: Float[Tensor, "B C h w"], points: Float[Tensor, "B g K hh ww 2"], factors: Tensor | None
 ) -> Float[Tensor, "B C K L"]:
-    """Bilinear values, zero beyond the border, times factors (B, g, K, hh, ww): the taps stacked along the rows."""
+    """Bilinear samples, zero beyond the border, times factors (B, g, K, hh, ww), by `grid_sample`: taps along the rows.
+
+    points: (y, x) in grid cells; g groups of channels, K taps, L = hh ww positions.
+    """
     batch, groups, taps, height, width, _ = points.shape
     sides = points.new_tensor(x.shape[2:])
-    place = torch.addcmul(1 / sides - 1, points, 2 / sides).flip(-1).to(x.dtype)  # (x, y), half-pixel centres
+    positions = torch.addcmul(1 / sides - 1, points, 2 / sides).flip(-1).to(x.dtype)  # (x, y), half-pixel centres
     maps = x.unflatten(1, (groups, -1)).flatten(0, 1)
-    seen = F.grid_sample(maps, place.reshape(batch * groups, taps * height, width, 2), align_corners=False)
-    seen = seen.reshape(batch, groups, maps.shape[1], taps, height * width)
+    samples = F.grid_sample(maps, positions.reshape(batch * groups, taps * height, width, 2), align_corners=False)
+    samples = samples.reshape(batch, groups, maps.shape[1], taps, height * width)
     if factors is not None:
         factors = factors.flatten(3)[:, :, None].to(x.dtype)
-        seen = seen * factors if torch.is_grad_enabled() else seen.mul_(factors)
-    return seen.flatten(1, 2)
+        samples = samples * factors if torch.is_grad_enabled() else samples.mul_(factors)
+    return samples.flatten(1, 2)
 
 
 def sample_rows(
     x: Float[Tensor, "B C h w"], points: Float[Tensor, "B g K hh ww 2"], factors: Tensor | None
 ) -> Float[Tensor, "B C K L"]:
-    """The same by rows of channels of the four corners; weights in float32 until they meet the values."""
+    """The same by gathering the channels of the four corners; weights are float32 until they multiply the values."""
     batch, groups, taps, out_h, out_w, _ = points.shape
     height, width = x.shape[2:]
     rows = x.unflatten(1, (groups, -1)).permute(0, 3, 4, 1, 2).flatten(0, 3)
-    order = points.permute(0, 3, 4, 2, 1, 5).flatten(1, 2)  # (B, L, K, g, 2)
-    share = None if factors is None else wide(factors).permute(0, 3, 4, 2, 1).flatten(1, 2)
-    low = order.detach().floor()
-    part = order - low  # NaN where a point is: so are its values, whatever cell they come from
+    points = points.permute(0, 3, 4, 2, 1, 5).flatten(1, 2)  # (B, L, K, g, 2)
+    factors = None if factors is None else upcast(factors).permute(0, 3, 4, 2, 1).flatten(1, 2)
+    low = points.detach().floor()
+    part = points - low  # NaN where a point is NaN, and so is the sample
     low = low.nan_to_num(0.0)
-    sample = torch.arange(batch, device=x.device)[:, None, None, None] * (height * width)
+    image = torch.arange(batch, device=x.device)[:, None, None, None] * (height * width)
     total = x.new_zeros(())
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        near = (part[..., 0] if i else 1 - part[..., 0]) * (part[..., 1] if j else 1 - part[..., 1])
-        y, col = low[..., 0] + i, low[..., 1] + j
-        near = near * ((y >= 0) & (y < height) & (col >= 0) & (col < width))
-        near = near if share is None else near * share
-        cell = y.clamp(0, height - 1).long() * width + col.clamp(0, width - 1).long()
-        index = (sample + cell) * groups + torch.arange(groups, device=x.device)
-        total = total + rows.index_select(0, index.flatten()) * near.to(x.dtype).flatten()[:, None]
+        weight = (part[..., 0] if i else 1 - part[..., 0]) * (part[..., 1] if j else 1 - part[..., 1])
+        row, column = low[..., 0] + i, low[..., 1] + j
+        weight = weight * ((row >= 0) & (row < height) & (column >= 0) & (column < width))
+        weight = weight if factors is None else weight * factors
+        cell = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
+        index = (image + cell) * groups + torch.arange(groups, device=x.device)
+        total = total + rows.index_select(0, index.flatten()) * weight.to(x.dtype).flatten()[:, None]
     return total.view(batch, out_h * out_w, taps, x.shape[1]).permute(0, 3, 2, 1)
 
 
 def line_reference(x: Float[Tensor, "B g c n"], points: Float[Tensor, "B g K m"]) -> Float[Tensor, "B g c K m"]:
-    """Values at points of a line, each a sum over all cells; zero beyond the ends. The plain form."""
-    near = F.relu(1 - (points[..., None] - torch.arange(x.shape[-1], device=x.device)).abs())
-    return torch.einsum("bgcn,bgkmn->bgckm", x, near.to(x.dtype))
+    """Linear interpolation at points of a line, as a sum over all positions; zero beyond the ends. The plain form."""
+    weight = F.relu(1 - (points[..., None] - torch.arange(x.shape[-1], device=x.device)).abs())
+    return torch.einsum("bgcn,bgkmn->bgckm", x, weight.to(x.dtype))
 
 
 def sample_line(x: Float[Tensor, "B g c n"], points: Float[Tensor, "B g K m"]) -> Float[Tensor, "B g c K m"]:
-    """The cell after and the cell before every point, exact at whole numbers.
+    """Linear interpolation between the positions before and after every point, exact at whole numbers.
 
-    A tap at its query touches no later cell, neither in value nor in gradient. A point that is NaN gives NaN.
+    A tap at its query depends on no later position, neither in value nor in gradient. A point that is NaN gives NaN.
     """
     high = points.detach().ceil()
     part, total = high - points, x.new_zeros(())
     for i in (0, 1):
         cell = high - i
-        near = (part if i else 1 - part) * ((cell >= 0) & (cell < x.shape[-1]))
-        there = cell.nan_to_num(0.0).clamp(0, x.shape[-1] - 1).long()
-        index = there.flatten(2)[:, :, None].expand(-1, -1, x.shape[2], -1)
-        total = total + x.gather(3, index).unflatten(3, points.shape[2:]) * near[:, :, None].to(x.dtype)
+        weight = (part if i else 1 - part) * ((cell >= 0) & (cell < x.shape[-1]))
+        index = cell.nan_to_num(0.0).clamp(0, x.shape[-1] - 1).long()
+        index = index.flatten(2)[:, :, None].expand(-1, -1, x.shape[2], -1)
+        total = total + x.gather(3, index).unflatten(3, points.shape[2:]) * weight[:, :, None].to(x.dtype)
     return total

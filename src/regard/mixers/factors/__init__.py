@@ -1,1 +1,1 @@
-"""The four factors of spatial attention (E1-E4). `factors.py` has the operator and the configuration."""
+"""The four factors of spatial attention (E1-E4); the operator and the configuration are in `factors.py`."""

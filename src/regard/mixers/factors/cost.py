@@ -1,4 +1,4 @@
-"""Multiply-accumulates of the four factors: as the paper counts them, and as the forms execute them."""
+"""Multiply-accumulates of the four factors, as the paper counts them and as the forms execute them."""
 
 import math
 from typing import Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from .window_tiles import Cut, cut
 
 @runtime_checkable
 class FactorFields(Protocol):
-    """What the costs need of a `Factors` configuration: its fields and what follows from them."""
+    """The attributes of a `Factors` configuration that the costs use."""
 
     @property
     def terms(self) -> str: ...
@@ -39,32 +39,32 @@ class FactorFields(Protocol):
 
 
 def paper_macs(config: FactorFields, site: Site, width: int) -> int:
-    """Table 1 of the paper, with the products of the operator only.
+    """Table 1 of the paper, the products of the operator alone.
 
-    A window has window^axes keys everywhere, as if there were no border, but never more than the map has (and the
-    extra tokens): one that holds the whole map costs what none does.
+    A window has window^axes keys everywhere, also at the border, but never more than the map has, and the prefix and
+    suffix tokens: a window as large as the map costs the same as no window.
     """
     e1, e2, _, _ = (flag == "1" for flag in config.terms)
     grid, keys, inner = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner
     source, window, axes = site.memory or site.grid, config.window or math.inf, config.axes
-    seen = int(min(window**axes, keys.cells)) + keys.extra
+    per_query = int(min(window**axes, keys.cells)) + keys.extra
     macs = 0
     if config.relative:
         steps = (site.grid.width + source.width - 1, site.grid.height + source.height - 1)[:axes]
         macs += int(sum(min(window, count) for count in steps)) * inner * width
     if e1:
-        macs += grid.tokens * seen * inner
+        macs += grid.tokens * per_query * inner
     elif e2:
         macs += grid.tokens * int(min(axes * window, sum((keys.width, keys.height)[:axes]))) * inner
-    return macs + (keys.tokens * inner if config.terms == "0010" else grid.tokens * seen * inner)
+    return macs + (keys.tokens * inner if config.terms == "0010" else grid.tokens * per_query * inner)
 
 
 def executed_macs(config: FactorFields, site: Site, width: int) -> int:
-    """Every matrix product of the form that runs for one sample in float32 without a mask, eager on the CPU."""
+    """All matrix products of the form that runs for one sample in float32 without a mask, in eager mode on the CPU."""
     e1, e2, e3, e4 = (flag == "1" for flag in config.terms)
     grid, keys, inner, d = strided_grid(site.grid, config.query_stride), _keys(config, site), site.inner, site.width
     form = _form(config, site)
-    # beside E1, E3 is part of its product; the materialised form takes every term by itself
+    # with E1, E3 is part of its product; the materialised form computes every term by itself
     macs = keys.tokens * inner if e3 and (not e1 or form == "materialised") else 0
     sides = ((grid.width, keys.width), (grid.height, keys.height))[: config.axes]
     if config.relative:
@@ -74,13 +74,13 @@ def executed_macs(config: FactorFields, site: Site, width: int) -> int:
         pairs = grid.tokens * keys.tokens * inner
         return macs + pairs * (e1 + e2 + e4 + 1)
     if form == "separable":
-        return macs + _places(e2, e4, grid, sides, inner) + grid.tokens * keys.tokens * inner * (1 + e1)
+        return macs + _position_macs(e2, e4, grid, sides, inner) + grid.tokens * keys.tokens * inner * (1 + e1)
     if form == "compressed":
         return macs + _compressed(config, site, keys, sides)
     row = keys.tokens * inner * e3
     if not config.relative and not _window(config, site):
         return macs + row
-    macs += _places(e2, e4, grid, sides, inner) + (row if grid.extra else 0)
+    macs += _position_macs(e2, e4, grid, sides, inner) + (row if grid.extra else 0)
     if e2:
         each = site.heads * (d + e3)
         return macs + grid.cells * keys.height * (keys.width + 1) * each + grid.cells * keys.extra * inner
@@ -88,7 +88,7 @@ def executed_macs(config: FactorFields, site: Site, width: int) -> int:
 
 
 def exponentials(config: FactorFields, site: Site) -> int:
-    """Numbers in the softmax of that form: one a pair of tokens, or one a pair of token and row or column of keys."""
+    """Entries in the softmax of that form: one per pair of tokens, or one per token and row or column of keys."""
     _, e2, e3, _ = (flag == "1" for flag in config.terms)
     grid, keys, heads = strided_grid(site.grid, config.query_stride), _keys(config, site), site.heads
     form = _form(config, site)
@@ -107,7 +107,7 @@ def exponentials(config: FactorFields, site: Site) -> int:
 
 
 def _form(config: FactorFields, site: Site) -> str:
-    """The form that "auto" takes for one sample, as `factor_forms.choose`, or the one that is named."""
+    """The form that "auto" takes for one sample, as `forms.choose`, or the one that the configuration names."""
     if config.backend != "auto":
         return config.backend
     e1, e2, _, _ = (flag == "1" for flag in config.terms)
@@ -120,7 +120,7 @@ def _form(config: FactorFields, site: Site) -> str:
 
 
 def _window(config: FactorFields, site: Site) -> int:
-    """The window, 0 where it holds the whole map."""
+    """The window, 0 where it covers the whole map."""
     grid, keys = strided_grid(site.grid, config.query_stride), _keys(config, site)
     whole = 2 * reach(grid, keys, config.key_stride, config.query_stride) - 1
     return 0 if config.window >= whole else config.window
@@ -134,8 +134,8 @@ def _keys(config: FactorFields, site: Site) -> Grid:
     return strided_grid(site.memory or site.grid, config.key_stride)
 
 
-def _places(e2: bool, e4: bool, grid: Grid, sides: tuple[tuple[int, int], ...], inner: int) -> int:
-    """Position logits of the cells against the keys of each axis."""
+def _position_macs(e2: bool, e4: bool, grid: Grid, sides: tuple[tuple[int, int], ...], inner: int) -> int:
+    """MACs of the position logits of the patch tokens with the keys of each axis."""
     if not (e2 or e4):
         return 0
     return sum((grid.cells if e2 else q) * k * inner for q, k in sides)

@@ -4,10 +4,10 @@
     E1 = q.k            query and key content         E3 = u.k    key content only
     E2 = q.r(delta)     query content and position    E4 = t.r(delta)    position only
 
-terms "1011" switches E1, E3 and E4 on. delta = stride * key - query_stride * query in cells; r(delta) = x(delta_x) +
-y(delta_y), so positions cost one table of 2 size - 1 vectors an axis. "0000" is the uniform average (not the same as no
-mixer).
-Extra tokens have no place: E2 = E4 = 0 for every pair with one, and they lie in every window.
+terms "1011" switches E1, E3 and E4 on. delta = stride * key - query_stride * query in grid cells; r(delta) = x(delta_x)
++ y(delta_y), so positions need one table of 2 size - 1 vectors per axis. "0000" is the uniform average, which is not
+the same as no mixer.
+Prefix and suffix tokens have no position: E2 = E4 = 0 for every pair with one, and they lie in every window.
 """
 
 import math
@@ -21,13 +21,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import (
-    NOTHING,
+    NO_MASK,
     Card,
     ConfigError,
     Contract,
     Cost,
     Grid,
     GridError,
+    Inputs,
     Mask,
     Operator,
     Site,
@@ -36,21 +37,21 @@ from regard.core import (
     softmax_rows,
 )
 from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.precision import exact_products
+from regard.mixers.shared.precision import without_autocast
 
 from . import cost, forms
 from .forms import PRESETS, Tables, inside_window, pairwise, sinusoids, table_size
 from .inputs import (
     Bases,
-    check_asked,
     check_case,
+    check_query_stride,
     check_terms,
     check_window,
+    interpolated,
     scale_of,
     sort_terms,
     strided_grid,
     strided_tokens,
-    widened,
 )
 
 __all__ = ["Factors", "factor_logits", "factors", "factors_reference"]
@@ -69,9 +70,9 @@ def factor_logits(
     stride: int = 1,
     query_stride: int = 1,
 ) -> dict[str, Float[Tensor, "#B H N M"]]:
-    """The logits of each factor that is on, "E1" to "E4", before the scale: every pair has its own r. For pictures.
+    """The logits of each factor in `terms`, "E1" to "E4", before the scale, with an r for every pair. For pictures.
 
-    Raises: UnsupportedError above 2^30 numbers in r; the fast form `factors` has no such limit.
+    Raises: UnsupportedError above 2^30 entries in r; the fast form `factors` has no such limit.
     """
     keys = key_grid or strided_grid(grid, stride)
     on, n, m = [flag == "1" for flag in terms], grid.tokens, keys.tokens
@@ -109,9 +110,9 @@ def factors_reference(
     basis: Bases | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "B H N e"]:
-    """Materialised: an r for every pair, O(N M d) memory per head. basis and backend only serve the fast form.
+    """An r for every pair, O(N M d) memory per head. basis and backend matter for the fast form only.
 
-    Arguments and errors as in `factors`; also UnsupportedError above 2^30 numbers in r.
+    Arguments and errors as in `factors`; also UnsupportedError above 2^30 entries in r.
     """
     keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
     k, v = k if k is None else hide(k, mask), hide(v, mask)
@@ -124,7 +125,7 @@ def factors_reference(
     inside = inside_window(grid, keys, window, stride, v.device, query_stride)
     if inside is not None:
         logits = logits.masked_fill(~inside, -torch.inf)
-    return softmax_rows((mask or NOTHING).added(logits)).to(v.dtype) @ v
+    return softmax_rows((mask or NO_MASK).added(logits)).to(v.dtype) @ v
 
 
 def factors(
@@ -150,16 +151,16 @@ def factors(
 
     tables: (x (H, 2W-1, d), y (H, 2h-1, d)), entry delta + size - 1; size covers queries and keys, and more is allowed.
         y may be None for one row. u, t: (H, d), for E3 and E4. scale: factor of all terms; None = d^-0.5.
-    grid: of the queries, in steps of `query_stride` cells. key_grid: where keys lie, in steps of `stride` cells;
-        None = every stride-th cell of grid (it must be given where queries have steps).
-    window: odd, the side of the square of cells around a query whose keys it sees; 0 = all keys.
-    basis: (x (W_keys, r), y (h_keys, r)), orthonormal columns that span what the tables can be along the keys (for
-        sinusoids few suffice, `sinusoid_basis`); it shortens the compressed form, which is as exact as the basis.
-    backend: "compressed" (extra features in one fused attention call), "factorised" (a product over axes, only without
-        E1 and mask), "separable" (dense logits from per-axis logits), "materialised" (the reference) or "auto". The
-        factorised product of E2 and E3 can underflow; eager on the CPU it notices and takes the compressed form,
-        elsewhere "auto" does not choose it (and by name it is not guarded).
-    What a key hidden by padding holds, even a NaN, does not matter.
+    grid: of the queries, every `query_stride`-th grid cell. key_grid: of the keys, every `stride`-th grid cell; None
+        follows from grid, unless query_stride > 1.
+    window: odd, the side of the square around a query whose keys it attends to; 0 = all keys.
+    basis: (x (W_keys, r), y (h_keys, r)), orthonormal columns that span all possible tables along the keys (few suffice
+        for sinusoids, `sinusoid_basis`); the compressed form is faster with it and as exact as the basis.
+    backend: "compressed" (position features in one fused attention call), "factorised" (a product over axes, only
+        without E1 and mask), "separable" (dense logits from per-axis logits), "materialised" (the reference) or "auto".
+        The factorised product of E2 and E3 can underflow; in eager mode on the CPU this is detected and the compressed
+        form runs, elsewhere "auto" does not choose it (by name it is not guarded).
+    Values of keys hidden by padding, even NaN, have no effect.
     Raises: ConfigError, ShapeError, GridError, UnsupportedError.
     """
     keys = check_case(q, k, v, terms, grid, key_grid, tables, u, t, window, stride, query_stride, basis, backend)
@@ -169,14 +170,14 @@ def factors(
             scale=scale, window=window, stride=stride, query_stride=query_stride, mask=mask,
         )  # fmt: skip
     k, v = k if k is None else hide(k, mask), hide(v, mask)
-    with exact_products(v.device):
+    with without_autocast(v.device):
         factor = scale_of(scale, q, k, v, tables)
         case = sort_terms(q, k, v, terms, grid, keys, tables, u, t, factor, window, stride, query_stride, mask, basis)
         if backend == "auto":
             backend = forms.choose(case)
         if backend == "factorised" and (case.content is not None or case.mask.kinds):
-            what = f"a {' and '.join(sorted(case.mask.kinds))} mask" if case.mask.kinds else f"E1 (terms {terms!r})"
-            raise UnsupportedError(f"the factorised form cannot do {what}; use backend='auto' or 'compressed'")
+            obstacle = f"a {' and '.join(sorted(case.mask.kinds))} mask" if case.mask.kinds else f"E1 (terms {terms!r})"
+            raise UnsupportedError(f"the factorised form cannot do {obstacle}; use backend='auto' or 'compressed'")
         return {
             "compressed": forms.compressed,
             "factorised": forms.factorised,
@@ -188,24 +189,24 @@ def factors(
 class Factors(HeadMixerConfig):
     """terms: four characters of 0/1 for E1..E4; "0010" is key content only, "0000" the uniform average.
 
-    scale: factor of the logits (the paper has none: 1.0), None = d^-0.5. window: odd side in cells, 0 = global.
-    A window is exact in every form, and faster than none only where it is small (at most about a quarter of a side):
-    there the compressed form runs in tiles, elsewhere it masks.
-    stride: of the keys; 0 = the preset's. query_stride: every such row and column asks, and the other cells get what
-    bilinear interpolation of the answers gives, as in mmcv (extra tokens all ask). positions: width P of the sinusoids,
-    0 = dim (a multiple of 4; of 2 for one axis). base: of the wavelengths, 0 = the preset's; magnitude: factor of the
-    coordinates; sign: 1 for delta = key - query, -1 for query - key, 0 = the preset's; position_scale: factor of the
+    scale: factor of the logits (the paper has none: 1.0), None = d^-0.5. window: odd side in grid cells, 0 = global.
+    A window is exact in every form, and faster than no window only where it is small (at most about a quarter of a
+    side): there the compressed form runs in tiles, elsewhere it masks.
+    stride: of the keys; 0 = the preset's. query_stride: of the queries; the outputs of the other patch tokens are
+    interpolated bilinearly, as in mmcv (prefix and suffix tokens are all queries). positions: width P of the sinusoids,
+    0 = dim (a multiple of 4; of 2 for one axis). base: of the wavelengths, 0 = the preset's. magnitude: factor of the
+    coordinates. sign: 1 for delta = key - query, -1 for query - key, 0 = the preset's. position_scale: factor of the
     projected encodings, 0 = the preset's. axes: 2, or 1 for sequences (grids of one row). backend: of
     `regard.ops.factors`.
-    preset: "esa" (the paper: delta = key - query, base 1000), "mmcv" (its code: query - key, projected encodings
-    / sqrt 2, stride 2), "transformer_xl" (query - key, base 10000, u, t and positions drawn from normal(0, 0.02); also
-    give scale=None and axes=1).
+    preset: "esa" (delta = key - query as in the paper, which gives no base of the wavelengths; 1000 as in its code),
+    "mmcv" (its code: query - key, base 1000, projected encodings / sqrt 2, stride 2), "transformer_xl" (query - key,
+    base 10000, u, t and positions drawn from normal(0, 0.02); also give scale=None and axes=1).
 
     Positions are sinusoids, each axis projected by one linear map without bias. A query bias is a hidden E3 or E4 term:
     studies of factors build their hosts without it.
-    The linear maps of queries, keys, values and the output are the layer's, not the operator's, and start as those of
-    every mechanism: U(-a, a) with a = C^-0.5, so that mechanisms are compared from the same start. The authors' code
-    draws them with a = (3 / C)^0.5 (Kaiming-uniform), Transformer-XL from normal(0, 0.02).
+    The linear maps of queries, keys, values and the output belong to the layer, not to the operator, and are drawn as
+    for every mechanism: U(-a, a) with a = C^-0.5, so that comparisons start alike. The authors' code draws them with
+    a = (3 / C)^0.5 (Kaiming-uniform), Transformer-XL from normal(0, 0.02).
     """
 
     terms: str = field(default="1111", kw_only=False)
@@ -237,7 +238,7 @@ class Factors(HeadMixerConfig):
         super().__post_init__()
         check_terms(self.terms)
         check_window(self.window, self.key_stride)
-        check_asked(self.query_stride)
+        check_query_stride(self.query_stride)
         if self.backend == "factorised" and self.terms[0] == "1":
             raise ConfigError(f"the factorised form cannot do E1 (terms {self.terms!r}); use backend='auto'")
         if self.positions < 0 or self.positions % (2 * self.axes):
@@ -256,14 +257,15 @@ class Factors(HeadMixerConfig):
 
     @property
     def cross(self) -> bool:  # type: ignore[override]
-        """Not in a window, for which queries and keys have to lie on one grid."""
+        """Not with a window, for which queries and keys must lie on one grid."""
         return not self.window
 
     @property
     def masks(self) -> frozenset[str]:  # type: ignore[override]
-        """A causal mask needs all queries and keys, no dwc; between strided queries hidden ones would be mixed in.
+        """A causal mask needs all queries and keys and no dwc; padding needs all queries, since others are
+        interpolated.
 
-        The factorised form, asked for by name, can none.
+        backend="factorised" applies no mask.
         """
         if self.backend == "factorised":
             return frozenset()
@@ -277,12 +279,12 @@ class Factors(HeadMixerConfig):
 
     @property
     def relative(self) -> bool:
-        """Whether E2 or E4 is on."""
+        """Whether the terms contain E2 or E4."""
         return "1" in (self.terms[1], self.terms[3])
 
     @property
     def card(self) -> Card:  # type: ignore[override]
-        """What the terms in use depend on."""
+        """The card of these terms."""
         parts = [text for text, on in zip(("q.k", "q.r", "u.k", "t.r"), self.terms, strict=True) if on == "1"]
         complexity = "O(N^2 C)" if self.terms[0] == "1" or self.terms[1] == "1" else "O(N (H + W) C)"
         return Card(
@@ -324,14 +326,14 @@ class Factors(HeadMixerConfig):
         return Cost(params, cost.executed_macs(self, site, width))
 
     def exponentials(self, site: Site) -> int:
-        """Numbers in the softmax of the form that runs, for one sample; costs leave them out."""
+        """Entries in the softmax of the form that runs, for one sample; costs do not count them."""
         return cost.exponentials(self, site)
 
 
 class FactorsOperator(Operator):
     """u, t (H, d) for E3 and E4; positions_x, positions_y (inner, P/2) project the sinusoids for E2 and E4.
 
-    The sinusoids and their bases are computed for whatever grid a call brings.
+    The sinusoids and their bases are computed for the grid of each call.
     """
 
     basis_x: Tensor
@@ -371,7 +373,7 @@ class FactorsOperator(Operator):
             buffer.copy_(basis)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FactorsOperator":
-        """As `nn.Module` does; the bases are as exact as their new dtype allows, whatever the old one was."""
+        """As `nn.Module` does, with the bases computed again, so that they are as exact as their new dtype allows."""
         super()._apply(fn, recurse)
         self._fill()
         return self
@@ -380,53 +382,20 @@ class FactorsOperator(Operator):
         """The projected sinusoids of every displacement between the grids, (H, 2 size - 1, d) an axis."""
         if self.positions_x is None:
             return None
-        with exact_products(self.positions_x.device):
+        with without_autocast(self.positions_x.device):
             x = self._table(self.positions_x, grid.width, keys.width)
             return x, None if self.positions_y is None else self._table(self.positions_y, grid.height, keys.height)
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return self._run(factors, q, k, cast(Tensor, v), grid, memory, mask)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        return self._run(factors_reference, q, k, cast(Tensor, v), grid, memory, mask)
-
-    def _run(
-        self,
-        attend: Callable[..., Tensor],
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor,
-        grid: Grid,
-        memory: Grid | None,
-        mask: Mask | None,
-    ) -> Tensor:
-        asked, q, mask = self._queries(q, v, grid, mask)
-        source, keys, k, v, mask = self._keys(k, v, grid, memory, mask)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        query_grid, q, mask = self._queries(inputs)
+        source, keys, k, v, mask = self._keys(inputs, mask)
         basis = self._basis(source, v) if self.config.relative else None
-        out = attend(
-            q, k, v, terms=self.config.terms, grid=asked, key_grid=keys, tables=self.tables(asked, keys), u=self.u,
-            t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
+        out = (factors_reference if plain else factors)(
+            q, k, v, terms=self.config.terms, grid=query_grid, key_grid=keys, tables=self.tables(query_grid, keys),
+            u=self.u, t=self.t, scale=self.config.scale, window=self.config.window, stride=self.stride,
             query_stride=self.config.query_stride, mask=mask, basis=basis, backend=self.config.backend,
         )  # fmt: skip
-        return out if self.config.query_stride == 1 else widened(out, asked, grid)
+        return out if self.config.query_stride == 1 else interpolated(out, query_grid, inputs.grid)
 
     def _table(self, weight: Tensor, queries: int, keys: int) -> Tensor:
         size = table_size(queries, keys, self.stride, self.config.query_stride)
@@ -443,7 +412,7 @@ class FactorsOperator(Operator):
         )
 
     def _basis(self, source: Grid, v: Tensor) -> Bases | None:
-        """None in float64 (exact without) and for a new grid under torch.compile (an SVD is no part of a graph)."""
+        """None in float64, which is exact without, and for a new grid under torch.compile (it cannot trace an SVD)."""
         if v.dtype == torch.float64:
             return None
         x, y = self.basis_x, self.basis_y
@@ -453,14 +422,12 @@ class FactorsOperator(Operator):
             x, y = (basis.to(x.device, x.dtype) for basis in self._bases(source))
         return x, (y if self.config.axes == 2 else None)
 
-    def _queries(
-        self, q: Tensor | None, v: Tensor, grid: Grid, mask: Mask | None
-    ) -> tuple[Grid, Tensor | None, Mask | None]:
-        """The grid of the queries that their stride keeps, and q and mask of these."""
-        stride = self.config.query_stride
+    def _queries(self, inputs: Inputs) -> tuple[Grid, Tensor | None, Mask | None]:
+        """The grid of every query_stride-th query, and their q and mask."""
+        stride, q, grid, mask = self.config.query_stride, inputs.q, inputs.grid, inputs.mask
         if stride == 1:
             return grid, q, mask
-        picked = strided_tokens(grid, stride, v.device)
+        picked = strided_tokens(grid, stride, inputs.v.device)
         if mask is not None:
             if mask.causal or mask.keep is not None:
                 raise UnsupportedError("a causal or padding mask needs every query: query_stride=1")
@@ -468,11 +435,9 @@ class FactorsOperator(Operator):
                 mask = Mask(bias=mask.bias.index_select(-2, picked))
         return strided_grid(grid, stride), None if q is None else q.index_select(-2, picked), mask
 
-    def _keys(
-        self, k: Tensor | None, v: Tensor, grid: Grid, memory: Grid | None, mask: Mask | None
-    ) -> tuple[Grid, Grid, Tensor | None, Tensor, Mask | None]:
-        """The grid of all keys, the grid of those that the stride keeps, and k, v, mask of these."""
-        source = memory or grid
+    def _keys(self, inputs: Inputs, mask: Mask | None) -> tuple[Grid, Grid, Tensor | None, Tensor, Mask | None]:
+        """The grid of all keys, the grid of every stride-th key, and their k, v and mask."""
+        k, v, grid, source = inputs.k, inputs.v, inputs.grid, inputs.key_grid
         if self.config.axes == 1 and max(grid.height, source.height) > 1:
             raise GridError(f"axes=1 is for sequences (one row), not {grid}; use axes=2")
         if self.stride == 1:

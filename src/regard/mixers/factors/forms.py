@@ -1,4 +1,4 @@
-"""Exact fast forms of the four factors: extra features, a product over the axes, per-axis logits. See `factors`."""
+"""Exact fast forms of the four factors: position features, a product over the axes, per-axis logits. See `factors`."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -17,19 +17,20 @@ from regard.mixers.shared.tiles import split_tokens
 from .window_tiles import Cut, cut, tiled
 
 Tables = tuple[Tensor, Tensor | None]
-# the factorised form with E2 holds N * height vectors a head; above this many numbers "auto" takes the compressed form
+# the factorised form with E2 has N * height vectors per head; above this many entries "auto" takes the compressed form
 FACTORISED_LIMIT = 2**28
-# and up to this many queries the compressed form is the faster one (measured: benchmarks/factors.py)
+# up to this number of queries the compressed form is faster (measured: benchmarks/factors.py)
 COMPRESSED_CELLS = 400
 # base of the wavelengths, sign of delta, factor of the projected encodings
 PRESETS = {"esa": (1000.0, 1, 1.0), "mmcv": (1000.0, -1, 2**-0.5), "transformer_xl": (10000.0, -1, 1.0)}
 
 
 class Case(NamedTuple):
-    """What the forms need, the scale already inside. content (B,H,N,d): q + u where E1 is on. saliency (B,H,M): E3
-    where E1 is off. place (B or 1, H, h or 1, w or 1, d): what meets r: q, t or their sum, on cells. x, y: the tables.
-    own: whether E2 is on, so that places differ by more than the cell. stride, asked: cells between keys, and between
-    queries.
+    """The input of the forms, already scaled.
+
+    content (B,H,N,d): q + u where E1 is on. saliency (B,H,M): E3 where E1 is off. place (B or 1, H, h or 1, w or 1, d):
+    the factor of r on patch tokens, q, t or their sum. x, y: the tables. own: whether E2 is on, so that `place` depends
+    on the query. stride, query_stride: steps between keys and between queries in grid cells.
     """
 
     content: Tensor | None
@@ -46,11 +47,11 @@ class Case(NamedTuple):
     mask: Mask
     basis: tuple[Tensor | None, Tensor | None]
     own: bool
-    asked: int = 1
+    query_stride: int = 1
 
 
 def choose(case: Case) -> str:
-    """The backend of "auto". Its one look at shapes, device and compiler, never at numbers."""
+    """The backend of "auto": it depends on shapes, device and compiler, never on values."""
     if case.content is not None or case.mask.kinds or (case.own and cut_of(case) is not None):
         return "compressed"
     if not case.own:
@@ -61,43 +62,44 @@ def choose(case: Case) -> str:
 
 
 def product_pays(batch: int, heads: int, e: int, grid: Grid, keys: Grid) -> bool:
-    """Whether "auto" takes the factorised form of E2 for so many heads with values of width e, eager on the CPU."""
+    """Whether "auto" takes the factorised form of E2 for values of width e, in eager mode on the CPU."""
     return grid.cells > COMPRESSED_CELLS and batch * heads * grid.cells * keys.height * (e + 1) <= FACTORISED_LIMIT
 
 
 def cut_of(case: Case) -> Cut | None:
-    """The tiles of the compressed form: for small windows without a mask, queries and keys on all cells."""
-    return cut(case.grid, case.window) if case.stride == case.asked == 1 and not case.mask.kinds else None
+    """The tiles of the compressed form: for small windows without a mask and without strides."""
+    return cut(case.grid, case.window) if case.stride == case.query_stride == 1 and not case.mask.kinds else None
 
 
 def inside_window(
-    grid: Grid, keys: Grid, window: int, stride: int, device: torch.device, asked: int = 1
+    grid: Grid, keys: Grid, window: int, stride: int, device: torch.device, query_stride: int = 1
 ) -> Bool[Tensor, "N M"] | None:
-    """True where |stride * key - asked * query| <= (window - 1) / 2 on both axes or a token is extra.
+    """True where |stride * key - query_stride * query| <= (window - 1) / 2 on both axes, and for prefix and suffix
+    tokens.
 
-    None for no window, also for one that holds the whole map.
+    None without a window, or if it covers the whole map.
     """
-    if not window or window >= 2 * reach(grid, keys, stride, asked) - 1:
+    if not window or window >= 2 * reach(grid, keys, stride, query_stride) - 1:
         return None
-    near_y = _near(grid.height, keys.height, window, stride, asked, device)
-    near_x = _near(grid.width, keys.width, window, stride, asked, device)
+    near_y = _near(grid.height, keys.height, window, stride, query_stride, device)
+    near_x = _near(grid.width, keys.width, window, stride, query_stride, device)
     near = (near_y[:, None, :, None] & near_x[None, :, None, :]).flatten(2).flatten(0, 1)
     return F.pad(near, (keys.prefix, keys.suffix, grid.prefix, grid.suffix), value=True)
 
 
-def table_size(queries: int, keys: int, stride: int, asked: int = 1) -> int:
-    """Cells that a table of 2 size - 1 displacements must cover."""
-    return max(asked * (queries - 1), stride * (keys - 1)) + 1
+def table_size(queries: int, keys: int, stride: int, query_stride: int = 1) -> int:
+    """The number of grid cells that queries and keys span: a table needs 2 size - 1 displacements."""
+    return max(query_stride * (queries - 1), stride * (keys - 1)) + 1
 
 
-def reach(grid: Grid, keys: Grid, stride: int, asked: int) -> int:
-    """The larger side, in cells, of what queries and keys cover."""
+def reach(grid: Grid, keys: Grid, stride: int, query_stride: int) -> int:
+    """The longer side of the area that queries and keys span, in grid cells."""
     sides = ((grid.width, keys.width), (grid.height, keys.height))
-    return max(table_size(*side, stride, asked) for side in sides)
+    return max(table_size(*side, stride, query_stride) for side in sides)
 
 
 def compressed(case: Case) -> Tensor:
-    """One attention call: per axis, position logits are dot products of r features, r the rank along the keys."""
+    """One attention call: the position logits of an axis are dot products of r features, r the rank along the keys."""
     queries, keys = _features(case)
     v, e = case.v, case.v.shape[-1]
     width = feature_width(queries.shape[-1], e)
@@ -112,7 +114,7 @@ def compressed(case: Case) -> Tensor:
 
 
 def feature_width(features: int, e: int) -> int:
-    """Heads are padded to a multiple of 8 that also holds the values."""
+    """The width of a head after padding: a multiple of 8, at least the width of the values."""
     return -(-max(features, e) // 8) * 8
 
 
@@ -125,7 +127,7 @@ def separable(case: Case) -> Tensor:
     if case.saliency is not None:
         work = work + case.saliency[:, :, None]
     work = case.mask.added(work.expand(shape))
-    inside = inside_window(case.grid, case.keys, case.window, case.stride, case.v.device, case.asked)
+    inside = inside_window(case.grid, case.keys, case.window, case.stride, case.v.device, case.query_stride)
     if inside is not None:
         work = work.masked_fill(~inside, -torch.inf)
     if case.content is None:
@@ -134,7 +136,7 @@ def separable(case: Case) -> Tensor:
 
 
 def factorised(case: Case) -> Tensor:
-    """exp(e_x + e_y + e_3) is a product, and the keys of a query are a rectangle."""
+    """A product over the axes: exp(e_x + e_y + e_3) factorises, and the keys of a query are a rectangle."""
     work = torch.promote_types(case.v.dtype, torch.float32)
     if case.place is None and not case.window:
         return _one_row(case, case.v.to(work)).to(case.v.dtype).expand(-1, -1, case.grid.tokens, -1)
@@ -149,21 +151,21 @@ def factorised(case: Case) -> Tensor:
     return torch.cat([before, cells, after], -2)
 
 
-def pairwise(tables: Tables, grid: Grid, keys: Grid, stride: int, asked: int = 1) -> Float[Tensor, "H N M d"]:
-    """r of every pair of tokens, zero where one is an extra token. Raises: UnsupportedError above 2^30 numbers."""
+def pairwise(tables: Tables, grid: Grid, keys: Grid, stride: int, query_stride: int = 1) -> Float[Tensor, "H N M d"]:
+    """r of every pair of tokens, zero for prefix and suffix tokens. Raises: UnsupportedError above 2^30 entries."""
     x, y = tables
     heads, _, d = x.shape
     if heads * grid.tokens * keys.tokens * d > 2**30:
         raise UnsupportedError(f"the materialised form needs a vector for each of {grid.tokens} x {keys.tokens} pairs")
     r = x.new_zeros(heads, grid.tokens, keys.tokens, d)
-    places = []
+    coordinates = []
     for g in (grid, keys):
         row, column = torch.meshgrid(torch.arange(g.height), torch.arange(g.width), indexing="ij")
-        places.append((row.flatten().to(x.device), column.flatten().to(x.device)))
-    (row, column), (key_row, key_column) = places
-    cells = x[:, stride * key_column[None, :] - asked * column[:, None] + x.shape[1] // 2]
+        coordinates.append((row.flatten().to(x.device), column.flatten().to(x.device)))
+    (row, column), (key_row, key_column) = coordinates
+    cells = x[:, stride * key_column[None, :] - query_stride * column[:, None] + x.shape[1] // 2]
     if y is not None:
-        cells = cells + y[:, stride * key_row[None, :] - asked * row[:, None] + y.shape[1] // 2]
+        cells = cells + y[:, stride * key_row[None, :] - query_stride * row[:, None] + y.shape[1] // 2]
     r[:, grid.span, keys.span] = cells
     return r
 
@@ -180,37 +182,39 @@ def sinusoids(positions: Float[Tensor, " n"], width: int, base: float, magnitude
 def sinusoid_basis(
     keys: int, width: int, base: float, magnitude: float = 1.0, stride: int = 1, tolerance: float = 1e-7
 ) -> Tensor:
-    """Orthonormal columns (keys_kept, r), float64, that span sin and cos of `width` / 2 wavelengths along the keys.
+    """Orthonormal columns (keys / stride, r), float64, that span sin and cos of `width` / 2 wavelengths along the keys.
 
-    keys: cells along the axis, of which every stride-th is kept. Singular values below tolerance times the largest are
-    left out; 1e-7 is a float32 rounding and costs one column or two more than 1e-6. The identity where less than a
-    tenth would be saved. Source: angle addition makes r(key - query) a
-    combination of sines and cosines of the key alone; they are band-limited, so about keys / pi of them matter.
+    keys: grid cells along the axis, of which every stride-th is a key. Singular values below tolerance times the
+    largest are dropped; 1e-7 is a float32 rounding and costs one or two columns more than 1e-6. The identity where less
+    than a tenth would be saved. By angle addition r(key - query) is a combination of sines and cosines of the key
+    alone; they are band-limited, so about keys / pi of them matter.
     """
-    kept = -(-keys // stride)
-    if width == 0 or kept == 1:
-        return torch.eye(kept, dtype=torch.float64, device="cpu")
-    places = stride * torch.arange(kept, dtype=torch.float64, device="cpu")
-    waves = sinusoids(places - places.mean(), width, base, magnitude)
+    number = -(-keys // stride)
+    if width == 0 or number == 1:
+        return torch.eye(number, dtype=torch.float64, device="cpu")
+    positions = stride * torch.arange(number, dtype=torch.float64, device="cpu")
+    waves = sinusoids(positions - positions.mean(), width, base, magnitude)
     left, values, _ = torch.linalg.svd(waves, full_matrices=False)
     rank = int((values > tolerance * values[0]).sum())
-    return left[:, :rank].contiguous() if rank <= 0.9 * kept else torch.eye(kept, dtype=torch.float64, device="cpu")
+    return left[:, :rank].contiguous() if rank <= 0.9 * number else torch.eye(number, dtype=torch.float64, device="cpu")
 
 
-def _steps(queries: int, keys: int, stride: int, asked: int, device: torch.device) -> Tensor:
-    """stride * key - asked * query, (queries, keys)."""
-    return stride * torch.arange(keys, device=device)[None] - asked * torch.arange(queries, device=device)[:, None]
+def _steps(queries: int, keys: int, stride: int, query_stride: int, device: torch.device) -> Tensor:
+    """stride * key - query_stride * query, (queries, keys)."""
+    return (
+        stride * torch.arange(keys, device=device)[None] - query_stride * torch.arange(queries, device=device)[:, None]
+    )
 
 
-def _near(queries: int, keys: int, window: int, stride: int, asked: int, device: torch.device) -> Tensor:
-    return _steps(queries, keys, stride, asked, device).abs() <= window // 2
+def _near(queries: int, keys: int, window: int, stride: int, query_stride: int, device: torch.device) -> Tensor:
+    return _steps(queries, keys, stride, query_stride, device).abs() <= window // 2
 
 
 def _toeplitz(
-    table: Float[Tensor, "H L d"], queries: int, keys: int, stride: int, asked: int
+    table: Float[Tensor, "H L d"], queries: int, keys: int, stride: int, query_stride: int
 ) -> Float[Tensor, "H Q K d"]:
-    """table at stride * key - asked * query + its middle."""
-    index = (_steps(queries, keys, stride, asked, table.device) + table.shape[1] // 2).flatten()
+    """The table at stride * key - query_stride * query, counted from its middle."""
+    index = (_steps(queries, keys, stride, query_stride, table.device) + table.shape[1] // 2).flatten()
     return table.index_select(1, index).unflatten(1, (queries, keys))
 
 
@@ -229,9 +233,9 @@ def _along_y(place: Tensor, table: Float[Tensor, "H h K d"]) -> Tensor:
 
 
 def _axes(case: Case, transform: Callable[[Tensor, Tensor | None], Tensor]) -> list[tuple[Tensor, Tensor | None]]:
-    """For x, then y: logits (b,H,h,w,r) against the keys of the axis, r of them after `transform` of the table."""
+    """For x and y: logits (b,H,h,w,r) with the keys of the axis, r after `transform` of the table, and the basis."""
     place, grid, keys = cast(Tensor, case.place), case.grid, case.keys
-    strides = case.stride, case.asked
+    strides = case.stride, case.query_stride
     x = transform(_toeplitz(cast(Tensor, case.x), grid.width, keys.width, *strides), case.basis[0])
     axes = [(_along_x(place, x), case.basis[0])]
     if case.y is not None:
@@ -245,7 +249,7 @@ def _project(table: Tensor, basis: Tensor | None) -> Tensor:
 
 
 def _trivial(basis: Tensor | None) -> bool:
-    """A square basis changes nothing: the keys themselves serve as well."""
+    """Whether there is no basis, or a square one, which changes nothing."""
     return basis is None or basis.shape[0] == basis.shape[1]
 
 
@@ -277,14 +281,14 @@ def _features(case: Case) -> tuple[Tensor, Tensor]:
 
 def _dense_mask(case: Case, queries: Tensor) -> Tensor | None:
     mask = case.mask.dense(queries, case.keys.tokens)
-    inside = inside_window(case.grid, case.keys, case.window, case.stride, queries.device, case.asked)
+    inside = inside_window(case.grid, case.keys, case.window, case.stride, queries.device, case.query_stride)
     if inside is None or mask is None:
         return inside if mask is None else mask
     return mask & inside if mask.dtype == torch.bool else mask.masked_fill(~inside, -torch.inf)
 
 
 def _dense_bias(case: Case) -> Tensor | None:
-    """E2 + E4 as (b, H, N, M), zero at extra tokens."""
+    """E2 + E4 as (b, H, N, M), zero for prefix and suffix tokens."""
     if case.place is None:
         return None
     logits = [part for part, _ in _axes(case, lambda table, _: table)]
@@ -295,12 +299,12 @@ def _dense_bias(case: Case) -> Tensor | None:
 
 
 def _one_row(case: Case, v: Tensor) -> Tensor:
-    """(B, H, 1, e): what a query without a place gets, E3 alone or the mean."""
+    """(B, H, 1, e): the output of a query without a position, by E3 alone or the mean."""
     return v.mean(-2, keepdim=True) if case.saliency is None else case.saliency.softmax(-1)[..., None, :] @ v
 
 
 def _split(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """(B, H, M, e) -> the extra tokens (B, H, E, e) and the cells (B, H, h, w, e)."""
+    """(B, H, M, e) -> prefix and suffix tokens (B, H, E, e) and patch tokens (B, H, h, w, e)."""
     extra, cells = split_tokens(x, grid)
     return extra, cells.unflatten(-2, (grid.height, grid.width))
 
@@ -308,22 +312,23 @@ def _split(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
 def _axis_logits(case: Case) -> tuple[Tensor, Tensor]:
     """e_x (b, H, h or 1, w, W) and e_y (b, H, h, w or 1, H), -inf outside the window."""
     grid, keys, device = case.grid, case.keys, case.v.device
-    work = torch.promote_types(case.v.dtype, torch.float32)
-    none = torch.zeros((), dtype=work, device=device)
-    found = [part for part, _ in _axes(case, lambda table, _: table)] if case.place is not None else []
-    x = found[0] if found else none.expand(1, 1, 1, grid.width, keys.width)
-    y = found[1] if len(found) == 2 else none.expand(1, 1, grid.height, 1, keys.height)
+    zero = torch.zeros((), dtype=torch.promote_types(case.v.dtype, torch.float32), device=device)
+    logits = [part for part, _ in _axes(case, lambda table, _: table)] if case.place is not None else []
+    x = logits[0] if logits else zero.expand(1, 1, 1, grid.width, keys.width)
+    y = logits[1] if len(logits) == 2 else zero.expand(1, 1, grid.height, 1, keys.height)
     if case.window:
-        x = x.masked_fill(~_near(grid.width, keys.width, case.window, case.stride, case.asked, device), -torch.inf)
-        near = _near(grid.height, keys.height, case.window, case.stride, case.asked, device)
+        x = x.masked_fill(
+            ~_near(grid.width, keys.width, case.window, case.stride, case.query_stride, device), -torch.inf
+        )
+        near = _near(grid.height, keys.height, case.window, case.stride, case.query_stride, device)
         y = y.masked_fill(~near[:, None], -torch.inf)
     return x, y
 
 
 def _kronecker(case: Case, v: Tensor) -> Tensor:
-    """Without E2: first a softmax along each row of keys, then one over the rows and the extra keys; never underflows.
+    """Without E2: a softmax along each row of keys, then one over the rows and the other keys; cannot underflow.
 
-    Every weight is exp(e_x + e_y + e_3); the first sum's logarithm enters the second as the row's logit. O(N (H+W) C).
+    Every weight is exp(e_x + e_y + e_3); the logarithm of a row's sum is the logit of the row. O(N (H+W) C).
     """
     x, y = _axis_logits(case)
     extra, cells = _split(v, case.keys)

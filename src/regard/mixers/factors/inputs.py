@@ -1,4 +1,4 @@
-"""The door of the four factors: what a user's tensors must look like, where strided keys lie, what the forms get."""
+"""Input checks of the four factors, the positions of strided queries and keys, and the input of the forms."""
 
 from typing import cast
 
@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core import NOTHING, ConfigError, Grid, Mask, ShapeError, UnsupportedError, nearest
-from regard.mixers.shared.heads import check_heads
+from regard.core import NO_MASK, ConfigError, Grid, Mask, ShapeError, UnsupportedError, nearest
+from regard.mixers.shared.checks import check_heads
 
 from .forms import Case, Tables, reach, table_size
 
@@ -16,24 +16,24 @@ Bases = tuple[Tensor, Tensor | None]
 
 
 def strided_grid(grid: Grid, stride: int) -> Grid:
-    """Every stride-th row and column, from the first; extra tokens stay."""
+    """Every stride-th row and column, from the first; prefix and suffix stay."""
     return Grid(-(-grid.height // stride), -(-grid.width // stride), grid.prefix, grid.suffix)
 
 
 def strided_tokens(grid: Grid, stride: int, device: torch.device) -> Tensor:
-    """Indices among the tokens of `grid` of those on `strided_grid`."""
+    """The indices of the tokens of `strided_grid` among those of `grid`."""
     rows = torch.arange(0, grid.height, stride, device=device) * grid.width + grid.prefix
     cells = (rows[:, None] + torch.arange(0, grid.width, stride, device=device)).flatten()
     token = torch.arange(grid.tokens, device=device)
     return torch.cat([token[: grid.prefix], cells, token[grid.prefix + grid.cells :]])
 
 
-def widened(x: Tensor, asked: Grid, grid: Grid) -> Tensor:
-    """(B, H, N asked, e) on `grid`: cells by bilinear interpolation (corners not aligned), extra tokens as they are."""
-    cells = x[..., asked.span, :].transpose(2, 3).flatten(1, 2).unflatten(-1, (asked.height, asked.width))
+def interpolated(x: Tensor, coarse: Grid, grid: Grid) -> Tensor:
+    """(B, H, N coarse, e) on `grid`: patch tokens by bilinear interpolation (corners not aligned), others unchanged."""
+    cells = x[..., coarse.span, :].transpose(2, 3).flatten(1, 2).unflatten(-1, (coarse.height, coarse.width))
     full = F.interpolate(cells, (grid.height, grid.width), mode="bilinear", align_corners=False)
     full = full.unflatten(1, (x.shape[1], -1)).flatten(3).transpose(2, 3)
-    return torch.cat([x[..., : grid.prefix, :], full, x[..., asked.prefix + asked.cells :, :]], -2)
+    return torch.cat([x[..., : grid.prefix, :], full, x[..., coarse.prefix + coarse.cells :, :]], -2)
 
 
 def check_terms(terms: str) -> None:
@@ -52,24 +52,26 @@ def check_window(window: int, stride: int) -> None:
 
 def check_case(
     q: Tensor | None, k: Tensor | None, v: Tensor, terms: str, grid: Grid, key_grid: Grid | None, tables: Tables | None,
-    u: Tensor | None, t: Tensor | None, window: int, stride: int, asked: int, basis: Bases | None, backend: str,
+    u: Tensor | None, t: Tensor | None, window: int, stride: int, query_stride: int, basis: Bases | None, backend: str,
 ) -> Grid:  # fmt: skip
-    """The door of both functions; returns the grid of the keys."""
+    """Check the inputs of both functions; returns the grid of the keys."""
     check_terms(terms)
     check_window(window, stride)
-    check_asked(asked)
-    if asked > 1 and key_grid is None:
-        raise ConfigError(f"with query_stride={asked} the grid of the keys does not follow from {grid}; give key_grid=")
+    check_query_stride(query_stride)
+    if query_stride > 1 and key_grid is None:
+        raise ConfigError(
+            f"with query_stride={query_stride} the grid of the keys does not follow from {grid}; give key_grid="
+        )
     if backend not in BACKENDS:
         raise ConfigError(f"backend {backend!r} is unknown; {nearest(backend, BACKENDS)}")
     keys = key_grid or strided_grid(grid, stride)
     sides = ((grid.height, keys.height), (grid.width, keys.width))
-    if window and not all(_one_side(*side, stride, asked) for side in sides):
+    if window and not all(_one_side(*side, stride, query_stride) for side in sides):
         raise UnsupportedError(f"a window needs keys on the grid of the queries ({grid}), not on {keys}")
     e1, e2, e3, e4 = (flag == "1" for flag in terms)
     needed = {"q": (e1 or e2, q), "k": (e1 or e3, k), "u": (e3, u), "t": (e4, t), "tables": (e2 or e4, tables)}
-    for name, (wanted, value) in needed.items():
-        if wanted and value is None:
+    for name, (used, value) in needed.items():
+        if used and value is None:
             raise ConfigError(f"factors with terms {terms!r} needs {name}, which is None")
     check_heads("factors", v=v, **{name: cast(Tensor, needed[name][1]) for name in "qk" if needed[name][0]})
     keys.check(v)
@@ -77,8 +79,8 @@ def check_case(
         grid.check(cast(Tensor, q))
     if needed["k"][0]:
         keys.check(cast(Tensor, k))
-    used = {name: cast(Tensor, x) for name, (wanted, x) in needed.items() if wanted and name != "tables"}
-    _check_widths(v.shape[1], used, tables if e2 or e4 else None, grid, keys, stride, asked)
+    tensors = {name: cast(Tensor, x) for name, (used, x) in needed.items() if used and name != "tables"}
+    _check_widths(v.shape[1], tensors, tables if e2 or e4 else None, grid, keys, stride, query_stride)
     for side, u_r in zip((keys.width, keys.height), basis or (), strict=False):
         if u_r is not None and (u_r.ndim != 2 or u_r.shape[0] != side):
             raise ShapeError(
@@ -87,19 +89,19 @@ def check_case(
     return keys
 
 
-def check_asked(asked: int) -> None:
+def check_query_stride(query_stride: int) -> None:
     """Raises ConfigError unless the stride of the queries is at least 1."""
-    if asked < 1:
-        raise ConfigError(f"query_stride is at least 1, not {asked}")
+    if query_stride < 1:
+        raise ConfigError(f"query_stride is at least 1, not {query_stride}")
 
 
-def _one_side(queries: int, keys: int, stride: int, asked: int) -> bool:
-    """Whether some number of cells has so many queries and so many keys."""
-    return max(asked * (queries - 1), stride * (keys - 1)) < min(asked * queries, stride * keys)
+def _one_side(queries: int, keys: int, stride: int, query_stride: int) -> bool:
+    """Whether a grid exists whose strided sides have these numbers of queries and keys."""
+    return max(query_stride * (queries - 1), stride * (keys - 1)) < min(query_stride * queries, stride * keys)
 
 
 def _check_widths(
-    heads: int, used: dict[str, Tensor], tables: Tables | None, grid: Grid, keys: Grid, stride: int, asked: int
+    heads: int, used: dict[str, Tensor], tables: Tables | None, grid: Grid, keys: Grid, stride: int, query_stride: int
 ) -> None:
     """Raises ShapeError unless the widths of q, k, u, t and the tables agree and the tables cover the grids."""
     widths = {name: x.shape[-1] for name, x in used.items()}
@@ -110,7 +112,7 @@ def _check_widths(
         for (axis, side), table in zip(sides.items(), tables, strict=True):
             if table is None:
                 continue
-            size = table_size(*side, stride, asked)
+            size = table_size(*side, stride, query_stride)
             if table.ndim != 3 or table.shape[0] != heads or table.shape[1] % 2 == 0 or table.shape[1] < 2 * size - 1:
                 raise ShapeError(
                     f"the table of {axis} has shape {tuple(table.shape)}; expected ({heads}, {2 * size - 1}, d)"
@@ -124,7 +126,7 @@ def _check_widths(
 
 
 def scale_of(scale: float | None, q: Tensor | None, k: Tensor | None, v: Tensor, tables: Tables | None) -> float:
-    """scale, or d^-0.5 for None; d is e where neither q, k nor tables are there."""
+    """scale, or d^-0.5 for None; d is e where q, k and tables are None."""
     if scale is not None:
         return scale
     widths = [x.shape[-1] for x in (q, k, tables and tables[0]) if x is not None]
@@ -133,10 +135,10 @@ def scale_of(scale: float | None, q: Tensor | None, k: Tensor | None, v: Tensor,
 
 def sort_terms(
     q: Tensor | None, k: Tensor | None, v: Tensor, terms: str, grid: Grid, keys: Grid, tables: Tables | None,
-    u: Tensor | None, t: Tensor | None, scale: float, window: int, stride: int, asked: int, mask: Mask | None,
+    u: Tensor | None, t: Tensor | None, scale: float, window: int, stride: int, query_stride: int, mask: Mask | None,
     basis: Bases | None,
 ) -> Case:  # fmt: skip
-    """Sort the terms by what the forms need; each term has q, u or t exactly once, so the scale goes into these."""
+    """The input of the forms; each term has q, u or t exactly once, so these are multiplied by the scale."""
     e1, e2, e3, e4 = (flag == "1" for flag in terms)
     work = torch.promote_types(v.dtype, torch.float32)
     content = saliency = place = None
@@ -150,9 +152,9 @@ def sort_terms(
     if e2:
         own = cast(Tensor, q)[..., grid.span, :].unflatten(-2, (grid.height, grid.width)).to(work) * scale
         place = own if place is None else own + place
-    narrow = window and window < 2 * reach(grid, keys, stride, asked) - 1
+    narrow = window and window < 2 * reach(grid, keys, stride, query_stride) - 1
     x, y = tables if tables is not None and place is not None else (None, None)
     return Case(
         content, saliency, place, k, v, None if x is None else x.to(work), None if y is None else y.to(work),
-        grid, keys, window if narrow else 0, stride, mask or NOTHING, basis or (None, None), e2, asked,
+        grid, keys, window if narrow else 0, stride, mask or NO_MASK, basis or (None, None), e2, query_stride,
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Small windows of the four factors: tiles of queries with the keys around them, in the place of a mask over all pairs.
+"""Small windows of the four factors: tiles of queries with the keys around them instead of a mask over all pairs.
 
-A tile of a x b queries in windows of side w sees (a + w - 1) x (b + w - 1) keys, its halo; a mask says which of these a
-query sees. Extra tokens are keys of every tile, and as queries see everything.
+A tile of a x b queries in windows of side w has (a + w - 1) x (b + w - 1) keys, the tile and its halo; a mask selects
+those in the window of a query. Prefix and suffix tokens are keys of every tile; as queries they attend to all keys.
 """
 
 from typing import NamedTuple
@@ -15,12 +15,12 @@ from regard.core import Grid
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
-TILE = 8  # cells of a tile along an axis, at least; on lines the square of it: smaller products do not pay
-WORTH = 4  # tiles are taken where a query's tile sees at most this part of the map (benchmarks/factors.py --window)
+TILE = 8  # the smallest side of a tile, on lines its square: smaller products do not pay
+WORTH = 4  # tiles are used where a tile has at most 1 / WORTH of all keys (benchmarks/factors.py --window)
 
 
 class Axis(NamedTuple):
-    """One side of the map: cells along it, and of a tile; how many tiles; cells of the halo on either side."""
+    """One axis: patch tokens of the map and of a tile along it, the number of tiles, the halo on either side."""
 
     side: int
     tile: int
@@ -28,35 +28,35 @@ class Axis(NamedTuple):
     halo: int
 
     @property
-    def seen(self) -> int:
-        """Cells that a tile sees along this axis."""
+    def keys(self) -> int:
+        """Keys of a tile along this axis."""
         return self.tile + 2 * self.halo
 
 
 class Cut(NamedTuple):
-    """How a map is cut, and the window."""
+    """The tiles of a map, and the window."""
 
     y: Axis
     x: Axis
     window: int
 
     def pairs(self, grid: Grid, keys: Grid) -> int:
-        """Pairs of queries and keys whose logits are computed."""
+        """The number of pairs of queries and keys whose logits are computed."""
         queries = self.y.tiles * self.x.tiles * self.y.tile * self.x.tile
-        return queries * (self.y.seen * self.x.seen + keys.extra) + grid.extra * keys.tokens
+        return queries * (self.y.keys * self.x.keys + keys.extra) + grid.extra * keys.tokens
 
 
 def cut(grid: Grid, window: int) -> Cut | None:
-    """Tiles for a window on a grid; None where they would not save enough."""
+    """The tiles for a window on a grid; None where they would not save enough."""
     if not window:
         return None
     least = max(TILE if min(grid.height, grid.width) > 1 else TILE**2, window - 1)
     axes = []
     for side in (grid.height, grid.width):
-        tiles = -(-side // least)
-        axes.append(Axis(side, -(-side // tiles), tiles, min(window // 2, side - 1)))
-    made = Cut(axes[0], axes[1], window)
-    return made if WORTH * made.y.seen * made.x.seen <= grid.cells else None
+        number = -(-side // least)
+        axes.append(Axis(side, -(-side // number), number, min(window // 2, side - 1)))
+    tiles = Cut(axes[0], axes[1], window)
+    return tiles if WORTH * tiles.y.keys * tiles.x.keys <= grid.cells else None
 
 
 def tiled(
@@ -67,7 +67,7 @@ def tiled(
     keys: Grid,
     to: Cut,
 ) -> Float[Tensor, "B H N e"]:
-    """softmax(q.k) v over the keys of a query's window, for queries and keys on the same cells."""
+    """softmax(q.k) v over the keys of a query's window, for queries and keys on the same grid."""
     (q_extra, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (
         split_tokens(x, g) for x, g in ((q, grid), (k, keys), (v, keys))
     )
@@ -84,7 +84,7 @@ def tiled(
 
 
 def _tiles(x: Float[Tensor, "B H cells d"], to: Cut, halo: bool) -> Float[Tensor, "G T A d"]:
-    """Cells in tiles, zero beyond the map; with what lies around them, or without."""
+    """Patch tokens in tiles, zero beyond the map, with or without the halo."""
     around_y, around_x = (to.y.halo, to.x.halo) if halo else (0, 0)
     low, right = (axis.tiles * axis.tile - axis.side for axis in (to.y, to.x))
     image = x.flatten(0, 1).unflatten(1, (to.y.side, to.x.side))
@@ -94,7 +94,7 @@ def _tiles(x: Float[Tensor, "B H cells d"], to: Cut, halo: bool) -> Float[Tensor
 
 
 def _allowed(to: Cut, device: torch.device) -> Bool[Tensor, "T A K"]:
-    """Which cells of its tile's halo a query sees. Queries beyond the map see something, so that no row is empty."""
+    """True for the keys of a tile in a query's window; for queries beyond the map all, so that no row is empty."""
     down, across = (_allowed_along(axis, to.window, device) for axis in (to.y, to.x))
     both = down[:, None, :, None, :, None] & across[None, :, None, :, None, :]
     return both.flatten(4, 5).flatten(2, 3).flatten(0, 1)
@@ -103,7 +103,7 @@ def _allowed(to: Cut, device: torch.device) -> Bool[Tensor, "T A K"]:
 def _allowed_along(axis: Axis, window: int, device: torch.device) -> Bool[Tensor, "t a k"]:
     start = torch.arange(axis.tiles, device=device)[:, None] * axis.tile
     query = start + torch.arange(axis.tile, device=device)  # (t, a)
-    key = start + torch.arange(axis.seen, device=device) - axis.halo  # (t, k)
+    key = start + torch.arange(axis.keys, device=device) - axis.halo  # (t, k)
     near = (key[:, None] - query[..., None]).abs() <= window // 2
-    there = (key >= 0) & (key < axis.side)
-    return near & there[:, None] | (query >= axis.side)[..., None]
+    inside = (key >= 0) & (key < axis.side)
+    return near & inside[:, None] | (query >= axis.side)[..., None]

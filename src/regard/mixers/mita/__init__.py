@@ -1,1 +1,1 @@
-"""Mixture of top-k attention (MiTA). `mita.py` has the operator and the configuration."""
+"""Mixture of top-k attention (MiTA); the operator and the configuration are in `mita.py`."""

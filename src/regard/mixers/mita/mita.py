@@ -1,23 +1,37 @@
 """Mixture of top-k attention (MiTA, arXiv 2602.01219v5, Eq. 1-12, Algorithm 1).
 
-m landmark queries, pooled from the queries on the grid, (a) compress all keys and values into m pairs (landmark, its
-value) and (b) each pick the k keys that they score highest: an expert. A query attends to the m pairs and to the keys
-of its best landmarks in one softmax. The pairs are extra slots: with k = N the result is still not softmax attention,
+m landmark queries, pooled from the queries on the grid, (a) compress all keys and values into m pairs (landmark, value)
+and (b) each select the k keys that they score highest: an expert. A query attends to the m pairs and to the keys of its
+best landmarks in one softmax. The pairs are additional keys: with k = N the result is still not softmax attention,
 unless branches="route". Class and register tokens are queries and keys like any other, but are not pooled.
 """
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, Operator, ShapeError, Site, hide, softmax_rows
-from regard.mixers.shared.heads import HeadMixerConfig, check_heads, check_qkv
-from regard.mixers.shared.landmarks import EXTRACTORS, Chosen, number_of, pool_landmarks, windows_of
-from regard.mixers.shared.precision import exact_products, wide
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Cost,
+    Grid,
+    Inputs,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    hide,
+    softmax_rows,
+)
+from regard.mixers.shared.checks import check_heads, check_qkv
+from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.landmarks import EXTRACTORS, Landmarks, landmark_count, landmark_windows, pool_landmarks
+from regard.mixers.shared.precision import upcast, without_autocast
 
 from .eager import LEAN, Lean, lean_form
 from .native import Native
@@ -48,7 +62,7 @@ def mita_reference(
     landmark_keep: Bool[Tensor, "B m"] | None = None,
     plan: MitaPlan | None = None,
 ) -> Float[Tensor, "B H N e"]:
-    """Every query scores all m + M candidates; a key counts once for each of the query's experts that has it."""
+    """Every query scores all m + M candidates; a key counts once for each of the query's experts that contains it."""
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     probe = landmarks @ k.mT * scale  # (B, H, m, M)
@@ -90,7 +104,7 @@ def mita(
     """Queries attend to the landmarks' compressed values and to the `top` keys of each of their `experts` landmarks.
 
     branches: "both", or only "route" (keys) or "compress" (landmarks). duplicates: whether a key that two experts of a
-    query share counts twice ("multiset", the literal Eq. 11-12) or once ("union"). landmark_scale: factor of the
+    query share counts twice ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: factor of the
     landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
     "auto", "lean-dense", "lean-grouped", "native", "dense", "gather" or "grouped", which differ in speed and memory
@@ -98,19 +112,19 @@ def mita(
     short and for long inputs, cannot be differentiated twice; neither can "native", compiled code for one expert a
     query, which needs a C++ compiler once and which "auto" takes if REGARD_NATIVE=1 is in the environment. Function
     transforms (`torch.func.grad`, `vmap`, `jvp`) take "dense", "gather" and "grouped", and "auto" one of these. With
-    branches="compress" nothing is routed: every word runs the same few products, in PyTorch.
+    branches="compress" nothing is routed: all executions are the same few products, in PyTorch.
     Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
-    are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer others than `top`; a
-    query to which nothing is left gets zeros. What a key hidden by padding holds, even a NaN, does not matter. An
-    expert without queries is normal. Another score that is not finite makes the outputs of its head NaN and harms no
-    other, nor its gradients.
+    are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer allowed keys than
+    `top`; a query without any allowed key gets zeros. The values of keys hidden by padding, even NaN, have no effect.
+    An expert may have no queries. Any other score that is not finite makes outputs and gradients of its own head NaN
+    and leaves other heads as they are.
     Raises: ShapeError for tensors or numbers that do not fit, also indices of a plan (read in eager mode on the CPU);
-    UnsupportedError for masks with a row per query, ConfigError for unknown words.
+    UnsupportedError for masks with a row per query, ConfigError for unknown options.
     """
     check_qkv("mita", q, k, v)
     check_heads("mita", q=q, landmarks=landmarks)
     check_counts("mita", k.shape[-2], landmarks.shape[-2], top, experts)
-    _check_words(branches, duplicates)
+    _check_options(branches, duplicates)
     if execution not in EXECUTIONS:
         raise ConfigError(f"execution is {', '.join(EXECUTIONS)}, not {execution!r}")
     if landmarks.shape[-1] != q.shape[-1]:
@@ -119,7 +133,7 @@ def mita(
         check_plan(plan, q, k, landmarks, top, experts)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     once = duplicates == "union" and experts > 1
-    bias = key_bias("mita", mask, wide(k)[..., 0])
+    bias = key_bias("mita", mask, upcast(k)[..., 0])
     k, v = hide(k, mask), hide(v, mask)
     form = None if branches == "compress" else lean_form(execution, q, k, bias, experts, once)
     if form is not None:
@@ -127,13 +141,13 @@ def mita(
         drop = None if landmark_keep is None else ~landmark_keep
         run = Native if form == "native" else Lean
         return cast(Tensor, run.apply(q, k, v, landmarks, bias, drop, plan, rule))  # type: ignore[no-untyped-call]
-    with exact_products(q.device):
-        probing = wide(landmarks) * scale
-        probe = probing @ wide(k).mT  # (B, H, m, M)
+    with without_autocast(q.device):
+        probing = upcast(landmarks) * scale
+        probe = probing @ upcast(k).mT  # (B, H, m, M)
         probe = probe if bias is None else probe + bias
-        route = without(wide(q) @ probing.mT, landmark_keep)  # (B, H, N, m)
-        whole = torch.softmax(probe, -1) if bias is None else softmax_rows(probe)
-        values = None if branches == "route" else whole.to(v.dtype) @ v  # (B, H, m, e)
+        route = without(upcast(q) @ probing.mT, landmark_keep)  # (B, H, N, m)
+        landmark_weights = torch.softmax(probe, -1) if bias is None else softmax_rows(probe)
+        values = None if branches == "route" else landmark_weights.to(v.dtype) @ v  # (B, H, m, e)
         shared = route if landmark_scale == 1.0 else route * landmark_scale
         if branches == "compress":
             return softmax_rows(shared).to(v.dtype) @ cast(Tensor, values)
@@ -142,7 +156,7 @@ def mita(
         return choose_form(execution, parts, once)(parts)
 
 
-def _check_words(branches: str, duplicates: str) -> None:
+def _check_options(branches: str, duplicates: str) -> None:
     if branches not in BRANCHES:
         raise ConfigError(f"branches is one of {', '.join(BRANCHES)}, not {branches!r}")
     if duplicates not in DUPLICATES:
@@ -153,20 +167,20 @@ def _check_words(branches: str, duplicates: str) -> None:
 class MiTA(HeadMixerConfig):
     """m: landmarks, a number or (rows, columns) of windows. k: keys of each expert. experts: experts of each query.
 
-    The paper has m = k = 25 and one expert for 14x14 cells. branches: "both", "route" (keys only; the paper then
-    doubles k) or "compress" (landmarks only: Agent attention without bias). duplicates: a key that two experts of a
-    query share counts twice ("multiset") or once ("union"). landmarks: "avg2d" averages windows of the grid, "avg1d"
-    stretches of its cells in order, "random" draws cells, "learned" has parameters, "conv" and "dwconv" convolve the
-    queries, "tome" merges similar ones. windows: "adaptive" overlap where they do not divide the grid, those of a
-    "partition" do not. preset: "paper" is Eq. 10; "official" is what the published code computes: landmark logits
-    scaled by d^-0.5 twice, and pooling that takes the first token for the first pixel; "official-patches" is its
-    layer for ViT-5, which scales twice too but pools patches alone.
-    In cross-attention landmarks are of the queries, so m is at most their number of cells, which makes every query a
-    landmark; a larger m is refused, not lowered without a word: costs and results carry the number that is written.
-    A number that gives windows more than twice as long as wide, as m = 7 does on 14x14 cells, is warned of, a pair not.
-    Raises: ConfigError for numbers below 1, unknown words, or words that exclude each other: landmarks with parameters
-    get no gradient from branches="route". Building raises ConfigError if k or experts is too large for the site, and
-    GridError, with the nearest possible number, if its grid cannot give m landmarks.
+    The paper has m = k = 25 and one expert for 14x14 patch tokens. branches: "both", "route" (keys only; the caption of
+    Table 5, on LRA, doubles k then) or "compress" (landmarks only: Agent attention without bias). duplicates: a key
+    that two experts of a query share counts twice ("multiset") or once ("union"). landmarks: "avg2d" averages windows
+    of the grid, "avg1d" runs of consecutive patch tokens, "random" draws patch tokens, "learned" has parameters, "conv"
+    and "dwconv" convolve the queries, "tome" merges similar ones. windows: "adaptive" ones overlap where they do not
+    divide the grid, those of a "partition" do not. preset: "paper" is Eq. 10; "official" is what the published code
+    computes: landmark logits scaled by d^-0.5 twice, and pooling that takes the first token for the first pixel;
+    "official-patches" is its layer for ViT-5, which scales twice too but pools patch tokens alone.
+    In cross-attention landmarks are of the queries, so m is at most their number of patch tokens; a larger m is an
+    error, so that costs and results always belong to the m that is written. An integer m whose windows are more than
+    twice as long as wide, such as m = 7 on 14x14, gives a warning, a pair does not.
+    Raises: ConfigError for numbers below 1, unknown options, or options that exclude each other: landmarks with
+    parameters get no gradient from branches="route". Building raises ConfigError if k or experts is too large for the
+    site, and GridError, with the nearest possible number, if its grid cannot give m landmarks.
     """
 
     m: int | tuple[int, int] = 25
@@ -213,12 +227,12 @@ class MiTA(HeadMixerConfig):
     @property
     def contract(self) -> Contract:
         if self.duplicates == "union":
-            return Contract(macs="")  # the counter sees the mask of the dense form
+            return Contract(macs="")  # the counter would count the products that make the dense form's mask
         return Contract(counted={"execution": "gather"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number_of(self.m)  # refuses what is below 1
+        landmark_count(self.m)  # refuses what is below 1
         if min(self.k, self.experts) < 1:
             raise ConfigError(f"k and experts are at least 1, not k={self.k}, experts={self.experts}")
         if self.experts > self.number:
@@ -236,7 +250,7 @@ class MiTA(HeadMixerConfig):
     @property
     def number(self) -> int:
         """How many landmarks."""
-        return number_of(self.m)
+        return landmark_count(self.m)
 
     def operator(self, site: Site) -> "MiTAOperator":
         self._refuse(site)
@@ -245,7 +259,7 @@ class MiTA(HeadMixerConfig):
         return MiTAOperator(self, site)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Products of landmarks with keys and queries are made once and used twice (Algorithm 1); pooling adds."""
+        """Products of landmarks with keys and queries are computed once and used twice (Algorithm 1), plus pooling."""
         self._refuse(site)
         n, keys, inner = site.grid.tokens, (site.memory or site.grid).tokens, site.inner
         compress = self.number * inner * (keys + n)  # q~ K^T and q q~^T
@@ -255,7 +269,7 @@ class MiTA(HeadMixerConfig):
         return Cost(0, compress + routed) + EXTRACTORS[self.landmarks].cost(self, site)
 
     def _refuse(self, site: Site) -> None:
-        """Raises: ConfigError, GridError for what cannot be built at this site."""
+        """Raises: ConfigError, GridError if this configuration cannot be built at the site."""
         keys = (site.memory or site.grid).tokens
         where = f" of {site.name}" if site.name else ""
         if self.branches != "compress" and self.k > keys:
@@ -264,7 +278,7 @@ class MiTA(HeadMixerConfig):
 
 
 def _warn_of_strips(m: int, grid: Grid) -> None:
-    rows, columns = windows_of(grid, m)
+    rows, columns = landmark_windows(grid, m)
     sides = grid.height * columns, grid.width * rows  # as the height and the width of a window
     if min(grid.height, grid.width) > 1 and max(sides) > 2 * min(sides):
         warnings.warn(
@@ -276,56 +290,33 @@ def _warn_of_strips(m: int, grid: Grid) -> None:
 
 
 class MiTAOperator(Operator):
-    """extract: makes the landmarks, with its parameters if it has some. execution: see `mita`."""
+    """extract: computes the landmarks, with parameters where it has some. execution: see `mita`."""
 
     def __init__(self, config: MiTA, site: Site, execution: str = "auto") -> None:
         super().__init__()
         self.config, self.execution = config, execution
         self.extract = EXTRACTORS[config.landmarks](config, site)
 
-    def pooled(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Chosen:
-        """The landmarks of q, and, where some tokens are padding, which landmarks have a token at all."""
-        return cast(Chosen, self.extract(q, grid, keep))
+    def pooled(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Landmarks:
+        """The landmarks of q, and with padding which landmarks have at least one token."""
+        return cast(Landmarks, self.extract(q, grid, keep))
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, options = self._options(q, k, grid, memory, mask)
-        return mita(q, cast(Tensor, k), cast(Tensor, v), execution=self.execution, **options)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        options = self._options(inputs)
+        if plain:
+            return mita_reference(inputs.q, inputs.k, inputs.v, **options)
+        return mita(inputs.q, inputs.k, inputs.v, execution=self.execution, **options)
 
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, options = self._options(q, k, grid, memory, mask)
-        return mita_reference(q, cast(Tensor, k), cast(Tensor, v), **options)
-
-    def _options(
-        self, q: Tensor | None, k: Tensor | None, grid: Grid, memory: Grid | None, mask: Mask | None
-    ) -> tuple[Tensor, dict]:
-        """What `mita` and its reference get. Padding is of the keys: it concerns pooling only if queries are the same.
+    def _options(self, inputs: Inputs) -> dict[str, Any]:
+        """The options of `mita` and its reference. Padding belongs to the keys: pooling sees it in self-attention only.
 
         Raises: UnsupportedError for a causal mask or one bias row per query, before anything is computed.
         """
-        q = cast(Tensor, q)
-        key_bias("MiTA", mask, cast(Tensor, k)[..., 0])
-        keep = mask.keep if mask is not None and memory is None else None
-        landmarks, landmark_keep = self.pooled(q, grid, keep)
-        config = self.config
-        return q, {
+        q, mask, config = inputs.q, inputs.mask, self.config
+        key_bias("MiTA", mask, inputs.k[..., 0])
+        keep = mask.keep if mask is not None and inputs.memory is None else None
+        landmarks, landmark_keep = self.pooled(q, inputs.grid, keep)
+        return {
             "landmarks": landmarks,
             "top": config.k if config.branches != "compress" else 1,
             "experts": config.experts,

@@ -1,5 +1,5 @@
 // Mixture of top-k attention (MiTA) on a CPU, one head at a time, with its gradient. Standard C++17 and the vector
-// extensions of GCC and Clang; no library. Compiled by compiled.py when it is asked for.
+// extensions of GCC and Clang; no library. Compiled by mixers/shared/native_build.py when it is needed.
 //
 // m landmarks l (m, d) score the keys k (M, d): each chooses its `top` best, and its weights of all make one value of v
 // (M, e). A query of q (N, d) attends to the landmarks with these values and to the keys of its best landmark.
@@ -15,7 +15,7 @@ extern "C" {
 
 struct Sizes {
     long B, H, N, M, m, top, d, e, threads;
-    int shared, given;  // whether landmarks are attended to; whether the choice is an input
+    int shared, has_plan;  // whether landmarks are attended to; whether the plan is an input
     double scale, factor;  // of all logits, and of those of landmarks beside
 };
 
@@ -251,7 +251,7 @@ struct Work {
     std::vector<T> probe, values, change;    // (m, ldp) logits or weights of landmarks with keys, (m, we), as probe
     std::vector<T> landmarks, landmarksT;    // scaled, (m, wd), (d, wl)
     std::vector<T> joint, jointT, all, allT;  // scaled keys (wide, wd), (d, wide), values (wide, we), (e, wide)
-    std::vector<T> bias, near, given, w, slope, made, rows, rowsT;
+    std::vector<T> bias, near, grad_rows, w, slope, made, rows, rowsT;
     std::vector<T> to_landmarks, to_values, to_keys, to_own;
     std::vector<typename Lanes<T>::Ordered> bits;
 
@@ -260,7 +260,7 @@ struct Work {
           wk(padded<T>(s.top)), wm(s.shared ? wl : 0), wide(wm + wk), ldp(padded<T>(s.M)), probe(s.m * ldp),
           values(s.m * we), change(backward ? s.m * ldp : 0), landmarks(s.m * wd), landmarksT(s.d * wl),
           joint(wide * wd), jointT(s.d * wide), all(wide * we), allT(s.e * wide), bias(wide), near(BLOCK * wd),
-          given(BLOCK * we), w(BLOCK * wide), slope(BLOCK * wide), made(CHUNK * std::max(wd, we)),
+          grad_rows(BLOCK * we), w(BLOCK * wide), slope(BLOCK * wide), made(CHUNK * std::max(wd, we)),
           rows(CHUNK * std::max(wd, we)), rowsT(CHUNK * std::max(s.d, s.e)), to_landmarks(s.m * wd),
           to_values(s.m * we), to_keys(s.top * wd), to_own(s.top * we), bits(s.M) {}
 
@@ -360,8 +360,8 @@ struct Work {
     }
 
     void forward(const Head<T>& x, Rows<T> out) {
-        if (s.shared || !s.given) score(x);
-        if (!s.given) choose(x);
+        if (s.shared || !s.has_plan) score(x);
+        if (!s.has_plan) choose(x);
         compress(x);
         blocks(x, false, [&](long, const long* query, long count, bool) {
             weigh(x, query, count);
@@ -380,16 +380,16 @@ struct Work {
         }
         blocks(x, true, [&](long j, const long* query, long count, bool last) {
             weigh(x, query, count);
-            for (long r = 0; r < count; ++r) copy(ahead(query[r]), s.e, &given[r * we]);
-            product<T, false>(count, wide, s.e, given.data(), we, 1, allT.data(), wide, slope.data(), wide);
+            for (long r = 0; r < count; ++r) copy(ahead(query[r]), s.e, &grad_rows[r * we]);
+            product<T, false>(count, wide, s.e, grad_rows.data(), we, 1, allT.data(), wide, slope.data(), wide);
             for (long r = 0; r < count; ++r) descend(&w[r * wide], &slope[r * wide], wide);
             product<T, false>(count, wd, wide, slope.data(), wide, 1, joint.data(), wd, made.data(), wd);
             for (long r = 0; r < count; ++r) copy(&made[r * wd], s.d, to_q(query[r]));
             product<T, true>(s.top, wd, count, &slope[wm], 1, wide, near.data(), wd, to_keys.data(), wd);
-            product<T, true>(s.top, we, count, &w[wm], 1, wide, given.data(), we, to_own.data(), we);
+            product<T, true>(s.top, we, count, &w[wm], 1, wide, grad_rows.data(), we, to_own.data(), we);
             if (s.shared) {
                 product<T, true>(s.m, wd, count, slope.data(), 1, wide, near.data(), wd, to_landmarks.data(), wd);
-                product<T, true>(s.m, we, count, w.data(), 1, wide, given.data(), we, to_values.data(), we);
+                product<T, true>(s.m, we, count, w.data(), 1, wide, grad_rows.data(), we, to_values.data(), we);
             }
             if (!last) return;
             for (long c = 0; c < s.top; ++c) {

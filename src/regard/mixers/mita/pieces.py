@@ -1,4 +1,4 @@
-"""Some heads of MiTA at a time: their tensors, the selection, and the way back through the landmarks' values."""
+"""A few heads of MiTA at a time: their tensors, the selection, and the gradient through the landmarks' values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from regard.core import softmax_rows
 
-from .routing import MitaPlan, largest
+from .routing import MitaPlan, choose
 
 PIECE = 1 << 18
-"""Numbers that the logits of a piece may have: 1 MiB in float32, half of a usual second-level cache."""
+"""The largest number of logits of a piece: 1 MiB in float32, half of a usual second-level cache."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The numbers of `mita`.
+    """The options of `mita`.
 
     once: keys that experts share count once. shared: whether queries attend to the landmarks too. factor: of the
     landmarks' logits. form: "dense", "grouped" or "native".
@@ -75,35 +75,31 @@ class Piece:
     def select(self, probe: Tensor, route: Tensor, plan: MitaPlan | None) -> MitaPlan:
         if plan is not None:
             return plan
-        best = route.max(-1, keepdim=True).indices if self.rule.experts == 1 else None
-        return MitaPlan(
-            largest(probe, self.rule.top),
-            route.topk(self.rule.experts, sorted=False).indices if best is None else best,
-        )
+        return choose(probe, route, self.rule.top, self.rule.experts)
 
-    def flat(self, of: Tensor, per: int) -> Tensor:
+    def flat(self, indices: Tensor, per_head: int) -> Tensor:
         """Indices (g, ...) within a head as indices over all heads of the piece."""
-        start = per * torch.arange(len(of), device=of.device)
-        return of + start.view(-1, *[1] * (of.ndim - 1))
+        start = per_head * torch.arange(len(indices), device=indices.device)
+        return indices + start.view(-1, *[1] * (indices.ndim - 1))
 
-    def finish(self, grads: "Grads", whole: Tensor | None) -> "Grads":
-        """Through the landmarks' values to their logits; grads.joint still holds the part of the attention only."""
+    def finish(self, grads: "Grads", landmark_weights: Tensor | None) -> "Grads":
+        """Add the gradient through the values of the landmarks; grads.joint is that of the queries alone before."""
         m = self.m
-        if whole is not None and grads.values is not None:
-            ahead = torch.bmm(grads.values, self.v.mT)
-            ahead = torch._softmax_backward_data(ahead, whole, -1, whole.dtype)
-            grads.v.baddbmm_(whole.mT, grads.values)
-            grads.joint[:, m:].baddbmm_(ahead.mT, self.landmarks)
-            grads.landmarks = torch.bmm(ahead, self.keys)
+        if landmark_weights is not None and grads.values is not None:
+            grad_probe = torch.bmm(grads.values, self.v.mT)
+            grad_probe = torch._softmax_backward_data(grad_probe, landmark_weights, -1, landmark_weights.dtype)
+            grads.v.baddbmm_(landmark_weights.mT, grads.values)
+            grads.joint[:, m:].baddbmm_(grad_probe.mT, self.landmarks)
+            grads.landmarks = torch.bmm(grad_probe, self.keys)
         grads.joint.mul_(self.rule.scale)
-        first = grads.joint[:, :m]
-        grads.landmarks = first if grads.landmarks is None else grads.landmarks.add_(first)
+        direct = grads.joint[:, :m]
+        grads.landmarks = direct if grads.landmarks is None else grads.landmarks.add_(direct)
         return grads
 
 
 @dataclass
 class Grads:
-    """q, v and joint as in `Piece`; values (g,m,e) of the landmarks' values; landmarks (g,m,d)."""
+    """Gradients of q, v and joint of a `Piece`, of the landmarks' values (g,m,e) and of the landmarks (g,m,d)."""
 
     q: Tensor
     v: Tensor
@@ -112,8 +108,8 @@ class Grads:
     landmarks: Tensor | None = None
 
 
-def places(q: Tensor, k: Tensor, landmarks: Tensor, rule: Rule) -> Iterator[tuple[slice, slice]]:
-    """Slices of batch and heads: whole samples where several fit into a piece, else some heads of one sample."""
+def head_slices(q: Tensor, k: Tensor, landmarks: Tensor, rule: Rule) -> Iterator[tuple[slice, slice]]:
+    """Slices (batch, heads): whole samples where several fit into a piece, else some heads of one sample."""
     b, h, n = q.shape[:3]
     m = landmarks.shape[2]
     width = m + (k.shape[2] if rule.form == "dense" else rule.experts * rule.top)
@@ -126,7 +122,7 @@ def places(q: Tensor, k: Tensor, landmarks: Tensor, rule: Rule) -> Iterator[tupl
 
 
 def make_piece(
-    place: tuple[slice, slice],
+    part: tuple[slice, slice],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -135,17 +131,16 @@ def make_piece(
     drop: Tensor | None,
     rule: Rule,
 ) -> Piece:
-    kind = torch.promote_types(q.dtype, torch.float32)
-    here = [x[place].to(kind).flatten(0, 1).contiguous() for x in (q, v, landmarks)]
-    g, m = here[2].shape[:2]
-    joint = here[2].new_empty(g, m + k.shape[2], k.shape[3])
-    torch.mul(here[2], rule.scale, out=joint[:, :m])
-    keys = k[place].to(kind)
+    """The piece of some heads. part: one of `head_slices`."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    queries, values, probes = (x[part].to(dtype).flatten(0, 1).contiguous() for x in (q, v, landmarks))
+    g, m = probes.shape[:2]
+    joint = probes.new_empty(g, m + k.shape[2], k.shape[3])
+    torch.mul(probes, rule.scale, out=joint[:, :m])
+    keys = k[part].to(dtype)
     torch.mul(keys, rule.scale, out=joint[:, m:].view(keys.shape))
-    shape = (q.shape[0], q.shape[1])
     if bias is not None:
-        bias = bias.expand(*shape, -1, -1)[place].flatten(0, 1)
+        bias = bias.expand(*q.shape[:2], -1, -1)[part].flatten(0, 1)
     if drop is not None:
-        drop = drop[:, None, None, :].expand(*shape, -1, -1)[place].flatten(0, 1)
-    queries, values, landmarks = here
-    return Piece(rule, queries, values, landmarks, joint, bias, drop)
+        drop = drop[:, None, None, :].expand(*q.shape[:2], -1, -1)[part].flatten(0, 1)
+    return Piece(rule, queries, values, probes, joint, bias, drop)

@@ -1,7 +1,7 @@
-"""Three executions of MiTA's routed branch; one result, different speed and memory.
+"""Three executions of MiTA's routed branch with the same result and different speed and memory.
 
-dense: all N x M logits, those outside the query's experts at -inf. gather: each query's own keys, copied for it.
-grouped: queries sorted by expert into blocks, one small product a block, one softmax in the natural order.
+dense: all N x M logits, -inf outside the query's experts. gather: a copy of its keys for every query.
+grouped: queries sorted by expert into blocks, one small product per block, the softmax in the original order.
 """
 
 from collections.abc import Callable
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from regard.core import ConfigError, UnsupportedError, softmax_rows
-from regard.mixers.shared.native_build import eager_on_cpu, transformed
-from regard.mixers.shared.precision import wide
+from regard.mixers.shared.native_build import eager_on_cpu, in_function_transform
+from regard.mixers.shared.precision import upcast
 
 from .routing import Blocks, FromBlocks, MitaPlan, ToBlocks, block_size, lay_out
 
 
 @dataclass(frozen=True)
 class Parts:
-    """q (B,H,N,d) times its scale, k (B,H,M,d), v (B,H,M,e); plan: the selection.
+    """q (B,H,N,d) times the scale, k (B,H,M,d), v (B,H,M,e); plan: the selection.
 
-    shared (B,H,N,m): logits of the landmarks, and values (B,H,m,e): theirs; None without that branch.
+    shared (B,H,N,m) and values (B,H,m,e): logits and values of the landmarks; None without that branch.
     bias (B|1,H|1,1,M): added to the logits of keys, or None.
     """
 
@@ -33,18 +33,13 @@ class Parts:
     plan: MitaPlan
     bias: Tensor | None
 
-    @property
-    def groups(self) -> int:
-        """Batch times heads."""
-        return self.q.shape[0] * self.q.shape[1]
-
-    def rows(self, of: Tensor, per: int) -> Tensor:
-        """Indices (B, H, ...) within a group of `per` entries as flat indices over all groups, (B*H, ...)."""
-        start = per * torch.arange(self.groups, device=of.device)
-        return of.flatten(0, 1) + start.view(-1, *[1] * (of.ndim - 2))
+    def rows(self, indices: Tensor, per_head: int) -> Tensor:
+        """Indices (B, H, ...) within a head of `per_head` entries as flat indices over all heads, (B*H, ...)."""
+        start = per_head * torch.arange(self.q.shape[0] * self.q.shape[1], device=indices.device)
+        return indices.flatten(0, 1) + start.view(-1, *[1] * (indices.ndim - 2))
 
     def weights(self, to_keys: Tensor) -> tuple[Tensor | None, Tensor]:
-        """One softmax over shared and routed logits; the two parts, in v's dtype. A query without any key has zeros."""
+        """One softmax over shared and routed logits, split again, in v's dtype; zeros for a query without any key."""
         logits = to_keys if self.shared is None else torch.cat([self.shared, to_keys], -1)
         a = (logits.softmax(-1) if self.bias is None else softmax_rows(logits)).to(self.v.dtype)
         if self.shared is None:
@@ -56,9 +51,7 @@ class Parts:
         """The routed output plus the landmarks' part."""
         if to_landmarks is None or self.values is None:
             return routed
-        shape = routed.shape
-        sides = [x.flatten(0, 1) for x in (routed, to_landmarks, self.values)]
-        return torch.baddbmm(*sides).view(shape)
+        return torch.baddbmm(*(x.flatten(0, 1) for x in (routed, to_landmarks, self.values))).view(routed.shape)
 
     def chosen_bias(self) -> Tensor | None:
         """The bias of each expert's keys (B, H, m, top), or None."""
@@ -69,31 +62,31 @@ class Parts:
 
 
 def dense(parts: Parts, *, once: bool = False) -> Tensor:
-    """All logits. once: a key that several experts share counts once. Memory O(N M) a head."""
+    """All logits. once: a key that several experts share counts once. Memory O(N M) per head."""
     keys, experts = parts.plan
-    kind = wide(parts.q).dtype
-    member = parts.q.new_zeros(*keys.shape[:3], parts.k.shape[-2], dtype=kind).scatter(-1, keys, 1.0)
+    dtype = upcast(parts.q).dtype
+    member = parts.q.new_zeros(*keys.shape[:3], parts.k.shape[-2], dtype=dtype).scatter(-1, keys, 1.0)
     m = keys.shape[-2]
     if experts.shape[-1] == 1:
-        extra = member.log().flatten(0, 2).index_select(0, parts.rows(experts[..., 0], m).flatten())
-        extra = extra.view(*experts.shape[:3], member.shape[-1])
+        penalty = member.log().flatten(0, 2).index_select(0, parts.rows(experts[..., 0], m).flatten())
+        penalty = penalty.view(*experts.shape[:3], member.shape[-1])
     else:
-        chosen = torch.zeros(*experts.shape[:3], m, dtype=kind, device=member.device)
-        count = chosen.scatter_add(-1, experts, torch.ones_like(experts, dtype=kind)) @ member
-        extra = (count.clamp_(max=1.0) if once else count).log_()
-    extra = extra if parts.bias is None else extra + parts.bias
-    to_landmarks, a = parts.weights(wide(parts.q @ parts.k.mT) + extra)
+        chosen = torch.zeros(*experts.shape[:3], m, dtype=dtype, device=member.device)
+        count = chosen.scatter_add(-1, experts, torch.ones_like(experts, dtype=dtype)) @ member
+        penalty = (count.clamp_(max=1.0) if once else count).log_()
+    penalty = penalty if parts.bias is None else penalty + parts.bias
+    to_landmarks, a = parts.weights(upcast(parts.q @ parts.k.mT) + penalty)
     return parts.finish(to_landmarks, a @ parts.v)
 
 
 def gather(parts: Parts) -> Tensor:
-    """Each query's keys and values. Memory O(N s top d) a head."""
+    """The keys and values of each query, copied. Memory O(N s top d) per head."""
     (keys, experts), shape = parts.plan, parts.q.shape
     own = parts.rows(experts, keys.shape[-2]).flatten()  # (B*H*N*s,)
     ids = parts.rows(keys, parts.k.shape[-2]).flatten(0, 1).index_select(0, own).flatten()
     queries = parts.q.reshape(-1, shape[-1], 1)
-    near = parts.k.reshape(-1, shape[-1]).index_select(0, ids).view(queries.shape[0], -1, shape[-1])
-    to_keys = wide(torch.bmm(near, queries)).view(*shape[:3], -1)
+    gathered_keys = parts.k.reshape(-1, shape[-1]).index_select(0, ids).view(queries.shape[0], -1, shape[-1])
+    to_keys = upcast(torch.bmm(gathered_keys, queries)).view(*shape[:3], -1)
     bias = parts.chosen_bias()
     if bias is not None:
         to_keys = to_keys + bias.flatten(0, 2).index_select(0, own).view(to_keys.shape)
@@ -105,10 +98,10 @@ def gather(parts: Parts) -> Tensor:
 
 
 def grouped(parts: Parts) -> Tensor:
-    """Blocks of queries that share an expert, and a softmax in the natural order. Memory O(N (m + s top)) a head.
+    """Blocks of queries that share an expert, and a softmax in the original order. Memory O(N (m + s top)) per head.
 
-    In eager mode on the CPU the number of blocks is read from the plan; compiled, under function transforms and on
-    other devices the largest possible number is used, so that nothing waits for the device.
+    In eager mode on the CPU the number of blocks is read from the plan; under torch.compile, function transforms and on
+    other devices it is the largest possible one, so that nothing waits for the device.
     """
     (keys, experts), shape = parts.plan, parts.q.shape
     bounded = not (eager_on_cpu(parts.q) and eager_on_cpu(experts))
@@ -116,7 +109,7 @@ def grouped(parts: Parts) -> Tensor:
     ids = parts.rows(keys, parts.k.shape[-2]).flatten()
     queries = _to_blocks(parts.q.reshape(-1, shape[-1]), blocks, experts.shape[-1])  # (X, size, d)
     own = _of_experts(parts.k, ids, blocks, keys.shape[-1])  # (X, top, d)
-    to_keys = wide(_from_blocks(torch.bmm(queries, own.mT), blocks)).view(*experts.shape, -1)  # (B, H, N, s, top)
+    to_keys = upcast(_from_blocks(torch.bmm(queries, own.mT), blocks)).view(*experts.shape, -1)  # (B, H, N, s, top)
     bias = parts.chosen_bias()
     if bias is not None:
         choices = parts.rows(experts, keys.shape[-2]).flatten()
@@ -129,7 +122,7 @@ def grouped(parts: Parts) -> Tensor:
 
 
 def _to_blocks(x: Tensor, blocks: Blocks, choices: int) -> Tensor:
-    if transformed():  # which own backward passes do not support
+    if in_function_transform():  # which does not support the backward passes of `ToBlocks` and `FromBlocks`
         rows = x.index_select(0, blocks.source // choices)
     else:
         rows = ToBlocks.apply(x, blocks.source, blocks.slot, choices)  # type: ignore[no-untyped-call]
@@ -137,14 +130,14 @@ def _to_blocks(x: Tensor, blocks: Blocks, choices: int) -> Tensor:
 
 
 def _from_blocks(y: Tensor, blocks: Blocks) -> Tensor:
-    if transformed():
+    if in_function_transform():
         return y.flatten(0, 1).index_select(0, blocks.slot)
     rows: Tensor = FromBlocks.apply(y.flatten(0, 1), blocks.source, blocks.slot, blocks.real)  # type: ignore[no-untyped-call]
     return rows
 
 
 def _of_experts(x: Tensor, ids: Tensor, blocks: Blocks, top: int) -> Tensor:
-    """Rows of x (B, H, M, c) of each block's expert, (X, top, c): first by key, then whole experts at once."""
+    """The rows of x (B, H, M, c) that belong to each block's expert, (X, top, c): gathered by expert, then by block."""
     width = x.shape[-1]
     chosen = x.reshape(-1, width).index_select(0, ids).view(-1, top * width)
     return chosen.index_select(0, blocks.expert).view(-1, top, width)
@@ -156,7 +149,7 @@ FORMS: dict[str, Callable[[Parts], Tensor]] = {"dense": dense, "gather": gather,
 def choose_form(name: str, parts: Parts, once: bool = False) -> Callable[[Parts], Tensor]:
     """The form of that name; "auto" decides by size. once: keys that experts share count once, which only dense can.
 
-    Raises: ConfigError for another word, UnsupportedError for one that cannot count once.
+    Raises: ConfigError for an unknown name, UnsupportedError for a form that cannot count keys once.
     """
     if name not in ("auto", *FORMS):
         raise ConfigError(f"execution is auto, {', '.join(FORMS)}, not {name!r}")

@@ -1,6 +1,6 @@
-"""What MiTA selects, as data: the keys of every expert, the experts of every query, and their layout in blocks.
+"""MiTA's selection as data: the keys of every expert, the experts of every query, and their layout in blocks.
 
-Selections are integers without gradient. They can be drawn, frozen for comparisons, and passed back to `mita`.
+A selection is integers without gradient. It can be plotted, kept for comparisons, and passed to `mita` as plan=.
 """
 
 import math
@@ -13,10 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.core import Mask, ShapeError, UnsupportedError, hide
-from regard.mixers.shared.heads import check_heads
+from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.native_build import eager_on_cpu
-from regard.mixers.shared.precision import exact_products, wide
-from regard.mixers.shared.stable_sort import in_order
+from regard.mixers.shared.precision import upcast, without_autocast
+from regard.mixers.shared.stable_sort import stable_sort
 
 
 class MitaPlan(NamedTuple):
@@ -45,12 +45,12 @@ def mita_plan(
     check_heads("mita_plan", q=q, k=k, landmarks=landmarks)
     check_counts("mita_plan", k.shape[-2], landmarks.shape[-2], top, experts)
     k = hide(k, mask)
-    with torch.no_grad(), exact_products(q.device):
-        probe = wide(landmarks) @ wide(k).mT
+    with torch.no_grad(), without_autocast(q.device):
+        probe = upcast(landmarks) @ upcast(k).mT
         bias = key_bias("mita_plan", mask, probe)
         if bias is not None:
             probe = probe * q.shape[-1] ** -0.5 + bias
-        return choose(probe, without(wide(q) @ wide(landmarks).mT, landmark_keep), top, experts)
+        return choose(probe, without(upcast(q) @ upcast(landmarks).mT, landmark_keep), top, experts)
 
 
 def choose(probe: Tensor, route: Tensor, top: int, experts: int) -> MitaPlan:
@@ -69,8 +69,8 @@ def largest(scores: Tensor, top: int) -> Tensor:
     width = scores.shape[-1]
     if not eager_on_cpu(scores) or scores.dtype not in (torch.float32, torch.float64) or top == width:
         return scores.topk(top, sorted=False).indices
-    found = np.argpartition(scores.numpy(), width - top, axis=-1)[..., width - top :]
-    return torch.from_numpy(np.ascontiguousarray(found))
+    indices = np.argpartition(scores.numpy(), width - top, axis=-1)[..., width - top :]
+    return torch.from_numpy(np.ascontiguousarray(indices))
 
 
 def check_counts(name: str, keys: int, landmarks: int, top: int, experts: int) -> None:
@@ -84,7 +84,7 @@ def check_counts(name: str, keys: int, landmarks: int, top: int, experts: int) -
 
 
 def check_plan(plan: MitaPlan, q: Tensor, k: Tensor, landmarks: Tensor, top: int, experts: int) -> None:
-    """The door of a given plan. Raises: ShapeError, as `check_chosen`, unless it fits these tensors and numbers."""
+    """Check a plan that a caller passes. Raises: ShapeError unless it fits these tensors and numbers."""
     check_chosen("mita: plan.keys", plan.keys, (*landmarks.shape[:3], top), k.shape[-2])
     check_chosen("mita: plan.experts", plan.experts, (*q.shape[:3], experts), landmarks.shape[-2])
 
@@ -103,7 +103,7 @@ def check_chosen(label: str, chosen: Tensor, shape: tuple[int, ...], number: int
 
 
 def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
-    """What is added to the logits of keys, (B | 1, H | 1, 1, M) in the dtype of `like` (B, ..., M); None if nothing.
+    """The bias of the keys' logits, (B | 1, H | 1, 1, M) in the dtype of `like` (B, ..., M); None without a mask.
 
     Raises: UnsupportedError for a causal mask or a bias with a row per query; ShapeError for another number of keys or
     images.
@@ -131,7 +131,7 @@ def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
 
 
 def without(route: Tensor, landmark_keep: Tensor | None) -> Tensor:
-    """Logits of queries with landmarks (B, H, N, m), at -inf for landmarks that are not to be used."""
+    """Logits of queries with landmarks (B, H, N, m), -inf for landmarks that must not be used."""
     return route if landmark_keep is None else route.masked_fill(~landmark_keep[:, None, None, :], -torch.inf)
 
 
@@ -160,48 +160,53 @@ def block_size(queries: int, experts: int) -> int:
 def lay_out(plan: MitaPlan, size: int, bounded: bool) -> Blocks:
     """Group the pairs of a plan by expert.
 
-    bounded: use the largest possible number of blocks, not the actual one, which only eager mode on the CPU can read;
-    blocks beyond the actual number belong to the last expert.
+    bounded: use the largest possible number of blocks instead of the actual one, which only eager mode on the CPU can
+    read; blocks beyond the actual number belong to the last expert.
     """
     groups = plan.keys.shape[0] * plan.keys.shape[1]
     total = groups * plan.keys.shape[2]
     device = plan.experts.device
     if not bounded:
-        return _lay_out_small(plan.experts.numpy().reshape(groups, -1), total, size)
-    own = plan.experts.reshape(groups, -1) + plan.keys.shape[2] * torch.arange(groups, device=device)[:, None]
-    own = own.flatten()  # (P,)
-    ranked, order = in_order(own)
-    # nothing here is in place: under `vmap` the plan has a dimension more than a new tensor
-    counts = torch.zeros(total, dtype=torch.long, device=device).scatter_add(0, own, torch.ones_like(own))
+        return _lay_out_numpy(plan.experts.numpy().reshape(groups, -1), total, size)
+    expert_of_pair = (
+        plan.experts.reshape(groups, -1) + plan.keys.shape[2] * torch.arange(groups, device=device)[:, None]
+    )
+    expert_of_pair = expert_of_pair.flatten()  # (P,)
+    ranked, order = stable_sort(expert_of_pair)
+    # no operation in place: under `vmap` the plan has one dimension more than a new tensor
+    counts = torch.zeros(total, dtype=torch.long, device=device).scatter_add(
+        0, expert_of_pair, torch.ones_like(expert_of_pair)
+    )
     blocks = (counts + (size - 1)) // size
     ends = blocks.cumsum(0)
-    offset = (ends - blocks) * size - (counts.cumsum(0) - counts)  # (total,): from sorted place to row
-    rows = torch.arange(own.numel(), device=device) + offset.index_select(0, ranked)
-    number = own.numel() // size + min(total, own.numel())
+    offset = (ends - blocks) * size - (counts.cumsum(0) - counts)  # (total,): from sorted position to row
+    rows = torch.arange(expert_of_pair.numel(), device=device) + offset.index_select(0, ranked)
+    number = expert_of_pair.numel() // size + min(total, expert_of_pair.numel())
     slot = torch.empty_like(rows).scatter(0, order, rows)
-    source = torch.full((number * size,), own.numel() - 1, device=device).scatter(0, rows, order).view(-1, size)
+    source = (
+        torch.full((number * size,), expert_of_pair.numel() - 1, device=device).scatter(0, rows, order).view(-1, size)
+    )
     real = torch.zeros(number * size, dtype=torch.bool, device=device).scatter(0, rows, True).view(-1, size)
     source = torch.where(real, source, source[:, :1])  # a block is filled from its first row on
     expert = torch.full((number,), total - 1, device=device).scatter(0, rows // size, ranked)
     return Blocks(size, source.flatten(), slot, expert, real.view(-1, 1))
 
 
-def _lay_out_small(experts: np.ndarray, total: int, size: int) -> Blocks:
+def _lay_out_numpy(experts: np.ndarray, total: int, size: int) -> Blocks:
     """The same in NumPy, whose calls on some thousand integers cost a fraction of PyTorch's."""
     groups = len(experts)
-    kind = np.int16 if total <= np.iinfo(np.int16).max else np.int64  # 16 bits are sorted by radix
-    own = (experts + (total // groups) * np.arange(groups)[:, None]).ravel()
-    order = own.astype(kind).argsort(kind="stable")
-    counts = np.bincount(own, minlength=total)
+    dtype = np.int16 if total <= np.iinfo(np.int16).max else np.int64  # NumPy sorts 16 bits by radix
+    expert_of_pair = (experts + (total // groups) * np.arange(groups)[:, None]).ravel()
+    order = expert_of_pair.astype(dtype).argsort(kind="stable")
+    counts = np.bincount(expert_of_pair, minlength=total)
     blocks = (counts + (size - 1)) // size
     number = int(blocks.sum())
     offset = (blocks.cumsum() - blocks) * size - (counts.cumsum() - counts)
-    rows = np.arange(own.size) + offset.repeat(counts)
+    rows = np.arange(expert_of_pair.size) + offset.repeat(counts)
     slot, source, real = np.empty_like(rows), np.empty(number * size, np.int64), np.zeros((number * size, 1), np.bool_)
     slot[order], source[rows], real[rows] = rows, order, True
     source = np.where(real.reshape(number, size), source.reshape(number, size), source[::size, None]).ravel()
-    made = (torch.from_numpy(x) for x in (source, slot, np.arange(total).repeat(blocks), real))
-    return Blocks(size, *made)
+    return Blocks(size, *map(torch.from_numpy, (source, slot, np.arange(total).repeat(blocks), real)))
 
 
 class ToBlocks(torch.autograd.Function):

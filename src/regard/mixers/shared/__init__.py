@@ -1,1 +1,1 @@
-"""What several mechanisms use: the layer around an operator, landmarks, tiles, kernels, precision."""
+"""Code that several mechanisms use: the layer around an operator, input checks, landmarks, tiles, kernel features."""

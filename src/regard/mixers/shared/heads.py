@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import (
-    ConfigError,
     Cost,
     Grid,
     Mask,
@@ -22,20 +21,23 @@ from regard.core import (
     Site,
     UnsupportedError,
     check_accounting,
+    hide,
     linear,
     merge,
-    only_kept,
 )
 from regard.projections.linear import LinearQKV
+
+from .checks import check_odd_kernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadMixerConfig(MixerConfig):
-    """What every mechanism on heads has: proj(SiLU(W_g x) * (mechanism(q, k, v) + dwc(v))).
+    """The fields of every mechanism on heads: proj(SiLU(W_g x) * (mechanism(q, k, v) + dwc(v))).
 
-    projection: how q, k and v are made. dwc: kernel of a depth-wise convolution of v on the grid, 0 = none (extra
-    tokens get nothing from it, and tokens that a padding mask hides give nothing; it sees later cells, so that no mask
-    is causal with it). gate: whether the SiLU gate is there.
+    projection: how q, k and v are computed. dwc: kernel of a depth-wise convolution of v on the grid, 0 = none. It
+    gives zeros for prefix and suffix tokens and ignores padding. Since it uses later tokens, a causal mask is refused.
+    gate: whether the SiLU gate is used. MiTA's Table 2 prints no formula of its gate: this one, on the output before
+    its projection, is our reading.
     """
 
     projection: ProjectionConfig = LinearQKV()
@@ -44,14 +46,13 @@ class HeadMixerConfig(MixerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dwc < 0 or (self.dwc and self.dwc % 2 == 0):
-            raise ConfigError(f"dwc is the odd kernel of a convolution or 0 for none, not {self.dwc}")
+        check_odd_kernel(type(self).__name__, "dwc", self.dwc)
         if self.dwc and "causal" in self.masks:
             object.__setattr__(self, "masks", self.masks - {"causal"})
 
     @abstractmethod
     def operator(self, site: Site) -> Operator:
-        """The mathematics, with its parameters, at a site."""
+        """The operator for a site, with its parameters."""
 
     @abstractmethod
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
@@ -68,13 +69,20 @@ class HeadMixerConfig(MixerConfig):
     def build(self, site: Site, shared: nn.Module | None = None) -> "HeadMixer":
         return HeadMixer(self, site, shared)
 
-    def build_cross(self, site: Site, shared: nn.Module | None = None) -> "CrossMixer":
-        """The layer whose keys and values come from another input on site.memory.
+    @property
+    def refuses_cross(self) -> str:
+        """Why this configuration has no cross-attention although its mechanism has it; "" where it has."""
+        return ""
 
-        Raises: UnsupportedError if the mechanism needs one input for both.
-        """
-        if not self.cross:
-            raise UnsupportedError(f"{type(self).__name__} has no cross-attention")
+    def check_cross(self) -> None:
+        """Raises UnsupportedError if the mechanism, or this configuration, needs one input for queries and keys."""
+        if not self.cross or self.refuses_cross:
+            reason = f": {self.refuses_cross}" if self.cross else ""
+            raise UnsupportedError(f"{type(self).__name__} has no cross-attention{reason}")
+
+    def build_cross(self, site: Site, shared: nn.Module | None = None) -> "CrossMixer":
+        """The layer whose keys and values come from another input on site.memory. Raises: as `check_cross`."""
+        self.check_cross()
         return CrossMixer(self, site, shared)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
@@ -91,7 +99,7 @@ class HeadMixerConfig(MixerConfig):
 
 
 class HeadLayer(Mixer):
-    """What self- and cross-attention share; children qkv, operator, proj and, where asked, dwc, gate and norms."""
+    """The common part of self- and cross-attention; children qkv, operator, proj and optional dwc, gate and norms."""
 
     config: HeadMixerConfig
 
@@ -107,31 +115,30 @@ class HeadLayer(Mixer):
             self.add_module(f"{role}_norm", norm(site.width) if site.qk_norm and role in config.roles else None)
         self.proj = nn.Linear(inner, site.dim, bias=site.out_bias)
 
-    def normalised(self, role: str, x: Tensor, grid: Grid, rope: Tensor | None) -> Tensor:
+    def normalise_and_rotate(self, role: str, x: Tensor, grid: Grid, rope: Tensor | None) -> Tensor:
         """q or k after its normalisation and rotation; v as it is."""
         norm = None if role == "v" else getattr(self, f"{role}_norm")
         x = x if norm is None else norm(x).to(x.dtype)  # on CUDA, autocast runs LayerNorm in float32
-        return x if rope is None or role == "v" else rotate(x, rope, grid)
+        return x if rope is None or role == "v" else apply_rotary(x, rope, grid)
 
     def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
-        """As of every mixer; the convolution of values and a causal mask exclude each other (UnsupportedError)."""
+        """The checks of every mixer. Raises: also UnsupportedError for a causal mask with a convolution of values."""
         config = self.config
         if self.dwc is not None and mask is not None and mask.causal and "causal" in replace(config, dwc=0).masks:
             raise UnsupportedError(
-                f"{type(config).__name__}(dwc={config.dwc}) cannot apply a causal mask: the convolution of values sees "
+                f"{type(config).__name__}(dwc={config.dwc}) cannot apply a causal mask: the convolution of values uses "
                 "later tokens; give dwc=0"
             )
         super().check(x, grid, mask, memory)
 
-    def beside(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
-        """out (B, N, inner) of the operator plus the branches beside it: here the convolution of v (B, H, N, e)."""
+    def add_branches(self, x: Tensor, out: Tensor, v: Tensor | None, grid: Grid, mask: Mask | None) -> Tensor:
+        """The operator's output (B, N, inner) plus parallel branches: here the convolution of v (B, H, N, e)."""
         if self.dwc is None:
             return out
-        keep = mask.keep if mask is not None else None
-        extra, cells = grid.to_map(merge(only_kept(cast(Tensor, v), keep)))
+        extra, cells = grid.to_map(merge(hide(cast(Tensor, v), mask)))
         return out + grid.from_map(torch.zeros_like(extra), self.dwc(cells))
 
-    def finish(self, x: Tensor, out: Tensor) -> Tensor:
+    def project_output(self, x: Tensor, out: Tensor) -> Tensor:
         """Gate, output projection and dropout; out (B, N, inner)."""
         if self.gate is not None:
             out = F.silu(self.gate(x)) * out
@@ -151,22 +158,24 @@ class HeadMixer(HeadLayer):
     ) -> Float[Tensor, "B N C"]:
         return self._apply_operator(x, grid, mask, rope, plain=True)
 
-    def roles(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
+    def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
         """q, k, v (B, H, N, d) as the operator gets them; None for a role that is not projected."""
-        made = dict(zip(self.config.roles, self.qkv(x, self.config.roles), strict=True))
-        return {role: self.normalised(role, made[role], grid, rope) if role in made else None for role in "qkv"}
+        heads: dict[str, Tensor | None] = dict.fromkeys("qkv")
+        for role, y in zip(self.config.roles, self.qkv(x, self.config.roles), strict=True):
+            heads[role] = self.normalise_and_rotate(role, y, grid, rope)
+        return heads
 
     def memory_grid(self, grid: Grid) -> Grid | None:
-        """The grid of keys and values; None, as here, if it is that of the queries."""
+        """The grid of keys and values; None where it is that of the queries, as here."""
         return None
 
     def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         memory = self.memory_grid(grid)
         self.check(x, grid, mask, memory)
-        made = self.roles(x, grid, rope)
+        heads = self.project_heads(x, grid, rope)
         operator = self.operator.reference if plain else self.operator
-        out = merge(operator(made["q"], made["k"], made["v"], grid=grid, memory=memory, mask=mask))
-        return self.finish(x, self.beside(x, out, made["v"], grid, mask))
+        out = merge(operator(*heads.values(), grid=grid, memory=memory, mask=mask))
+        return self.project_output(x, self.add_branches(x, out, heads["v"], grid, mask))
 
 
 class CrossMixer(HeadLayer):
@@ -192,56 +201,31 @@ class CrossMixer(HeadLayer):
             memory_grid.width,
             memory_grid.extra,
         ):  # number by number: Dynamo cannot compare whole grids
-            raise ShapeError("dwc adds values at their own place: cross-attention needs dwc=0")
-        roles = self.config.roles
-        made: dict[str, Tensor | None] = dict.fromkeys("qkv")
-        if "q" in roles:
-            made["q"] = self.normalised("q", self.qkv(x, "q")[0], grid, rope)
-        others = "".join(role for role in roles if role != "q")
-        for role, y in zip(others, self.qkv(memory, others), strict=True):
-            made[role] = self.normalised(role, y, memory_grid, rope)
-        out = merge(self.operator(made["q"], made["k"], made["v"], grid=grid, memory=memory_grid, mask=mask))
-        return self.finish(x, self.beside(x, out, made["v"], grid, mask))
+            raise ShapeError("dwc adds a value at its own position: cross-attention on another grid needs dwc=0")
+        heads: dict[str, Tensor | None] = dict.fromkeys("qkv")
+        for roles, y, of in (("q", x, grid), ("kv", memory, memory_grid)):
+            if projected := "".join(role for role in self.config.roles if role in roles):
+                for role, z in zip(projected, self.qkv(y, projected), strict=True):
+                    heads[role] = self.normalise_and_rotate(role, z, of, rope)
+        out = merge(self.operator(*heads.values(), grid=grid, memory=memory_grid, mask=mask))
+        return self.project_output(x, self.add_branches(x, out, heads["v"], grid, mask))
 
 
-def rotate(x: Float[Tensor, "B H N d"], rope: Float[Tensor, "... n d2"], grid: Grid) -> Float[Tensor, "B H N d"]:
-    """Rotary embedding; neighbouring channels are pairs; rope has sines then cosines.
+def apply_rotary(x: Float[Tensor, "B H N d"], rope: Float[Tensor, "... n d2"], grid: Grid) -> Float[Tensor, "B H N d"]:
+    """Rotary position embedding of neighbouring channels in pairs; rope holds sines, then cosines.
 
-    rope: a row for each cell, and extra tokens stay; or a row for each token.
-    Raises: ShapeError if rope has neither as many rows as the grid has cells nor as it has tokens.
+    rope: a row for each patch token (prefix and suffix tokens are not rotated), or a row for every token.
+    Raises: ShapeError for another number of rows.
     """
     if rope.shape[-2] not in (grid.cells, grid.tokens):
         raise ShapeError(
             f"the rotary tensor has {rope.shape[-2]} rows, the grid {grid.cells} cells and {grid.tokens} tokens"
         )
     sin, cos = rope.to(x.dtype).chunk(2, -1)
-    every = rope.shape[-2] == grid.tokens
-    cells = x if every else x[..., grid.span, :]
-    turned = torch.stack([-cells[..., 1::2], cells[..., ::2]], -1).flatten(-2)
-    cells = cells * cos + turned * sin
-    if every:
+    all_tokens = rope.shape[-2] == grid.tokens
+    cells = x if all_tokens else x[..., grid.span, :]
+    rotated = torch.stack([-cells[..., 1::2], cells[..., ::2]], -1).flatten(-2)
+    cells = cells * cos + rotated * sin
+    if all_tokens:
         return cells
     return torch.cat([x[..., : grid.prefix, :], cells, x[..., grid.prefix + grid.cells :, :]], -2)
-
-
-def check_heads(name: str, **tensors: Tensor) -> None:
-    """The door of an operator function. Raises: ShapeError unless all are (B, H, tokens, width), same B, H, dtype."""
-    first_name, first = next(iter(tensors.items()))
-    for label, x in tensors.items():
-        if x.ndim != 4:
-            raise ShapeError(f"{name}: {label} has shape {tuple(x.shape)}; expected (batch, heads, tokens, width)")
-        if x.shape[:2] != first.shape[:2]:
-            raise ShapeError(
-                f"{name}: {label} has batch and heads {tuple(x.shape[:2])}, {first_name} has {tuple(first.shape[:2])}"
-            )
-        if x.dtype != first.dtype:
-            raise ShapeError(f"{name}: {label} is {x.dtype}, {first_name} is {first.dtype}; cast them to one dtype")
-
-
-def check_qkv(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """`check_heads` of q, k, v; also q and k must have one width and k and v one number of tokens."""
-    check_heads(name, q=q, k=k, v=v)
-    if q.shape[-1] != k.shape[-1]:
-        raise ShapeError(f"{name}: q has width {q.shape[-1]}, k has {k.shape[-1]}; they must be equal")
-    if k.shape[-2] != v.shape[-2]:
-        raise ShapeError(f"{name}: k has {k.shape[-2]} tokens, v has {v.shape[-2]}; they must be equal")

@@ -1,8 +1,8 @@
-"""Landmarks: a few queries that stand for all, by default averages over windows of the grid.
+"""Landmarks: a few queries that represent all queries, by default averages over windows of the grid.
 
 Adaptive windows are those of `adaptive_avg_pool2d`: row i of m_h rows averages floor(i h / m_h) to
 ceil((i + 1) h / m_h) - 1, so that windows overlap where m_h does not divide h. Windows of a partition end at
-floor((i + 1) h / m_h) - 1 and share nothing. Class and register tokens are never pooled.
+floor((i + 1) h / m_h) - 1 and do not overlap. Class and register tokens are not pooled.
 """
 
 import math
@@ -18,25 +18,25 @@ from regard.core import ConfigError, Cost, Grid, GridError, Site, only_kept
 Windows = int | tuple[int, int]
 
 
-def number_of(m: Windows) -> int:
-    """How many landmarks m are, a number or (rows, columns). Raises: ConfigError unless all are at least 1."""
+def landmark_count(m: Windows) -> int:
+    """The number of landmarks of m, a number or (rows, columns). Raises: ConfigError unless all are at least 1."""
     sides = m if isinstance(m, tuple) else (m,)
     if min(sides) < 1:
         raise ConfigError(f"m is at least 1, a number or (rows, columns), not {m}")
     return math.prod(sides)
 
 
-def windows_of(grid: Grid, m: Windows) -> tuple[int, int]:
-    """m as (rows, columns) of windows on the grid; a pair is checked, a number is factored by `Grid.factor`.
+def landmark_windows(grid: Grid, m: Windows) -> tuple[int, int]:
+    """m as (rows, columns) of windows of the grid; a pair is checked, a number is factored by `Grid.factor`.
 
-    Raises: GridError if the grid cannot give them.
+    Raises: GridError if the grid has fewer rows or columns.
     """
     if isinstance(m, int):
         return grid.factor(m)
     rows, columns = m
     if not (1 <= rows <= grid.height and 1 <= columns <= grid.width):
-        fits = min(max(rows, 1), grid.height), min(max(columns, 1), grid.width)
-        raise GridError(f"{rows}x{columns} landmarks cannot be laid on {grid}; nearest possible: {fits[0]}x{fits[1]}")
+        h, w = min(max(rows, 1), grid.height), min(max(columns, 1), grid.width)
+        raise GridError(f"{rows}x{columns} landmarks cannot be laid on {grid}; nearest possible: {h}x{w}")
     return rows, columns
 
 
@@ -49,12 +49,12 @@ def pool_matrix(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Float[Tensor, "m N"]:
-    """The averages as a matrix over all tokens: rows sum to 1, columns of extra tokens are 0.
+    """The averages as a matrix over all tokens: rows sum to 1, columns of prefix and suffix tokens are 0.
 
-    start: the token where the image begins, None = after the prefix. policy: "adaptive" or "partition" windows.
-    Raises: GridError as `windows_of`.
+    start: the first token of the image, None = after the prefix. policy: "adaptive" or "partition" windows.
+    Raises: GridError as `landmark_windows`.
     """
-    rows, columns = windows_of(grid, m)
+    rows, columns = landmark_windows(grid, m)
     vertical, horizontal = (
         _averages(size, number, policy, dtype, device) for size, number in ((grid.height, rows), (grid.width, columns))
     )
@@ -71,20 +71,19 @@ def pool_landmarks(
     start: int | None = None,
     policy: str = "adaptive",
 ) -> Float[Tensor, "B H m d"]:
-    """Average the cells of x over m windows, an int or (rows, columns); prefix and suffix tokens are left out.
+    """Average the patch tokens of x over m windows, a number or (rows, columns).
 
-    keep: tokens that count; a window without any gives zeros. start: the token where the image begins, None = after
-    the prefix (0 is what MiTA's published code does: it takes the class token for the first pixel). policy: "adaptive"
-    windows overlap where they do not divide the grid, those of a "partition" never do.
-    Raises: GridError if x does not fit the grid or the grid cannot give m windows; the message has the nearest m.
+    keep: tokens that count; a window without any gives zeros. start: the first token of the image, None = after the
+    prefix (0 as in MiTA's published code, which takes the class token for the first patch token). policy: "adaptive"
+    windows overlap where they do not divide the grid, those of a "partition" do not.
+    Raises: GridError if x does not fit the grid or the grid cannot be divided into m windows; with the nearest m.
     """
     grid.check(x)
-    rows, columns = windows_of(grid, m)
+    rows, columns = landmark_windows(grid, m)
     if keep is not None:
         x = only_kept(x, keep)
-        matrix = pool_matrix(grid, m, start=start, policy=policy, dtype=x.dtype, device=x.device) * keep[:, None, :].to(
-            x.dtype
-        )
+        matrix = pool_matrix(grid, m, start=start, policy=policy, dtype=x.dtype, device=x.device)
+        matrix = matrix * keep[:, None, :].to(x.dtype)
         return (matrix / matrix.sum(-1, keepdim=True).clamp_min(1e-6))[:, None] @ x
     first = grid.prefix if start is None else start
     cells = x[..., first : first + grid.cells, :]
@@ -100,10 +99,10 @@ def pool_landmarks(
     return F.adaptive_avg_pool2d(image, (rows, columns)).flatten(-2).mT.unflatten(0, x.shape[:2])
 
 
-def seen(
+def nonempty_landmarks(
     grid: Grid, m: Windows, keep: Bool[Tensor, "B N"], start: int | None = None, policy: str = "adaptive"
 ) -> Bool[Tensor, "B m"]:
-    """True for a landmark whose window has at least one token to keep."""
+    """True for landmarks whose window has at least one token that is kept."""
     matrix = pool_matrix(grid, m, start=start, policy=policy, device=keep.device)
     return keep.to(matrix.dtype) @ matrix.mT > 0
 
@@ -111,27 +110,27 @@ def seen(
 def _averages(size: int, windows: int, policy: str, dtype: torch.dtype, device: torch.device | None) -> Tensor:
     """(windows, size): row i averages floor(i size / windows) to the end of its window."""
     number = torch.arange(windows, device=device)[:, None]
-    place = torch.arange(size, device=device)
+    index = torch.arange(size, device=device)
     ends = (number + 1) * size // windows if policy == "partition" else -((number + 1) * size // -windows)
-    inside = (place >= number * size // windows) & (place < ends)
+    inside = (index >= number * size // windows) & (index < ends)
     return inside.to(dtype) / inside.sum(-1, keepdim=True).to(dtype)
 
 
 def _parts(x: Tensor, axis: int, windows: int) -> Tensor:
-    """Means of the parts of an axis, which do not overlap."""
+    """Means over parts of an axis that do not overlap."""
     size = x.shape[axis]
     edges = [i * size // windows for i in range(windows + 1)]
     lengths = [end - begin for begin, end in zip(edges, edges[1:], strict=False)]
     return torch.stack([part.mean(axis) for part in x.split(lengths, axis)], axis)
 
 
-Chosen = tuple[Tensor, Tensor | None]
-"""Landmarks (B, H, m, d), and which of them have a token at all, (B, m), or None if there is no mask."""
+Landmarks = tuple[Tensor, Tensor | None]
+"""Landmarks (B, H, m, d); True for those with at least one token, (B, m), or None without a mask."""
 
 
 @runtime_checkable
 class LandmarkOptions(Protocol):
-    """What an extractor reads of its configuration. m: a number or windows; preset: "official" pools from token 0."""
+    """The fields that an extractor uses. m: a number or windows; preset: "official" pools from token 0."""
 
     @property
     def m(self) -> Windows: ...
@@ -144,7 +143,7 @@ class LandmarkOptions(Protocol):
 
 
 class Extractor(nn.Module):
-    """Makes landmarks of queries. learned: whether it has parameters. Built for a site, called with any grid."""
+    """Computes landmarks from queries. learned: whether it has parameters. Built for a site, called with any grid."""
 
     learned: ClassVar[bool] = False
 
@@ -154,16 +153,16 @@ class Extractor(nn.Module):
 
     @classmethod
     def check(cls, options: LandmarkOptions, grid: Grid) -> None:
-        """Before it is built. Raises: GridError if the grid cannot give so many landmarks."""
-        windows_of(grid, options.m)
+        """Called before building. Raises: GridError if the grid is too small for the landmarks."""
+        landmark_windows(grid, options.m)
 
     @classmethod
     def cost(cls, options: LandmarkOptions, site: Site) -> Cost:
-        """Parameters and products; averages are sums and count nothing."""
+        """Parameters and products; averages are sums, which are not counted."""
         return Cost()
 
-    def forward(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Chosen:
-        """The landmarks; keep: False for tokens that must not enter them."""
+    def forward(self, q: Float[Tensor, "B H N d"], grid: Grid, keep: Bool[Tensor, "B N"] | None = None) -> Landmarks:
+        """The landmarks; keep: False for tokens that are not used."""
         raise NotImplementedError
 
 
@@ -177,47 +176,47 @@ class Avg2d(Extractor):
 
     @classmethod
     def check(cls, options: LandmarkOptions, grid: Grid) -> None:
-        windows_of(cls.surface(grid), options.m)
+        landmark_windows(cls.surface(grid), options.m)
 
-    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Landmarks:
         surface, m, policy = self.surface(grid), self.options.m, self.options.windows
         start = 0 if self.options.preset == "official" else None
         landmarks = pool_landmarks(q, surface, m, keep=keep, start=start, policy=policy)
-        return landmarks, None if keep is None else seen(surface, m, keep, start, policy)
+        return landmarks, None if keep is None else nonempty_landmarks(surface, m, keep, start, policy)
 
 
 class Avg1d(Avg2d):
-    """Averages over stretches of the cells in order."""
+    """Averages over runs of patch tokens in row-major order."""
 
     @staticmethod
     def surface(grid: Grid) -> Grid:
         return Grid(1, grid.cells, grid.prefix, grid.suffix)
 
 
-class Draw(Extractor):
-    """Queries of distinct cells: drawn for each forward pass in training, the same scattered ones in evaluation."""
+class RandomTokens(Extractor):
+    """Queries of distinct patch tokens: random in each forward pass of training, fixed in evaluation."""
 
     @classmethod
     def check(cls, options: LandmarkOptions, grid: Grid) -> None:
         if options.number > grid.cells:
-            raise GridError(f"{options.number} landmarks cannot be drawn of {grid}; take at most {grid.cells}")
+            raise GridError(f"{options.number} landmarks cannot be drawn from {grid}; choose at most {grid.cells}")
 
-    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Landmarks:
         grid.check(q)
         self.check(self.options, grid)
         q = only_kept(q, keep)
-        noise = torch.rand(grid.cells, device=q.device) if self.training else _scattered(grid.cells, q.device)
+        noise = torch.rand(grid.cells, device=q.device) if self.training else _pseudo_random(grid.cells, q.device)
         noise = noise[None]
         if keep is not None:
             noise = torch.where(keep[:, grid.span], noise, 2.0)
-        places = noise.argsort(-1)[:, : self.options.number]  # (1 | B, m)
-        index = (places + grid.prefix).expand(q.shape[0], -1)
-        chosen = q.gather(2, index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[-1]))
-        return chosen, None if keep is None else keep.gather(1, index)
+        cells = noise.argsort(-1)[:, : self.options.number]  # (1 | B, m)
+        index = (cells + grid.prefix).expand(q.shape[0], -1)
+        landmarks = q.gather(2, index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[-1]))
+        return landmarks, None if keep is None else keep.gather(1, index)
 
 
-def _scattered(number: int, device: torch.device) -> Tensor:
-    """Fixed numbers in [0, 1) without order: a hash of the place."""
+def _pseudo_random(number: int, device: torch.device) -> Tensor:
+    """Fixed numbers in [0, 1): a hash of the index."""
     x = torch.arange(1, number + 1, device=device)
     for _ in range(2):
         x = ((x ^ (x >> 16)) * 0x45D9F3B) % (1 << 32)
@@ -225,7 +224,7 @@ def _scattered(number: int, device: torch.device) -> Tensor:
 
 
 class Learned(Extractor):
-    """m learned queries a head, landmarks (H, m, d), the same for every image; start: truncated normal, 0.02."""
+    """m learned queries per head, landmarks (H, m, d), the same for every image; initially truncated normal, 0.02."""
 
     learned = True
 
@@ -236,25 +235,25 @@ class Learned(Extractor):
 
     @classmethod
     def check(cls, options: LandmarkOptions, grid: Grid) -> None:
-        """Any grid has them."""
+        """No grid is too small."""
 
     def reset_parameters(self) -> None:
-        """Draw them anew."""
+        """Draw new landmarks."""
         nn.init.trunc_normal_(self.landmarks, std=0.02)
 
     @classmethod
     def cost(cls, options: LandmarkOptions, site: Site) -> Cost:
         return Cost(options.number * site.inner, 0)
 
-    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Landmarks:
         return self.landmarks.to(q.dtype).repeat(q.shape[0], 1, 1, 1), None
 
 
 class DepthwiseConv(Extractor):
     """A convolution of the queries' map with stride floor(h / m_h) and kernel h - (m_h - 1) stride.
 
-    weight (C, 1 or C, kernel), bias (C,); it starts as the mean over its window. The grid's size is fixed by it.
-    Tokens that are masked count as zero, and the rest is weighted up.
+    weight (C, 1 or C, kernel), bias (C,); it starts as the mean over its window. Works on the build grid only.
+    Masked tokens count as 0, and the result is divided by the share of tokens that are kept.
     """
 
     learned = True
@@ -269,15 +268,15 @@ class DepthwiseConv(Extractor):
 
     @staticmethod
     def depth(site: Site) -> int:
-        """Channels that one filter reads."""
+        """Input channels of one filter."""
         return 1
 
     def reset_parameters(self) -> None:
-        """The mean of each channel's window; nothing is random."""
+        """The mean of each channel's window; not random."""
         with torch.no_grad():
             channels, depth = self.weight.shape[:2]
-            one = torch.eye(channels) if depth > 1 else torch.ones(channels, 1)
-            self.weight.copy_((one / math.prod(self.kernel))[:, :, None, None].expand_as(self.weight))
+            identity = torch.eye(channels) if depth > 1 else torch.ones(channels, 1)
+            self.weight.copy_((identity / math.prod(self.kernel))[:, :, None, None].expand_as(self.weight))
             self.bias.zero_()
 
     @classmethod
@@ -286,30 +285,30 @@ class DepthwiseConv(Extractor):
         filters = site.inner * cls.depth(site) * math.prod(kernel)
         return Cost(filters + site.inner, options.number * filters)
 
-    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Landmarks:
         grid.check(q)
         if grid.height != self.rows or grid.width != self.columns:
             raise GridError(
                 f"convolved landmarks were built for {self.rows}x{self.columns} cells, not for {grid}; "
-                'build the layer for this grid, or take landmarks="avg2d"'
+                'build the layer for this grid, or choose landmarks="avg2d"'
             )
         b, h, _, d = q.shape
         image = only_kept(q, keep)[:, :, grid.span].mT.reshape(b, h * d, grid.height, grid.width)
         share = None
         if keep is not None:
-            shown = keep[:, None, grid.span].to(q.dtype).unflatten(-1, (grid.height, grid.width))
-            share = F.avg_pool2d(shown, self.kernel, self.stride)
+            kept = keep[:, None, grid.span].to(q.dtype).unflatten(-1, (grid.height, grid.width))
+            share = F.avg_pool2d(kept, self.kernel, self.stride)
         weight = self.weight.to(q.dtype)
-        made = F.conv2d(image, weight, None, self.stride, groups=h * d // weight.shape[1])
+        out = F.conv2d(image, weight, None, self.stride, groups=h * d // weight.shape[1])
         if share is not None:
-            made = made / share.clamp_min(1e-6)
-        made = made + self.bias.to(q.dtype)[:, None, None]
-        landmarks = made.flatten(-2).mT.unflatten(-1, (h, d)).transpose(1, 2)
+            out = out / share.clamp_min(1e-6)
+        out = out + self.bias.to(q.dtype)[:, None, None]
+        landmarks = out.flatten(-2).mT.unflatten(-1, (h, d)).transpose(1, 2)
         return landmarks, None if share is None else share.flatten(1) > 0
 
 
 class Conv(DepthwiseConv):
-    """The same with filters over all channels of all heads."""
+    """The same convolution with filters over all channels of all heads."""
 
     @staticmethod
     def depth(site: Site) -> int:
@@ -317,8 +316,8 @@ class Conv(DepthwiseConv):
 
 
 def _strides(grid: Grid, m: Windows) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Strides and kernels (rows, columns) of a convolution that gives the windows."""
-    sizes = list(zip((grid.height, grid.width), windows_of(grid, m), strict=True))
+    """Strides and kernels (rows, columns) of a convolution whose outputs are the windows."""
+    sizes = list(zip((grid.height, grid.width), landmark_windows(grid, m), strict=True))
     strides = [size // number for size, number in sizes]
     kernels = [size - (number - 1) * stride for (size, number), stride in zip(sizes, strides, strict=True)]
     return (strides[0], strides[1]), (kernels[0], kernels[1])
@@ -327,29 +326,29 @@ def _strides(grid: Grid, m: Windows) -> tuple[tuple[int, int], tuple[int, int]]:
 class ToMe(Extractor):
     """Queries merged by similarity until m are left (Bolya et al. 2023): a landmark is the mean of its members.
 
-    In a round every second token proposes its most similar other one, by the mean of its heads; the strongest merge.
-    All heads share the merges, which have no gradient.
+    In each round every second token is paired with the most similar of the others, by the mean of its heads, and the
+    most similar pairs merge. All heads share the merges, which have no gradient.
     """
 
     @classmethod
     def check(cls, options: LandmarkOptions, grid: Grid) -> None:
         if options.number > grid.cells:
-            raise GridError(f"{options.number} tokens cannot remain of {grid}; take at most {grid.cells}")
+            raise GridError(f"{options.number} landmarks cannot be merged from {grid}; choose at most {grid.cells}")
 
     @classmethod
     def cost(cls, options: LandmarkOptions, site: Site) -> Cost:
-        left, products = site.grid.cells, 0
-        while left > options.number:
-            products += (left - left // 2) * (left // 2)
-            left -= min(left - options.number, left // 2)
+        number, products = site.grid.cells, 0
+        while number > options.number:
+            products += (number - number // 2) * (number // 2)
+            number -= min(number - options.number, number // 2)
         return Cost(0, products * site.width)
 
-    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Chosen:
+    def forward(self, q: Tensor, grid: Grid, keep: Tensor | None = None) -> Landmarks:
         grid.check(q)
         self.check(self.options, grid)
         cells = only_kept(q, keep)[:, :, grid.span]
-        shown = None if keep is None else keep[:, grid.span]
-        owner, sizes = merge_tokens(cells.mean(1), self.options.number, shown)
+        kept = None if keep is None else keep[:, grid.span]
+        owner, sizes = merge_tokens(cells.mean(1), self.options.number, kept)
         total = cells.new_zeros(*cells.shape[:2], self.options.number, cells.shape[-1])
         total = total.scatter_add(2, owner[:, None, :, None].expand_as(cells), cells)
         landmarks = total / sizes.to(q.dtype).clamp_min(1.0)[:, None, :, None]
@@ -358,41 +357,41 @@ class ToMe(Extractor):
 
 @torch.no_grad()
 def merge_tokens(
-    x: Float[Tensor, "B n d"], left: int, keep: Bool[Tensor, "B n"] | None = None
-) -> tuple[Int[Tensor, "B n"], Float[Tensor, "B left"]]:
-    """Bipartite matching down to `left` clusters: the cluster of each token, and the number of tokens in each.
+    x: Float[Tensor, "B n d"], clusters: int, keep: Bool[Tensor, "B n"] | None = None
+) -> tuple[Int[Tensor, "B n"], Float[Tensor, "B m"]]:
+    """Bipartite matching until `clusters` are left: the cluster of each token, and the number of tokens in each.
 
-    keep: tokens that count; others merge first, with weight 0. Scores are in float32 at least.
+    keep: tokens that count; the others merge first, with weight 0. Scores are in float32 at least.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     sizes = x.new_ones(x.shape[:2]) if keep is None else keep.to(x.dtype)
     sums = x if keep is None else x.masked_fill(~keep[..., None], 0.0)
     owner = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-    while (number := sums.shape[1]) > left:
+    while (number := sums.shape[1]) > clusters:
         unit = F.normalize(sums, dim=-1)
         scores = unit[:, ::2] @ unit[:, 1::2].mT
         scores = scores.masked_fill(sizes[:, None, 1::2] == 0, -2.0).masked_fill(sizes[:, ::2, None] == 0, 2.0)
         best = scores.max(-1)
         order = best.values.argsort(-1, descending=True)
-        merged = min(number - left, number // 2)
+        merged = min(number - clusters, number // 2)
         stay = order.shape[1] - merged
-        fresh = torch.arange(stay, device=x.device).expand(x.shape[0], -1)
-        even = torch.cat([stay + best.indices.gather(1, order[:, :merged]), fresh], 1)
+        unmerged = torch.arange(stay, device=x.device).expand(x.shape[0], -1)
+        even = torch.cat([stay + best.indices.gather(1, order[:, :merged]), unmerged], 1)
         even = torch.empty_like(order).scatter(1, order, even)
         odd = torch.arange(stay, stay + number // 2, device=x.device).expand(x.shape[0], -1)
-        place = order.new_empty(x.shape[0], number)
-        place[:, ::2], place[:, 1::2] = even, odd
-        owner = place.gather(1, owner)
+        cluster = order.new_empty(x.shape[0], number)
+        cluster[:, ::2], cluster[:, 1::2] = even, odd
+        owner = cluster.gather(1, owner)
         remain = number - merged
-        sums = sums.new_zeros(x.shape[0], remain, x.shape[-1]).scatter_add(1, place[..., None].expand_as(sums), sums)
-        sizes = sizes.new_zeros(x.shape[0], remain).scatter_add(1, place, sizes)
+        sums = sums.new_zeros(x.shape[0], remain, x.shape[-1]).scatter_add(1, cluster[..., None].expand_as(sums), sums)
+        sizes = sizes.new_zeros(x.shape[0], remain).scatter_add(1, cluster, sizes)
     return owner, sizes
 
 
 EXTRACTORS: dict[str, type[Extractor]] = {
     "avg2d": Avg2d,
     "avg1d": Avg1d,
-    "random": Draw,
+    "random": RandomTokens,
     "learned": Learned,
     "conv": Conv,
     "dwconv": DepthwiseConv,

@@ -1,6 +1,6 @@
-"""Kernels in C++ that are compiled on the user's machine, when they are asked for, and kept in the user's cache.
+"""C++ kernels that are compiled on the user's machine on request and kept in the user's cache.
 
-`REGARD_NATIVE=1` lets execution="auto" take them; nothing is compiled without it or a call that names them.
+With `REGARD_NATIVE=1` execution="auto" uses them; without it only execution="native" compiles anything.
 """
 
 import ctypes
@@ -23,71 +23,71 @@ FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread"),
     *("-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"),  # lets loops become vectors; NaN stays NaN
 )
-# a compiler would else halve the vectors on some processors
+# without the width, compilers use vectors of half the size on some processors
 TUNING = {"x86_64": ("-march=native", "-mprefer-vector-width=512")}
 REMEDY = "install g++ or clang++ (or name a compiler in CXX), or leave REGARD_NATIVE unset"
 
 
 def eager_on_cpu(x: Tensor) -> bool:
-    """Whether code that reads memory may take this tensor: nothing is traced or transformed, and it is a plain one."""
-    eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed())
+    """Whether code that reads memory may run on this tensor: a plain CPU tensor, not traced and not transformed."""
+    eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or in_function_transform())
     return eager and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
 
 
-def transformed() -> bool:
-    """Whether a function transform runs in eager mode: `torch.func.grad`, `vmap`, `jvp` or another."""
+def in_function_transform() -> bool:
+    """Whether a function transform such as `torch.func.grad`, `vmap` or `jvp` runs in eager mode."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def takes_native(name: str, execution: str, x: Tensor) -> bool:
-    """Whether compiled code runs: execution is "native", or "auto" where the environment asks and x allows it.
+def runs_native(name: str, execution: str, x: Tensor) -> bool:
+    """Whether compiled code runs: execution is "native", or "auto" with REGARD_NATIVE=1 and a tensor that allows it.
 
-    Raises: UnsupportedError if it was asked for by name and cannot run.
+    Raises: UnsupportedError if execution is "native" and compiled code cannot run.
     """
-    able = eager_on_cpu(x)
-    if execution == "native" and not able:
+    possible = eager_on_cpu(x)
+    if execution == "native" and not possible:
         raise UnsupportedError(
             f'{name}: execution="native" runs in eager mode on the CPU, without function transforms; use "auto"'
         )
-    return able and (execution == "native" or (execution == "auto" and native_wanted()))
+    return possible and (execution == "native" or (execution == "auto" and native_enabled()))
 
 
-def native_wanted() -> bool:
-    """Whether the environment asks for compiled kernels."""
+def native_enabled() -> bool:
+    """Whether REGARD_NATIVE is set to anything but 0."""
     return os.environ.get("REGARD_NATIVE", "") not in ("", "0")
 
 
 @cache
-def compiled(source: Path) -> ctypes.CDLL:
+def load_library(source: Path) -> ctypes.CDLL:
     """The library of a C++ file, compiled if the cache ($XDG_CACHE_HOME/regard) does not have it yet.
 
-    The cache tells apart sources, compilers and processors. The compiler is CXX, else c++, g++ or clang++.
-    Raises: UnsupportedError without a compiler, or with what it said.
+    The name in the cache depends on source, compiler and processor. The compiler is CXX, else c++, g++ or clang++.
+    Raises: UnsupportedError without a compiler, or with the compiler's message.
     """
     compiler = _compiler()
-    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    parts = (source.read_text(), compiler, said, *_flags(), platform.machine(), processor("flags", "Features"))
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    parts = (source.read_text(), compiler, version, *_flags(), platform.machine(), processor_name("flags", "Features"))
     key = hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
-    library = folder / f"{source.stem}-{key}.so"
+    library = folder / f"{source.parent.name}-{source.stem}-{key}.so"
     if not library.exists():
         _compile(compiler, source, library)
     return ctypes.CDLL(str(library))
 
 
-def kernel(source: Path, name: str, dtype: torch.dtype) -> Any:
-    """A function of a C++ file that returns nothing, for float32 or float64. Raises: as `compiled`."""
-    function = getattr(compiled(source), f"{name}_{str(dtype).removeprefix('torch.')}")
+def native_function(source: Path, name: str, dtype: torch.dtype) -> Any:
+    """A function without a result of a C++ file, for float32 or float64. Raises: as `load_library`."""
+    function = getattr(load_library(source), f"{name}_{str(dtype).removeprefix('torch.')}")
     function.restype = None
     return function
 
 
 def _compiler() -> str:
-    named = os.environ.get("CXX", "")
-    found = next(filter(None, map(shutil.which, [named] if named else ["c++", "g++", "clang++"])), None)
-    if found is None:
-        raise UnsupportedError(f"compiled kernels need a C++ compiler and there is no {named or 'c++'} here; {REMEDY}")
-    return found
+    requested = os.environ.get("CXX", "")
+    compiler = next(filter(None, map(shutil.which, [requested] if requested else ["c++", "g++", "clang++"])), None)
+    if compiler is None:
+        raise UnsupportedError(f"compiled kernels need a C++ compiler; {requested or 'c++'} is not installed; {REMEDY}")
+    return compiler
 
 
 def _flags() -> tuple[str, ...]:
@@ -95,23 +95,23 @@ def _flags() -> tuple[str, ...]:
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
-    """Into a file of its own that is then renamed, so that several processes may do it at once."""
+    """Compile to a temporary file and rename it, so that several processes may compile at the same time."""
     try:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            made = Path(folder) / library.name
-            done = subprocess.run(
-                [compiler, *_flags(), str(source), "-o", str(made)], capture_output=True, text=True, check=False
+            output = Path(folder) / library.name
+            process = subprocess.run(
+                [compiler, *_flags(), str(source), "-o", str(output)], capture_output=True, text=True, check=False
             )
-            if done.returncode:
-                raise UnsupportedError(f"{compiler} could not compile {source.name}: {done.stderr[-800:]}; {REMEDY}")
-            made.replace(library)
+            if process.returncode:
+                raise UnsupportedError(f"{compiler} could not compile {source.name}: {process.stderr[-800:]}; {REMEDY}")
+            output.replace(library)
     except OSError as error:
         raise UnsupportedError(f"no compiled kernels in {library.parent}: {error}; {REMEDY}") from error
 
 
-def processor(*names: str) -> str:
-    """What the system says of the processor under the first of these names that it has; else Python's name of it."""
+def processor_name(*names: str) -> str:
+    """The first entry of /proc/cpuinfo with one of these names; without that file, Python's processor name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,13 +1,13 @@
-"""PyTorch's fused attention, without the cases in which it is slow."""
+"""PyTorch's fused attention, replaced in the cases where it is slow."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SLOW_BACKWARD = 384 * 384
-"""Up to so many logits a head, bfloat16 trains faster in float32 on a CPU."""
-FEW = 96 * 96
-"""Up to so many logits a head, what is compiled trains faster on a CPU as two products and a softmax between them."""
+FLOAT32_LOGITS = 384 * 384
+"""Up to this number of logits per head, bfloat16 attention trains faster in float32 on a CPU."""
+PLAIN_LOGITS = 96 * 96
+"""Up to this number of logits per head, compiled attention trains faster on a CPU as two products and a softmax."""
 
 
 def sdpa(
@@ -21,17 +21,17 @@ def sdpa(
 ) -> Tensor:
     """`scaled_dot_product_attention`; q (B, H, N, d), k (B, H, M, d), v (B, H, M, e) -> (B, H, N, e) in q's dtype.
 
-    On a CPU the backward pass of the bfloat16 kernel takes a time of its own that hardly depends on the size: at
-    64 x 64 logits three times that of the float32 kernel. There the attention is computed in float32, which is more
-    exact as well. Measured with PyTorch 2.15, batch 64, one thread: 29.6 against 7.4 ms at N = 64, d = 32. With few
-    logits `torch.compile` makes more of plain products than of the kernel: 0.88 of its time there in float32.
+    On a CPU the backward pass of the bfloat16 kernel has a large fixed cost: at 64 x 64 logits it takes three times as
+    long as the float32 kernel. Small attention is therefore computed in float32, which is more exact as well. Measured
+    with PyTorch 2.15, batch 64, one thread: 29.6 against 7.4 ms at N = 64, d = 32. With few logits `torch.compile` is
+    faster with plain products than with the kernel: 0.88 of its time in float32.
     """
     if q.device.type == "cpu" and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         logits = q.shape[-2] * k.shape[-2]
         traced = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-        if traced and attn_mask is None and not is_causal and logits <= FEW:
+        if traced and attn_mask is None and not is_causal and logits <= PLAIN_LOGITS:
             return _plain(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale)
-        if q.dtype == torch.bfloat16 and logits <= SLOW_BACKWARD:
+        if q.dtype == torch.bfloat16 and logits <= FLOAT32_LOGITS:
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.float()
             with torch.autocast("cpu", enabled=False):
@@ -43,8 +43,8 @@ def sdpa(
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """The products at least in float32."""
-    work = torch.promote_types(q.dtype, torch.float32)
+    """Two products and a softmax, in float32 at least."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):
-        logits = (q.to(work) * scale) @ k.to(work).mT
-        return (logits.softmax(-1) @ v.to(work)).to(q.dtype)
+        logits = (q.to(dtype) * scale) @ k.to(dtype).mT
+        return (logits.softmax(-1) @ v.to(dtype)).to(q.dtype)

@@ -1,7 +1,7 @@
-"""Tiles: the cells of a grid in rectangular groups, for mechanisms that route or restrict attention by place.
+"""Tiles: rectangular groups of grid cells, for mechanisms that route or restrict attention by position.
 
 A tile has a fixed number of slots; where tiles do not divide the grid some slots are empty, and mechanisms mask them.
-The tables are computed on the device from arithmetic, so nothing waits for the host.
+The tables are computed on the device, without synchronisation with the CPU.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Grid, GridError
+from regard.core import Grid, GridError, Mask
+
+from .sdpa import sdpa
+
+Side = int | tuple[int, int]
+"""A side of squares, or (rows, columns)."""
 
 
-class Tables(NamedTuple):
-    """cell (T, A): the cell in a slot, 0 in empty ones. real (T, A): slots that are not empty. part (T, A): slots of
-    one tile with different numbers are not neighbours on the image (a shift wraps around). slot (cells,): the flat
-    slot of each cell.
+def pair(side: Side) -> tuple[int, int]:
+    """(rows, columns)."""
+    return (side, side) if isinstance(side, int) else side
+
+
+class SlotTables(NamedTuple):
+    """cell (T, A): the cell in a slot, 0 in empty slots. real (T, A): slots that are not empty. part (T, A): slots of
+    one tile with different numbers are not neighbours in the image (a shift wraps around). slot (cells,): the flat
+    index of the slot of each cell.
     """
 
     cell: Int[Tensor, "T A"]
@@ -29,9 +39,9 @@ class Tables(NamedTuple):
 
 @dataclass
 class Tiles:
-    """T tiles of A slots over h x w cells. counts: tiles (down, across); size: slots of a tile (rows, columns).
+    """T tiles of A slots over h x w cells. counts: tiles (down, across). size: slots of a tile (rows, columns).
 
-    even: no slot is empty and nothing wraps around; then cells are cut and joined without a table.
+    even: no slot is empty and nothing wraps around; cells are then cut and joined by reshaping, without a table.
     """
 
     grid: Grid
@@ -41,16 +51,16 @@ class Tiles:
     side: Callable[[int], tuple[Tensor, Tensor]]
     """Cell and part of every slot along one side (0: rows), both (T, size); the part of an empty slot is -1."""
 
-    _tables: Tables | None = field(default=None, init=False, repr=False)
+    _tables: SlotTables | None = field(default=None, init=False, repr=False)
 
     @property
-    def tables(self) -> Tables:
-        """Where the cells are; made when it is first asked for."""
+    def tables(self) -> SlotTables:
+        """The positions of the cells, computed at first use."""
         if self._tables is None:
-            self._tables = self._lay()
+            self._tables = self._build_tables()
         return self._tables
 
-    def _lay(self) -> Tables:
+    def _build_tables(self) -> SlotTables:
         (rows, row_part), (columns, column_part) = self.side(0), self.side(1)
         cell = (rows[:, None, :, None] * self.grid.width + columns[None, :, None, :]).flatten(2).flatten(0, 1)
         down, across = row_part[:, None, :, None], column_part[None, :, None, :]
@@ -60,16 +70,16 @@ class Tiles:
         number = torch.arange(cell.numel(), device=cell.device)
         slot = torch.zeros(self.grid.cells + 1, dtype=torch.long, device=cell.device)
         slot.scatter_(0, torch.where(real, cell, self.grid.cells).flatten(), number)
-        return Tables(cell, real, part, slot[: self.grid.cells])
+        return SlotTables(cell, real, part, slot[: self.grid.cells])
 
     @property
     def number(self) -> int:
-        """How many tiles."""
+        """The number of tiles."""
         return self.counts[0] * self.counts[1]
 
     @property
     def area(self) -> int:
-        """Slots of a tile."""
+        """The number of slots of a tile."""
         return self.size[0] * self.size[1]
 
     @property
@@ -78,7 +88,7 @@ class Tiles:
         return self.tables.slot // self.area
 
     def cut(self, x: Float[Tensor, "B H cells d"]) -> Float[Tensor, "B H T A d"]:
-        """Cells in tiles; empty slots hold a copy of the first cell."""
+        """The cells by tile; empty slots hold a copy of the first cell."""
         if self.even:
             (down, across), (rows, columns) = self.counts, self.size
             image = x.unflatten(2, (down, rows, across, columns))
@@ -93,12 +103,12 @@ class Tiles:
         return x.flatten(2, 3).index_select(2, self.tables.slot)
 
 
-def sized(
+def fixed_size_tiles(
     grid: Grid, size: tuple[int, int], shift: tuple[int, int] = (0, 0), device: torch.device | None = None
 ) -> Tiles:
-    """Tiles of a size (rows, columns), the first of them begun `shift` cells from the top left.
+    """Tiles of a size (rows, columns); the first one starts `shift` cells from the top left.
 
-    What lies before the shift shares the last tile with what lies at the other end, in another part, as in Swin.
+    Cells before the shift share the last tile with the cells at the other end, as another part, as in Swin.
     """
     sides = grid.height, grid.width
     counts = -(-sides[0] // size[0]), -(-sides[1] // size[1])
@@ -106,16 +116,14 @@ def sized(
     return Tiles(grid, counts, size, even, lambda axis: _sized(sides[axis], size[axis], shift[axis], device))
 
 
-def balanced(grid: Grid, counts: tuple[int, int], device: torch.device | None = None) -> Tiles:
-    """A number of tiles (down, across) whose sides differ by one cell at most.
+def balanced_tiles(grid: Grid, counts: tuple[int, int], device: torch.device | None = None) -> Tiles:
+    """`counts` tiles (down, across) whose sides differ by one cell at most.
 
-    Raises: GridError if the grid has fewer rows or columns than that.
+    Raises: GridError if the grid has fewer rows or columns.
     """
     if not (1 <= counts[0] <= grid.height and 1 <= counts[1] <= grid.width):
-        fits = min(max(counts[0], 1), grid.height), min(max(counts[1], 1), grid.width)
-        raise GridError(
-            f"{counts[0]}x{counts[1]} regions cannot be laid on {grid}; nearest possible: ({fits[0]}, {fits[1]})"
-        )
+        nearest = min(max(counts[0], 1), grid.height), min(max(counts[1], 1), grid.width)
+        raise GridError(f"{grid} cannot be divided into {counts[0]}x{counts[1]} regions; nearest possible: {nearest}")
     sides = grid.height, grid.width
     size = -(-sides[0] // counts[0]), -(-sides[1] // counts[1])
     even = counts[0] * size[0] == sides[0] and counts[1] * size[1] == sides[1]
@@ -125,16 +133,16 @@ def balanced(grid: Grid, counts: tuple[int, int], device: torch.device | None = 
 def _sized(cells: int, size: int, shift: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
     """Cell and part of every slot along one side, (T, size); the part of an empty slot is -1."""
     number = -(-cells // size)
-    place = torch.arange(number * size, device=device).view(number, size)
-    ahead = place + shift
-    wrapped = place - (number * size - shift)  # the slots at the end that hold the cells before the shift
+    index = torch.arange(number * size, device=device).view(number, size)
+    ahead = index + shift
+    wrapped = index - (number * size - shift)  # the slots at the end that hold the cells before the shift
     inside, before = ahead < cells, (wrapped >= 0) & (wrapped < cells)
     cell = torch.where(inside, ahead, torch.where(before, wrapped, 0))
     return cell, torch.where(inside, 0, torch.where(before, 1, -1))
 
 
 def _balanced(cells: int, number: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
-    """The same for tiles whose sides differ by one at most: tile i begins at cell i * cells // number."""
+    """The same for tiles whose sides differ by one at most: tile i starts at cell i * cells // number."""
     tile = torch.arange(number, device=device)[:, None]
     start, stop = tile * cells // number, (tile + 1) * cells // number
     cell = start + torch.arange(-(-cells // number), device=device)
@@ -142,7 +150,7 @@ def _balanced(cells: int, number: int, device: torch.device | None) -> tuple[Ten
 
 
 def split_tokens(x: Float[Tensor, "... N d"], grid: Grid) -> tuple[Float[Tensor, "... E d"], Float[Tensor, "... n d"]]:
-    """Extra tokens (prefix, then suffix) and cells."""
+    """Prefix and suffix tokens, in one tensor, and patch tokens."""
     if not grid.extra:
         return x[..., :0, :], x
     first, last = x[..., : grid.prefix, :], x[..., grid.prefix + grid.cells :, :]
@@ -151,21 +159,34 @@ def split_tokens(x: Float[Tensor, "... N d"], grid: Grid) -> tuple[Float[Tensor,
 
 
 def join_tokens(
-    extra: Float[Tensor, "... E e"], cells: Float[Tensor, "... n e"], grid: Grid
+    extra: Float[Tensor, "... E e"] | None, cells: Float[Tensor, "... n e"], grid: Grid
 ) -> Float[Tensor, "... N e"]:
-    """The inverse of `split_tokens`."""
-    if not grid.extra:
+    """The inverse of `split_tokens`. extra: None where the grid has no prefix or suffix tokens."""
+    if extra is None or not grid.extra:
         return cells
     return torch.cat([extra[..., : grid.prefix, :], cells, extra[..., grid.prefix :, :]], -2)
 
 
 def split_keep(keep: Bool[Tensor, "B N"], grid: Grid) -> tuple[Bool[Tensor, "B E"], Bool[Tensor, "B n"]]:
-    """The same for what of a padding mask concerns extra tokens and cells."""
+    """`split_tokens` for a padding mask."""
     return torch.cat([keep[:, : grid.prefix], keep[:, grid.prefix + grid.cells :]], 1), keep[:, grid.span]
 
 
 def cell_ids(of_cells: Int[Tensor, " cells"], grid: Grid, extra: int = -1) -> Int[Tensor, " N"]:
-    """A number for every token: that of its cell, and `extra` for extra tokens."""
+    """A number for every token: that of its cell, and `extra` for prefix and suffix tokens."""
     ids = torch.full((grid.tokens,), extra, dtype=torch.long, device=of_cells.device)
     ids[grid.span] = of_cells
     return ids
+
+
+def join_global_tokens(
+    cells: Float[Tensor, "B H n e"], q: Tensor, k: Tensor, v: Tensor, grid: Grid, scale: float | None, mask: Mask
+) -> Float[Tensor, "B H N e"]:
+    """The outputs of the patch tokens with those of prefix and suffix tokens, whose queries attend to all keys.
+
+    q, k and v (B, H, N, d | d | e) are all tokens.
+    """
+    if not grid.extra:
+        return cells
+    extra = split_tokens(q, grid)[0]
+    return join_tokens(sdpa(extra, k, v, attn_mask=mask.dense(extra, k.shape[-2]), scale=scale), cells, grid)

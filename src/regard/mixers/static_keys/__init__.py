@@ -1,1 +1,1 @@
-"""Static keys: learned keys in the place of projected ones. `ska.py` and `cska.py` have the mechanisms."""
+"""Static keys: learned keys instead of projected ones; the mechanisms are in `ska.py` and `cska.py`."""

@@ -1,18 +1,21 @@
-"""Convolutional static keys: the logits of a cell are a grouped 3x3 convolution of the query map (SKA, Sec. 4.2).
+"""Convolutional static keys: the logits are a grouped 3x3 convolution of the query map (SKA, Sec. 4.2).
 
-A[h, i, j] = scale (sum over the taps t of q_h[i + t] . W_h[j, :, t] + b[h, j]), softmax over j, zeros outside the grid.
-The paper's Algorithm 2 does not fit together; its text (Sec. 4.2), its Table 6 and the authors' code for ViT, CaiT and
-CAFormer agree on this reading, in which the outputs of the convolution are the keys, not places. Another reading, that
-of their code for Swin, is the option reading="key": see `cska_key`.
+A[h, i, j] = softmax over j of scale (sum over the taps t of q_h[i + t] . W_h[j, :, t] + b[h, j]), zeros outside the
+grid. The paper has no scale; the authors' code has d^-0.5, the default here. The paper's Algorithm 2 contradicts
+itself; its text (Sec. 4.2), its Table 6 and the authors' code for ViT, CaiT and CAFormer agree on this reading, in
+which the output channels of the convolution are the keys. The reading of their code for Swin is the option
+reading="key": `cska_keys`.
 
-The filters belong to the cells of the keys' grid; the map of the queries may have any size. Extra tokens are not on the
-map: their keys are plain vectors that every query meets (`cols`), their queries meet keys of their own (`rows`).
+The filters belong to the patch tokens of the keys' grid; the map of the queries may have any size. Prefix and suffix
+tokens are not on the map: their keys are plain vectors for all queries (`cols`), and their queries have keys of their
+own (`rows`). Algorithm 2 has one key `cls_k` of the class token for all queries and says nothing about the class
+token's query.
 """
 
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +23,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import (
-    NOTHING,
+    NO_MASK,
     Card,
     ConfigError,
     Cost,
     Grid,
     GridError,
+    Inputs,
     Mask,
     Operator,
     ShapeError,
@@ -33,7 +37,7 @@ from regard.core import (
     hide,
     nearest,
 )
-from regard.mixers.shared.heads import check_heads
+from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
 from .cska_forms import PATHS, by_convolution, by_patches, choose, one_by_one, rows_of, sides
@@ -72,7 +76,7 @@ def cska_reference(
             shifted = image[:, :, row : row + grid.height, column : column + grid.width].flatten(2, 3)
             logits = logits + shifted @ taps[..., row, column].mT
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return weigh((mask or NOTHING).added(logits * scale), activation) @ v
+    return weigh((mask or NO_MASK).added(logits * scale), activation) @ v
 
 
 def cska(
@@ -87,12 +91,12 @@ def cska(
     path: str = "auto",
     activation: str = "softmax",
 ) -> Float[Tensor, "B H N e"]:
-    """Attention whose logits are a convolution of the queries on `grid` (without extra tokens); M keys, head by head.
+    """Attention whose logits are a convolution of the queries on `grid` (without prefix and suffix tokens); M keys.
 
     weight (H*M, d, k, k) is that of a `Conv2d` with H groups, bias (H*M,) or None, k odd.
     path: "conv" is that convolution. "patches" gathers neighbourhoods and multiplies matrices. "lean" does so in strips
-    of rows: it never holds more than a strip of logits, and computes them again for the backward pass. "auto" takes
-    "conv" up to CONV_CELLS cells; above, "patches", and from LEAN_LOGITS logits on "lean".
+    of rows: it holds the logits of one strip at a time, and computes them again in the backward pass. "auto" takes
+    "conv" up to CONV_CELLS queries; above, "patches", and from LEAN_LOGITS logits on "lean".
     activation: as of `ska`. Raises: ShapeError, GridError if the tensors do not fit; ConfigError for an unknown path or
     activation.
     """
@@ -104,7 +108,7 @@ def cska(
         path = choose(q, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     bias = None if bias is None else bias * scale
-    dense, v = (mask or NOTHING).dense(q, v.shape[-2]), hide(v, mask)
+    dense, v = (mask or NO_MASK).dense(q, v.shape[-2]), hide(v, mask)
     if path == "conv":
         return by_convolution(q * scale, weight, bias, v, grid, dense, activation)
     return by_patches(q * scale, weight, bias, v, grid, dense, activation, lean=path == "lean")
@@ -115,16 +119,17 @@ class CSKA(StaticConfig):
     """scale, init, resize, activation, heads, normalise: see `StaticConfig`.
 
     init="paper" draws the filters as PyTorch does a convolution's. A head is a group of the convolution.
-    kernel: side of the filters, odd. rows: the keys that the queries of extra tokens meet: "static", vectors of their
-    own, or "centre", the centre taps of the filters. cols: the keys of extra tokens: "static", vectors, or "conv",
-    filters like those of the cells.
-    factorised: a filter = a key times a depth-wise kernel on the queries that all keys share (not in the paper): k*k
-    times fewer parameters and about as fast as SKA. It has no bias, and its kernel starts as the identity.
-    bias: whether the filters have one bias a key, as in the paper's code. path: how `ops.cska` computes it.
+    kernel: side of the filters, odd. rows: the keys for the queries of prefix and suffix tokens: "static", vectors of
+    their own, or "centre", the centre taps of the filters; both are our choice, since Algorithm 2 defines only the
+    class token's key for the queries of all tokens. cols: the keys of prefix and suffix tokens: "static", vectors, or
+    "conv", filters like those of patch tokens.
+    factorised: filter = key times a depth-wise kernel on the queries that all keys share (not in the paper): k*k times
+    fewer parameters and about as fast as SKA. It has no bias, and its kernel starts as the identity.
+    bias: whether the filters have one bias per key, as in the authors' code. path: see `ops.cska`.
     reading: "logits", or "key" for a convolution that makes keys from queries (the authors' code for Swin), k*k*d
-    parameters a channel on any grid. Of the other fields it has scale, heads, kernel, bias and init, and no
+    parameters per channel on any grid. Of the other fields it has scale, heads, kernel, bias and init, and no
     cross-attention.
-    A padding mask hides tokens from the filters too: their queries count as zeros, as those outside the grid do.
+    With a padding mask the queries of hidden tokens are zero for the filters, like those outside the grid.
     """
 
     kernel: int = 3
@@ -138,7 +143,7 @@ class CSKA(StaticConfig):
     card: ClassVar[Card] = Card(
         title="Convolutional static key attention",
         source="Static Key Attention in Vision, Sec. 4.2",
-        formula="softmax(conv(q)) v with one output channel per key",
+        formula="softmax(conv(q)) v with one output channel per key; by default times d^-0.5",
         complexity="O(N^2 k^2 C)",
         query_content=True,
         key_content=False,
@@ -147,9 +152,9 @@ class CSKA(StaticConfig):
         expert_count="1",
         construction="learned keys",
         topology="all-to-one",
-        prefix="keys and queries with static keys of their own; not on the map",
+        prefix="not on the map; static keys, and static keys for their queries",
     )
-    masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})  # a filter sees later cells: nothing is causal
+    masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})  # not causal: a filter reads later tokens
     samples: ClassVar[tuple[str, ...]] = (
         "CSKA()",
         'CSKA(rows="centre", cols="conv", resize="window", path="lean")',
@@ -165,13 +170,13 @@ class CSKA(StaticConfig):
         if self.factorised and self.cols == "conv":
             raise ConfigError("a factorised key is one vector a token; cols='conv' needs factorised=False")
         if self.reading == "key":
-            set_too = [name for name in _OF_LOGITS if getattr(self, name) != getattr(CSKA, name)]
-            if set_too or self.init not in ("trunc_normal", "paper"):
-                raise ConfigError(f"reading='key' has no {', '.join(set_too) or f'init={self.init!r}'}; leave it out")
+            changed = [name for name in _OF_LOGITS if getattr(self, name) != getattr(CSKA, name)]
+            if changed or self.init not in ("trunc_normal", "paper"):
+                raise ConfigError(f"reading='key' has no {', '.join(changed) or f'init={self.init!r}'}; leave it out")
 
     @property
     def cross(self) -> bool:  # type: ignore[override]
-        """Keys made from queries belong to the queries' tokens."""
+        """reading="key" has none: its keys are computed from the queries."""
         return self.reading == "logits"
 
     def operator(self, site: Site) -> Operator:
@@ -180,11 +185,11 @@ class CSKA(StaticConfig):
         return CSKAOperator(self, site)
 
     def key_macs(self, site: Site, queries: Grid, keys: Grid) -> int:
-        """MACs of the logits of cells, k*k times those of SKA; with factorised=True of the depth-wise kernel alone."""
+        """MACs of the patch tokens' logits, k*k times SKA's; with factorised=True of the depth-wise kernel alone."""
         return queries.cells * site.inner * self.kernel**2 * (1 if self.factorised else keys.tokens)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Static keys of extra tokens run as filters of one tap, at the cost of filters; "paper" counts one product."""
+        """Static keys of prefix and suffix tokens run as filters with one tap; "paper" counts that tap alone."""
         if self.reading == "key":
             return query_keys_cost(site, self.kernel, self.bias)
         grid, memory = site.grid, site.memory or site.grid
@@ -210,8 +215,8 @@ class CSKA(StaticConfig):
 class CSKAOperator(StaticOperator):
     """weight (H*cells, d, k, k), bias (H*cells,); factorised: kernel (inner, 1, k, k) and keys (H, cells, d) instead.
 
-    Where there are extra tokens: col_keys (H, E, d), or col_weight (H*E, d, k, k) and col_bias (H*E,); and with
-    rows="static" row_keys (H, cells, d) and extra_row_keys (H, E of the keys, d), the keys of extra queries.
+    With prefix or suffix tokens: col_keys (H, E, d), or col_weight (H*E, d, k, k) and col_bias (H*E,); with
+    rows="static" also row_keys (H, cells, d) and extra_row_keys (H, E, d), the keys for their queries.
     """
 
     config: CSKA
@@ -274,7 +279,7 @@ class CSKAOperator(StaticOperator):
 
     @torch.no_grad()
     def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
-        """Take these keys, in token order on the build grid, as centre taps: the operator then equals SKA's."""
+        """Use these keys, in token order on the build grid, as centre taps: the operator then equals SKA's."""
         self.freeze(None)
         extra, cells = split_tokens(keys, self.grid)
         centre = (..., self.taps // 2, self.taps // 2)
@@ -292,86 +297,96 @@ class CSKAOperator(StaticOperator):
     def constants(self, grid: Grid) -> dict[str, Tensor]:
         """weight (H*M, d, k, k) and bias (H*M,), or kernel and keys (H, M, d), and rows (H, M, d), row_bias (H, 1, M).
 
-        M keys in token order: those of a window where windows carry the keys to other grids.
+        M keys in token order; those of one window where windows cover another grid.
         """
-        home = self.grid if self.windowed(grid) else grid
-        made = self._factorised(home) if self.config.factorised else self._filters(home)
+        grid_of_keys = self.grid if self.windowed(grid) else grid
+        constants = self._factorised(grid_of_keys) if self.config.factorised else self._filters(grid_of_keys)
         if not self.site_grid.extra:
-            return made
+            return constants
         if self.config.rows == "static":
             cells = self.resampled(self.row_keys, grid)
-            made["rows"] = join_tokens(self.extra_row_keys, cells, home) if self.grid.extra else cells
+            constants["rows"] = join_tokens(self.extra_row_keys, cells, grid_of_keys) if self.grid.extra else cells
         elif self.config.factorised:
             centre = self.kernel[:, 0, self.taps // 2, self.taps // 2].view(self.heads, 1, -1)
-            made["rows"] = made["keys"] * centre
+            constants["rows"] = constants["keys"] * centre
         else:
-            made["rows"] = made["weight"][..., self.taps // 2, self.taps // 2].unflatten(0, (self.heads, -1))
+            constants["rows"] = constants["weight"][..., self.taps // 2, self.taps // 2].unflatten(0, (self.heads, -1))
             if self.config.bias:
-                made["row_bias"] = made["bias"].view(self.heads, 1, -1)
-        return made
+                constants["row_bias"] = constants["bias"].view(self.heads, 1, -1)
+        return constants
 
-    def _factorised(self, home: Grid) -> dict[str, Tensor]:
-        cells = self.resampled(self.keys, home)
-        return {"kernel": self.kernel, "keys": join_tokens(self.col_keys, cells, home) if home.extra else cells}
+    def _factorised(self, grid_of_keys: Grid) -> dict[str, Tensor]:
+        cells = self.resampled(self.keys, grid_of_keys)
+        return {
+            "kernel": self.kernel,
+            "keys": join_tokens(self.col_keys, cells, grid_of_keys) if grid_of_keys.extra else cells,
+        }
 
-    def _filters(self, home: Grid) -> dict[str, Tensor]:
+    def _filters(self, grid_of_keys: Grid) -> dict[str, Tensor]:
         heads, square = self.heads, (self.width, self.taps, self.taps)
         parts = [self.weight.view(heads, self.grid.cells, -1)]
         if self.config.bias:
             parts.append(self.bias.view(heads, -1, 1))
-        if not same_cells(self.grid, home):
-            parts = [self.resampled(part, home) for part in parts]
-        if home.extra and self.config.cols == "static":
+        if not same_cells(self.grid, grid_of_keys):
+            parts = [self.resampled(part, grid_of_keys) for part in parts]
+        if grid_of_keys.extra and self.config.cols == "static":
             around = (self.taps // 2,) * 4
             more = [F.pad(self.col_keys[..., None, None], around).flatten(2)]  # filters of one tap, without bias
-            more += [part.new_zeros(heads, home.extra, 1) for part in parts[1:]]
-        elif home.extra:
-            more = [self.col_weight.view(heads, home.extra, -1)]
+            more += [part.new_zeros(heads, grid_of_keys.extra, 1) for part in parts[1:]]
+        elif grid_of_keys.extra:
+            more = [self.col_weight.view(heads, grid_of_keys.extra, -1)]
             more += [self.col_bias.view(heads, -1, 1)] if self.config.bias else []
-        if home.extra:
-            parts = [join_tokens(extra, part, home) for part, extra in zip(parts, more, strict=True)]
-        made = {"weight": parts[0].unflatten(-1, square).flatten(0, 1)}
+        if grid_of_keys.extra:
+            parts = [join_tokens(extra, part, grid_of_keys) for part, extra in zip(parts, more, strict=True)]
+        constants = {"weight": parts[0].unflatten(-1, square).flatten(0, 1)}
         if self.config.bias:
-            made["bias"] = parts[1].flatten()
-        return made
+            constants["bias"] = parts[1].flatten()
+        return constants
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, v = hide(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
-        memory = memory or grid
-        made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        grid, memory, v = inputs.grid, inputs.key_grid, inputs.v
+        q = hide(inputs.q, None if inputs.memory else inputs.mask)
+        constants = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
         extra, cells = split_tokens(q, grid)
-        below, above = rows_of(mask, grid)
-        if self.windowed(memory):
-            windows = (self.site_grid, self.grid)
-            shared = self.share(v, self.grid.tokens)
-            part, values, hidden = in_windows(cells, shared, (grid, memory), windows, above)
-            out = join(self._cells(part, values, Grid(*sides(self.site_grid)), made, hidden), grid, self.site_grid)
-        else:
-            if not torch.compiler.is_compiling() and not same_cells(self.site_grid, grid):
-                _warn(self.config.key_macs(self.site, grid, memory), grid, self.config)
-            out = self._cells(cells, self.share(v, memory.tokens), Grid(*sides(grid)), made, above)
+        below, above = rows_of(inputs.mask, grid)
+        form = self._plain_cells if plain else self._fast_cells
+        out = form(cells, v, grid, memory, constants, above)
         if not grid.extra:
             return out
-        keys, bias = self._extra_keys(made, memory)
-        v, below = self.share(v, memory.tokens), _with(below, bias, self, extra)
-        row = ska(extra, keys, v, scale=self.config.scale, mask=below, activation=self.config.activation)
-        return join_tokens(row, out, grid)
+        keys, bias = self._extra_keys(constants, memory)
+        v, below = self.share(v, memory.tokens), self._row_mask(below, bias)
+        attention = ska_reference if plain else ska
+        rows = attention(extra, keys, v, scale=self.config.scale, mask=below, activation=self.config.activation)
+        return join_tokens(rows, out, grid)
 
-    def _cells(self, q: Tensor, v: Tensor, grid: Grid, made: dict[str, Tensor], mask: Mask | None) -> Tensor:
+    def _fast_cells(
+        self, q: Tensor, v: Tensor, grid: Grid, memory: Grid, constants: dict[str, Tensor], mask: Mask | None
+    ) -> Tensor:
+        if self.windowed(memory):
+            shared, windows = self.share(v, self.grid.tokens), (self.site_grid, self.grid)
+            part, values, hidden = in_windows(q, shared, (grid, memory), windows, mask)
+            out = self._cells(part, values, Grid(*sides(self.site_grid)), constants, hidden)
+            return join(out, grid, self.site_grid)
+        if not torch.compiler.is_compiling() and not same_cells(self.site_grid, grid):
+            _warn(self.config.key_macs(self.site, grid, memory), grid, self.config)
+        return self._cells(q, self.share(v, memory.tokens), Grid(*sides(grid)), constants, mask)
+
+    def _plain_cells(
+        self, q: Tensor, v: Tensor, grid: Grid, memory: Grid, constants: dict[str, Tensor], mask: Mask | None
+    ) -> Tensor:
+        filters = self._plain_filters(constants)
+        plain = partial(cska_reference, scale=self.config.scale, activation=self.config.activation)
+        if self.windowed(memory):
+            shared, windows = self.share(v, self.grid.tokens), (self.site_grid, self.grid)
+            return one_by_one(plain, q, shared, filters, (grid, memory), windows, mask)
+        return plain(q, *filters, self.share(v, memory.tokens), Grid(*sides(grid)), mask=mask)
+
+    def _cells(self, q: Tensor, v: Tensor, grid: Grid, constants: dict[str, Tensor], mask: Mask | None) -> Tensor:
         scale, path, activation = self.config.scale, self.config.path, self.config.activation
         if self.config.factorised:
-            q = self._filtered(q, grid, made["kernel"])
-            return ska(q, made["keys"], v, scale=scale, mask=mask, activation=activation)
-        weight, bias = made["weight"], made.get("bias")
+            q = self._filtered(q, grid, constants["kernel"])
+            return ska(q, constants["keys"], v, scale=scale, mask=mask, activation=activation)
+        weight, bias = constants["weight"], constants.get("bias")
         return cska(q, weight, bias, v, grid, scale=scale, mask=mask, path=path, activation=activation)
 
     def _filtered(self, q: Tensor, grid: Grid, kernel: Tensor) -> Tensor:
@@ -379,9 +394,9 @@ class CSKAOperator(StaticOperator):
         image = F.conv2d(image, kernel, padding=self.taps // 2, groups=len(kernel))
         return image.view(q.shape[0], self.heads, self.width, grid.cells).mT
 
-    def _extra_keys(self, made: dict[str, Tensor], memory: Grid) -> tuple[Tensor, Tensor | None]:
-        """Keys (H, M, d) and a bias of the logits (H, 1, M) for the queries of extra tokens; windows are tiled."""
-        keys, bias = made["rows"], made.get("row_bias")
+    def _extra_keys(self, constants: dict[str, Tensor], memory: Grid) -> tuple[Tensor, Tensor | None]:
+        """Keys (H, M, d) and a bias (H, 1, M) for the queries of prefix and suffix tokens; windows are tiled."""
+        keys, bias = constants["rows"], constants.get("row_bias")
         if self.windowed(memory):
             extra, cells = split_tokens(keys, self.grid)
             keys = join_tokens(extra, tiled(cells, self.grid, memory), memory)
@@ -390,49 +405,21 @@ class CSKAOperator(StaticOperator):
                 bias = join_tokens(extra, tiled(cells, self.grid, memory), memory).mT
         return keys, bias
 
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, v = hide(cast(Tensor, q), None if memory else mask), cast(Tensor, v)
-        memory = memory or grid
-        made = {name: value.to(q.dtype) for name, value in self.on(memory).items()}
-        extra, cells = split_tokens(q, grid)
-        below, above = rows_of(mask, grid)
-        if self.config.factorised:  # as full filters
-            taps = made["kernel"].view(self.heads, 1, self.width, self.taps, self.taps)
-            weight, bias = (made["keys"][..., None, None] * taps).flatten(0, 1), None
-        else:
-            weight, bias = made["weight"], made.get("bias")
-        scale, activation = self.config.scale, self.config.activation
-        plain = partial(cska_reference, scale=scale, activation=activation)
-        if self.windowed(memory):
-            filters, shared = (weight, bias), self.share(v, self.grid.tokens)
-            out = one_by_one(plain, cells, shared, filters, (grid, memory), (self.site_grid, self.grid), above)
-        else:
-            out = plain(cells, weight, bias, self.share(v, memory.tokens), Grid(*sides(grid)), mask=above)
-        if not grid.extra:
-            return out
-        keys, row_bias = self._extra_keys(made, memory)
-        v, below = self.share(v, memory.tokens), _with(below, row_bias, self, extra)
-        row = ska_reference(extra, keys, v, scale=scale, mask=below, activation=activation)
-        return join_tokens(row, out, grid)
+    def _plain_filters(self, constants: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the filters; a factorised key times its kernel is a full filter."""
+        if not self.config.factorised:
+            return constants["weight"], constants.get("bias")
+        taps = constants["kernel"].view(self.heads, 1, self.width, self.taps, self.taps)
+        return (constants["keys"][..., None, None] * taps).flatten(0, 1), None
 
-
-def _with(mask: Mask | None, bias: Tensor | None, operator: CSKAOperator, q: Tensor) -> Mask | None:
-    """The mask of extra rows with the bias of the centre taps, which is scaled as the logits are."""
-    if bias is None:
-        return mask
-    bias = bias * (q.shape[-1] ** -0.5 if operator.config.scale is None else operator.config.scale)
-    if mask is None:
-        return Mask(bias=bias)
-    return Mask(keep=mask.keep, bias=bias if mask.bias is None else mask.bias + bias)
+    def _row_mask(self, mask: Mask | None, bias: Tensor | None) -> Mask | None:
+        """The mask for queries of prefix and suffix tokens with the bias of the centre taps, scaled as the logits."""
+        if bias is None:
+            return mask
+        bias = bias * (self.width**-0.5 if self.config.scale is None else self.config.scale)
+        if mask is None:
+            return Mask(bias=bias)
+        return Mask(keep=mask.keep, bias=bias if mask.bias is None else mask.bias + bias)
 
 
 def _warn(macs: int, grid: Grid, config: CSKA) -> None:
@@ -447,7 +434,7 @@ def _warn(macs: int, grid: Grid, config: CSKA) -> None:
 def _check(q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid) -> None:
     check_heads("cska", q=q, v=v)
     if grid.extra:
-        raise GridError(f"cska works on cells alone, not on {grid}; keys of extra tokens are further filters")
+        raise GridError(f"cska needs a grid of patch tokens alone, not {grid}; give other keys as further filters")
     grid.check(q)
     outputs, width, *sides = weight.shape
     expected = (q.shape[1] * v.shape[-2], q.shape[-1])

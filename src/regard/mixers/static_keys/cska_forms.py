@@ -1,7 +1,7 @@
-"""How convolutional static keys are computed: as a convolution, products of neighbourhoods, or strips of rows.
+"""Three forms of convolutional static keys: a convolution, products of neighbourhoods, or strips of rows.
 
-All are the same function, `cska`, for any activation; they differ in time and memory. A strip keeps no logits: they are
-computed again in the backward pass. Also here: the plain form window by window, and what masks are on the map.
+All compute `cska`, for any activation, and differ in time and memory. A strip saves no logits: they are computed again
+in the backward pass. Also here: the plain form window by window, and the parts of a mask.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ from .keys import weigh
 
 PATHS = ("auto", "conv", "patches", "lean")
 CONV_CELLS = 100
-"""Up to so many cells the convolution is the fastest path."""
+"""Up to this number of patch tokens the convolution is the fastest path."""
 LEAN_LOGITS = 2**24
-"""From so many logits on the batch is computed in strips, which in training are computed again in the backward pass."""
+"""From this number of logits on the batch is computed in strips, in training again in the backward pass."""
 STRIP = 128
-"""Cells in a strip of rows."""
+"""Patch tokens in a strip of rows."""
 
 
 def choose(q: Tensor, v: Tensor) -> str:
@@ -39,14 +39,14 @@ def convolved(q: Tensor, weight: Tensor, bias: Tensor | None, grid: Grid) -> Ten
     """Logits (B, H, M, N), keys before queries: the output channels of one grouped convolution. No scale."""
     batch, heads, n, width = q.shape
     image = q.mT.reshape(batch, heads * width, grid.height, grid.width)
-    made = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=heads)
-    return made.view(batch, heads, len(weight) // heads, n)
+    logits = F.conv2d(image, weight, bias, padding=weight.shape[-1] // 2, groups=heads)
+    return logits.view(batch, heads, len(weight) // heads, n)
 
 
 def by_convolution(
     q: Tensor, weight: Tensor, bias: Tensor | None, v: Tensor, grid: Grid, dense: Tensor | None, activation: str
 ) -> Tensor:
-    """One grouped convolution; its output channels are the keys. q is scaled, dense hides keys or is added."""
+    """One grouped convolution; its output channels are the keys. q is scaled; dense: a boolean or additive mask."""
     logits = convolved(q, weight, bias, grid)
     if dense is None and activation == "softmax":
         return logits.softmax(2).mT @ v
@@ -64,7 +64,7 @@ def by_patches(
     *,
     lean: bool,
 ) -> Tensor:
-    """The same with heads before the batch, so that one matrix product a head serves the whole batch."""
+    """The same with heads before the batch, so that each head is one matrix product for the whole batch."""
     heads, kernel = q.shape[1], weight.shape[-1]
     image = q.transpose(0, 1).unflatten(2, (grid.height, grid.width))
     image = F.pad(image, (0, 0, *(kernel // 2,) * 4))
@@ -74,7 +74,7 @@ def by_patches(
     if dense is not None:
         dense = dense.view((1,) * (4 - dense.ndim) + dense.shape).transpose(0, 1)
     rows = min(max(1, STRIP // grid.width), grid.height) if lean else grid.height
-    again = torch.is_grad_enabled() and rows < grid.height
+    recompute = torch.is_grad_enabled() and rows < grid.height
     out = []
     for first in range(0, grid.height, rows):
         last = min(first + rows, grid.height)
@@ -83,7 +83,7 @@ def by_patches(
         if dense is not None and dense.shape[-2] > 1:
             hidden = dense[..., first * grid.width : last * grid.width, :]
         arguments = (part, keys, bias, v, hidden, kernel, activation)
-        out.append(checkpoint(_strip, *arguments, use_reentrant=False) if again else _strip(*arguments))
+        out.append(checkpoint(_strip, *arguments, use_reentrant=False) if recompute else _strip(*arguments))
     return (torch.cat(out, 2) if len(out) > 1 else out[0]).transpose(0, 1)
 
 
@@ -114,14 +114,14 @@ def one_by_one(
     windows: tuple[Grid, Grid],
     mask: Mask | None,
 ) -> Float[Tensor, "B H cells e"]:
-    """Each window alone: its part of the map of queries q, the filters of the cells that it has.
+    """Each window by itself: its part of the map of queries q, with the filters of its patch tokens.
 
     attention: as `cska_reference`. filters: weight (H*m, d, k, k) and bias (H*m,) of the m tokens of a window of keys.
     grids, windows: of queries and of keys.
     """
     (weight, bias), (grid, memory), (window, key_window) = filters, grids, windows
-    outside, places = _numbers(memory, q)
-    home_extra, numbers = _numbers(key_window, q)
+    extra, indices = _token_indices(memory, q)
+    window_extra, window_indices = _token_indices(key_window, q)
     image = q.unflatten(2, sides(grid))
     out = torch.zeros(*image.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     weight = weight.unflatten(0, (q.shape[1], -1))
@@ -132,11 +132,11 @@ def one_by_one(
                 slice(i * side, (i + 1) * side) for i, side in zip((row, column), sides(window), strict=True)
             )
             part = image[:, :, rows, columns]
-            ours = places[row * key_window.height :, column * key_window.width :]
-            ours = ours[: key_window.height, : key_window.width]
-            theirs = numbers[: ours.shape[0], : ours.shape[1]].flatten()
-            pick, chosen = torch.cat([outside, ours.flatten()]), torch.cat([home_extra, theirs])
-            made = attention(
+            keys = indices[row * key_window.height :, column * key_window.width :]
+            keys = keys[: key_window.height, : key_window.width]
+            filter_indices = window_indices[: keys.shape[0], : keys.shape[1]].flatten()
+            pick, chosen = torch.cat([extra, keys.flatten()]), torch.cat([window_extra, filter_indices])
+            attended = attention(
                 part.flatten(2, 3),
                 weight[:, chosen].flatten(0, 1),
                 None if bias is None else bias.view(q.shape[1], -1)[:, chosen].flatten(),
@@ -144,15 +144,15 @@ def one_by_one(
                 Grid(*part.shape[2:4]),
                 mask=None if mask is None or mask.keep is None else Mask(keep=mask.keep[:, pick]),
             )
-            out[:, :, rows, columns] = made.unflatten(2, part.shape[2:4])
+            out[:, :, rows, columns] = attended.unflatten(2, part.shape[2:4])
     return out.flatten(2, 3)
 
 
-def _numbers(grid: Grid, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The places of the extra tokens in the sequence, and those of the cells as a map."""
-    numbers = torch.arange(grid.tokens, device=q.device)
+def _token_indices(grid: Grid, q: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices of prefix and suffix tokens in the sequence, and those of the patch tokens as a map."""
+    indices = torch.arange(grid.tokens, device=q.device)
     start, stop = grid.span.start, grid.span.stop
-    return torch.cat([numbers[:start], numbers[stop:]]), numbers[start:stop].view(sides(grid))
+    return torch.cat([indices[:start], indices[stop:]]), indices[start:stop].view(sides(grid))
 
 
 def sides(grid: Grid) -> tuple[int, int]:
@@ -161,7 +161,7 @@ def sides(grid: Grid) -> tuple[int, int]:
 
 
 def rows_of(mask: Mask | None, grid: Grid) -> tuple[Mask | None, Mask | None]:
-    """A mask for the rows of extra tokens and one for those of the cells."""
+    """The mask for the queries of prefix and suffix tokens, and the mask for those of patch tokens."""
     if mask is None or not mask.kinds:
         return None, None
     if not grid.extra or mask.bias is None or mask.bias.shape[-2] == 1:

@@ -1,23 +1,21 @@
-"""The other reading of CSKA: a grouped convolution of the query map makes the keys, not the logits.
+"""The other reading of CSKA: a grouped convolution of the query map gives the keys, not the logits.
 
 k_h[j] = sum over the taps t of W_h[t] q_h[j + t], plus b_h; zeros outside the grid. A = softmax(scale q k^T).
-This is what the authors' code does in its Swin, there with filters for each window: `swin_t_32(keys="window")`. Such a
-key depends on the content of its cell's neighbourhood and belongs to no grid, so that nothing is resampled; logits are
-quadratic in the queries. A bias adds the same number to all cells of a row of logits: without extra tokens it has no
-effect under the softmax, as the key bias of ordinary attention has none.
+The authors' code for Swin does this, with separate filters for each window: `swin_t_32(keys="window")`. Such a key
+depends on the content around its patch token and belongs to no grid, so that nothing is resampled; logits are quadratic
+in the queries. A bias adds the same number to all patch tokens of a row of logits: without prefix and suffix tokens it
+has no effect under the softmax, like the key bias of ordinary attention.
 
-Extra tokens are not on the map: their keys are learned vectors, their queries meet the same keys as all others.
+Prefix and suffix tokens are not on the map: their keys are learned vectors; their queries have the same keys as others.
 """
-
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Cost, Grid, Mask, Operator, Site, attend, hide
-from regard.mixers.shared.kernel_features import check_extra
+from regard.core import Cost, Grid, Inputs, Mask, Operator, Site, attend, hide
+from regard.mixers.shared.checks import check_prefix_suffix
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 from regard.mixers.softmax import softmax, softmax_reference
 
@@ -30,7 +28,7 @@ def query_keys_reference(
     bias: Float[Tensor, " Hd"] | None,
     grid: Grid,
 ) -> Float[Tensor, "B H N d"]:
-    """The sum over taps of shifted queries, each through its own matrix; grid without extra tokens."""
+    """The sum over taps of shifted queries, each times the matrix of its tap; grid without prefix and suffix tokens."""
     heads, kernel = q.shape[1], weight.shape[-1]
     image = F.pad(q.unflatten(2, sides(grid)), (0, 0, *(kernel // 2,) * 4))
     taps = weight.unflatten(0, (heads, -1))  # (H, d, d, k, k)
@@ -60,10 +58,10 @@ def query_keys_cost(site: Site, kernel: int, bias: bool) -> Cost:
 
 
 class QueryKeyOperator(Operator):
-    """weight (inner, d, k, k), bias (inner,) or None; extra_keys (H, E, d) or None: the keys of extra tokens.
+    """weight (inner, d, k, k), bias (inner,) or None; extra_keys (H, E, d) or None, for prefix and suffix tokens.
 
-    paper: whether the filters start as PyTorch's convolutions do, extra keys from N(0, 1); else all start with standard
-    deviation 0.02, biases at 0.
+    paper: initialise the filters as PyTorch does a convolution's and extra_keys from N(0, 1); else all with standard
+    deviation 0.02, biases with 0.
     """
 
     def __init__(self, site: Site, kernel: int, bias: bool, scale: float | None, paper: bool) -> None:
@@ -88,43 +86,22 @@ class QueryKeyOperator(Operator):
                 nn.init.trunc_normal_(parameter, std=0.02)
 
     def no_weight_decay(self) -> set[str]:
-        """The keys of extra tokens, as in SKA; the filters are a projection like any other."""
+        """The keys of prefix and suffix tokens, as in SKA; the filters are decayed like any projection."""
         return {"extra_keys"} if self.extra_keys is not None else set()
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, keys = self._with_keys(cast(Tensor, q), grid, mask, plain=False)
-        return softmax(q, keys, cast(Tensor, v), scale=self.scale, mask=mask)
-
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, keys = self._with_keys(cast(Tensor, q), grid, mask, plain=True)
-        return softmax_reference(q, keys, cast(Tensor, v), scale=self.scale, mask=mask)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        q, keys = self._with_keys(inputs.q, inputs.grid, inputs.mask, plain)
+        form = softmax_reference if plain else softmax
+        return form(q, keys, inputs.v, scale=self.scale, mask=inputs.mask)
 
     def _with_keys(self, q: Tensor, grid: Grid, mask: Mask | None, plain: bool) -> tuple[Tensor, Tensor]:
-        """Queries, those of hidden tokens as zeros, and the keys of all tokens. Raises: GridError as `check_extra`."""
-        check_extra("CSKA's keys", self.grid, grid)
+        """Queries, zero for hidden tokens, and the keys of all tokens. Raises: as `check_prefix_suffix`."""
+        check_prefix_suffix("CSKA's keys", self.grid, grid)
         q = hide(q, mask)
         _, cells = split_tokens(q, grid)
         bias = None if self.bias is None else self.bias.to(q.dtype)
-        make = query_keys_reference if plain else query_keys
-        keys = make(cells, self.weight.to(q.dtype), bias, Grid(*sides(grid)))
+        convolve = query_keys_reference if plain else query_keys
+        keys = convolve(cells, self.weight.to(q.dtype), bias, Grid(*sides(grid)))
         if self.extra_keys is not None:
             keys = join_tokens(self.extra_keys.to(q.dtype).expand(q.shape[0], -1, -1, -1), keys, grid)
         return q, keys

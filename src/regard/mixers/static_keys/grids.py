@@ -1,4 +1,4 @@
-"""Static keys on grids: from one grid to another, and windows of the trained grid over a larger one."""
+"""Static keys on other grids: resampling, and windows of the trained grid over a larger one."""
 
 import torch
 import torch.nn.functional as F
@@ -9,26 +9,26 @@ from regard.core import Grid, GridError, Mask, UnsupportedError
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
 
-def same_cells(one: Grid, other: Grid) -> bool:
+def same_cells(a: Grid, b: Grid) -> bool:
     """Whether two grids have the same sides."""
-    return one.height == other.height and one.width == other.width  # Dynamo cannot compare whole grids
+    return a.height == b.height and a.width == b.width  # Dynamo cannot compare whole grids
 
 
 def resample(keys: Float[Tensor, "H cells d"], old: Grid, new: Grid) -> Float[Tensor, "H cells2 d"]:
-    """Keys of the cells of `old`, bicubic and antialiased, on the cells of `new`; computed in float32 at least."""
+    """Keys on the grid `old` resampled to `new`, bicubic and antialiased; computed in float32 or better."""
     if same_cells(old, new):
         return keys
-    wide = torch.promote_types(keys.dtype, torch.float32)
-    rows, columns = (_bicubic(a, b, wide, keys.device) for a, b in ((old.height, new.height), (old.width, new.width)))
-    image = keys.mT.unflatten(-1, (old.height, old.width)).to(wide)
+    dtype = torch.promote_types(keys.dtype, torch.float32)
+    rows, columns = (_bicubic(a, b, dtype, keys.device) for a, b in ((old.height, new.height), (old.width, new.width)))
+    image = keys.mT.unflatten(-1, (old.height, old.width)).to(dtype)
     return (rows @ image @ columns.mT).flatten(-2).mT.to(keys.dtype)
 
 
-def former_grid(cells: int, now: Grid) -> Grid | None:
-    """The grid of so many cells that is square or has the shape of `now`; None if there is none, or one of each."""
-    pairs = [(side, cells // side) for side in range(1, cells + 1) if cells % side == 0]
-    fits = [(h, w) for h, w in pairs if h == w or h * now.width == w * now.height]
-    return Grid(*fits[0]) if len(fits) == 1 else None
+def former_grid(cells: int, new: Grid) -> Grid | None:
+    """The grid of `cells` patch tokens that is square or has the aspect ratio of `new`; None if not exactly one is."""
+    sides = [(side, cells // side) for side in range(1, cells + 1) if cells % side == 0]
+    grids = [(h, w) for h, w in sides if h == w or h * new.width == w * new.height]
+    return Grid(*grids[0]) if len(grids) == 1 else None
 
 
 @torch.no_grad()
@@ -41,19 +41,19 @@ def _bicubic(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Fl
 
 
 def tiled(cells: Float[Tensor, "H cells d"], window: Grid, grid: Grid) -> Float[Tensor, "H cells2 d"]:
-    """Keys of a window repeated over a grid from its upper left corner."""
+    """The keys of a window repeated over a grid from its upper left corner."""
     down, across = windows_on(grid, window)
     image = cells.unflatten(1, (window.height, window.width)).repeat(1, down, across, 1)
     return image[:, : grid.height, : grid.width].flatten(1, 2)
 
 
 def windows_on(grid: Grid, window: Grid) -> tuple[int, int]:
-    """How many windows cover a grid, down and across; those at the lower and right edge may stand out."""
+    """The number of windows that cover a grid, in a column and in a row; the last ones may reach beyond the grid."""
     return -(-grid.height // window.height), -(-grid.width // window.width)
 
 
 def split(x: Float[Tensor, "B H c d"], grid: Grid, window: Grid) -> Float[Tensor, "BW H w d"]:
-    """Cells in windows; windows go into the batch (batch first), cells beyond the grid are zeros."""
+    """Patch tokens in windows, which become part of the batch (batch first); zeros beyond the grid."""
     down, across = windows_on(grid, window)
     low, right = down * window.height - grid.height, across * window.width - grid.width
     image = x.unflatten(2, (grid.height, grid.width))
@@ -64,7 +64,7 @@ def split(x: Float[Tensor, "B H c d"], grid: Grid, window: Grid) -> Float[Tensor
 
 
 def join(x: Float[Tensor, "BW H w d"], grid: Grid, window: Grid) -> Float[Tensor, "B H c d"]:
-    """The inverse of `split`; cells beyond the grid are dropped."""
+    """The inverse of `split`; what lies beyond the grid is dropped."""
     down, across = windows_on(grid, window)
     image = x.unflatten(2, (window.height, window.width)).unflatten(0, (x.shape[0] // (down * across), down, across))
     image = image.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)
@@ -74,16 +74,16 @@ def join(x: Float[Tensor, "BW H w d"], grid: Grid, window: Grid) -> Float[Tensor
 def in_windows(
     q: Tensor, v: Tensor, grids: tuple[Grid, Grid], windows: tuple[Grid, Grid], mask: Mask | None
 ) -> tuple[Tensor, Tensor, Mask | None]:
-    """Cells of q (B, H, cells, d) and all of v in windows, and the mask that hides keys beyond the grid.
+    """Patch tokens of q (B, H, cells, d) and all of v in windows, and the mask that hides keys beyond the grid.
 
-    grids and windows: of queries and of keys. Every window has the values of all extra tokens beside its own.
-    Raises: GridError if queries and keys fall into other numbers of windows, UnsupportedError for other masks.
+    grids and windows: of queries and of keys. Every window also has the values of all prefix and suffix tokens.
+    Raises: GridError if queries and keys have different numbers of windows, UnsupportedError for masks but padding.
     """
     (grid, memory), (window, key_window) = grids, windows
     if windows_on(grid, window) != windows_on(memory, key_window):
         raise GridError(
-            f"windows do not divide alike: {window.height}x{window.width} on {grid} for queries, "
-            f"{key_window.height}x{key_window.width} on {memory} for keys; use resize='interpolate'"
+            f"queries and keys have different numbers of windows: {window.height}x{window.width} on {grid} for "
+            f"queries, {key_window.height}x{key_window.width} on {memory} for keys; use resize='interpolate'"
         )
     if mask is not None and mask.kinds - {"padding"}:
         raise UnsupportedError(

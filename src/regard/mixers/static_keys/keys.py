@@ -1,8 +1,8 @@
-"""What static keys (SKA, CSKA) have in common: activations, other grids, freezing for export, keys from a teacher.
+"""The shared part of static keys (SKA, CSKA): activations, other grids, freezing for export, keys from a teacher.
 
-A static key belongs to a cell of the grid that it was built for. On another grid keys are resampled, or the trained
-grid becomes a window that is laid over the larger one; keys of extra tokens stay as they are.
-Every head has keys of its own. Keys are resampled at every call, also without gradients; `freeze` keeps them.
+A static key belongs to a patch token of the grid that it was built for. On another grid keys are resampled, or windows
+of the trained grid cover it; keys of prefix and suffix tokens stay as they are.
+Every head has keys of its own. Keys are resampled at every call, also without gradients; `freeze` stores the result.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Cost, Grid, GridError, Operator, Site, SwapError, softmax_rows
-from regard.core.eval_mode import resting
+from regard.core.eval_mode import eval_mode
+from regard.mixers.shared.checks import check_prefix_suffix
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
-from regard.mixers.shared.kernel_features import check_extra
 from regard.mixers.shared.tiles import join_tokens
 
 from .grids import former_grid, resample, same_cells
@@ -27,7 +27,7 @@ def _star_relu(x: Tensor) -> Tensor:
     return 0.8944 * F.relu(x).square() - 0.4472  # MetaFormer's constants, not learned here
 
 
-# what may stand in the place of the softmax (SKA Table 4); the weights of a row then do not sum to 1
+# alternatives to the softmax (SKA Table 4); the weights of a row then do not sum to 1
 _POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -40,20 +40,21 @@ FROM_TEACHER = ("calibrate", "positions")
 
 @dataclass(frozen=True, kw_only=True)
 class StaticConfig(HeadMixerConfig):
-    """What SKA and CSKA have in common.
+    """The fields that SKA and CSKA share.
 
-    scale: factor of the logits, None = d^-0.5 (the paper's Algorithm 1 has 1.0, its code d^-0.5).
-    init: "trunc_normal" starts the keys with standard deviation 0.02, near the uniform average; "paper" as the paper's
-    code does. "calibrate" and "positions" start like the first, until `regard.calibrate` takes the keys from a trained
+    scale: factor of the logits, None = d^-0.5 as in the authors' code; the paper's Sec. 4.1 and Algorithm 1 have none,
+    which is scale=1.0.
+    init: "trunc_normal" draws the keys with standard deviation 0.02, near the uniform average; "paper" as the authors'
+    code does. "calibrate" and "positions" start like the first, until `regard.calibrate` copies the keys from a trained
     host: the means of its keys over images, or the keys of its position embedding.
-    resize: what a call on another grid does: "interpolate" resamples the keys, "window" lays the trained grid over it
-    as windows, from the upper left corner (a window that stands out is masked), "error" refuses. With "interpolate" a
+    resize: on another grid "interpolate" resamples the keys, "window" covers it with windows of the trained grid from
+    the upper left corner (a window that is cut off is masked), "error" raises GridError. With "interpolate" a
     checkpoint of another grid is resampled too, if that grid was square or had the shape of the new one.
     activation: "softmax", or "relu", "gelu", "starrelu" (SKA Table 4) or "none", whose weights do not sum to 1.
     normalise: "1/N" divides these weights by the number of keys, hidden ones included (in windows, of a window's keys);
     the paper mentions no division.
-    heads: number of heads of the host's width, 0 = as many as the host. The paper's models "b" have more, to be as
-    large as the model that they are compared with.
+    heads: number of heads of the host's width, 0 = the host's number. The paper's models "b" have more, to be as large
+    as the model that they are compared with.
     """
 
     scale: float | None = None
@@ -93,7 +94,7 @@ class StaticConfig(HeadMixerConfig):
 
 
 def weigh(logits: Float[Tensor, "*B M"], activation: str = "softmax", masked: bool = True) -> Float[Tensor, "*B M"]:
-    """Weights of M keys from their logits. masked: whether some logits are -inf; those keys get the weight 0."""
+    """Weights of M keys from their logits. masked: whether logits may be -inf; such keys get the weight 0."""
     if not masked:
         return logits.softmax(-1) if activation == "softmax" else _POINTWISE[activation](logits)
     if activation == "softmax":
@@ -105,7 +106,7 @@ def weigh(logits: Float[Tensor, "*B M"], activation: str = "softmax", masked: bo
 class StaticOperator(Operator):
     """An operator whose keys are parameters on `grid`; `site_grid` is that of the queries at build time.
 
-    Parameters named in `on_cells` are (H, cells, d) or (H * cells, ...).
+    Parameters named in `on_cells` are (H, patch tokens, d) or (H * patch tokens, ...).
     """
 
     config: StaticConfig
@@ -121,26 +122,26 @@ class StaticOperator(Operator):
         self.register_load_state_dict_post_hook(_thaw)
 
     def constants(self, grid: Grid) -> dict[str, Tensor]:
-        """The tensors that a call with keys on `grid` needs, resampled where the configuration says so."""
+        """The tensors for a call with keys on `grid`, resampled if the configuration says so."""
         raise NotImplementedError
 
     def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
-        """Take these keys, in token order on the build grid, as static keys; frozen keys thaw."""
+        """Use these keys, in token order on the build grid, as static keys; ends `freeze`."""
         raise NotImplementedError
 
     def share(self, v: Tensor, keys: int) -> Tensor:
-        """Values divided by the number of keys, where `config.normalise` asks for it."""
+        """Values divided by the number of keys if `config.normalise` says so."""
         return v / keys if self.config.normalise == "1/N" else v
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters to keep out of weight decay: under softmax it would only move the keys' free mean."""
+        """Names of parameters without weight decay: all, as the softmax does not depend on the mean of the keys."""
         return {name for name, _ in self.named_parameters()}
 
     def freeze(self, grid: Grid | None) -> None:
-        """Keep the tensors for one grid of keys as constants, for export; None makes them follow the parameters again.
+        """Store the tensors for one grid of keys as constants, for export; None ends that.
 
-        Buffers outside the state dict: a checkpoint stays as it is. A frozen operator refuses other grids and its keys
-        are not trained. Loading a state or drawing the parameters anew ends it.
+        The constants are buffers outside the state dict, so checkpoints do not change. A frozen operator refuses other
+        grids and its keys are not trained. Loading a state or resetting the parameters ends it.
         Raises: GridError as a call on that grid would.
         """
         for name in self._frozen_names:
@@ -149,18 +150,18 @@ class StaticOperator(Operator):
         if grid is None:
             return
         with torch.no_grad():
-            made = self.on(grid)
-        for name, value in made.items():
+            constants = self.on(grid)
+        for name, value in constants.items():
             self.register_buffer(f"frozen_{name}", value.detach().clone(), persistent=False)
-        self.frozen, self._frozen_names = grid, tuple(made)
+        self.frozen, self._frozen_names = grid, tuple(constants)
 
     def on(self, grid: Grid) -> dict[str, Tensor]:
-        """`constants`, or what `freeze` kept.
+        """`constants`, or those that `freeze` stored.
 
-        Raises: GridError if the extra tokens are others than those of the build grid, if the grid is another and
-        resize is "error", or if the operator is frozen for another grid.
+        Raises: GridError if prefix and suffix differ from those of the build grid, if the grid differs and resize is
+        "error", or if the operator is frozen for another grid.
         """
-        check_extra("static keys", self.grid, grid)
+        check_prefix_suffix("static keys", self.grid, grid)
         if self.frozen is not None:
             if not same_cells(self.frozen, grid):
                 raise GridError(f"static keys are frozen for {self.frozen}, not for {grid}; freeze(None) ends that")
@@ -174,21 +175,21 @@ class StaticOperator(Operator):
         return self.config.resize == "window" and not same_cells(self.grid, grid)
 
     def resampled(self, cells: Float[Tensor, "H cells d"], grid: Grid) -> Float[Tensor, "H cells2 d"]:
-        """Keys of cells on `grid`: resampled, or as they are if windows carry them there."""
+        """Keys of patch tokens on `grid`: resampled, or unchanged if windows cover the grid."""
         return cells if self.config.resize == "window" else resample(cells, self.grid, grid)
 
-    def carried(self, name: str, came: Tensor) -> Tensor | None:
-        """A parameter that was trained on another grid as this one's; None where it cannot be resampled."""
+    def transferred(self, name: str, value: Tensor) -> Tensor | None:
+        """A parameter of a checkpoint of another grid, resampled to this grid; None where it cannot be resampled."""
         own = self.get_parameter(name)
-        if self.config.resize != "interpolate" or name not in self.on_cells or came.ndim != own.ndim:
+        if self.config.resize != "interpolate" or name not in self.on_cells or value.ndim != own.ndim:
             return None
         axis, copies = (1, 1) if own.ndim == 3 else (0, self.heads)
-        if came.movedim(axis, 0).shape[1:] != own.movedim(axis, 0).shape[1:] or came.shape[axis] % copies:
+        if value.movedim(axis, 0).shape[1:] != own.movedim(axis, 0).shape[1:] or value.shape[axis] % copies:
             return None
-        old = former_grid(came.shape[axis] // copies, self.grid)
+        old = former_grid(value.shape[axis] // copies, self.grid)
         if old is None:
             return None
-        return resample(came.reshape(self.heads, old.cells, -1), old, self.grid).reshape(own.shape)
+        return resample(value.reshape(self.heads, old.cells, -1), old, self.grid).reshape(own.shape)
 
 
 def _check_state(
@@ -201,19 +202,19 @@ def _check_state(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    # the door of a checkpoint: torch's own message, a size, would not say what to do
+    """Resample parameters of a checkpoint of another grid, or say what to do, which torch's own message does not."""
     for name, parameter in module.named_parameters(recurse=False):
-        came = state.get(prefix + name)
-        if came is None or came.shape == parameter.shape:
+        value = state.get(prefix + name)
+        if value is None or value.shape == parameter.shape:
             continue
-        carried = module.carried(name, came)
-        if carried is not None:
-            state[prefix + name] = carried  # load_state_dict has made its own dictionary of the caller's
+        resampled = module.transferred(name, value)
+        if resampled is not None:
+            state[prefix + name] = resampled  # load_state_dict works on its own copy of the caller's dictionary
         else:
-            shapes = f"{tuple(came.shape)}, this layer's {tuple(parameter.shape)} for {module.grid}"
+            shapes = f"{tuple(value.shape)}, this layer's {tuple(parameter.shape)} for {module.grid}"
             errors.append(
-                f"{prefix}{name} of the checkpoint is {shapes}: trained on another grid or other extra tokens; "
-                "build the model for the trained grid, load, and call it on the new one"
+                f"{prefix}{name} of the checkpoint is {shapes}: trained on another grid or with other prefix and "
+                "suffix tokens; build the model for the trained grid, load, and call it on the new one"
             )
 
 
@@ -222,35 +223,35 @@ def _thaw(module: StaticOperator, incompatible: object) -> None:
 
 
 def freeze_keys(model: nn.Module, *inputs: Tensor) -> list[str]:
-    """Turn the static keys of a whole model into constants for the grids of one forward pass; names of the operators.
+    """Freeze the static keys of a whole model for the grids of one forward pass; returns the names of the operators.
 
-    The pass is in evaluation mode; afterwards every module is in its own mode again.
+    The pass is in evaluation mode; afterwards every module has its own mode again.
     `for name in freeze_keys(model, images): ...`; `model.get_submodule(name).freeze(None)` ends it.
     Raises: ConfigError if the model has no static keys.
     """
-    seen: dict[str, Grid] = {}
+    grids: dict[str, Grid] = {}
     operators = _operators(model)
     if not operators:
         raise ConfigError("the model has no static keys to freeze; it needs SKA() or CSKA() layers")
 
     def watch(name: str) -> torch.utils.hooks.RemovableHandle:
-        def note(module: nn.Module, args: tuple[object, ...], options: dict[str, object]) -> None:
-            seen[name] = cast(Grid, options.get("memory") or options["grid"])
+        def record(module: nn.Module, args: tuple[object, ...], options: dict[str, object]) -> None:
+            grids[name] = cast(Grid, options.get("memory") or options["grid"])
 
-        return operators[name].register_forward_pre_hook(note, with_kwargs=True)
+        return operators[name].register_forward_pre_hook(record, with_kwargs=True)
 
     for operator in operators.values():
         operator.freeze(None)
     handles = [watch(name) for name in operators]
     try:
-        with resting(model):
+        with eval_mode(model):
             model(*inputs)
     finally:
         for handle in handles:
             handle.remove()
-    for name, grid in seen.items():
+    for name, grid in grids.items():
         operators[name].freeze(grid)
-    return list(seen)
+    return list(grids)
 
 
 def _operators(model: nn.Module) -> dict[str, StaticOperator]:
@@ -258,15 +259,15 @@ def _operators(model: nn.Module) -> dict[str, StaticOperator]:
 
 
 def calibrate(student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor] = ()) -> list[str]:
-    """Start static keys from a trained model; returns the names of the operators that got keys.
+    """Set static keys from a trained model; returns the names of the operators whose keys were set.
 
     teacher: the same host with `Softmax()` swapped in, so that its layers have the student's names. Layers of the
     student with init="calibrate" get the mean keys over the batches, a running mean in float32: exact for one image.
     Those with init="positions" get the keys that the teacher makes of its position embedding: K = W_k norm1(pos).
-    The teacher runs in evaluation mode; afterwards its modules are in their own modes again.
-    Raises: ConfigError if no layer asks for either, or there are no batches for those that need them; SwapError if a
-    layer is not in the teacher, was not run, has no `pos_embed` and `norm1`, or has other heads or another width;
-    GridError if the grids differ. No key is set then.
+    The teacher runs in evaluation mode; afterwards its modules have their own modes again.
+    Raises: ConfigError if no layer has either init, or batches are missing; SwapError if the teacher lacks a layer,
+    does not run it, has no `pos_embed` and `norm1`, or has other heads or another width; GridError if the grids differ.
+    No key is set then.
     """
     operators = {name: op for name, op in _operators(student).items() if op.config.init in FROM_TEACHER}
     if not operators:
@@ -275,26 +276,26 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor] 
     for name in operators:
         if not isinstance(donors.get(name), Operator) or isinstance(donors[name], StaticOperator):
             raise SwapError(f"the teacher has no projected keys at {name}; swap Softmax() into it first")
-    counted = {name: operator for name, operator in operators.items() if operator.config.init == "calibrate"}
-    found = _mean_keys(counted, teacher, batches) if counted else {}
+    averaged = {name: operator for name, operator in operators.items() if operator.config.init == "calibrate"}
+    keys = _mean_keys(averaged, teacher, batches) if averaged else {}
     for name, operator in operators.items():
-        if name not in counted:
-            found[name] = _position_keys(operator, teacher, name)
-        came, own = tuple(found[name].shape), (operator.heads, operator.grid.tokens, operator.width)
-        if came != own:
+        if name not in averaged:
+            keys[name] = _position_keys(operator, teacher, name)
+        shape, expected = tuple(keys[name].shape), (operator.heads, operator.grid.tokens, operator.width)
+        if shape != expected:
             raise SwapError(
-                f"{name}: the teacher's keys are {came} (heads, tokens, width), the student's {own}; leave out "
+                f"{name}: the teacher's keys are {shape} (heads, tokens, width), the student's {expected}; leave out "
                 "heads= of the student, or take a teacher of the same host"
             )
     for name, operator in operators.items():
-        operator.set_keys(found[name])
+        operator.set_keys(keys[name])
     return list(operators)
 
 
 def _mean_keys(
     operators: dict[str, StaticOperator], teacher: nn.Module, batches: Iterable[Tensor]
 ) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    means: dict[str, Tensor] = {}
     counts = dict.fromkeys(operators, 0)
 
     def watch(name: str) -> torch.utils.hooks.RemovableHandle:
@@ -305,13 +306,13 @@ def _mean_keys(
             k = args[1].float() if args[1].dtype in (torch.float16, torch.bfloat16) else args[1]
             counts[name] += len(k)
             mean = k.mean(0)
-            found[name] = found[name].lerp(mean, len(k) / counts[name]) if name in found else mean
+            means[name] = means[name].lerp(mean, len(k) / counts[name]) if name in means else mean
 
         return teacher.get_submodule(name).register_forward_pre_hook(add, with_kwargs=True)
 
     handles = [watch(name) for name in operators]
     try:
-        with resting(teacher):
+        with eval_mode(teacher):
             for batch in batches:
                 teacher(batch)
     finally:
@@ -319,10 +320,10 @@ def _mean_keys(
             handle.remove()
     if not any(counts.values()):
         raise ConfigError("init='calibrate' needs at least one batch of inputs")
-    silent = [name for name, count in counts.items() if not count]
-    if silent:
-        raise SwapError(f"the forward pass of the teacher did not enter {', '.join(silent)}")
-    return found
+    unused = [name for name, count in counts.items() if not count]
+    if unused:
+        raise SwapError(f"the forward pass of the teacher did not run {', '.join(unused)}")
+    return means
 
 
 @torch.no_grad()
@@ -338,4 +339,4 @@ def _position_keys(operator: StaticOperator, teacher: nn.Module, name: str) -> T
         positions = join_tokens(positions.new_zeros(1, grid.extra, positions.shape[-1]), positions, grid)
     if positions.shape[-2] != grid.tokens:
         raise GridError(f"{name}: {positions.shape[-2]} positions do not fit {grid}")
-    return cast(Tensor, head.roles(cast(nn.Module, norm)(positions), grid)["k"]).mean(0)
+    return cast(Tensor, head.project_heads(cast(nn.Module, norm)(positions), grid)["k"]).mean(0)

@@ -1,20 +1,21 @@
-"""Static key attention: A = softmax(scale q K^T), K learned per head and token instead of projected (SKA, Sec. 4.1).
+"""Static key attention: A = softmax(q K^T), K learned per head and token instead of projected (SKA, Sec. 4.1).
 
-Queries and values come from the input; a key stands for a place. So SKA is not permutation equivariant, and its keys
-belong to one grid: another grid resamples them, or is covered by windows of the trained grid, while the keys of extra
-tokens, a parameter of their own, stay. In windows every cell sees the extra tokens and its own window; an extra token
-sees all keys, tiled.
+Sec. 4.1 and Algorithm 1 have no scale; the authors' code has d^-0.5, which is the default here (`scale`).
+Queries and values come from the input; a key belongs to a position. So SKA is not permutation equivariant, and its keys
+belong to one grid: on another grid they are resampled, or windows of the trained grid cover it; the keys of prefix and
+suffix tokens, a parameter of their own, stay. In windows a patch token attends to the prefix and suffix tokens and to
+its own window; a prefix or suffix token attends to all keys, tiled.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import NOTHING, Card, ConfigError, Cost, Grid, Mask, ShapeError, Site, attend, hide, nearest
-from regard.mixers.shared.heads import check_heads
+from regard.core import NO_MASK, Card, ConfigError, Cost, Grid, Inputs, Mask, ShapeError, Site, attend, hide, nearest
+from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
@@ -36,7 +37,7 @@ def ska_reference(
     """activation(scale q keys^T + bias) v; scale None = d^-0.5. A forbidden key has the weight 0 for any activation."""
     v = hide(v, mask)
     logits = q @ keys.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return weigh((mask or NOTHING).added(logits), activation) @ v
+    return weigh((mask or NO_MASK).added(logits), activation) @ v
 
 
 def ska(
@@ -48,14 +49,14 @@ def ska(
     mask: Mask | None = None,
     activation: str = "softmax",
 ) -> Float[Tensor, "B H N e"]:
-    """The same through fused attention on the expanded keys.
+    """The same by fused attention on the expanded keys.
 
-    activation "none" runs in linear time as q (keys^T v) unless there is a causal mask or a bias. What a value hidden
-    by padding holds, even a NaN, does not matter.
+    activation "none" runs in linear time as q (keys^T v) unless there is a causal mask or a bias. Values hidden by
+    padding, even NaN, have no effect.
     Raises: ShapeError if q, keys and v do not fit together; ConfigError for an unknown activation.
     """
     _check(q, keys, v, activation)
-    mask, v = mask or NOTHING, hide(v, mask)
+    mask, v = mask or NO_MASK, hide(v, mask)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     if activation == "none" and mask.kinds <= {"padding"}:
         return q @ (keys.mT @ v) * factor
@@ -66,7 +67,7 @@ def ska(
 
 
 def ska_macs(queries: int, keys: int, site: Site, activation: str, biased: bool = False) -> int:
-    """MACs of `ska` at a site; biased: with a bias in its mask, which keeps "none" from running in linear time."""
+    """MACs of `ska` at a site. biased: whether its mask has a bias, with which "none" does not run in linear time."""
     if activation == "none" and not biased:
         return (queries + keys) * site.inner * site.width
     return attend(queries, keys, site.inner).macs
@@ -82,7 +83,7 @@ class SKA(StaticConfig):
     card: ClassVar[Card] = Card(
         title="Static key attention",
         source="Static Key Attention in Vision, Sec. 4.1",
-        formula="softmax(q K^T / sqrt(d)) v with learned K",
+        formula="softmax(q K^T) v with learned K; by default times d^-0.5, as the authors' code",
         complexity="O(N^2 C)",
         query_content=True,
         key_content=False,
@@ -91,7 +92,7 @@ class SKA(StaticConfig):
         expert_count="1",
         construction="learned keys",
         topology="all-to-one",
-        prefix="a query like any other; its key is learned apart and is not resampled",
+        prefix="queries like any other; their keys are parameters of their own and are not resampled",
     )
     samples: ClassVar[tuple[str, ...]] = (
         "SKA()",
@@ -110,7 +111,7 @@ class SKA(StaticConfig):
 
 
 class SKAOperator(StaticOperator):
-    """keys (H, cells, d) on the build grid, rows first; extra_keys (H, prefix + suffix, d) or None.
+    """keys (H, patch tokens, d) on the build grid, row by row; extra_keys (H, prefix + suffix, d) or None.
 
     The keys lie on the memory's grid in cross-attention.
     """
@@ -135,7 +136,7 @@ class SKAOperator(StaticOperator):
 
     @torch.no_grad()
     def set_keys(self, keys: Float[Tensor, "H M d"]) -> None:
-        """Take these keys, in token order on the build grid."""
+        """Use these keys, in token order on the build grid."""
         self.freeze(None)
         extra, cells = split_tokens(keys, self.grid)
         self.keys.copy_(cells)
@@ -147,58 +148,43 @@ class SKAOperator(StaticOperator):
         return {"keys": cells if self.extra_keys is None else join_tokens(self.extra_keys, cells, grid)}
 
     def keys_on(self, grid: Grid) -> Float[Tensor, "H M d"]:
-        """All keys in token order for a grid: bicubic, antialiased, in float32 at least where the grid is another.
+        """All keys in token order for a grid; on another grid bicubic, antialiased, computed in float32 or better.
 
         With resize="window" those of one window. Raises: GridError as `on`.
         """
         return self.on(grid)["keys"]
 
-    def forward(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, v = cast(Tensor, q), cast(Tensor, v)
-        keys, memory = self.keys_on(memory or grid).to(q.dtype), memory or grid
-        scale, activation = self.config.scale, self.config.activation
-        if not self.windowed(memory):
-            return ska(q, keys, self.share(v, memory.tokens), scale=scale, mask=mask, activation=activation)
-        extra, cells = split_tokens(q, grid)
+    def compute(self, inputs: Inputs, plain: bool) -> Tensor:
+        q, v, memory = inputs.q, inputs.v, inputs.key_grid
+        keys = self.keys_on(memory).to(q.dtype)
+        if self.windowed(memory):
+            return self._plain_windows(inputs, keys) if plain else self._windows(inputs, keys)
+        return self._attention(q, keys, self.share(v, memory.tokens), inputs.mask, plain)
+
+    def _attention(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask | None, plain: bool) -> Tensor:
+        form = ska_reference if plain else ska
+        return form(q, keys, v, scale=self.config.scale, mask=mask, activation=self.config.activation)
+
+    def _windows(self, inputs: Inputs, keys: Tensor) -> Tensor:
+        """Patch tokens window by window, then prefix and suffix tokens with the keys of all windows."""
+        grid, memory, mask, v = inputs.grid, inputs.key_grid, inputs.mask, inputs.v
+        extra, cells = split_tokens(inputs.q, grid)
         grids, windows = (grid, memory), (self.site_grid, self.grid)
         part, values, hidden = in_windows(cells, self.share(v, self.grid.tokens), grids, windows, mask)
-        made = ska(part, keys, values, scale=scale, mask=hidden, activation=activation)
-        out = join(made, grid, self.site_grid)
+        out = join(self._attention(part, keys, values, hidden, plain=False), grid, self.site_grid)
         if not grid.extra:
             return out
         v, keys = self.share(v, memory.tokens), self._tiled(keys, memory)
-        return join_tokens(ska(extra, keys, v, scale=scale, mask=mask, activation=activation), out, grid)
+        return join_tokens(self._attention(extra, keys, v, mask, plain=False), out, grid)
 
-    def reference(
-        self,
-        q: Tensor | None,
-        k: Tensor | None,
-        v: Tensor | None,
-        *,
-        grid: Grid,
-        memory: Grid | None = None,
-        mask: Mask | None = None,
-    ) -> Tensor:
-        q, v = cast(Tensor, q), cast(Tensor, v)
-        keys, memory = self.keys_on(memory or grid).to(q.dtype), memory or grid
-        scale, activation = self.config.scale, self.config.activation
-        if not self.windowed(memory):
-            return ska_reference(q, keys, self.share(v, memory.tokens), scale=scale, mask=mask, activation=activation)
-        # tiled keys and a block mask
+    def _plain_windows(self, inputs: Inputs, keys: Tensor) -> Tensor:
+        """The keys of all windows side by side, and a bias that is -inf between windows."""
+        q, grid, memory, mask = inputs.q, inputs.grid, inputs.key_grid, inputs.mask
         block = torch.zeros(grid.tokens, memory.tokens, dtype=q.dtype, device=q.device)
         rows, columns = _window_of(grid, self.site_grid, q), _window_of(memory, self.grid, q)
         block[grid.span, memory.span].masked_fill_(rows[:, None] != columns, -torch.inf)
         hidden = Mask(keep=None if mask is None else mask.keep, bias=block)
-        out = ska_reference(q, self._tiled(keys, memory), v, scale=scale, mask=hidden, activation=activation)
+        out = self._attention(q, self._tiled(keys, memory), inputs.v, hidden, plain=True)
         extra, cells = split_tokens(out, grid)
         return join_tokens(self.share(extra, memory.tokens), self.share(cells, self.grid.tokens), grid)
 
@@ -208,7 +194,7 @@ class SKAOperator(StaticOperator):
 
 
 def _window_of(grid: Grid, window: Grid, q: Tensor) -> Tensor:
-    """The number of the window of every cell."""
+    """The index of the window of every patch token."""
     rows = torch.arange(grid.height, device=q.device) // window.height
     columns = torch.arange(grid.width, device=q.device) // window.width
     return (rows[:, None] * windows_on(grid, window)[1] + columns).flatten()

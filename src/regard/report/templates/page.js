@@ -1,13 +1,13 @@
 const page = JSON.parse(document.getElementById("data").textContent);
-const make = (tag, attributes = {}, text = "") => {
+const svgNode = (tag, attributes = {}, text = "") => {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   node.textContent = text;
   return node;
 };
-// One label that follows the pointer.
+// The tooltip at the pointer.
 const tip = $("#tip");
-function say(event, lines) {
+function showTip(event, lines) {
   tip.replaceChildren(...lines.map(([text, color, strong]) => {
     const line = document.createElement("div");
     if (color) { const dot = document.createElement("i"); dot.style.background = `var(${color})`; line.append(dot); }
@@ -20,14 +20,14 @@ function say(event, lines) {
   tip.style.left = `${Math.max(8, left) + scrollX}px`;
   tip.style.top = `${Math.max(8, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)) + scrollY}px`;
 }
-const hush = () => { tip.hidden = true; };
+const hideTip = () => { tip.hidden = true; };
 const short = (v) => {
   for (const [size, unit] of [[1e9, " G"], [1e6, " M"], [1e3, " k"]])
     if (Math.abs(v) >= size) return String(+(v / size).toPrecision(3)) + unit;
   return String(+v.toPrecision(4)).replace("-", "\u2212");
 };
 
-// Rows: a click on a name in a legend hides or shows the row in every figure.
+// Legend: a click on a name hides or shows the row in every figure.
 const hidden = new Set();
 for (const chip of all(".chip")) chip.addEventListener("click", () => {
   const row = +chip.dataset.row;
@@ -37,21 +37,21 @@ for (const chip of all(".chip")) chip.addEventListener("click", () => {
   drawTradeoff();
 });
 
-// Learning curves: choose the quantity; the pointer reads all rows at one epoch.
+// Learning curves: the selected quantity; the tooltip has the values of all rows at one epoch.
 const which = $("#curve-metric");
 if (which) which.addEventListener("change", () => {
   for (const figure of all(".curves")) figure.hidden = figure.dataset.metric !== which.value;
 });
 for (const figure of all(".curves .plot")) {
   const { box, lines } = page.curves[figure.dataset.figure], svg = $("svg", figure);
-  const rule = make("line", { class: "rule", y1: box.top, y2: box.bottom });
+  const rule = svgNode("line", { class: "rule", y1: box.top, y2: box.bottom });
   svg.append(rule);
   figure.addEventListener("pointermove", (event) => {
     const frame = svg.getBoundingClientRect();
     const share = ((event.clientX - frame.left) / frame.width * box.width - box.left) / (box.right - box.left);
     const at = box.x[0] + share * (box.x[1] - box.x[0]);
     const shown = lines.filter((line) => !hidden.has(line.row));
-    if (share < 0 || share > 1 || !shown.length) { hush(); rule.classList.remove("on"); return; }
+    if (share < 0 || share > 1 || !shown.length) { hideTip(); rule.classList.remove("on"); return; }
     const epochs = shown[0].epochs;
     const epoch = epochs.reduce((best, e) => Math.abs(e - at) < Math.abs(best - at) ? e : best);
     const x = box.left + (epoch - box.x[0]) / (box.x[1] - box.x[0]) * (box.right - box.left);
@@ -61,13 +61,13 @@ for (const figure of all(".curves .plot")) {
     const values = shown.map((line) => [line.row, line.mean[line.epochs.indexOf(epoch)]]).filter(([, v]) => v != null);
     const sign = figure.dataset.better === "lower" ? 1 : -1;
     values.sort((a, b) => sign * (a[1] - b[1]));
-    say(event, [[`epoch ${epoch}`, "", true],
+    showTip(event, [[`epoch ${epoch}`, "", true],
       ...values.map(([row, v]) => [`${page.rows[row].label}  ${short(v)}`, page.rows[row].color])]);
   });
-  figure.addEventListener("pointerleave", () => { hush(); rule.classList.remove("on"); });
+  figure.addEventListener("pointerleave", () => { hideTip(); rule.classList.remove("on"); });
 }
 
-// Trade-off: any measured quantity against any cost, with the Pareto front.
+// Trade-off: a measured quantity against a cost, with the Pareto front.
 const shapes = { o: "M-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0Z", s: "M-4.5,-4.5h9v9h-9Z", "^": "M0,-6L5.5,4.5h-11Z",
   D: "M0,-6L6,0L0,6L-6,0Z", v: "M0,6L5.5,-4.5h-11Z", P: "M-2,-6h4v4h4v4h-4v4h-4v-4h-4v-4h4Z",
   X: "M-5,-3l2,-2l3,3l3,-3l2,2l-3,3l3,3l-2,2l-3,-3l-3,3l-2,-2l3,-3Z" };
@@ -99,39 +99,39 @@ function drawTradeoff() {
   const points = page.rows.map((row, index) => ({ row, index, x: row.x[xAxis.key], y: row.y[yAxis.key] }))
     .filter((p) => p.x != null && p.y != null && !hidden.has(p.index));
   const width = Math.max(300, holder.clientWidth), height = Math.min(460, Math.max(330, width * 0.52));
-  const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
+  const svg = svgNode("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `${yAxis.name} against ${xAxis.name}` });
   holder.replaceChildren(svg);
-  if (!points.length) { svg.append(make("text", { x: 20, y: 40 }, "No row has both quantities.")); return; }
+  if (!points.length) { svg.append(svgNode("text", { x: 20, y: 40 }, "No row has both quantities.")); return; }
   const xs = points.map((p) => p.x), log = Math.min(...xs) > 0 && Math.max(...xs) / Math.min(...xs) > 4;
   const x = scale(xs, 48, width - 16, log);
   const y = scale(points.flatMap((p) => [p.y.mean, p.y.low ?? p.y.mean, p.y.high ?? p.y.mean]), height - 44, 30, false);
   for (const t of y.ticks) {
-    svg.append(make("line", { class: "grid", x1: 48, x2: width - 8, y1: y.place(t), y2: y.place(t) }),
-      make("text", { x: 42, y: y.place(t) + 4, "text-anchor": "end", class: "tick" }, short(t)));
+    svg.append(svgNode("line", { class: "grid", x1: 48, x2: width - 8, y1: y.place(t), y2: y.place(t) }),
+      svgNode("text", { x: 42, y: y.place(t) + 4, "text-anchor": "end", class: "tick" }, short(t)));
   }
   let free = -Infinity;
   for (const t of x.ticks) if (x.place(t) > free) {
-    svg.append(make("text", { x: x.place(t), y: height - 24, "text-anchor": "middle", class: "tick" }, short(t)));
+    svg.append(svgNode("text", { x: x.place(t), y: height - 24, "text-anchor": "middle", class: "tick" }, short(t)));
     free = x.place(t) + 44;
   }
-  svg.append(make("text", { x: (48 + width) / 2, y: height - 5, "text-anchor": "middle", class: "name" },
-    `${xAxis.name}${xAxis.better === "higher" ? " (more is better)" : " (less is better)"}${log ? ", log scale" : ""}`),
-  make("text", { x: 4, y: 14, class: "name" }, yAxis.name));
+  svg.append(svgNode("text", { x: (48 + width) / 2, y: height - 5, "text-anchor": "middle", class: "name" },
+    `${xAxis.name}${xAxis.better === "higher" ? " (higher is better)" : " (lower is better)"}${log ? ", log scale" : ""}`),
+  svgNode("text", { x: 4, y: 14, class: "name" }, yAxis.name));
   const sx = xAxis.better === "higher" ? 1 : -1, sy = yAxis.better === "higher" ? 1 : -1;
   const front = points.filter((p) => !points.some((q) => q !== p && sx * q.x >= sx * p.x && sy * q.y.mean >= sy * p.y.mean
     && (q.x !== p.x || q.y.mean !== p.y.mean))).sort((p, q) => p.x - q.x);
-  svg.append(make("path", { class: "front", d: "M" + front.map((p) => `${x.place(p.x)},${y.place(p.y.mean)}`).join("L") }));
+  svg.append(svgNode("path", { class: "front", d: "M" + front.map((p) => `${x.place(p.x)},${y.place(p.y.mean)}`).join("L") }));
   const taken = points.map((p) => [x.place(p.x) - 7, y.place(p.y.mean) - 7, 14, 14]);
   for (const p of points) if (p.y.low != null)
     taken.push([x.place(p.x) - 2, y.place(p.y.high), 4, y.place(p.y.low) - y.place(p.y.high)]);
   for (const p of points) {
     const cx = x.place(p.x), cy = y.place(p.y.mean), color = `var(${p.row.color})`;
-    const group = make("g", { "data-row": p.index, tabindex: 0 });
-    if (p.y.low != null) group.append(make("line", { x1: cx, x2: cx, y1: y.place(p.y.low), y2: y.place(p.y.high),
+    const group = svgNode("g", { "data-row": p.index, tabindex: 0 });
+    if (p.y.low != null) group.append(svgNode("line", { x1: cx, x2: cx, y1: y.place(p.y.low), y2: y.place(p.y.high),
       style: `stroke:${color};stroke-width:1.5` }));
-    group.append(make("path", { d: shapes[p.row.marker], transform: `translate(${cx},${cy})`, style: `fill:${color}` }));
-    const label = make("text", { class: "label" }, p.row.short);
+    group.append(svgNode("path", { d: shapes[p.row.marker], transform: `translate(${cx},${cy})`, style: `fill:${color}` }));
+    const label = svgNode("text", { class: "label" }, p.row.short);
     svg.append(group);
     group.append(label);
     const w = label.getComputedTextLength() + 4, h = 15;
@@ -148,8 +148,8 @@ function drawTradeoff() {
     label.setAttribute("y", best[1] + 11.5);
     const lines = [[p.row.label, p.row.color, true], [`${yAxis.name}: ${short(p.y.mean)}`
       + (p.y.low != null ? ` [${short(p.y.low)}, ${short(p.y.high)}]` : "")], [`${xAxis.name}: ${short(p.x)}`]];
-    group.addEventListener("pointermove", (event) => say(event, lines));
-    group.addEventListener("pointerleave", hush);
+    group.addEventListener("pointermove", (event) => showTip(event, lines));
+    group.addEventListener("pointerleave", hideTip);
   }
 }
 for (const select of all("#x-axis, #y-axis")) select.addEventListener("change", drawTradeoff);
@@ -157,7 +157,7 @@ let waiting = 0;
 addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(drawTradeoff); });
 drawTradeoff();
 
-// Attention maps: choose layer and head; rows with fewer heads show their mean.
+// Attention maps of the selected layer and head; rows with fewer heads show their mean.
 function showMaps() {
   for (const image of all(".map img")) {
     const layers = page.maps[image.dataset.row], depth = +$("#map-layer").value;

@@ -1,10 +1,10 @@
-"""What Tables 2 and 3 of the empirical study of spatial attention share here: attended ResNets and three scales."""
+"""What Tables 2 and 3 and Figure 2a of the ESA paper share here: attended ResNets, their controls and three scales."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from regard.lab.study import Row, Setting
-from regard.mixers.factors.factors import Factors
+from regard.studies.controls import CONTROLS, imagenet
 from regard.tasks.classification import Classification
 from regard.train.recipe import Recipe
 
@@ -20,65 +20,57 @@ def deformable(host: str) -> str:
 
 def controls(start: Row) -> tuple[Row, ...]:
     """The rows that a study's baseline has to beat."""
-    return (
-        Row("w/o", None, control=True, removed=True, start=start, notes=("The plain network, trained on as long.",)),
-        Row("0000", Factors(terms="0000"), control=True, start=start, notes=("Uniform average of the values.",)),
-    )
+    removed, uniform = (replace(row, start=start) for row in CONTROLS)
+    return replace(removed, notes=("The plain network, trained on as long.",)), uniform
 
 
 def settings(rows: Callable[[str, Row], tuple[Row, ...]]) -> dict[str, Setting]:
-    """Three scales. rows: of a host and the row that they start from, the plain network of the same seed."""
+    """Three scales. rows(host, start): start is the row of the plain network that all others start from."""
 
-    def made(host: str, task: Classification, recipe: Recipe, first: Mapping[str, int | float], seeds: int) -> Setting:
+    def setting(task: Classification, recipe: Recipe, seeds: int, **first: int | float) -> Setting:
         start = Row("start", None, removed=True, recipe=first)
-        return Setting(task=replace(task, host=host), recipe=recipe, seeds=seeds, rows=rows(host, start))
+        return Setting(task=task, recipe=recipe, seeds=seeds, rows=rows(task.host, start))
 
     return {
-        "smoke": made(
-            SMOKE,
+        "smoke": setting(
             Classification(host=SMOKE, data="digits-canvas", size=(12, 12), limit=320, init="host"),
             Recipe(epochs=1, batch=32, lr=2e-3, augment="none"),
-            {"epochs": 2},
             2,
+            epochs=2,
         ),
-        "desk": made(
-            DESK,
+        "desk": setting(
             Classification(host=DESK, data="cifar10", size=(32, 32), init="host"),
             Recipe(epochs=6, batch=64, lr=4e-3),
-            {"epochs": 6, "lr": 2e-3},
             3,
+            epochs=6,
+            lr=2e-3,
         ),
-        "paper": made(
-            PAPER,
-            Classification(host=PAPER, data="imagenet", size=(224, 224), classes=1000, init="host"),
-            Recipe(
-                epochs=30,
-                batch=256,
-                optimizer="momentum",
-                lr=0.02,
-                betas=(0.9, 0.999),
-                weight_decay=1e-4,
-                warmup=1 / 30,
-                clip=0.0,
-                smoothing=0.0,
-                augment="timm",
-                precision="bf16-mixed",
-            ),
-            {"epochs": 90, "lr": 0.1, "warmup": 5 / 90},
-            3,
-        ),
+        "paper": setting(imagenet(PAPER), _PAPER_RECIPE, 3, epochs=90, lr=0.1, warmup=5 / 90),
     }
 
 
+_PAPER_RECIPE = Recipe(
+    epochs=30,
+    batch=256,
+    optimizer="momentum",
+    lr=0.02,
+    betas=(0.9, 0.999),
+    weight_decay=1e-4,
+    warmup=1 / 30,
+    clip=0.0,
+    smoothing=0.0,
+    augment="timm",
+    precision="bf16-mixed",
+)
 NOTES = (
-    "Every row starts from the same trained plain ResNet-18 of its seed, with gamma at zero: it computes the same at "
-    "first. w/o is trained on as long as the others.",
+    "Every row starts from the same trained plain ResNet-18 of its seed, with gamma at zero: at first it computes the "
+    "same. w/o is trained on as long as the others.",
     "Attention follows the first 3x3 convolution of a basic block, in the two stages named by the host; the paper has "
-    "bottleneck blocks of ResNet-50. At desk scale these stages have 8x8 and 4x4 cells, at paper scale 14x14 and 7x7.",
+    "bottleneck blocks of ResNet-50. Maps of these stages are 8x8 and 4x4 at desk scale, 14x14 and 7x7 at paper scale.",
     "The ResNet-18 of desk scale is narrow (8 to 64 channels) and trained for 6 and then 6 epochs, so that all rows "
     "and seeds of a table take about five hours of one core. Its accuracies are low, and differences that need more "
-    "training or width to show stay undecided. Shorter training says nothing: after 3 epochs at a rate of 1e-3 gamma "
+    "training or width stay undecided. Shorter training shows nothing: after 3 epochs at a rate of 1e-3 gamma "
     "was below 0.07 in all rows, which means that attention was not used; after these it reaches 0.2.",
     "The paper's tables are of detection, segmentation and translation; classification is this library's, so printed "
-    "values do not stand beside these rows. Its findings are judged as directions; `esa_costs` has the printed ones.",
+    "values are not shown beside these rows. Its findings are judged as directions; `esa_costs` has the printed ones.",
 )

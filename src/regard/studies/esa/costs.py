@@ -1,4 +1,4 @@
-"""An Empirical Study of Spatial Attention Mechanisms: the multiply-accumulates of Figure 3 and Tables 1, 2 and 3."""
+"""An Empirical Study of Spatial Attention Mechanisms, Figure 3 and Tables 1 to 3: multiply-accumulates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from regard.mixers.convolutions.conv import Conv
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
+from regard.studies.papers import ESA_PAPER
 
 _TERMS = tuple(f"{number:04b}" for number in range(15, -1, -1))
 _WINDOWS = (31, 25, 19, 13)
@@ -45,8 +46,8 @@ _PRINTED = {
         "0010": 489.5, "0001": 781.1,
     },
 }  # fmt: skip
-# from -> to, and the printed accuracy: box mAP on COCO, mIoU on Cityscapes, BLEU on WMT14 English to German
-_TABLE2 = (
+# Table 2: from -> to, and the printed accuracy: box mAP on COCO, mIoU on Cityscapes, BLEU on WMT14 English to German
+PRINTED_PAIRS = (
     ("w/o", "1111", "36.4 -> 41.0", "71.9 -> 77.8", "20.9 -> 28.0"),
     ("1111", "1011", "38.8 -> 41.0", "76.7 -> 77.8", "27.7 -> 28.0"),
     ("1110", "1010", "38.8 -> 40.9", "76.7 -> 77.7", "27.7 -> 28.0"),
@@ -86,8 +87,8 @@ def total(layout: Layout, config: MixerConfig | None, deformable: bool = False, 
     return layout.base + overhead(layout, config, deformable, accounting)
 
 
-def one_by_one(layout: Layout, config: Factors | DynamicConv | None, deformable: bool) -> tuple[float, float]:
-    """What no multiply-accumulate counts: 10^9 exponentials of the softmax, 10^9 products of interpolation."""
+def other_work(layout: Layout, config: Factors | DynamicConv | None, deformable: bool) -> tuple[float, float]:
+    """Work that is no multiply-accumulate: 10^9 exponentials of the softmax, 10^9 products of interpolation."""
     exponentials = interpolation = 0
     for index, (grid, dim, number) in enumerate(layout.modules):
         site = Site(dim=dim, heads=8, grid=grid, qkv_bias=False)
@@ -106,11 +107,12 @@ def _line(
     layout: Layout, name: str, config: Factors | DynamicConv | None, deformable: bool, printed: float | None
 ) -> list[Cell]:
     ours = total(layout, config, deformable)
-    said = "not printed" if printed is None else verdict(ours, printed, layout.tolerance)
-    said = "base" if config is None else said
+    judged = "not printed" if printed is None else verdict(ours, printed, layout.tolerance)
+    judged = "base" if config is None else judged
     executed = total(layout, config, deformable, "executed")
-    beside = [round(number, 3) for number in one_by_one(layout, config, deformable)]
-    return [layout.name, name, round(ours - layout.base, 2), round(ours, 2), printed, said, round(executed, 2), *beside]
+    others = [round(number, 3) for number in other_work(layout, config, deformable)]
+    counts = (round(ours - layout.base, 2), round(ours, 2), printed, judged, round(executed, 2))
+    return [layout.name, name, *counts, *others]
 
 
 _COLUMNS = (
@@ -119,8 +121,8 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _told(rows: Sequence[Sequence[Cell]], verdict_at: int = 5) -> str:
-    """How many of the printed numbers are reproduced, and the names of the others; the base is taken as printed."""
+def _summary(rows: Sequence[Sequence[Cell]], verdict_at: int = 5) -> str:
+    """How many of the printed numbers are reproduced, and the names of the others; the base is the printed one."""
     judged = [row for row in rows if row[verdict_at] not in ("not printed", "base")]
     off = [row for row in judged if row[verdict_at] != "reproduced"]
     named = "; ".join(f"{row[1]} in {row[0]} ({row[verdict_at]})" for row in off)
@@ -145,8 +147,8 @@ def figure3() -> Sheet:
         columns=_COLUMNS,
         rows=tuple(map(tuple, rows)),
         published=("printed GMACs",),
-        note=f"{_told(rows)}. Printed numbers are those of Tables 2 and 3; the figure prints none, and has w/o in the "
-        "place of 0000. 0000 by the paper's formula weighs every pair of cells; one mean does.",
+        note=f"{_summary(rows)}. Printed numbers are those of Tables 2 and 3; the figure prints none, and has w/o in "
+        "the place of 0000. The paper's formula for 0000 weighs every pair of positions; one mean is enough.",
         chart=Chart(x="configuration", y="added GMACs", series="task", kind="bars"),
     )
 
@@ -155,18 +157,17 @@ def table2() -> Sheet:
     """Every pair of Table 2."""
     rows: list[list[Cell]] = []
     for layout in (DETECTION, SEGMENTATION):
-        place, printed = (2 if layout is DETECTION else 3), _PRINTED[layout.name]
-        for pair in _TABLE2:
-            for terms, moving in ((pair[0], False), (pair[1], True)):
-                name = f"{terms} + deformable" if moving else terms
-                line = _line(layout, name, _config(terms), moving, printed[terms])
-                rows.append([*line, pair[place], pair[4]] if moving else [*line, None, None])
+        column, printed = (2 if layout is DETECTION else 3), _PRINTED[layout.name]
+        for pair in PRINTED_PAIRS:
+            rows.append([*_line(layout, pair[0], _config(pair[0]), False, printed[pair[0]]), None, None])
+            line = _line(layout, f"{pair[1]} + deformable", _config(pair[1]), True, printed[pair[1]])
+            rows.append([*line, pair[column], pair[4]])
     return Sheet(
         title="Table 2: deformable convolution in the place of query content and relative position",
         columns=(*_COLUMNS, "printed accuracy (mAP, mIoU)", "printed BLEU"),
         rows=tuple(map(tuple, rows)),
         published=("printed GMACs", "printed accuracy (mAP, mIoU)", "printed BLEU"),
-        note=f"{_told(rows)}. Rows are pairs: from, then to. The paper counts neither the prediction of offsets nor "
+        note=f"{_summary(rows)}. Rows are pairs: from, then to. The paper counts neither the prediction of offsets nor "
         "interpolation; the executed column counts the prediction (3x3), interpolation has a column of its own.",
     )
 
@@ -175,27 +176,27 @@ def table3() -> Sheet:
     """Every window of Table 3."""
     rows: list[list[Cell]] = []
     for layout in (DETECTION, SEGMENTATION):
-        place = 0 if layout is DETECTION else 1
+        column = 0 if layout is DETECTION else 1
         for window in _WINDOWS:
             e2, dynamic = _TABLE3[layout.name][window]
             accuracy = _ACCURACY3[window]
             line = _line(layout, f"0100 in {window}x{window}", Factors(terms="0100", window=window), False, e2)
             rows.append([*line, None, None])
             line = _line(layout, f"dynamic {window}x{window}", DynamicConv(kernel=window), False, dynamic)
-            rows.append([*line, accuracy[place], accuracy[2]])
+            rows.append([*line, accuracy[column], accuracy[2]])
     return Sheet(
         title="Table 3: dynamic convolution and query content with relative position, in the same window",
         columns=(*_COLUMNS, "printed accuracy (mAP, mIoU)", "printed BLEU"),
         rows=tuple(map(tuple, rows)),
         published=("printed GMACs", "printed accuracy (mAP, mIoU)", "printed BLEU"),
-        note=f"{_told(rows)}. Rows are pairs: from, then to. Windows are counted whole at the border. The form of 0100 "
-        "that is executed has tiles where the window is small beside the map; elsewhere it weighs all cells and masks. "
-        "The taps of dynamic convolution run as products one by one; the paper counts them, and so do both columns.",
+        note=f"{_summary(rows)}. Rows are pairs: from, then to. Windows are counted whole at the border. The form of "
+        "0100 that is executed has tiles where the window is small beside the map; elsewhere it computes all weights "
+        "and masks. The taps of dynamic convolution are elementwise products; the paper and both columns count them.",
     )
 
 
-# (mechanism, configuration, printed complexity, its terms for N cells, C channels and n x n taps)
-_NEARBY = 3
+# (mechanism, configuration, printed complexity, its terms for N positions, C channels and n x n taps)
+_SAME_ORDER = 3
 _COMPLEXITY = (
     ("E1", Factors(terms="1000"), "O(N^2 C + N C^2)", lambda n, c: n * n * c + n * c * c),
     ("E2", Factors(terms="0100"), "O(N^2 C + N C^2)", lambda n, c: n * n * c + n * c * c),
@@ -227,7 +228,7 @@ def table1() -> Sheet:
             )
             if used
         ]
-        same = "same order" if max(ratios) / min(ratios) <= _NEARBY else "another order"
+        same = "same order" if max(ratios) / min(ratios) <= _SAME_ORDER else "another order"
         rows.append((name, ", ".join(depends), printed, round(min(ratios), 2), round(max(ratios), 2), same))
     good = sum(row[-1] == "same order" for row in rows)
     return Sheet(
@@ -236,30 +237,30 @@ def table1() -> Sheet:
         rows=tuple(rows),
         published=("printed complexity",),
         note=f"{good} of {len(rows)} grow as printed. Ratio: multiply-accumulates to the terms inside O(.), over maps "
-        f"of 16x16 to 128x128 and 64 to 1024 channels; of one order if it varies by at most {_NEARBY}.",
+        f"of 16x16 to 128x128 and 64 to 1024 channels; of one order if it varies by at most {_SAME_ORDER}.",
     )
 
 
 def compute(source: Source) -> Sequence[Sheet | Picture]:
-    """All four sheets; nothing is read."""
+    """All four sheets, which need no runs."""
     return [table1(), figure3(), table2(), table3()]
 
 
 ANALYSIS = Analysis(
     name="esa_costs",
     title="What the factors, deformable and dynamic convolution cost",
-    source="An Empirical Study of Spatial Attention Mechanisms in Deep Networks, Tables 1-3 and Figure 3",
+    source=f"{ESA_PAPER}, Tables 1-3 and Figure 3",
     question="Do the paper's counting rules give its printed GMACs, and what is executed?",
     compute=compute,
     notes=(
-        "Detection: images of 800x1333, attention in conv4 (50x84 cells, 256 channels, 6 blocks) and conv5 "
+        "Detection: images of 800x1333, attention in conv4 (maps of 50x84, 256 channels, 6 blocks) and conv5 "
         "(25x42, 512, 3). Segmentation: maps of 96x96 in conv4 and conv5, and one module of 512 channels after the "
         "backbone. This layout is deduced: with it the printed numbers come out. The base network is the printed w/o.",
         "What the paper calls FLOPs are multiply-accumulates; 1 G = 10^9. Tolerances: 0.1 G in detection, 0.2 G in "
         "segmentation.",
         "The executed column counts what this library runs for one image in float32, with its faster forms: products "
-        "of matrices, and the taps of dynamic convolution, which are products one by one. The columns behind it count "
-        "what is no multiply-accumulate of either kind: numbers whose exponential a softmax takes, and samples times "
-        "bilinear weights (4 a tap and channel). Other products one by one, such as gates, are not counted.",
+        "of matrices, and the taps of dynamic convolution, which are elementwise products. The two columns after it "
+        "count other work: numbers whose exponential a softmax takes, and samples times bilinear weights (4 a tap and "
+        "channel). Other elementwise products, such as gates, are not counted.",
     ),
 )

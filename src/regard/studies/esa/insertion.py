@@ -1,4 +1,4 @@
-"""Attention put into a trained ResNet: the same logits at first, and then the curve of fine-tuning (ESA, Figure 2a)."""
+"""Attention inserted into a trained ResNet: equal logits at first, then the curve of fine-tuning (ESA, Figure 2a)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from regard.lab.study import Claim, Row, Setting, Study
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.factors.factors import Factors
 from regard.store.metrics import Metrics
+from regard.studies.papers import ESA_PAPER
 from regard.tasks.classification import Classification
 from regard.train.checkpoint import trained_weights
 from regard.train.initial_weights import copy_weights
@@ -23,11 +24,9 @@ from regard.train.run import Run
 
 from .attended_resnets import NOTES, SMOKE, controls, deformable, settings
 
-_SOURCE = "An Empirical Study of Spatial Attention Mechanisms in Deep Networks, Figure 2a"
-
 
 def rows(host: str, start: Row) -> tuple[Row, ...]:
-    """The plain network, what is put into it, and the same network trained on without anything."""
+    """The plain network, the mechanisms that are inserted into it, and the same network trained on without any."""
     return (
         replace(start, label="before", notes=("The plain network that all other rows start from.",)),
         *(Row(terms, Factors(terms=terms), start=start) for terms in ("0010", "0110", "1111")),
@@ -44,7 +43,7 @@ def rows(host: str, start: Row) -> tuple[Row, ...]:
 
 
 def _settings() -> dict[str, Setting]:
-    """Desk and paper scale are those of Table 2, whose runs of the same rows are taken as they are."""
+    """Desk and paper scale are those of Table 2; runs of the same rows are shared with it."""
     start = Row("start", None, removed=True, recipe={"epochs": 6, "lr": 4e-3})
     smoke = Setting(
         task=Classification(host=SMOKE, data="digits", size=(12, 12), limit=448, init="host"),
@@ -57,9 +56,9 @@ def _settings() -> dict[str, Setting]:
 
 STUDY = Study(
     name="esa_insertion",
-    title="Attention put into a trained ResNet",
-    source=_SOURCE,
-    question="What does a trained ResNet gain when attention is put into its blocks and training goes on?",
+    title="Attention inserted into a trained ResNet",
+    source=f"{ESA_PAPER}, Figure 2a",
+    question="What does a trained ResNet gain when attention is inserted into its blocks and training continues?",
     baseline="1111",
     settings=_settings(),
     claims=(
@@ -79,14 +78,14 @@ STUDY = Study(
 
 @dataclass(frozen=True)
 class Inserted:
-    """What insertion did to the network of one run, over all test images.
+    """The effect of insertion on the network of one run, over all test images.
 
-    difference: the largest of any logit. moved: images that get another class. before, after: top-1 accuracy in percent
-    of the plain network, and of the one with the mechanism before its first step.
+    difference: the largest of any logit. changed: images that get another class. before, after: top-1 accuracy in
+    percent of the plain network, and of the one with the mechanism before its first step.
     """
 
     difference: float
-    moved: int
+    changed: int
     images: int
     before: float
     after: float
@@ -97,27 +96,27 @@ def inserted(run: Run, plain: nn.Module) -> Inserted:
     model = run.task.model(run.mixer, run.seed, run.removed)
     copy_weights(plain, model)
     task = cast(Classification, run.task)
-    (one, labels), (two, _) = _logits(task, plain), _logits(task, model)
-    first, second = one.argmax(-1), two.argmax(-1)
+    (before, labels), (after, _) = _logits(task, plain), _logits(task, model)
+    classes_before, classes_after = before.argmax(-1), after.argmax(-1)
     return Inserted(
-        difference=(one - two).abs().max().item(),
-        moved=int((first != second).sum()),
+        difference=(before - after).abs().max().item(),
+        changed=int((classes_before != classes_after).sum()),
         images=len(labels),
-        before=100 * (first == labels).double().mean().item(),
-        after=100 * (second == labels).double().mean().item(),
+        before=100 * (classes_before == labels).double().mean().item(),
+        after=100 * (classes_after == labels).double().mean().item(),
     )
 
 
 def _logits(task: Classification, model: nn.Module) -> tuple[Tensor, Tensor]:
     """Logits and labels of all test images."""
-    found, labels = zip(*task.scores(model, torch.device("cpu")), strict=True)
-    return torch.cat(found), torch.cat(labels)
+    logits, labels = zip(*task.scores(model, torch.device("cpu")), strict=True)
+    return torch.cat(logits), torch.cat(labels)
 
 
 def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
     """Logits before and after insertion, and accuracy from epoch 0 on, of every row that starts from the plain network.
 
-    At smoke scale missing runs are carried out first, so that one command shows it all. study: STUDY, or a smaller one.
+    At smoke scale missing runs are carried out first, so that one command is enough. study: STUDY, or a smaller one.
     Raises: ConfigError or StoreError at another scale without finished runs.
     """
     if source.scale == "smoke":
@@ -131,49 +130,48 @@ def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
             continue
         if run.start.key not in plain:
             plain = {run.start.key: trained(source.run(run.start.key), source.store)}
-        found = inserted(run, plain[run.start.key])
-        learnt = _accuracies(source, run)
-        for epoch, value in {0: found.after, **learnt}.items():
+        effect = inserted(run, plain[run.start.key])
+        accuracies = _accuracies(source, run)
+        for epoch, value in {0: effect.after, **accuracies}.items():
             epochs.setdefault((label, epoch), []).append(value)
-        end = learnt[max(learnt)], _gamma(source, run)
-        lines.append((label, seed, found.difference, found.moved, found.images, found.before, found.after, *end))
-    at_once = Sheet(
+        end = accuracies[max(accuracies)], _gamma(source, run)
+        lines.append((label, seed, effect.difference, effect.changed, effect.images, effect.before, effect.after, *end))
+    at_insertion = Sheet(
         title="At insertion",
         columns=("row", "seed", "largest difference of a logit", "images with another class", "test images",
                  "top1 before", "top1 at epoch 0", "top1 at the end", "largest gamma at the end"),
         rows=tuple(lines),
         note="Between the trained plain network and the same one with the mechanism in it, untrained, in float32. "
         "gamma is zero, so that the difference is exactly 0. A deformable convolution in the place of the 3x3 one has "
-        "the same weights and reads cells at rounded coordinates: its difference is that of rounding.",
+        "the same weights and samples the map at rounded coordinates: its difference is that of rounding.",
     )  # fmt: skip
     tuning = Sheet(
         title="Fine-tuning",
         columns=("row", "epoch", "top1", "lowest", "highest", "seeds"),
-        rows=tuple((*place, fmean(values), min(values), max(values), len(values)) for place, values in epochs.items()),
-        note="Mean, lowest and highest over seeds. Epoch 0 is the network at insertion; w/o goes on without any.",
+        rows=tuple((*point, fmean(values), min(values), max(values), len(values)) for point, values in epochs.items()),
+        note="Mean, lowest and highest over seeds. Epoch 0 is the network at insertion; w/o is trained on without any.",
         chart=Chart(x="epoch", y="top1", series="row"),
     )
-    return [at_once, tuning]
+    return [at_insertion, tuning]
 
 
 def _accuracies(source: Source, run: Run) -> dict[int, float]:
-    """The task's metric by epoch, as the run noted it."""
-    noted = Metrics(source.store.folder(run.key) / "metrics.csv").read()
-    return {int(line["epoch"]): float(line[run.task.metric]) for line in noted if line[run.task.metric]}
+    """The task's metric by epoch, from the run's metrics.csv."""
+    lines = Metrics(source.store.folder(run.key) / "metrics.csv").read()
+    return {int(line["epoch"]): float(line[run.task.metric]) for line in lines if line[run.task.metric]}
 
 
 def _gamma(source: Source, run: Run) -> float | None:
-    """How much of its attention the trained network takes: the largest |gamma|; None without any."""
+    """The largest |gamma| of the trained network, the factor of its attention; None without attention."""
     weights = trained_weights(source.store.folder(run.key))
-    found = [abs(value.item()) for name, value in weights.items() if name.endswith(".gamma")]
-    return max(found, default=None)
+    return max((abs(value.item()) for name, value in weights.items() if name.endswith(".gamma")), default=None)
 
 
 ANALYSIS = Analysis(
     name="esa_insertion_curve",
     title="A trained ResNet before and after insertion, and fine-tuned",
-    source=_SOURCE,
-    question="Does insertion leave a trained network as it was, and what does fine-tuning make of it?",
+    source=f"{ESA_PAPER}, Figure 2a",
+    question="Does insertion leave a trained network unchanged, and what does fine-tuning add?",
     compute=curve,
     of=STUDY.name,
     notes=("At smoke scale runs of `esa_insertion` that are missing are carried out first: seconds.",),

@@ -3,20 +3,12 @@
 from regard.core import MixerConfig
 from regard.lab.study import Claim, Row, Study
 from regard.mixers.factors.factors import Factors
+from regard.studies.papers import ESA_PAPER
 
 from .attended_resnets import NOTES, controls, deformable, settings
+from .costs import PRINTED_PAIRS
 
-PAIRS = (
-    ("w/o", "1111"),
-    ("1111", "1011"),
-    ("1110", "1010"),
-    ("1101", "1001"),
-    ("1100", "1000"),
-    ("0111", "0011"),
-    ("0110", "0010"),
-    ("0101", "0001"),
-    ("0100", "w/o"),
-)
+PAIRS = tuple((before, after) for before, after, *_ in PRINTED_PAIRS)
 
 
 def _mixer(terms: str) -> MixerConfig | None:
@@ -25,26 +17,19 @@ def _mixer(terms: str) -> MixerConfig | None:
 
 def rows(host: str, start: Row) -> tuple[Row, ...]:
     """Both sides of every pair, and the controls."""
-    made = [Row(terms, _mixer(terms), start=start) for terms, _ in PAIRS if terms != "w/o"]
-    for before, terms in PAIRS:
-        note = f"In the place of {before}."
-        made.append(
-            Row(
-                f"{terms} + deformable",
-                _mixer(terms),
-                host=deformable(host),
-                removed=terms == "w/o",
-                start=start,
-                notes=(note,),
-            )
-        )
-    return (*made, *controls(start))
+    attention = (Row(terms, _mixer(terms), start=start) for terms, _ in PAIRS if terms != "w/o")
+    convolution = (
+        Row(f"{terms} + deformable", _mixer(terms), host=deformable(host), removed=terms == "w/o", start=start,
+            notes=(f"In the place of {before}.",))
+        for before, terms in PAIRS
+    )  # fmt: skip
+    return (*attention, *convolution, *controls(start))
 
 
 STUDY = Study(
     name="esa_table2",
     title="Deformable convolution, or query content and relative position",
-    source="An Empirical Study of Spatial Attention Mechanisms in Deep Networks, Table 2",
+    source=f"{ESA_PAPER}, Table 2",
     question="Does deformable convolution do the work of query content and relative position (E2), and more?",
     baseline="1111",
     settings=settings(rows),

@@ -8,10 +8,10 @@ from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, t
 from regard.lab.study import Claim, Row, Setting, Study
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
-from regard.studies.controls import CONTROLS, DEIT_RECIPE
-from regard.tasks.classification import Classification
+from regard.studies.controls import CANVAS_RECIPE, CONTROLS, DEIT_RECIPE
+from regard.studies.papers import MITA_SOURCE
 
-from .table2 import DESK_RECIPE, DESK_TASK, SMOKE_RECIPE, SMOKE_TASK
+from .recipes import CIFAR100_RECIPE, CIFAR100_TASK, DEIT_TASK, SMOKE_TASK
 
 NAME = "mita_fig6"
 _BASELINE = "Softmax"
@@ -32,21 +32,14 @@ _NUMBERS = (9, 16, 25, 36, 49, 64)
 STUDY = Study(
     name=NAME,
     title="Landmarks and keys of MiTA, trained for each pair",
-    source="MiTA, arXiv 2602.01219, Figure 6",
+    source=f"{MITA_SOURCE}, Figure 6",
     question="What does accuracy gain from more landmarks, and what from more keys?",
     baseline=_BASELINE,
     settings={
-        "smoke": Setting(task=SMOKE_TASK, recipe=SMOKE_RECIPE, seeds=2, rows=_rows((4, 9), (4, 9))),
-        "desk": Setting(
-            task=replace(DESK_TASK, data="cifar100_small"),
-            recipe=replace(DESK_RECIPE, epochs=20),
-            seeds=3,
-            rows=_rows((4, 16, 36), (4, 16, 36, 64)),
-        ),
+        "smoke": Setting(task=SMOKE_TASK, recipe=CANVAS_RECIPE, seeds=2, rows=_rows((4, 9), (4, 9))),
+        "desk": Setting(task=CIFAR100_TASK, recipe=CIFAR100_RECIPE, seeds=3, rows=_rows((4, 16, 36), (4, 16, 36, 64))),
         "paper": Setting(
-            task=Classification(
-                host="deit_tiny_patch16_224", data="CIFAR100", size=(224, 224), classes=100, init="host"
-            ),
+            task=replace(DEIT_TASK, data="CIFAR100", classes=100),
             recipe=DEIT_RECIPE,
             seeds=3,
             rows=_rows(_NUMBERS, _NUMBERS),
@@ -54,8 +47,8 @@ STUDY = Study(
     },
     claims=(
         Claim("m 36, k 36", "m 16, k 16", "top1"),
-        Claim("m 16, k 64", "m 16, k 4", "top1"),
-        Claim("m 36, k 16", "m 4, k 16", "top1"),
+        Claim("m 16, k 64", "m 16, k 16", "top1"),
+        Claim("m 36, k 16", "m 16, k 16", "top1"),
         Claim("m 16, k 36", "m 36, k 16", "top1"),
     ),
     notes=(
@@ -69,21 +62,21 @@ STUDY = Study(
 
 def heat(source: Source) -> Sequence[Sheet | Picture]:
     """Mean accuracy of the finished seeds of every pair as a map, with the work of the network."""
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     macs: dict[str, int | None] = {}
     for name, _, key in trained_runs(source, NAME):
         outcome = source.outcome(key)
-        found.setdefault(name, []).append(float(outcome["metrics"]["top1"]))
+        accuracies.setdefault(name, []).append(float(outcome["metrics"]["top1"]))
         macs[name] = outcome.get("macs")
-    plain = fmean(found[_BASELINE]) if _BASELINE in found else None
+    plain = fmean(accuracies[_BASELINE]) if _BASELINE in accuracies else None
     pairs = {row.label: row.mixer for row in STUDY.rows(source.scale) if isinstance(row.mixer, MiTA)}
     lines: list[tuple[Cell, ...]] = []
     for name, mixer in pairs.items():
-        if name in found:
-            top1, work = fmean(found[name]), macs[name]
+        if name in accuracies:
+            top1, work = fmean(accuracies[name]), macs[name]
             apart = None if plain is None else round(top1 - plain, 2)
             millions = None if work is None else round(work / 1e6, 2)
-            lines.append((mixer.number, mixer.k, round(top1, 2), apart, len(found[name]), millions))
+            lines.append((mixer.number, mixer.k, round(top1, 2), apart, len(accuracies[name]), millions))
     against = "Softmax is not trained yet." if plain is None else f"Softmax attention has {plain:.2f}."
     return [
         Sheet(
@@ -99,7 +92,7 @@ def heat(source: Source) -> Sequence[Sheet | Picture]:
 ANALYSIS = Analysis(
     name="mita_fig6_map",
     title="Accuracy over landmarks and keys",
-    source="MiTA, arXiv 2602.01219, Figure 6",
+    source=f"{MITA_SOURCE}, Figure 6",
     question="Which pairs of m and k are worth their work?",
     compute=heat,
     of=NAME,

@@ -1,43 +1,21 @@
 """Mixture-of-Top-k Attention, Table 3: MiTA in ViT-5, beside efficient mechanisms in DeiT."""
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from regard.lab.study import Claim, Row, Setting, Study
 from regard.mixers.agent import Agent
 from regard.mixers.inline import InLine
-from regard.mixers.mhla import MHLA
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
-from regard.studies.controls import CONTROLS, DEIT_RECIPE
-from regard.train.recipe import Recipe
+from regard.studies.controls import CANVAS_RECIPE, CONTROLS
+from regard.studies.papers import MITA_SOURCE
 
-from .table2 import DEIT_TASK, DESK_RECIPE, DESK_TASK, SMOKE_RECIPE, SMOKE_TASK
+from .printed import MHLA_ALONE, PUBLISHED
+from .recipes import DEIT_FIELDS, DEIT_S, DEIT_TASK, DESK_RECIPE, DESK_TASK, SMOKE_TASK, VIT5_RECIPE
 
-VIT5_RECIPE = Recipe(
-    epochs=800,
-    batch=2048,
-    optimizer="lamb",
-    lr=4e-3,
-    betas=(0.9, 0.999),
-    weight_decay=0.05,
-    warmup=5 / 800,
-    floor=2.5e-3,
-    clip=0.0,
-    smoothing=0.0,
-    mixup=0.8,
-    cutmix=1.0,
-    augment="timm:3a",
-    precision="bf16-mixed",
+_SMALL_VIT5 = (
+    "vit5_small(img_size={0}, patch_size=2, embed_dim={1}, depth={2}, num_heads=2, mlp_ratio=2.0, init_values=0.1)"
 )
-_DEIT: dict[str, Any] = {
-    item.name: getattr(DEIT_RECIPE, item.name)
-    for item in fields(Recipe)
-    if getattr(DEIT_RECIPE, item.name) != getattr(VIT5_RECIPE, item.name)
-}
-_MHLA = MHLA(normalize="none", norm=True)
-_SMALL_VIT5 = "vit5_small(img_size={0}, patch_size=2, embed_dim={1}, depth={2}, num_heads=2, mlp_ratio=2.0, {3})"
-_SCALE = "init_values=0.1"
 
 
 def _small(number: int, deit: str) -> tuple[Row, ...]:
@@ -51,111 +29,68 @@ def _small(number: int, deit: str) -> tuple[Row, ...]:
         Row("DeiT", Softmax(), host=deit),
         Row("InLine", InLine(residual=True), host=deit),
         Row("Agent + bias + DWC", Agent(m=number, bias=True, dwc=3), host=deit),
-        Row("MHLA + DWC", replace(_MHLA, m=number, dwc=5), host=deit),
+        Row("MHLA + DWC", replace(MHLA_ALONE, m=number, dwc=5), host=deit),
     )
 
 
-_HOST = "deit_small_patch16_224(drop_path_rate=0.1)"
 _CODE = (
     'The published code is MiTA(k=30, preset="official-patches"): 30 keys, logits of landmarks scaled twice; this row '
-    "is the paper's m = k = 25 and Eq. 10.",
+    "is the paper's m = k = 25 and Eq. 10."
 )
-PAPER = (
-    Row(
-        "ViT-5",
-        Softmax(),
-        paper={"params": 22e6, "macs": 4.7e9, "top1": 82.2},
-        exact={"params": 22_039_144},
-    ),
-    Row(
-        "MiTA",
-        MiTA(m=25, k=25),
-        paper={"params": 22e6, "macs": 4.5e9, "top1": 81.3},
-        exact={"params": 22_039_144},
-        notes=_CODE,
-    ),
-    Row(
-        "MiTA + DWC",
-        MiTA(m=25, k=25, dwc=3),
-        paper={"params": 22e6, "macs": 4.5e9, "top1": 81.7},
-        exact={"params": 22_085_224},
-        notes=_CODE,
-    ),
-    *CONTROLS,
-    Row("MiTA, k 30", MiTA(m=25, k=30), paper={"macs": 4.5e9}, exact={"params": 22_039_144}),
-    Row(
-        "DeiT",
-        Softmax(),
-        host=_HOST,
-        recipe=_DEIT,
-        paper={"params": 22e6, "macs": 4.6e9, "top1": 79.9},
-        exact={"params": 22_050_664},
-    ),
-    Row(
-        "DeiT-III",
-        Softmax(),
+_MHLA = (
+    "256 tokens and mean pooling, as the published code has it: 5.77 GMAC; 196 tokens without convolution and mixing "
+    "of blocks would need 4.34."
+)
+_MITA = MiTA(m=25, k=25)
+_INLINE_HOST = "deit_small_patch16_224(embed_dim=320, num_heads=10, img_size=288, drop_path_rate=0.1)"
+_MHLA_HOST = "deit_small_patch16_224(class_token=False, global_pool='avg', img_size=256, drop_path_rate=0.1)"
+_IN_DEIT = (
+    PUBLISHED["DeiT-S"].row("DeiT", 22_050_664, host=DEIT_S),
+    PUBLISHED["DeiT-III-S"].row(
+        "DeiT-III", 22_059_496, "DeiT-III with the recipe of ViT-5, whose parts are its own.",
         host="deit3_small_patch16_224(drop_path_rate=0.05)",
-        paper={"params": 22e6, "macs": 4.6e9, "top1": 81.4},
-        exact={"params": 22_059_496},
-        notes=("DeiT-III with the recipe of ViT-5, whose parts are its own.",),
     ),
-    Row(
-        "InLine",
-        InLine(residual=True),
-        host="deit_small_patch16_224(embed_dim=320, num_heads=10, img_size=288, drop_path_rate=0.1)",
-        task={"size": (288, 288)},
-        recipe=_DEIT,
-        paper={"params": 17e6, "macs": 5.0e9, "top1": 80.2},
-        exact={"params": 16_734_760},
-        notes=("Width 320, 10 heads, images of 288: not DeiT-S.",),
-    ),
-    Row(
-        "Agent + bias + DWC",
-        Agent(m=49, bias=True, dwc=3),
-        host=_HOST,
-        recipe=_DEIT,
-        paper={"params": 23e6, "macs": 4.4e9, "top1": 80.5},
-        exact={"params": 22_647_112},
-    ),
-    Row(
-        "MHLA + DWC",
-        replace(_MHLA, dwc=5),
-        host="deit_small_patch16_224(class_token=False, global_pool='avg', img_size=256, drop_path_rate=0.1)",
-        task={"size": (256, 256)},
-        recipe=_DEIT,
-        paper={"params": 22e6, "macs": 4.2e9, "top1": 81.0},
-        exact={"params": 22_205_032},
-        notes=(
-            "256 tokens and mean pooling, as the published code has it: 5.77 GMAC; 196 tokens without convolution and "
-            "mixing of blocks would need 4.34.",
+    replace(
+        PUBLISHED["InLine-S"].row(
+            "InLine", 16_734_760, "Width 320, 10 heads, images of 288: not DeiT-S.", host=_INLINE_HOST
         ),
+        task={"size": (288, 288)},
     ),
+    PUBLISHED["Agent-S, bias, DWC"].row("Agent + bias + DWC", 22_647_112, host=DEIT_S),
+    replace(
+        PUBLISHED["MHLA-S, DWC"].row("MHLA + DWC", 22_205_032, _MHLA, host=_MHLA_HOST), task={"size": (256, 256)}
+    ),
+)  # fmt: skip
+_PAPER = (
+    PUBLISHED["ViT-5-S"].row("ViT-5", 22_039_144),
+    PUBLISHED["MiTA-ViT-5-S"].row("MiTA", 22_039_144, _CODE, mixer=_MITA),
+    PUBLISHED["MiTA-ViT-5-S, DWC"].row("MiTA + DWC", 22_085_224, _CODE, mixer=replace(_MITA, dwc=3)),
+    *CONTROLS,
+    Row("MiTA, k 30", replace(_MITA, k=30), paper={"macs": 4.5e9}, exact={"params": 22_039_144}),
+    *(row if row.label == "DeiT-III" else replace(row, recipe=DEIT_FIELDS) for row in _IN_DEIT),
 )
 
 STUDY = Study(
     name="mita_table3",
     title="MiTA in ViT-5",
-    source="MiTA, arXiv 2602.01219, Table 3",
+    source=f"{MITA_SOURCE}, Table 3",
     question="Does MiTA keep the accuracy of a stronger transformer, with registers, rotary positions and q/k norms?",
     baseline="ViT-5",
     settings={
         "smoke": Setting(
-            task=replace(SMOKE_TASK, host=_SMALL_VIT5.format(12, 32, 2, _SCALE)),
-            recipe=SMOKE_RECIPE,
+            task=replace(SMOKE_TASK, host=_SMALL_VIT5.format(12, 32, 2)),
+            recipe=CANVAS_RECIPE,
             seeds=2,
             rows=_small(4, SMOKE_TASK.host),
         ),
         "desk": Setting(
-            task=replace(DESK_TASK, host=_SMALL_VIT5.format(24, 64, 4, _SCALE)),
+            task=replace(DESK_TASK, host=_SMALL_VIT5.format(24, 64, 4)),
             recipe=DESK_RECIPE,
             seeds=3,
             rows=_small(16, DESK_TASK.host),
         ),
         "paper": Setting(
-            task=replace(DEIT_TASK, host="vit5_small(drop_path_rate=0.05)"),
-            recipe=VIT5_RECIPE,
-            seeds=3,
-            rows=PAPER,
+            task=replace(DEIT_TASK, host="vit5_small(drop_path_rate=0.05)"), recipe=VIT5_RECIPE, seeds=3, rows=_PAPER
         ),
     },
     claims=(
@@ -169,11 +104,11 @@ STUDY = Study(
         Claim("MiTA + DWC", "MHLA + DWC", "top1", by=0.7),
     ),
     notes=(
-        "SViTE-S (11M, 2.5G, 79.7) and Sparsifiner-S (23M, 4.5G, 79.9) are cited by the paper: the one prunes weights, "
-        "the other has code of its own; neither is built here.",
-        "Small scales have small copies of ViT-5 (24 x 24 windows of CIFAR-10, 144 patches and 5 extra tokens at desk "
-        "scale) whose layer scale starts at 0.1: 1e-4 is for 800 epochs. DeiT there is the plain small transformer of "
-        "Table 2. Three seeds tell about one point and a half apart, so the rows to look at are the controls and DeiT.",
+        "SViTE-S (11M, 2.5G, 79.7) and Sparsifiner-S (23M, 4.5G, 79.9) are cited by the paper: SViTE prunes "
+        "weights, Sparsifiner has code of its own; neither is built here.",
+        "Small scales have small copies of ViT-5 (24 x 24 windows of CIFAR-10, 144 patches and 5 prefix and suffix "
+        "tokens at desk scale) whose layer scale starts at 0.1: 1e-4 is for 800 epochs. DeiT there is the plain small "
+        "transformer of Table 2. Three seeds tell about one and a half points apart: enough for the controls and DeiT.",
         "Rows in DeiT are published by their own papers with their own recipes; here they have DeiT's, 300 epochs.",
         "ViT-5's recipe also has binary cross-entropy and repeated augmentation; here the loss is cross-entropy. Its "
         "3-Augment is timm's.",

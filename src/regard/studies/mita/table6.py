@@ -1,4 +1,4 @@
-"""Mixture-of-Top-k Attention, Table 6: how landmarks are made, how many there are, and what each branch brings."""
+"""Mixture-of-Top-k Attention, Table 6: kinds of landmarks, their number, and single branches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,8 +6,9 @@ from dataclasses import replace
 from regard.lab.study import Claim, Row, Setting, Study
 from regard.mixers.mita.mita import MiTA
 from regard.studies.controls import CONTROLS, DEIT_RECIPE
+from regard.studies.papers import MITA_SOURCE
 
-from .table2 import DEIT_TASK, DESK_RECIPE, DESK_TASK, SMOKE_RECIPE, SMOKE_TASK
+from .recipes import DEIT_TASK, small_settings
 
 # label -> (landmarks, published top-1)
 _EXTRACTORS = {
@@ -16,9 +17,13 @@ _EXTRACTORS = {
 }  # fmt: skip
 _GRID = {(16, 16): 70.0, (16, 25): 71.0, (25, 16): 70.5, (25, 36): 71.7, (36, 25): 71.2, (36, 36): 71.7}
 _COMPRESS = (
-    "The published 70.3 is also that of Agent attention with 49 landmarks in Table 2, and presumably of that model.",
+    "The table prints no m for this row; its 70.3 is also that of Agent attention in Table 2, and presumably of that "
+    "model, with 49 landmarks.",
 )
-_ROUTE = ("Twice the keys, so that a query sees as many entries.",)
+_ROUTE = (
+    "Twice the keys, so that a query sees as many entries: the paper doubles k in the caption of Table 5 only, its "
+    "code has k = 50 here.",
+)
 
 
 def _rows(number: int, grid: Sequence[tuple[int, int]], published: bool = False) -> tuple[Row, ...]:
@@ -43,16 +48,12 @@ def _rows(number: int, grid: Sequence[tuple[int, int]], published: bool = False)
 STUDY = Study(
     name="mita_table6",
     title="Landmarks, their number, and the branches of MiTA",
-    source="MiTA, arXiv 2602.01219, Table 6",
+    source=f"{MITA_SOURCE}, Table 6",
     question="Which landmarks does MiTA need, how many, and does it need both branches?",
     baseline="avg2d",
     settings={
-        "smoke": Setting(task=SMOKE_TASK, recipe=SMOKE_RECIPE, seeds=2, rows=_rows(4, ((4, 9), (9, 4), (9, 9)))),
-        "desk": Setting(
-            task=DESK_TASK,
-            recipe=DESK_RECIPE,
-            seeds=3,
-            rows=_rows(16, ((9, 9), (9, 16), (16, 9), (16, 25), (25, 16), (25, 25))),
+        **small_settings(
+            _rows(4, ((4, 9), (9, 4), (9, 9))), _rows(16, ((9, 9), (9, 16), (16, 9), (16, 25), (25, 16), (25, 25)))
         ),
         "paper": Setting(task=DEIT_TASK, recipe=DEIT_RECIPE, seeds=3, rows=_rows(25, tuple(_GRID), published=True)),
     },
@@ -73,8 +74,8 @@ STUDY = Study(
         "numbers.",
         "The paper prints no kernels of conv and dwconv: here stride floor(h / m_h) and the kernel that reaches the "
         "border, starting as the mean of the window.",
-        "random draws cells anew for each training step and keeps one scattered set in the test.",
-        "Desk scale has 13 epochs and three seeds: it separates 2 points or more, so learned, conv and dwconv are the "
-        "rows to look at.",
+        "random draws patch tokens anew for each training step and keeps one scattered set in the test.",
+        "Desk scale has 13 epochs and three seeds: it tells 2 points or more apart, so learned, conv and dwconv are "
+        "the rows that can be judged.",
     ),
 )

@@ -1,6 +1,6 @@
-"""The sixteen small models of the static-key paper as rows: Table 1 trains them all, Table 8 twelve of them."""
+"""Networks and recipes of the SKA paper: sixteen small models (Tables 1, 8) and MetaFormers (Tables 2, 4, 5)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ from regard.lab.study import Row
 from regard.mixers.spelling import parse_mixer
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.ska import SKA
+from regard.studies.controls import DEIT_RECIPE, imagenet
 from regard.studies.published_sizes import Printed, printed_rows
 from regard.train.recipe import Recipe
 
@@ -26,11 +27,37 @@ RECIPE = Recipe(
     augment="randaugment+crop",
     precision="16-mixed",
 )
-"""Of the authors' scripts; the paper states none. Rows with fewer epochs say so."""
+"""That of the authors' scripts; the paper states none. Rows with fewer epochs say so."""
 RECIPE_NOTE = (
     "The paper states no recipe; the paper scale follows the authors' scripts: torchvision's RandAugment, then padded "
     "crops and flips. They keep the best test accuracy over the epochs, this study reports the last."
 )
+METAFORMER_RECIPE = replace(
+    DEIT_RECIPE,
+    epochs=310,
+    batch=4096,
+    optimizer="lamb",
+    lr=8e-3,
+    warmup=20 / 310,
+    floor=1e-5 / 8e-3,
+    cooldown=10 / 310,
+)
+S18, B36 = "drop_path_rate=0.15", "drop_path_rate=0.6, drop_rate=0.5"
+"""Stochastic depth of S18; B36 has more, and dropout before its classifier."""
+METAFORMER_TASK = imagenet(f"caformer_s18({S18})")
+METAFORMER_NOTE = (
+    "Paper scale follows the scripts of MetaFormer: 300 epochs and 10 at the lowest rate, random erasing, and "
+    "stochastic depth 0.15 (S18), or 0.6 with dropout 0.5 of the head (B36). No controls at paper scale: take a small "
+    "scale for the gate."
+)
+START_NOTE = (
+    "At paper scale static keys start as in the paper, in all its tables (Algorithm 1: standard normal; Algorithm 2: "
+    "as a convolution of PyTorch). At the small scales they start with deviation 0.02, since keys of deviation 1 are "
+    "worse there (`ska_table1`). Logits have the factor d^-0.5 of the authors' code unless a row says otherwise; "
+    "Section 4.1 and Algorithm 1 have none."
+)
+PARAMS_CSKA_S18 = 28_973_778
+"""CSKAFormer-S18 with CSKA of 4 heads of width 32 in its second stage."""
 _PRINTED = {row.label: row for row in printed_rows() if row.table == "SKA Table 1"}
 _NOTES = {
     "SKA-ViT-S a": (
@@ -39,6 +66,16 @@ _NOTES = {
     ),
     "SKA-ViT-S b": ("Ten heads of width 64, read from the authors' code; the paper does not say how b is enlarged.",),
 }
+
+
+def metaformer(stages: Sequence[str], name: str = "skaformer_s18", *options: str) -> str:
+    """The host of a MetaFormer with "conv", "attn" or a mechanism in each of its four stages."""
+    return f"{name}({', '.join((f'mixers={tuple(stages)!r}', *options))})"
+
+
+def paper_stages(stages: Sequence[str]) -> tuple[str, ...]:
+    """The stages with "ska" and "cska" spelled out, with the initial weights of the paper."""
+    return tuple(f"{stage.upper()}(init='paper')" if stage.endswith("ska") else stage for stage in stages)
 
 
 def printed(host: str, kind: str) -> Printed:

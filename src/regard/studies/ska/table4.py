@@ -1,10 +1,12 @@
-"""Static Key Attention in Vision, Table 4: what may stand in the place of the softmax."""
+"""Static Key Attention in Vision, Table 4: other activations in the place of the softmax."""
 
 from regard.lab.study import Claim, Row, Setting, Study
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.cska import CSKA
-from regard.studies.controls import CIFAR, CIFAR_RECIPE, CONTROLS, DIGITS, DIGITS_RECIPE, METAFORMER_RECIPE
-from regard.tasks.classification import Classification
+from regard.studies.controls import CONTROLS, small_settings
+from regard.studies.papers import SKA_PAPER
+
+from .models import METAFORMER_NOTE, METAFORMER_RECIPE, METAFORMER_TASK, PARAMS_CSKA_S18, S18, START_NOTE, metaformer
 
 _SMALL = (
     Row("attention", Softmax(), notes=("Projected keys, for context.",)),
@@ -19,9 +21,9 @@ _SMALL = (
 
 
 def _row(label: str, options: str, top1: float) -> Row:
-    mixers = ("conv", f"CSKA({options})", "attn", "attn")
-    host = f"cskaformer_s18(mixers={mixers!r}, drop_path_rate=0.15)"
-    return Row(label, None, host=host, paper={"params": 28e6, "top1": top1}, exact={"params": 28_973_778})
+    spelled = ", ".join(filter(None, (options, "init='paper'")))
+    host = metaformer(("conv", f"CSKA({spelled})", "attn", "attn"), "cskaformer_s18", S18)
+    return Row(label, None, host=host, paper={"params": 28e6, "top1": top1}, exact={"params": PARAMS_CSKA_S18})
 
 
 _PAPER = (
@@ -35,18 +37,12 @@ _PAPER = (
 STUDY = Study(
     name="ska_table4",
     title="Softmax, or another activation, on static keys",
-    source="Static Key Attention in Vision, Table 4",
+    source=f"{SKA_PAPER}, Table 4",
     question="Do static keys need the softmax and its scale?",
     baseline="softmax",
     settings={
-        "smoke": Setting(task=DIGITS, recipe=DIGITS_RECIPE, seeds=3, rows=_SMALL),
-        "desk": Setting(task=CIFAR, recipe=CIFAR_RECIPE, seeds=3, rows=_SMALL),
-        "paper": Setting(
-            task=Classification(host="cskaformer_s18", data="imagenet", size=(224, 224), classes=1000, init="host"),
-            recipe=METAFORMER_RECIPE,
-            seeds=3,
-            rows=_PAPER,
-        ),
+        **small_settings(_SMALL, seeds=(3, 3)),
+        "paper": Setting(task=METAFORMER_TASK, recipe=METAFORMER_RECIPE, seeds=3, rows=_PAPER),
     },
     claims=(
         Claim("softmax", "gelu", "top1", by=1.9),
@@ -56,6 +52,7 @@ STUDY = Study(
     ),
     notes=(
         "Weights of the other activations are not divided by the number of keys, since the paper mentions no division.",
-        "Paper scale has the recipe of Table 2 and no controls: take a study of the small scales for the gate.",
+        METAFORMER_NOTE,
+        START_NOTE,
     ),
 )

@@ -5,10 +5,11 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.cska import CSKA
 from regard.mixers.static_keys.ska import SKA
 from regard.studies.controls import CONTROLS, DIGITS, DIGITS_RECIPE
+from regard.studies.papers import SKA_PAPER
 from regard.tasks.classification import Classification
 from regard.train.recipe import Recipe
 
-from .models import RECIPE, RECIPE_NOTE, model_row
+from .models import RECIPE, RECIPE_NOTE, START_NOTE, model_row
 
 _SMALL = (Row("base", Softmax()), Row("SKA", SKA()), Row("CSKA", CSKA()), *CONTROLS)
 _KINDS = {"base": "", "SKA": "SKA b", "CSKA": "CSKA"}
@@ -36,9 +37,9 @@ def _paper() -> tuple[Row, ...]:
 
 STUDY = Study(
     name="ska_table8",
-    title="Static keys on Fashion-MNIST",
-    source="Static Key Attention in Vision, Table 8",
-    question="Do static keys help on small grey images?",
+    title="Static keys on Fashion-MNIST and SVHN in four hosts",
+    source=f"{SKA_PAPER}, Table 8",
+    question="Do static keys help on small images of clothes and of digits?",
     baseline="base",
     settings={
         "smoke": Setting(task=DIGITS, recipe=DIGITS_RECIPE, seeds=3, rows=_SMALL),
@@ -67,8 +68,10 @@ STUDY = Study(
     notes=(
         "At paper scale rows without a name are the ViT's; SKA is model b of Table 1, as large as the base. Printed "
         "accuracies are low for this set: a plain convolutional network exceeds 91.",
-        "Rows that begin with SVHN are the table's other half: digits are not flipped there.",
+        "Rows that begin with SVHN are the second half of the table; its digits are not flipped.",
         RECIPE_NOTE,
+        START_NOTE,
+        "The small scales have the ViT on grey images only (desk: Fashion-MNIST).",
         "The authors' code repeats grey images to three channels and pads 28 pixels to 32; at paper scale images have "
         "three channels too, but are resized to 32.",
         "Paper scale has no controls.",

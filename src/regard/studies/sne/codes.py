@@ -1,47 +1,47 @@
-"""SNE paper, Table 6 and Figures 4 and 5: what the codes become, and how accuracies before and after transfer go
-together. Read from the runs of `sne_table4`."""
+"""SNE paper, Table 6 and Figures 4 and 5, from runs of `sne_table4`: codes and accuracies before and after transfer."""
 
 from collections.abc import Sequence
 from statistics import fmean
 
-from regard.explain.codes import Book, codes_of, compare, transfer
+from regard.explain.codes import Book, code_books, compare, transfer
 from regard.lab.analysis import Analysis, Cell, Chart, Picture, Sheet, Source, trained_runs
 from regard.projections.sne import FSNE
 from regard.studies.controls import CONTROLS
+from regard.studies.papers import SNE_PAPER
 from regard.tasks.base import Task
 from regard.train.run import Run
 
-from .variants import NANO, SOURCE, TINY
+from .models import HOSTS
 
 _STUDY = "sne_table4"
-_SIZES = {NANO: "N12", TINY: "T12"}
+_SIZES = {host: size for size, host in HOSTS.items()}
 
 
 def _pairs(source: Source) -> list[tuple[str, Run, Run]]:
     """(row, run, the run that it started from) of finished runs. Raises: ConfigError or StoreError without any."""
-    found = [(label, source.run(key)) for label, _, key in trained_runs(source, _STUDY)]
-    return [(label, run, run.start) for label, run in found if isinstance(run.start, Run)]
+    runs = [(label, source.run(key)) for label, _, key in trained_runs(source, _STUDY)]
+    return [(label, run, run.start) for label, run in runs if isinstance(run.start, Run)]
 
 
 def _book(source: Source, run: Run) -> Book:
-    return codes_of(source.store.folder(run.key) / "last.ckpt")[0]
+    return code_books(source.store.folder(run.key) / "last.ckpt")[0]
 
 
 def codes(source: Source) -> Sequence[Sheet | Picture]:
     """Norms before and after transfer, and cosines within and between them, of each row with codes (first seed)."""
     norms: list[tuple[Cell, ...]] = []
     sheets: list[Sheet | Picture] = []
-    seen = set()
+    labels = set()
     for label, run, start in _pairs(source):
-        if label in seen or not isinstance(getattr(run.mixer, "projection", None), FSNE):
+        if label in labels or not isinstance(getattr(run.mixer, "projection", None), FSNE):
             continue
-        seen.add(label)
-        found = compare({"before": _book(source, start), "after": _book(source, run)})
-        norms += [(label, model["label"], *model["norms"].values()) for model in found["models"]]
-        between = found["between"][0]
+        labels.add(label)
+        books = compare({"before": _book(source, start), "after": _book(source, run)})
+        norms += [(label, model["label"], *model["norms"].values()) for model in books["models"]]
+        between = books["between"][0]
         roles = between["row_roles"], between["column_roles"]
         sheets.append(_matrix(f"{label}: codes before and after", ("before", "after"), roles, between["cosines"]))
-        for model in found["models"]:
+        for model in books["models"]:
             roles, when = (model["roles"],) * 2, model["label"]
             sheets.append(_matrix(f"{label}: codes {when} transfer", ("code", "other code"), roles, model["within"]))
     published = Sheet(
@@ -58,11 +58,11 @@ def codes(source: Source) -> Sequence[Sheet | Picture]:
 def _matrix(
     title: str, names: tuple[str, str], roles: tuple[str, str], cosines: Sequence[Sequence[float | None]]
 ) -> Sheet:
-    """Cosines of codes as a heat map. names: of its rows and columns; roles: what they stand for."""
+    """Cosines of codes as a heat map. names: of its two axes; roles: of the codes along each."""
     cells = tuple(
-        (one, other, value)
-        for one, line in zip(roles[0], cosines, strict=True)
-        for other, value in zip(roles[1], line, strict=True)
+        (row, column, value)
+        for row, line in zip(roles[0], cosines, strict=True)
+        for column, value in zip(roles[1], line, strict=True)
     )
     chart = Chart(kind="heat", x=names[1], y=names[0], value="cosine")
     return Sheet(title=title, columns=(*names, "cosine"), rows=cells, chart=chart)
@@ -76,7 +76,7 @@ def _series(task: Task) -> str:
 
 def accuracies(source: Source) -> Sequence[Sheet | Picture]:
     """Accuracy before transfer against accuracy after it, a point a row (mean over seeds), a line a size and set."""
-    found: dict[str, dict[str, list[float]]] = {}
+    values: dict[str, dict[str, list[float]]] = {}
     controls = {row.label for row in CONTROLS}
     for label, run, start in _pairs(source):
         if label in controls:
@@ -84,8 +84,8 @@ def accuracies(source: Source) -> Sequence[Sheet | Picture]:
         for name, key in (("before", start.key), (_series(run.task), run.key)):
             value = source.outcome(key).get("metrics", {}).get("top1")
             if isinstance(value, int | float):
-                found.setdefault(label, {}).setdefault(name, []).append(float(value))
-    means = {label: {name: fmean(values) for name, values in sets.items()} for label, sets in found.items()}
+                values.setdefault(label, {}).setdefault(name, []).append(float(value))
+    means = {label: {name: fmean(seeds) for name, seeds in sets.items()} for label, sets in values.items()}
     line = transfer(means, "before")
     rows = tuple((label, part["name"], x, y) for part in line["sets"]
                  for label, x, y in zip(part["models"], part["x"], part["y"], strict=True))  # fmt: skip
@@ -100,8 +100,8 @@ def accuracies(source: Source) -> Sequence[Sheet | Picture]:
 
 CODES = Analysis(
     name="sne_fig4",
-    title="What the codes of F-SNE become",
-    source=f"{SOURCE}, Table 6 and Figure 4",
+    title="Codes of F-SNE before and after transfer",
+    source=f"{SNE_PAPER}, Table 6 and Figure 4",
     question="Do codes keep their length and direction when a network is trained on?",
     compute=codes,
     of=_STUDY,
@@ -109,8 +109,8 @@ CODES = Analysis(
 ACCURACIES = Analysis(
     name="sne_fig5",
     title="Accuracy before and after transfer",
-    source=f"{SOURCE}, Figure 5",
-    question="Does the better network of the first set transfer better?",
+    source=f"{SNE_PAPER}, Figure 5",
+    question="Does a better network on the first set transfer better?",
     compute=accuracies,
     of=_STUDY,
 )

@@ -1,10 +1,10 @@
-"""Ports: how the attention of each library is read and replaced. Regard's own models name theirs themselves."""
+"""The ports for attention classes of timm, torchvision and transformers; Regard's own models name theirs themselves."""
 
 from regard.swapping.layer import Port
 
-from .hugging_face import CLIPPort, HuggingDINOv3, HuggingSegformer, HuggingViT
+from .hugging_face import HuggingCLIP, HuggingDINOv3, HuggingSegformer, HuggingViT
 from .timm.biased import TimmBeit, TimmSwin
-from .timm.cait import Talking
+from .timm.cait import TimmCaiT
 from .timm.metaformer import TimmMetaFormer
 from .timm.pvt import TimmPVT
 from .timm.vit import TimmRope, TimmViT
@@ -19,10 +19,10 @@ PORTS: tuple[type[Port], ...] = (
     TimmPVT,
     TimmSwin,
     TimmBeit,
-    Talking,
+    TimmCaiT,
     TorchvisionViT,
     HuggingViT,
     HuggingDINOv3,
     HuggingSegformer,
-    CLIPPort,
+    HuggingCLIP,
 )

@@ -1,9 +1,9 @@
 """Ports of Hugging Face vision transformers: ViT, DeiT, DINOv2 and 3, CLIP, SigLIP and others of transformers >= 5.9.
 
-The mixer takes the place of the attention module, so it does not depend on the model's attention implementation.
-transformers saves neither the mechanism nor its code. A swapped model therefore says attn_implementation="regard" in
-the configuration that it saves: plain loading fails at once, or, where Regard is in use, at the first forward pass,
-instead of quietly computing softmax.
+The mixer replaces the whole attention module, so it does not depend on the model's attention implementation.
+transformers saves neither the mechanism nor its code. The saved configuration of a swapped model therefore has
+attn_implementation="regard": loading it by transformers alone fails at once, or, where Regard is imported, at the first
+forward pass, instead of computing softmax without notice.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site, SwapError, UnsupportedError
-from regard.swapping.layer import Port, additive, watched_module
-from regard.swapping.rotary import interleaved, turn_halves
-from regard.swapping.separate_qkv import MATRICES_APART
+from regard.swapping.grid_source import watched_module
+from regard.swapping.layer import Port, library_mask
+from regard.swapping.rotary import interleaved, rotate_halves
+from regard.swapping.separate_qkv import SEPARATE_MATRICES
 
 NAME = "regard"
 MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
@@ -25,7 +26,7 @@ MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
 class HuggingViT(Port):
     """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, I-JEPA, MSN."""
 
-    kinds: ClassVar[frozenset[str]] = frozenset(
+    class_paths: ClassVar[frozenset[str]] = frozenset(
         {
             "vit.modeling_vit.ViTAttention",
             "deit.modeling_deit.DeiTAttention",
@@ -37,15 +38,15 @@ class HuggingViT(Port):
         }
     )
     watch: ClassVar[str] = "embeddings.patch_embeddings.projection"
-    names: ClassVar[dict[str, str]] = {**MATRICES_APART, "o_proj": "proj"}
+    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "o_proj": "proj"}
 
     @classmethod
     def matches(cls, module: nn.Module) -> bool:
-        """By the path of the type, so that transformers is not imported for it."""
-        return _path(module) in cls.kinds
+        """By the path of the class, so that transformers need not be imported."""
+        return _path(module) in cls.class_paths
 
     @classmethod
-    def refuses(cls, module: Any) -> str:  # type: ignore[override]
+    def refusal(cls, module: Any) -> str:  # type: ignore[override]
         if _path(module) == MASKED:
             return (
                 "ViT-MAE drops and shuffles its tokens, so they lie on no grid; load its weights as a ViT, "
@@ -58,7 +59,7 @@ class HuggingViT(Port):
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        out = getattr(module, next(theirs for theirs, ours in cls.names.items() if ours == "proj"))
+        out = getattr(module, next(theirs for theirs, ours in cls.parameter_names.items() if ours == "proj"))
         return Site(
             dim=module.q_proj.in_features,
             heads=module.q_proj.out_features // module.head_dim,
@@ -73,19 +74,19 @@ class HuggingViT(Port):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """The weights are always None; kwargs are transformers' own. Raises: UnsupportedError if weights are wanted."""
-        return self.mixed(hidden_states, attention_mask, None, kwargs)
+        """The weights are always None; kwargs: of transformers. Raises: UnsupportedError for output_attentions."""
+        return self.mix(hidden_states, attention_mask, None, kwargs)
 
-    def mixed(
+    def mix(
         self, x: Tensor, attention_mask: Tensor | None, rope: Tensor | None, kwargs: Mapping[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` with rotary positions, sines then cosines (N, 2 d)."""
+        """`forward` with rotary angles: sines, then cosines, (N, 2 d)."""
         if kwargs.get("output_attentions"):
             raise UnsupportedError(
-                "a swapped model gives no attentions: leave output_attentions out; "
+                "a swapped model returns no attentions: leave output_attentions out; "
                 "`with regard.capture(model) as maps:` collects the maps of a forward pass"
             )
-        mask = additive(attention_mask, bool(kwargs.get("is_causal", False)), x)
+        mask = library_mask(attention_mask, bool(kwargs.get("is_causal", False)), x)
         return self.mixer(x, self.grid(), mask, rope), None
 
 
@@ -95,18 +96,18 @@ def _path(module: nn.Module) -> str:
 
 
 class HuggingDINOv3(HuggingViT):
-    """DINOv3: rotary positions of the cells, no bias of keys."""
+    """DINOv3: rotary positions of the patch tokens, no bias of keys."""
 
-    kinds: ClassVar[frozenset[str]] = frozenset({"dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention"})
+    class_paths: ClassVar[frozenset[str]] = frozenset({"dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention"})
     watch: ClassVar[str] = "embeddings.patch_embeddings"
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         return replace(super().site(module, grid, name, layer), rotary=True)
 
-    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer = super().built(config, site, shared)
-        turn_halves(mixer)
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().build_mixer(config, site, shared)
+        rotate_halves(mixer)
         return mixer
 
     def forward(  # type: ignore[override]
@@ -118,16 +119,16 @@ class HuggingDINOv3(HuggingViT):
     ) -> tuple[Tensor, Tensor | None]:
         cosines, sines = cast(tuple[Tensor, Tensor], position_embeddings)
         rope = torch.cat([interleaved(sines), interleaved(cosines)], -1)
-        return self.mixed(hidden_states, attention_mask, rope, kwargs)
+        return self.mix(hidden_states, attention_mask, rope, kwargs)
 
 
 class HuggingSegformer(HuggingViT):
-    """SegFormer, each stage with its own grid. The convolution that reduces keys stays in a `PVT` of its ratio."""
+    """SegFormer, each stage with its own grid. `PVT` of the same ratio keeps the convolution that reduces keys."""
 
-    kinds: ClassVar[frozenset[str]] = frozenset({"segformer.modeling_segformer.SegformerAttention"})
+    class_paths: ClassVar[frozenset[str]] = frozenset({"segformer.modeling_segformer.SegformerAttention"})
     watch: ClassVar[str] = "patch_embeddings.proj"
-    names: ClassVar[dict[str, str]] = {
-        **HuggingViT.names,
+    parameter_names: ClassVar[dict[str, str]] = {
+        **HuggingViT.parameter_names,
         "sequence_reduction.sequence_reduction": "operator.reduce",
         "sequence_reduction.layer_norm": "operator.norm",
     }
@@ -138,10 +139,10 @@ class HuggingSegformer(HuggingViT):
         return super().forward(hidden_states, attention_mask, **kwargs)
 
 
-class CLIPPort(HuggingViT):
-    """The vision towers of CLIP, MetaCLIP 2, SigLIP and AIMv2; their text towers and pooling heads stay."""
+class HuggingCLIP(HuggingViT):
+    """The vision towers of CLIP, MetaCLIP 2, SigLIP and AIMv2; text towers and pooling heads are left unchanged."""
 
-    kinds: ClassVar[frozenset[str]] = frozenset(
+    class_paths: ClassVar[frozenset[str]] = frozenset(
         {
             "clip.modeling_clip.CLIPAttention",
             "metaclip_2.modeling_metaclip_2.MetaClip2Attention",
@@ -150,26 +151,26 @@ class CLIPPort(HuggingViT):
         }
     )
     watch: ClassVar[str] = "embeddings.patch_embedding|embeddings.patch_embed"
-    names: ClassVar[dict[str, str]] = {**MATRICES_APART, "out_proj": "proj"}
+    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "out_proj": "proj"}
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
         return watched_module(model, name, cls.watch) is not None
 
 
-# what stands guard over a saved model
+# the mark in the configuration of a swapped model
 
 
-def lost(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-    """The attention function "regard" of transformers: it is only called where a swap was lost. Raises: SwapError."""
+def missing_mechanism(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """The attention function "regard" of transformers, called where the mechanism is missing. Raises: SwapError."""
     raise SwapError(
-        f"{type(module).__name__} was saved with a mechanism of Regard in its place and loaded without it; "
+        f"{type(module).__name__} was saved with a mechanism of Regard and loaded without it; "
         "load the folder by regard.from_pretrained, or make the model with attn_implementation='sdpa'"
     )
 
 
-def mark(model: nn.Module) -> None:
-    """Write into a model's transformers configurations that its attention is Regard's, or take it out again."""
+def mark_configuration(model: nn.Module) -> None:
+    """Set or remove attn_implementation="regard" in the transformers configurations of a model, in place."""
     swapped = any(isinstance(module, HuggingViT) for module in model.modules())
     for config in {id(c): c for m in model.modules() if (c := config_of(m)) is not None}.values():
         if swapped:
@@ -189,5 +190,5 @@ def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, lost)
+    AttentionInterface.register(NAME, missing_mechanism)
     AttentionMaskInterface.register(NAME, sdpa_mask)

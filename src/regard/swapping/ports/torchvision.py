@@ -6,23 +6,28 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Mask, Site, UnsupportedError
-from regard.swapping.layer import Port, additive, watched_module
+from regard.swapping.grid_source import watched_module
+from regard.swapping.layer import Port, library_mask
 
 
 class TorchvisionViT(Port):
     """nn.MultiheadAttention in torchvision's VisionTransformer."""
 
-    library: ClassVar[tuple[type, ...]] = (nn.MultiheadAttention,)
+    replaces: ClassVar[tuple[type, ...]] = (nn.MultiheadAttention,)
     watch: ClassVar[str] = "conv_proj"
-    names: ClassVar[dict[str, str]] = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj": "proj"}
+    parameter_names: ClassVar[dict[str, str]] = {
+        "in_proj_weight": "qkv.weight",
+        "in_proj_bias": "qkv.bias",
+        "out_proj": "proj",
+    }
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
-        """nn.MultiheadAttention is also in decoders and pooling heads, whose tokens have no grid."""
+        """nn.MultiheadAttention is also used in decoders and pooling heads, whose tokens have no grid."""
         return watched_module(model, name, cls.watch) is not None
 
     @classmethod
-    def refuses(cls, module: Any) -> str:  # type: ignore[override]
+    def refusal(cls, module: Any) -> str:  # type: ignore[override]
         if (
             not module._qkv_same_embed_dim
             or module.bias_k is not None
@@ -56,12 +61,12 @@ class TorchvisionViT(Port):
         """
         if key is not query or value is not query:
             raise UnsupportedError(
-                "this layer got keys or values of their own: cross-attention has no port, only self-attention, which "
-                "is called with one tensor as query, key and value; leave the layer out with where="
+                "this layer was called with separate keys or values: the port is for self-attention, which gets one "
+                "tensor as query, key and value; leave the layer out with where="
             )
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = ~attn_mask
-        mask = additive(attn_mask, False, query)
+        mask = library_mask(attn_mask, False, query)
         if key_padding_mask is not None:
             if key_padding_mask.dtype != torch.bool:
                 raise ConfigError("key_padding_mask must be boolean, True where a key is padding")

@@ -1,4 +1,4 @@
-"""Data sets for tasks: named sets below a data folder, torchvision's sets, and the user's own folders and tables."""
+"""Data sets for tasks: named sets in the data folder, torchvision's sets, and the user's own folders and tables."""
 
 from .catalog import NAMED, identity, load
 from .images import Images, ImageSet

@@ -1,6 +1,6 @@
-"""Augmentation of a whole uint8 batch (n, height, width, channels): pure functions of the batch and a generator.
+"""Augmentation of a uint8 batch (n, height, width, channels): pure functions of the batch and a generator.
 
-What timm and torchvision do to one Pillow image after the other is made by `transform`.
+Augmentations of timm and torchvision for single Pillow images are returned by `transform`.
 """
 
 from collections.abc import Callable
@@ -13,33 +13,34 @@ import torch.nn.functional as F
 from regard.core import ConfigError, nearest
 
 BATCHWISE = ("none", "flip", "crop", "pad", "shift", "resized")
-"""none; flip: left-right; crop: padding 4 and flip; pad: padding 4 alone; shift: padding 2 and flip; resized: random
-resized crop and flip.
+"""Augmentations of a whole batch. flip: left-right; crop: crop after padding by 4, and flip; pad: crop after padding by
+4; shift: crop after padding by 2, and flip; resized: random resized crop, and flip.
 
-Image by image instead: "timm" or "timm:rand-m9-mstd0.5-inc1", timm's transforms with that policy; "randaugment+crop" or
-"randaugment+pad", torchvision's RandAugment as it comes (two operations of strength 9 of 30) and then that crop."""
+For single images: "timm" or "timm:rand-m9-mstd0.5-inc1", timm's transforms with that policy; "randaugment+crop" or
+"randaugment+pad", torchvision's default RandAugment (two operations of strength 9 of 30) and then that crop."""
 
 _PADDING = {"crop": 4, "pad": 4, "shift": 2}
-_STILL = ("none", "pad")
+_WITHOUT_FLIP = ("none", "pad")
 _RANDAUGMENT = ("randaugment+crop", "randaugment+pad")
 
 
 def check_augment(name: str) -> None:
-    """Raises: ConfigError for an unknown augmentation."""
+    """Check the name of an augmentation. Raises: ConfigError if it is unknown."""
     if name not in BATCHWISE and not by_image(name):
-        known = [*BATCHWISE, *_RANDAUGMENT, "timm", "timm:rand-m9-mstd0.5-inc1"]
-        raise ConfigError(f"unknown augment {name!r}; {nearest(name, known)}")
+        names = [*BATCHWISE, *_RANDAUGMENT, "timm", "timm:rand-m9-mstd0.5-inc1"]
+        raise ConfigError(f"unknown augment {name!r}; {nearest(name, names)}")
 
 
 def by_image(name: str) -> bool:
-    """Whether an augmentation goes image by image, through `transform`."""
+    """Whether an augmentation is applied to single images, by `transform`."""
     return name in _RANDAUGMENT or name.split(":")[0] == "timm"
 
 
 def transform(name: str, size: tuple[int, int], channels: int) -> Callable[[Any], torch.Tensor]:
-    """An augmentation that goes image by image: a Pillow image to a tensor (channels, height, width) of 0 .. 255.
+    """An augmentation of single images: a Pillow image to a tensor (channels, height, width) in 0 .. 255.
 
-    It draws from the global generators of torch, numpy and Python. Raises: ConfigError for a policy unknown to timm.
+    It uses the global random generators of torch, numpy and Python.
+    Raises: ConfigError for a policy that timm does not know.
     """
     if name not in _RANDAUGMENT:
         from timm.data import create_transform
@@ -49,7 +50,7 @@ def transform(name: str, size: tuple[int, int], channels: int) -> Callable[[Any]
             return create_transform((channels, *size), is_training=True, auto_augment=policy, normalize=False)
         except (AssertionError, ValueError, IndexError, KeyError) as error:
             raise ConfigError(
-                f"timm does not know the policy of augment={name!r}; one that it knows is rand-m9-mstd0.5-inc1"
+                f"timm does not know the policy of augment={name!r}; an example is rand-m9-mstd0.5-inc1"
             ) from error
     from torchvision import transforms
 
@@ -59,20 +60,20 @@ def transform(name: str, size: tuple[int, int], channels: int) -> Callable[[Any]
 
 
 def windows(pixels: np.ndarray, top: np.ndarray, left: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Of each image the window of `size` = (height, width) whose upper left corner is (top, left); top, left (n,)."""
+    """The crop of each image with `size` = (height, width) and upper left corner (top, left); top, left: (n,)."""
     rows = top[:, None] + np.arange(size[0])
     columns = left[:, None] + np.arange(size[1])
     return pixels[np.arange(len(pixels))[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def centre(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """The window in the middle of each image."""
+    """The centre crop of each image."""
     top, left = ((pixels.shape[axis] - size[axis - 1]) // 2 for axis in (1, 2))
     return pixels[:, top : top + size[0], left : left + size[1]]
 
 
 def random_windows(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """A window of `size` at a random place of each image."""
+    """A random crop of each image."""
     n, height, width = pixels.shape[:3]
     top = rng.integers(0, height - size[0] + 1, n)
     left = rng.integers(0, width - size[1] + 1, n)
@@ -80,7 +81,7 @@ def random_windows(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Gen
 
 
 def padded(pixels: np.ndarray, padding: int) -> np.ndarray:
-    """Zeros all around."""
+    """Images padded with zeros on all sides."""
     return np.pad(pixels, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
@@ -91,7 +92,7 @@ def flipped(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def placed(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Each image at a random place of an empty canvas of `size`."""
+    """Each image at a random position on an empty canvas of `size`."""
     n, height, width, channels = pixels.shape
     canvas = np.zeros((n, *size, channels), np.uint8)
     rows = rng.integers(0, size[0] - height + 1, n)[:, None] + np.arange(height)
@@ -101,7 +102,7 @@ def placed(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) 
 
 
 def resized_crops(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Windows of 35-100 % of the area and sides 3:4 to 4:3, stretched to `size` (bilinear, without antialiasing)."""
+    """Crops of 35-100 % of the area with aspect ratio 3:4 to 4:3, resized to `size` (bilinear, no antialiasing)."""
     n, height, width = pixels.shape[:3]
     area = rng.uniform(0.35, 1.0, n)
     ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3), n))
@@ -118,7 +119,7 @@ def resized_crops(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Gene
 def augmented(
     pixels: np.ndarray, size: tuple[int, int], augment: str, canvas: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """A training batch of `size`: placed on a canvas or cut out of larger images, then augmented."""
+    """A training batch of `size`: placed on a canvas or cropped from larger images, and augmented."""
     if canvas:
         pixels = placed(pixels, size, rng)
     if augment == "resized":
@@ -127,4 +128,4 @@ def augmented(
         pixels = random_windows(pixels, size, rng) if augment != "none" else centre(pixels, size)
     elif augment in _PADDING:
         pixels = random_windows(padded(pixels, _PADDING[augment]), size, rng)
-    return pixels if augment in _STILL else flipped(pixels, rng)
+    return pixels if augment in _WITHOUT_FLIP else flipped(pixels, rng)

@@ -1,4 +1,4 @@
-"""Which sets there are by name, where they lie, and what else the word after `--data` may mean."""
+"""The named data sets and their files, and the meaning of `--data`."""
 
 import hashlib
 import os
@@ -19,10 +19,10 @@ from .streams import generator
 
 @dataclass(frozen=True, kw_only=True)
 class ParquetSet:
-    """A set below the data folder: files <name>/<train>.parquet and <name>/<test>.parquet with img and label.
+    """A set in the data folder: files <name>/train.parquet and <name>/<test>.parquet with columns img and label.
 
-    rows: (train, test) images, which are checked. used: training rows; the rest is held back for tuning. raw: they are
-    raw bytes of this (height, width) instead of encoded files.
+    rows: (train, test) images, which are checked. used: training images; the others are reserved for tuning. raw:
+    images are raw bytes of this (height, width) instead of encoded files.
     """
 
     classes: int
@@ -58,17 +58,19 @@ TORCHVISION: dict[str, tuple[str, Any, Any, int]] = {
     "Imagenette": ("split", "train", "val", 10),
 }
 NAMED: tuple[str, ...] = ("digits", "digits-canvas", *PARQUET, "imagenet", *TORCHVISION)
-"""Every set that `--data` knows by name; anything else is a path of the user's own."""
+"""Every set that `--data` accepts by name; anything else is a path of the user's own data."""
 
 CHANNELS = 3
-"""Of torchvision's sets, ImageNet and the user's own."""
-CANVAS = 2
-"""Places at which every test image of digits-canvas is shown."""
+"""Of torchvision's sets, ImageNet and the user's own data."""
+CANVAS_POSITIONS = 2
+"""Number of positions of every test image of digits-canvas."""
 
 
 def classes_and_channels(data: str) -> tuple[int, int]:
-    """What a named set has, without reading it; torchvision's grey sets come as RGB. Of the user's own data nothing is
-    known: (1000, 3)."""
+    """(classes, channels) of a named set without reading it; (1000, 3) for the user's own data.
+
+    torchvision's grey sets are read as RGB.
+    """
     if data in ("digits", "digits-canvas"):
         return 10, 1
     if data in PARQUET:
@@ -77,11 +79,11 @@ def classes_and_channels(data: str) -> tuple[int, int]:
 
 
 def data_root() -> Path:
-    """The folder with one sub-folder a set. Raises: DataError if neither --data-root nor REGARD_DATA names a folder."""
+    """The folder with a subfolder for each set. Raises: DataError without a folder in --data-root or REGARD_DATA."""
     root = os.environ.get("REGARD_DATA", "")
     if not root:
         raise DataError(
-            "no data folder: pass --data-root PATH or set REGARD_DATA to a folder with one sub-folder a set"
+            "no data folder: pass --data-root PATH or set REGARD_DATA to a folder with a subfolder for each set"
         )
     path = Path(root).expanduser()
     if not path.is_dir():
@@ -90,9 +92,9 @@ def data_root() -> Path:
 
 
 def identity(data: str) -> str:
-    """What a run's key holds: the name of a named set, and of the user's own data a digest of the index, never a path.
+    """The data in a run's key: the name of a named set, or a digest of the user's own data, never a path.
 
-    Raises: DataError for a name that is unknown and no path.
+    Raises: DataError if it is neither a known name nor an existing path.
     """
     return data if data in NAMED else f"own:{own.digest(path_of(data))}"
 
@@ -103,7 +105,9 @@ def path_of(data: str) -> Path:
     if path.exists():
         return path
     if "/" in data or "\\" in data or data.endswith(".parquet"):
-        raise DataError(f"{data} does not exist; expected a folder of class folders, or a parquet file or folder")
+        raise DataError(
+            f"{data} does not exist; expected a folder of class folders, a parquet file, or a folder of parquet files"
+        )
     raise DataError(f"unknown data set {data!r} (and no such path); {nearest(data, NAMED)}")
 
 
@@ -115,11 +119,11 @@ def load(
     corrupt: Literal["stop", "skip"] = "stop",
     download: bool = False,
 ) -> ImageSet:
-    """A set by name or path, decoded for images of size = (height, width); the last few are remembered.
+    """A set by name or path, decoded for images of size = (height, width); the last two sets are cached.
 
-    cut: images keep their own size, and windows of `size` are cut from them; torchvision's sets of files give images of
-    8/7 of `size` for that, as ImageNet and the user's own always do. corrupt: stop at a damaged image or skip.
-    download: torchvision's sets may be fetched. Raises: DataError.
+    cut: images keep their own size, to be cropped to `size`; torchvision's sets of files then have images of 8/7 of
+    `size`, as ImageNet and the user's own data always have. corrupt: stop at a damaged image, or skip it. download:
+    torchvision's sets if they are missing. Raises: DataError.
     """
     key = data if data in NAMED else str(path_of(data).resolve())
     root = os.environ.get("REGARD_DATA", "") if data in NAMED else own.digest(path_of(data))
@@ -130,27 +134,29 @@ def load(
 def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str) -> ImageSet:
     if data in ("digits", "digits-canvas"):
         canvas = data == "digits-canvas"
-        found = digits(None if cut or canvas else size, canvas=size if canvas else None)
+        image_set = digits(None if cut or canvas else size, canvas=size if canvas else None)
     elif data in PARQUET:
-        found = parquet_set(data, None if cut else size, corrupt)
+        image_set = parquet_set(data, None if cut else size, corrupt)
     elif data == "imagenet":
-        found = imagenet.load(data_root() / "imagenet", size)
+        image_set = imagenet.load(data_root() / "imagenet", size)
     elif data in TORCHVISION:
-        found = torchvision_set(data, size, cut, corrupt, download)
+        image_set = torchvision_set(data, size, cut, corrupt, download)
     else:
-        found = own.load(Path(data), size, corrupt)
-    for split in (found.train, found.test):
-        if any(have < want for have, want in zip(split.pixels.shape[1:3], size, strict=True)) and not found.canvas:
-            have = "x".join(map(str, split.pixels.shape[1:3]))
-            raise DataError(f"images of {found.name} have {have} pixels, the task wants {size[0]}x{size[1]}")
-    return found
+        image_set = own.load(Path(data), size, corrupt)
+    for split in (image_set.train, image_set.test):
+        height, width = split.pixels.shape[1:3]
+        if (height < size[0] or width < size[1]) and not image_set.canvas:
+            raise DataError(
+                f"images of {image_set.name} have {height}x{width} pixels, the task needs {size[0]}x{size[1]}"
+            )
+    return image_set
 
 
 def digits(size: tuple[int, int] | None = None, *, canvas: tuple[int, int] | None = None) -> ImageSet:
     """scikit-learn's 1,797 digits of 8 x 8 in a fixed permutation: 898 for training, 899 for the test.
 
     size: (height, width) to which they are resized (bicubic). canvas: (height, width) of an empty image on which
-    training places each digit anew, and the test at two fixed places.
+    training places each digit at random, and the test at two fixed positions.
     Raises: DataError if the canvas is smaller than 8 x 8.
     """
     from sklearn.datasets import load_digits
@@ -168,8 +174,8 @@ def digits(size: tuple[int, int] | None = None, *, canvas: tuple[int, int] | Non
     if canvas is not None:
         from .augment import placed
 
-        shown = [placed(test.pixels, canvas, generator("digits-canvas", place)) for place in range(CANVAS)]
-        test = Images(np.concatenate(shown), np.tile(test.labels, CANVAS))
+        canvases = [placed(test.pixels, canvas, generator("digits-canvas", index)) for index in range(CANVAS_POSITIONS)]
+        test = Images(np.concatenate(canvases), np.tile(test.labels, CANVAS_POSITIONS))
     names = tuple(str(digit) for digit in range(10))
     return ImageSet(
         "digits" if canvas is None else "digits-canvas", names, train, test, checksum, None, canvas is not None
@@ -177,7 +183,7 @@ def digits(size: tuple[int, int] | None = None, *, canvas: tuple[int, int] | Non
 
 
 def parquet_set(name: str, size: tuple[int, int] | None, corrupt: str) -> ImageSet:
-    """A named set below the data folder. Raises: DataError for a missing, damaged or incomplete file."""
+    """A named set in the data folder. Raises: DataError for a missing, damaged or incomplete file."""
     spec = PARQUET[name]
     root = data_root()
     files = [root / name / f"{split}.parquet" for split in ("train", spec.test)]
@@ -206,7 +212,7 @@ def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int
     def make() -> Images:
         table = own.read_table(file)
         if len(table) != rows:
-            raise DataError(f"{file} has {len(table)} rows, {name} has {rows}; get the file again")
+            raise DataError(f"{file} has {len(table)} rows, {name} has {rows}; download the file again")
         labels = table["label"].to_numpy().astype(np.int64)
         check_labels(str(file), labels, spec.classes)
         sources = own.image_column(file, table["img"])
@@ -220,7 +226,7 @@ def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int
 
 @lru_cache(maxsize=16)
 def file_sum(file: Path) -> str:
-    """sha256 of a file, 64 hex digits."""
+    """The SHA-256 of a file, 64 hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -229,50 +235,52 @@ def _check_sums(root: Path, files: list[Path], sums: list[str]) -> None:
     listed = root / "SHA256SUMS"
     if not listed.is_file():
         return
-    words = [line.split(maxsplit=1) for line in listed.read_text().splitlines() if line.strip()]
-    known = {name: total for total, name in words}
+    lines = [line.split(maxsplit=1) for line in listed.read_text().splitlines() if line.strip()]
+    expected = {name: total for total, name in lines}
     for file, total in zip(files, sums, strict=True):
-        if known.get(str(file.relative_to(root)), total) != total:
-            raise DataError(f"{file} differs from its checksum in {listed}; it is damaged or changed: get it again")
+        if expected.get(str(file.relative_to(root)), total) != total:
+            raise DataError(
+                f"{file} differs from its checksum in {listed}: it is damaged or changed; download it again"
+            )
 
 
 def torchvision_set(name: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool) -> ImageSet:
-    """A set of torchvision below <data folder>/torchvision, as RGB.
+    """A set of torchvision in <data folder>/torchvision, as RGB.
 
-    Sets that are arrays are read whole. Of sets of files one image at a time is decoded, and kept or decoded again as
-    `own.load` does. cut: an array's images keep their size (those below 32 x 32 are enlarged to it), files give images
-    of 8/7 of `size`. Raises: DataError if it is not there and not fetched, or an image is damaged.
+    Sets that are arrays are read at once; images in files are decoded as in `own.load`. cut: images of arrays keep
+    their size (those below 32 x 32 are enlarged to it), images in files have 8/7 of `size`.
+    Raises: DataError if the set is missing and not downloaded, or an image is damaged.
     """
     import torchvision
 
     root = data_root() / "torchvision"
     argument, train, test, count = TORCHVISION[name]
-    maker: Callable[..., Any] = getattr(torchvision.datasets, name)
+    dataset_class: Callable[..., Any] = getattr(torchvision.datasets, name)
     splits, total = [], hashlib.sha256()
     for split in (train, test):
         try:
-            found = maker(root=str(root), download=download, **{argument: split})
+            dataset = dataset_class(root=str(root), download=download, **{argument: split})
         except (RuntimeError, OSError, ValueError) as error:
-            hint = "" if download else "; pass --download (download=True) to fetch it"
-            raise DataError(f"torchvision's {name} is not ready in {root}{hint} ({error})") from error
-        if hasattr(found, "data"):
-            part = _array_split(name, found, None if cut else size)
+            hint = "" if download else "; pass --download (download=True) to download it"
+            raise DataError(f"torchvision's {name} cannot be read in {root}{hint} ({error})") from error
+        if hasattr(dataset, "data"):
+            part = _array_split(name, dataset, None if cut else size)
             total.update(part.pixels.tobytes() + part.labels.tobytes())
         else:
-            files, labels = _files(found)
+            files, labels = _files(dataset)
             digest = _files_sum(files, labels)
             total.update(digest.encode())
             names, sources = [str(file) for file in files], cast(list[Source], files)
-            wanted, key = larger(size) if cut else size, f"{name}-{split}-{digest[:16]}"
-            part = own.from_files(sources, names, labels, wanted, corrupt, key)
+            file_size, key = larger(size) if cut else size, f"{name}-{split}-{digest[:16]}"
+            part = own.from_files(sources, names, labels, file_size, corrupt, key)
         check_labels(name, part.labels, count)
         splits.append(part)
-    classes = tuple(map(str, getattr(found, "classes", range(count))))
+    classes = tuple(map(str, getattr(dataset, "classes", range(count))))
     return ImageSet(name, classes, splits[0], splits[1], total.hexdigest())
 
 
-def _array_split(name: str, found: Any, size: tuple[int, int] | None) -> Images:
-    items = [found[i] for i in range(len(found))]
+def _array_split(name: str, dataset: Any, size: tuple[int, int] | None) -> Images:
+    items = [dataset[i] for i in range(len(dataset))]
     labels = np.array([label for _, label in items], np.int64)
     pixels = [np.asarray(image.convert("RGB")) for image, _ in items]
     if size is None:
@@ -280,17 +288,17 @@ def _array_split(name: str, found: Any, size: tuple[int, int] | None) -> Images:
     return decode_all(pixels, labels, lambda row: f"image {row} of {name}", size, CHANNELS)
 
 
-def _files(found: Any) -> tuple[list[Path], np.ndarray]:
-    """The images' files and labels, which torchvision's sets keep under one of these names; no file is opened."""
-    pairs = getattr(found, "_samples", None)
+def _files(dataset: Any) -> tuple[list[Path], np.ndarray]:
+    """The images' files and labels, which torchvision's sets have in one of these attributes; no file is opened."""
+    pairs = getattr(dataset, "_samples", None)
     if pairs is None:
-        files = found._images if hasattr(found, "_images") else found._image_files
-        pairs = list(zip(files, found._labels, strict=True))
+        files = dataset._images if hasattr(dataset, "_images") else dataset._image_files
+        pairs = list(zip(files, dataset._labels, strict=True))
     return [Path(file) for file, _ in pairs], np.array([label for _, label in pairs], np.int64)
 
 
 def _files_sum(files: list[Path], labels: np.ndarray) -> str:
-    """64 hex digits of the names, sizes, beginnings and labels of images."""
+    """64 hexadecimal digits of a digest of the names, sizes, first 4 KiB and labels of images."""
     total = hashlib.sha256()
     for file, label in zip(files, labels, strict=True):
         size, head = own.fingerprint(file)

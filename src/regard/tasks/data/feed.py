@@ -1,6 +1,6 @@
-"""Batches of a run by number: which images, in which order and how augmented depends on (seed, epoch, step) only.
+"""Training batches of a run: images, order and augmentation depend on (seed, epoch, step) only.
 
-So a run that stopped anywhere goes on with the batch that it would have had, with any number of loader workers.
+So a run that was stopped continues with the same batches, with any number of loader workers.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from .augment import augmented, centre
-from .imagenet import Whole
+from .imagenet import OriginalSizes
 from .images import Images
 from .streams import generator, seed_all
 
@@ -21,8 +21,8 @@ from .streams import generator, seed_all
 class Batches(Dataset):
     """Item t is training batch t of the run: images (n, C, h, w) uint8, or float32 of a transform, and labels (n,).
 
-    size: (height, width) of a batch's images. batch: images in one. transform: image by image through Pillow, or None.
-    part: (number, count) of equal parts of a batch; an item is this one. The parts together are the whole batch.
+    size: (height, width) of a batch's images. batch: images in a batch. transform: of single Pillow images, or None.
+    part: (index, count) of equal parts of a batch, of which an item is this one.
     """
 
     images: Images
@@ -37,7 +37,7 @@ class Batches(Dataset):
 
     @property
     def per_epoch(self) -> int:
-        """Batches in an epoch; the last, smaller one is left out."""
+        """Number of batches in an epoch; a last, smaller batch is left out."""
         return max(len(self.images) // self.batch, 1)
 
     def order(self, epoch: int) -> np.ndarray:
@@ -49,39 +49,41 @@ class Batches(Dataset):
 
     def rows(self, step: int) -> np.ndarray:
         """Indices of the images of batch `step`."""
-        epoch, place = divmod(step, self.per_epoch)
-        return self.order(epoch)[place * self.batch : (place + 1) * self.batch]
+        epoch, index = divmod(step, self.per_epoch)
+        return self.order(epoch)[index * self.batch : (index + 1) * self.batch]
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         rows = self.rows(step)
-        number, count = self.part
-        mine = slice(number * len(rows) // count, (number + 1) * len(rows) // count)
-        labels = torch.from_numpy(self.images.labels[rows[mine]])
+        index, count = self.part
+        part = slice(index * len(rows) // count, (index + 1) * len(rows) // count)
+        labels = torch.from_numpy(self.images.labels[rows[part]])
         if self.transform is not None:
-            return torch.stack([self._one(self._source(int(row)), step, int(row)) for row in rows[mine]]), labels
-        pixels = self.images.pixels[rows]  # of the whole batch, so that augmentation does not depend on the parts
+            return torch.stack(
+                [self._transformed(self._source(int(row)), step, int(row)) for row in rows[part]]
+            ), labels
+        pixels = self.images.pixels[rows]  # the whole batch: its augmentation does not depend on the parts
         rng = generator("augment", self.seed, step // self.per_epoch, step)
-        return to_tensor(augmented(pixels, self.size, self.augment, self.canvas, rng)[mine]), labels
+        return to_tensor(augmented(pixels, self.size, self.augment, self.canvas, rng)[part]), labels
 
     def _source(self, row: int) -> np.ndarray:
-        """What a transform begins with: the image as it is on disk where the set keeps that, else its pixels."""
+        """The input of a transform: the image in its original size if the set has it, else its pixels."""
         pixels = self.images.pixels
-        return pixels.whole(row) if isinstance(pixels, Whole) else pixels[row]
+        return pixels.original(row) if isinstance(pixels, OriginalSizes) else pixels[row]
 
-    def _one(self, pixels: np.ndarray, step: int, row: int) -> Tensor:
+    def _transformed(self, pixels: np.ndarray, step: int, row: int) -> Tensor:
         from PIL import Image
 
         seed_all("sample", self.seed, step // self.per_epoch, row)
         return self.transform(Image.fromarray(pixels.squeeze()))  # type: ignore[misc]
 
     def between(self, start: int, stop: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches start .. stop-1, made by `workers` processes, or by this one if 0."""
+        """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
         loader = DataLoader(self, batch_size=None, sampler=range(start, stop), num_workers=workers)
         return ((images, labels) for images, labels in loader)
 
 
 def evaluation_batches(images: Images, size: tuple[int, int], batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-    """All images in order, cut at the centre: (n, C, h, w) uint8 and labels (n,)."""
+    """All images in order, cropped at the centre: (n, C, h, w) uint8 and labels (n,)."""
     for start in range(0, len(images), batch):
         pixels = centre(images.pixels[start : start + batch], size)
         yield to_tensor(pixels), torch.from_numpy(images.labels[start : start + batch])

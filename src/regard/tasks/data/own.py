@@ -16,17 +16,21 @@ from .streams import generator
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 IN_MEMORY = 4 * 2**30
-"""Bytes of decoded pixels up to which a split is decoded once; larger ones are decoded batch by batch."""
+"""A split is decoded once if its pixels need at most so many bytes; a larger one is decoded batch by batch."""
 
-_TRAINS, _TESTS = ("train", "training"), ("test", "val", "valid", "validation")  # in any case; the first is taken
+# names of splits in upper or lower case; the first one that is present is used
+_TRAINS, _TESTS = ("train", "training"), ("test", "val", "valid", "validation")
 _IMAGES, _LABELS = ("img", "image", "picture"), ("label", "class", "target", "fine_label")
 
 
 class Lazy:
-    """Looks like an array of pixels (n, height, width, 3) uint8; every access decodes the images that it asks for.
+    """Like an array of pixels (n, height, width, 3) uint8, but images are decoded when they are indexed.
 
-    Raises: DataError that names a damaged image when it is met.
+    Raises: DataError with the name of a damaged image when it is decoded.
     """
+
+    remedy = "repair or remove it"
+    """For a damaged image."""
 
     def __init__(self, sources: Sequence[Source], names: Sequence[str], size: tuple[int, int]) -> None:
         self.sources, self.names, self.size = sources, names, size
@@ -36,32 +40,33 @@ class Lazy:
         return len(self.sources)
 
     def part(self, rows: slice | np.ndarray) -> "Lazy":
-        """The same for a part of the images: a slice, or their numbers."""
+        """The same for a part of the images: a slice, or their indices."""
         if isinstance(rows, slice):
             return type(self)(self.sources[rows], self.names[rows], self.size)
         return type(self)([self.sources[row] for row in rows], [self.names[row] for row in rows], self.size)
 
     def __getitem__(self, rows: Any) -> np.ndarray:
-        chosen = np.arange(len(self))[rows]
-        if chosen.ndim == 0:
-            return self._image(int(chosen))
-        return (
-            np.stack([self._image(int(row)) for row in chosen])
-            if len(chosen)
-            else np.empty((0, *self.shape[1:]), np.uint8)
-        )
+        indices = np.arange(len(self))[rows]
+        if indices.ndim == 0:
+            return self._decoded(int(indices), self.size)
+        if not len(indices):
+            return np.empty((0, *self.shape[1:]), np.uint8)
+        return np.stack([self._decoded(int(row), self.size) for row in indices])
 
-    def _image(self, row: int) -> np.ndarray:
+    def _decoded(self, row: int, size: tuple[int, int] | None) -> np.ndarray:
         try:
-            return decode(self.sources[row], self.size, 3)
-        except Exception as error:  # Pillow raises many kinds for a damaged file
-            raise DataError(f"{self.names[row]} cannot be read as an image ({error}); repair or remove it") from error
+            return decode(self.sources[row], size, 3)
+        except Exception as error:  # Pillow raises various errors for a damaged file
+            raise DataError(f"{self.names[row]} cannot be read as an image ({error}); {self.remedy}") from error
 
 
 @lru_cache(maxsize=16)
 def digest(path: Path) -> str:
-    """12 hex digits that say which data these are: of a folder the relative paths, sizes and first 4 KiB of its images,
-    of parquet the whole files. Where the data lie does not matter. Raises: DataError if there are none."""
+    """12 hexadecimal digits of a digest of the data, which does not depend on their path.
+
+    Of a folder: relative paths, sizes and first 4 KiB of its images; of parquet: the whole files.
+    Raises: DataError if there are no data.
+    """
     total = hashlib.sha256()
     tables = _tables(path)
     if tables:
@@ -76,7 +81,7 @@ def digest(path: Path) -> str:
 
 
 def fingerprint(file: Path) -> tuple[int, str]:
-    """Size and digest of the beginning; a file that cannot be opened is named when its image is decoded."""
+    """Size and digest of the first 4 KiB; a file that cannot be opened raises an error when its image is decoded."""
     try:
         with file.open("rb") as stream:
             return file.stat().st_size, hashlib.sha256(stream.read(4096)).hexdigest()
@@ -85,11 +90,11 @@ def fingerprint(file: Path) -> tuple[int, str]:
 
 
 def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
-    """A folder or parquet of the user, as RGB of 8/7 of `size`, from which training and test cut windows of `size`.
+    """The user's own folder or parquet files as RGB images of 8/7 of `size`, which are cropped to `size` later.
 
-    Splits are called train or training, and test, val, valid or validation, in any case: folders of class folders, or
-    .parquet files. Where there are several of the second kind the first in this order is the test and the others are
-    not used. Without one every fifth image of a fixed permutation is the test.
+    Splits are folders of class folders or .parquet files. The training split is named train or training, the test split
+    test, val, valid or validation, in upper or lower case; the first of these names is used. Without a test split,
+    every fifth image of a fixed permutation is for the test.
     Raises: DataError.
     """
     tables = _tables(path)
@@ -97,11 +102,11 @@ def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
     if len(splits) == 1:
         splits = _divide(*splits["train"])
     total = digest(path)
-    made = {}
+    images = {}
     for split, (sources, names, labels) in splits.items():
         check_labels(f"the {split} split of {path}", labels, len(classes))
-        made[split] = from_files(sources, names, labels, larger(size), corrupt, f"own3-{total}-{split}")
-    return ImageSet(f"own:{total}", classes, made["train"], made["test"], total)
+        images[split] = from_files(sources, names, labels, larger(size), corrupt, f"own3-{total}-{split}")
+    return ImageSet(f"own:{total}", classes, images["train"], images["test"], total)
 
 
 _Split = tuple[list[Source], list[str], np.ndarray]
@@ -110,17 +115,17 @@ _Split = tuple[list[Source], list[str], np.ndarray]
 def from_files(
     sources: list[Source], names: list[str], labels: np.ndarray, size: tuple[int, int], corrupt: str, key: str
 ) -> Images:
-    """Images of one size, decoded and kept, or decoded one at a time where all would not fit in memory.
+    """Images of one size, decoded and cached, or decoded when they are used if they need more than `IN_MEMORY`.
 
-    key: says which files these are, for the cache. Raises: DataError.
+    key: identifies the files in the cache. Raises: DataError.
     """
     if len(sources) * size[0] * size[1] * 3 > IN_MEMORY:
         if corrupt == "skip":
             rows = readable_rows(key, sources, lambda row: names[row], 3)
             sources, names, labels = [sources[row] for row in rows], [names[row] for row in rows], labels[rows]
         return Images(Lazy(sources, names, size), labels)
-    whole = f"{key}-{size[0]}x{size[1]}-{corrupt}"
-    return cached(whole, lambda: decode_all(sources, labels, lambda row: names[row], size, 3, corrupt))
+    full_key = f"{key}-{size[0]}x{size[1]}-{corrupt}"
+    return cached(full_key, lambda: decode_all(sources, labels, lambda row: names[row], size, 3, corrupt))
 
 
 def _divide(sources: list[Source], names: list[str], labels: np.ndarray) -> dict[str, _Split]:
@@ -135,7 +140,7 @@ def _divide(sources: list[Source], names: list[str], labels: np.ndarray) -> dict
 def _image_files(path: Path) -> list[Path]:
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and not file.is_dir())
     if not files:
-        raise DataError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}); expected one folder a class")
+        raise DataError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}); expected one folder for each class")
     return files
 
 
@@ -145,20 +150,20 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
     _image_files(path)
     roots = _split_folders(path)
     for folder in (folder for root in roots.values() for folder in sorted(root.iterdir()) if folder.is_dir()):
-        if folder.name.lower() in (*_TRAINS, *_TESTS) and _has_folders(folder):
+        if folder.name.lower() in (*_TRAINS, *_TESTS) and _has_subfolders(folder):
             raise DataError(
-                f"{folder} is called like a split, has folders itself, and lies where class folders are expected; "
+                f"{folder} has the name of a split and subfolders, but is where class folders are expected; "
                 f"expected {path}/train/CLASS and, if there is a test, {path}/test/CLASS (or val)"
             )
     classes = tuple(sorted(folder.name for folder in roots["train"].iterdir() if folder.is_dir()))
     if len(classes) < 2:
-        found = f"one class folder only ({classes[0]})" if classes else "no class folders"
-        raise DataError(f"{roots['train']} has {found}; classification needs at least two, each with its images")
+        folders = f"only one class folder ({classes[0]})" if classes else "no class folders"
+        raise DataError(f"{roots['train']} has {folders}; classification needs at least two, each with its images")
     splits: dict[str, _Split] = {}
     for split, root in roots.items():
         unknown = sorted(folder.name for folder in root.iterdir() if folder.is_dir() and folder.name not in classes)
         if unknown:
-            raise DataError(f"{root} has classes that training has not: {', '.join(unknown[:5])}")
+            raise DataError(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")
         files = [
             (file, label)
             for label, name in enumerate(classes)
@@ -170,32 +175,32 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
 
 
 def _split_folders(path: Path) -> dict[str, Path]:
-    """The folders of training and test; `path` itself is that of training where it has no such folder.
+    """The folders of the training and test splits; `path` itself is the training split if it has no such folder.
 
-    A folder "train" of loose images beside folders of other names is a class.
+    A folder "train" that has images but no class folders, beside folders of other names, is a class.
     """
     folders = {folder: folder.name.lower() for folder in sorted(path.iterdir()) if folder.is_dir()}
-    found = _called(folders)
-    if "train" in found and (_has_folders(found["train"]) or set(folders.values()) <= {*_TRAINS, *_TESTS}):
-        return found
+    splits = _by_split(folders)
+    if "train" in splits and (_has_subfolders(splits["train"]) or set(folders.values()) <= {*_TRAINS, *_TESTS}):
+        return splits
     return {"train": path}
 
 
-def _has_folders(path: Path) -> bool:
-    return any(inner.is_dir() for inner in path.iterdir())
+def _has_subfolders(path: Path) -> bool:
+    return any(child.is_dir() for child in path.iterdir())
 
 
-def _called(paths: dict[Path, str]) -> dict[str, Path]:
-    """Training and test among paths with the names that they go by. Raises: DataError if one could be either of two."""
-    found: dict[str, Path] = {}
-    for split, kinds in (("train", (_TRAINS,)), ("test", tuple((word,) for word in _TESTS))):
-        for words in kinds:
-            named = [path for path, name in paths.items() if name in words]
-            if len(named) > 1:
-                raise DataError(f"{named[0]} and {named[1].name} are one split by their names; keep or rename one")
-            if named:
-                found.setdefault(split, named[0])
-    return found
+def _by_split(paths: dict[Path, str]) -> dict[str, Path]:
+    """The paths of training and test, from paths with their lower-case names. Raises: DataError if two names clash."""
+    splits: dict[str, Path] = {}
+    for split, groups in (("train", (_TRAINS,)), ("test", tuple((name,) for name in _TESTS))):
+        for group in groups:
+            matches = [path for path, name in paths.items() if name in group]
+            if len(matches) > 1:
+                raise DataError(f"{matches[0]} and {matches[1].name} name the same split; remove or rename one of them")
+            if matches:
+                splits.setdefault(split, matches[0])
+    return splits
 
 
 def _tables(path: Path) -> dict[str, Path]:
@@ -204,26 +209,26 @@ def _tables(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         return {}
     tables = {file: file.stem.lower() for file in sorted(path.glob("*.parquet")) if file.is_file()}
-    found = _called(tables)
-    return found if "train" in found else {}
+    splits = _by_split(tables)
+    return splits if "train" in splits else {}
 
 
 def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, _Split]]:
     splits: dict[str, _Split] = {}
-    names: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     for split, file in tables.items():
         table = read_table(file)
-        image, label = (_column(file, table, known) for known in (_IMAGES, _LABELS))
+        image, label = (_column(file, table, names) for names in (_IMAGES, _LABELS))
         labels = table[label].to_numpy()
         if labels.dtype.kind not in "iu":
             raise DataError(f"{file}: column {label!r} holds {labels.dtype}, expected whole numbers from 0")
         sources = image_column(file, table[image])
-        names = names or class_names(file)
+        classes = classes or class_names(file)
         splits[split] = (sources, [f"row {row} of {file}" for row in range(len(sources))], labels.astype(np.int64))
     if not len(splits["train"][2]):
         raise DataError(f"{tables['train']} has no rows")
     count = int(splits["train"][2].max()) + 1
-    return names or tuple(str(label) for label in range(count)), splits
+    return classes or tuple(str(label) for label in range(count)), splits
 
 
 def read_table(file: Path) -> Any:
@@ -234,11 +239,11 @@ def read_table(file: Path) -> Any:
     try:
         return pyarrow.parquet.read_table(file)
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file} cannot be read as parquet ({error}); get it again") from error
+        raise DataError(f"{file} cannot be read as parquet ({error}); download it again") from error
 
 
 def image_column(file: Path, column: Any) -> list[Source]:
-    """Encoded images of a column of bytes, or of structs with `bytes`, as Hugging Face writes. Raises: DataError."""
+    """Encoded images of a column of bytes, or of structs with a field `bytes`, like Hugging Face. Raises: DataError."""
     values = column.to_pylist()
     sources = [value.get("bytes") if isinstance(value, dict) else value for value in values]
     for row, source in enumerate(sources):
@@ -257,12 +262,12 @@ def class_names(file: Path) -> tuple[str, ...]:
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{file}: class_names in its metadata is no JSON list of words; correct it or leave it out")
+        raise DataError(f"{file}: class_names in its metadata is not a JSON list of strings; correct or remove it")
     return tuple(names)
 
 
-def _column(file: Path, table: Any, known: tuple[str, ...]) -> str:
-    for name in known:
+def _column(file: Path, table: Any, names: tuple[str, ...]) -> str:
+    for name in names:
         if name in table.column_names:
             return name
-    raise DataError(f"{file} has columns {', '.join(table.column_names)}; expected one of {', '.join(known)}")
+    raise DataError(f"{file} has columns {', '.join(table.column_names)}; expected one of {', '.join(names)}")

@@ -1,6 +1,6 @@
-"""Pairs (ours, theirs) of tensors: each mechanism beside another package, with the same weights and inputs, in float64.
+"""Pairs (ours, theirs) of outputs: a mechanism and another package with the same weights and inputs, in float64.
 
-Every function imports the package when it is called. `external.py` has the table of them.
+Every function imports the package when it is called; `EXTERNAL` in `external/__init__.py` lists them.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ Pairs = list[tuple[Tensor, Tensor]]
 F64 = torch.float64
 
 
-def moved(layer: Any) -> Any:
-    """A layer in float64 whose parameters lie away from their start: a zero would hide what it multiplies."""
+def perturbed(layer: Any) -> Any:
+    """A layer in float64 with perturbed parameters: a zero would hide what it multiplies."""
     layer = layer.double().eval()
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -26,7 +26,7 @@ def moved(layer: Any) -> Any:
 
 
 def copied(theirs: nn.MultiheadAttention, ours: Any) -> None:
-    """Weights of torch's attention into a layer; where it has no bias, one of queries goes into `u`, of values out."""
+    """Copy the weights of torch's attention; without a qkv bias that of queries becomes `u`, of values the output's."""
     width = theirs.embed_dim
     with torch.no_grad():
         ours.qkv.weight.copy_(theirs.in_proj_weight)
@@ -77,12 +77,12 @@ def content_pairs(terms: str = "1010") -> Pairs:
 
 
 def conv_pairs(kernel: int = 3, groups: int = 2, dilation: int = 1) -> Pairs:
-    """Cells of Conv beside nn.Conv2d with zeros around the map."""
+    """Patch tokens of Conv beside nn.Conv2d with zero padding."""
     from regard.mixers.convolutions.conv import Conv
 
     torch.manual_seed(0)
     grid = Grid(5, 7, 1)
-    layer: Any = moved(Conv(kernel=kernel, groups=groups, dilation=dilation).build(Site(16, 2, grid)))
+    layer: Any = perturbed(Conv(kernel=kernel, groups=groups, dilation=dilation).build(Site(16, 2, grid)))
     theirs = nn.Conv2d(16, 16, kernel, padding=kernel // 2 * dilation, dilation=dilation, groups=groups).double()
     theirs.load_state_dict(layer.conv.state_dict())
     x = torch.randn(3, grid.tokens, 16, dtype=F64)
@@ -117,8 +117,8 @@ def window_pairs(shift: int = 3, sides: tuple[int, int] = (14, 21)) -> Pairs:
     from regard.mixers.window import Window
 
     torch.manual_seed(0)
-    made = SwinTransformerBlock(32, sides, num_heads=2, window_size=7, shift_size=shift, always_partition=True)
-    block: Any = made.double().eval()
+    block: Any = SwinTransformerBlock(32, sides, num_heads=2, window_size=7, shift_size=shift, always_partition=True)
+    block.double().eval()
     grid = Grid(*sides)
     layer: Any = Window(size=7, shift=shift).build(Site(32, 2, grid)).double()
     with torch.no_grad():
@@ -161,24 +161,24 @@ def deformable_pairs(
     groups: int = 2,
     weight_groups: int = 1,
     masked: bool = True,
-    places: Mapping[str, Any] | None = None,
-    call: Callable[..., Tensor] | None = None,
+    frame: Mapping[str, Any] | None = None,
+    form: Callable[..., Tensor] | None = None,
 ) -> Pairs:
-    """deform_conv2d: values, then gradients of every input. places: stride, padding and dilation. call: ours."""
+    """deform_conv2d: values, then gradients of every input. frame: stride, padding and dilation. form: ours."""
     import torchvision
 
     from regard.mixers.convolutions.deformable import deformable_conv
 
     torch.manual_seed(0)
-    places = places or {"padding": 1, "stride": 2}
+    frame = frame or {"padding": 1, "stride": 2}
     x = torch.randn(3, 8, 7, 9, dtype=F64)
     weight, bias = torch.randn(4, 8 // weight_groups, 3, 3, dtype=F64), torch.randn(4, dtype=F64)
-    out = F.conv2d(x[:, :1], weight[:1, :1], **places).shape[2:]
+    out = F.conv2d(x[:, :1], weight[:1, :1], **frame).shape[2:]
     offsets = torch.randn(3, 2 * groups * 9, *out, dtype=F64) * 3
     mask = torch.rand(3, groups * 9, *out, dtype=F64) if masked else None
     leaves = [t.requires_grad_() for t in (x, weight, bias, offsets, mask) if t is not None]
-    theirs = torchvision.ops.deform_conv2d(x, offsets, weight, bias, mask=mask, **places)
-    ours = (call or deformable_conv)(x, weight, offsets, mask=mask, bias=bias, **places)
+    theirs = torchvision.ops.deform_conv2d(x, offsets, weight, bias, mask=mask, **frame)
+    ours = (form or deformable_conv)(x, weight, offsets, mask=mask, bias=bias, **frame)
     grads = (torch.autograd.grad(y.sin().sum(), leaves) for y in (ours, theirs))
     return [(ours, theirs), *zip(*grads, strict=True)]
 
@@ -219,13 +219,13 @@ def nystrom_pairs(batch: int = 1, number: int = 1, start: str = "matrix") -> Pai
     )
     theirs: Any = NystromformerSelfAttention(config).double().eval()
     grid = Grid(1, 22, 2)
-    made: Any = moved(Nystrom(m=4, kernel=5, start=start).build(Site(width, number, grid)))  # type: ignore[arg-type]
+    ours: Any = perturbed(Nystrom(m=4, kernel=5, start=start).build(Site(width, number, grid)))  # type: ignore[arg-type]
     with torch.no_grad():
-        made.qkv.weight.copy_(torch.cat([theirs.query.weight, theirs.key.weight, theirs.value.weight]))
-        made.qkv.bias.copy_(torch.cat([theirs.query.bias, theirs.key.bias, theirs.value.bias]))
-        made.local.weight.copy_(theirs.conv.weight)
+        ours.qkv.weight.copy_(torch.cat([theirs.query.weight, theirs.key.weight, theirs.value.weight]))
+        ours.qkv.bias.copy_(torch.cat([theirs.query.bias, theirs.key.bias, theirs.value.bias]))
+        ours.local.weight.copy_(theirs.conv.weight)
         x = torch.randn(batch, 24, width, dtype=F64)
-        return [(made(x, grid), made.proj(theirs(x)[0]))]
+        return [(ours(x, grid), ours.proj(theirs(x)[0]))]
 
 
 def hashing_pairs(chunk: int = 4, length: int = 24, scale: float | None = 1.0) -> Pairs:

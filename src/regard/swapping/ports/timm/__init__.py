@@ -1,1 +1,1 @@
-"""Ports for the attention of timm, one file a family."""
+"""Ports for the attention of timm, one file per model family."""

@@ -7,68 +7,68 @@ from timm.models.swin_transformer import WindowAttention
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
-from regard.swapping.host_parameters import fused_refuses
+from regard.swapping.host_parameters import fused_refusal
 from regard.swapping.layer import Port
-from regard.swapping.separate_qkv import BIASES_APART
+from regard.swapping.separate_qkv import SEPARATE_BIASES
 
 
 class TimmSwin(Port):
-    """Swin's attention in windows: the relative position bias and the mask of shifted windows arrive as Mask.bias."""
+    """Swin's attention in windows: relative position biases and the mask of shifted windows are passed as Mask.bias."""
 
-    library: ClassVar[tuple[type, ...]] = (WindowAttention,)
-    sends: ClassVar[frozenset[str]] = frozenset({"bias"})
-    stays: ClassVar[tuple[str, ...]] = ("relative_position_bias_table",)
+    replaces: ClassVar[tuple[type, ...]] = (WindowAttention,)
+    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
+    kept_parameters: ClassVar[tuple[str, ...]] = ("relative_position_bias_table",)
 
     def __init__(self, host: Any, *args: Any) -> None:
         super().__init__(host, *args)
-        self.windows = self.grid_of(host)
+        self.windows = self.host_grid(host)
         index = host.relative_position_index.clone()
         self.register_buffer("relative_position_index", index, persistent=False)
 
     @classmethod
-    def grid_of(cls, module: Any) -> Grid:
+    def host_grid(cls, module: Any) -> Grid:
         return Grid(*module.window_size)
 
     def grid(self) -> Grid:
         return self.windows
 
-    def built(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer = super().built(config, site, shared)
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().build_mixer(config, site, shared)
         table: Tensor = self.host.relative_position_bias_table  # type: ignore[assignment]
         if config.uses and table.shape[1] not in (1, mixer.site.heads):
             raise UnsupportedError(
-                f"{site.name} adds relative position biases of {table.shape[1]} heads, which {mixer.site.heads} heads "
-                f"of {type(config).__name__} cannot have; leave heads= out"
+                f"{site.name} adds relative position biases of {table.shape[1]} heads, which do not "
+                f"fit {mixer.site.heads} heads of {type(config).__name__}; leave heads= out"
             )
         return mixer
 
-    def biased(self, x: Tensor, more: Tensor | None) -> Tensor:
-        """The mixer with the relative biases and more of them."""
-        if self._parameters.get("relative_position_bias_table") is None:  # removed: nothing to add a bias to
+    def mix_with_biases(self, x: Tensor, extra: Tensor | None) -> Tensor:
+        """The mixer's output with the relative position biases plus `extra` biases."""
+        if self._parameters.get("relative_position_bias_table") is None:  # a removed attention has no logits
             return self.mixer(x, self.windows)
         bias = self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)[None]
-        return self.mixer(x, self.windows, Mask(bias=bias if more is None else bias + more))
+        return self.mixer(x, self.windows, Mask(bias=bias if extra is None else bias + extra))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.biased(x, None if mask is None else mask.repeat(x.shape[0] // len(mask), 1, 1)[:, None])
+        return self.mix_with_biases(x, None if mask is None else mask.repeat(x.shape[0] // len(mask), 1, 1)[:, None])
 
 
 class TimmBeit(TimmSwin):
-    """BEiT: relative position biases of the class token and all cells, which are one window."""
+    """BEiT: relative position biases of the class token and all patch tokens, which form one window."""
 
-    library: ClassVar[tuple[type, ...]] = (BeitAttention,)
-    names: ClassVar[dict[str, str]] = BIASES_APART
+    replaces: ClassVar[tuple[type, ...]] = (BeitAttention,)
+    parameter_names: ClassVar[dict[str, str]] = SEPARATE_BIASES
 
     @classmethod
-    def refuses(cls, module: Any) -> str:  # type: ignore[override]
+    def refusal(cls, module: Any) -> str:  # type: ignore[override]
         if module.relative_position_bias_table is None:
-            return "its relative position biases are those of the whole model"
-        return fused_refuses(module)
+            return "its relative position biases belong to the whole model"
+        return fused_refusal(module)
 
     @classmethod
-    def grid_of(cls, module: Any) -> Grid:
+    def host_grid(cls, module: Any) -> Grid:
         height, width = module.window_size
         return Grid(height, width, 1)
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-        return self.biased(x, shared_rel_pos_bias)
+        return self.mix_with_biases(x, shared_rel_pos_bias)

@@ -11,7 +11,7 @@ from regard.swapping.layer import Port
 class TimmMetaFormer(Port):
     """The attention of CAFormer; each stage has its own grid."""
 
-    library: ClassVar[tuple[type, ...]] = (MetaFormerAttention,)
+    replaces: ClassVar[tuple[type, ...]] = (MetaFormerAttention,)
     watch: ClassVar[str] = "downsample"
 
     def forward(self, x: Tensor) -> Tensor:

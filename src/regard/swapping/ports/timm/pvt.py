@@ -10,11 +10,11 @@ from regard.swapping.layer import Port
 
 
 class TimmPVT(Port):
-    """PVTv2, each stage with its own grid. Convolutions that reduce keys and values stay in a `PVT` of their ratio."""
+    """PVTv2, each stage with its own grid. `PVT` of the same ratio keeps the convolutions that reduce the keys."""
 
-    library: ClassVar[tuple[type, ...]] = (PVTAttention,)
+    replaces: ClassVar[tuple[type, ...]] = (PVTAttention,)
     watch: ClassVar[str] = "downsample.proj|patch_embed.proj"
-    names: ClassVar[dict[str, str]] = {
+    parameter_names: ClassVar[dict[str, str]] = {
         "q": "qkv.q", "kv": "qkv.kv", "sr": "operator.reduce", "norm": "operator.norm",
     }  # fmt: skip
 

@@ -9,11 +9,11 @@ from regard.swapping.layer import Port
 
 
 class TimmXCiT(Port):
-    """The cross-covariance blocks of XCiT; its two class-attention blocks stay."""
+    """The cross-covariance blocks of XCiT; its two class-attention blocks are left unchanged."""
 
-    library: ClassVar[tuple[type, ...]] = (XCiTAttention,)
+    replaces: ClassVar[tuple[type, ...]] = (XCiTAttention,)
     watch: ClassVar[str] = "patch_embed.proj"
-    names: ClassVar[dict[str, str]] = {"temperature": "operator.temperature"}
+    parameter_names: ClassVar[dict[str, str]] = {"temperature": "operator.temperature"}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixer(x, self.grid())

@@ -1,4 +1,4 @@
-"""Where different mechanisms are one: degenerate cases across their files."""
+"""Degenerate cases in which different compressing mechanisms are the same."""
 
 import pytest
 import torch
@@ -51,10 +51,15 @@ def test_agent_is_mita_that_only_compresses(grid, m, masked):
         keep = torch.rand(3, grid.tokens) > 0.3
         mask = Mask(keep=keep, bias=torch.randn(2, 1, grid.tokens, dtype=F64))
     landmarks = pool_landmarks(q, grid, m)
-    both = mita(q, k, v, landmarks, 1, branches="compress", mask=mask)
-    assert torch.allclose(agent(q, k, v, landmarks, mask=mask), both, atol=1e-12)
-    one, other = operator(f"Agent(m={m})", grid), operator(f'MiTA(m={m}, k=1, branches="compress")', grid)
-    assert torch.allclose(one(q, k, v, grid=grid, mask=mask), other(q, k, v, grid=grid, mask=mask), atol=1e-12)
+    expected = mita(q, k, v, landmarks, 1, branches="compress", mask=mask)
+    assert torch.allclose(agent(q, k, v, landmarks, mask=mask), expected, atol=1e-12)
+    agent_operator, mita_operator = (
+        operator(f"Agent(m={m})", grid),
+        operator(f'MiTA(m={m}, k=1, branches="compress")', grid),
+    )
+    assert torch.allclose(
+        agent_operator(q, k, v, grid=grid, mask=mask), mita_operator(q, k, v, grid=grid, mask=mask), atol=1e-12
+    )
 
 
 def test_mita_with_all_keys_is_a_mixture_of_softmax_and_agent():
@@ -110,26 +115,26 @@ def test_relu_linear_attention_by_flatten_polaformer_mhla_and_performer():
 
 @pytest.mark.parametrize("text", ALL)
 def test_equal_keys_average_the_values(text):
-    """Keys that are all alike cannot be told apart (biases, positions and projections of tokens left out)."""
+    """Equal keys have equal weights (without biases, position embeddings and projections of tokens)."""
     grid = Grid(4, 6, 1)
     q, k, v = tensors(grid)
-    made = operator(text, grid)
+    mechanism = operator(text, grid)
     if text.startswith("Linformer"):
         with torch.no_grad():
-            made.project_v.cells.fill_(1 / 25)
-            made.project_v.extra.fill_(1 / 25)
+            mechanism.project_v.cells.fill_(1 / 25)
+            mechanism.project_v.extra.fill_(1 / 25)
     if text.startswith("MHLA"):
         with torch.no_grad():
-            made.mixing.fill_(1.0)
-    k = k.abs() + 0.1  # features of relu that see the keys, for either sign of a query
+            mechanism.mixing.fill_(1.0)
+    k = k.abs() + 0.1  # positive relu features for either sign of a query
     q[..., 0], q[..., 1] = q[..., 0].abs() + 0.1, -q[..., 1].abs() - 0.1
     k = k[:, :, :1].expand_as(k)
-    out = made(q, k, v, grid=grid)
+    out = mechanism(q, k, v, grid=grid)
     assert torch.allclose(out, v.mean(2, keepdim=True).expand_as(out), atol=2e-3)
 
 
 @pytest.mark.parametrize("text", [*ALL, "Agent(m=3, bias=True)"])
-def test_no_key_at_all_gives_zeros(text):
+def test_zeros_without_any_key(text):
     grid = Grid(4, 6, 1)
     out = operator(text, grid)(*tensors(grid), grid=grid, mask=Mask(keep=torch.zeros(3, 25, dtype=torch.bool)))
     assert torch.equal(out, torch.zeros_like(out))
@@ -139,12 +144,12 @@ def test_no_key_at_all_gives_zeros(text):
     "text", ["Linear()", "Linear(norm='rms')", "FLatten()", "PolaFormer(position=True)", "InLine()"]
 )
 def test_padding_is_the_shorter_sequence(text):
-    grid, short = Grid(1, 12), Grid(1, 7)
+    grid, cropped = Grid(1, 12), Grid(1, 7)
     q, k, v = tensors(grid)
     torch.manual_seed(1)
-    made = operator(text, grid)
+    mechanism = operator(text, grid)
     keep = torch.zeros(3, 12, dtype=torch.bool)
     keep[:, :7] = True
-    out = made(q, k, v, grid=grid, mask=Mask(keep=keep))[:, :, :7]
-    cut = made(q[:, :, :7], k[:, :, :7], v[:, :, :7], grid=short)
-    assert torch.allclose(out, cut, atol=1e-12)
+    out = mechanism(q, k, v, grid=grid, mask=Mask(keep=keep))[:, :, :7]
+    expected = mechanism(q[:, :, :7], k[:, :, :7], v[:, :, :7], grid=cropped)
+    assert torch.allclose(out, expected, atol=1e-12)

@@ -1,8 +1,7 @@
-"""Efficient mechanisms beside independent code: transformers' Nystromformer, and the papers' equations written anew.
+"""Compressing mechanisms against independent code: transformers' Nystromformer, and the papers' equations.
 
-The second group follows the order of operations of the papers (tokens by channels, loops over heads), so that it shares
-no line with the package. More of them, which `regard check` runs too, are in measure/external_rewrites.py; that those
-hold is tested with the other comparisons in tests/measure/test_external.py, that they find a fault here.
+The equations follow the order of operations of the papers (tokens by channels, loops over heads) and share no code with
+the package. More of them, which `regard check` runs too, are in regard.testing.external.published_layers.
 """
 
 import math
@@ -27,12 +26,12 @@ def _seed():
 
 
 def layer(text: str, grid: Grid, dim: int = 16, heads: int = 2, **options):
-    """A layer in float64 whose parameters are moved away from their start."""
-    made = parse(text).build(Site(dim, heads, grid, **options)).double()
+    """A layer in float64 whose parameters differ from their initial values."""
+    mixer = parse(text).build(Site(dim, heads, grid, **options)).double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in mixer.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return made
+    return mixer
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
@@ -43,34 +42,34 @@ def rows(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.slow  # the import
 @pytest.mark.parametrize(("batch", "heads", "start"), [(1, 1, "matrix"), (2, 2, "batch")])
 def test_nystrom_is_that_of_transformers(batch, heads, start):
-    """Its start is one for the whole batch: ours is the same for one matrix, and with start="batch"."""
+    """Its pseudo-inverse starts from one norm for the batch: ours is equal for one matrix, and with start="batch"."""
     pytest.importorskip("transformers")
     assert largest(nystrom_pairs(batch, heads, start)) < 1e-12
-    if batch > 1:  # the coupling of samples is there in theirs
+    if batch > 1:  # theirs couples the samples
         assert largest(nystrom_pairs(batch, heads, "matrix")) > 1e-6
 
 
 def test_linear_of_the_comparison():
     """RMSNorm over C before the heads are split, relu + 1e-6, one head after another."""
     grid = Grid(3, 5, 1)
-    made = layer('Linear(feature="relu", norm="rms")', grid)
+    mixer = layer('Linear(feature="relu", norm="rms")', grid)
     x = torch.randn(3, 16, 16, dtype=F64)
-    q, k, v = F.linear(x, made.qkv.weight, made.qkv.bias).chunk(3, -1)
-    q = F.relu(F.rms_norm(q, (16,), rows(made.operator.q_norm.weight), 1e-6)) + 1e-6
-    k = F.relu(F.rms_norm(k, (16,), rows(made.operator.k_norm.weight), 1e-6)) + 1e-6
+    q, k, v = F.linear(x, mixer.qkv.weight, mixer.qkv.bias).chunk(3, -1)
+    q = F.relu(F.rms_norm(q, (16,), rows(mixer.operator.q_norm.weight), 1e-6)) + 1e-6
+    k = F.relu(F.rms_norm(k, (16,), rows(mixer.operator.k_norm.weight), 1e-6)) + 1e-6
     outs = []
     for head in (slice(0, 8), slice(8, 16)):
         state, total = k[..., head].mT @ v[..., head], k[..., head].sum(1)
         outs.append(q[..., head] @ state / (torch.einsum("bnc,bc->bn", q[..., head], total)[..., None] + 1e-6))
-    assert torch.allclose(made(x, grid), made.proj(torch.cat(outs, -1)), atol=1e-12)
+    assert torch.allclose(mixer(x, grid), mixer.proj(torch.cat(outs, -1)), atol=1e-12)
 
 
 def test_linformer_as_published():
     grid = Grid(3, 5, 1)
-    made = layer("Linformer(m=4)", grid)
+    mixer = layer("Linformer(m=4)", grid)
     x = torch.randn(3, 16, 16, dtype=F64)
-    q, k, v = F.linear(x, made.qkv.weight, made.qkv.bias).chunk(3, -1)
-    e, f = (torch.cat([p.extra, p.cells], -1)[0] for p in (made.operator.project_k, made.operator.project_v))
+    q, k, v = F.linear(x, mixer.qkv.weight, mixer.qkv.bias).chunk(3, -1)
+    e, f = (torch.cat([p.extra, p.cells], -1)[0] for p in (mixer.operator.project_k, mixer.operator.project_v))
     k, v = torch.einsum("bnc,mn->bmc", k, e), torch.einsum("bnc,mn->bmc", v, f)
     out = F.multi_head_attention_forward(
         *(y.transpose(0, 1) for y in (q, k, v)),
@@ -82,11 +81,11 @@ def test_linformer_as_published():
         bias_v=None,
         add_zero_attn=False,
         dropout_p=0.0,
-        out_proj_weight=made.proj.weight,
-        out_proj_bias=made.proj.bias,
+        out_proj_weight=mixer.proj.weight,
+        out_proj_bias=mixer.proj.bias,
         need_weights=False,
     )[0]
-    assert torch.allclose(made(x, grid), out.transpose(0, 1), atol=1e-12)
+    assert torch.allclose(mixer(x, grid), out.transpose(0, 1), atol=1e-12)
 
 
 def test_performer_as_published():
@@ -118,7 +117,7 @@ def test_performer_as_published():
     ],
 )
 def test_a_rewrite_finds_a_wrong_field(monkeypatch, name, wrong):
-    """Each rewrite reads the weights of a layer that has another number or rule than itself."""
-    made = rewrites.layer
-    monkeypatch.setattr(rewrites, "layer", lambda text, grid: made(wrong, grid))
+    """Each independent layer uses the weights of a layer with another number or rule."""
+    build = rewrites.layer
+    monkeypatch.setattr(rewrites, "layer", lambda text, grid: build(wrong, grid))
     assert largest(getattr(rewrites, f"{name}_pairs")()[:1]) > 1e-4

@@ -1,4 +1,4 @@
-"""Windows, spatial reduction, sampling, hashing against timm, torchvision and transformers."""
+"""Selecting mechanisms (windows, spatial reduction, sampling, hashing) against timm, torchvision and transformers."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from regard.testing.subject import gap
 @pytest.mark.parametrize("shift", [0, 3])
 @pytest.mark.parametrize("sides", [(14, 7), (14, 21)], ids=str)
 def test_window_is_timms_swin_attention(shift: int, sides: tuple[int, int]) -> None:
-    """Fact 4.19, with copied weights, table and shift; timm takes a mask of -100 where ours is exact."""
+    """Fact 4.19, with copied weights, table and shift; timm masks with -100 where ours is exact."""
     pytest.importorskip("timm.models.swin_transformer")
     assert largest(window_pairs(shift, sides)) < 1e-12
 
@@ -56,10 +56,10 @@ def test_dat_is_a_plain_layer_of_grid_sample() -> None:
         q, k, v = (y.unflatten(-1, (4, 4)).transpose(1, 2) for y in (q, k, v))
         cy, cx = (2 * torch.arange(h) + 1) / h - 1, (2 * torch.arange(w) + 1) / w - 1
         cells = torch.stack(torch.meshgrid(cy, cx, indexing="ij"), -1).flatten(0, 1).double()
-        apart = cells[None, :, None] - points.flatten(1, 2)[:, None]  # (4, 48, 12, 2) of the map from -1 to 1
-        place = apart * torch.tensor([h / (2 * (h - 1)), w / (2 * (w - 1))], dtype=torch.float64)
+        offsets = cells[None, :, None] - points.flatten(1, 2)[:, None]  # (4, 48, 12, 2) of the map from -1 to 1
+        position = offsets * torch.tensor([h / (2 * (h - 1)), w / (2 * (w - 1))], dtype=torch.float64)
         table = net.table.unflatten(0, (groups, 2)).repeat(2, 1, 1, 1)
-        bias = F.grid_sample(table, place.flip(-1), "bilinear", "border", True).reshape(2, 4, 48, 12)
+        bias = F.grid_sample(table, position.flip(-1), "bilinear", "border", True).reshape(2, 4, 48, 12)
         expected = layer.proj(merge((q @ k.mT / 2 + bias).softmax(-1) @ v))
         assert gap(layer(x, grid), expected) < 1e-6  # the reference points above are in float32
         assert (points.abs() == 1).any()

@@ -1,4 +1,4 @@
-"""Mechanisms that route, restrict or compress, where they must be softmax attention or each other."""
+"""Mechanisms that route, restrict or compress, in degenerate cases that equal softmax attention or each other."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def draw(grid: Grid, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_with_everything_chosen_all_are_softmax(grid: Grid) -> None:
+def test_with_all_keys_chosen_all_are_softmax(grid: Grid) -> None:
     q, k, v = draw(grid)
     n, keep = grid.tokens, torch.rand(3, grid.tokens) > 0.3
     for mask in (None, Mask(keep=keep)):
@@ -72,10 +72,10 @@ def test_stride_two_without_offsets_is_the_mean_of_two_by_two_cells(sides: tuple
 
 @pytest.mark.parametrize("form", ["dense", "gather", "grouped"])
 def test_top_k_is_mita_with_an_expert_for_every_query(form: str) -> None:
-    """Reference 2.4: landmarks that are the queries, each its own expert, routed only."""
+    """Reference 2.4: the landmarks are the queries, each with its own expert, route only."""
     q, k, v = draw(Grid(4, 6, 2))
-    own = torch.arange(26)[:, None].expand(3, 2, -1, -1)
-    plan = MitaPlan(topk_plan(q @ k.mT, 7).keys, own)
+    experts = torch.arange(26)[:, None].expand(3, 2, -1, -1)
+    plan = MitaPlan(topk_plan(q @ k.mT, 7).keys, experts)
     out = mita(q, k, v, q, 7, branches="route", plan=plan, execution=form)
     assert gap(out, topk(q, k, v, 7)) < 1e-12
 
@@ -86,8 +86,8 @@ def test_blocks_of_one_cell_windows_and_regions_agree() -> None:
     q, k, v = draw(grid)
     cells = window(q, k, v, grid, (2, 3))[:, :, grid.span]
     assert gap(moba(q, k, v, grid, (2, 3), 1)[:, :, grid.span], cells) < 1e-12
-    itself = BRAPlan(torch.arange(4)[:, None].expand(3, -1, -1))
-    assert gap(bra(q, k, v, grid, (2, 2), 1, plan=itself)[:, :, grid.span], cells) < 1e-12
+    identity = BRAPlan(torch.arange(4)[:, None].expand(3, -1, -1))
+    assert gap(bra(q, k, v, grid, (2, 2), 1, plan=identity)[:, :, grid.span], cells) < 1e-12
 
 
 @pytest.mark.parametrize("chunk", [13, 17, 24, 64])
@@ -102,7 +102,7 @@ def test_one_or_two_chunks_of_hashing_are_softmax_but_for_the_token_itself(chunk
         assert gap(reformer(q, v, plan, chunk, duplicates="every"), full) < 1e-12
 
 
-def test_all_take_a_layer_of_deit_and_give_its_shape() -> None:
+def test_all_fit_a_layer_of_deit() -> None:
     site = Site(24, 3, Grid(14, 14, 1))
     x = torch.randn(2, 197, 24)
     for config in (TopK(), BRA(), Window(), PVT(), MoBA(), DAT(), NSA(), Reformer()):

@@ -1,0 +1,49 @@
+"""`--import MODULE`: a user's own mechanisms, ports, models and tasks, for one command."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from regard.core import ConfigError, Extra
+
+Own = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="A module of your own with tuples MIXERS, PORTS, HOSTS or TASKS; the current folder is searched too.",
+    ),
+]
+
+TUPLES = ("MIXERS", "PORTS", "HOSTS", "TASKS")
+
+
+def imported(modules: Sequence[str] | None) -> Extra:
+    """What the modules offer in the tuples MIXERS, PORTS, HOSTS and TASKS. Importing a module registers nothing.
+
+    The current folder is appended to `sys.path`, which worker processes inherit.
+    Raises: ConfigError if a module cannot be imported, or has none of the tuples.
+    """
+    if modules and (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)
+    return tuple(item for name in modules or () for item in _offered(name))
+
+
+def _offered(name: str) -> list[Any]:
+    try:
+        module = import_module(name)
+    except Exception as error:  # a module of the user's may raise anything
+        raise ConfigError(f"--import {name}: {type(error).__name__}: {error}") from error
+    items: list[Any] = []
+    for label in TUPLES:
+        value = getattr(module, label, ())
+        if not isinstance(value, tuple) or not all(callable(item) for item in value):
+            raise ConfigError(f"--import {name}: {label} is a tuple of classes or functions, not {value!r}")
+        items += value
+    if not items:
+        raise ConfigError(f"--import {name}: the module has none of the tuples {', '.join(TUPLES)}")
+    return items

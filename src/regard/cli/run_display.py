@@ -1,0 +1,111 @@
+"""One run on the command line: it is trained, its progress and its outcome are shown."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from regard.core import ConfigError
+
+from .run_options import find_device
+
+if TYPE_CHECKING:
+    from regard.train.loop import Progress
+    from regard.train.run import Run
+
+
+def execute_run(
+    run: "Run", results: Path, device: str, devices: int, workers: int, logger: str, compile: bool, as_json: bool
+) -> None:
+    """Train with progress on standard error, and show the outcome.
+
+    Ctrl-C keeps a checkpoint and exits with 130; a run that fails ends the command with exit code 1.
+    Raises: ConfigError; what `Run.execute` raises.
+    """
+    from regard.store.results import Results
+    from regard.train.loop import Interrupted, Watch
+
+    if workers < 0:
+        raise ConfigError(f"--workers is 0 or more, not {workers}")
+    store, torch_device = Results(results), find_device(device)
+    with progress() as report:
+        watch = Watch(report=report, workers=workers, loggers=loggers(logger, store.folder(run.key)), compile=compile)
+        try:
+            outcome = run.execute(store, devices, device=torch_device.type, watch=watch)
+        except Interrupted as stop:
+            folder = store.folder(run.key)
+            typer.echo(f"{stop}; the checkpoint is in {folder}. The same command continues from there.", err=True)
+            raise typer.Exit(130) from None
+    show_outcome(run, outcome, as_json)
+    if outcome["status"] != "done":
+        raise typer.Exit(1)
+
+
+def loggers(name: str, folder: Path) -> tuple[Any, ...]:
+    """The logger of --logger, () without one. Raises: ConfigError."""
+    if not name:
+        return ()
+    if name == "csv":
+        from lightning.fabric.loggers import CSVLogger
+
+        return (CSVLogger(folder, name="log"),)
+    if name == "tensorboard":
+        try:
+            from lightning.fabric.loggers import TensorBoardLogger
+
+            return (TensorBoardLogger(folder, name="log"),)
+        except ModuleNotFoundError as error:
+            raise ConfigError("--logger tensorboard needs a package: pip install tensorboard") from error
+    raise ConfigError(f"--logger is csv or tensorboard, not {name!r}")
+
+
+@contextmanager
+def progress() -> "Iterator[Any]":
+    """A function that shows the progress on standard error: a bar on a terminal, elsewhere a line for each epoch."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+
+        def print_epoch(progress: "Progress") -> None:
+            if progress.step * progress.epochs % progress.steps == 0:
+                console.print(progress_line(progress), highlight=False, soft_wrap=True)
+
+        yield print_epoch
+        return
+    with Bar(BarColumn(), TextColumn("{task.description}"), console=console) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def update_bar(progress: "Progress") -> None:
+            bar.update(task, total=progress.steps, completed=progress.step, description=progress_line(progress))
+
+        yield update_bar
+
+
+def progress_line(progress: "Progress") -> str:
+    """Epoch, loss, scores and the time left."""
+    minutes, seconds = divmod(round(progress.seconds_left), 60)
+    score = "".join(f", test {name} {value:.4f}" for name, value in progress.metrics.items())
+    return f"epoch {progress.epoch}/{progress.epochs}, loss {progress.loss:.4f}{score}, {minutes}:{seconds:02d} left"
+
+
+def show_outcome(run: "Run", outcome: dict[str, Any], as_json: bool) -> None:
+    """The outcome as a line, or as JSON."""
+    if as_json:
+        typer.echo(json.dumps({name: value for name, value in outcome.items() if name != "bits"}))
+        return
+    if outcome["status"] != "done":
+        typer.echo(f"run {run.key} failed: {outcome['error']}", err=True)
+        return
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in outcome["metrics"].items() if value is not None)
+    speed = f"{outcome['seconds']:.0f} s, {outcome['images_per_second'] or 0:.0f} images/s"
+    typer.echo(
+        f"run {run.key}: {scores} on {outcome['data']['test']} images; {speed}; {outcome['parameters']} parameters"
+    )
+    for note in outcome["notes"]:
+        typer.echo(note)

@@ -1,0 +1,64 @@
+"""Whether the runs of a table can be compared: devices, machines, versions, precision and data. Needs no torch."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from regard.store.results import OLD_FILE_VALUES
+
+_FIELDS = {
+    "devices": "device", "numbers of devices": "devices", "numbers of threads": "threads",
+    "runs with and without compiled kernels": "compiled kernels",
+    "runs with and without torch.compile": "torch.compile",
+    "precisions": "precision", "torch versions": "torch",
+}  # fmt: skip
+"""Fields of an outcome's environment, by the text of the warning."""
+
+
+def on_one_device(runs: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """(runs on the device type with most finished runs, warnings): an interval never mixes CPU and GPU."""
+    counts = Counter(_device(run["outcome"]) for run in runs if run["outcome"].get("status") == "done")
+    if len(counts) < 2:
+        return list(runs), []
+    kept = counts.most_common(1)[0][0]
+    others = ", ".join(f"{number} on {device}" for device, number in sorted(counts.items()) if device != kept)
+    text = f"the table has runs on {kept} only; left out: {others} (an interval never mixes types of devices)"
+    return [run for run in runs if not run["outcome"].get("environment") or _device(run["outcome"]) == kept], [text]
+
+
+def _device(outcome: Mapping[str, Any]) -> str:
+    text = str((outcome.get("environment") or {}).get("device") or "cpu").lower()
+    return "cpu" if text.startswith("cpu") else "a GPU"
+
+
+def mixture_warnings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A warning for each property in which the finished runs differ; a property that is not recorded is not counted."""
+    outcomes = [run["outcome"] for run in runs if run["outcome"].get("status") == "done"]
+    environments = [outcome.get("environment") or {} for outcome in outcomes]
+    values: dict[str, Iterable[Any]] = {
+        "code versions": [outcome.get("code") for outcome in outcomes],
+        "machines": map(_machine, environments),
+        **{text: [recorded(environment, name) for environment in environments] for text, name in _FIELDS.items()},
+        "data checksums": [(outcome.get("data") or {}).get("checksum") for outcome in outcomes],
+    }
+    warnings = []
+    for text, items in values.items():
+        counts = Counter(_text(item) for item in items if item is not None)
+        if len(counts) > 1:
+            parts = (f"{item} ({number} run{'s' * (number > 1)})" for item, number in counts.items())
+            warnings.append(f"the table mixes {text}: {', '.join(parts)}")
+    return warnings
+
+
+def recorded(environment: Mapping[str, Any], name: str) -> Any:
+    """A field of an outcome's environment; None if it is not recorded."""
+    return environment.get(name, OLD_FILE_VALUES.get(name) if environment else None)
+
+
+def _text(value: Any) -> str:
+    return str(value) if not isinstance(value, bool) else "with" if value else "without"
+
+
+def _machine(environment: Mapping[str, Any]) -> str | None:
+    """System and processor, or GPU."""
+    return " with ".join(str(environment[name]) for name in ("machine", "processor") if environment.get(name)) or None

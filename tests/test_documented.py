@@ -1,0 +1,233 @@
+"""What README, CONTRIBUTING and the pages of docs/ show is run: Python, commands, `make` targets.
+
+Comments in the source of a page, right before a block, say what a reader does not see:
+
+    <!-- run here after: CODE -->                           Python that the block needs
+    <!-- run here with: `A` as `B` -->                      the block, with B in the place of A
+    <!-- not run here: `A` needs REASON; it says "TEXT" --> lines with A stop with this message
+
+Commands run in this process, in a temporary folder, with the options of SMALLER added (the last of two counts).
+"""
+
+import ast
+import contextlib
+import io
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from regard.cli.app import run
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "regard"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+PLACEHOLDERS = {
+    ".venv/bin/": "",
+    "~/photos": "photos",
+    "PATH": "photos",
+    "/data": "data",
+    "regard card NAME": "regard card MiTA",
+    "regard swap-check NAME": "regard swap-check vit_desk",
+    "regard study show NAME": "regard study show quickstart",
+    "regard maps MODEL IMAGE": "regard maps vit_desk flower",
+}
+SMALLER = {
+    r"regard check": "--no-compile",
+    r"regard bench": "--seconds 0.01 --grid 6x6 --dim 8",
+    r"regard advise": "--seconds 0.001 --batch 1 --size 32x32 --mixers SKA",
+    r"regard (train|finetune)": "--set recipe.epochs=1 --set task.limit=32",
+    r"regard study show": "--no-estimate",
+    r"regard study run": "--seeds 1 --workers 0 --rows w/o",
+    r"regard study run .*--scale desk": "--scale smoke",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. line: of its fence in the page; comments: those right before it; prints: the command whose output
+    it is, from a sentence that ends with "`command` prints:"."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    comments: tuple[str, ...]
+    prints: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+    @property
+    def lines(self) -> list[str]:
+        """Commands, without comments."""
+        return [line for text in self.text.splitlines() if (line := re.sub(r"\s+# .*", "", text))]
+
+    @property
+    def file(self) -> str:
+        """The module that a Python block says it is, in its first line."""
+        match = re.match(r'"""(\w+\.py): ', self.text)
+        return match[1] if match else ""
+
+    def missing(self) -> dict[str, tuple[str, str]]:
+        """Text of a line that cannot be run here -> (reason, part of the message)."""
+        pattern = r'not run here: `(.+)` needs (.+); it says "(.+)"'
+        found = (re.fullmatch(pattern, comment) for comment in self.comments)
+        return {match[1]: (match[2], match[3]) for match in found if match}
+
+    def code(self) -> str:
+        """Python as it is run here."""
+        text = self.text
+        for comment in self.comments:
+            if match := re.fullmatch(r"run here with: `(.+)` as `(.+)`", comment):
+                assert match[1] in text, f"{self}: nothing to replace"
+                text = text.replace(match[1], match[2])
+            elif match := re.fullmatch(r"run here after: (.+)", comment, re.DOTALL):
+                text = f"{match[1]}\n{text}"
+        return text
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """All fenced blocks of a page."""
+    text = page.read_text()
+    for match in re.finditer(r"((?:^<!-- [^\n]*? -->\n)*)^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        line = text.count("\n", 0, match.start(2)) + 1
+        comments = tuple(re.findall(r"<!-- (.*?) -->", match[1]))
+        sentence = re.search(r"`([^`\n]+)` prints:\n\n\Z", text[: match.start()])
+        yield Block(page, line, match[2], match[3], comments, sentence[1] if sentence else "")
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+COMMANDS = [block for block in BLOCKS if block.language == ""]
+PYTHON = [page for page in PAGES if any(block.page == page and block.language == "python" for block in BLOCKS)]
+SPANS = sorted({span for page in PAGES for span in re.findall(r"`((?:regard|make) [^`]+)`", page.read_text())})
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the only run in a store of results."""
+    results = tmp_path_factory.mktemp("documented") / "results"
+    options = ["--scale", "smoke", "--seeds", "1", "--workers", "0", "--rows", "Factors*", "--results", str(results)]
+    assert run(["study", "run", "quickstart", *options]) == 0
+    (outcome,) = results.glob("*/outcome.json")
+    return outcome.parent
+
+
+@pytest.fixture
+def key(tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The key of a finished run; the current folder has its results, photos in class folders, and the modules that
+    pages show."""
+    shutil.copytree(finished_run.parent, tmp_path / "results")
+    for label in ("cat", "dog"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(8):
+            pixels = np.random.default_rng(number).integers(0, 255, (40, 48, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
+    (tmp_path / "data").mkdir()
+    for block in BLOCKS:
+        if block.file:
+            (tmp_path / block.file).write_text(block.text)
+            monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path / "data"))
+    return finished_run.name
+
+
+def smaller(line: str, key: str) -> list[str]:
+    """A command as it is run here, without the word regard."""
+    for text, replacement in {**PLACEHOLDERS, "RUN": key}.items():
+        line = line.replace(text, replacement)
+    options = [option for pattern, option in SMALLER.items() if re.match(pattern, line)]
+    return shlex.split(" ".join([line, *options]))[1:]
+
+
+def run_line(line: str, key: str) -> int:
+    """The exit code of one line. Raises: AssertionError for a line that is neither regard nor make."""
+    program = line.removeprefix(".venv/bin/").partition(" ")[0]
+    assert program in ("regard", "make"), f"{line!r} has no handler here"
+    if program == "make":
+        command = ["make", "-n", *shlex.split(line)[1:]]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
+    return run(smaller(line, key))
+
+
+@pytest.mark.parametrize(
+    ("block", "line"), [pytest.param(block, line, id=f"{block}: {line}") for block in COMMANDS for line in block.lines]
+)
+def test_a_command_runs(block: Block, line: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = [message for text, (_, message) in block.missing().items() if text in line]
+    code = run_line(line, key)
+    errors = capsys.readouterr().err
+    assert (code == 0) == (not messages), f"{line}\n{errors}"
+    assert all(message in errors for message in messages), errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_a_command_inside_a_sentence_runs(span: str, key: str) -> None:
+    """A verb alone is a name, and its help is shown."""
+    alone = re.fullmatch(r"regard( study)? [\w-]+", span)
+    assert run_line(f"{span} --help" if alone else span.replace("...", ""), key) == 0
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
+def test_python_runs_and_prints_what_is_written(page: Path, key: str) -> None:
+    """The blocks of a page share their names. `print(x)  # True` must print True."""
+    names: dict[str, object] = {"__name__": page.stem}
+    for block in BLOCKS:
+        if block.page == page and block.language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile(block.code(), str(block), "exec"), names)
+            output = printed.getvalue().replace("torch.Size([", "(").replace("])", ")")
+            for value in promised(block.text):
+                assert value in output.splitlines(), f"{block}: {value} is not printed"
+
+
+def promised(code: str) -> Iterator[str]:
+    """The values in the comments behind `print(...)`."""
+    for comment in re.findall(r"^print\(.*\)  # ([^:\n]+)", code, re.MULTILINE):
+        with contextlib.suppress(ValueError, SyntaxError):
+            yield str(ast.literal_eval(comment))
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.prints], ids=str)
+def test_a_command_prints_what_is_shown(block: Block, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_line(block.prints, key) == 0
+    assert trimmed(capsys.readouterr().out) == trimmed(block.text)
+
+
+def trimmed(text: str) -> list[str]:
+    """Lines without what is blank."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "text" and not block.prints], ids=str)
+def test_a_drawing_names_what_exists(block: Block) -> None:
+    """The tree of folders and the order of the layers."""
+    pattern = r"\w+" if "<-" in block.text else r"^ +([\w.]+)/?"
+    names = re.findall(pattern, block.text, re.MULTILINE)
+    assert names
+    assert [name for name in names if not any(SOURCE.rglob(name)) and not any(SOURCE.rglob(f"{name}.py"))] == []
+
+
+def test_every_block_has_a_handler(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {block.language for block in BLOCKS} <= {"", "python", "text"}
+    comments = sum(page.read_text().count("run here") for page in PAGES)
+    assert comments == sum(len(block.comments) for block in BLOCKS), "a comment does not stand right before a block"
+    for block in BLOCKS:
+        for text in block.missing():
+            assert any(text in line for line in block.lines), f"{block}: a comment names {text}, which no line has"
+    reasons = [reason for block in BLOCKS for reason, _ in block.missing().values()]
+    lines = sum(len(block.lines) for block in COMMANDS)
+    with capsys.disabled():
+        print(f"\n{lines} documented commands, {len(reasons)} not run here: they need {'; '.join(reasons)}")
