@@ -81,8 +81,8 @@ class Block:
     def missing(self) -> dict[str, tuple[str, str]]:
         """Text of a line that cannot be run here -> (reason, part of the message)."""
         pattern = r'not run here: `(.+)` needs (.+); it says "(.+)"'
-        found = (re.fullmatch(pattern, comment) for comment in self.comments)
-        return {match[1]: (match[2], match[3]) for match in found if match}
+        matches = (re.fullmatch(pattern, comment) for comment in self.comments)
+        return {match[1]: (match[2], match[3]) for match in matches if match}
 
     def code(self) -> str:
         """Python as it is run here."""

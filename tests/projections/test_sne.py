@@ -503,7 +503,7 @@ def test_autocast_gives_half_precision_roles():
         (lambda: FSNE(width=2.5), "whole number"),
         (lambda: FSNE(code=0), "code=0"),
         (lambda: SNE(layers=0), "layers=0"),
-        (lambda: SNE(layers=1, width=64), "layers=1 has no hidden layer that width=64"),
+        (lambda: SNE(layers=1, width=64), "layers=1 has no hidden layer, so no width=64"),
         (lambda: SNE(init="zeros"), "trunc_normal"),
         (lambda: SNE(activation="tanh"), "relu"),
         (lambda: SNE().build(Site(dim=1, heads=1, grid=GRID), "qkv"), "pass width="),

@@ -5,7 +5,7 @@ Lengths are over the channels of all heads together. A learned position embeddin
 suffix tokens are queries and keys like all others, with their own embeddings; the local branch gives them zeros.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -25,6 +25,8 @@ from regard.mixers.shared.kernel_features import (
     kernel_weights,
 )
 from regard.mixers.shared.precision import upcast, without_autocast
+
+from .linear import Linear
 
 __all__ = ["FLatten", "flatten", "flatten_reference"]
 
@@ -113,19 +115,11 @@ class FLatten(HeadMixerConfig):
     local: int = 0
     eps: float = 1e-6
 
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = replace(
+        Linear.card,
         title="Focused linear attention",
         source="Han et al. 2023 (FLatten), Eq. 5-9",
         formula="f(q) (f(k)^T v) / (f(q) . sum f(k)),  f(x) = |x| relu(x)^p / |relu(x)^p|",
-        complexity="O(N d C)",
-        query_content=True,
-        key_content=True,
-        scaling=frozenset({"compression"}),
-        expert_type="linear layer",
-        expert_count="1",
-        construction="kernelisation",
-        topology="all-to-one",
-        conditions="K, V",
         prefix="like all tokens, with their own position embeddings",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})

@@ -7,7 +7,7 @@ Prefix and suffix tokens are queries and keys like all others.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -20,6 +20,8 @@ from regard.mixers.shared.checks import check_qkv_and_padding
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.kernel_features import bfloat16_like, kernel_weights, safe_divide
 from regard.mixers.shared.precision import upcast, without_autocast
+
+from .linear import Linear
 
 __all__ = ["Performer", "performer", "performer_reference"]
 
@@ -144,19 +146,12 @@ class Performer(HeadMixerConfig):
     kernel: Literal["softmax", "relu"] = "softmax"
     eps: float = 1e-6
 
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = replace(
+        Linear.card,
         title="Performer",
         source="Choromanski et al. 2021, Lemma 1 and Sec. 2.4",
         formula="phi(q) (phi(k)^T v) / (phi(q) . sum phi(k)),  phi(x) = exp(W x - |x|^2 / 2) / sqrt(r)",
         complexity="O(N r C)",
-        query_content=True,
-        key_content=True,
-        scaling=frozenset({"compression"}),
-        expert_type="linear layer",
-        expert_count="1",
-        construction="kernelisation",
-        topology="all-to-one",
-        conditions="K, V",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})
     cross: ClassVar[bool] = True

@@ -6,7 +6,7 @@ With an odd width the first half has one channel more. Prefix and suffix tokens 
 the local branch gives them zeros.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 import torch
@@ -41,6 +41,7 @@ from regard.mixers.shared.kernel_features import (
 from regard.mixers.shared.precision import upcast, without_autocast
 
 from .flatten import head_conv_cost
+from .linear import Linear
 
 __all__ = ["PolaFormer", "polaformer", "polaformer_reference"]
 
@@ -124,19 +125,12 @@ class PolaFormer(HeadMixerConfig):
     local: int = 0
     eps: float = 1e-6
 
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = replace(
+        Linear.card,
         title="Polarity-aware linear attention",
         source="Meng et al. 2025 (PolaFormer), Eq. 5-8",
         formula="[lin([q+, q-], [k+, k-], v1), lin([q-, q+], [k+, k-], v2)],  x+ = relu(x)^p, x- = relu(-x)^p",
-        complexity="O(N d C)",
-        query_content=True,
-        key_content=True,
-        scaling=frozenset({"compression"}),
         expert_type="linear layer, 2 polarity streams",
-        expert_count="1",
-        construction="kernelisation",
-        topology="all-to-one",
-        conditions="K, V",
         row_maps=False,
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})

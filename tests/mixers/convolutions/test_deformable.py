@@ -409,7 +409,7 @@ def test_wrong_use_is_said():
     for wrong in ({"version": 3}, {"mask_init": 0.0}, {"offset_kernel": 2}, {"dilation": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             DeformableConv(**wrong)
-    with pytest.raises(ConfigError, match="mask_init=0.5 is of factors, which version=1 has not"):
+    with pytest.raises(ConfigError, match="version=1 has no factors, so no mask_init=0.5"):
         DeformableConv(mask_init=0.5)
     with pytest.raises(ConfigError, match="5 groups of offsets do not divide 6"):
         DeformableConv2d(6, 6, 3, padding=1, options=DeformableConv(groups=5))
@@ -419,7 +419,7 @@ def test_wrong_use_is_said():
         DeformableConv2d.from_conv(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"))
     conv = nn.Conv2d(4, 4, 3, padding=1)
     for other in (nn.utils.parametrizations.weight_norm(copy.deepcopy(conv)), StdConv2d(4, 4, 3, padding=1)):
-        with pytest.raises(UnsupportedError, match="a plain nn.Conv2d is replaced, not a .*Conv2d with"):
+        with pytest.raises(UnsupportedError, match="only a plain nn.Conv2d can be replaced, not a .*Conv2d with"):
             DeformableConv2d.from_conv(other)
     with pytest.raises(UnsupportedError, match="not a Conv2d with bias, weight_orig"):
         DeformableConv2d.from_conv(nn.utils.spectral_norm(conv))

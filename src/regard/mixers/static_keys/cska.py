@@ -13,7 +13,7 @@ token's query.
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -44,7 +44,7 @@ from .cska_forms import PATHS, by_convolution, by_patches, choose, one_by_one, r
 from .cska_keys import QueryKeyOperator, query_keys_cost
 from .grids import in_windows, join, same_cells, tiled
 from .keys import ACTIVATIONS, StaticConfig, StaticOperator, weigh
-from .ska import ska, ska_macs, ska_reference
+from .ska import SKA, ska, ska_macs, ska_reference
 
 __all__ = ["CSKA", "cska", "cska_reference"]
 
@@ -140,18 +140,12 @@ class CSKA(StaticConfig):
     path: Literal["auto", "conv", "patches", "lean"] = "auto"
     reading: Literal["logits", "key"] = "logits"
 
-    card: ClassVar[Card] = Card(
+    card: ClassVar[Card] = replace(
+        SKA.card,
         title="Convolutional static key attention",
         source="Static Key Attention in Vision, Sec. 4.2",
         formula="softmax(conv(q)) v with one output channel per key; by default times d^-0.5",
         complexity="O(N^2 k^2 C)",
-        query_content=True,
-        key_content=False,
-        dynamic="one-step",
-        expert_type="MLP of width N, keys static",
-        expert_count="1",
-        construction="learned keys",
-        topology="all-to-one",
         prefix="not on the map; static keys, and static keys for their queries",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})  # not causal: a filter reads later tokens
