@@ -1,7 +1,7 @@
 """Fast forms of the spatial factors against the materialised and the dense separable one.
 
-"separable" is the dense form as mmcv runs it: all logits, a softmax, a product. "separable, fused" leaves the last two
-to fused attention where there are queries and keys to give it.
+"separable" is the dense form as mmcv runs it: all logits, a softmax, a product. In "separable, fused" fused attention
+computes the softmax and the product, for terms with E1.
 Prints the median milliseconds of the forward pass of the operator with its tables (one image, C channels, 8 heads,
 float32) and their ratio to "auto". Candidates take turns in one process; plain softmax attention is shown beside them.
 With --memory it prints instead the peak of a forward and backward pass above what its process had before, in a fresh
@@ -103,12 +103,12 @@ def peak(side: int, terms: str, form: str, dim: int, heads: int) -> float:
 
 def memory(side: int, terms: str, dim: int, heads: int) -> None:
     """Print the peaks of the forms."""
-    own = 0.0
+    automatic = 0.0
     for form in ("auto", "separable", "separable, fused"):
         megabytes = in_fresh_process(peak, side, terms, form, dim, heads)
-        own = own or megabytes
+        automatic = automatic or megabytes
         print(
-            f"{side}x{side:<4} {terms:>5}  {form:<18} {megabytes:9.0f} MB  auto has {own / megabytes:.3f} of it",
+            f"{side}x{side:<4} {terms:>5}  {form:<18} {megabytes:9.0f} MB  auto has {automatic / megabytes:.3f} of it",
             flush=True,
         )
 
@@ -147,12 +147,12 @@ def main() -> None:
     for side in options.sides:
         for terms in options.terms:
             elapsed = measure(side, terms, options.rounds, options.dim, options.heads, options.window)
-            own = statistics.median(elapsed["auto"])
+            automatic = statistics.median(elapsed["auto"])
             for name, seconds in elapsed.items():
                 low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4))
                 print(
                     f"{side}x{side:<4} {terms:>5}  {name:<18} {middle:9.2f} {low:8.2f}-{high:<8.2f} "
-                    f"{middle / 1e3 / own:7.2f}"
+                    f"{middle / 1e3 / automatic:7.2f}"
                 )
 
 

@@ -1,10 +1,10 @@
 """The fused attention kernel in training on a CPU against its float32 form and against plain products: ratios of time.
 
 `python benchmarks/fused.py --rounds 15 --cases 64,32,32 64,48,32 196,64,64 --dtype float32 bfloat16`
-A case is tokens, width of queries and keys, width of values. What `regard.mixers.shared.sdpa` chooses by its two limits
-(SLOW_BACKWARD, FEW) is judged here. Forward and backward pass, eager and through `torch.compile`; candidates take
-turns; a ratio is of medians of CPU time in one thread, above 1 where the candidate is faster than the kernel as it is.
-The process starts itself again with an allocator that keeps freed memory.
+A case is tokens, width of queries and keys, width of values. The limits by which `regard.mixers.shared.sdpa` chooses
+(SLOW_BACKWARD, FEW) follow from these times. Forward and backward pass, eager and compiled; candidates take turns; a
+ratio is of medians of CPU time in one thread, above 1 where the candidate is faster than the kernel as it is.
+The process restarts itself with an allocator that keeps freed memory.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for dtype in options.dtype:
         for case in options.cases:
             tokens, width, values = (int(part) for part in case.split(","))
-            cells = [one for how in (False, True) for one in measure(tokens, width, values, dtype, how, options)]
+            cells = [value for how in (False, True) for value in measure(tokens, width, values, dtype, how, options)]
             first, second = (f"{ms:>10.2f} {wide:>11.2f} {plain:>9.2f}" for ms, wide, plain in (cells[:3], cells[3:]))
             print(f"{case:<12} {dtype:<9} {first} {second}", flush=True)
     return 0

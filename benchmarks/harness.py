@@ -2,14 +2,14 @@
 
 `python benchmarks/harness.py loop|feed|workers [--rounds 5] [--data-root PATH] [--json]`
 
-loop: `regard.train.loop.Loop` (logging, metrics, a checkpoint an epoch) against a bare loop over the same feed with the
-same model, optimiser, schedule and clipping; "ready" is the bare loop over the same batches as float tensors that are
-ready in memory. Up to rounding all must end with the same weights.
+loop: `regard.train.loop.Loop` (logging, metrics, a checkpoint in each epoch) against a bare loop over the same feed,
+with the same model, optimiser, schedule and clipping; "ready" is the bare loop over the same batches as tensors in
+memory. All must end with the same weights, up to rounding.
 feed: images per second that one core prepares, against twice those that one core trains in the smallest desk models.
 workers: wall time of the same runs of the quickstart in one worker with one thread, and in two with one thread each.
 
-Candidates take turns in one process; medians. "cpu" is the process's CPU time, which means something on a busy machine
-too; "wall" does only on an idle one.
+Candidates take turns in one process; medians are printed. "cpu" is the CPU time of the process, which can be used on a
+busy machine too; "wall" is meaningful on an idle machine only.
 """
 
 import argparse
@@ -126,14 +126,12 @@ def bare_loop(case: Case, recipe: Any, model: Any, batches: Iterable[Any], steps
 
 
 def assert_same(start: Any, first: Any, second: Any) -> None:
-    """The two models have the same weights, up to rounding."""
+    """Check that two models have the same weights, up to rounding. start: before training."""
     import torch
 
-    started, one, two = (
-        torch.cat([value.detach().ravel() for value in m.parameters()]) for m in (start, first, second)
-    )
-    apart = ((one - two).norm() / (two - started).norm()).item()
-    assert apart <= 0.05, f"the two loops do not train the same: {apart:.2g} of the way from the start"
+    begin, own, bare = (torch.cat([value.detach().ravel() for value in m.parameters()]) for m in (start, first, second))
+    difference = ((own - bare).norm() / (bare - begin).norm()).item()
+    assert difference <= 0.05, f"the two loops train differently: by {difference:.2g} of the change in training"
 
 
 def measure_loop(rounds: int, epochs: int) -> list[dict[str, Any]]:
@@ -167,12 +165,12 @@ def measure_loop(rounds: int, epochs: int) -> list[dict[str, Any]]:
             assert_same(start, models["own"], models["bare"])
             assert_same(start, models["own"], models["ready"])
         row: dict[str, Any] = {"case": case.name, "precision": recipe.precision, "steps": steps}
-        for place, clock in enumerate(("wall", "cpu")):
-            found = {name: [pair[place] for pair in pairs] for name, pairs in elapsed.items()}
-            for name, seconds_of in found.items():
-                row[f"{name} ms ({clock})"] = 1e3 * statistics.median(seconds_of) / steps
+        for index, clock in enumerate(("wall", "cpu")):
+            seconds_of = {name: [pair[index] for pair in pairs] for name, pairs in elapsed.items()}
+            for name, values in seconds_of.items():
+                row[f"{name} ms ({clock})"] = 1e3 * statistics.median(values) / steps
             for name, ratio in (("bare", "ratio"), ("ready", "ratio to ready")):
-                pairs = zip(found["own"], found[name], strict=True)
+                pairs = zip(seconds_of["own"], seconds_of[name], strict=True)
                 row[f"{ratio} ({clock})"] = statistics.median(a / b for a, b in pairs)
         rows.append({**row, "target": LOOP_TARGET, "met": row["ratio (cpu)"] <= LOOP_TARGET})
     return rows
@@ -205,10 +203,10 @@ def measure_feed(rounds: int, epochs: int) -> list[dict[str, Any]]:
                 if turn:
                     elapsed[name].append(seconds)
         row: dict[str, Any] = {"case": case.name, "augment": recipe.augment}
-        for place, clock in enumerate(("wall", "cpu")):
-            made, used = ([pair[place] for pair in elapsed[name]] for name in ("feed", "model"))
-            row[f"feed images/s ({clock})"] = recipe.batch * count / statistics.median(made)
-            row[f"two cores images/s ({clock})"] = 2 * recipe.batch * len(ready) / statistics.median(used)
+        for index, clock in enumerate(("wall", "cpu")):
+            feeding, training = ([pair[index] for pair in elapsed[name]] for name in ("feed", "model"))
+            row[f"feed images/s ({clock})"] = recipe.batch * count / statistics.median(feeding)
+            row[f"two cores images/s ({clock})"] = 2 * recipe.batch * len(ready) / statistics.median(training)
             row[f"ratio ({clock})"] = row[f"feed images/s ({clock})"] / row[f"two cores images/s ({clock})"]
         rows.append({**row, "target": FEED_TARGET, "met": row["ratio (cpu)"] >= FEED_TARGET})
     return rows
@@ -218,19 +216,19 @@ def measure_feed(rounds: int, epochs: int) -> list[dict[str, Any]]:
 
 
 def measure_workers(rounds: int, epochs: int) -> list[dict[str, Any]]:
-    """Each measurement has a store of its own; the cores that this process may use bound workers and threads."""
+    """Wall time in one and in two workers; each measurement has its own store, and as many cores as workers."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         sys.exit("two workers need two cores; this process may use one")
     elapsed: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
     for turn in range(rounds):
         for workers in (1, 2) if turn % 2 == 0 else (2, 1):
-            os.sched_setaffinity(0, cores[:workers])  # one core a worker, hence one thread a worker
+            os.sched_setaffinity(0, cores[:workers])  # one core, and so one thread, for each worker
             elapsed[workers].append(time_workers(workers, epochs))
     os.sched_setaffinity(0, cores)
     rows = []
-    for place, name in enumerate(("start-up included", "start-up excluded")):
-        one, two = (statistics.median(pair[place] for pair in elapsed[workers]) for workers in (1, 2))
+    for index, name in enumerate(("start-up included", "start-up excluded")):
+        one, two = (statistics.median(pair[index] for pair in elapsed[workers]) for workers in (1, 2))
         rows.append({
             "case": f"quickstart, 14 runs of {epochs} epochs, {name}", "one worker s": one, "two workers s": two,
             "ratio (wall)": one / two, "target": WORKERS_TARGET, "met": one / two >= WORKERS_TARGET,
@@ -245,10 +243,10 @@ def time_workers(workers: int, epochs: int) -> tuple[float, float]:
     from regard.store.results import Results
     from regard.studies import load_study
 
-    plan = load_study("quickstart").runs("smoke", seeds=2)
-    plan = tuple((row, replace(run, recipe=replace(run.recipe, epochs=epochs))) for row, run in plan)
+    planned = load_study("quickstart").runs("smoke", seeds=2)
+    planned = tuple((row, replace(run, recipe=replace(run.recipe, epochs=epochs))) for row, run in planned)
     store = Results(tempfile.mkdtemp(prefix="harness-", dir=SCRATCH))
-    jobs = [Job(run, "quickstart", "smoke", row.label, run.seed) for row, run in plan]
+    jobs = [Job(run, "quickstart", "smoke", row.label, run.seed) for row, run in planned]
     started = time.perf_counter()
     counts = run_all(jobs, store, workers, Progress(lambda event: None))
     whole = time.perf_counter() - started

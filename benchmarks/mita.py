@@ -124,13 +124,13 @@ def memory(cases: list[Case], dtype: object, options: argparse.Namespace) -> Non
                     in_fresh_process(peak, key, name, dtype, options, trained) for trained in (False, True)
                 ]
             both = zip(peaks[name, key], peaks["softmax", alone], strict=True)
-            numbers = " ".join(f"{own:>9.1f} {own / other:>6.2f}" for own, other in both)
+            numbers = " ".join(f"{value:>9.1f} {value / softmax:>6.2f}" for value, softmax in both)
             print(f"{_sizes(case, dtype)} {name:<12} {numbers}", flush=True)
     for m, top in dict.fromkeys(case[1:] for case in cases):
         same = [case for case in cases if case[1:] == (m, top)]
         for name in names if len(same) > 1 else ():
-            own = zip(peaks[name, same[0]], peaks[name, same[-1]], strict=True)
-            grown = [math.log(high / low) / math.log(same[-1][0] / same[0][0]) for low, high in own]
+            ends = zip(peaks[name, same[0]], peaks[name, same[-1]], strict=True)
+            grown = [math.log(high / low) / math.log(same[-1][0] / same[0][0]) for low, high in ends]
             print(f"exponent of N, m={m}, k={top}, {name}: {grown[0]:.2f} / {grown[1]:.2f} (forward / for+back)")
 
 

@@ -1,7 +1,7 @@
-"""Annotation checks for the whole test run, one thread, and where the data sets lie.
+"""Annotation checks for the whole test run, one thread, and the folder of the data sets.
 
-JAXTYPING_DISABLE=1 leaves the annotation checks out: torch.compile cannot trace them, and they answer a wrong call
-before the package's own messages do. `make test` runs the tests marked `untyped` that way, in a second process.
+JAXTYPING_DISABLE=1 leaves the annotation checks out: torch.compile cannot trace them, and they reject wrong
+arguments before the package's own checks do. `make test` runs the tests marked `untyped` that way, in a second process.
 """
 
 import os
@@ -15,7 +15,7 @@ if os.environ.get("JAXTYPING_DISABLE") != "1":
 
     install_import_hook("regard", "beartype.beartype")
 
-# no network in tests, and no published weights that this machine happens to have
+# tests use neither the network nor published weights in the cache of this machine
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(Path(__file__).parent / "no-weights")}
 
 
@@ -30,17 +30,17 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one part of the tests: which one a test belongs to follows from its name alone."""
+    """Keep one part of the tests; the part of a test depends on its name alone."""
     if part := config.getoption("--part"):
         number, parts = map(int, part.split("/"))
-        kept = [item for item in items if crc32(item.nodeid.encode()) % parts == number - 1]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+        selected = [item for item in items if crc32(item.nodeid.encode()) % parts == number - 1]
+        config.hook.pytest_deselected(items=[item for item in items if item not in selected])
+        items[:] = selected
 
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """The folder with one sub-folder a data set."""
+    """The folder with a subfolder for each data set."""
     folder = os.environ.get("REGARD_DATA", "")
     if not folder:
         pytest.skip("needs data sets: set REGARD_DATA to the folder that holds them")

@@ -61,7 +61,7 @@ def check_layer_transforms(layer: Mixer, x: Tensor, grid: Grid) -> None:
 
 
 def check_hidden(run: Run, inputs: Sequence[Tensor], keep: Tensor, queries: Tensor | None = None) -> Tensor:
-    """inf and NaN at hidden tokens reach neither outputs nor gradients, which are finite, and zero at these tokens.
+    """inf and NaN at hidden tokens change neither outputs nor gradients, which are finite, and zero at these tokens.
 
     queries: passed before the inputs; hidden queries may change their own rows of the output, which are not compared.
     Returns the outputs.
@@ -83,7 +83,7 @@ def check_hidden(run: Run, inputs: Sequence[Tensor], keep: Tensor, queries: Tens
 
 
 def check_heads_apart(run: Run, inputs: Sequence[Tensor]) -> None:
-    """A value that is not finite reaches neither outputs nor gradients of another image or head."""
+    """A value that is not finite changes neither outputs nor gradients of another image or head."""
 
     def outputs(inputs: Sequence[Tensor]) -> list[Tensor]:
         inputs = [x.detach().requires_grad_() for x in inputs]

@@ -1,4 +1,4 @@
-"""A store with hand-made outcomes: real files, written by the store itself."""
+"""A store with made-up outcomes, in real files that the store writes."""
 
 import base64
 from collections.abc import Mapping, Sequence

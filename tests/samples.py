@@ -4,7 +4,7 @@ from regard import MIXERS, PROJECTIONS, MixerConfig, parse
 
 
 def texts(cls: type[MixerConfig]) -> tuple[str, ...]:
-    """The samples of a mechanism as they are spelled."""
+    """The spelled samples of a mechanism."""
     return cls.samples or (f"{cls.__name__}()",)
 
 
@@ -14,14 +14,14 @@ def samples() -> list[str]:
 
 
 def pairs() -> list[str]:
-    """Every mechanism on heads with every projection but the linear one and linear keys, which the samples have."""
-    found = []
+    """Every mechanism on heads with every projection except LinearQKV and IdentityQuery."""
+    spellings = []
     for cls in MIXERS:
         sample = texts(cls)[0]
         if not hasattr(parse(sample), "projection"):
             continue
-        inside = sample.removesuffix(")") + ("" if sample.endswith("()") else ", ")
+        start = sample.removesuffix(")") + ("" if sample.endswith("()") else ", ")
         for projection in PROJECTIONS:
             if projection.__name__ not in ("LinearQKV", "IdentityQuery"):
-                found.append(f"{inside}projection={projection.__name__}())")
-    return found
+                spellings.append(f"{start}projection={projection.__name__}())")
+    return spellings

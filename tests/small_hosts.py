@@ -1,4 +1,4 @@
-"""Small hosts: the real classes of timm with little depth and width."""
+"""HostAndInput hosts: the real classes of timm with little depth and width."""
 
 from collections.abc import Callable
 
@@ -11,22 +11,22 @@ from torchvision.models.vision_transformer import VisionTransformer as Torchvisi
 
 from regard.models.create import create_model
 
-Small = tuple[nn.Module, Tensor]
+HostAndInput = tuple[nn.Module, Tensor]
 VIT = "vit_tiny_patch16_224(depth=2, embed_dim=32, num_heads=2, patch_size=8, num_classes=7)"
 
 
-def vit(prefix: int = 1, **options: object) -> Small:
-    """Tokens of 4 x 6 cells; prefix 1 is the class token, more are registers."""
+def vit(prefix: int = 1, **options: object) -> HostAndInput:
+    """4 x 6 patch tokens; prefix 1 is the class token, a larger prefix adds registers."""
     size = {"img_size": (32, 48), "reg_tokens": prefix - 1}
     return create_model(VIT, None, **{**size, **options}), torch.randn(3, 3, 32, 48)
 
 
-def xcit() -> Small:
+def xcit() -> HostAndInput:
     host = "xcit_nano_12_p16_224(depth=2, embed_dim=32, num_classes=7, img_size=(64, 96))"
     return create_model(host, None), torch.randn(3, 3, 64, 96)
 
 
-def caformer() -> Small:
+def caformer() -> HostAndInput:
     mixers = [SepConv, SepConv, Attention, Attention]
     norms = [LayerNorm2dNoBias] * 2 + [LayerNormNoBias] * 2
     model = MetaFormer(depths=(1, 1, 2, 1), dims=(8, 16, 32, 64), token_mixers=mixers, norm_layers=norms, num_classes=7)
@@ -34,37 +34,37 @@ def caformer() -> Small:
     return model, torch.randn(3, 3, 64, 96)
 
 
-def swin() -> Small:
+def swin() -> HostAndInput:
     model = SwinTransformer(
         img_size=(48, 96), window_size=4, depths=(2, 2), embed_dim=8, num_heads=(2, 4), num_classes=7
     )
     return model, torch.randn(3, 3, 48, 96)
 
 
-def rope() -> Small:
+def rope() -> HostAndInput:
     host = "vit_small_patch16_rope_224(depth=2, embed_dim=32, num_heads=2, img_size=(64, 96), num_classes=7)"
     return create_model(host, None), torch.randn(3, 3, 64, 96)
 
 
-def dinov3() -> Small:
-    """Rotations turn halves of the channels, not neighbours; four registers."""
+def dinov3() -> HostAndInput:
+    """Rotary positions rotate halves of the channels, not neighbours; four registers."""
     host = "vit_small_patch16_dinov3(depth=2, embed_dim=32, num_heads=2, img_size=(64, 96), num_classes=7)"
     return create_model(host, None), torch.randn(3, 3, 64, 96)
 
 
-def eva(**options: object) -> Small:
-    """Biases of queries and values alone, apart from the fused matrix."""
+def eva(**options: object) -> HostAndInput:
+    """Biases of queries and values only, separate from the fused matrix."""
     size = {"img_size": (64, 96), "patch_size": 16, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 7}
     return create_model("eva02_small_patch14_224", None, **{**size, **options}), torch.randn(3, 3, 64, 96)
 
 
-def beit() -> Small:
+def beit() -> HostAndInput:
     host = "beit_base_patch16_224(depth=2, embed_dim=32, num_heads=2, img_size=(64, 96), num_classes=7)"
     return create_model(host, None), torch.randn(3, 3, 64, 96)
 
 
-def pvt() -> Small:
-    """Keys and values of one matrix, of a map reduced by 2."""
+def pvt() -> HostAndInput:
+    """Keys and values come from one matrix, on a map reduced by 2."""
     model = PyramidVisionTransformerV2(
         depths=(1, 2), embed_dims=(16, 32), num_heads=(1, 2), sr_ratios=(2, 2), mlp_ratios=(2, 2), num_classes=7
     )
@@ -72,18 +72,18 @@ def pvt() -> Small:
     return model, torch.randn(3, 3, 64, 96)
 
 
-def vit5() -> Small:
-    """A class token before the cells, four registers after them."""
+def vit5() -> HostAndInput:
+    """A class token before the patch tokens, four registers after them."""
     host = "vit5_small(img_size=(32, 48), patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=7)"
     return create_model(host, None), torch.randn(3, 3, 32, 48)
 
 
-def torchvision() -> Small:
+def torchvision() -> HostAndInput:
     model = TorchvisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=32, num_classes=7)
     return model, torch.randn(3, 3, 32, 32)
 
 
-HOSTS: dict[str, Callable[[], Small]] = {
+HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit": vit,
     "vit with registers": lambda: vit(5),
     "vit with q/k norm": lambda: vit(1, qk_norm=True),
@@ -101,7 +101,7 @@ HOSTS: dict[str, Callable[[], Small]] = {
 }
 
 
-def spread(model: nn.Module) -> None:
-    """Weights large enough that attention matters, also in layers that start at zero."""
+def draw_large_weights(model: nn.Module) -> None:
+    """Draw weights so large that attention matters, also in layers that start at zero, in place."""
     for value in model.parameters():
         nn.init.normal_(value, std=0.3)

@@ -1,4 +1,4 @@
-"""Small picklable runs for the tests of the pool: they do what a test asks, through the real store."""
+"""Small picklable runs for the tests of the workers: each does its `action` and uses the real store."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ RUN_ERRORS = {"data": DataError("images are missing"), "configuration": ConfigEr
 class Small:
     """action: "work", a key of ENVIRONMENT_ERRORS or RUN_ERRORS, "die" (killed), "die once", "wait" (for a minute),
     "hold" (the next number's lock, until that run was refused) or "late" (when its lock is held).
-    compile: what it expects to be asked for."""
+    compile: the value of `Watch.compile` that it expects."""
 
     number: int
     action: str = "work"

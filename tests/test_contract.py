@@ -172,7 +172,7 @@ class Broken(Softmax):
 
     def build(self, site: Site, shared: torch.nn.Module | None = None) -> Any:
         layer = super().build(site, shared)
-        if self.fault == "doors":
+        if self.fault == "input checks":
             layer.check = lambda x, grid, mask, memory=None: None  # type: ignore[method-assign]
         return layer
 
@@ -186,7 +186,7 @@ FAULTS = {
     "weights": "weights",
     "parameters": "parameters",
     "macs": "macs",
-    "doors": "doors",
+    "input checks": "input checks",
     "padding": "masks",
     "dtype": "shape",
 }

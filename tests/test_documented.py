@@ -36,6 +36,7 @@ PLACEHOLDERS = {
     "~/photos": "photos",
     "PATH": "photos",
     "/data": "data",
+    "<Name>": "SKA",
     "regard card NAME": "regard card MiTA",
     "regard swap-check NAME": "regard swap-check vit_desk",
     "regard study show NAME": "regard study show quickstart",

@@ -1,4 +1,4 @@
-"""A mechanism whose fast form is not its equation, by which checks are tried."""
+"""A mechanism whose fast form differs from its reference, for tests of the checks."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from regard.mixers.softmax import Softmax, SoftmaxOperator
 
 
 class Louder(SoftmaxOperator):
-    """Logits are 1 % too large."""
+    """An operator whose logits are 1 % too large."""
 
     def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Tensor:
         return super().forward(q * 1.01, k, v, **options)
@@ -18,7 +18,7 @@ class Louder(SoftmaxOperator):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong(Softmax):
-    """Softmax attention with that operator."""
+    """Softmax attention with the operator `Louder`."""
 
     card: ClassVar[Card] = Softmax.card
 

@@ -1,5 +1,7 @@
-"""Write the pages of docs/ that follow from the code: `make generated`. tests/test_docs.py fails when they are
-stale."""
+"""Write the pages of docs/ that follow from the code: `make generated`.
+
+tests/test_docs.py fails when they are stale.
+"""
 
 import inspect
 import tempfile
@@ -185,7 +187,8 @@ do not change fused queries, keys and values.
 batch size if its dimension is dynamic (ViT3: one batch size only; DynamicConv: up to a maximum that you give, such as
 `Dim("batch", max=64)`). Every mechanism was compared with ONNX Runtime. Exported graphs do not contain the compiled
 kernels (`REGARD_NATIVE=1`). For `torch.fx`, as in torchvision's feature extraction, a swapped layer is one node:
-`tracer_kwargs={{"leaf_modules": [Port]}}`, with `from regard import Port`. """
+`tracer_kwargs={{"leaf_modules": [Port]}}`, with `from regard import Port`.
+"""
 
 
 def studies() -> str:

@@ -1,4 +1,4 @@
-"""Write what follows from the table of mechanisms: `make generated`. tests/test_generated.py says when that is due.
+"""Write what follows from the table of mechanisms: `make generated`. tests/test_generated.py fails when they are stale.
 
 Written are `regard/mixers/__init__.py`, `regard/ops.py`, the mechanisms in `regard/__init__.py` and README's table of
 them, as plain text that is committed.
@@ -53,9 +53,9 @@ def mixers() -> str:
 def ops() -> str:
     """regard/ops.py."""
     doc = f'"""The operator functions of all mechanisms and their plain references.\n\n{NOTE}\n"""'
-    found = dict(functions())
-    lines = [imports(module, found[module]) for module in sorted(found)]
-    names = [name for names in found.values() for name in names]
+    by_module = dict(functions())
+    lines = [imports(module, by_module[module]) for module in sorted(by_module)]
+    names = [name for names in by_module.values() for name in names]
     return "\n".join([doc, "", *lines, "", "__all__ = [", _lines(names) + "]", ""])
 
 

@@ -128,7 +128,7 @@ def test_python_m_regard_is_the_command() -> None:
         (["cost", "Softmax", "--gird", "4x4"], "--grid"),
         (["card"], "Missing argument"),
         (["card", "Sofmax"], "did you mean Softmax"),
-        (["card", "None"], "None is no mechanism"),
+        (["card", "None"], "needs a mechanism, not None"),
         (["list", "mixer"], "did you mean mixers"),
         (["list", "--match", "zzz"], "no name of mixers matches 'zzz'"),
         (["cost", "Softmax", "--grid", "4by4"], "expected height x width"),

@@ -1,6 +1,8 @@
 """`regard check`: the contract suite from the command line, and what it is told of each mechanism."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,3 +125,32 @@ def test_every_mechanism_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["mechanism"].partition("(")[0] for row in rows] == [cls.__name__ for cls in MIXERS]
     assert all(one["holds"] for row in rows for one in row["compared"])
     assert all(row["compared"] and row["deit"][size]["params"] for row in rows for size in "TS")
+
+
+def test_without_a_mechanism_those_of_the_module_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With their first sample, or else their defaults; a module without mechanisms is refused, not ignored."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    lines = [
+        "from dataclasses import dataclass",
+        "from regard import Softmax",
+        "@dataclass(frozen=True, kw_only=True)",
+        "class Sampled(Softmax):",
+        "    samples = ('Sampled(scale=0.25)',)",
+        "@dataclass(frozen=True, kw_only=True)",
+        "class Plain(Softmax):",
+        "    pass",
+        "MIXERS = (Sampled, Plain)",
+    ]
+    Path("own_mechanisms.py").write_text("\n".join(lines) + "\n")
+    Path("own_models.py").write_text("def net():\n    pass\nHOSTS = (net,)\n")
+    assert run(["check", "--import", "own_mechanisms", "--no-compile", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["mechanism"], row["result"]) for row in rows] == [
+        ("Sampled(scale=0.25)", "passed"),
+        ("Plain()", "passed"),
+    ]
+    assert run(["check", "--import", "own_models"]) == 2
+    assert "no mechanisms in MIXERS" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_list_is_json_and_loads_no_torch() -> None:
         (("run", "quickstart", "--scale", "paper"), "no scale 'paper'"),
         (("run", "quickstart", "--workers", "-1"), "--workers is 0 or more"),
         (("run", "quickstart", "--size", "12x"), "height x width"),
-        (("run", "esa_costs", "--seeds", "3", "--dry-run"), "it trains nothing: leave out --seeds, --dry-run"),
+        (("run", "esa_costs", "--seeds", "3", "--dry-run"), "which trains nothing: leave out --seeds, --dry-run"),
         (("run", "mita_fig9", "--data-root", "/nowhere"), "--data-root /nowhere is not a folder"),
         (("export", "quickstart", "--format", "xml"), "no format 'xml'"),
         (("export", "quickstart", "--results", "/nowhere"), "no results of quickstart"),

@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import FSNE, PSNE, PVT, SNE, ConfigError, Conv, Cost, Grid, IdentityQuery, LinearQKV, Site, Softmax, parse
-from regard.core import attend, linear
+from regard.core import attention_cost, linear_cost
 
 
 def test_flops_are_two_per_product() -> None:
@@ -15,9 +15,9 @@ def test_flops_are_two_per_product() -> None:
 
 
 def test_a_linear_map() -> None:
-    assert linear(10, 3, 4) == Cost(16, 120)
-    assert linear(10, 3, 4, bias=False) == Cost(12, 120)
-    assert attend(7, 5, 3) == Cost(0, 210)
+    assert linear_cost(10, 3, 4) == Cost(16, 120)
+    assert linear_cost(10, 3, 4, bias=False) == Cost(12, 120)
+    assert attention_cost(7, 5, 3) == Cost(0, 210)
 
 
 def test_a_softmax_layer_of_deit_tiny_by_hand() -> None:

@@ -168,14 +168,14 @@ def test_what_is_compared_can_be_kept_as_json():
         (lambda: code_books(create_model(HOST, Softmax())), DataError, "has no codes"),
         (lambda: code_books({"a.weight": torch.zeros(2, 2)}), DataError, "1 tensors has no codes"),
         (lambda: code_books({"codes.weight": torch.zeros(2, 8)}), DataError, "pass roles="),
-        (lambda: code_books("nowhere"), StoreError, "nowhere is no folder"),
+        (lambda: code_books("nowhere"), StoreError, "nowhere is neither a folder"),
         (lambda: compare({}), DataError, "at least one"),
         (
             lambda: compare({"a": {"codes.weight": torch.ones(3, 8)}, "b": {"codes.weight": torch.ones(3, 4)}}),
             DataError,
             "8 and of 4",
         ),
-        (lambda: regression([1.0], [1.0, 2.0]), DataError, "no pairs"),
+        (lambda: regression([1.0], [1.0, 2.0]), DataError, "do not form pairs"),
         (lambda: transfer({"a": {"s": 1.0}}, "t"), DataError, "'t'"),
     ],
 )

@@ -10,7 +10,7 @@ from regard.mixers.xca import XCA
 from regard.models.create import create_model
 from regard.models.cvt import cvt_13
 from regard.swapping.swap import swap
-from small_hosts import spread
+from small_hosts import draw_large_weights
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def cvt_pair(pixels):
     for module in ours.modules():
         if isinstance(module, nn.Module) and type(module).__name__ == "Mlp":
             module.act = nn.GELU()  # transformers' choice; the original has QuickGELU
-    spread(theirs)
+    draw_large_weights(theirs)
     for name, value in theirs.named_buffers():
         if name.endswith("running_var"):
             nn.init.uniform_(value, 0.5, 1.5)

@@ -16,7 +16,7 @@ def test_a_tick_tells_epoch_loss_and_last_score(tmp_path: Path) -> None:
     (tmp_path / "0123456789ab" / "metrics.csv").write_text("\n".join(lines) + "\n")
     events: list[Event] = []
     progress = Progress(events.append)
-    progress.plan(["a", "b"], 2)
+    progress.add_waiting(["a", "b"], 2)
     progress.start("a", 0, "0123456789ab", 5)
     progress.start("b", 1, "ba9876543210", 5)
     progress.tick(Results(tmp_path))

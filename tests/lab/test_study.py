@@ -139,7 +139,7 @@ def test_options_that_no_run_can_have_are_refused_before_anything_is_written(tmp
 
 
 def test_a_run_that_is_no_row_is_repeated_by_the_same_options(tmp_path: Path) -> None:
-    """The start of a row failed: the row is not carried out, until --retry repeats both; --fresh begins both anew."""
+    """The start of a row failed: so does the row, until --retry repeats both; --fresh begins both anew."""
     hidden = Row("hidden", None, removed=True, recipe={"lr": 1e-3})
     row = Row("tuned", None, removed=True, start=hidden)
     setting = Setting(task=Tiny(limit=64), recipe=Recipe(epochs=1, batch=32, augment="none"), rows=(row,), seeds=1)
@@ -147,8 +147,11 @@ def test_a_run_that_is_no_row_is_repeated_by_the_same_options(tmp_path: Path) ->
     start = study.run("smoke", hidden, 0).key
     store.finish(start, {"status": "failed", "error": "out of memory", "metrics": {}})
     events: list[Event] = []
-    assert run_study(study, "smoke", store, workers=0, watch=events.append)["stopped"] == 1
-    assert events[-1].text == f"StoreError: run {start}, which this run needs, failed: out of memory"
+    assert run_study(study, "smoke", store, workers=0, watch=events.append)["failed"] == 1
+    assert events[-1].text == f"NeededRunFailed: run {start}, which this run needs, failed: out of memory"
+    events.clear()
+    assert run_study(study, "smoke", store, workers=0, watch=events.append)["failed"] == 1
+    assert not [event for event in events if event.kind == "start"]  # the row is not tried again
     assert run_study(study, "smoke", store, workers=0, retry=True)["done"] == 1
     assert store.status(start) == "done"
     (store.folder(start) / "mark").write_text("of the first time")
@@ -156,6 +159,25 @@ def test_a_run_that_is_no_row_is_repeated_by_the_same_options(tmp_path: Path) ->
     assert (store.folder(start) / "mark").exists()
     assert run_study(study, "smoke", store, workers=0, fresh=True)["done"] == 1
     assert not (store.folder(start) / "mark").exists()
+
+
+@pytest.mark.parametrize(("size", "state"), [((9, 9), "failed"), ((8, 8), "stopped")], ids=["run", "machine"])
+def test_an_error_in_a_needed_run_names_that_run_unless_the_machine_is_the_cause(
+    tmp_path: Path, size: tuple[int, int], state: str
+) -> None:
+    """A teacher whose configuration is refused, and one whose folder cannot be written."""
+    vit = "vit_tiny_patch16_224(img_size=8, patch_size=4, depth=1, in_chans=1, num_classes=10)"
+    teacher = Row("teacher", None, task={"host": vit, "size": size})
+    row = Row("taught", None, removed=True, teacher=teacher)
+    setting = Setting(task=Tiny(limit=64), recipe=Recipe(epochs=1, batch=32, augment="none"), rows=(row,), seeds=1)
+    study, store = replace(STUDY, baseline="taught", settings={"smoke": setting}), Results(tmp_path)
+    needed = study.run("smoke", teacher, 0).key
+    if state == "stopped":
+        (tmp_path / needed).write_text("a file where the folder should be")
+    events: list[Event] = []
+    assert run_study(study, "smoke", store, workers=0, watch=events.append)[state] == 1
+    text = f"NeededRunFailed: run {needed}, which this run needs, failed: " if state == "failed" else "StoreError: "
+    assert events[-1].text.startswith(text)
 
 
 def test_runs_that_others_need_begin_first(tmp_path: Path) -> None:

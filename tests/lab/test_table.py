@@ -114,7 +114,7 @@ def test_a_claim_compares_two_differences_seed_by_seed(tmp_path: Path) -> None:
 
 
 def test_a_claim_with_two_differences_has_no_margin() -> None:
-    with pytest.raises(ConfigError, match="than= has no within="):
+    with pytest.raises(ConfigError, match="than= takes neither within= nor by="):
         Claim("a", "b", "top1", within=1.0, than=("c", "d"))
 
 

@@ -206,7 +206,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no such file"):
         load_mita(tmp_path / "none.pth")
     torch.save({"model": {"conv.weight": torch.zeros(1)}}, tmp_path / "other.pth")
-    with pytest.raises(StoreError, match="no weights of a DeiT"):
+    with pytest.raises(StoreError, match="not the weights of a DeiT"):
         load_mita(tmp_path / "other.pth")
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(StoreError, match="no checkpoint"):

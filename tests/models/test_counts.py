@@ -200,7 +200,7 @@ def test_sizes_with_100_classes(label, expected):
     with torch.device("meta"):
         params = count(build(row, classes=100))
     assert row.official_100 == expected
-    assert params == row.ours[1] == {"CSKA-CvT-13": 18_116_360}.get(label, expected)
+    assert params == row.counts[1] == {"CSKA-CvT-13": 18_116_360}.get(label, expected)
 
 
 def test_heads_of_the_authors_cskaformer():

@@ -90,10 +90,10 @@ def test_checkpoints_that_give_nothing_are_refused(tmp_path) -> None:
     for pretrained, message in (
         (tmp_path / "foreign.pt", "none of the 51 tensors of .*foreign.pt fits, such as pos_embed"),
         (tmp_path / "empty.pt", "has no tensors"),
-        (tmp_path / "list.pt", "no checkpoint that can be read"),
-        (tmp_path / "text.pt", "no checkpoint that can be read"),
-        (tmp_path / "text.safetensors", "no checkpoint that can be read"),
-        (tmp_path / "bytes.pt", "no checkpoint that can be read"),
+        (tmp_path / "list.pt", "is not a readable checkpoint"),
+        (tmp_path / "text.pt", "is not a readable checkpoint"),
+        (tmp_path / "text.safetensors", "is not a readable checkpoint"),
+        (tmp_path / "bytes.pt", "is not a readable checkpoint"),
         (tmp_path / "nowhere.pt", "there is no such file"),
         (True, "no published weights of caformer_desk"),
     ):

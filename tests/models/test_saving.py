@@ -20,7 +20,7 @@ from regard.store.results import Results
 from regard.swapping.swap import remove, retune, swap
 from regard.train import checkpoint
 from regard.train.load import load as load_run
-from small_hosts import VIT, spread, swin
+from small_hosts import VIT, draw_large_weights, swin
 
 DESK = "vit_desk(size=(16, 24), dim=16, depth=3, heads=2)"
 
@@ -33,7 +33,7 @@ def mixed():
     swap(model, Softmax(projection=FSNE(code=4)), "blocks.[12].*")
     remove(model, "blocks.2.*")
     retune(model, "blocks.0.*", m=4)
-    spread(model.eval())
+    draw_large_weights(model.eval())
     return model
 
 
@@ -63,7 +63,7 @@ def test_the_folder_tells_what_it_holds(mixed, tmp_path):
 
 def test_saved_twice_is_the_second(mixed, tmp_path):
     save(mixed, tmp_path)
-    spread(mixed)
+    draw_large_weights(mixed)
     save(mixed, tmp_path)
     x = torch.randn(1, 3, 16, 24)
     assert torch.equal(load(tmp_path)(x), mixed(x))
@@ -153,7 +153,7 @@ def test_a_mechanism_of_ones_own_is_named_by_extra(tmp_path):
 
     model = create_model(VIT, Mine(), img_size=32).eval()
     save(model, tmp_path)
-    with pytest.raises(StoreError, match=r"unknown name 'Mine'.*your own mechanisms, models and ports by extra="):
+    with pytest.raises(StoreError, match=r"unknown name 'Mine'.*your own mechanisms, models and ports as extra="):
         load(tmp_path)
     x = torch.randn(1, 3, 32, 32)
     assert torch.equal(load(tmp_path, extra=[Mine])(x), model(x))

@@ -160,7 +160,7 @@ def test_wrong_use_says_what_to_do() -> None:
     for unit in (Conv(), True):
         with pytest.raises(ConfigError, match=r"unit is a configuration such as DeformableConv\(axes=1\), not"):
             replace(SMALL, unit=unit)
-    with pytest.raises(ConfigError, match="drop is a share"):
+    with pytest.raises(ConfigError, match="drop is a fraction"):
         replace(SMALL, drop=1.0)
     with pytest.raises(ShapeError, match="expected bool"):
         EncoderLayer(SMALL)(torch.randn(3, 9, 16), torch.ones(3, 8, dtype=torch.bool))

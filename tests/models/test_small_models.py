@@ -23,7 +23,7 @@ from regard.projections.sne import PSNE
 from regard.swapping.capture import capture
 from regard.swapping.inspect import input_channels
 from regard.swapping.swap import remove, restore, retune, swap
-from small_hosts import spread
+from small_hosts import draw_large_weights
 
 FAITHFUL = [
     "vit_s_32_spt(keep_lsa=True)",
@@ -89,7 +89,7 @@ def test_class_layers_stay():
 
 def test_timm_cait_keeps_its_talking_heads_and_refuses_what_has_no_map():
     model = timm.create_model("cait_xxs24_224", img_size=64, depth=2, num_classes=5).double().eval()
-    spread(model)
+    draw_large_weights(model)
     x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     before = model(x)
     assert (swap(model, Softmax(), example=x)(x) - before).abs().max() <= 1e-11 * before.abs().max()

@@ -22,13 +22,13 @@ from regard.studies.mita.printed import VIT5
 from regard.studies.published_sizes import verdict
 from regard.swapping.swap import plan_swap, swap
 from regard.train.optimizer import param_groups
-from small_hosts import spread, vit5
+from small_hosts import draw_large_weights, vit5
 
 
 def ready(grid: tuple[int, int] = (4, 6)) -> tuple[torch.nn.Module, Tensor]:
     torch.manual_seed(0)
     model, _ = vit5()
-    spread(model)
+    draw_large_weights(model)
     return model.double().eval(), torch.randn(2, 3, 8 * grid[0], 8 * grid[1], dtype=torch.float64)
 
 
@@ -261,7 +261,7 @@ def test_a_plan_says_what_is_kept_and_new() -> None:
 def test_a_swapped_one_is_saved_and_read(tmp_path) -> None:
     model, x = ready()
     swap(model, MiTA(m=4, k=5, dwc=3))
-    spread(model)
+    draw_large_weights(model)
     save(model, tmp_path / "kept")
     with torch.no_grad():
         assert torch.allclose(load(tmp_path / "kept").double()(x), model(x), atol=1e-12)

@@ -228,7 +228,11 @@ def test_checkpoints_of_host_and_swapped_model_differ_by_named_keys(projection):
             RuntimeError,
             "of a linear",
         ),
-        (lambda: drawn(LinearQKV()).load_state_dict(drawn(SNE()).state_dict()), RuntimeError, "belongs to an embedding"),
+        (
+            lambda: drawn(LinearQKV()).load_state_dict(drawn(SNE()).state_dict()),
+            RuntimeError,
+            "belongs to an embedding",
+        ),
     ],
 )
 def test_wrong_use_says_what_was_expected(make, error, words):

@@ -1,4 +1,4 @@
-"""A finished study on disk, as the runs of a study leave it (figures of the pilot on digits)."""
+"""A finished study on disk, with the files that its runs write (numbers of the pilot study on digits)."""
 
 import base64
 import csv

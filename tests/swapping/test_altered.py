@@ -12,7 +12,7 @@ from regard.core import SwapError
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.swapping.swap import remove, restore, retune, swap
-from small_hosts import spread, torchvision, vit
+from small_hosts import draw_large_weights, torchvision, vit
 
 
 class Adapter(nn.Module):
@@ -117,7 +117,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", ["proj", "qkv"])
 def test_an_adapter_in_a_swapped_layer_is_not_lost(change: str, name: str) -> None:
     model, x = vit()
-    spread(swap(model, MiTA(m=4, k=3)))
+    draw_large_weights(swap(model, MiTA(m=4, k=3)))
     layer = model.blocks[1].attn.regard
     if name == "proj":
         layer.proj = Adapter(layer.proj)

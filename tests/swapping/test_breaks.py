@@ -14,7 +14,7 @@ from regard.mixers.static_keys.ska import SKA
 from regard.models.create import build_sized, create_model
 from regard.models.saving import load, save
 from regard.swapping.swap import retune, swap
-from small_hosts import spread, vit
+from small_hosts import draw_large_weights, vit
 
 DESK = "vit_desk(size=(16, 24), dim=16, depth=2, heads=2)"
 
@@ -58,7 +58,7 @@ def test_a_new_convolution_is_zero_and_a_trained_one_is_kept():
     for block in model.blocks:
         assert {name for name, _ in block.attn.regard.dwc.named_parameters()} == {"weight", "bias"}
         assert not any(value.any() for value in block.attn.regard.dwc.parameters())
-    spread(model)
+    draw_large_weights(model)
     before = [value.detach().clone() for value in model.blocks[1].attn.regard.dwc.parameters()]
     swap(model, SKA(dwc=3))
     after = list(model.blocks[1].attn.regard.dwc.parameters())
@@ -70,7 +70,7 @@ def test_a_new_convolution_is_zero_and_a_trained_one_is_kept():
 def test_an_optimiser_still_trains_a_retuned_model():
     """The parameters are the same objects, not copies."""
     model, x = vit()
-    spread(swap(model, MiTA(m=6, k=4)))
+    draw_large_weights(swap(model, MiTA(m=6, k=4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objects = dict(model.named_parameters(remove_duplicate=False))
     retune(model, m=24, k=24)
@@ -134,5 +134,5 @@ def test_a_size_that_a_host_refuses_is_not_left_out():
         for host in ("resnet18", "caformer_s18"):
             assert build_sized(host, None, (230, 230)).num_classes == 1000
         for host, message in (("twins_svt_small", "should be divided by patch_size"), ("nest_tiny", "must divide")):
-            with pytest.raises(ConfigError, match=rf"{host} cannot be made with img_size=\(230, 230\): .*{message}"):
+            with pytest.raises(ConfigError, match=rf"{host} cannot be built with img_size=\(230, 230\): .*{message}"):
                 build_sized(host, None, (230, 230))

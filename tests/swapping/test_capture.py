@@ -9,12 +9,12 @@ from regard.mixers.xca import XCA
 from regard.models.create import create_model
 from regard.swapping.capture import capture, with_regard_softmax
 from regard.swapping.swap import swap
-from small_hosts import VIT, spread, swin, vit, xcit
+from small_hosts import VIT, draw_large_weights, swin, vit, xcit
 
 
 def test_maps_times_values_are_the_output():
     model, x = vit(5)
-    spread(swap(model.eval().double(), Softmax()))
+    draw_large_weights(swap(model.eval().double(), Softmax()))
     mixer = model.blocks[1].attn.regard
     kept = {}
     handle = mixer.register_forward_hook(lambda module, args, output: kept.update(x=args[0], out=output))
@@ -42,7 +42,7 @@ def test_masks_of_windows_are_in_the_maps():
 
 def test_maps_of_a_hosts_own_attention_are_drawn_whatever_its_model_returns():
     model, x = vit()
-    spread(model.eval())
+    draw_large_weights(model.eval())
     features = create_model(VIT, None, features_only=True, out_indices=(0, 1), img_size=(32, 48)).eval()
     features.model.load_state_dict(model.state_dict(), strict=False)
     captured = []

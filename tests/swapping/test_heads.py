@@ -14,7 +14,7 @@ from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.projections.sne import SNE
 from regard.swapping.swap import plan_swap, remove, restore, swap
-from small_hosts import spread, swin
+from small_hosts import draw_large_weights, swin
 
 DESK = "vit_desk(size=12, patch=3, dim=16, depth=2, heads=2)"
 # with 3 heads, q and v have as many rows as the host's q, k and v
@@ -24,7 +24,7 @@ NUMBERS = [SKA(heads=1), SKA(heads=3), SKA(heads=4), SKA(heads=4, projection=SNE
 def model_and_image():
     torch.manual_seed(0)
     model = create_model(DESK, None).double().eval()
-    spread(model)
+    draw_large_weights(model)
     return model, torch.randn(2, 3, 12, 12, dtype=torch.float64)
 
 

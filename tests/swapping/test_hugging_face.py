@@ -19,7 +19,7 @@ from regard.projections.sne import FSNE, SNE  # noqa: E402
 from regard.swapping.capture import capture  # noqa: E402
 from regard.swapping.layer import Port  # noqa: E402
 from regard.swapping.swap import restore, retune, swap  # noqa: E402
-from small_hosts import spread  # noqa: E402
+from small_hosts import draw_large_weights  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 PIXELS = {"image_size": 32, "patch_size": 8}
@@ -61,7 +61,7 @@ def make(kind):
         "DINOv3ViT": lambda: transformers.DINOv3ViTConfig(num_register_tokens=2, **options),
     }[kind]()
     model = getattr(transformers, f"{kind}Model")(config)
-    spread(model)
+    draw_large_weights(model)
     return model.double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
 
 
@@ -101,7 +101,7 @@ def test_segformer_keeps_what_reduces_its_keys(tmp_path):
     )  # fmt: skip
     torch.manual_seed(0)
     model, x = transformers.SegformerForSemanticSegmentation(config), torch.randn(2, 3, 64, 96)
-    spread(model)
+    draw_large_weights(model)
     model, x = model.double().eval(), x.double()
     before, state = model(pixel_values=x).logits, copy.deepcopy(model.state_dict())
     swap(model, PVT(ratio=4), "*stages.0.*", x[:1])
@@ -179,7 +179,7 @@ def test_what_could_not_be_built_again_is_not_written(tmp_path, change):
     else:
         config, model = model.config, torch.nn.Sequential(model)
         model.config = config
-    with pytest.raises(ConfigError, match=r"proj\.0\.weight" if change == "adapter" else "no model of transformers"):
+    with pytest.raises(ConfigError, match=r"proj\.0\.weight" if change == "adapter" else "not a model of transformers"):
         save_pretrained(model, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 

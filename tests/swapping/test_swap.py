@@ -25,7 +25,7 @@ from regard.models.create import create_model
 from regard.projections.sne import FSNE, PSNE, SNE
 from regard.swapping.layer import Port
 from regard.swapping.swap import plan_swap, remove, restore, retune, swap
-from small_hosts import HOSTS, VIT, caformer, spread, swin, torchvision, vit, xcit
+from small_hosts import HOSTS, VIT, caformer, draw_large_weights, swin, torchvision, vit, xcit
 
 
 def own(model):
@@ -77,7 +77,7 @@ def test_removed_attention_is_the_residual_branch_alone():
 
 def test_outputs_in_float32_agree_too():
     for model, x in (vit(5), caformer()):
-        spread(model.eval())
+        draw_large_weights(model.eval())
         before = model(x)
         assert torch.allclose(swap(model, Softmax())(x), before, rtol=1e-5, atol=1e-5 * before.abs().max().item())
 
@@ -99,7 +99,7 @@ def test_a_plain_checkpoint_misses_only_what_is_new():
 @pytest.mark.parametrize("make", [xcit, swin, torchvision], ids=lambda make: make.__name__)
 def test_plain_and_swapped_checkpoints_are_the_same(make):
     plain, x = make()
-    spread(plain.eval())
+    draw_large_weights(plain.eval())
     model = swap(make()[0].eval(), own(plain))
     model.load_state_dict(plain.state_dict())
     assert torch.allclose(model(x), plain(x), rtol=1e-4, atol=1e-4)
@@ -117,7 +117,7 @@ def test_a_checkpoint_of_another_width_is_an_error():
 
 def test_going_through_other_mechanisms_comes_back_to_the_same():
     model, x = vit()
-    spread(model.eval())
+    draw_large_weights(model.eval())
     before, state = model(x), copy.deepcopy(model.state_dict())
     swap(model, SKA())
     swap(model, Softmax(projection=PSNE()), "blocks.0.*")
@@ -186,7 +186,7 @@ def test_copies_have_their_own_grid():
 
 def test_another_resolution_and_registers():
     model, _ = vit(5, dynamic_img_size=True)
-    spread(model.eval())
+    draw_large_weights(model.eval())
     wide = torch.randn(2, 3, 16, 64)
     before = model(wide)
     assert torch.allclose(swap(model, Softmax(), example=torch.randn(1, 3, 32, 48))(wide), before, atol=1e-4)
@@ -215,7 +215,7 @@ def test_moving_average_follows():
     model, x = vit()
     swap(model, Softmax(projection=FSNE(code=4)))
     average = ModelEmaV3(model, decay=0.0)
-    spread(model.eval())
+    draw_large_weights(model.eval())
     average.update(model)
     assert torch.equal(average.module.eval()(x), model(x))
 
@@ -257,7 +257,7 @@ def test_two_swaps_make_two_sets_of_codes():
 
 def test_retune_keeps_every_parameter():
     model, x = vit()
-    spread(swap(model.eval(), MiTA(m=6, k=4)))
+    draw_large_weights(swap(model.eval(), MiTA(m=6, k=4)))
     before, ids = model(x), [id(value) for value in model.parameters()]
     retune(model, m=24, k=24)
     assert [id(value) for value in model.parameters()] == ids
@@ -272,7 +272,7 @@ def test_retune_keeps_every_parameter():
 
 def test_a_new_convolution_starts_at_zero_in_a_swap_but_not_from_scratch():
     model, x = vit()
-    spread(model.eval())
+    draw_large_weights(model.eval())
     before = model(x)
     assert torch.allclose(swap(model, Softmax(dwc=3))(x), before, atol=1e-4)
     assert create_model(VIT, Softmax(dwc=3), img_size=(32, 48)).blocks[0].attn.dwc.weight.abs().max() > 0
@@ -433,7 +433,7 @@ def test_what_cannot_be_done_is_said():
         retune(vit()[0], m=3)
     with pytest.raises(ConfigError, match="there is no host.*vit_tiny_patch16_224"):
         create_model("vit_tinny_patch16_224", Softmax())
-    with pytest.raises(ConfigError, match="cannot be made with"):
+    with pytest.raises(ConfigError, match="cannot be built with"):
         create_model("vit_tiny_patch16_224", Softmax(), no_such_option=1)
     with pytest.raises(ConfigError, match="expected name"):
         create_model("vit_desk(__import__('os'))", None)
@@ -468,7 +468,7 @@ def test_a_layer_that_is_not_entered_is_an_error():
 def test_swapped_models_compile(make):
     torch._dynamo.reset()
     model, x = make()
-    spread(swap(model.eval(), own(model)))
+    draw_large_weights(swap(model.eval(), own(model)))
     got = torch.compile(model, backend="eager", fullgraph=True)(x)
     assert torch.allclose(got, model(x), atol=1e-5)
 
@@ -477,7 +477,7 @@ def test_swapped_models_compile(make):
 def test_other_projections_start_from_the_host(host):
     """An embedding of one layer is linear: begun from the host's matrices and biases it computes the same."""
     model, x = HOSTS[host]()
-    spread(model)
+    draw_large_weights(model)
     model, x = model.double().eval(), x.double()
     before = model(x)
     swap(model, replace(own(model), projection=SNE(layers=1, init="svd")))
@@ -489,7 +489,7 @@ def test_other_projections_start_from_the_host(host):
 def test_biases_apart_follow_their_roles():
     """Static keys keep the queries' and values' rows of the fused matrix, and their biases under the host's names."""
     model, x = HOSTS["eva"]()
-    spread(model)
+    draw_large_weights(model)
     theirs, token = copy.deepcopy(model.blocks[0].attn), torch.randn(1, 1, 32)
     plan = plan_swap(model, SKA())
     assert plan.sites[0].kept == ["q_bias", "v_bias", "qkv.weight[qv]", "proj.weight", "proj.bias"]
@@ -504,7 +504,7 @@ def test_biases_apart_follow_their_roles():
 def test_rows_of_a_matrix_of_keys_and_values_follow_their_roles():
     """Static keys have queries and values alone; the host's keys come back as they were, its values as trained."""
     model, _ = HOSTS["pvt"]()
-    spread(model)
+    draw_large_weights(model)
     theirs, token = copy.deepcopy(model.stages[0].blocks[0].attn), torch.randn(1, 1, 16)
     site = plan_swap(model, SKA()).sites[0]
     assert site.kept == ["q.weight", "q.bias", "kv.weight[v]", "kv.bias[v]", "proj.weight", "proj.bias"]
@@ -524,7 +524,7 @@ def test_rows_of_a_matrix_of_keys_and_values_follow_their_roles():
 def test_stages_of_pvt_have_their_own_ratio():
     """Where nothing is reduced, softmax is what the host computes; there no ratio else is."""
     model = create_model("pvt_v2_b0(depths=(1, 1, 1, 1), num_classes=7)", None)
-    spread(model)
+    draw_large_weights(model)
     model, x = model.double().eval(), torch.randn(1, 3, 64, 128, dtype=torch.float64)
     before = model(x)
     swap(model, PVT(ratio=8), "stages.0.*")

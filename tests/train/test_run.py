@@ -21,7 +21,7 @@ from regard.store.metrics import Metrics
 from regard.store.results import Results
 from regard.tasks import TASKS, Classification
 from regard.train import checkpoint
-from regard.train.environment import PeakMemory, resolved
+from regard.train.environment import PeakMemory, resolved_device
 from regard.train.execute import write_run_file
 from regard.train.initial_weights import copy_weights
 from regard.train.load import trained
@@ -199,7 +199,7 @@ def test_the_device_that_was_used_is_remembered(tmp_path: Path, caplog: pytest.L
         run.execute(store, watch=stop_at(4))
     path = store.folder(run.key) / "run.json"
     begun = read_json(path)
-    assert begun["device"] == resolved("auto") != "auto"
+    assert begun["device"] == resolved_device("auto") != "auto"
     with pytest.raises(Interrupted):
         run.execute(store, device=begun["device"], watch=stop_at(8))
     assert "equal bit for bit" not in caplog.text

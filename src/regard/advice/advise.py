@@ -20,7 +20,7 @@ from regard.measure.bench import DTYPES, bench_layers, check_numbers
 from regard.measure.cost import count_cost, host_and_image
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
-from regard.models.catalog import own_ports
+from regard.models.catalog import user_ports
 from regard.swapping.inspect import input_shapes
 from regard.swapping.layer import Port
 from regard.swapping.per_window import PerWindow
@@ -96,7 +96,7 @@ def _kinds(model: nn.Module, image: Tensor) -> dict[Port, AttentionKind]:
 def _count(host: str, configs: Sequence[MixerConfig], size: tuple[int, int] | None, extra: Extra) -> _Counts:
     """Count the model with each mechanism, softmax first, on the meta device. Raises: ConfigError, SwapError."""
     refused: dict[MixerConfig, str] = {}
-    ports = own_ports(extra)
+    ports = user_ports(extra)
     with torch.device("meta"):
         model, image = host_and_image(host, size, extra)
         rest = count_cost(_swapped(model, Removed(), image, ports), image)
@@ -128,9 +128,9 @@ def advise(
     """Rank mechanisms at a model's attention layers, fastest training first; softmax is always among them.
 
     size: (height, width) of images, None = the host's own. batch: images. seconds: for each mechanism at each kind of
-    layer, forward and again with backward. report: called with each kind of layer and its number before it is timed.
-    Passes of the mechanisms are interleaved, so that a busy machine slows all alike. Mechanisms that cannot be swapped
-    in come last, with the reason. extra: the user's own models and ports.
+    layer, forward and again with backward. report: called with each kind of layer and the number of such layers,
+    before it is timed. Passes of the mechanisms are interleaved, so that a busy machine slows all alike. Mechanisms
+    that cannot be swapped in come last, with the reason. extra: the user's own models and ports.
     Raises: ConfigError as `bench` or for an unknown host, SwapError if it has no attention to replace.
     """
     check_numbers(dtype, batch=batch, seconds=seconds)
@@ -166,7 +166,7 @@ def advise(
         )
         for config, cost in counts.costs.items()
     ]
-    ranked = [replace(result, pareto=not any(_dominates(other, result) for other in results)) for result in results]
+    ranked = [replace(result, pareto=not any(_dominates(rival, result) for rival in results)) for result in results]
     ranked.sort(key=lambda result: result.both or 0.0)
     return [*ranked, *(Advice(mixer=spell(config), refused=reason) for config, reason in counts.refused.items())]
 

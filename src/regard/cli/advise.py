@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .imports import Imports, imported
 from .mixers import read_mixer
-from .own import Own, imported
 from .run_options import timed_device
 from .sizes import read_size, short_grid
 from .tables import AsJson, show
@@ -24,7 +24,7 @@ def advise(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(help="Seconds for each mechanism and each kind of layer.")] = 0.3,
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
     """Rank mechanisms for a model's attention layers by their time on this machine; accuracy is not measured."""
     from regard.advice.advise import AttentionKind
@@ -34,7 +34,7 @@ def advise(
 
     clock_device = str(timed_device(device))
     texts = [text for text in mixers.split(";") if text.strip()]
-    extra = imported(own)
+    extra = imported(modules)
     configs = [read_mixer(text, extra) for text in texts] or [cls() for cls in MIXERS]
     layers: list[str] = []
 
@@ -51,8 +51,9 @@ def advise(
         return
     notes = [
         f"attention layers of {model}: {', '.join(layers)}",
-        f"layers with their projections, {dtype}, batch {batch}, {clock_device}; ratio: time of forward and backward, "
-        "divided by softmax's; *: no mechanism is better in parameters, MACs and this time together",
+        f"times are of layers with their projections, {dtype}, batch {batch}, {clock_device}; ratio: time of forward "
+        "and backward, divided by that of softmax attention; *: no other mechanism is better in parameters, MACs and "
+        "this time together",
         *(f"{result.mixer} is left out: {result.refused}" for result in results if result.refused),
         *conditions(),
     ]

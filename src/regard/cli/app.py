@@ -1,6 +1,6 @@
 """The command `regard`: its verbs, its exit codes and its error messages.
 
-Exit codes: 0 done; 1 the work failed (what was done is kept); 2 wrong use; 130 interrupted.
+Exit codes: 0 done; 1 the work failed (finished parts are kept); 2 wrong use; 130 interrupted.
 """
 
 import os
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; messages about errors go to standard error."""
     try:
         code = app(list(arguments), standalone_mode=False, prog_name="regard")
-        if code == INTERRUPTED:  # newer parsers turn Ctrl-C into an exit code
+        if code == INTERRUPTED:  # newer versions of the parser turn Ctrl-C into an exit code
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
         print("regard: interrupted; finished work is kept", file=sys.stderr)
@@ -97,7 +97,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _with_options(message: str) -> str:
-    """A message with fields of the task as options: `--set task.init=host` for init="host"."""
+    """The message with fields of the task written as options: `--set task.init=host` for init="host"."""
     return re.sub(r"""\b(init|corrupt)=(["'])(zero|fan_in|host|skip|stop)\2""", r"--set task.\1=\3", message)
 
 

@@ -6,17 +6,21 @@ from typing import Annotated
 
 import typer
 
+from .imports import Imports, imported
 from .mixers import read_mixer
-from .own import Own, imported
 from .run_options import timed_device
 from .sizes import check_heads, read_grids
 from .tables import AsJson, show
 
 
 def bench(
-    mixers: Annotated[list[str], typer.Argument(help="Mechanisms; the others are compared with the first.")],
+    mixers: Annotated[
+        list[str], typer.Argument(help="Mechanisms; the first is the one that all others are compared with.")
+    ],
     grid: Annotated[str, typer.Option(help="Grids of patch tokens, such as 14x14,32x32.")] = "14x14,32x32",
-    backward: Annotated[bool, typer.Option("--backward", help="Time forward and backward passes.")] = False,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Time forward and backward pass together. Default: forward only.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64.")] = "fp32",
     dim: Annotated[int, typer.Option(help="Channels.")] = 128,
     heads: Annotated[int, typer.Option(help="Heads.")] = 2,
@@ -25,9 +29,9 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(help="Seconds for each mechanism on each grid.")] = 2.0,
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
-    """Time mechanisms in turn; print medians, quartiles and the ratio to the first (CPU time of one thread)."""
+    """Time mechanisms in turn; print medians, quartiles and the ratio to the first (of CPU time, or of CUDA)."""
     grids = read_grids(grid)
     import torch
 
@@ -36,7 +40,7 @@ def bench(
 
     check_heads(dim, heads)
     clock_device = timed_device(device)
-    extra = imported(own)
+    extra = imported(modules)
     configs = [read_mixer(text, extra) for text in mixers]
     timings = run(
         configs,

@@ -5,20 +5,20 @@ from typing import Annotated, Any
 
 import typer
 
+from .imports import Imports, imported
 from .mixers import read_mixer
-from .own import Own, imported
 from .tables import AsJson, show
 
 
 def card(
     mixer: Annotated[str, typer.Argument(help="A mechanism, such as MiTA or 'MiTA(m=49)'.")],
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
     """Show formula, source, taxonomy, masks and options of a mechanism."""
     from regard.mixers.spelling import spell
 
-    config = read_mixer(mixer, imported(own))
+    config = read_mixer(mixer, imported(modules))
     options = {item.name: spell(getattr(config, item.name)) for item in dataclasses.fields(config)}
     facts: dict[str, Any] = {"spelling": spell(config)} | dataclasses.asdict(config.card)
     facts |= {"masks": config.masks, "cross": config.cross}
@@ -32,7 +32,7 @@ def card(
 
 
 def _text(value: Any) -> Any:
-    """A card shows False and empty sets too, which tables leave blank."""
+    """A value as text; a card also shows False and empty sets, which tables leave blank."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return value if value != frozenset() else "none"

@@ -1,4 +1,4 @@
-"""`regard check`: the contract suite on one mechanism or all, compared with other packages and published counts."""
+"""`regard check`: the contract suite on one mechanism or on all, comparison with other packages, published counts."""
 
 import sys
 import time
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.core import ConfigError, Extra
+
+from .imports import Imports, imported
 from .mixers import read_mixer
-from .own import Own, imported
 from .tables import AsJson, show
 
 if TYPE_CHECKING:
@@ -20,24 +22,22 @@ TOLERANCE = 1e-11
 
 def check(
     mixer: Annotated[
-        str, typer.Argument(help="A mechanism, such as 'MiTA(m=4, k=5)'. Default: all, on their samples.")
+        str, typer.Argument(help="A mechanism, such as 'MiTA(m=4, k=5)'. Default: all of --import, else all of Regard.")
     ] = "",
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Also check torch.compile.")] = True,
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
     """Run the contract suite (fast form, plain form, gradients, masks, cost, ...) on small grids, in float64.
 
-    Then compare each mechanism with another package or, if no package has it, with a rewrite of its published layer,
-    and count it in DeiT-T and DeiT-S next to the numbers in MiTA's Tables 2 and 3.
+    Then compare each mechanism with another package, a rewrite of its published layer, or at least its plain equation,
+    and count it in DeiT-T and DeiT-S beside the numbers in Tables 2 and 3 of the MiTA paper.
     """
-    from regard.mixers import MIXERS
-
-    texts = [mixer] if mixer else [cls.samples[0] if cls.samples else f"{cls.__name__}()" for cls in MIXERS]
-    extra = imported(own)
+    extra = imported(modules)
+    texts = [mixer] if mixer else _samples(extra)
     rows = []
     for config in [read_mixer(text, extra) for text in texts]:
-        rows.append(check_row(config, standard=not mixer, compiled=compiled))
+        rows.append(check_row(config, standard=not (mixer or modules), compiled=compiled))
         print(f"{rows[-1]['mechanism']}: {rows[-1]['result']}", file=sys.stderr, flush=True)
     failed = [row for row in rows if row["result"] != "passed"]
     if as_json:
@@ -50,10 +50,22 @@ def check(
         raise typer.Exit(1)
 
 
-def check_row(config: "MixerConfig", standard: bool = False, compiled: bool = True) -> dict[str, Any]:
-    """One row of the table: items that passed, items that were skipped and why, and the first failure.
+def _samples(extra: Extra) -> list[str]:
+    """The first sample of each of the user's mechanisms, or without --import of each of Regard's."""
+    from regard.core import MixerConfig
+    from regard.mixers import MIXERS
 
-    standard: the configuration is the mechanism's first sample. compiled: with the item "compile".
+    users = [item for item in extra if isinstance(item, type) and issubclass(item, MixerConfig)]
+    if extra and not users:
+        raise ConfigError("the modules of --import have no mechanisms in MIXERS; to check Regard's, leave --import out")
+    samples = ((cls, vars(cls).get("samples")) for cls in users or MIXERS)  # inherited ones are of another class
+    return [spellings[0] if spellings else f"{cls.__name__}()" for cls, spellings in samples]
+
+
+def check_row(config: "MixerConfig", standard: bool = False, compiled: bool = True) -> dict[str, Any]:
+    """One mechanism as plain data: items that passed, items that were skipped and why, and the first failure.
+
+    standard: as in `deit_counts`. compiled: with the item "compile".
     """
     from regard.mixers.spelling import spell
     from regard.testing import ContractError
@@ -79,9 +91,9 @@ def check_row(config: "MixerConfig", standard: bool = False, compiled: bool = Tr
 
 
 def comparison_rows(config: "MixerConfig", grids: "Sequence[Grid]") -> list[dict[str, Any]]:
-    """{"with", "difference", "holds"} for each package that a mechanism is compared with.
+    """{"with", "difference", "holds"} for each package or rewrite that a mechanism is compared with.
 
-    If there is no package, or none is installed, the last entry is the plain equation of the mechanism on these grids.
+    If there is none, or none is installed, the last entry is the mechanism's plain equation on these grids.
     """
     from regard.testing.external import compare, comparisons, plain_gap
 
@@ -94,10 +106,10 @@ def comparison_rows(config: "MixerConfig", grids: "Sequence[Grid]") -> list[dict
 
 
 def deit_counts(config: "MixerConfig", standard: bool = False) -> dict[str, Any]:
-    """Parameters and multiply-accumulates of DeiT-T and DeiT-S with a mechanism, next to the printed ones.
+    """Parameters and multiply-accumulates of DeiT-T and DeiT-S with a mechanism, beside the printed ones.
 
-    standard: count the first published row of the mechanism (its defaults if there is none) instead of the
-    configuration, which is for small grids. Returns size -> {"configuration", "params", "macs", "printed", "note"};
+    standard: count the first published row of the mechanism, or else its default configuration, instead of `config`,
+    which is a sample for small grids. Returns size -> {"configuration", "params", "macs", "printed", "note"};
     printed is {"row", "params", "macs"} with the verdicts as text, or None. A configuration that does not fit has
     only a note.
     """
@@ -138,8 +150,8 @@ def deit_counts(config: "MixerConfig", standard: bool = False) -> dict[str, Any]
 
 _DEIT_NOTES = (
     "DeiT-T and DeiT-S: images of 224x224, 1000 classes; G: 10^9 multiply-accumulates for one image, by formula.",
-    "Printed: MiTA, Tables 2 and 3, which do not have every mechanism; options may differ between T and S there.",
-    "All printed rows, with convolutions, gates and ViT-5: regard study run mita_counts.",
+    "Printed: Tables 2 and 3 of the MiTA paper, which lack some mechanisms; there T and S may have different options.",
+    "All printed rows, also those with convolutions, gates and ViT-5: regard study run mita_counts.",
 )
 
 

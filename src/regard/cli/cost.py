@@ -6,7 +6,7 @@ import typer
 
 from regard.core import ConfigError
 
-from .own import Own, imported
+from .imports import Imports, imported
 from .sizes import check_heads, read_grids, read_size, short_grid
 from .tables import AsJson, show
 
@@ -20,10 +20,10 @@ def cost(
     dim: Annotated[int, typer.Option(help="Channels of one layer.")] = 192,
     heads: Annotated[int, typer.Option(help="Heads of one layer.")] = 3,
     accounting: Annotated[
-        str, typer.Option(help="executed: the operations that run; paper: as the mechanism's paper counts.")
+        str, typer.Option(help="executed: the operations that run; paper: those that the mechanism's paper counts.")
     ] = "executed",
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
     """Count parameters and MACs by formula, of one layer or of a whole host; ratios are to the first row."""
     if accounting not in ("executed", "paper"):
@@ -32,7 +32,7 @@ def cost(
         raise ConfigError("--size is the image size of a host: give --host too, or use --grid for one layer")
     from regard.mixers.spelling import parse_mixer, spell
 
-    extra = imported(own)
+    extra = imported(modules)
     configs = [parse_mixer(text, extra) for text in mixers]
     rows: list[dict[str, Any]] = []
     if host:

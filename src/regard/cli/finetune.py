@@ -7,7 +7,7 @@ import typer
 
 from regard.core import ConfigError, Extra
 
-from .own import Own, imported
+from .imports import Imports, imported
 from .run_display import execute_run
 from .run_options import (  # fmt: skip
     AsJson,
@@ -44,7 +44,10 @@ def finetune(
     ],
     data: Annotated[str, typer.Option(help="A data set by name, a folder of class folders, or a parquet file.")],
     mixer: Annotated[
-        str, typer.Option(help='A new mechanism, such as "MiTA(m=9, k=9)"; "host": the host\'s own. Default: as it is.')
+        str,
+        typer.Option(
+            help='A new mechanism, such as "MiTA(m=9, k=9)"; "host" restores the host\'s own. Default: the present one.'
+        ),
     ] = "",
     size: Size = "",
     seed: Seed = 0,
@@ -59,13 +62,13 @@ def finetune(
     logger: Logger = "",
     download: Download = False,
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
     """Train a model further on your data, with the same or another mechanism (10 epochs, lr 2e-4; see --set)."""
     use_data(data_root)
     run = finetuning(
         start, mixer, data, read_size(size) if size else None, seed, all_changes(change, precision), download, results,
-        imported(own),
+        imported(modules),
     )  # fmt: skip
     execute_run(run, results, device, devices, workers, logger, compile, as_json)
 

@@ -46,9 +46,9 @@ def _studies() -> list[dict[str, Any]]:
 def _data() -> list[dict[str, Any]]:
     from regard.tasks.data.catalog import PARQUET, TORCHVISION
 
-    own = [{"name": "digits"}, {"name": "digits-canvas"}]
+    digits = [{"name": "digits"}, {"name": "digits-canvas"}]
     rows: list[dict[str, Any]] = [
-        row | {"from": "scikit-learn, always available", "classes": 10, "training images": None} for row in own
+        row | {"from": "scikit-learn, always available", "classes": 10, "training images": None} for row in digits
     ]
     for name, entry in PARQUET.items():
         folder = f"REGARD_DATA/{name}"
@@ -73,7 +73,9 @@ WHAT: Mapping[str, Callable[[], list[dict[str, Any]]]] = {
 
 
 def list_names(
-    what: Annotated[str, typer.Argument(help="mixers (mechanisms), projections, hosts, studies or data.")] = "mixers",
+    what: Annotated[
+        str, typer.Argument(help="mixers (mechanisms), projections, hosts (models), studies or data (sets).")
+    ] = "mixers",
     match: Annotated[str, typer.Option(help="Only names that match, such as 'deit*'.")] = "*",
     as_json: AsJson = False,
 ) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from regard.core import Extra
 
-from .own import Own, imported
+from .imports import Imports, imported
 from .run_options import ResultsOption, optional_run, recorded_data
 
 
@@ -19,8 +19,8 @@ def maps(
     head: Annotated[
         str,
         typer.Option(
-            help='A number from 0, "mean" or "all"; for offsets and kernels: of the group. Default: all for maps and '
-            "offsets, the mean for terms and kernels."
+            help='The head: a number from 0, "mean" or "all"; of offsets and kernels, the group. Default: all for maps '
+            "and offsets, mean for terms and kernels."
         ),
     ] = "",
     query: Annotated[
@@ -30,20 +30,20 @@ def maps(
     show: Annotated[
         str,
         typer.Option(
-            help="maps: attention; terms: each factor of `Factors`; offsets: of deformable convolutions; kernels: of "
+            help="maps: attention; terms: each factor of Factors; offsets: of deformable convolutions; kernels: of "
             "dynamic convolutions; auto: the first of these that the model has."
         ),
     ] = "auto",
     pretrained: Annotated[bool, typer.Option(help="Load timm's published weights.")] = False,
     out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("maps.png"),
     results: ResultsOption = Path("results"),
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
     """Draw attention maps over an image, or factors, offsets or kernels where a model has them."""
     from regard.explain import pictures, views
     from regard.store.files import write_atomically
 
-    position, extra = _position(query), imported(own)
+    position, extra = _position(query), imported(modules)
     if (stored := optional_run(model, results)) is not None:
         store, key = stored
         model = str(store.folder(key))
@@ -65,7 +65,7 @@ def maps(
 
 
 def _position(text: str) -> tuple[int, int] | None:
-    """Read "y,x"."""
+    """(row, column) of "6,7"; None for an empty text. Raises: ConfigError."""
     from regard.core import ConfigError
 
     if not text:
@@ -80,7 +80,7 @@ def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: i
     """The model in evaluation mode, and whether its weights are trained; a mechanism with new parameters is not."""
     from regard.core import ConfigError
     from regard.mixers.spelling import parse_mixer
-    from regard.models.catalog import own_ports
+    from regard.models.catalog import user_ports
     from regard.models.create import create_model
     from regard.swapping.swap import plan_swap
 
@@ -88,13 +88,13 @@ def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: i
         from regard.train.load import load
 
         if mixer:
-            raise ConfigError("--mixer is for host models; a run or a saved model has a mechanism: leave --mixer out")
+            raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for host models")
         return load(Path(model), extra).eval(), True
     config = parse_mixer(mixer, extra) if mixer else None
     network = create_model(model, None, extra=extra, **({"pretrained": True} if pretrained else {}))  # type: ignore[arg-type]
     if config is None:
         return network.eval(), pretrained
-    plan = plan_swap(network, config, ports=own_ports(extra))
+    plan = plan_swap(network, config, ports=user_ports(extra))
     kept_all = not any(site.new for site in plan.sites)
     return plan.apply().eval(), pretrained and kept_all
 

@@ -14,5 +14,5 @@ def read_mixer(text: str, extra: Extra) -> "MixerConfig":
 
     config = parse_mixer(text, extra)
     if config is None:
-        raise ConfigError("this verb needs a mechanism; None is no mechanism (`regard list` shows all)")
+        raise ConfigError("this verb needs a mechanism, not None; `regard list` shows all")
     return config

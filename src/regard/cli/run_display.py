@@ -1,4 +1,4 @@
-"""One run on the command line: it is trained, its progress and its outcome are shown."""
+"""One run on the command line: train it, and show its progress and its outcome."""
 
 import json
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def progress() -> "Iterator[Any]":
 
 
 def progress_line(progress: "Progress") -> str:
-    """Epoch, loss, scores and the time left."""
+    """Epoch, loss, scores and the time left, as minutes:seconds."""
     minutes, seconds = divmod(round(progress.seconds_left), 60)
     score = "".join(f", test {name} {value:.4f}" for name, value in progress.metrics.items())
     return f"epoch {progress.epoch}/{progress.epochs}, loss {progress.loss:.4f}{score}, {minutes}:{seconds:02d} left"

@@ -16,24 +16,34 @@ if TYPE_CHECKING:
 
 ResultsOption = Annotated[Path, typer.Option(help="The folder of all runs and studies.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-RootOption = Annotated[Path | None, typer.Option(help="The folder of all data sets. Default: REGARD_DATA.")]
+RootOption = Annotated[
+    Path | None,
+    typer.Option(help="The folder of all data sets. Default: that of the environment variable REGARD_DATA."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A field of recipe or task: recipe.lr=1e-3, task.init=host. May be repeated."),
+    typer.Option("--set", help="Set a field of recipe or task: recipe.lr=1e-3, task.init=host. May be repeated."),
 ]
-Precision = Annotated[str, typer.Option(help="Short for --set recipe.precision=...: 32-true, bf16-mixed, ...")]
-Seed = Annotated[int, typer.Option(help="Seed of initial weights, order of images and augmentation.")]
-Size = Annotated[str, typer.Option(help="Height and width of images: 32 or 224x160.")]
+Precision = Annotated[str, typer.Option(help="32-true, bf16-mixed, ...; the same as --set recipe.precision=...")]
+Seed = Annotated[int, typer.Option(help="Seed of the initial weights, the order of images and the augmentation.")]
+Size = Annotated[
+    str, typer.Option(help="Height and width of images: 32 or 224x160. Default: those of the data set or the host.")
+]
 Workers = Annotated[int, typer.Option(help="Processes that load images; 0 is best for data in memory.")]
 Logger = Annotated[str, typer.Option(help="Also log to csv or tensorboard, in the run's folder.")]
 Devices = Annotated[int, typer.Option(min=1, help="GPUs of this machine that share each batch of a run.")]
-Compile = Annotated[bool, typer.Option("--compile", help="Train with torch.compile; faster in long runs.")]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile", help="Train with torch.compile: faster in long runs, after up to a minute of compilation."
+    ),
+]
 Download = Annotated[bool, typer.Option("--download", help="Let torchvision download the data set.")]
 
 
 def use_data(root: Path | None) -> None:
-    """Read data sets from this folder (None: as before). Raises: ConfigError if it is no folder."""
+    """Read data sets from this folder; None changes nothing. Raises: ConfigError if it is not a folder."""
     if root is not None:
         if not root.expanduser().is_dir():
             raise ConfigError(f"--data-root {root} is not a folder")
@@ -125,7 +135,7 @@ def make_run(
 
 
 def _with_options(message: str, changes: list[str]) -> str:
-    """A message about a field, after the --set that changed this field."""
+    """A message about a field, with the --set that changed this field before it."""
     fields = {text.partition("=")[0].rpartition(".")[2].strip(): text for text in changes}
     named = [text for field, text in fields.items() if re.search(rf"\b{field}\b", message)]
     return f"--set {' --set '.join(named)}: {message}" if named else message
@@ -155,7 +165,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def numbers(text: str) -> dict[str, Any]:
-    """Read "m=16,k=16"."""
+    """The numbers of "m=16,k=16", by name. Raises: ConfigError."""
     values = dict(map(pair, text.split(",")))
     for name, value in values.items():
         if not value.isdecimal():
@@ -179,7 +189,7 @@ def checked_value(name: str, value: Any, default: Any) -> Any:
         (bool, (bool,), "True or False"),
         (int, (int,), "a whole number"),
         (float, (int, float), "a number"),
-        (str, (str,), "a word"),
+        (str, (str,), "a text"),
         (tuple, (tuple, list), "several numbers, such as 0.9,0.99"),
     )
     for kind, allowed, expected in types:
@@ -194,9 +204,9 @@ def find_device(name: str) -> Any:
     """The torch device of "auto", "cpu", "cuda" or "mps". Raises: ConfigError if this machine has none."""
     import torch
 
-    from regard.train.environment import resolved
+    from regard.train.environment import resolved_device
 
-    name = resolved(name)
+    name = resolved_device(name)
     if name not in ("cpu", "cuda", "mps"):
         raise ConfigError(f"--device is auto, cpu, cuda or mps, not {name!r}; CUDA_VISIBLE_DEVICES chooses a GPU")
     if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not torch.backends.mps.is_available()):
@@ -205,7 +215,7 @@ def find_device(name: str) -> Any:
 
 
 def timed_device(name: str) -> Any:
-    """`find_device` for timing. Raises: ConfigError for devices other than the CPU and CUDA too."""
+    """`find_device` for timing. Raises: ConfigError, also for devices other than the CPU and CUDA."""
     device = find_device(name)
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"nothing can be timed on {device.type} yet; pass --device cpu or cuda")
@@ -213,5 +223,5 @@ def timed_device(name: str) -> Any:
 
 
 def all_changes(change: list[str] | None, precision: str) -> list[str]:
-    """The values of --set and then, as one of them, that of --precision."""
+    """The values of --set; --precision is added as the last one."""
     return [*(change or []), *([f"recipe.precision={precision}"] if precision else [])]

@@ -18,7 +18,7 @@ def read_size(text: str) -> tuple[int, int]:
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Raises: ConfigError unless --heads heads divide --dim channels."""
+    """Check that the heads divide the channels. Raises: ConfigError."""
     if heads < 1 or dim < 1 or dim % heads:
         raise ConfigError(f"--dim {dim} is not a multiple of {heads} heads (--heads)")
 

@@ -14,7 +14,7 @@ from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_study
 
 from .analysis import analysis_text, run_and_print_analysis, show_analysis
-from .own import Own, imported
+from .imports import Imports, imported
 from .run_options import Compile, Devices, ResultsOption, RootOption, use_data
 from .sizes import read_size
 from .study_display import Display, print_table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 study_app = typer.Typer(help="Tables and figures of papers, as training runs with statistics.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="The study; `regard study list` shows all.")]
-Scale = Annotated[str, typer.Option(help="smoke (minutes, tests no claim), desk (hours) or paper (a cluster).")]
+Scale = Annotated[str, typer.Option(help="smoke (minutes; judges no claim), desk (hours) or paper (a cluster).")]
 Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*', separated by commas.")]
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds. Default: the study's own.")]
 Data = Annotated[str | None, typer.Option(help="A data set by name, a folder of class folders, or a parquet file.")]
@@ -55,15 +55,16 @@ def show_study(
     size: Size = None,
     data_root: RootOption = None,
     workers: Annotated[
-        int | None, typer.Option(help="Runs at a time. Default: one for each GPU, without a GPU for each core.")
+        int | None,
+        typer.Option(help="Runs at the same time. Default: one for each GPU, or for each core without GPUs."),
     ] = None,
     estimate: Annotated[
         bool, typer.Option("--estimate/--no-estimate", help="Time a few steps of each row, to estimate the hours.")
     ] = True,
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
-    """Show rows, seeds, finished runs, and the hours on this machine (smoke and desk scale)."""
+    """Show rows, seeds, finished runs, and the estimated hours on this machine (smoke and desk scale)."""
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is 1 or more, not {workers}")
     if name in ANALYSES:
@@ -75,7 +76,7 @@ def show_study(
     from regard.lab.workers import usual_workers
     from regard.store.layout import setting_names
 
-    study = _study(name, scale, data, host, size, data_root, own)
+    study = _study(name, scale, data, host, size, data_root, modules)
     store, setting = Results(results), study.setting_name(scale)
     runs = study.runs(scale) if study.setting(scale).recipe else ()
     number = min(workers or usual_workers(), max(len(runs), 1))
@@ -110,18 +111,18 @@ def _line(row: Any, runs: list[Any], store: Results, estimates: dict[str, float]
 
 
 def _hours(study: "Study", scale: str, store: Results, estimates: dict[str, float], workers: int) -> str:
-    """A sentence about how long the study takes."""
+    """How many hours the study takes, as a sentence."""
     from regard.lab.estimate import hours
 
     total, left = hours(study, scale, store, estimates, workers)
     if not total:
         return "the hours can be estimated after the first finished run"
-    source = "from finished runs if there are any, else from a few timed steps"
+    source = "from finished runs where there are any, else from a few timed steps"
     return f"about {total:.2f} hours with {workers} workers on this machine, {left:.2f} hours left ({source})"
 
 
 def _show_snapshot(name: str, setting: str, results: Path, as_json: bool) -> None:
-    """The rows of a study on other data or another host, from the snapshot of its results."""
+    """Show the rows of a study on other data or in another host, from the snapshot of its results."""
     from regard.lab.table import load_snapshot
 
     snapshot, store = load_snapshot(results, name, setting), Results(results)
@@ -141,7 +142,10 @@ def run(
     scale: Scale = "smoke",
     rows: Rows = "*",
     seeds: Seeds = None,
-    workers: Annotated[int | None, typer.Option(help="Processes. Default: as in show; 0: none.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes for runs. Default: one for each GPU, or for each core without GPUs; 0: none."),
+    ] = None,
     devices: Devices = 1,
     compile: Compile = False,
     results: ResultsOption = Path("results"),
@@ -151,27 +155,31 @@ def run(
     data_root: RootOption = None,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Repeat finished runs too, after deleting their results.")
+        bool, typer.Option("--fresh", help="Delete the results of all runs first, and repeat them.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Build every row and compare its counts; needs no data.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only build every row, train one step, and compare its counts with the published ones; needs no data.",
+        ),
     ] = False,
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
-    """Carry out the missing runs of a study, and print its table."""
+    """Execute the missing runs of a study, or compute an analysis; print the tables."""
     if workers is not None and workers < 0:
         raise ConfigError(f"--workers is 0 or more, not {workers}")
     if name in ANALYSES:
-        trains = {"--rows": rows != "*", "--seeds": seeds, "--workers": workers, "--devices": devices != 1,
+        training_options = {"--rows": rows != "*", "--seeds": seeds, "--workers": workers, "--devices": devices != 1,
                   "--compile": compile, "--data": data, "--host": host, "--size": size, "--retry": retry,
                   "--fresh": fresh, "--dry-run": dry_run}  # fmt: skip
-        if options := [option for option, value in trains.items() if value not in (None, False)]:
-            raise ConfigError(f"{name} is an analysis, it trains nothing: leave out {', '.join(options)}")
+        if options := [option for option, value in training_options.items() if value not in (None, False)]:
+            raise ConfigError(f"{name} is an analysis, which trains nothing: leave out {', '.join(options)}")
         use_data(data_root)
         run_and_print_analysis(name, scale, results, as_json)
         return
-    study = _study(name, scale, data, host, size, data_root, own)
+    study = _study(name, scale, data, host, size, data_root, modules)
     study.rows(scale, rows)
     if dry_run:
         raise typer.Exit(_dry_run(study, scale, rows, as_json))
@@ -199,7 +207,7 @@ def status(
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """Count the runs of every study with results: done, failed, running, begun, new."""
+    """Count the runs of every study with results: done, failed, running, begun (stopped before the end), new."""
     from regard.lab.table import load_snapshot, snapshots
     from regard.store.layout import scale_of
 
@@ -224,11 +232,16 @@ def export(
     name: Name,
     scale: Scale = "desk",
     results: ResultsOption = Path("results"),
-    format: Annotated[str, typer.Option(help="csv (a line for each run), json, md, tex or evidence.")] = "csv",
+    format: Annotated[
+        str,
+        typer.Option(
+            help="csv (a line for each run), json, md, tex or evidence (snapshot and outcomes, for `study import`)."
+        ),
+    ] = "csv",
     out: Annotated[Path | None, typer.Option(help="A file. Default: standard output.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the finished runs or the table of a study."""
+    """Write the finished runs or the table of a study, or the tables of an analysis."""
     from regard.lab.export import FORMATS, evidence
     from regard.lab.table import Table
     from regard.store.layout import find_setting_name
@@ -256,11 +269,11 @@ def import_(
     replace: Annotated[bool, typer.Option("--replace", help="Replace runs that are already finished here.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Import finished runs of another machine or of an evidence file."""
+    """Import finished runs from another machine or from an evidence file."""
     from regard.lab.export import import_runs
 
     counts = import_runs(path, Results(results), replace)
-    note = "left out: runs whose mechanism, host, task or recipe is not that of the study here, and seeds that it has"
+    note = "left out: runs whose mechanism, host, task or recipe differs from the study here, and seeds that it has"
     show([counts], as_json, notes=[note] if counts["left out"] else [])
 
 
@@ -271,13 +284,13 @@ def _study(
     host: str | None,
     size: str | None,
     root: Path | None,
-    own: list[str] | None,
+    modules: list[str] | None,
 ) -> "Study":
-    """The study with the user's data, host and image size. Raises: ConfigError."""
+    """The study, on the user's data, host and image size if these are given. Raises: ConfigError."""
     use_data(root)
     study = load_study(name)
     study.setting(scale)
-    return study.elsewhere(scale, data, host, read_size(size) if size else None, imported(own))
+    return study.elsewhere(scale, data, host, read_size(size) if size else None, imported(modules))
 
 
 def _write(text: str, path: Path | None) -> None:
@@ -320,10 +333,7 @@ def _advice(counts: dict[str, int]) -> str:
     if counts["died"]:
         return "Killed runs continue with the same command; fewer --workers need less memory."
     if counts["stopped"]:
-        return (
-            "Stopped runs continue with the same command after the problem above is solved; with --retry if a run that "
-            "they need has failed."
-        )
+        return "Stopped runs continue with the same command after the problem above is solved."
     if counts["failed"]:
         return "Failed runs are repeated with --retry; outcome.json in the run's folder says why they failed."
-    return "Another process carries out the others."
+    return "Another process executes the others."

@@ -20,11 +20,11 @@ def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
         return
     lines = []
     for line in table.rows:
-        gap = line.difference
+        difference = line.difference
         lines.append({
             "row": line.label, "n": line.n, table.metric: _short(line.mean), "interval": _span(line.low, line.high),
-            f"minus {table.baseline}": "" if gap is None else _short(gap.mean, "+"),
-            "paired interval": "" if gap is None else _span(gap.low, gap.high, "+"),
+            f"minus {table.baseline}": "" if difference is None else _short(difference.mean, "+"),
+            "paired interval": "" if difference is None else _span(difference.low, difference.high, "+"),
             "seconds": None if line.seconds is None else round(line.seconds, 1), "parameters": line.parameters,
         })  # fmt: skip
     claims = [f"{claim.text}: {claim.verdict.sentence}" for claim in table.claims]

@@ -5,36 +5,36 @@ from typing import Annotated, Any
 
 import typer
 
+from .imports import Imports, imported
 from .mixers import read_mixer
-from .own import Own, imported
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
 
 
 def swap_check(
     model: Annotated[str, typer.Argument(help="A host model, such as deit_tiny_patch16_224.")],
-    mixer: Annotated[str, typer.Argument(help="A spelling, such as 'MiTA(m=25, k=25)'.")],
+    mixer: Annotated[str, typer.Argument(help="A mechanism, such as 'MiTA(m=25, k=25)'.")],
     where: Annotated[str, typer.Option(help="Only layers whose name matches, such as 'blocks.[0-3].*'.")] = "*",
-    size: Annotated[str, typer.Option(help="Image size, such as 224x224 (the host's own by default).")] = "",
+    size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the host's own.")] = "",
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the model's published weights.")] = False,
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
-    """Swap a mechanism into a model; show which weights stay, are new or go, and how much the output changes."""
+    """Swap a mechanism into a model; show which weights are kept, new or dropped, and how much the output changes."""
     import torch
 
-    from regard.models.catalog import own_ports
+    from regard.models.catalog import user_ports
     from regard.models.create import create_model
     from regard.swapping.swap import plan_swap
 
-    extra = imported(own)
+    extra = imported(modules)
     config = read_mixer(mixer, extra)
     options: dict[str, Any] = {"pretrained": True} if pretrained else {}
     if size:
         options["img_size"] = read_size(size)
     torch.manual_seed(0)
     host = create_model(model, None, extra=extra, **options).eval()
-    plan = plan_swap(host, config, where, ports=own_ports(extra))
+    plan = plan_swap(host, config, where, ports=user_ports(extra))
     image = torch.randn(plan.example.shape)
     rows = [_row(site) for site in plan.sites]
     with torch.no_grad():
@@ -71,7 +71,7 @@ def _row(site: Any) -> dict[str, Any]:
 
 
 def _weights(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What happens to the weights, each text once: `kept: qkv.weight`, or `kept in a, b: ...` if layers differ."""
+    """What happens to the weights: `kept: qkv.weight` for all layers, or `kept in a, b: ...` where layers differ."""
     lines = []
     for part in ("kept", "new", "dropped", "notes"):
         layers: dict[str, list[str]] = {}

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-AsJson = Annotated[bool, typer.Option("--json", help="The same rows as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the same rows as JSON.")]
 
 
 def show(rows: Sequence[Mapping[str, Any]], as_json: bool = False, title: str = "", notes: Sequence[str] = ()) -> None:

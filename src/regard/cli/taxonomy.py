@@ -9,7 +9,7 @@ from regard.core import ConfigError
 
 from .tables import AsJson, show
 
-Part = Annotated[str, typer.Option(help="Only rows with this text in the column, such as 'landmark'.")]
+Part = Annotated[str, typer.Option(help="Only rows with this text in the column of this name.")]
 
 
 def taxonomy(
@@ -35,8 +35,9 @@ def taxonomy(
     if svg:
         write_picture(rows, svg)
     notes = [
-        "experts: layers whose weights are computed from keys and values; a query passes through one or several",
-        "conditions: inputs that decide how experts are built and chosen; query, key, relative: inputs of the weights",
+        "an expert: a layer whose weights are computed from keys and values; a query passes through one or several",
+        "conditions: what the construction and choice of experts depend on",
+        "query, key, relative: whether the weights depend on query content, key content, relative position",
     ]
     show(rows, as_json, notes=[*notes, *([f"drawn in {svg}"] if svg else [])])
 

@@ -8,8 +8,8 @@ import typer
 
 from regard.core import Extra
 
+from .imports import Imports, imported
 from .mixers import read_mixer
-from .own import Own, imported
 from .run_display import execute_run
 from .run_options import (  # fmt: skip
     AsJson,
@@ -43,13 +43,16 @@ if TYPE_CHECKING:
 
 def train(
     mixer: Annotated[
-        str, typer.Argument(help='"MiTA(m=9, k=9)"; "host" keeps the host\'s attention, "None" removes it.')
+        str,
+        typer.Argument(
+            help='A mechanism, such as "MiTA(m=9, k=9)"; "host" keeps the host\'s attention, "None" removes it.'
+        ),
     ],
     data: Annotated[
         str, typer.Option(help="A data set by name, a folder of class folders, or a parquet file.")
     ] = "digits-canvas",
     host: Annotated[
-        str, typer.Option(help='A model of timm, with options: "vit_tiny_patch16_224(patch_size=4)".')
+        str, typer.Option(help='A host model, with options if needed: "vit_tiny_patch16_224(patch_size=4)".')
     ] = "vit_desk",
     size: Size = "",
     seed: Seed = 0,
@@ -64,18 +67,20 @@ def train(
     logger: Logger = "",
     download: Download = False,
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
-    """Train one mechanism. Ctrl-C stops and keeps a checkpoint; the same command continues from there."""
+    """Train one mechanism in a host model. Ctrl-C keeps a checkpoint; the same command continues from there."""
     use_data(data_root)
     run = make_run(mixer, data, host, read_size(size) if size else None, seed, all_changes(change, precision), download,
-                   extra=imported(own))  # fmt: skip
+                   extra=imported(modules))  # fmt: skip
     execute_run(run, results, device, devices, workers, logger, compile, as_json)
 
 
 def evaluate(
     key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
-    best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation, not the last.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="Use the weights of the best evaluation. Default: the last weights.")
+    ] = False,
     mixer: Annotated[str, typer.Option(help="Evaluate with another mechanism, such as 'MiTA(m=9, k=9)'.")] = "",
     retune: Annotated[str, typer.Option(help="Change numbers of the mechanism, such as m=16,k=16.")] = "",
     device: DeviceOption = "auto",
@@ -83,7 +88,7 @@ def evaluate(
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
-    own: Own = None,
+    modules: Imports = None,
 ) -> None:
     """Evaluate a finished run again: on its test images or other data, with its mechanism or another."""
     from regard.train.autocast import ModelAtPrecision
@@ -92,7 +97,7 @@ def evaluate(
 
     use_data(data_root)
     store, key = find_run(key, results)
-    extra = imported(own)
+    extra = imported(modules)
     run = read_run(store, key, extra)
     model = trained(run, store, best)
     if mixer:
@@ -117,12 +122,12 @@ def _swap(model: "nn.Module", mixer: "MixerConfig", seed: int, extra: Extra) -> 
     """Swap another mechanism in, with the weights of the model; prints which weights are new."""
     import torch
 
-    from regard.models.catalog import own_ports
+    from regard.models.catalog import user_ports
     from regard.swapping.swap import plan_swap
 
     torch.manual_seed(seed)
-    plan = plan_swap(model, mixer, ports=own_ports(extra))
+    plan = plan_swap(model, mixer, ports=user_ports(extra))
     new = sorted({name for site in plan.sites for name in site.new})
     if new:
-        typer.echo(f"untrained in every layer: {', '.join(new)}", err=True)
+        typer.echo(f"new and untrained in every layer: {', '.join(new)}", err=True)
     plan.apply()

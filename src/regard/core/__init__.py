@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .card import Card
 from .contract import Contract
-from .cost import Cost, attend, check_accounting, linear
+from .cost import Cost, attention_cost, check_accounting, linear_cost
 from .errors import (
     ConfigError,
     DataError,
@@ -66,11 +66,11 @@ __all__ = [
     "StoreError",
     "SwapError",
     "UnsupportedError",
-    "attend",
+    "attention_cost",
     "check_accounting",
     "heads",
     "hide",
-    "linear",
+    "linear_cost",
     "merge",
     "nearest",
     "only_kept",

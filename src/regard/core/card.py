@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The five dimensions of MiTA's Table 1, and what a user wants to know before choosing.
+    """A mechanism in the terms of MiTA's Table 1, and what a user needs for a choice.
 
     query_content, key_content, relative_position: which factors decide the weights. dynamic: how the weights are made,
     in MiTA's terms. scaling: subset of {"routing", "compression"}. expert_type: the layer that a query passes through,

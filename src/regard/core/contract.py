@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What the contract suite cannot find out by itself. The defaults hold for most mechanisms.
+    """What the contract suite cannot measure by itself. The defaults hold for most mechanisms.
 
     macs: the form whose products `cost` counts, "forward" or "reference"; "" where PyTorch's counter cannot count them.
     counted: attributes of the operator that select the form which is counted, such as {"execution": "gather"}.

@@ -33,11 +33,11 @@ def check_accounting(accounting: str) -> None:
         raise ConfigError(f"there is no accounting {accounting!r}; {nearest(str(accounting), ACCOUNTINGS)}")
 
 
-def linear(tokens: int, inputs: int, outputs: int, bias: bool = True) -> Cost:
+def linear_cost(tokens: int, inputs: int, outputs: int, bias: bool = True) -> Cost:
     """The cost of a linear map from `inputs` to `outputs` channels on `tokens` tokens."""
     return Cost(outputs * (inputs + bias), tokens * inputs * outputs)
 
 
-def attend(queries: int, keys: int, inner: int) -> Cost:
+def attention_cost(queries: int, keys: int, inner: int) -> Cost:
     """The cost of q k^T and A v of all heads together; inner = heads * width."""
     return Cost(0, 2 * queries * keys * inner)

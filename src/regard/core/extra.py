@@ -1,4 +1,4 @@
-"""What a user adds to the mechanisms, models and tasks of Regard, handed on by name; nothing is registered."""
+"""Mechanisms, models and tasks that a user adds to those of Regard; they are passed as arguments, never registered."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -57,7 +57,7 @@ class Mask:
     def allowed(self, rows: int, columns: int, device: torch.device, batch: int) -> Bool[Tensor, "..."] | None:
         """True where attention is allowed, broadcastable to (B, H, rows, columns); None if everything is.
 
-        Raises: ShapeError for another number of keys or of images (one row fits all).
+        Raises: ShapeError if `keep` has another number of keys, or of images (one row serves all images).
         """
         keep = None
         if self.causal:

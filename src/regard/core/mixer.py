@@ -138,12 +138,12 @@ class Mixer(nn.Module):
 class MixerConfig(ABC):
     """Describes a mechanism. Frozen, keyword-only, and all that is needed to build it at a Site.
 
-    card: what is known about it. masks: the kinds of mask that it can apply. cross: whether queries may come from
+    card: facts for lists and reports. masks: the kinds of mask that it can apply. cross: whether queries may come from
     another input than keys and values. samples: spellings that fit grids of about 4x4 cells, on which the contract is
     checked, the usual one first; () where the defaults fit. Subclasses with a `__post_init__` call this one first.
     revision: raised when a run of the same spelling gives other results; it enters the keys of runs. older_revisions: a
-    revision -> the fields that texts up to it leave out and what they are today. A configuration with these values is
-    the one of that revision and keeps its keys.
+    revision -> fields added after it, with the values that stand for its behaviour. A configuration with these values
+    keeps the keys of that revision.
     Raises: ConfigError for a field whose value its annotation does not allow.
     """
 

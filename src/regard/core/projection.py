@@ -38,7 +38,7 @@ class Projection(nn.Module):
     def adopt_linear(self, weight: Float[Tensor, "R_inner C"], bias: Float[Tensor, " R_inner"] | None) -> bool:
         """Start, in place, from a host's fused linear projection with the rows of this one's roles; False if it cannot.
 
-        A swap calls it where the host's weights do not fit under their own names.
+        A swap calls it if the host's weights do not fit this projection's parameters.
         """
         return False
 

@@ -1,7 +1,7 @@
 """Validation of configurations: the value of every field has a type that its annotation allows.
 
-Otherwise k=2.5 would pass the check k >= 1 and fail much later with an error of torch, or give a cost that is no whole
-number.
+Otherwise k=2.5 would pass the check k >= 1 and fail much later with an error of torch, or give a cost that is not
+a whole number.
 """
 
 import dataclasses

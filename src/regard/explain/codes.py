@@ -43,12 +43,15 @@ def code_books(source: Source, roles: str = "qkv") -> list[Book]:
     else:
         weights = [(key[: -len(".weight")], roles, value) for key, value in source.items() if _KEY.search(key)]
         subject = f"a state dict of {len(source)} tensors"
-    for name, own, weight in weights:
-        if weight.ndim != 2 or weight.shape[0] != len(own):
-            raise DataError(f"{name} is {tuple(weight.shape)}, not one code for each of {own!r}; pass roles=")
+    for name, row_roles, weight in weights:
+        if weight.ndim != 2 or weight.shape[0] != len(row_roles):
+            raise DataError(f"{name} is {tuple(weight.shape)}, not one code for each of {row_roles!r}; pass roles=")
     if not weights:
         raise DataError(f"{subject} has no codes; they belong to models with projection=FSNE(...)")
-    return [{"name": name, "roles": own, "codes": weight.detach().double().tolist()} for name, own, weight in weights]
+    return [
+        {"name": name, "roles": row_roles, "codes": weight.detach().double().tolist()}
+        for name, row_roles, weight in weights
+    ]
 
 
 def norms(book: Book) -> dict[str, float]:
@@ -64,13 +67,13 @@ def cosines(a: Book, b: Book) -> list[list[float | None]]:
     sizes = [len(book["codes"][0]) for book in (a, b)]
     if sizes[0] != sizes[1]:
         raise DataError(
-            f"codes of {sizes[0]} and of {sizes[1]} numbers have no cosine; compare models of one code size"
+            f"codes of {sizes[0]} and of {sizes[1]} numbers cannot be compared; pass models of one code size"
         )
     return [[_cosine(x, y) for y in b["codes"]] for x in a["codes"]]
 
 
 def compare(sources: Mapping[str, Source | Book]) -> dict[str, Any]:
-    """Norms and cosines of several models, by label; each of the others is compared with the first.
+    """Norms and cosines of the codes of several models, by label; the first is compared with each of the others.
 
     Returns models, each with label, roles, norms and within (cosines of its own codes), and between, each with rows
     (the first label), columns (another label), their roles and cosines.
@@ -88,12 +91,12 @@ def compare(sources: Mapping[str, Source | Book]) -> dict[str, Any]:
         "between": [
             {
                 "rows": first,
-                "columns": label_b,
+                "columns": label,
                 "row_roles": books[first]["roles"],
-                "column_roles": books[label_b]["roles"],
-                "cosines": cosines(books[first], books[label_b]),
+                "column_roles": books[label]["roles"],
+                "cosines": cosines(books[first], books[label]),
             }
-            for label_b in others
+            for label in others
         ],
     }
 
@@ -105,7 +108,7 @@ def regression(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
     Raises: DataError if x and y have different lengths.
     """
     if len(x) != len(y):
-        raise DataError(f"{len(x)} values of x and {len(y)} of y are no pairs")
+        raise DataError(f"{len(x)} values of x and {len(y)} of y do not form pairs")
     n = len(x)
     empty = {"n": n, "slope": None, "intercept": None, "r": None}
     if n < 2:
@@ -159,5 +162,5 @@ def _read(path: Path) -> nn.Module | Mapping[str, Tensor]:
         return load(path)
     file = path / "last.ckpt" if path.is_dir() else path
     if not file.is_file():
-        raise StoreError(f"{path} is no folder of regard.save, no run with last.ckpt and no checkpoint")
+        raise StoreError(f"{path} is neither a folder of regard.save, nor a run with last.ckpt, nor a checkpoint")
     return read_tensors(file, "ema", "model")

@@ -1,6 +1,6 @@
 """Maps of each factor of spatial attention (Zhu et al. 2019, Eq. 2 and Figure 1), for one query of an image.
 
-A layer with `Factors` adds the logits of its enabled terms; here every term also has a softmax of its own. Only the
+A layer with `Factors` adds the logits of its enabled terms; here every term also has its separate softmax. Only the
 logits of one query are computed, in float64, so memory is linear in the number of tokens.
 """
 
@@ -121,14 +121,14 @@ def term_logits(
     scale = scale_of(config.scale, q, k, v, tables)
     r = None if tables is None else _position_terms(tables, keys, cell)
     token = grid.prefix + cell[0] * grid.width + cell[1]
-    own = None if q is None else q[:, :, token].double()
+    query = None if q is None else q[:, :, token].double()
     content = None if k is None else k.double()
     u, t = (None if vector is None else vector.double() for vector in (operator.u, operator.t))
     logits: dict[str, Tensor] = {}
     if enabled["E1"]:
-        logits["E1"] = torch.einsum("bhd,bhmd->bhm", cast(Tensor, own), cast(Tensor, content))
+        logits["E1"] = torch.einsum("bhd,bhmd->bhm", cast(Tensor, query), cast(Tensor, content))
     if enabled["E2"]:
-        logits["E2"] = torch.einsum("bhd,hmd->bhm", cast(Tensor, own), cast(Tensor, r))
+        logits["E2"] = torch.einsum("bhd,hmd->bhm", cast(Tensor, query), cast(Tensor, r))
     if enabled["E3"]:
         logits["E3"] = torch.einsum("hd,bhmd->bhm", cast(Tensor, u), cast(Tensor, content))
     if enabled["E4"]:
@@ -159,10 +159,10 @@ def key_bias(
     if mask is not None:
         rows = torch.zeros(1, 1, grid.tokens, keys.tokens, dtype=torch.float64, device=device)
         bias = mask.added(rows)[0, :, token]
-    kept = torch.zeros(keys.tokens, dtype=torch.bool, device=device)
-    kept[strided_tokens(keys, operator.stride, device)] = True
+    attended = torch.zeros(keys.tokens, dtype=torch.bool, device=device)
+    attended[strided_tokens(keys, operator.stride, device)] = True
     if window:
         far_y = (torch.arange(keys.height, device=device) - cell[0]).abs() > window // 2
         far_x = (torch.arange(keys.width, device=device) - cell[1]).abs() > window // 2
-        kept[keys.span] &= ~(far_y[:, None] | far_x).flatten()
-    return bias.masked_fill(~kept, -torch.inf)
+        attended[keys.span] &= ~(far_y[:, None] | far_x).flatten()
+    return bias.masked_fill(~attended, -torch.inf)

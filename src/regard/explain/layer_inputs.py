@@ -31,19 +31,19 @@ def layers_of(model: nn.Module, kind: type[nn.Module]) -> dict[str, nn.Module]:
 
 
 def recorded_calls(
-    model: nn.Module, image: Float[Tensor, "C H W"], kind: type[nn.Module], what: str, layers: str = "*"
+    model: nn.Module, image: Float[Tensor, "C H W"], kind: type[nn.Module], description: str, layers: str = "*"
 ) -> dict[str, Call]:
     """The arguments of each layer of a class in one forward pass in evaluation mode, in the order of the network.
 
-    what: the name of such layers, for messages. layers: a glob of names. The model is not changed.
+    description: of one such layer, for messages. layers: a glob of names. The model is not changed.
     Raises: UnsupportedError if the model has no such layer; ConfigError if none of them matches.
     """
     present = layers_of(model, kind)
     if not present:
-        raise UnsupportedError(f"{type(model).__name__} has no {what}, so there is nothing of that kind to show")
+        raise UnsupportedError(f"{type(model).__name__} has no {description}, so there is none to show")
     chosen = {name: module for name, module in present.items() if fnmatchcase(name, layers)}
     if not chosen:
-        raise ConfigError(f"no {what} matches {layers!r}; there are {', '.join(present)}")
+        raise ConfigError(f"no {description} matches {layers!r}; there are {', '.join(present)}")
     return {name: Call(chosen[name], *call) for name, call in layer_calls(model, chosen, image[None]).items()}
 
 
@@ -75,7 +75,7 @@ def query_cells(grids: Mapping[str, Grid], query: tuple[int, int] | None) -> dic
 
 
 def finest_grid(grids: Iterable[Grid]) -> Grid:
-    """The grid with the most cells; the first of them if several have as many."""
+    """The grid with the most cells; the first of them if several have the most."""
     return max(grids, key=lambda grid: grid.cells)
 
 
@@ -96,10 +96,9 @@ def effective_cells(weights: Float[Tensor, "*B n"]) -> Float[Tensor, "*B"]:
 
 
 def select_parts(values: Float[Tensor, "g ..."], part: str, kind: str) -> list[tuple[str, Tensor]]:
-    """(title, values) of the selected heads or groups: their "mean", the mean and "all" of them, or one number.
+    """(title, values) of the selected heads or groups.
 
-    kind: "head" or "group", for titles.
-
+    part: "mean" of all, "all" (the mean, then each), or the number of one. kind: "head" or "group", for titles.
     Raises: ConfigError for a number that does not exist.
     """
     mean = (f"mean of {len(values)} {kind}s" if len(values) > 1 else "", values.mean(0))

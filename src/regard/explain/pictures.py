@@ -78,7 +78,8 @@ def attention_maps(
     """The attention weights of every layer and head of a model for one query of an image, as plain data (maps.json).
 
     image: as the model expects it. query: (row, column) of the query's cell; by default the middle one. grid: of the
-    tokens; by default that of the model's patch embedding. picture: to show, by default the image stretched to 0..255.
+    tokens; by default that of the model's patch embedding. picture: shown below the maps, by default the image
+    stretched to 0..255.
     credit: the source of the picture, stored with the maps.
     Returns image (base64 PNG), credit, grid, query, layers; each layer has its name, its heads and their mean as lists
     of height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
@@ -116,8 +117,8 @@ def patch_grid(model: nn.Module) -> Grid:
 def _captured_maps(model: nn.Module, image: Tensor, layers: str) -> dict[str, Tensor]:
     """The maps of one image in evaluation mode, for the layers that have any; the model is not changed.
 
-    A model without swapped layers is read through a copy with Regard's softmax.
-    Raises: UnsupportedError if that computes something else.
+    The maps of a model without swapped layers are those of a copy with Regard's softmax.
+    Raises: UnsupportedError if the copy computes something else.
     """
     example = next(model.parameters())
     inputs = image[None].to(example.device, example.dtype)
@@ -131,7 +132,7 @@ def _captured_maps(model: nn.Module, image: Tensor, layers: str) -> dict[str, Te
                     captured.append(stack.enter_context(capture(reader, name)))
             if captured:
                 reader(inputs)
-    except UnsupportedError:  # some operators know only during the pass
+    except UnsupportedError:  # some operators raise it only in the forward pass
         return {}
     return {name: weights for maps in captured for name, weights in maps.items()}
 
@@ -157,8 +158,8 @@ def png(picture: UInt8[np.ndarray, "height width channels"]) -> bytes:
 def draw(maps: Mapping[str, Any], title: str, *, trained: bool, head: str = "all") -> bytes:
     """The maps of `attention_maps` over their picture, a row of panels for each layer, as a PNG file.
 
-    head: "all", "mean" or a number. Each panel is scaled to its own largest weight. Untrained weights are
-    mentioned in the picture, and the credit below it.
+    head: "all", "mean" or a number. Each panel is scaled to its own largest weight. A warning about
+    untrained weights and the credit are printed below.
     Raises: UnsupportedError if there is no map; ConfigError for a head that does not exist.
     """
     if not maps["layers"]:

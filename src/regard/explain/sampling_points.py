@@ -1,4 +1,4 @@
-"""The sampling points of deformable convolutions and the kernels of dynamic ones, for one output cell of an image.
+"""The sampling points of deformable convolutions and the kernels of dynamic ones, for one output cell.
 
 Positions are (row, column) in cells of the map that is sampled; 0 is the centre of the first cell.
 """
@@ -47,7 +47,7 @@ class DynamicKernels:
     kernels: Float[Tensor, "g rows columns"]
 
     def map(self) -> Float[Tensor, "g h w"]:
-        """The kernels on the grid around the cell; the part beyond the border, where inputs are zero, is cut off."""
+        """The kernels on the grid, centred on the cell, without the parts beyond the border, where inputs are zero."""
         groups, rows, columns = self.kernels.shape
         height, width = self.grid.height, self.grid.width
         padded = self.kernels.new_zeros(groups, height + rows - 1, width + columns - 1)
@@ -94,7 +94,7 @@ def sampling_points(
                 factors=None if factors is None else factors[:, :, y, x],
                 field=(points - regular).mean((0, 1)),
                 lengths=(points - regular).norm(dim=-1).mean((0, 1)),
-            )  # fmt: skip
+            )
         )
     return results
 

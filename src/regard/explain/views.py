@@ -97,7 +97,7 @@ def draw_view(
     image: as the model expects it; picture: as it is shown. query: (row, column) on the finest grid of the matching
     layers, by default the middle cell. layers: a glob of names; last: draw only the last of them. part: a head (or a
     group, for offsets and kernels) by its number, "mean", "all", or "" for the view's own default.
-    Raises: as `attention_maps`, `term_maps`, `sampling_points` and `dynamic_kernels`.
+    Raises: the errors of `attention_maps`, `term_maps`, `sampling_points` and `dynamic_kernels`.
     """
     if view == "maps":
         maps = pictures.attention_maps(model, image, query, picture=picture, layers=layers, credit=credit)
@@ -148,9 +148,9 @@ def term_rows(result: TermMaps, picture: np.ndarray, part: str = "") -> list[Row
 
 def point_rows(result: SamplingPoints, picture: np.ndarray, part: str = "") -> list[Row]:
     """The sampling points of the cell for each selected group (all by default), and the mean offsets of all cells."""
-    values_of = result.points if result.factors is None else torch.cat([result.points, result.factors[..., None]], -1)
+    all_values = result.points if result.factors is None else torch.cat([result.points, result.factors[..., None]], -1)
     panels: list[tuple[str, Callable[..., None]]] = []
-    groups = select_parts(values_of, part or "all", "group")
+    groups = select_parts(all_values, part or "all", "group")
     for group, values in groups if len(result.points) == 1 or part else groups[1:]:
         distance = float((values[:, :2] - result.regular).norm(dim=-1).mean())
         title = f"sampling points{', ' + group if group else ''}\nmean offset {distance:.2g} cells"

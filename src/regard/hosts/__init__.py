@@ -1,4 +1,4 @@
-"""Old paths of names that moved to the root; they go with the next version."""
+"""Old paths of names that moved to the root; the next version removes them."""
 
 import warnings
 
@@ -13,4 +13,4 @@ def register() -> list[str]:
 
 def moved(old: str, new: str) -> None:
     """Warn that a name has moved."""
-    warnings.warn(f"{old} is now {new}; the old name goes with the next version", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"{old} is now {new}; the next version removes the old name", DeprecationWarning, stacklevel=3)

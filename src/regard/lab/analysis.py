@@ -1,4 +1,4 @@
-"""Analysis: a table or figure without training, computed from costs or from the finished runs of a study."""
+"""Analysis: a table or figure without training, computed from formulas or from the finished runs of a study."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,7 +19,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """How the page draws a sheet. x, y: columns; series: the column whose values name the lines, "" = one line.
+    """How a page draws a sheet. x, y: columns; series: the column whose values name the lines, "" = one.
 
     kind: "line", "points" (with a regression line and r), "bars", or "heat" (x and y are the axes, value the colour).
     logs: the logarithmic axes, of "xy". mark: (x, y) of a cell to mark in a heat map. outlines: for each entry of its
@@ -38,7 +38,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """One table. published: names of the columns with the paper's own numbers."""
+    """One table. published: the columns that have the paper's own numbers. Raises: ConfigError."""
 
     title: str
     columns: tuple[str, ...]
@@ -64,7 +64,7 @@ class Sheet:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture. image: base64 of a PNG; layers: overlays (base64 PNGs with alpha) by name."""
+    """A picture. image: base64 of a PNG; layers: overlays (base64 of PNGs with alpha) by name."""
 
     title: str
     image: str
@@ -74,7 +74,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Source:
-    """The store that an analysis reads. scale: of the study. read: the keys of the runs that were read."""
+    """The store that an analysis reads. scale: that of the study. read: the keys of the runs that were read."""
 
     store: Results
     scale: str
@@ -97,7 +97,7 @@ class Source:
 class Analysis:
     """A table or figure without training.
 
-    compute: returns the sheets and pictures. of: the study whose finished runs it reads, "" for none.
+    compute: returns its sheets and pictures. of: the study whose finished runs it reads, "" if it reads none.
     """
 
     name: str
@@ -117,7 +117,7 @@ def analysis_path(results: Path | str, name: str, scale: str = "") -> Path:
 def run_analysis(analysis: Analysis, store: Results, scale: str = "desk") -> dict[str, Any]:
     """Compute the result of an analysis, store it, and return it as plain data.
 
-    Raises: StoreError if the runs that it reads are missing; and what `compute` raises.
+    Raises: StoreError if the runs that it reads are missing; what `compute` raises.
     """
     import torch
 
@@ -146,7 +146,7 @@ def run_analysis(analysis: Analysis, store: Results, scale: str = "desk") -> dic
 
 
 def _run_record(key: str, outcome: dict[str, Any]) -> dict[str, Any]:
-    """A run that an analysis has read, and its data."""
+    """What a result records of a run that was read: its key, study, row, seed, code version and data."""
     fields = {name: outcome.get(name) for name in ("study", "row", "seed", "code")}
     data = outcome.get("data") or {}
     return {"key": key, **fields, "data": data.get("name"), "checksum": data.get("checksum")}

@@ -12,7 +12,7 @@ _FIELDS = {
     "runs with and without torch.compile": "torch.compile",
     "precisions": "precision", "torch versions": "torch",
 }  # fmt: skip
-"""Fields of an outcome's environment, by the text of the warning."""
+"""Text of a warning -> the field of an outcome's environment that it is about."""
 
 
 def on_one_device(runs: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -20,10 +20,10 @@ def on_one_device(runs: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]],
     counts = Counter(_device(run["outcome"]) for run in runs if run["outcome"].get("status") == "done")
     if len(counts) < 2:
         return list(runs), []
-    kept = counts.most_common(1)[0][0]
-    others = ", ".join(f"{number} on {device}" for device, number in sorted(counts.items()) if device != kept)
-    text = f"the table has runs on {kept} only; left out: {others} (an interval never mixes types of devices)"
-    return [run for run in runs if not run["outcome"].get("environment") or _device(run["outcome"]) == kept], [text]
+    common = counts.most_common(1)[0][0]
+    others = ", ".join(f"{number} on {device}" for device, number in sorted(counts.items()) if device != common)
+    text = f"the table has runs on {common} only; left out: {others} (an interval never mixes types of devices)"
+    return [run for run in runs if not run["outcome"].get("environment") or _device(run["outcome"]) == common], [text]
 
 
 def _device(outcome: Mapping[str, Any]) -> str:

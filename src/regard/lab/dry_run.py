@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DryRow:
-    """Parameters and MACs of a row, counted here and published. loss: of the one step.
+    """Parameters and MACs (of one image) of a row, counted here and published. loss: of the one step.
 
-    The verdicts: "equal" or "differs" from the exact integer of the reference files; else "near" or "differs" (more
-    than 2 %) from the rounded published number; "" without either. error: why the row could not be built.
+    Verdicts: "equal" or "differs by ..." against the exact integer where it is known; else "near" or "differs by ..."
+    (more than 2 %) against the rounded published number; "" without either. error: why the row could not be built.
     """
 
     label: str
@@ -48,14 +48,14 @@ def dry_run(study: "Study", scale: str, rows: str = "*", classes: int = 0) -> li
     return [_dry_row(row, setting, classes) for row in study.rows(scale, rows)]
 
 
-def compare(ours: int | None, exact: int | None, paper: int | float | None) -> str:
-    """The verdict on a count, as in `DryRow`."""
-    if ours is None:
+def compare(count: int | None, exact: int | None, paper: int | float | None) -> str:
+    """The verdict on a count, as in `DryRow`. exact, paper: the published integer and the rounded number, or None."""
+    if count is None:
         return ""
     if exact is not None:
-        return "equal" if ours == exact else f"differs by {ours - exact:+,}"
+        return "equal" if count == exact else f"differs by {count - exact:+,}"
     if paper:
-        change = ours / paper - 1
+        change = count / paper - 1
         return "near" if abs(change) <= 0.02 else f"differs by {change:+.1%}"
     return ""
 

@@ -1,6 +1,6 @@
 """The estimated duration of a study on this machine, from a few training steps of each row on random images.
 
-Measured times are stored by machine in estimates.json of the results folder; the times of finished runs come first.
+Measured times are stored by machine in estimates.json of the results folder. Times of finished runs are preferred.
 """
 
 import os
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .study import Study
 
 SECONDS, STEPS = 2.0, 5
-"""A row is timed for so many seconds, but at most so many steps, after one step that is not counted."""
+"""A row is timed until one of these limits is reached, after one step that is not counted."""
 _SIZES = {"digits": (898, 899), "digits-canvas": (898, 1798), "imagenet": (1_281_167, 50_000)}
 
 
@@ -61,7 +61,7 @@ def estimate(
     machines = read_json(path) if path.exists() else {}
     speeds: dict[str, dict[str, float]] = dict(machines.get(name) or {})
     stored = len(speeds)
-    seconds = {}
+    estimates = {}
     seed = study.setting(scale).numbers[0]
     for row in study.rows(scale):
         run = study.run(scale, row, seed)
@@ -75,10 +75,10 @@ def estimate(
                 speeds[run.key] = {"step": speed.step, "image": speed.image}
         except (RegardError, RuntimeError):
             continue
-        seconds[row.label] = _seconds(run, Speed(**speeds[run.key]), *images)
+        estimates[row.label] = _seconds(run, Speed(**speeds[run.key]), *images)
     if len(speeds) > stored:
         write_json(path, {**machines, name: speeds})
-    return seconds
+    return estimates
 
 
 def machine(workers: int) -> str:
@@ -190,7 +190,7 @@ def threads(workers: int) -> Iterator[None]:
 def hours(study: "Study", scale: str, store: Results, estimates: dict[str, float], workers: int) -> tuple[float, float]:
     """(hours of the whole study, hours of its missing runs), from finished runs, else from `estimates` by row.
 
-    A row without either counts as the mean of the others.
+    estimates: seconds of one run, as `estimate` returns them. A row without either counts as the mean of the others.
     """
     finished = {row.label: list[float]() for row in study.rows(scale)}
     missing, planned = Counter[str](), Counter[str]()

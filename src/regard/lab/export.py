@@ -27,9 +27,10 @@ def evidence(root: Path | str, name: str, scale: str) -> dict[str, Any]:
 def import_runs(path: Path | str, store: Results, replace: bool = False) -> dict[str, int]:
     """Import finished runs: an outcome file, a folder of them, another store, or evidence files.
 
-    Runs that are finished in the store are not changed unless `replace`. Returns the numbers of new runs, of known
-    runs, of snapshots, and of runs left out: those that cannot be added to the store's study, since their task, recipe,
-    mechanism or host is different, or the row already has their seed. Everything is checked before anything is written.
+    Runs that are finished in the store are not changed unless `replace`. Returns the numbers of new runs, of known ones
+    (finished in the store), of snapshots, and of runs that are left out, because their task, recipe, mechanism or host
+    differs from the store's study, or because the row already has their seed. Everything is checked before anything is
+    written.
     Raises: StoreError if there is nothing to import, or a file is damaged or of another version.
     """
     outcomes, snapshots = _read_files(Path(path))
@@ -140,7 +141,7 @@ def _read_files(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
 def _check_bits(path: Path, outcome: Mapping[str, Any]) -> None:
-    """Check that the accuracy of a run equals its share of correct images. Raises: StoreError."""
+    """Check that a run's accuracy equals its recorded share of correct images. Raises: StoreError."""
     right, top1 = right_bits(outcome), (outcome.get("metrics") or {}).get("top1")
     if right is not None and top1 is not None and not abs(100 * float(right.mean()) - top1) < 0.005:
         raise StoreError(
@@ -175,15 +176,15 @@ def _import_outcome(value: Mapping[str, Any], store: Results, replace: bool, cou
 
 
 def _import_snapshot(value: dict[str, Any], store: Results, counts: dict[str, int]) -> None:
-    """Write a snapshot that the store does not have; else add its runs to the store's, for rows that are the same."""
+    """Write a snapshot that the store does not have; else add its runs of equal rows to the store's snapshot."""
     name, setting = value["study"], setting_name_of(value)
     path = snapshot_path(store.root, name, setting)
     counts["snapshots"] += 1
     if not path.exists():
         write_json(path, value)
         return
-    mine = load_snapshot(store.root, name, setting)
-    further, keys = further_runs(mine, value), {run["key"] for run in mine["runs"]}
+    stored = load_snapshot(store.root, name, setting)
+    further, keys = further_runs(stored, value), {run["key"] for run in stored["runs"]}
     counts["left out"] += sum(run not in further and run["key"] not in keys for run in value["runs"])
     if further:
-        write_json(path, {**mine, "runs": [*mine["runs"], *further]})
+        write_json(path, {**stored, "runs": [*stored["runs"], *further]})

@@ -20,9 +20,9 @@ another process executes the run."""
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a study. kind: plan, tick, start or one of `STATES`; plan and tick have no row.
+    """One event of a study. kind: waiting, tick, start or one of `STATES`; waiting and tick have no row.
 
-    counts: runs by state (`STATES`, running, waiting). seconds_left: estimate, None before a run has finished.
+    counts: runs by state (`STATES`, running, waiting). seconds_left: estimated, None before a run has finished.
     """
 
     kind: str
@@ -46,15 +46,15 @@ class Progress:
         self.waiting: Counter[str] = Counter()
 
     def add_finished(self, state: str, row: str, outcome: Mapping[str, Any] | None) -> None:
-        """Count a run that had finished or failed before."""
+        """Count a run that finished or failed earlier."""
         self.counts[state] += 1
         self._add_seconds(row, outcome)
 
-    def plan(self, rows: Iterable[str], workers: int) -> None:
-        """Add runs that will be executed, by row."""
+    def add_waiting(self, rows: Iterable[str], workers: int) -> None:
+        """Add runs that will be executed: the row of each, and how many run at the same time."""
         self.waiting.update(rows)
         self.workers = workers
-        self._report("plan")
+        self._report("waiting")
 
     def start(self, row: str, seed: int, key: str, epochs: int) -> None:
         """A run has started."""
@@ -63,7 +63,7 @@ class Progress:
         self._report("start", row, seed)
 
     def requeue(self, row: str, seed: int) -> None:
-        """A run goes back to the waiting ones."""
+        """A run has to wait again."""
         self.running.pop((row, seed), None)
         self.waiting[row] += 1
 

@@ -32,23 +32,23 @@ def run_study(
     GPUs; 0 = this process. devices: GPUs that divide each batch of a run. compile: train with `torch.compile`.
     retry: repeat failed runs; fresh: repeat finished runs too. Both also apply to the runs that a row needs (its start,
     its teacher). watch: called with each `Event`.
-    The snapshot is written first, so that tables and reports can be made from the store at any time. Stopped and died
-    runs continue when the study is run again.
+    The snapshot is written first, so that tables and reports can be made from the store at any time. Runs that stopped
+    or died continue when the study is run again.
     Raises: DeviceError, before anything is written, if a run cannot use so many devices; ConfigError; StoreError;
     KeyboardInterrupt after the workers have stopped.
     """
-    plan = study.runs(scale, rows, seeds)
-    for _, run in plan:
+    planned = study.runs(scale, rows, seeds)
+    for _, run in planned:
         for needed in (run, *needs(run)):
             check_devices(devices, needed.recipe.batch, "auto")
     write_snapshot(study, scale, store, seeds, rows)
     progress = Progress(watch or (lambda event: None))
     if retry or fresh:
-        _reset([run for _, run in plan], store, fresh)
+        _reset([run for _, run in planned], store, fresh)
     jobs = []
-    first_seed = min(run.seed for _, run in plan)
+    first_seed = min(run.seed for _, run in planned)
     setting = study.setting_name(scale)
-    for row, run in plan:
+    for row, run in planned:
         status = store.status(run.key)
         if status in ("done", "failed"):
             progress.add_finished(status, row.label, store.outcome(run.key))
@@ -59,7 +59,7 @@ def run_study(
 
 
 def _in_order(jobs: Sequence[Job], store: Results) -> list[Job]:
-    """First the jobs that need a missing run, one for each such run: so workers do not wait for the same run."""
+    """First one job for each missing run that jobs need, then the others, so that no workers wait for the same run."""
     first: list[Job] = []
     rest: list[Job] = []
     needed_before: set[str] = set()
@@ -71,7 +71,7 @@ def _in_order(jobs: Sequence[Job], store: Results) -> list[Job]:
 
 
 def needs(run: Run) -> Iterator[Run]:
-    """The runs that a run needs, directly or through another run."""
+    """The runs that a run needs (its start, its teacher), and those that they need in turn."""
     for needed in run.needs():
         yield needed
         yield from needs(needed)

@@ -22,8 +22,8 @@ def write_snapshot(
 ) -> dict[str, Any]:
     """Write and return the snapshot of one scale.
 
-    Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change; so do counts of a dry
-    run. seeds: their number instead of the setting's. rows: the rows for which seeds beyond the setting's are listed;
+    Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change. So do parameters and
+    MACs. seeds: their number instead of the setting's. rows: the rows for which seeds beyond the setting's are listed;
     the setting's own seeds are listed for all rows, since a table needs all of them.
     Raises: ConfigError, StoreError.
     """
@@ -67,7 +67,7 @@ def data_record(setting: "Setting") -> dict[str, Any]:
 
 
 def describe(row: "Row", setting: "Setting") -> dict[str, Any]:
-    """One row as plain data."""
+    """A row of the setting as plain data."""
     spelling = spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
     return {
         "label": row.label,

@@ -22,14 +22,15 @@ SCALES: tuple[Scale, ...] = ("smoke", "desk", "paper")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a mechanism (None: the host's own attention) in a host.
+    """One row of a table: a mechanism (None: the host's own attention) in a host.
 
-    host: replaces the host of the setting's task. control: a row for the gate, which is not compared with the others.
+    host: replaces the host of the setting's task. control: the gate compares the baseline with this row.
     removed: with mixer=None, attention is removed ("w/o"). paper: published numbers by metric, such as {"params":
     5.7e6, "top1": 72.2}. exact: integers that follow from the reference files, {"params": 5717416}. notes: sentences
     below the table. recipe, task: fields of the setting's recipe and task that this row changes. start: a row, in the
     table or not, whose trained weights (same seed) are this row's initial weights. teacher: a row that teaches this one
     (hard distillation), or the spelling of a pretrained host.
+    Raises: ConfigError.
     """
 
     label: str
@@ -55,7 +56,8 @@ class Claim:
     """A claim: row a is higher than row b in a metric.
 
     within: instead, a and b differ by at most so much. by: at paper scale, a is at least so much higher than b (smaller
-    scales judge the direction only). than: two rows; a - b is larger than the first minus the second of them.
+    scales judge the direction only). than: two rows (c, d); a - b is larger than c - d.
+    Raises: ConfigError.
     """
 
     a: str
@@ -67,11 +69,11 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.than is not None and not (isinstance(self.than, tuple) and len(self.than) == 2):
-            raise ConfigError(f"than= has the labels of two rows, not {self.than!r}")
+            raise ConfigError(f"than= takes the labels of two rows, not {self.than!r}")
         if self.than is not None and (self.within is not None or self.by is not None):
-            raise ConfigError("a claim with than= has no within= and no by=")
+            raise ConfigError("a claim with than= takes neither within= nor by=")
         if self.within is not None and (self.by is not None or self.within <= 0):
-            raise ConfigError(f"a claim has a positive within= or a by=, not within={self.within}, by={self.by}")
+            raise ConfigError(f"a claim takes a positive within=, or by=, not within={self.within}, by={self.by}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,7 @@ class Setting:
 
     recipe None: nothing is trained. seeds: their number, or the seeds themselves. variant: what `Study.elsewhere`
     changed, as part of a file name; "" for the study's own setting.
+    Raises: ConfigError without seeds, or for equal row labels.
     """
 
     task: "Task"
@@ -113,7 +116,7 @@ class Setting:
 class Study:
     """A table or figure. baseline: the row from which differences are taken. metric: the main one.
 
-    pooled: verdicts may use the interval pooled over rows, which a study must state before its runs.
+    pooled: verdicts may use the interval pooled over rows; to be decided before the runs.
     Raises: ConfigError if the baseline or a claim names a row that no setting has.
     """
 
@@ -158,7 +161,7 @@ class Study:
         return tuple(row for row in rows if any(_matches(row.label, part) for part in globs))
 
     def runs(self, scale: str, glob: str = "*", seeds: int | None = None) -> "tuple[tuple[Row, Run], ...]":
-        """Every (row, run) of a scale, seed by seed, so that a study that is stopped early has runs of all rows.
+        """Every (row, run) of a scale, seed by seed: a study that is stopped early has runs of all rows.
 
         seeds: their number instead of the setting's; 1 or more.
         Raises: ConfigError.
@@ -239,8 +242,8 @@ def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | 
     parts = []
     if data is not None and task.data != setting.task.data:
         name = task.identity().data
-        own = name.partition(":")[2]  # the user's own data: the folder's name, and 4 digits of the data's digest
-        parts.append(f"{slug(Path(data).expanduser().resolve().stem)}_{own[:4]}" if own else slug(name))
+        digest = name.partition(":")[2]  # the user's own data: the folder's name, and 4 digits of the digest
+        parts.append(f"{slug(Path(data).expanduser().resolve().stem)}_{digest[:4]}" if digest else slug(name))
     if host is not None and (host != setting.task.host or rows != setting.rows):
         parts.append(slug(host))
     if task.size != setting.task.size:
@@ -249,7 +252,7 @@ def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | 
 
 
 def size_of(host: str, extra: Extra = ()) -> tuple[int, int]:
-    """The image size of a host: its option, its default, or timm's configuration."""
+    """(height, width) of a host's images: its option, its default, or timm's configuration. Raises: ConfigError."""
     from regard.models.catalog import default_size
     from regard.models.create import check_host, parse_host
 
@@ -264,14 +267,14 @@ def size_of(host: str, extra: Extra = ()) -> tuple[int, int]:
     if default is not None:
         return default
     if not timm.is_model(name):
-        raise ConfigError(f"give --size: the image size of {name} is not known")
+        raise ConfigError(f"the image size of {name} is not known: pass --size (size= in Python)")
     configuration = timm.models.get_pretrained_cfg(name)
     _, height, width = configuration.input_size if configuration is not None else (3, 224, 224)
     return int(height), int(width)
 
 
 def sized(host: str, size: tuple[int, int], extra: Extra = ()) -> str:
-    """The host's spelling for an image size; unchanged if the host has this size."""
+    """The host's spelling for a size (height, width) of images; unchanged if it has this size. Raises: ConfigError."""
     from regard.models.create import parse_host, spell_host
 
     if size_of(host, extra) == size:

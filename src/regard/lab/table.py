@@ -38,7 +38,7 @@ class Line:
     """One row: n finished runs, their mean and 95 % interval, and the difference to the baseline (None for itself).
 
     failed: runs that ended without a result; diverged: those among them whose loss or score was not finite. at_chance:
-    finished runs that are not better than chance. runs: planned runs. seconds: mean time of a run.
+    finished runs that are not better than chance. runs: planned runs. macs: of one image. seconds: mean time of a run.
     """
 
     label: str
@@ -127,7 +127,7 @@ class Table:
 
 
 def snapshot_path(root: Path | str, name: str, scale: str) -> Path:
-    """The path of a study's snapshot. scale: the setting's name, "desk" or "desk+cifar10" (`regard.store.layout`)."""
+    """The path of a study's snapshot. scale: the name of the setting, such as "desk" or "desk+cifar10"."""
     return Path(root) / "studies" / f"{name}-{scale}.json"
 
 
@@ -138,7 +138,7 @@ def snapshots(root: Path | str) -> list[tuple[str, str]]:
 
 
 def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
-    """Read a snapshot. Raises: ConfigError if there is none (with a list of those there are); StoreError if damaged."""
+    """Read a snapshot. Raises: ConfigError if it is missing, with a list of all; StoreError if it is damaged."""
     path = snapshot_path(root, name, scale)
     if not path.exists():
         settings = [f"{study} at {setting} scale" for study, setting in snapshots(root)]
@@ -207,9 +207,9 @@ def _line(
     snapshot: Mapping[str, Any],
 ) -> Line:
     label = row["label"]
-    own = [run["outcome"] for run in runs if run["row"] == label]
-    done = [outcome for outcome in own if outcome.get("status") == "done"]
-    failed = [outcome for outcome in own if outcome.get("status") != "done"]
+    outcomes = [run["outcome"] for run in runs if run["row"] == label]
+    done = [outcome for outcome in outcomes if outcome.get("status") == "done"]
+    failed = [outcome for outcome in outcomes if outcome.get("status") != "done"]
     own_interval = interval(list(values[label].values()))
     seconds = [outcome["seconds"] for outcome in done if isinstance(outcome.get("seconds"), int | float)]
     return Line(
@@ -236,10 +236,10 @@ def _diverged(outcome: Mapping[str, Any]) -> bool:
 
 
 def _gate(lines: Sequence[Line], values: Mapping[str, Mapping[int, float]], baseline: str, metric: str) -> Gate:
-    """The baseline has to be better than every control, with the whole interval of the difference above zero.
+    """Passed if the baseline is better than every control, with the whole interval of each difference above zero.
 
-    The gate is not passed if a control is better. If an interval contains zero the gate is open, and the sentence has
-    the number of seeds that would decide.
+    Not passed if a control is better. If an interval contains zero the gate is open, and the sentence has the
+    number of seeds that would decide it.
     """
     controls = [line.label for line in lines if line.control]
     if not controls:
@@ -294,7 +294,7 @@ def _judge_all(
 
 
 def _difference(runs: Sequence[Mapping[str, Any]], rows: tuple[str, ...], metric: str) -> Interval:
-    """First row minus second, with four rows minus (third minus fourth), over the seeds that all rows have."""
+    """a - b of two rows, (a - b) - (c - d) of four, over the seeds that all of them have."""
     values = [_values(runs, row, metric) for row in rows]
     signs = (1, -1, -1, 1)[: len(rows)]
     seeds = sorted(set.intersection(*map(set, values)))
@@ -304,14 +304,14 @@ def _difference(runs: Sequence[Mapping[str, Any]], rows: tuple[str, ...], metric
 def _corrected(judged: Sequence[Judged]) -> tuple[Judged, ...]:
     """Mark the claims that remain significant after Holm's correction over all judged claims."""
     tested = [i for i, claim in enumerate(judged) if claim.verdict.p is not None]
-    kept = dict(zip(tested, holm([judged[i].verdict.p or 0.0 for i in tested]), strict=True))
+    significant = dict(zip(tested, holm([judged[i].verdict.p or 0.0 for i in tested]), strict=True))
     corrected = []
     for i, claim in enumerate(judged):
         verdict = claim.verdict
-        if i in kept:
+        if i in significant:
             decided = verdict.word in ("supported", "contradicted") and len(tested) > 1
-            note = f"; {'survives' if kept[i] else 'does not survive'} Holm's correction" if decided else ""
-            verdict = replace(verdict, holm=kept[i], sentence=verdict.sentence + note)
+            note = f"; {'survives' if significant[i] else 'does not survive'} Holm's correction" if decided else ""
+            verdict = replace(verdict, holm=significant[i], sentence=verdict.sentence + note)
         corrected.append(replace(claim, verdict=verdict))
     return tuple(corrected)
 
@@ -331,7 +331,7 @@ def claim_text(claim: Mapping[str, Any], scale: str) -> str:
 
 
 def _sampling(runs: Sequence[Mapping[str, Any]], a: str, b: str) -> float | None:
-    """The sampling error of the test set, from the correct images of the seeds that both rows have."""
+    """The `sampling_error` of a - b, over the seeds that both rows have."""
     bits: dict[str, dict[int, NDArray[np.bool_]]] = {a: {}, b: {}}
     for run in runs:
         if run["row"] in bits and run["outcome"].get("status") == "done":

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from regard.core import DeviceError
 from regard.store.results import Busy, Results
 from regard.train.child_processes import end_with_parent, process_environment
 from regard.train.distributed import check_number
+from regard.train.environment import is_environment_error
 from regard.train.loop import Watch
 from regard.train.signals import handled
 
@@ -26,8 +26,6 @@ from .progress import STATES, Progress
 
 TICK_SECONDS = 1.0
 ATTEMPTS = 2
-ENVIRONMENT_ERRORS = (OSError, MemoryError, torch.OutOfMemoryError, ImportError, DeviceError)
-"""Errors of the machine, not of the run, which may succeed later or elsewhere; `StoreError` and `Busy` are OSErrors."""
 
 JobResult = tuple[str, dict[str, Any] | None, str]
 """(state, outcome, text) of a job: one of `STATES`, the parts of the outcome that are displayed, the error's text."""
@@ -95,7 +93,7 @@ def run_all(
     Raises: KeyboardInterrupt after the workers have ended.
     """
     number = min(usual_workers(devices) if workers is None else workers, len(jobs))
-    progress.plan((job.row for job in jobs), max(number, 1))
+    progress.add_waiting((job.row for job in jobs), max(number, 1))
     if number <= 0:
         for job in jobs:
             progress.start(job.row, job.seed, job.run.key, job.epochs)
@@ -142,16 +140,16 @@ def usable_gpus() -> list[str]:
 def execute_job(job: Job, root: str, devices: int = 1) -> JobResult:
     """Execute one job; no error is raised.
 
-    An error of the run, such as a configuration that the model refuses, is recorded as a failed outcome. An error of
-    the environment (disk, memory, packages, devices) or of the probes is not: the run is "stopped", and continues the
-    next time the study is run.
+    An error of the run, such as a configuration that the model refuses or the failure of a run that it needs, is
+    recorded as a failed outcome. An error of the environment (disk, memory, packages, devices) or of the probes is not:
+    the run is "stopped", and continues the next time the study is run.
     """
     store = Results(root)
     try:
         try:
             outcome = job.run.execute(store, devices, watch=Watch(compile=job.compile))
         except Exception as error:
-            if _is_environment_error(error):
+            if is_environment_error(error):
                 raise
             outcome = record_failure(job, store, f"{type(error).__name__}: {error}")
         with suppress(Busy):
@@ -163,11 +161,6 @@ def execute_job(job: Job, root: str, devices: int = 1) -> JobResult:
     state = "done" if outcome.get("status") == "done" else "failed"
     displayed = {name: outcome.get(name) for name in ("status", "metrics", "seconds", "error")}
     return state, displayed, str(outcome.get("error") or "")
-
-
-def _is_environment_error(error: Exception) -> bool:
-    """PyTorch's CPU allocator has no error class of its own: it is recognised by its text."""
-    return isinstance(error, ENVIRONMENT_ERRORS) or "can't allocate memory" in str(error)
 
 
 def record_failure(job: Job, store: Results, text: str) -> dict[str, Any]:

@@ -150,10 +150,10 @@ def _prepare(
 
     gradient = torch.ones_like(run().detach())
 
-    def both() -> None:
+    def forward_and_backward() -> None:
         torch.autograd.grad(run(), leaves, gradient, allow_unused=True)
 
-    return both
+    return forward_and_backward
 
 
 def _interleave(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Cost, Extra, MixerConfig
-from regard.models.catalog import own_ports
+from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model
 from regard.swapping.count import count_macs
 from regard.swapping.inspect import example_input, explained_inputs, input_channels
@@ -30,7 +30,7 @@ def model_cost(
     with torch.device("meta"):
         model, image = host_and_image(host, size, extra)
         if mixer is not None:
-            swap(model, mixer, example=image, ports=own_ports(extra))
+            swap(model, mixer, example=image, ports=user_ports(extra))
         with explained_inputs(model, image):
             return count_cost(model, image, accounting)
 
@@ -38,7 +38,8 @@ def model_cost(
 def host_and_image(host: str, size: tuple[int, int] | None, extra: Extra = ()) -> tuple[nn.Module, Tensor]:
     """A host with its own attention, in evaluation mode, and an image; on the meta device if that is the default one.
 
-    size: (height, width), None = the host's own. Raises: ConfigError, SwapError if the host does not tell its size.
+    size: (height, width), None = the host's own.
+    Raises: ConfigError, SwapError if the image size of the host is not known.
     """
     model = (create_model(host, None, extra=extra) if size is None else build_sized(host, None, size, extra)).eval()
     return model, example_input(model) if size is None else torch.zeros(1, input_channels(model), *size)

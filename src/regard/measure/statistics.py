@@ -84,7 +84,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Interval:
-    """a - b over the seeds that both have."""
+    """The interval of a - b over the seeds that both have."""
     return interval([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
 
 
@@ -142,8 +142,8 @@ def power(seeds: int, difference: int | float, sd: float, degrees: int | None = 
     """
     from scipy.special import nctdtr
 
-    free = seeds - 1 if degrees is None else degrees
-    return 1.0 - float(nctdtr(free, abs(difference) * math.sqrt(seeds) / sd, quantile((1 + LEVEL) / 2, free)))
+    degrees = seeds - 1 if degrees is None else degrees
+    return 1.0 - float(nctdtr(degrees, abs(difference) * math.sqrt(seeds) / sd, quantile((1 + LEVEL) / 2, degrees)))
 
 
 def seeds_needed(
@@ -181,7 +181,7 @@ def judge(
     """The verdict on a claim from the interval of the paired difference a - b.
 
     within: the claim is that the difference lies inside +-within. by: that it is at least `by` (paper scale only).
-    refusal: why the claim is not judged, such as a gate that was not passed; the interval is reported all the same.
+    refusal: why the claim is not judged, such as a gate that was not passed; the interval is reported nevertheless.
     sampling: the `sampling_error`. pooled: of the table, for a study that declared pooling; if it has a half-width, it
     replaces that of the pair.
     """
@@ -191,7 +191,7 @@ def judge(
         difference = Interval(difference.n, mean, mean - half, mean + half, difference.sd)
     by = by if scale == "paper" else None
     if scale == "smoke":
-        refusal = "smoke scale proves the road, not a claim"
+        refusal = "smoke scale only tests that everything runs"
     elif difference.n < FEWEST:
         refusal = f"{seed_pairs(difference.n)}, at least {FEWEST} are needed"
     if difference.low is None or difference.high is None or difference.mean is None:
@@ -236,22 +236,22 @@ def _seeds_to_decide(
 ) -> tuple[int | None, str]:
     """The seeds that would decide a claim if the true difference were the observed one, as a number and as text.
 
-    Against zero, half a point is taken for a difference below 0.1.
+    Against zero, a difference below 0.1 is replaced by half a point.
     """
     n, mean = difference.n, difference.mean or 0.0
     sd, rows = _error(difference, degrees) * math.sqrt(n), max(degrees // (n - 1), 1) + 1
     if within is not None:
         target = abs(within - abs(mean))
-        what = f"bring the interval {'inside' if abs(mean) <= within else 'outside'} +-{within:g}"
+        aim = f"bring the interval {'inside' if abs(mean) <= within else 'outside'} +-{within:g}"
     elif by:
         target = abs(mean - by)
-        what = f"decide a difference of {target:.2g} from {by:g}"
+        aim = f"decide a difference of {target:.2g} from {by:g}"
     else:
         target = abs(mean) if abs(mean) >= 0.1 else 0.5
-        what = f"decide a difference of {target:.1f}"
+        aim = f"decide a difference of {target:.1f}"
     needed = seeds_needed(sd, target, rows)
     number = f"about {needed} seeds" if needed is not None else "more than 200 seeds"
-    return needed, f"{number} would {what}"
+    return needed, f"{number} would {aim}"
 
 
 def _claim_p(

@@ -23,7 +23,7 @@ from regard.core import (
     Operator,
     ShapeError,
     Site,
-    attend,
+    attention_cost,
     hide,
     softmax_rows,
 )
@@ -78,7 +78,7 @@ def agent(
 
     scale: None = d^-0.5. mask: padding, and a bias with one row. landmark_keep: False for landmarks that must not be
     used. collect_bias, read_bias: added to the logits of landmarks with keys and of queries with landmarks (B1, B2).
-    A query without a landmark and a landmark without a key give zeros. Keys hidden by padding may hold any value, also
+    A query without a landmark and a landmark without a key give zeros. Keys hidden by padding may hold any value, even
     NaN.
     Raises: ShapeError for tensors that do not fit, UnsupportedError for a causal mask or one bias row per query.
     """
@@ -176,7 +176,7 @@ class Agent(HeadMixerConfig):
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Resizing the tables to the grid is a product too; the paper does not count it."""
         n, keys, m = site.tokens("q"), site.tokens("k"), self.number
-        total = attend(m, keys, site.inner) + attend(n, m, site.inner)
+        total = attention_cost(m, keys, site.inner) + attention_cost(n, m, site.inner)
         if self.bias:
             h, w = site.grid.height, site.grid.width
             total += Cost(2 * site.heads * m * (TABLE**2 + h + w + site.grid.extra))
@@ -199,7 +199,7 @@ class AgentOperator(Operator):
         return grid if self.config.landmarks == "avg2d" else Grid(1, grid.cells, grid.prefix, grid.suffix)
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        """A padding mask is of the keys: it applies to the landmarks of the queries only in self-attention."""
+        """A padding mask belongs to the keys: it applies to the landmarks of the queries only in self-attention."""
         q, grid, mask = inputs.q, inputs.grid, inputs.mask
         key_bias("Agent", mask, inputs.k[..., 0])
         surface, m = self.surface(grid), self.config.m

@@ -50,19 +50,23 @@ def bra_plan(
     """Each region takes the `top` regions whose mean key has the largest product with its mean query.
 
     Means are over tokens that are not padding; a region of padding is chosen last. Ties are broken arbitrarily. No
-    gradient. Raises: GridError for regions that do not fit, ShapeError for top not in 1..R.
+    gradient.
+    Raises: ShapeError, GridError for tensors or regions that do not fit, or top not in 1..R; UnsupportedError for masks
+    other than padding.
     """
+    check_qkv_on_grid("bra_plan", q, k, k, grid)
+    mask = padding_only("bra_plan", mask)
     q, k = hide(q, mask), hide(k, mask)
     tiles = balanced_tiles(grid, pair(regions), q.device)
     check_top("bra", top, tiles.number, "regions")
     with torch.no_grad(), without_autocast(q.device):
-        member = torch.nn.functional.one_hot(cell_ids(tiles.owner, grid, tiles.number), tiles.number + 1)
+        member = torch.nn.functional.one_hot(cell_ids(tiles.tile_of_cell, grid, tiles.number), tiles.number + 1)
         member = member[:, :-1].mT.to(upcast(q).dtype)  # (R, N)
-        if mask is not None and mask.keep is not None:
+        if mask.keep is not None:
             member = member * mask.keep[:, None, None, :].to(member.dtype)
         mean = member / member.sum(-1, keepdim=True).clamp_min(1.0)  # (R, N) or (B, 1, R, N)
         score = torch.einsum("bhrd,bhsd->brs", mean @ upcast(q), mean @ upcast(k))
-        if mask is not None and mask.keep is not None:
+        if mask.keep is not None:
             score = score.masked_fill(~member.any(-1), -torch.inf)  # (B, 1, R): empty regions as keys
         return BRAPlan(score.topk(top, sorted=False).indices)
 
@@ -85,11 +89,11 @@ def bra_reference(
     plan = bra_plan(q, k, grid, regions, top, mask=mask) if plan is None else plan
     tiles = balanced_tiles(grid, pair(regions), q.device)
     number = tiles.number
-    own = cell_ids(tiles.owner, grid, number)  # (N,): prefix and suffix tokens are region R
+    region_of = cell_ids(tiles.tile_of_cell, grid, number)  # (N,): prefix and suffix tokens are region R
     chosen = torch.zeros(q.shape[0], number + 1, number + 1, dtype=torch.bool, device=q.device)
     chosen[:, :number, :number] = chosen[:, :number, :number].scatter(-1, plan.regions, True)
     chosen[:, number] = chosen[:, :, number] = True
-    allowed = chosen[:, own][:, :, own][:, None]  # (B, 1, N, N)
+    allowed = chosen[:, region_of][:, :, region_of][:, None]  # (B, 1, N, N)
     logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
@@ -136,10 +140,10 @@ def bra(
 def _chosen(x: Tensor, rows: Tensor, top: int, extra: Tensor) -> Tensor:
     """The chosen regions of x (B, H, R, A, c), then prefix and suffix tokens (B, H, E, c): (B, H*R, top*A+E, c)."""
     batch, number, regions, area, width = x.shape
-    own = x.reshape(-1, area * width).index_select(0, rows).view(batch, number * regions, top * area, width)
+    cells = x.reshape(-1, area * width).index_select(0, rows).view(batch, number * regions, top * area, width)
     if not extra.shape[-2]:
-        return own
-    return torch.cat([own, extra[:, :, None].expand(-1, -1, regions, -1, -1).flatten(1, 2)], -2)
+        return cells
+    return torch.cat([cells, extra[:, :, None].expand(-1, -1, regions, -1, -1).flatten(1, 2)], -2)
 
 
 def _allowed(tiles: Tiles, plan: BRAPlan, mask: Mask, grid: Grid, number: int) -> Tensor | None:
@@ -152,9 +156,9 @@ def _allowed(tiles: Tiles, plan: BRAPlan, mask: Mask, grid: Grid, number: int) -
         extra, cells = split_keep(mask.keep, grid)
         real = real & cells[:, tiles.tables.cell]
     batch = torch.arange(len(real), device=real.device)[:, None, None]
-    own = real[batch, plan.regions].flatten(2)  # (B, R, top*A)
-    own = torch.cat([own, extra[:, None].expand(-1, tiles.number, -1)], -1)
-    return own[:, None, :, None].expand(-1, number, -1, -1, -1).flatten(1, 2)
+    keep = real[batch, plan.regions].flatten(2)  # (B, R, top*A)
+    keep = torch.cat([keep, extra[:, None].expand(-1, tiles.number, -1)], -1)
+    return keep[:, None, :, None].expand(-1, number, -1, -1, -1).flatten(1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)

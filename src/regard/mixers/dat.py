@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Inputs, Operator, Site, attend, merge
+from regard.core import Card, ConfigError, Cost, Grid, Inputs, Operator, ShapeError, Site, attention_cost, merge
 from regard.mixers.shared.memory import MemoryMixerConfig
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.sdpa import sdpa
@@ -45,8 +45,11 @@ def sample_points_reference(x: Float[Tensor, "B c h w"], points: Float[Tensor, "
 def sample_points(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -> Float[Tensor, "B c s"]:
     """Bilinear samples of maps at points (y, x) in cells, in float32 at least; outside the map, its border values.
 
-    A point that is NaN gives NaN.
+    A point that is NaN gives NaN. Raises: ShapeError unless x has four axes and points are (B, s, 2).
     """
+    if x.ndim != 4 or points.ndim != 3 or points.shape[0] != x.shape[0] or points.shape[2] != 2:
+        shapes = f"x {tuple(x.shape)} and points {tuple(points.shape)}"
+        raise ShapeError(f"sample_points: {shapes}; expected (batch, channels, height, width) and (batch, points, 2)")
     invalid = points.isnan().any(-1)  # (B, s); on the CPU grid_sample would read and write outside the map
     points = points.masked_fill(invalid[..., None], 0.0)
     sides = torch.tensor(x.shape[-2:], dtype=points.dtype, device=points.device)
@@ -121,7 +124,7 @@ class DAT(MemoryMixerConfig):
         number, each = rows * columns, site.inner // self.groups
         table = site.heads * (2 * site.grid.height - 1) * (2 * site.grid.width - 1) if self.table else 0
         network = Cost(each * (self.kernel**2 + 5), number * site.inner * (self.kernel**2 + 2))
-        return network + Cost(table, 0) + attend(site.grid.tokens, number + site.grid.extra, site.inner)
+        return network + Cost(table, 0) + attention_cost(site.grid.tokens, number + site.grid.extra, site.inner)
 
 
 class DATOperator(Operator):

@@ -31,7 +31,7 @@ def inline_reference(
     scale: float | None = None,
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
-    """All N x M weights scale (q_i.k_j - mean_j q_i.k_j) / N + 1 / N; means and N are over the keys that are kept."""
+    """All N x M weights scale (q_i.k_j - mean_j q_i.k_j) / N + 1 / N; means and N count the keys that are kept."""
     keep = check_qkv_and_padding("inline", q, k, v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k, v = only_kept(k, keep), only_kept(v, keep)

@@ -12,7 +12,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Inputs, Mask, Operator, ShapeError, Site, attend, only_kept
+from regard.core import (
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    Inputs,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    attention_cost,
+    only_kept,
+)
 from regard.mixers.shared.checks import check_prefix_suffix, check_qkv_and_padding, check_site
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.landmarks import pool_matrix
@@ -115,7 +127,7 @@ class Linformer(HeadMixerConfig):
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         keys = site.tokens("k")
         params = self.m * keys * (1 if self.share else 2) * (site.heads if self.per_head else 1)
-        return Cost(params, 2 * keys * self.m * site.inner) + attend(site.grid.tokens, self.m, site.inner)
+        return Cost(params, 2 * keys * self.m * site.inner) + attention_cost(site.grid.tokens, self.m, site.inner)
 
 
 class LinformerOperator(Operator):

@@ -110,7 +110,7 @@ def block_of(grid: Grid, m: Windows, device: torch.device | None = None) -> Int[
     be divided into m tiles.
     """
     tiles = balanced_tiles(grid, landmark_windows(grid, m), device)
-    return cell_ids(tiles.owner, grid, tiles.number)
+    return cell_ids(tiles.tile_of_cell, grid, tiles.number)
 
 
 @dataclass(frozen=True, kw_only=True)

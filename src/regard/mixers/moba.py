@@ -26,7 +26,7 @@ from regard.mixers.shared.block_attention import (
     check_block_count,
     check_blocks,
 )
-from regard.mixers.shared.checks import check_top, padding_only
+from regard.mixers.shared.checks import check_qkv_on_grid, check_top, padding_only
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.tiles import cell_ids
@@ -47,16 +47,20 @@ def moba_plan(
     """Each query takes the `top` blocks with the largest product with their mean key; its own first if `own`.
 
     Means are over tokens that are not padding; a block of padding is chosen last. Scores are in float32 for half
-    precision; ties are broken arbitrarily; no gradient. Raises: ShapeError for top not in 1..blocks.
+    precision; ties are broken arbitrarily; no gradient.
+    Raises: ShapeError, GridError for tensors that do not fit or top not in 1..blocks; UnsupportedError for masks other
+    than padding; ConfigError for a block below 1.
     """
-    mask = padding_only("moba", mask)
-    check_top("moba", top, block_counts(grid, block)[0], "blocks")
+    check_qkv_on_grid("moba_plan", q, k, k, grid)
+    check_block("moba_plan", block)
+    mask = padding_only("moba_plan", mask)
+    check_top("moba_plan", top, block_counts(grid, block)[0], "blocks")
     with torch.no_grad(), without_autocast(q.device):
         tiles = block_tiles(grid, block, q.device)
         mean, any_token = block_means(hide(k, mask), grid, tiles, mask)
         score = (upcast(q) @ mean.mT).masked_fill(~any_token[:, None, None], -torch.inf)  # (B, H, N, R)
         if own:
-            own_block = torch.nn.functional.one_hot(cell_ids(tiles.owner, grid, tiles.number), tiles.number + 1)
+            own_block = torch.nn.functional.one_hot(cell_ids(tiles.tile_of_cell, grid, tiles.number), tiles.number + 1)
             score = score.masked_fill(own_block[:, :-1].bool(), torch.inf)
         return BlockPlan(score.topk(top, sorted=False).indices)
 

@@ -27,7 +27,7 @@ from regard.core import (
     ShapeError,
     Site,
     hide,
-    linear,
+    linear_cost,
     merge,
     softmax_rows,
 )
@@ -71,7 +71,7 @@ def nsa_reference(
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tiles = block_tiles(grid, block, q.device)
-    block_of = cell_ids(tiles.owner, grid, tiles.number)  # (N,): prefix and suffix tokens have number R
+    block_of = cell_ids(tiles.tile_of_cell, grid, tiles.number)  # (N,): prefix and suffix tokens have number R
     keep = torch.ones(q.shape[0], grid.tokens, dtype=torch.bool, device=q.device) if mask.keep is None else mask.keep
     member = (block_of == torch.arange(tiles.number, device=q.device)[:, None]) & keep[:, None]  # (B, R, N)
     mean = member.to(q.dtype) / member.sum(-1, keepdim=True).clamp_min(1).to(q.dtype)
@@ -179,11 +179,11 @@ def _sliding(
     """Attention to the cells around a query and to prefix and suffix tokens, which attend to all tokens."""
     q_cells = split_tokens(q, grid)[1]
     cells, real = neighbours(grid, window, q.device)
-    own = torch.arange(grid.cells, device=q.device)[:, None].expand(*q.shape[:2], -1, -1)
+    window_of = torch.arange(grid.cells, device=q.device)[:, None].expand(*q.shape[:2], -1, -1)
     form = execution if execution in ("auto", "dense") else "gather"
     if form == "auto":  # copies of few keys for every query are cheaper than rows of all logits
         form = "gather" if grid.cells > 32 * cells.shape[-1] else "dense"
-    near = attend_groups(q_cells, k, v, grid, cells, real, own, scale=scale, mask=mask, execution=form)
+    near = attend_groups(q_cells, k, v, grid, cells, real, window_of, scale=scale, mask=mask, execution=form)
     return join_global_tokens(near, q, k, v, grid, scale, mask)
 
 
@@ -272,7 +272,7 @@ class NSA(HeadMixerConfig):
         near = (2 * down + 1) * (2 * across + 1)
         first = 2 * grid.tokens * (number + self.k * area + 2 * grid.extra) * inner
         sliding = 2 * (grid.cells * (near + grid.extra) + grid.extra * grid.tokens) * inner
-        return linear(grid.tokens, inner, 3 * site.heads) + Cost(0, first + sliding)
+        return linear_cost(grid.tokens, inner, 3 * site.heads) + Cost(0, first + sliding)
 
 
 class NSAOperator(Operator):

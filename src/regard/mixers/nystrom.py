@@ -25,7 +25,7 @@ from regard.core import (
     Operator,
     ShapeError,
     Site,
-    attend,
+    attention_cost,
     only_kept,
     softmax_rows,
 )
@@ -83,7 +83,7 @@ def nystrom(
 ) -> Float[Tensor, "B H N e"]:
     """The same in linear time, multiplied from right to left.
 
-    iterations: of the pseudo-inverse; None computes it exactly (slow); only then rows sum to 1. scale: None =
+    iterations: of the pseudo-inverse; None computes it exactly (slow), and only then do rows sum to 1. scale: None =
     d^-0.5. start: "matrix", or "batch" as published code does. mask: padding only. landmark_keep: False for landmarks
     that must not be used. The pseudo-inverse is in float32 for half precision.
     Raises: ShapeError for tensors that do not fit, UnsupportedError for other masks, ConfigError for an unknown start.
@@ -116,7 +116,7 @@ def inverse(a: Float[Tensor, "B H m m"], iterations: int | None, start: str = "m
     if iterations is None:
         return torch.linalg.pinv(a)
     columns, rows = a.sum(-2).amax(-1), a.sum(-1).amax(-1)  # |A|_1 and |A|_inf
-    if start == "batch":
+    if start == "batch" and a.numel():
         columns, rows = columns.amax(), rows.amax()
     norms = columns * rows
     z = a.mT / norms.masked_fill(norms == 0, 1.0)[..., None, None]
@@ -190,13 +190,14 @@ class Nystrom(HeadMixerConfig):
     samples: ClassVar[tuple[str, ...]] = (
         "Nystrom(m=4)",
         'Nystrom(m=(1, 3), landmarks="avg2d", iterations=4, kernel=5)',
+        'Nystrom(m=4, start="batch")',
     )
 
     @property
     def contract(self) -> Contract:
         skip = {"cross": self.refuses_cross} if self.kernel else {}
-        if self.start == "matrix":
-            reason = "the inverse of an image starts from the largest sum of the batch"
+        if self.start == "batch":
+            reason = "the pseudo-inverse starts from the largest sums of the whole batch"
             skip |= {"batch": reason, "images": reason}
         return Contract(skip=skip)
 
@@ -237,7 +238,9 @@ class Nystrom(HeadMixerConfig):
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """Every iteration has 4 products of m x m matrices; the exact pseudo-inverse is not counted."""
         n, keys, m = site.tokens("q"), site.tokens("k"), self.number
-        total = attend(n, m, site.inner) + attend(m, keys, site.inner) + attend(m, m, site.inner)
+        total = (
+            attention_cost(n, m, site.inner) + attention_cost(m, keys, site.inner) + attention_cost(m, m, site.inner)
+        )
         return total + Cost(0, 4 * (self.iterations or 0) * m**3 * site.heads)
 
 
@@ -260,7 +263,7 @@ class NystromOperator(Operator):
         self.config = config
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        """A padding mask is of the keys: it applies to the queries' landmarks only in self-attention."""
+        """A padding mask belongs to the keys: it applies to the queries' landmarks only in self-attention."""
         form, config, mask = nystrom_reference if plain else nystrom, self.config, inputs.mask
         keep = mask.keep if mask is not None else None
         landmarks_q, keep_q = self._pooled(inputs.q, inputs.grid, keep if inputs.memory is None else None)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Operator, Site, attend, linear
+from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Operator, Site, attention_cost, linear_cost
 from regard.mixers.shared.memory import MemoryMixerConfig
 from regard.mixers.shared.sdpa import sdpa
 
@@ -28,7 +28,7 @@ class PVT(MemoryMixerConfig):
     """ratio: side of the patches that become one key, 1 = none. pool: side of the averaged map of PVTv2's linear form.
 
     pool 0 is the convolution. Its weights start as the mean of a patch (PVT draws them at random), so that a swapped
-    layer starts near its former keys and values. dwc must be 0: values do not lie on the queries' grid.
+    layer starts near the keys and values of the host. dwc must be 0: values do not lie on the queries' grid.
     Raises: ConfigError for numbers below 1 (pool: 0), ratio together with pool, or dwc; building, GridError if the
     site's grid is smaller than the pooled map, UnsupportedError for a host with rotary positions.
     """
@@ -36,7 +36,7 @@ class PVT(MemoryMixerConfig):
     ratio: int = 2
     pool: int = 0
 
-    revision: ClassVar[int] = 2  # its initial weights in `regard.tasks` have changed
+    revision: ClassVar[int] = 2  # 2: other initial weights in `regard.tasks`
     card: ClassVar[Card] = Card(
         title="Spatial-reduction attention",
         source="Wang et al. 2021 (PVT), Eq. 2-3; 2022 (PVTv2)",
@@ -81,11 +81,11 @@ class PVT(MemoryMixerConfig):
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         rows, columns = self.sides(site.grid)
-        total = attend(site.grid.tokens, rows * columns + site.grid.extra, site.inner)
+        total = attention_cost(site.grid.tokens, rows * columns + site.grid.extra, site.inner)
         if self.ratio == 1 and not self.pool:
             return total
         side = 1 if self.pool else self.ratio
-        return total + linear(rows * columns, side**2 * site.dim, site.dim) + Cost(2 * site.dim, 0)
+        return total + linear_cost(rows * columns, side**2 * site.dim, site.dim) + Cost(2 * site.dim, 0)
 
 
 class PVTOperator(Operator):

@@ -33,7 +33,14 @@ class LSHPlan(NamedTuple):
 
 
 def lsh_plan(qk: Float[Tensor, "B H N d"], rotations: Float[Tensor, "R d half"]) -> LSHPlan:
-    """Buckets: the index of the largest of [xR, -xR]. In float32 for half precision; ties arbitrary; no gradient."""
+    """Each token's bucket in each round: the index of the largest entry of [xR, -xR].
+
+    Products are in float32 for half precision; ties are broken arbitrarily; no gradient.
+    Raises: ShapeError unless rotations are (rounds, width, buckets / 2).
+    """
+    if qk.ndim != 4 or rotations.ndim != 3 or rotations.shape[1] != qk.shape[-1]:
+        shapes = f"qk {tuple(qk.shape)} and rotations {tuple(rotations.shape)}"
+        raise ShapeError(f"lsh_plan: {shapes}; expected (batch, heads, tokens, width) and (rounds, width, buckets / 2)")
     with torch.no_grad(), without_autocast(qk.device):
         rotated = upcast(qk)[:, :, None] @ upcast(rotations).to(upcast(qk).dtype)  # (B, H, R, N, half)
         return LSHPlan(torch.cat([rotated, -rotated], -1).max(-1).indices)
@@ -142,7 +149,7 @@ def _from_chunks(x: Tensor, slot: Tensor) -> Tensor:
 
 
 def _rounds(order: Tensor, queries: Tensor, keys: Tensor, chunk: int, number: int) -> Tensor:
-    """In how many rounds a query attends to a key, at least 1: (B, H, R, T, c, 2c). queries, keys: token indices."""
+    """The rounds in which a query attends to a key, at least 1, (B, H, R, T, c, 2c). queries, keys: token indices."""
     chunks = F.pad(_chunks(order, chunk), (0, 1))  # (B, H, R, N + 1)
     count = torch.zeros(*queries.shape, keys.shape[-1], dtype=torch.long, device=order.device)
     for chunk_of in chunks.unbind(2):

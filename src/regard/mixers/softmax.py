@@ -9,7 +9,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import NO_MASK, Card, Contract, Cost, Inputs, Mask, Operator, Site, attend, hide, softmax_rows
+from regard.core import NO_MASK, Card, Contract, Cost, Inputs, Mask, Operator, Site, attention_cost, hide, softmax_rows
 from regard.mixers.shared.checks import check_qkv
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.sdpa import sdpa
@@ -41,7 +41,7 @@ def softmax(
 ) -> Float[Tensor, "B H N e"]:
     """The same through `scaled_dot_product_attention`.
 
-    Keys hidden by padding may hold any value, also NaN.
+    Keys hidden by padding may hold any value, even NaN.
     Raises: ShapeError if q, k and v do not fit together.
     """
     check_qkv("softmax", q, k, v)
@@ -86,7 +86,7 @@ class Softmax(HeadMixerConfig):
         return SoftmaxOperator(self)
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
-        return attend(site.grid.tokens, (site.memory or site.grid).tokens, site.inner)
+        return attention_cost(site.grid.tokens, (site.memory or site.grid).tokens, site.inner)
 
 
 class SoftmaxOperator(Operator):

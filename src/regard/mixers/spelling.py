@@ -41,8 +41,8 @@ def parse(text: str, extra: Extra = (), revisions: Mapping[str, int] | None = No
     class when an older version wrote the text (`MixerConfig.older_revisions`); classes that are not listed are today's.
     Raises: ConfigError for an unknown name or field (with the nearest ones), a wrong value, or anything but literals.
     """
-    own: list[type] = [item for item in extra if isinstance(item, type) and dataclasses.is_dataclass(item)]
-    classes: dict[str, type] = {cls.__name__: cls for cls in (*MIXERS, *PROJECTIONS, *own)}
+    extra_classes: list[type] = [item for item in extra if isinstance(item, type) and dataclasses.is_dataclass(item)]
+    classes: dict[str, type] = {cls.__name__: cls for cls in (*MIXERS, *PROJECTIONS, *extra_classes)}
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:

@@ -26,7 +26,7 @@ from regard.core import (
     ShapeError,
     Site,
     hide,
-    linear,
+    linear_cost,
     softmax_rows,
 )
 from regard.mixers.mita.routing import check_chosen
@@ -142,9 +142,9 @@ def _spark_scores(q: Tensor, k: Tensor, rank: int, scale: float | None) -> Tenso
 def _gather_values(a: Tensor, keys: Tensor, v: Tensor) -> Tensor:
     """Weights (B, H, N, top) times the values of each query's keys."""
     start = v.shape[-2] * torch.arange(v.shape[0] * v.shape[1], device=v.device).view(*v.shape[:2], 1, 1)
-    own = v.reshape(-1, v.shape[-1]).index_select(0, (keys + start).flatten())
-    own = own.view(-1, keys.shape[-1], v.shape[-1])
-    return torch.bmm(a.reshape(own.shape[0], 1, -1), own).view(*a.shape[:3], -1)
+    values = v.reshape(-1, v.shape[-1]).index_select(0, (keys + start).flatten())
+    values = values.view(-1, keys.shape[-1], v.shape[-1])
+    return torch.bmm(a.reshape(values.shape[0], 1, -1), values).view(*a.shape[:3], -1)
 
 
 def _gather_is_faster(keys: int, top: int) -> bool:
@@ -242,7 +242,7 @@ class TopK(HeadMixerConfig):
             ranking = n * m * self.rank * site.heads if self.indexer == "spark" else 0
             return total + Cost(0, n * m * inner + ranking)
         h, w = self.index_heads, self.index_width
-        total += linear(n, inner, h * w, False) + linear(m, inner, w, False) + linear(n, inner, h, False)
+        total += linear_cost(n, inner, h * w, False) + linear_cost(m, inner, w, False) + linear_cost(n, inner, h, False)
         return total + Cost(0, n * m * h * w + (n * self.k * inner if accounting == "paper" else n * m * inner))
 
 

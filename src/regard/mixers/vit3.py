@@ -27,7 +27,7 @@ from regard.core import (
     UnsupportedError,
     check_accounting,
     heads,
-    linear,
+    linear_cost,
     merge,
 )
 from regard.mixers.convolutions.sampling import own_kernels
@@ -165,8 +165,8 @@ def ttt_conv(
 class ViT3(MixerConfig):
     """inner: "swiglu" (the paper's) or "linear", one matrix per head. local: whether to add the head that convolves.
 
-    lr: of the inner step. clip: whether the inner gradient is divided by its length plus 1. The
-    projections of a host have another shape with local=True, and always another meaning.
+    lr: of the inner step. clip: whether the inner gradient is divided by its length plus 1. A swap
+    does not use a host's projections: they mean something else here, and with local=True their shapes differ.
     Raises: ConfigError for an unknown inner model or an lr that is not positive; building, UnsupportedError for
     normalised q, k.
     """
@@ -210,11 +210,11 @@ class ViT3(MixerConfig):
         return ViT3Mixer(self, site)
 
     def cost(self, site: Site, accounting: str = "executed") -> Cost:
-        """Projections; products: two forward, two of the step, two with q; "linear" has one of the last two each."""
+        """Projections and products: two forward, two of the step, two with q; "linear" has one of step and q each."""
         check_accounting(accounting)
         n, d, inner = site.grid.tokens, site.width, site.inner
         width = inner + d * self.local
-        total = linear(n, site.dim, 3 * width, site.qkv_bias) + linear(n, width, site.dim, site.out_bias)
+        total = linear_cost(n, site.dim, 3 * width, site.qkv_bias) + linear_cost(n, width, site.dim, site.out_bias)
         matrices = 2 if self.inner == "swiglu" else 1
         products = 6 if self.inner == "swiglu" else 2
         total += Cost(matrices * inner * d, products * n * d * inner)

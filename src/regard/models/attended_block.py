@@ -45,7 +45,7 @@ class Attended(Port):
         return self.host_grid(self.host)
 
     def restored_attention(self) -> nn.Module:
-        """The empty slot; the next mechanism in it starts with the current gamma."""
+        """The empty slot; the next mechanism in it starts with the current gamma, 0 if attention was removed."""
         host = cast("Slot", super().restored_attention())
         host.initial_gamma = 0.0 if self.gamma is None else float(self.gamma.detach())
         return host
@@ -59,7 +59,7 @@ class Attended(Port):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         gamma = state_dict.get(f"{prefix}gamma")
-        if gamma is not None and gamma.ndim == 0:  # checkpoints from before gamma had one dimension
+        if gamma is not None and gamma.ndim == 0:  # in older checkpoints gamma has no dimension
             state_dict[f"{prefix}gamma"] = gamma.reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -73,9 +73,9 @@ class Attended(Port):
 
 
 class Slot(nn.Module):
-    """An empty place for attention on maps of `dim` channels: the identity.
+    """An empty slot for attention on maps of `dim` channels: the identity.
 
-    initial_gamma: the first value of gamma of a mechanism that is put here. grid_size: (height, width) of the last map.
+    initial_gamma: the initial gamma of the next mechanism in the slot. grid_size: (height, width) of the last map.
     """
 
     port = Attended
@@ -89,7 +89,7 @@ class Slot(nn.Module):
         self.register_buffer("placeholder", torch.zeros(()), persistent=False)
 
     def record_grid(self, x: Tensor) -> None:
-        """Remember the grid of a forward pass, for a later swap."""
+        """Record the grid of a forward pass, for a later swap."""
         tracing = torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(x, Tensor)  # torch.fx
         if not tracing:
             self.grid_size = (x.shape[-2], x.shape[-1])

@@ -1,9 +1,9 @@
 """Loading the checkpoints that MiTA's authors published (repository QishuaiWen/MiTA) into a model with MiTA.
 
 Their files are training checkpoints: model, optimizer and the `argparse.Namespace` of the run. They are read with
-`weights_only`, so that nothing in them is executed. Keys are timm's, of ViT-5 those of `vit5.py`, but for the
-convolution (`attn.dwc`), the gate, which is a fourth part of the projection (`attn.qkvg`), and the rotary frequencies
-(`attn.rope.freqs`), which the host computes itself.
+`weights_only`, so that nothing in them is executed. Their keys are timm's, or for ViT-5 those of `vit5.py`, except for
+the convolution (`attn.dwc`), the gate, which is a fourth part of the projection (`attn.qkvg`), and the rotary
+frequencies (`attn.rope.freqs`), which the host computes itself.
 """
 
 import os
@@ -43,7 +43,7 @@ def load_mita(path: str | os.PathLike[str], *, m: int = 25, k: int = 0, heads: i
         raise StoreError(f"{path}: {error}; {DAMAGED}") from error
     if result.missing_keys or result.unexpected_keys:
         raise StoreError(
-            f"{path} is no MiTA-DeiT or MiTA-ViT-5: missing {result.missing_keys}, unexpected "
+            f"{path} is not a MiTA-DeiT or MiTA-ViT-5: missing {result.missing_keys}, unexpected "
             f"{result.unexpected_keys}; {DAMAGED}"
         )
     return model.eval()
@@ -61,7 +61,7 @@ def convert(state: Mapping[str, Tensor], *, m: int = 25, k: int = 0) -> tuple[Mi
     """
     if not {"patch_embed.proj.weight", "pos_embed", "head.bias"} <= set(state):
         raise StoreError(
-            "these are no weights of a DeiT or ViT-5, which have patch_embed.proj.weight, pos_embed and head.bias"
+            "these are not the weights of a DeiT or ViT-5, which have patch_embed.proj.weight, pos_embed and head.bias"
         )
     converted: dict[str, Tensor] = {}
     dwc, gate, rotary = 0, False, is_vit5(state)
@@ -97,7 +97,7 @@ def sizes(state: Mapping[str, Tensor], heads: int = 0) -> dict[str, Any]:
         raise StoreError(f"the weights have blocks {sorted(blocks)}, not 0 to the last one; {DAMAGED}")
     if side * side != patches or side == 0 or patch != patch_width:
         raise StoreError(
-            f"{positions} positions and patches of {patch}x{patch_width} are no square image"
+            f"{positions} positions and patches of {patch}x{patch_width} do not make a square image"
             f"{'' if rotary else ' and one class token'}; {DAMAGED}"
         )
     head_width = _shape(state, "blocks.0.attn.q_norm.weight", 1)[0] if rotary else HEAD_WIDTH

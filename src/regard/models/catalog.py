@@ -21,7 +21,6 @@ from .vit_desk import vit_desk
 from .vit_spt import vit_s_32, vit_s_32_spt
 from .xcit_desk import xcit_desk
 
-# Regard's own models, which no library has
 HOSTS: dict[str, Callable[..., nn.Module]] = {
     "vit_desk": vit_desk,
     "xcit_desk": xcit_desk,
@@ -43,28 +42,29 @@ HOSTS: dict[str, Callable[..., nn.Module]] = {
     "vit5_large": vit5_large,
     "vit5_xlarge": vit5_xlarge,
 }
+"""Functions that build Regard's own models, which no library has, by name."""
 
 
 def own_models(extra: Extra = ()) -> dict[str, Callable[..., nn.Module]]:
-    """name -> what makes it: Regard's models, and those of the user, which come first."""
-    users = {item.__name__: item for item in extra if not _other_kind(item)}
-    return {**HOSTS, **users}
+    """Functions or classes that build models, by name: Regard's and the user's; the user's have precedence."""
+    return {**HOSTS, **{item.__name__: item for item in extra if _is_model(item)}}
 
 
-def _other_kind(item: type | Callable[..., Any]) -> bool:
-    """Whether an item of `extra` is a port, a mechanism or a task, not a model."""
-    return isinstance(item, type) and (issubclass(item, Port) or is_dataclass(item))
+def _is_model(item: type | Callable[..., Any]) -> bool:
+    """Whether an item of `extra` builds a model: it is not a port, a mechanism or a task."""
+    return not (isinstance(item, type) and (issubclass(item, Port) or is_dataclass(item)))
 
 
-def own_ports(extra: Extra) -> list[type[Port]]:
-    """The ports among the user's own."""
+def user_ports(extra: Extra) -> list[type[Port]]:
+    """The ports in `extra`."""
     return [item for item in extra if isinstance(item, type) and issubclass(item, Port)]
 
 
 def make_regard_model(name: str, extra: Extra = (), **options: Any) -> nn.Module:
-    """One of `own_models`. features_only, out_indices: as in `timm.create_model`, a list of maps, not logits.
+    """Build one of `own_models`.
 
-    Raises: TypeError for an option that the host does not have.
+    features_only, out_indices: as in `timm.create_model`, for maps (B, D, h, w), not logits.
+    Raises: TypeError for an option that the host does not have; ConfigError for a stage that does not exist.
     """
     make = own_models(extra)[name]
     if has_option(make, "features_only") or not options.pop("features_only", False):
@@ -76,12 +76,12 @@ def make_regard_model(name: str, extra: Extra = (), **options: Any) -> nn.Module
 
 
 def default_size(name: str, extra: Extra = ()) -> tuple[int, int] | None:
-    """(height, width) of images that one of `own_models` expects unless told otherwise; None where none is known."""
+    """(height, width) of images that one of `own_models` takes by default; None if it has no such option."""
     make = own_models(extra).get(name.removeprefix("regard_"))
     if make is None:
         return None
     options = {**signature(metaformer).parameters, **signature(make).parameters}
-    sides = (options[label].default for label in ("size", "img_size") if label in options)
+    sides = (options[option].default for option in ("size", "img_size") if option in options)
     side = next((side for side in sides if isinstance(side, int | tuple)), None)  # `size` of MetaFormers is a letter
     if side is None:
         return None
@@ -92,11 +92,11 @@ def list_models(pattern: str = "*") -> list[str]:
     """Names that `create_model` takes and that match a glob: Regard's own first, then timm's."""
     import timm
 
-    own = [name for name in HOSTS if fnmatchcase(name, pattern) or fnmatchcase(f"regard_{name}", pattern)]
-    return own + [name for name in timm.list_models(pattern) if not name.startswith("regard_")]
+    regard_names = [name for name in HOSTS if fnmatchcase(name, pattern) or fnmatchcase(f"regard_{name}", pattern)]
+    return regard_names + [name for name in timm.list_models(pattern) if not name.startswith("regard_")]
 
 
 def has_option(function: Callable[..., nn.Module], option: str) -> bool:
-    """Whether a host has an option of its own of this name."""
+    """Whether the function of a host accepts an option of this name."""
     parameters = signature(function).parameters
     return option in parameters or any(item.kind is item.VAR_KEYWORD for item in parameters.values())

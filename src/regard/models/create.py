@@ -12,15 +12,15 @@ from regard.core import ConfigError, Extra, MixerConfig, RegardError, StoreError
 from regard.mixers.spelling import OWN, spell
 from regard.swapping.swap import plan_swap
 
-from .catalog import list_models, make_regard_model, own_models, own_ports
+from .catalog import list_models, make_regard_model, own_models, user_ports
 
 
 def create_model(name: str, mixer: MixerConfig | None, *, extra: Extra = (), **timm_options: Any) -> nn.Module:
     """A host with a mechanism; mixer=None keeps the host's own attention.
 
     name: of timm or one of Regard's (see `list_models`), or a spelling with options, "vit_desk(dim=48, depth=2)".
-    extra: the user's own models and ports; a model is known by the name of its function or class.
-    timm_options go to `timm.create_model` untouched: num_classes, in_chans, img_size, pretrained, features_only, ...
+    extra: the user's own models and ports; a model has the name of its function or class.
+    timm_options: passed to `timm.create_model` unchanged: num_classes, in_chans, img_size, pretrained, features_only.
     Raises: ConfigError for an unknown name or option, StoreError for weights that cannot be loaded.
     """
     plain, options = parse_host(name)
@@ -30,7 +30,7 @@ def create_model(name: str, mixer: MixerConfig | None, *, extra: Extra = (), **t
     model.regard_extra = tuple(extra)  # type: ignore[assignment]  # `save` builds the model again
     if mixer is None:
         return model
-    plan = plan_swap(model, mixer, ports=own_ports(extra))
+    plan = plan_swap(model, mixer, ports=user_ports(extra))
     plan.warn()
     return plan.apply(faithful=bool(options.get("pretrained", False)))
 
@@ -43,7 +43,7 @@ def build_sized(
         return create_model(text, mixer, extra=extra, img_size=size, **overrides)
     except ConfigError as error:
         message = str(error.__cause__)
-        if "unexpected keyword argument" not in message or "img_size" not in message:  # it has the option: a wrong size
+        if "unexpected keyword argument" not in message or "img_size" not in message:  # the size is wrong
             raise
     return create_model(text, mixer, extra=extra, **overrides)
 
@@ -55,9 +55,9 @@ def parse_host(text: str) -> tuple[str, dict[str, Any]]:
     name, _, rest = text.strip().partition("(")
     try:
         call = ast.parse(f"host({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
             raise ValueError
-        return name.strip(), {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        return name.strip(), {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError) as error:
         raise ConfigError(
             f"cannot read the host {text!r}: expected name(option=value, ...) with plain values"
@@ -78,7 +78,7 @@ def spell_host(name: str, options: Mapping[str, Any]) -> str:
 
 
 def check_host(name: str, extra: Extra = ()) -> None:
-    """Raises: ConfigError if it is neither one of `own_models` nor a model of timm, nor has the prefix of a hub."""
+    """Raises: ConfigError if `name` is neither one of `own_models` nor a model of timm, and has no prefix of a hub."""
     import timm
 
     exists = ":" in name or name.removeprefix("regard_") in own_models(extra) or timm.is_model(name.partition(".")[0])
@@ -90,9 +90,9 @@ def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
     import timm
 
     check_host(name, extra)
-    own = own_models(extra)
-    plain = name.removeprefix("regard_")  # the name that `register` gives our hosts in timm
-    if plain in own:
+    models = own_models(extra)
+    plain = name.removeprefix("regard_")  # `register_timm` adds the prefix
+    if plain in models:
         make: Callable[..., nn.Module] = partial(make_regard_model, plain, extra)
     else:
         make = partial(timm.create_model, name)
@@ -106,10 +106,10 @@ def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
             f"cannot load the weights of {name}: {reason}. Load them once with a network, or leave pretrained out"
         ) from error
     except (TypeError, AttributeError, ValueError, ArithmeticError, LookupError, AssertionError, RuntimeError) as error:
-        given_options = ", ".join(f"{key}={value!r}" for key, value in options.items())
-        accepted = list(inspect.signature(own[plain]).parameters) if plain in own else []
+        passed_options = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        accepted = list(inspect.signature(models[plain]).parameters) if plain in models else []
         wrong = [key for key in options if accepted and key not in accepted]
         hint = "".join(f"; it has no {key!r}: {nearest(key, accepted)}" for key in wrong)
         raise ConfigError(
-            f"{name} cannot be made with {given_options or 'its defaults'}: {error or type(error).__name__}{hint}"
+            f"{name} cannot be built with {passed_options or 'its defaults'}: {error or type(error).__name__}{hint}"
         ) from error

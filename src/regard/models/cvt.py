@@ -51,14 +51,14 @@ class CvTPort(Port):
                 f"{type(config).__name__} needs keys on the grid of the queries; make the host with kv_stride=1"
             )
         if site.memory is not None and config.dwc:
-            raise ConfigError("dwc needs values on the grid of the queries: make the host with kv_stride=1")
+            raise ConfigError("dwc needs values on the grid of the queries: build the host with kv_stride=1")
         mixer = super().build_mixer(config, site, shared)
         if type(mixer) is not HeadMixer:
             raise UnsupportedError(
                 f"{type(config).__name__} has a layer of its own around its operator ({type(mixer).__name__}: a "
                 "branch, gate or norm), but CvT needs the plain one; use options without it, or another host"
             )
-        return ConvMixer(config, mixer.site, shared, self.host)  # its site: a mechanism may set the heads itself
+        return ConvMixer(config, mixer.site, shared, self.host)  # the mixer's site: a mechanism may change the heads
 
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
         return self.mixer(x, Grid(height, width, self.prefix))
@@ -208,24 +208,26 @@ class CvT(Pyramid):
         super().__init__()
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         self.num_classes, self.num_features = num_classes, dims[-1]
-        depths, numbers = (1, 2, 10), (1, 3, 6)
-        bad = len(dims) != len(numbers) or any(dim % number for dim, number in zip(dims, numbers, strict=False))
-        if bad or kv_stride < 1:
+        depths, head_counts = (1, 2, 10), (1, 3, 6)
+        fits = len(dims) == len(head_counts) and not any(
+            dim % count for dim, count in zip(dims, head_counts, strict=True)
+        )
+        if not fits or kv_stride < 1:
             raise ConfigError(
                 f"CvT-13 has dims that are multiples of 1, 3, 6 and a kv_stride >= 1, not {dims}, {kv_stride}"
             )
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         stages, previous, reduction = [], in_chans, 1
-        for index, (dim, depth, number) in enumerate(zip(dims, depths, numbers, strict=True)):
+        for index, (dim, depth, num_heads) in enumerate(zip(dims, depths, head_counts, strict=True)):
             first = index == 0
             embed = ConvEmbed(
                 previous, dim, 7 if first else 3, 4 if first else 2, 3 if first and plain else 2 - (not first)
             )
-            scale = (dim // number if plain else dim) ** -0.5
+            scale = (dim // num_heads if plain else dim) ** -0.5
             blocks = [
                 CvTBlock(
                     dim,
-                    ConvAttention(dim, number, kv_stride, bias=not plain, shared=plain, scale=scale),
+                    ConvAttention(dim, num_heads, kv_stride, bias=not plain, shared=plain, scale=scale),
                     nn.GELU if plain else QuickGELU,
                     drop,
                     rates[index][block] if index == 2 else 0.0,

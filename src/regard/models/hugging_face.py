@@ -13,7 +13,7 @@ from torch import nn
 from regard.core import ConfigError, Extra, MissingExtra, StoreError
 from regard.swapping.ports.hugging_face import config_of
 
-from .saving import description_errors, fill, fitting, recorded_swaps, replay_swaps, tensor_differences
+from .saving import build_matching, description_errors, fill, recorded_swaps, replay_swaps, tensor_differences
 
 FILE = "regard.json"
 
@@ -27,7 +27,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     config = config_of(model)
     if config is None or not type(model).__module__.startswith("transformers."):
         raise ConfigError(
-            f"{type(model).__name__} is no model of transformers; regard.save writes those of create_model"
+            f"{type(model).__name__} is not a model of transformers; regard.save writes models of create_model"
         )
     about = {"version": 1, "architecture": type(model).__name__, "swaps": recorded_swaps(model)}
     if getattr(model, "pooler", model) is None:
@@ -51,9 +51,9 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
 
 
 def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Module:
-    """The model that `save_pretrained` of this file wrote, in evaluation mode, on the CPU, in the dtype of its weights.
+    """The model that `save_pretrained` wrote, in evaluation mode, on the CPU, in the dtype of its weights.
 
-    extra: a user's own mechanisms that it names.
+    extra: the user's own mechanisms that it needs.
     Raises: StoreError if the folder has no regard.json or does not fit it, or a file is damaged; MissingExtra without
     transformers.
     """
@@ -68,7 +68,7 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
             about = json.loads((target / FILE).read_text())
             config = transformers.AutoConfig.from_pretrained(target)
             tensors = load_file(target / "model.safetensors")
-            model = fitting(partial(_built, about, config, tuple(extra)), tensors)
+            model = build_matching(partial(_built, about, config, tuple(extra)), tensors)
             fill(model, tensors)
     except FileNotFoundError as error:
         raise StoreError(f"{target} has no {Path(str(error.filename)).name}; expected a swapped model") from error
@@ -76,7 +76,7 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
 
 
 def _built(about: dict[str, Any], config: Any, extra: Extra, older: bool = False) -> nn.Module:
-    """The model of regard.json and a configuration, which is changed, with first weights. older: see `fitting`."""
+    """The model of regard.json and a configuration (changed), with initial weights. older: see `build_matching`."""
     import transformers
 
     config.__dict__.pop("attn_implementation", None)

@@ -1,6 +1,6 @@
 """SKAFormer and CSKAFormer: timm's CAFormer with static keys in some of its four stages.
 
-The tables of "Static Key Attention in Vision" do not say which stage; here it is the second: only this gives the
+The tables of "Static Key Attention in Vision" do not say which stage; here it is the second: only that gives the
 published size of CSKAFormer-B36, and it is the best placement of Table 5. `mixers` sets any other.
 """
 
@@ -32,7 +32,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "desk": {"depths": (1, 1, 2, 1), "dims": (32, 64, 96, 128)},
 }
 QUERIES = ("linear", "identity")
-SHORT = {"ska": "SKA", "cska": "CSKA"}
+SHORT_NAMES = {"ska": "SKA", "cska": "CSKA"}
 STAGE = re.compile(r"stages[._](\d)\.")
 
 
@@ -76,16 +76,17 @@ def metaformer(
     """A MetaFormer of timm with "conv", "attn" or a mechanism in each of its four stages.
 
     mixers: four of "conv" (separable convolution), "attn" (timm's attention), "ska", "cska" or a spelled mechanism.
-    img_size: the image size that gives the grids of the static keys. resize: what the keys do on other grids, for the
-    mixers that are not spelled with it. query: "linear", or "identity" for mechanisms whose queries are the input
-    itself, as in the authors' code: with static keys in stages 3 and 4 and heads of width 32 S18 has 23,565,336
-    parameters. heads: number of heads of the mechanisms; 0 = heads of width 32. The authors' code has heads of width 16
-    in its CSKAFormer: 8 in stage 2 of S18, 28,983,186 parameters.
+    img_size: the image size that gives the grids of the static keys. resize: what the keys do on other grids, for
+    mixers whose spelling does not set it. query: "linear", or "identity" for mechanisms whose queries are the input
+    itself, as in the authors' code: S18 with static keys in stages 3 and 4 and heads of width 32 then has
+    23,565,336 parameters. heads: number of heads of the mechanisms; 0 = heads of width 32. The authors' code has heads
+    of width 16 in its CSKAFormer: 8 in stage 2 of S18, which then has 28,983,186 parameters.
     pretrained: True loads timm's weights of caformer_<size> into every layer of the same shape; else the path of a
     checkpoint of that, or of this model. A warning names the tensors of a checkpoint that the model does not have.
     options: of timm, such as num_classes, in_chans, drop_path_rate, out_indices.
-    Raises: ConfigError if mixers are not four known ones, query is unknown or has no mechanism to apply to, heads do
-    not divide a width, a stage does not exist, or a checkpoint is missing, cannot be read or has no tensor that fits.
+    Raises: ConfigError if mixers are not four known names, query is unknown or no stage has a mechanism for it, heads
+    do not divide a width, a stage does not exist, or a checkpoint is missing, cannot be read or has no tensor that
+    fits.
     """
     name = f"caformer_{size}"
     configs = _stage_configs(mixers, resize, query)
@@ -121,14 +122,15 @@ def load_fitting(model: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     with torch.no_grad():
         for key, value in state.items():
             target = targets.get(key)
-            if target is None or _plain(target.shape) != _plain(value.shape):
+            if target is None or _without_kernel_axes(target.shape) != _without_kernel_axes(value.shape):
                 unused.append(key)
             else:
                 target.copy_(value.reshape(target.shape))
     return unused
 
 
-def _plain(shape: torch.Size) -> tuple[int, ...]:
+def _without_kernel_axes(shape: torch.Size) -> tuple[int, ...]:
+    """The shape without the two kernel axes of a 1x1 convolution."""
     return tuple(shape[:-2]) if tuple(shape[2:]) == (1, 1) else tuple(shape)
 
 
@@ -136,12 +138,14 @@ def _weights(name: str, pretrained: bool | str | os.PathLike[str]) -> Mapping[st
     """The published weights of a timm model (True), or those in a file."""
     if isinstance(pretrained, bool):
         if not timm.is_model(name):
-            raise ConfigError(f"there are no published weights of {name}; pass pretrained=PATH, a checkpoint of yours")
+            raise ConfigError(
+                f"there are no published weights of {name}; pass pretrained=PATH, the path of a checkpoint"
+            )
         return timm.create_model(name, pretrained=True).state_dict()
     try:
         return read_tensors(pretrained, "state_dict_ema", "model_ema", "state_dict", "model")
     except StoreError as error:
-        raise ConfigError(f"pretrained={str(pretrained)!r} is no checkpoint that can be read: {error}") from error
+        raise ConfigError(f"pretrained={str(pretrained)!r} is not a readable checkpoint: {error}") from error
 
 
 def _warn_unused(unused: Sequence[str], number: int, name: str, pretrained: bool | str | os.PathLike[str]) -> None:
@@ -176,7 +180,7 @@ def _stage_configs(mixers: Sequence[str], resize: str | None, query: str) -> lis
 def _config(text: str, resize: str | None) -> MixerConfig | None:
     if text in ("conv", "attn"):
         return None
-    config = parse_mixer(SHORT.get(text, text))
+    config = parse_mixer(SHORT_NAMES.get(text, text))
     if config is not None and resize is not None:
         if "resize" not in {item.name for item in fields(config)}:
             raise ConfigError(f"{type(config).__name__} has no resize; leave resize= out")

@@ -63,7 +63,7 @@ def feature_backbone(model: nn.Module, out_indices: Sequence[int] | None = None)
     if isinstance(model, Pyramid):
         return Features(model, range(len(model.feature_info)) if out_indices is None else out_indices)
     if not hasattr(model, "forward_intermediates"):
-        raise TypeError(f"{type(model).__name__} gives no intermediate features")
+        raise TypeError(f"{type(model).__name__} returns no intermediate features: it has no forward_intermediates")
     blocks = len(model.blocks)  # type: ignore[arg-type]
     indices = blocks if out_indices is None else checked_indices(out_indices, blocks)
     return FeatureGetterNet(model, out_indices=indices)

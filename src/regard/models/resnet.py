@@ -43,7 +43,7 @@ def attend(
     Blocks that have attention already get the new mechanism (with weights that fit, as `swap` does), the new number of
     heads, or an empty slot for None. Deformable convolutions keep their options.
     Raises: SwapError if the model does not have these stages, or has other blocks or deformable convolutions with other
-    options; ConfigError for stages that are no numbers, heads that do not divide the channels and options that the
+    options; ConfigError for stages that are not numbers, heads that do not divide the channels and options that the
     convolution sets itself; UnsupportedError for a convolution that a deformable one cannot replace; the errors of
     `plan_swap`. The model is unchanged after an error.
     """
@@ -93,24 +93,24 @@ def _unchanged_on_error(blocks: Sequence[nn.Module]) -> Iterator[None]:
 def blocks_of(model: nn.Module, stages: Sequence[int]) -> list[tuple[str, nn.Module]]:
     """Names and blocks of some stages of the ResNet in a model.
 
-    Raises: ConfigError for stages that are no numbers; SwapError for stages or blocks that the model does not have.
+    Raises: ConfigError for stages that are not numbers; SwapError for stages or blocks that the model does not have.
     """
     if isinstance(stages, str) or not isinstance(stages, Sequence) or not all(type(stage) is int for stage in stages):
         raise ConfigError(f"stages are numbers of layer1 to layer4, such as (3, 4), not {stages!r}")
-    present: dict[int, list[tuple[str, nn.Module]]] = {}
+    blocks_by_stage: dict[int, list[tuple[str, nn.Module]]] = {}
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if last in ("layer1", "layer2", "layer3", "layer4"):
-            present.setdefault(int(last[-1]), []).extend(
-                (f"{name}.{label}", block) for label, block in module.named_children()
+            blocks_by_stage.setdefault(int(last[-1]), []).extend(
+                (f"{name}.{child}", block) for child, block in module.named_children()
             )
-    missing = sorted(set(stages) - set(present))
+    missing = sorted(set(stages) - set(blocks_by_stage))
     if missing or not stages:
-        text = ", ".join(map(str, sorted(present)))
-        has = f"it has {text}" if present else "it has no layer1 to layer4: not a ResNet"
+        numbers = ", ".join(map(str, sorted(blocks_by_stage)))
+        has = f"it has {numbers}" if blocks_by_stage else "it has no layer1 to layer4: not a ResNet"
         wrong = ", ".join(map(str, missing)) if missing else "named: stages is empty"
         raise SwapError(f"{type(model).__name__} has no stage {wrong}; {has}")
-    blocks = [pair for stage in sorted(set(stages)) for pair in present[stage]]
+    blocks = [pair for stage in sorted(set(stages)) for pair in blocks_by_stage[stage]]
     for name, block in blocks:
         if type(block) not in (*BLOCKS, *BLOCKS.values()):
             kinds = ", ".join(sorted({f"{kind.__module__}.{kind.__name__}" for kind in BLOCKS}))
@@ -191,10 +191,11 @@ def attended(
     name: str, stages: Sequence[int], deformable: bool | str, mixer: str | None, heads: int, stem: int,
     img_size: int | tuple[int, int], options: dict[str, Any],
 ) -> nn.Module:  # fmt: skip
-    """A ResNet of timm whose `stages` have empty slots, for `create_model(..., mixer)` or a study's row.
+    """A ResNet of timm whose `stages` have slots, for `create_model(..., mixer)` or a study's row.
 
-    mixer: a spelling, for slots that are not empty. deformable: True, or the spelled options. stem: stride in pixels
-    before the first stage; 4 is timm's own, 1 and 2 are one 3x3 convolution without pooling, for small images.
+    mixer: the spelling of the mechanism in the slots; None leaves them empty. deformable: True, or the spelled
+    options. stem: stride in pixels before the first stage; 4 is timm's own, 1 and 2 are one 3x3 convolution without
+    pooling, for small images.
     img_size: gives mechanisms their first grid; the network takes any size. options: of timm, such as pretrained,
     num_classes, in_chans, channels, features_only.
     Raises: ConfigError for sizes or options that do not fit; the errors of `attend`.

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, Grid, MixerConfig, RegardError, StoreError
 from regard.mixers.spelling import parse_mixer, parts, previous_revisions, spell
+from regard.store.files import write_atomically
 from regard.swapping.inspect import example_input
 from regard.swapping.layer import Port
 from regard.swapping.removed import Removed
 from regard.swapping.shared_state import shared_module
 from regard.swapping.swap import plan_layers
 
-from .catalog import own_ports
+from .catalog import user_ports
 from .create import create_model, parse_host, spell_host
 
 FORMAT, VERSION = "regard-model", 1
@@ -46,19 +47,13 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     target = Path(folder)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        _write(target / "model.safetensors", data)
-        _write(target / "model.json", json.dumps(about, indent=1).encode())
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {target}: {error.strerror or error}; check permissions and free space"
-        ) from error
+    write_atomically(target / "model.safetensors", data)
+    write_atomically(target / "model.json", json.dumps(about, indent=1))
     return target
 
 
 def model_recipe(model: nn.Module) -> dict[str, Any]:
-    """What is needed to build a model again without its weights: host (spelled) and swaps (mixer, layers, grids).
+    """The data to build a model again, without its weights: host (spelled) and swaps (mixer, layers, grids).
 
     Raises: ConfigError if the model did not come from `create_model`.
     """
@@ -73,7 +68,7 @@ def model_recipe(model: nn.Module) -> dict[str, Any]:
 def _checked(model: nn.Module) -> dict[str, Any]:
     """`model_recipe`, checked by building the model again without memory.
 
-    Raises: ConfigError if that has other tensors.
+    Raises: ConfigError if the model built again has other tensors.
     """
     recipe = model_recipe(model)
     differences = tensor_differences(model, partial(rebuild, recipe))
@@ -85,17 +80,17 @@ def _checked(model: nn.Module) -> dict[str, Any]:
             return with_classes
     if differences:
         raise ConfigError(
-            f"{recipe['host']}, built again, is not this model: {differences}. Pass create_model what was changed "
-            "by hand (num_classes=, img_size=, or attended_resnet18 and attended_resnet50 for attention in a ResNet), "
-            "or save model.state_dict() with safetensors"
+            f"{recipe['host']}, built again, is not this model: {differences}. Pass changes made by hand to "
+            "create_model (num_classes=, img_size=, or attended_resnet18 and attended_resnet50 for attention in a "
+            "ResNet), or save model.state_dict() with safetensors"
         )
     return recipe
 
 
 def tensor_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.Module]) -> str:
-    """The tensors in which a model differs from the one that `build` makes, as text; "" if there are none.
+    """The tensors in which a model differs from the one that `build` returns, as text; "" if there are none.
 
-    build: gets the classes of the model's configurations. The other model is built on the meta device where possible.
+    build: a function of the classes of the model's configurations; it is called on the meta device where possible.
     """
     kinds = {type(item) for layer in model.modules() if isinstance(layer, Port) for item in parts(layer.mixer.config)}
     built: nn.Module | None = None
@@ -109,9 +104,9 @@ def tensor_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.
                 failure = f"{type(error).__name__}: {error}"
     if built is None:
         return failure
-    own, new = ({key: tuple(value.shape) for key, value in m.state_dict().items()} for m in (model, built))
-    keys = [key for key in own | new if own.get(key) != new.get(key)]
-    lines = [f"{key} is {own.get(key, 'missing')} here and {new.get(key, 'missing')} there" for key in keys[:3]]
+    actual, rebuilt = ({key: tuple(value.shape) for key, value in m.state_dict().items()} for m in (model, built))
+    keys = [key for key in actual | rebuilt if actual.get(key) != rebuilt.get(key)]
+    lines = [f"{key} is {actual.get(key, 'missing')} here and {rebuilt.get(key, 'missing')} there" for key in keys[:3]]
     return "; ".join(lines) + (f"; and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
@@ -119,11 +114,10 @@ def load(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Module:
     """The model that `save` wrote, in evaluation mode, on the CPU.
 
     extra: the user's own mechanisms, models and ports that it needs.
-
     Raises: StoreError if `save` did not write the folder, or it is incomplete or damaged.
     """
     target = Path(folder)
-    about = _read_description(target)
+    about = read_description(target)
     try:
         data = (target / "model.safetensors").read_bytes()
     except OSError as error:
@@ -134,7 +128,7 @@ def load(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Module:
         )
     with description_errors(target, "model.json"):
         tensors = load_tensors(data)
-        model = fitting(partial(rebuild, about, tuple(extra)), tensors)
+        model = build_matching(partial(rebuild, about, tuple(extra)), tensors)
         fill(model, tensors)
     return model.eval()
 
@@ -145,12 +139,8 @@ def description_errors(target: Path, file: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, RegardError, SafetensorError) as error:
-        own = (
-            "; load takes your own mechanisms, models and ports by extra=[...]"
-            if isinstance(error, ConfigError)
-            else ""
-        )
-        raise StoreError(f"{target} does not hold the model that its {file} describes: {error}{own}") from error
+        hint = "; pass your own mechanisms, models and ports as extra=[...]" if isinstance(error, ConfigError) else ""
+        raise StoreError(f"{target} does not hold the model that its {file} describes: {error}{hint}") from error
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -173,10 +163,10 @@ def recorded_swaps(model: nn.Module) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
-def fitting(build: Callable[..., nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """build(), or build(older=True) where only that has tensors of these names.
+def build_matching(build: Callable[..., nn.Module], tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The model of build(), or of build(older=True) if only that has tensors of these names.
 
-    older: mechanisms are what their spelling meant one revision ago (`MixerConfig.older_revisions`).
+    older: spellings have their meaning of one revision ago (`MixerConfig.older_revisions`).
     Raises: RegardError.
     """
     model = build()
@@ -190,7 +180,7 @@ def fitting(build: Callable[..., nn.Module], tensors: Mapping[str, Tensor]) -> n
 def rebuild(about: dict[str, Any], extra: Extra = (), older: bool = False) -> nn.Module:
     """The model of a `model_recipe`, with initial weights.
 
-    extra: the user's own mechanisms, models and ports that it needs. older: see `fitting`. Raises: RegardError.
+    extra: the user's own mechanisms, models and ports that it needs. older: see `build_matching`. Raises: RegardError.
     """
     model = create_model(about["host"], None, extra=extra)
     replay_swaps(model, about["swaps"], extra, older)
@@ -198,25 +188,22 @@ def rebuild(about: dict[str, Any], extra: Extra = (), older: bool = False) -> nn
 
 
 def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = (), older: bool = False) -> None:
-    """Do again, in place, what `recorded_swaps` wrote down. older: see `fitting`. Raises: RegardError."""
+    """Repeat, in place, the swaps of `recorded_swaps`. older: see `build_matching`. Raises: RegardError."""
     revisions = previous_revisions(extra) if older else {}
     for group in swaps:
         grids = {layer: Grid(*numbers) for layer, numbers in group["layers"].items()}
         removed = group["mixer"] == "removed"
         mixer: MixerConfig | None = Removed() if removed else parse_mixer(group["mixer"], extra, revisions)
         if mixer is None:
-            raise ConfigError("a swap without a mixer")
+            raise ConfigError("a recorded swap names no mechanism")
         plan_layers(
-            model, mixer, list(grids), example_input(model, default=(224, 224)), grids, own_ports(extra)
+            model, mixer, list(grids), example_input(model, default=(224, 224)), grids, user_ports(extra)
         ).apply()
 
 
 def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """model.json of a saved folder: host, swaps and the sha256 of the weights. Raises: StoreError."""
-    return _read_description(Path(folder))
-
-
-def _read_description(target: Path) -> dict[str, Any]:
+    target = Path(folder)
     try:
         about = json.loads((target / "model.json").read_text())
     except FileNotFoundError as error:
@@ -229,18 +216,8 @@ def _read_description(target: Path) -> dict[str, Any]:
         raise StoreError(f"{target}/model.json was not written by regard.save")
     if about.get("version") != VERSION:
         raise StoreError(f"{target} has version {about.get('version')}, this Regard reads {VERSION}; update Regard")
-    needed = {"host": str, "swaps": list, "sha256": str}
-    for key, kind in needed.items():
+    fields = {"host": str, "swaps": list, "sha256": str}
+    for key, kind in fields.items():
         if not isinstance(about.get(key), kind):
-            raise StoreError(f"{target}/model.json is damaged: {key!r} is missing or of the wrong kind")
+            raise StoreError(f"{target}/model.json is damaged: {key!r} is missing or of the wrong type")
     return about
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a temporary file beside the target, sync and rename it, so that readers see the old or the new file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

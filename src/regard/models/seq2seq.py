@@ -31,9 +31,9 @@ UNIT = DeformableConv(kernel=3, axes=1)
 class Layer:
     """The configuration of a translation layer; defaults are those of the base Transformer.
 
-    attention: the mechanism of self-attention; `axes` and `causal` are set where it has them; None: no self-attention,
-    no unit. cross: the mechanism of the attention to the encoder. unit: the deformable convolution before
-    self-attention, None = none. All three may be spelled. dirac: the unit is initialised as the identity, otherwise as
+    attention: the mechanism of self-attention; its `axes` and `causal` are set if it has them; None: no self-attention
+    and no unit. cross: the mechanism of the attention to the encoder. unit: the deformable convolution before
+    self-attention, None = none. Each may be a spelling. dirac: the unit is initialised as the identity, otherwise as
     usual. hidden: width of the feed-forward net. drop: dropout of every branch. length: tokens at build time; other
     lengths may follow. Raises: ConfigError; UnsupportedError if cross cannot attend to another input of any length.
     """
@@ -51,7 +51,7 @@ class Layer:
     def __post_init__(self) -> None:
         if min(self.hidden, self.length) < 1 or not 0 <= self.drop < 1:
             raise ConfigError(
-                "hidden and length are at least 1 and drop is a share below 1, not "
+                "hidden and length are at least 1 and drop is a fraction below 1, not "
                 f"hidden={self.hidden}, length={self.length}, drop={self.drop}"
             )
         kinds = {
@@ -79,7 +79,7 @@ class Layer:
 
 
 def on_sequences(config: MixerConfig, causal: bool) -> MixerConfig:
-    """The mechanism with `axes=1` and this `causal`, where it has such fields.
+    """The mechanism with `axes=1` and this `causal`, if it has such fields.
 
     Raises: UnsupportedError if it should be causal and cannot be.
     """
@@ -173,7 +173,7 @@ class DecoderLayer(nn.Module):
 
 
 def stack(make: Callable[[Layer], nn.Module], layer: Layer, depth: int = 6) -> nn.ModuleList:
-    """`depth` layers of one kind: stack(EncoderLayer, Layer()) is the base Transformer's encoder without embeddings."""
+    """`depth` layers of a class: stack(EncoderLayer, Layer()) is the base Transformer's encoder without embeddings."""
     if depth < 1:
         raise ConfigError(f"depth is at least 1, not {depth}")
     return nn.ModuleList(make(layer) for _ in range(depth))
@@ -181,7 +181,7 @@ def stack(make: Callable[[Layer], nn.Module], layer: Layer, depth: int = 6) -> n
 
 @torch.no_grad()
 def init_as_identity(unit: DeformableConvMixer) -> None:
-    """Set the weights of a unit to the identity, in place: 1 at the query's own sampling point; offsets are 0 already.
+    """Set the weights of a unit to the identity, in place: 1 at the sampling point of the query; offsets are 0 already.
 
     Raises: UnsupportedError for a unit on maps, or one that scales its samples.
     """
@@ -189,14 +189,16 @@ def init_as_identity(unit: DeformableConvMixer) -> None:
     if not isinstance(conv, DeformableConv1d) or (config.version == 2 and config.mask_init != 1):
         raise UnsupportedError(f"{spell(config)} cannot be initialised as the identity: give axes=1 and mask_init=1.0")
     conv.weight.zero_()
-    own = config.kernel - 1 if config.causal else config.kernel // 2
-    conv.weight[:, :, 0, own] = torch.eye(conv.weight.shape[0], dtype=conv.weight.dtype, device=conv.weight.device)
+    query_index = config.kernel - 1 if config.causal else config.kernel // 2
+    conv.weight[:, :, 0, query_index] = torch.eye(
+        conv.weight.shape[0], dtype=conv.weight.dtype, device=conv.weight.device
+    )
     if conv.bias is not None:
         conv.bias.zero_()
 
 
 def check_tokens(x: Tensor, keep: Tensor | None, dim: int, name: str) -> None:
-    """Raises: ShapeError unless x is (batch, tokens, dim) and keep, if given, is a boolean (batch, tokens)."""
+    """Raises: ShapeError unless x is (batch, tokens, dim) and keep is None or a boolean (batch, tokens)."""
     if x.ndim != 3 or x.shape[-1] != dim:
         raise ShapeError(f"{name} has shape {tuple(x.shape)}; expected (batch, tokens, {dim})")
     if keep is not None and (keep.shape != x.shape[:2] or keep.dtype != torch.bool):

@@ -2,7 +2,7 @@
 
 Patch merging before each stage is an unfolding by 2, 2, 2, 1 and a linear layer, so an image of 32 has the grids 16, 8,
 4, 4; window 4, one table of relative biases for all heads of a layer, no bias of q, k and v (SKA paper, Table 1).
-Windows, shifts and their masks belong to the image size that the model is made for: it takes no other.
+Windows, shifts and their masks depend on the image size, so the model takes only the size that it was built for.
 """
 
 from collections.abc import Sequence
@@ -87,9 +87,9 @@ class SmallSwin(Pyramid):
         self.img_size, self.in_chans, self.num_classes, self.num_features = img_size, in_chans, num_classes, DIMS[-1]
         self.stages = nn.ModuleList()
         (height, width), dim, reduction = img_size, in_chans, 1
-        for factor, out, depth, number in zip(FACTORS, DIMS, DEPTHS, heads, strict=True):
+        for factor, out, depth, num_heads in zip(FACTORS, DIMS, DEPTHS, heads, strict=True):
             height, width, reduction = height // factor, width // factor, reduction * factor
-            blocks = [_block(out, (height, width), number, index % 2, drop, attention) for index in range(depth)]
+            blocks = [_block(out, (height, width), num_heads, index % 2, drop, attention) for index in range(depth)]
             self.stages.append(nn.Sequential(Merging(dim, out, factor), *blocks))
             self.add_stage(out, reduction, f"stages.{len(self.stages) - 1}")
             dim = out
@@ -102,10 +102,10 @@ class SmallSwin(Pyramid):
 
     def maps(self, x: Float[Tensor, "B c H W"]) -> list[Float[Tensor, "B D h w"]]:
         if tuple(x.shape[-2:]) != tuple(self.img_size):
-            (height, width), (own_height, own_width) = x.shape[-2:], self.img_size
+            (height, width), (built_height, built_width) = x.shape[-2:], self.img_size
             raise GridError(
-                f"swin_t_32 is made for images of {own_height}x{own_width}, not {height}x{width}: windows, shifts and "
-                f"masks depend on the size; make it with img_size=({height}, {width})"
+                f"swin_t_32 is built for images of {built_height}x{built_width}, not {height}x{width}: windows, shifts "
+                f"and masks depend on the size; build it with img_size=({height}, {width})"
             )
         x = x.movedim(1, -1)
         maps = []
@@ -123,7 +123,7 @@ def _block(
 ) -> SwinTransformerBlock:
     shift = WINDOW // 2 * shifted
     block = SwinTransformerBlock(dim, grid, heads, WIDTH, WINDOW, shift, mlp_ratio=4.0, qkv_bias=False, proj_drop=drop)
-    rows, columns = (-(-side // own) for side, own in zip(grid, block.window_size, strict=True))
+    rows, columns = (-(-side // window) for side, window in zip(grid, block.window_size, strict=True))
     block.attn = attention(dim, heads, block.window_size, rows * columns, drop)
     return block
 
@@ -139,9 +139,9 @@ def swin_t_32(
 ) -> SmallSwin:
     """26,598,646 parameters with 10 classes. heads: of each stage, all 32 wide (SKA's model "b" has 4, 8, 16, 32).
 
-    keys: whether all windows share the learned keys of a mechanism ("shared"), or each window of the image has keys of
-    its own ("window", as in the paper's code).
-    Raises: ConfigError if the image is not a multiple of 8, or for another `keys`.
+    keys: whether all windows share the learned keys of a mechanism ("shared"), or each window of the image has its
+    own ("window", as in the paper's code).
+    Raises: ConfigError if the sides of the image are not multiples of 8, for another `keys`, or not four `heads`.
     """
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     kinds = {"shared": SharedBiasAttention, "window": WindowKeyAttention}

@@ -2,7 +2,7 @@
 
 Source: "ViT-5: Vision Transformers for the Mid-2020s", arXiv 2602.08071, and its repository wangf3014/ViT-5. Tokens are
 a class token, the patches, then the registers. Patches have learned positions and rotary ones (base 10,000); registers
-form a square with rotary positions of their own (base 100); the class token is not rotated. Queries and keys are
+form a square with separate rotary positions (base 100); the class token is not rotated. Queries and keys are
 normalised head by head (RMS) before they are rotated; q, k and v have no bias. Parameters have the repository's names.
 """
 
@@ -169,7 +169,7 @@ class ViT5(Pyramid):
     def rope(self, height: int, width: int, like: Tensor) -> Float[Tensor, "N d2"]:
         """Sines then cosines of every token, at least in float32, on the device of `like`.
 
-        Another grid than the model was made for is stretched over the same positions.
+        A grid of another size than the trained one is stretched over the same positions.
         """
         dtype, device = torch.promote_types(like.dtype, torch.float32), like.device
         head_width = self.num_features // self.num_heads
@@ -229,12 +229,12 @@ class ViT5(Pyramid):
         return self.forward_head(self.forward_features(x))
 
 
-def _check(height: int, width: int, patch: int, dim: int, number: int, registers: int) -> None:
-    if min(patch, number) < 1 or height % patch or width % patch:
+def _check(height: int, width: int, patch: int, dim: int, num_heads: int, registers: int) -> None:
+    if min(patch, num_heads) < 1 or height % patch or width % patch:
         raise ConfigError(f"ViT-5: an image of {height}x{width} cannot be cut into patches of {patch}x{patch}")
-    if dim % number or (dim // number) % 4:
+    if dim % num_heads or (dim // num_heads) % 4:
         raise ConfigError(
-            f"ViT-5: embed_dim {dim} in {number} heads; rotary positions need heads of a multiple of 4 channels"
+            f"ViT-5: embed_dim {dim} in {num_heads} heads; rotary positions need heads of a multiple of 4 channels"
         )
     if registers < 0 or round(registers**0.5) ** 2 != registers:
         raise ConfigError(f"ViT-5: registers form a square: num_registers is 0, 1, 4, 9, ..., not {registers}")

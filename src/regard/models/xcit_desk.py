@@ -11,7 +11,7 @@ from .vit_desk import image_sides
 
 
 class Patches(nn.Module):
-    """One convolution in the place of XCiT's stem, which reduces by 8 or 16. Returns (B, N, C) and (height, width)."""
+    """One convolution in place of XCiT's stem, which reduces by 8 or 16. Returns (B, N, C) and (height, width)."""
 
     def __init__(self, img_size: tuple[int, int], patch: int, in_chans: int, dim: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def xcit_desk(
     """timm's Xcit with another stem: local patch interaction in every block, then class attention.
 
     size: image side or (height, width); img_size: the same by timm's name, used if both are given. class_layers: 2 in
-    XCiT. q, k and v have biases, as there. Raises: ConfigError if the sizes do not fit.
+    XCiT. q, k and v have biases, as in XCiT. Raises: ConfigError if the sizes do not fit.
     """
     sides = image_sides("xcit_desk", size if img_size is None else img_size, patch)
     if dim % heads:

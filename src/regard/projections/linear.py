@@ -1,4 +1,4 @@
-"""Linear queries, keys and values: one fused matrix, as in every ViT."""
+"""Linear queries, keys and values: one fused matrix, as in a ViT."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Cost, Projection, ProjectionConfig, Site, heads, linear
+from regard.core import Cost, Projection, ProjectionConfig, Site, heads, linear_cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +20,10 @@ class LinearQKV(ProjectionConfig):
         return LinearProjection(site, roles)
 
     def cost(self, site: Site, roles: str) -> Cost:
-        return sum((linear(site.tokens(role), site.dim, site.inner, site.qkv_bias) for role in roles), Cost())
+        return sum((linear_cost(site.tokens(role), site.dim, site.inner, site.qkv_bias) for role in roles), Cost())
 
 
-def rows(fused: Float[Tensor, "R_inner ..."], all_roles: str, roles: str) -> Float[Tensor, "S_inner ..."]:
+def role_rows(fused: Float[Tensor, "R_inner ..."], all_roles: str, roles: str) -> Float[Tensor, "S_inner ..."]:
     """The rows of some roles, in their order, of a weight or bias with the rows of `all_roles`."""
     if roles == all_roles:
         return fused
@@ -69,10 +69,10 @@ class LinearProjection(Projection):
 
     def offset(self, roles: str) -> Float[Tensor, " R_inner"] | None:
         """The bias of these roles."""
-        return None if self.bias is None else rows(self.bias, self.roles, roles)
+        return None if self.bias is None else role_rows(self.bias, self.roles, roles)
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
         if not roles:
             return ()
-        weight, bias = rows(self.weight, self.roles, roles), self.offset(roles)
+        weight, bias = role_rows(self.weight, self.roles, roles), self.offset(roles)
         return tuple(heads(y, self.heads) for y in F.linear(x, weight, bias).chunk(len(roles), -1))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Cost, ProjectionConfig, Site, heads, linear, nearest
+from regard.core import ConfigError, Cost, ProjectionConfig, Site, heads, linear_cost, nearest
 
 from .conversion import LayeredProjection, warm_start
 
@@ -115,7 +115,7 @@ class SNE(_Embedding):
         for layer in range(1, self.layers + 1):
             bias = site.qkv_bias and (self.hidden_bias or layer == self.layers)
             for role in roles:
-                total += linear(site.tokens(role), sizes[layer - 1], sizes[layer], bias)
+                total += linear_cost(site.tokens(role), sizes[layer - 1], sizes[layer], bias)
         return total
 
     def sizes(self, site: Site, roles: str) -> list[int]:
@@ -145,9 +145,9 @@ class PSNE(_Embedding):
 
     def cost(self, site: Site, roles: str) -> Cost:
         h = self.hidden(site, roles)
-        total = linear(sum(site.tokens(role) for role in roles), h, site.inner, site.qkv_bias)
+        total = linear_cost(sum(site.tokens(role) for role in roles), h, site.inner, site.qkv_bias)
         for role in roles:
-            total += linear(site.tokens(role), site.dim, h, site.qkv_bias and self.hidden_bias)
+            total += linear_cost(site.tokens(role), site.dim, h, site.qkv_bias and self.hidden_bias)
         return total
 
     def _paper_width(self, site: Site, roles: str) -> int:
@@ -187,9 +187,9 @@ class FSNE(_Embedding):
         h, number = self.hidden(site, roles), len(roles)
         # the part that the roles share is computed once for each input
         inputs = {role == "q" or site.memory is None: site.tokens(role) for role in roles}
-        first = linear(sum(inputs.values()), site.dim, h, bias=False)
-        codes = linear(number, self.code, h, site.qkv_bias and self.hidden_bias)
-        second = linear(sum(site.tokens(role) for role in roles), h, site.inner, site.qkv_bias)
+        first = linear_cost(sum(inputs.values()), site.dim, h, bias=False)
+        codes = linear_cost(number, self.code, h, site.qkv_bias and self.hidden_bias)
+        second = linear_cost(sum(site.tokens(role) for role in roles), h, site.inner, site.qkv_bias)
         return first + codes + second + Cost(0 if self.tied else number * self.code)
 
     def _paper_width(self, site: Site, roles: str) -> int:

@@ -9,7 +9,7 @@ from .study_page import render, write_report
 
 
 def write_pages(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:
-    """Write a page for each study and analysis in the store, or for those of one name; returns the files.
+    """Write a page for each study and analysis in the store, or for those of one name, and return the files.
 
     Raises: ConfigError if the store has no results of that name; StoreError if the store is empty or damaged, or a
     page cannot be written.

@@ -28,7 +28,7 @@ DARK = ("#5cb8f5", "#ff9a5c", "#3fd0a4", "#ee8fcb", "#e2c044", "#aaa2ff")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
-_STYLE: Any = {
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "regard",
     "font.size": 11,
@@ -90,7 +90,7 @@ class Curve:
 
 def curves(lines: Sequence[Curve], styles: Sequence[RowStyle], ylabel: str, wide: bool) -> tuple[str, dict[str, Any]]:
     """Learning curves with bands from the lowest to the highest seed, and the position of the axes for the tooltip."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(14.4, 5.6) if wide else (4.7, 4.2))
         axes = figure.add_axes((0.042, 0.09, 0.95, 0.885) if wide else (0.135, 0.12, 0.84, 0.85))
         for line in lines:
@@ -147,7 +147,7 @@ def tradeoff(
 
     points: row, label, x, y, low, high. more: whether a higher x is better.
     """
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 4.2))
         axes = figure.add_axes((0.09, 0.12, 0.88, 0.84))
         best = front([(point["x"], point["y"]) for point in points], more)
@@ -166,16 +166,16 @@ def tradeoff(
 
 
 def front(points: Sequence[tuple[float, float]], more: bool) -> list[tuple[float, float]]:
-    """The Pareto front, sorted by x; equal points occur once. more: whether a higher x is better; a higher y is."""
-    kept: list[tuple[float, float]] = []
+    """The Pareto front, sorted by x; equal points occur once. Higher y is better; more: whether higher x is, too."""
+    best: list[tuple[float, float]] = []
     for x, y in sorted(set(points), key=lambda point: (-point[0] if more else point[0], -point[1])):
-        if not kept or y > kept[-1][1]:
-            kept.append((x, y))
-    return sorted(kept)
+        if not best or y > best[-1][1]:
+            best.append((x, y))
+    return sorted(best)
 
 
 def themed(figure: Figure, title: str) -> str:
-    """The figure as inline SVG: without prolog, date and style sheet; colours are CSS variables, rows are data-row."""
+    """The figure as inline SVG without prolog, date and style sheet; colours are CSS variables, rows have data-row."""
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": title}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -8,7 +8,7 @@ from .page_data import AttentionMaps, StudyData, read_maps
 
 
 def maps_section(study_data: StudyData) -> tuple[dict[str, Any], dict[int, list[Any]]]:
-    """(the template's variables, overlays by row: a list of layers, each with its mean and heads as data URIs)."""
+    """(variables of the template; row -> its layers, each a list of data URIs: the mean, then the heads)."""
     maps = read_maps(study_data)
     photos = list(dict.fromkeys(row_maps.image for row_maps in maps))
     overlays: dict[int, list[Any]] = {}

@@ -21,7 +21,7 @@ AXES = ("images_per_second", "macs", "parameters", "seconds", "peak_memory_bytes
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run with its outcome and its folder. row: the index of its row."""
+    """A run that has ended, with its outcome and its folder. row: the index of its row."""
 
     row: int
     seed: int
@@ -53,7 +53,7 @@ class AttentionMaps:
 
 @dataclass(frozen=True)
 class StudyData:
-    """A study at one scale. runs: finished ones, by row and seed; missing: number of runs without outcome."""
+    """A study at one scale. runs: those that are done, by row and seed. missing: how many runs have no outcome."""
 
     snapshot: dict[str, Any]
     runs: list[FinishedRun]
@@ -153,7 +153,7 @@ def read_maps(study_data: StudyData) -> list[AttentionMaps]:
 
 
 def environment(study_data: StudyData) -> list[tuple[str, list[str]]]:
-    """Machine, versions, data and seeds: each with the values that occur among the runs, most frequent first."""
+    """Machine, versions, data and seeds: each with its values among the runs, the most frequent first."""
     runs = [*study_data.runs, *study_data.failed]
     environments = [value for run in runs if (value := run.outcome.get("environment"))]
     facts = {

@@ -1,4 +1,4 @@
-"""The page of a study: one HTML file for use offline, in print, on a phone and, with less detail, without JavaScript.
+"""The page of a study: one HTML file that works offline, in print, on a phone and, with less detail, without scripts.
 
 Everything on it comes from the store; the template escapes text.
 """
@@ -131,7 +131,7 @@ def _cost_section(
     costs: Sequence[str],
     facts: Sequence[tuple[str, list[str]]],
 ) -> dict[str, Any]:
-    """The trade-off of quality and cost; measured costs come last if the runs were not executed in the same way."""
+    """The section on quality and cost; measured costs come last if the runs were not executed in the same way."""
     note = _execution_note(facts)
     axes = sorted(costs, key=lambda axis: axis in _TIMED) if note else costs
     return {
@@ -143,7 +143,7 @@ def _cost_section(
 
 
 def _curves(study_data: StudyData, styles: Sequence[figures.RowStyle]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Learning curves of every metric, for wide and narrow screens, and the values for the tooltip."""
+    """(learning curves of every metric for wide and narrow screens, axes and values for the tooltip)."""
     curves, boxes = [], {}
     for metric in columns(study_data):
         lines = learning_curves(study_data, metric)
@@ -226,7 +226,7 @@ def _claims_note(table: Table) -> str:
 
 
 def _gate(table: Table) -> dict[str, str]:
-    """The first line of the page: whether the baseline is better than every control, and the consequence."""
+    """The first sentence of the page: whether the baseline is better than every control, and what follows."""
     state = {True: "passed", False: "not passed", None: "undecided"}[table.gate.passed]
     sentence = phrasing.typeset(table.gate.sentence)
     if table.gate.passed:

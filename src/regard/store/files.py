@@ -57,7 +57,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in a folder survive a power failure, if the system supports it."""
+    """Write a rename in a folder to the disk, so that it survives a power failure, if the system supports it."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

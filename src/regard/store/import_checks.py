@@ -102,21 +102,21 @@ def check_name(path: Path, value: Mapping[str, Any]) -> None:
         raise StoreError(f"{path}: a snapshot is of {name!r}, which is not the name of a study and its scale")
 
 
-def same_rows(mine: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+def same_rows(snapshot: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     """Labels that have the same mechanism and host in two snapshots."""
 
-    def models(snapshot: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        return {row["label"]: (row.get("spelling"), row.get("host")) for row in snapshot.get("rows") or ()}
+    def models(rows: Sequence[Mapping[str, Any]]) -> set[tuple[Any, Any, Any]]:
+        return {(row["label"], row.get("spelling"), row.get("host")) for row in rows}
 
-    return {label for label, _ in models(mine).items() & models(other).items()}
+    return {label for label, _, _ in models(snapshot.get("rows") or ()) & models(other.get("rows") or ())}
 
 
-def further_runs(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Runs of `other` that can be added to `mine`: with the same task and recipe, of a row that is the same in both,
-    and with a seed that the row does not have yet."""
-    if any(mine.get(field) != other.get(field) for field in ("task", "recipe")):
+def further_runs(snapshot: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Runs of `other` that can be added to `snapshot`: with the same task and recipe, of a row that is the same in
+    both, and with a seed that the row does not have yet."""
+    if any(snapshot.get(field) != other.get(field) for field in ("task", "recipe")):
         return []
-    rows, listed, further = same_rows(mine, other), {(run["row"], run["seed"]) for run in mine["runs"]}, []
+    rows, listed, further = same_rows(snapshot, other), {(run["row"], run["seed"]) for run in snapshot["runs"]}, []
     for run in other.get("runs") or ():
         if run["row"] in rows and (run["row"], run["seed"]) not in listed:
             listed.add((run["row"], run["seed"]))
@@ -132,10 +132,10 @@ def _check_key(path: Path, key: str) -> None:
 def _check(path: Path, item: str, value: Any, types: Mapping[str, tuple[type, ...]], required: Sequence[str]) -> None:
     """The value is a mapping with the required fields, and its fields have the right types."""
     if not isinstance(value, dict):
-        raise StoreError(f"{path} has {type(value).__name__} instead of {item}; it is damaged or not written by regard")
+        raise StoreError(f"{path} has {type(value).__name__} instead of {item}; it is damaged or not a file of regard")
     missing = [name for name in required if name not in value]
     if missing:
-        raise StoreError(f"{path}: {item} lacks {', '.join(missing)}; the file is damaged or not written by regard")
+        raise StoreError(f"{path}: {item} lacks {', '.join(missing)}; the file is damaged or was not written by regard")
     for name, allowed in types.items():
         if name in value and (not isinstance(value[name], allowed) or isinstance(value[name], bool)):
             expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)

@@ -1,4 +1,4 @@
-"""metrics.csv: the table of a run's epochs, which is kept in step with its checkpoints. Needs no torch."""
+"""metrics.csv: the table of a run's epochs, cut to the step of the checkpoint when a run continues. Needs no torch."""
 
 import csv
 import io
@@ -24,11 +24,11 @@ class Metrics:
 
     def cut(self, step: int) -> None:
         """Remove the lines after `step`, and an incomplete last line. Raises: StoreError."""
-        kept = [row for row in self.read() if int(row["step"]) <= step]
+        rows = [row for row in self.read() if int(row["step"]) <= step]
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(kept)
+        writer.writerows(rows)
         write_atomically(self.path, text.getvalue())
 
     def read(self) -> list[dict[str, str]]:

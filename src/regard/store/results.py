@@ -148,7 +148,7 @@ def check_version(path: Path, value: Mapping[str, Any]) -> None:
 def check_held(folder: Path) -> None:
     """Check that a run is still locked by this process or its parent.
 
-    Raises: StoreError if another process took over the lock, since it was not renewed for too long, or finished it.
+    Raises: StoreError if the lock was not renewed for too long, and another process took it over or finished the run.
     """
     holder = _read(folder / "lock") or {}
     ours = _local(holder) and holder.get("pid") in (os.getpid(), os.getppid())
@@ -165,7 +165,7 @@ def check_held(folder: Path) -> None:
 
 
 def _acquire(folder: Path, key: str) -> dict[str, Any]:
-    """Create the lock file; the file system guarantees that only one process succeeds."""
+    """Create the lock file; the file system guarantees that only one process succeeds. Raises: Busy, StoreError."""
     mine = {**_this_process(), "since": time.time(), "token": os.urandom(8).hex()}
     for _ in range(3):
         if _create(folder / "lock", mine):
@@ -194,7 +194,10 @@ def _create(path: Path, content: dict[str, Any]) -> bool:
 
 
 def _remove_dead_lock(folder: Path) -> bool:
-    """Delete a dead lock. Only one process does so, and checks again before: a new lock is not deleted."""
+    """Delete a dead lock. Only one process does so, and checks the lock again first: a new one is not deleted.
+
+    Returns whether the lock was deleted.
+    """
     guard = folder / "takeover"
     if not _create(guard, _this_process()):
         if not _alive(guard):
@@ -232,7 +235,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _alive(lock: Path) -> bool:
     """Whether the process of a lock lives.
 
-    For a process of another machine, or without a known start time: whether the lock was renewed in the last minute.
+    For a process of another machine, or where start times are not available: whether the lock was renewed in the last
+    minute.
     """
     holder = _read(lock)
     if holder is None:
@@ -264,7 +268,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _start_time(pid: int) -> int | None:
-    """Start time of a process on this machine, in clock ticks since boot; None if it is not known."""
+    """Start time of a process on this machine, in clock ticks since boot; None where /proc is missing."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 

@@ -1,7 +1,4 @@
-"""Catalogue of studies and analyses: one file for a table or figure, or for a few that belong together.
-
-Listing imports none of them.
-"""
+"""The catalogue of studies and analyses, by name. Each is imported when it is loaded, not when it is listed."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -51,7 +48,7 @@ STUDIES: dict[str, tuple[str, str, str]] = {
 ANALYSES: dict[str, tuple[str, str, str]] = {
     "ska_table6": ("regard.studies.ska.costs:TABLE6", "What static keys cost", "SKA, Table 6"),
     "ska_table7": ("regard.studies.ska.costs:TABLE7", "Shared and dynamic weights", "SKA, Table 7"),
-    "ska_fig4": ("regard.studies.ska.costs:FIGURE4", "Multiply-accumulates a parameter", "SKA, Figure 4"),
+    "ska_fig4": ("regard.studies.ska.costs:FIGURE4", "Multiply-accumulates per parameter", "SKA, Figure 4"),
     "ska_fig5": ("regard.studies.ska.fig5", "Attention maps of static keys", "SKA, Figure 5"),
     "sne_fig4": (
         "regard.studies.sne.codes:CODES",
@@ -85,9 +82,11 @@ ANALYSES: dict[str, tuple[str, str, str]] = {
 
 
 def load_study(name: str) -> "Study":
-    """Raises: ConfigError for an unknown name, with the nearest ones, and for an analysis."""
+    """The study of a name. Raises: ConfigError for an unknown name, with the nearest ones, and for an analysis."""
     if name in ANALYSES:
-        raise ConfigError(f"{name} trains nothing; `regard study run {name}` computes it and `regard report` draws it")
+        raise ConfigError(
+            f"{name} trains nothing; `regard study run {name}` computes it, `regard report` writes its page"
+        )
     if name not in STUDIES:
         raise ConfigError(f"no study {name!r}; {nearest(name, [*STUDIES, *ANALYSES])}")
     study: Study = _load(STUDIES[name][0], "STUDY")
@@ -95,7 +94,7 @@ def load_study(name: str) -> "Study":
 
 
 def load_analysis(name: str) -> "Analysis":
-    """Raises: ConfigError for an unknown name, with the nearest ones."""
+    """The analysis of a name. Raises: ConfigError for an unknown name, with the nearest ones."""
     if name not in ANALYSES:
         raise ConfigError(f"no analysis {name!r}; {nearest(name, ANALYSES)}")
     analysis: Analysis = _load(ANALYSES[name][0], "ANALYSIS")

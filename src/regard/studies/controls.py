@@ -1,4 +1,4 @@
-"""What many studies share: the controls, the tasks and recipes of the small scales, ImageNet, and DeiT's recipe."""
+"""What many studies share: controls, tasks and recipes of the small scales, ImageNet, and DeiT's recipe."""
 
 from regard.lab.study import Row, Setting
 from regard.mixers.factors.factors import Factors
@@ -11,17 +11,17 @@ CONTROLS = (
 )
 
 DIGITS = Classification(host="vit_desk(size=8, patch=2, dim=32, depth=2, heads=2)", data="digits", size=(8, 8))
-"""Seconds a run: proves that everything works."""
+"""Seconds per run: tests that everything runs."""
 DIGITS_RECIPE = Recipe(epochs=8, batch=32, lr=4e-3, augment="none")
 
 CANVAS = Classification(
     host="vit_desk(size=12, patch=2, dim=32, depth=2, heads=2, mlp_ratio=2.0)", data="digits-canvas", size=(12, 12)
 )
-"""Digits at random places of 12 x 12 pixels, 36 tokens."""
+"""Digits at random positions on 12 x 12 pixels, 36 tokens."""
 CANVAS_RECIPE = Recipe(epochs=2, batch=32, lr=4e-3, betas=(0.9, 0.99), augment="none")
 
 CIFAR = Classification(host="vit_desk(size=32, patch=4, dim=64, depth=4, heads=2)", data="cifar10", size=(32, 32))
-"""64 tokens, 45,000 training images: about ten minutes a run on one core."""
+"""64 tokens, 45,000 training images: about ten minutes per run on one core."""
 CIFAR_RECIPE = Recipe(epochs=10, batch=64, lr=2e-3, precision="bf16-mixed")
 
 DEIT_RECIPE = Recipe(
@@ -40,7 +40,7 @@ DEIT_RECIPE = Recipe(
     erasing=0.25,
     precision="bf16-mixed",
 )
-"""DeiT's, from which those of XCiT, MetaFormer and ViT-5 differ in a few fields."""
+"""The recipe of DeiT; those of XCiT, MetaFormer and ViT-5 differ from it in a few fields."""
 
 
 def imagenet(host: str) -> Classification:
@@ -51,7 +51,7 @@ def imagenet(host: str) -> Classification:
 def small_settings(
     smoke: tuple[Row, ...], desk: tuple[Row, ...] | None = None, *, seeds: tuple[int, int] = (3, 5)
 ) -> dict[str, Setting]:
-    """Smoke scale on digits and desk scale on CIFAR-10. desk: None for the same rows. seeds: of smoke and of desk."""
+    """Smoke scale on digits and desk scale on CIFAR-10. desk: None for the rows of smoke. seeds: of smoke, of desk."""
     return {
         "smoke": Setting(task=DIGITS, recipe=DIGITS_RECIPE, seeds=seeds[0], rows=smoke),
         "desk": Setting(task=CIFAR, recipe=CIFAR_RECIPE, seeds=seeds[1], rows=smoke if desk is None else desk),

@@ -1,7 +1,7 @@
 """Sizes that no table prints, computed by hand from the hosts and mechanisms of the SKA and SNE papers.
 
-The models here must have them: presets without the errors of the authors' code, mechanisms in timm's models, and the
-authors' own presets where these are not rows of a table.
+The models that Regard builds must have them: presets without the errors of the authors' code, mechanisms in timm's
+models, and presets of the authors' code that are not rows of a table.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from .published_sizes import XCIT, parameters
 
 
 class Derived(NamedTuple):
-    """A model and the number of its parameters. host, mixer: as in `published_sizes.Printed`.
+    """A model and its number of parameters, computed by hand. host, mixer: as in `published_sizes.Printed`.
 
-    bare: whether the host's queries, keys and values have no biases, unlike its default.
+    bare: whether the host's queries, keys and values have no biases, other than by default.
     """
 
     table: str
@@ -31,7 +31,7 @@ class Derived(NamedTuple):
 
 
 class Unbuilt(NamedTuple):
-    """A model that Regard does not build, and why."""
+    """A model that Regard does not build, its number of parameters, and why it is not built."""
 
     model: str
     params: int
@@ -116,7 +116,7 @@ UNBUILT = (
 
 
 def derived_rows() -> tuple[Derived, ...]:
-    """All rows."""
+    """All models, table by table."""
     rows = [Derived(table, *row) for table, group in _ROWS.items() for row in group]
     for bare, table in enumerate(("XCiT with a bias of the last layer alone", "XCiT without biases of the embedding")):
         for index, (host, widths) in enumerate(XCIT.values()):
@@ -127,7 +127,7 @@ def derived_rows() -> tuple[Derived, ...]:
 
 
 def derived_counts() -> Iterator[tuple[Derived, int]]:
-    """Every row with the parameters of the model that is built here, on the meta device."""
+    """Every row with the number of parameters of the model that is built here (on the meta device)."""
     for row in derived_rows():
         with torch.device("meta"):
             params = parameters(built(row))

@@ -1,4 +1,4 @@
-"""Errata: numbers and statements of the four papers that exact counts or tests contradict, with how to see it."""
+"""Errata: numbers and statements of the four papers that exact counts or tests contradict, and how to check them."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from .papers import ESA_PAPER, MITA_PAPER, SKA_PAPER, SNE_PAPER
 
 
 class Erratum(NamedTuple):
-    """where: table, figure or equation. printed: the number or statement. actual: what holds. check: how to see it."""
+    """where: table, figure or equation. printed: number or statement. actual: what is right. check: how to see it."""
 
     where: str
     printed: str
@@ -30,7 +30,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
          "Counted by torch's FLOP counter on the built models."),
         ("Table 1, CSKA-CvT, CIFAR-100", "+0.9", "+1.3", "51.1 minus 49.8."),
         ("Table 2, CAFormer-S18", "83.3 top-1", "83.6 in its source",
-         "The claimed +0.1 of CSKAFormer-S18 (83.4) is -0.2 against the published baseline."),
+         "Against the published baseline the claimed +0.1 of CSKAFormer-S18 (83.4) is -0.2."),
         ("Table 2, CSKAFormer-S18", "8.2G FLOPs", "12.798G",
          "A grouped 3x3 key on the 28x28 grid costs 1.4G in each layer."),
         ("Table 2, CSKAFormer-B36", "48.4G FLOPs", "82.380G", "The same in twelve layers."),
@@ -48,9 +48,9 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         ("text on stage 2", "nine ConvFormer layers", "three", "Nine is stage 3 of S18, and those are attention."),
         ("Section 5.1 on Table 1", "consistent improvements in both accuracy and computational efficiency",
          "CIFAR-100: SKA-ViT -1.7 and -1.5, SKA-Swin a -0.9, CSKA-Swin -0.8",
-         "Of the same table: CSKA-Swin has 4949 images a second against 5105 of its host, SKA-CaiT b 6830 against "
+         "Of the same table: CSKA-Swin has 4949 images per second against 5105 of its host, SKA-CaiT b 6830 against "
          "7358."),
-        ("Section 6.2 on Figure 3", "a slight increase in cost with more heads", "784 biases a head and layer",
+        ("Section 6.2 on Figure 3", "a slight increase in cost with more heads", "784 biases per head and layer",
          "Heads share the width: filters and multiply-accumulates of the convolution are the same for any number."),
         ("Section 4.1 and Algorithm 1", "logits q K^T without a scale", "d^-0.5 in the authors' code",
          "The scale belongs to the method: Table 4 has its removal (No Scaling) as a variant, 83.3 against 83.4."),
@@ -133,14 +133,14 @@ def errata_of(source: str) -> tuple[Erratum, ...]:
 
 
 def _numbers(text: str) -> set[tuple[str, int]]:
-    """("Table", 2) and ("Table", 3) for "Tables 2 and 3, deformable rows"; "2 to 4" and "2-4" are three."""
-    named = set()
+    """("Table", 2) and ("Table", 3) for "Tables 2 and 3, deformable rows"; "2 to 4" and "2-4" are three tables."""
+    numbered = set()
     for kind, first, between, last in re.findall(r"(Table|Figure)s? (\d+)(?:( and | to |-)(\d+))?", text):
         numbers = [int(first)] if not last else [int(first), int(last)]
         if between in (" to ", "-"):
             numbers = list(range(numbers[0], numbers[1] + 1))
-        named |= {(kind, number) for number in numbers}
-    return named
+        numbered |= {(kind, number) for number in numbers}
+    return numbered
 
 
 def sheets(source: Source) -> Sequence[Sheet | Picture]:
@@ -156,7 +156,7 @@ ANALYSIS = Analysis(
     question="Which printed figures do exact counts, tests or the authors' own code contradict?",
     compute=sheets,
     notes=(
-        "Counts are of built models; G is 1e9. The static-key paper counts two FLOPs a multiply-accumulate, the MiTA "
-        "and spatial-attention papers one.",
+        "Counts are of built models; G is 1e9. The static-key paper counts two FLOPs per multiply-accumulate, the "
+        "MiTA and spatial-attention papers one.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of every model of the SKA and SNE papers as built here, beside the printed ones."""
+"""Parameters and FLOPs of every model of the SKA and SNE papers, as Regard builds it, beside the printed ones."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _COLUMNS = (
 
 
 def sheets(source: Source) -> Sequence[Sheet | Picture]:
-    """One sheet for each table, then 100 classes, models that no table has, and what is not built."""
+    """One sheet for each table, then models with 100 classes, models that no table has, and models not built here."""
     return [*_printed(), _hundred(), *_derived(), _unbuilt()]
 
 
@@ -40,7 +40,7 @@ def _hundred() -> Sheet:
         if row.official_100 is not None:
             with torch.device("meta"):
                 params = parameters(build(row, classes=100))
-            rows.append((row.label, params, row.official_100, compare(params, row.ours[1], None), row.note))
+            rows.append((row.label, params, row.official_100, compare(params, row.counts[1], None), row.note))
     return Sheet(
         title="SKA Table 1 with 100 classes",
         columns=("model", "parameters", "authors' code", "verdict", "note"),
@@ -70,8 +70,8 @@ ANALYSIS = Analysis(
     question="Do the models that are built here have the printed numbers of parameters?",
     compute=sheets,
     notes=(
-        "Verdict: R if our count rounds to the printed digits, T if it is cut off to them, no if neither.",
+        "Verdict: R if our count has the printed digits when rounded, T if it has them when cut off, no if neither.",
         "Counts of the papers' tables are for 10 classes (SKA Table 1) or 1,000.",
-        "GFLOPs: two a multiply-accumulate of one image, products of matrices and convolutions, as both papers count.",
+        "GFLOPs of one image: two per multiply-accumulate of matrix products and convolutions, as both papers count.",
     ),
 )

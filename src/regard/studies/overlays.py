@@ -1,4 +1,4 @@
-"""What figures of trained networks share: the runs and images that they read, and weights drawn over a picture."""
+"""What figures of trained networks share: runs and images to read, and weights drawn over a picture."""
 
 import base64
 import io
@@ -44,7 +44,7 @@ def first_runs(source: Source, study: str) -> dict[str, str]:
 def first_inputs(task: Task, number: int) -> Float[Tensor, "B C H W"]:
     """The first test images of a task, prepared, in the order of its `limit`."""
     if not isinstance(task, Classification):
-        raise UnsupportedError(f"{type(task).__name__} has no test images to take; a classification has")
+        raise UnsupportedError(f"the figure needs the test images of a Classification, not of {type(task).__name__}")
     images, _ = next(evaluation_batches(task.at_most(number).test_images(), task.size))
     return task.prepared(images, torch.device("cpu"))
 
@@ -56,9 +56,9 @@ def photograph(task: Task, name: str = PICTURE) -> Photograph:
 
 
 def overlay(weights: Tensor, grid: Grid, frame: Tensor | None = None) -> str:
-    """Weights of grid cells in amber, opacity = share of the largest weight; base64 of a PNG.
+    """Weights of grid cells (cells,) in amber, opacity = share of the largest weight; base64 of a PNG.
 
-    frame: True for the cells inside a red frame.
+    frame: (cells,), True inside a red frame.
     """
     share = weights.float() / weights.float().max().clamp_min(1e-9)
     pixels = np.zeros((grid.height, grid.width, 4), np.uint8)

@@ -23,8 +23,8 @@ class Printed:
     """One row of a paper. host, mixer: how Regard builds it ("" = the host's own attention).
 
     params, gflops: as printed, "9.6M" and "1.29" ("" = not printed). official, official_100: the counts of the authors'
-    code with 10 and with 100 classes, None if there is no code. note: why it differs from ours, or what the row leaves
-    open.
+    code with 10 and with 100 classes, None if there is no code. note: why it differs from Regard's count, or what the
+    paper leaves open.
     """
 
     table: str
@@ -38,17 +38,16 @@ class Printed:
     official_100: int | None = None
 
     @property
-    def ours(self) -> tuple[int | None, int | None]:
-        """Our counts with 10 and with 100 classes: those of `OURS`, else those of the authors' code."""
-        return OURS.get(self.label, (self.official, self.official_100))
+    def counts(self) -> tuple[int | None, int | None]:
+        """The right counts with 10 and with 100 classes: those of `CORRECTED`, else those of the authors' code."""
+        return CORRECTED.get(self.label, (self.official, self.official_100))
 
 
 @dataclass(frozen=True)
 class Counted:
-    """A row with our numbers. params: parameters; gflops: 2 MACs of one image / 1e9.
+    """A row as counted here. params: parameters; gflops: 2 MACs of one image / 1e9.
 
-    verdict: "R" if ours rounds to the printed digits, "T" if it is cut off to them, "R,T" if both, "no" if neither.
-    gflops_verdict: the same of gflops, "" where none are printed.
+    verdict: of the parameters, as `verdict` returns it. gflops_verdict: of the GFLOPs, "" where none are printed.
     """
 
     row: Printed
@@ -62,7 +61,7 @@ _DEFECT = "the code's class token gets one key for two values in stage 3; ours h
 _SPT = "shifted patch tokens, temperature and diagonal mask kept"
 _OPEN = "the paper does not say which stages; its code replaces 3 and 4 with query='identity' (23,565,336)"
 _NARROW = "the paper's code has heads of 16, which only adds biases"
-_HEADS = "heads inferred: the only setting found with 26.7M at 10 and 26.8M at 100 classes"
+_HEADS = "heads inferred: the only known setting with 26.7M at 10 and 26.8M at 100 classes"
 _PER_WINDOW = "queries are convolved into keys, apart for each window, as in the authors' code"
 SKA_TABLE1 = (
     ("ViT-S", "vit_s_32_spt", "", "9.6M", "1.29", 9_622_512, ""),
@@ -89,8 +88,8 @@ SKA_TABLE1_100 = {
     "Swin-T": 26_667_856, "SKA-Swin-T a": 24_646_480, "SKA-Swin-T b": 26_848_080, "CSKA-Swin-T": 26_952_784,
     "CvT-13": 19_650_980, "SKA-CvT-13 a": 18_057_380, "SKA-CvT-13 b": 19_730_270, "CSKA-CvT-13": 18_108_680,
 }  # fmt: skip
-OURS = {"CSKA-CvT-13": (18_081_710, 18_116_360)}
-"""Label of SKA Table 1 -> our counts with 10 and 100 classes, where they are not those of the authors' code."""
+CORRECTED = {"CSKA-CvT-13": (18_081_710, 18_116_360)}
+"""Label of SKA Table 1 -> counts with 10 and 100 classes, where those of the authors' code have a defect."""
 SKA_TABLE2 = (
     ("CAFormer-S18", "caformer_s18", "26M", "8.2", ""),
     ("CAFormer-B36", "caformer_b36", "99M", "46.4", ""),
@@ -145,8 +144,8 @@ def printed_rows() -> tuple[Printed, ...]:
 def published_counts(tables: str = "*") -> Iterator[Counted]:
     """Build each row on the meta device, count it, and compare it with the printed numbers.
 
-    tables: a glob on the name of the table, "SKA Table 1". Multiplications are counted in one forward pass by PyTorch's
-    FLOP counter (products of matrices and convolutions), which takes some minutes for all tables.
+    tables: a glob of table names, such as "SKA Table 1". PyTorch's FLOP counter counts products of matrices and
+    convolutions in one forward pass, which takes some minutes for all tables.
     """
     for row in printed_rows():
         if fnmatchcase(row.table, tables):
@@ -159,18 +158,21 @@ def published_counts(tables: str = "*") -> Iterator[Counted]:
 
 
 def build(row: Printed, classes: int = 0) -> nn.Module:
-    """The model of a row. classes: instead of those of the host, 0 = its own."""
+    """The model of a row. classes: 0 = the host's own number."""
     options: dict[str, Any] = {"num_classes": classes} if classes else {}
     return create_model(row.host, parse_mixer(row.mixer) if row.mixer else None, **options)
 
 
 def parameters(model: nn.Module) -> int:
-    """How many numbers the parameters of a model have."""
+    """The number of parameters of a model, each number counted."""
     return sum(value.numel() for value in model.parameters())
 
 
 def verdict(count: int, printed: str) -> str:
-    """Whether a count rounds to a printed number such as "9.6M" or "1.2G", or is cut off to it; see `Counted`."""
+    """Whether a count has the digits of a printed number such as "9.6M" or "1.2G".
+
+    "R": when it is rounded; "T": when it is cut off; "R,T": both; "no": neither.
+    """
     digits, power = printed[:-1], {"M": 6, "G": 9}[printed[-1]]
     unit = 10 ** (power - len(digits.partition(".")[2]))
     whole = int(digits.replace(".", ""))

@@ -1,7 +1,7 @@
 """Quickstart: five mechanisms and two controls on scikit-learn's digits, in minutes on two cores.
 
 Each digit lies at a random place of a 12 x 12 canvas, so a network that does not mix tokens cannot read pixels off
-fixed positions. What the intervals support is in docs/results/quickstart-desk.
+fixed positions. The results are in docs/results/quickstart-desk.
 """
 
 from dataclasses import replace
@@ -42,8 +42,8 @@ STUDY = Study(
     ),
     notes=(
         "898 training images, each placed anew in every epoch; 899 test images at two fixed places each.",
-        "60 epochs (1,740 steps): in a pilot of 120 the uniform average was nearly as good as softmax.",
-        "Last weights after a fixed number of epochs; no choice is made on the test images.",
-        "With 1,798 test images differences below about 2 points mean nothing for the task, whatever the seeds.",
+        "60 epochs (1,740 steps): in a pilot of 120 epochs the uniform average was nearly as good as softmax.",
+        "The last weights after a fixed number of epochs are tested; nothing is chosen on the test images.",
+        "With 1,798 test images, differences below about 2 points may be due to these images, whatever the seeds.",
     ),
 )

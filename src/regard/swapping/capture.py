@@ -27,11 +27,11 @@ def with_regard_softmax(model: nn.Module, inputs: Float[Tensor, "B ..."], layers
     Raises: SwapError if no layer matches; UnsupportedError if a replaced layer computes something else, because the
     host's attention is not plain softmax.
     """
-    own = [name for name in matching_layers(model, layers) if not isinstance(model.get_submodule(name), Port)]
-    if not own:
+    unswapped = [name for name in matching_layers(model, layers) if not isinstance(model.get_submodule(name), Port)]
+    if not unswapped:
         return model
-    softmax_model = plan_layers(copy.deepcopy(model), Softmax(), own, inputs[:1]).apply()
-    hosts = {name: model.get_submodule(name) for name in own}
+    softmax_model = plan_layers(copy.deepcopy(model), Softmax(), unswapped, inputs[:1]).apply()
+    hosts = {name: model.get_submodule(name) for name in unswapped}
     for name, (args, kwargs) in layer_calls(model, hosts, inputs).items():
         if not _same_output(hosts[name], softmax_model.get_submodule(name), args, kwargs):
             raise UnsupportedError(

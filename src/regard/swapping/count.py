@@ -11,26 +11,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import Grid, Mixer, check_accounting
+from regard.core.eval_mode import eval_mode
 from regard.mixers.shared.heads import HeadMixer
 
 from .layer import Port
 
 
 def count_macs(model: nn.Module, images: Tensor, accounting: str = "executed") -> int:
-    """Multiply-accumulates of one forward pass (matrix products, convolutions), in evaluation mode.
+    """Multiply-accumulates of one forward pass (matrix products, convolutions) in evaluation mode.
 
+    Afterwards every module has its own mode again.
     Operators of swapped layers are not run: their formulas are counted, once for each window and image, so it does not
     matter which implementation runs at a size (dense on small grids). Parameters and images may be on the meta device.
     accounting: of the formulas, as in `MixerConfig.cost`. Raises: ConfigError for an unknown accounting.
     """
     check_accounting(accounting)
     counter = FlopCounterMode(display=False)
-    model.eval()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         for parameter in trained:  # the counter's hooks fail on views of parameters with a gradient
             parameter.requires_grad_(False)
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _by_formula(model, accounting) as formulas, counter:
+        with eval_mode(model), sdpa_kernel(SDPBackend.MATH), _by_formula(model, accounting) as formulas, counter:
             model(images)
     finally:
         for parameter in trained:

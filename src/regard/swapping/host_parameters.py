@@ -61,24 +61,24 @@ def fused_refusal(module: Any) -> str:
     return ""
 
 
-def alteration(layer: nn.Module, own: Collection[str] = (), skip: str = "") -> str:
+def alteration(layer: nn.Module, further: Collection[str] = (), skip: str = "") -> str:
     """How a tool has wrapped or replaced a linear layer, so that its weights are not in `weight` and `bias`; "" if not.
 
-    Found are adapters such as LoRA, pruning, parametrisations such as weight norm, and quantisation. own: further
+    It detects adapters such as LoRA, pruning, parametrisations such as weight norm, and quantisation. further: other
     packages whose modules are accepted. skip: the name of a child that is not checked.
     """
-    accepted = LIBRARIES | {package_name(layer), *own}
+    accepted = LIBRARIES | {package_name(layer), *further}
     for name, part in layer.named_modules():
         if skip and name.partition(".")[0] == skip:
             continue
         kind, subject = type(part), f"its {name}" if name else "it"
         plain = isinstance(part, nn.Linear) and kind.forward is nn.Linear.forward
-        holds = any(isinstance(inner, nn.Linear | Projection) for inner in part.modules())
+        has_linear = any(isinstance(inner, nn.Linear | Projection) for inner in part.modules())
         if is_parametrized(part):
             return f"{subject} is parametrised"
         if "forward" in vars(part):
             return f"{subject} has a forward of its own"
-        if (holds and not plain and package_name(part) not in accepted) or kind.__module__.startswith("torch.ao."):
+        if (has_linear and not plain and package_name(part) not in accepted) or kind.__module__.startswith("torch.ao."):
             return f"{subject} is of {kind.__module__}.{kind.__qualname__}"
         if any(type(hook).__module__.startswith("torch.nn.utils.") for hook in part._forward_pre_hooks.values()):
             return f"{subject} is pruned or normalised by torch.nn.utils"

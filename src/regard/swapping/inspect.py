@@ -90,7 +90,7 @@ def example_input(model: nn.Module, default: tuple[int, int] | None = None) -> T
     for size in filter(None, [*sizes, default]):
         height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
         return torch.randn(1, input_channels(model), height, width, generator=torch.Generator().manual_seed(0))
-    raise SwapError(f"{type(model).__name__} does not tell its image size; pass example=, one input")
+    raise SwapError(f"{type(model).__name__} does not name its image size; pass one input as example=")
 
 
 def input_channels(model: nn.Module) -> int:
@@ -114,8 +114,8 @@ def explained_inputs(model: nn.Module, example: Tensor) -> Iterator[None]:
         raise ConfigError(
             f"{type(model).__name__} does not take inputs of {shape} (channels, height, width): "
             f"{str(error).strip() or type(error).__name__}; "
-            "pass images of the size that it was made for, make it for these (img_size=, patch_size=), or swap only "
-            "the part of it that takes images"
+            "pass images of the size that it was built for, build it for this size (img_size=, patch_size=), or swap "
+            "only the part of it that takes images"
         ) from error
 
 
@@ -159,7 +159,7 @@ def layer_calls(
 def layer_grids(
     model: nn.Module, layers: Mapping[str, type[Port]], example: Tensor
 ) -> dict[str, tuple[Grid, GridSource]]:
-    """The grid of each layer in a forward pass, and the source that tells it later; one source per watched module.
+    """The grid of each layer in a forward pass, and the source of later grids; one source per watched module.
 
     layers: names, with the port of each.
     Raises: SwapError if a layer is not entered or gets fewer tokens than its grid; ConfigError for an input that the

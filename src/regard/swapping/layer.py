@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site
-from regard.projections.linear import LinearProjection, rows
+from regard.projections.linear import LinearProjection, role_rows
 
 from .grid_source import GridSource
 from .host_parameters import fused_site
@@ -24,7 +24,7 @@ class Port(nn.Module):
     the tokens and their grid. Most ports need two parts:
 
         class MyPort(Port):
-            watch = "patch_embed"          # the module whose output (B, C, h, w) tells the grid of the tokens
+            watch = "patch_embed"          # the module whose output (B, C, h, w) gives the grid of the tokens
 
             def forward(self, x):          # as MyAttention.forward
                 return self.mixer(x, self.grid())
@@ -33,7 +33,7 @@ class Port(nn.Module):
 
     Class attributes, all optional:
     replaces: the exact classes of attention that it replaces; not needed where the class names its port.
-    watch: path of the module whose output (B, C, h, w) tells the grid, looked up from the layer upwards; "a|b" means
+    watch: path of the module whose output (B, C, h, w) gives the grid, looked up from the layer upwards; "a|b" means
     either path. "" if the port knows the grid: then define `host_grid` and `grid`.
     parameter_names: the host's name of a parameter or child -> the mixer's, where they differ, such as
     {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q`, `qkv.k`, `qkv.v`), `proj`, `q_norm`, `k_norm`, `operator`.
@@ -104,7 +104,7 @@ class Port(nn.Module):
 
     @classmethod
     def host_grid(cls, module: Any) -> Grid | None:
-        """The grid that a module to be replaced has, for a port without `watch`; None if `watch` tells it."""
+        """The grid that a module to be replaced has, for a port without `watch`; None if `watch` gives it."""
         return None
 
     def grid(self) -> Grid:
@@ -131,7 +131,7 @@ class Port(nn.Module):
         return self._host[0]
 
     def new_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        """A mixer with the host's device, dtype and q/k normalisation, its q, k, v matrices as separate as there."""
+        """A mixer with the host's device, dtype and q/k normalisation, and q, k, v fused or separate as there."""
         mixer = self.build_mixer(config, site, shared)
         match_host_projection(mixer, self.host)
         present = self._modules.get(MIXER_CHILD) or self.host
@@ -162,19 +162,19 @@ class Port(nn.Module):
         "qkv" means the whole tensor; "qv", for example, that the mixer has only the rows of queries and values of a
         fused matrix. A mechanism with another number of heads has no row of the host.
         """
-        own, projection = self.mixer.state_dict(), getattr(self.mixer, "qkv", None)
+        mixer_state, projection = self.mixer.state_dict(), getattr(self.mixer, "qkv", None)
         matched = {}
         for key, shape in self.host_shapes.items():
             name = self.mixer_name(key)
-            if name not in own or not self._same_meaning(name):
+            if name not in mixer_state or not self._same_meaning(name):
                 continue
             host_roles = fused_roles(name)
             roles = "".join(role for role in getattr(projection, "roles", "") if role in host_roles)
             if roles == host_roles:
-                fits, roles = own[name].shape == shape, "qkv"
+                fits, roles = mixer_state[name].shape == shape, "qkv"
             else:
-                same_height = own[name].shape[0] * len(host_roles) == shape[0] * len(roles)
-                fits = same_height and own[name].shape[1:] == shape[1:]
+                same_height = mixer_state[name].shape[0] * len(host_roles) == shape[0] * len(roles)
+                fits = same_height and mixer_state[name].shape[1:] == shape[1:]
             if fits and roles:
                 matched[key] = roles
         return matched
@@ -184,16 +184,16 @@ class Port(nn.Module):
 
         A tensor of another shape than the host's is passed on, so that loading reports it.
         """
-        own, matched, converted = self.mixer.state_dict(), self.matched_roles(), {}
+        mixer_state, matched, converted = self.mixer.state_dict(), self.matched_roles(), {}
         for key, value in state.items():
             name, roles = self.mixer_name(key), matched.get(key, "")
             if value.shape != self.host_shapes[key]:
-                if name in own and self._same_meaning(name):
+                if name in mixer_state and self._same_meaning(name):
                     converted[name] = value
             elif roles == "qkv":
                 converted[name] = value
             elif roles:
-                converted[name] = rows(value, fused_roles(name), roles)
+                converted[name] = role_rows(value, fused_roles(name), roles)
         return converted
 
     def fully_kept(self) -> set[str]:
@@ -221,18 +221,18 @@ class Port(nn.Module):
 
     def host_state(self) -> dict[str, Tensor]:
         """The host's whole state: the mixer's current tensors where they fit, what was dropped as it was."""
-        own, state = self.mixer.state_dict(), dict(self.host.state_dict())
+        mixer_state, state = self.mixer.state_dict(), dict(self.host.state_dict())
         matched = self.matched_roles()
         for key, old in state.items():
             name, roles = self.mixer_name(key), matched.get(key, "")
             if key in self._parameters:
                 state[key] = getattr(self, key).detach()
             elif roles == "qkv":
-                state[key] = own[name]
+                state[key] = mixer_state[name]
             elif roles:
                 host_roles = fused_roles(name)
-                blocks = old.to(own[name], copy=True).unflatten(0, (len(host_roles), -1))
-                for role, value in zip(roles, own[name].unflatten(0, (len(roles), -1)), strict=True):
+                blocks = old.to(mixer_state[name], copy=True).unflatten(0, (len(host_roles), -1))
+                for role, value in zip(roles, mixer_state[name].unflatten(0, (len(roles), -1)), strict=True):
                     blocks[host_roles.index(role)] = value
                 state[key] = blocks.flatten(0, 1)
         return state
@@ -240,18 +240,18 @@ class Port(nn.Module):
     # frozen parameters
 
     def frozen_parameters(self) -> set[str]:
-        """The host's parameters without a gradient: judged by those now in their place; dropped ones as they were."""
+        """The host's frozen parameters: as their replacements are now, and dropped ones as they were."""
         trained = {name: value.requires_grad for name, value in self.host.named_parameters()}
-        own = dict(self.mixer.named_parameters())
-        present = {key: own.get(self.mixer_name(key)) for key in self.matched_roles()}
+        mixer_parameters = dict(self.mixer.named_parameters())
+        present = {key: mixer_parameters.get(self.mixer_name(key)) for key in self.matched_roles()}
         present |= {key: self._parameters.get(key) for key in self.kept_parameters}
         trained |= {key: value.requires_grad for key, value in present.items() if key in trained and value is not None}
         return {name for name, requires_grad in trained.items() if not requires_grad}
 
-    def freeze(self, names: set[str], own: set[str]) -> None:
+    def freeze(self, names: set[str], further: set[str]) -> None:
         """Freeze these of the host's parameters, here and in the hidden host, and no other of the host's.
 
-        own: further parameters to freeze, by their names in this layer.
+        further: other parameters to freeze, by their names in this layer.
         """
         for name, value in self.host.named_parameters():
             value.requires_grad_(name not in names)
@@ -260,7 +260,7 @@ class Port(nn.Module):
         for name, value in self.named_parameters():
             if name in host_names:
                 value.requires_grad_(host_names[name] not in names)
-            elif name in own:
+            elif name in further:
                 value.requires_grad_(False)
 
     # swapping in and out
@@ -269,9 +269,9 @@ class Port(nn.Module):
     def load_host_state(self, state: dict[str, Tensor]) -> set[str]:
         """Copy the host's tensors into the mixer; returns the mixer's keys that were filled."""
         converted = self.to_mixer(state)
-        own = self.mixer.state_dict()
+        mixer_state = self.mixer.state_dict()
         for name, value in converted.items():
-            own[name].copy_(value)
+            mixer_state[name].copy_(value)
         for key in self.kept_parameters:
             if key in self._parameters:
                 getattr(self, key).copy_(state[key])
@@ -286,7 +286,7 @@ class Port(nn.Module):
         fused = joined_qkv({self.mixer_name(key): value for key, value in state.items()})
         if fused is None or len(fused[0]) != 3 * self.mixer.site.inner:
             return  # with another number of heads no row is the host's
-        weight, bias = (None if part is None else rows(part, "qkv", config.roles) for part in fused)
+        weight, bias = (None if part is None else role_rows(part, "qkv", config.roles) for part in fused)
         projection.adopt_linear(cast(Tensor, weight), bias)
 
     def drop_host_weights(self, state: dict[str, Tensor]) -> None:
@@ -324,13 +324,13 @@ class Port(nn.Module):
         state = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
         kept = self.fully_kept()
         start = f"{prefix}{MIXER_CHILD}."
-        own = {key[len(start) :]: state.pop(key) for key in list(state) if key.startswith(start)}
+        mixer_state = {key[len(start) :]: state.pop(key) for key in list(state) if key.startswith(start)}
         for key in self.host_shapes:
             if key in self._parameters:
                 state[prefix + key] = state.pop(prefix + key)
             elif key in kept:
-                state[prefix + key] = own.pop(self.mixer_name(key))
-        state.update({start + key: value for key, value in own.items()})
+                state[prefix + key] = mixer_state.pop(self.mixer_name(key))
+        state.update({start + key: value for key, value in mixer_state.items()})
         return state
 
     def _load_from_state_dict(

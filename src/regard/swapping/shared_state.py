@@ -25,10 +25,10 @@ def swapped_layers(model: nn.Module, where: str = "*") -> list[str]:
 
 def shared_module(layer: nn.Module) -> nn.Module | None:
     """The module whose parameters a swapped layer shares with others (the codes of FSNE); None if there is none."""
-    own = set(layer._modules[MIXER_CHILD].modules())  # type: ignore[union-attr]
-    for module in own:
+    children = set(layer._modules[MIXER_CHILD].modules())  # type: ignore[union-attr]
+    for module in children:
         for shared in module.__dict__.get("_shared") or ():
-            if isinstance(shared, nn.Module) and shared not in own:
+            if isinstance(shared, nn.Module) and shared not in children:
                 return shared
     return None
 
@@ -63,14 +63,14 @@ def refresh_shared_state(model: nn.Module) -> None:
 
 
 def _names_without_decay(model: nn.Module, layers: Mapping[str, Port]) -> set[str]:
-    own = getattr(model, "no_weight_decay", None)
-    names = set(own()) if callable(own) else set()
-    owners: dict[str, nn.Module] = {f"{name}.{MIXER_CHILD}": layer.mixer for name, layer in layers.items()}
+    host_method = getattr(model, "no_weight_decay", None)
+    names = set(host_method()) if callable(host_method) else set()
+    modules: dict[str, nn.Module] = {f"{name}.{MIXER_CHILD}": layer.mixer for name, layer in layers.items()}
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "regard_shared":
-            owners[name] = module
-    for start, owner in owners.items():
-        for name, module in owner.named_modules():
+            modules[name] = module
+    for start, top in modules.items():
+        for name, module in top.named_modules():
             without_decay = getattr(module, "no_weight_decay", None)
             if callable(without_decay):
                 names |= {".".join(filter(None, (start, name, item))) for item in without_decay()}

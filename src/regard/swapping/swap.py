@@ -24,7 +24,7 @@ from .shared_state import refresh_shared_state, shared_module, swapped_layers
 class PlannedSite:
     """One layer of a plan: its name, the port that will replace it, and what becomes of the host's parameters.
 
-    before: the module that is there now. kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
+    before: the module that is replaced. kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
     """
 
     name: str
@@ -97,7 +97,7 @@ def plan_swap(
     example: Tensor | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> SwapPlan:
-    """What `swap` would do to a model, found out by one forward pass; the model is not changed.
+    """What `swap` would do to a model; runs one forward pass and does not change the model.
 
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
     every self-attention. example: an input (1, C, H, W), needed where the model does not name its image size. ports:
@@ -133,7 +133,7 @@ def plan_layers(
     order = {name: index for index, name in enumerate(layers)}
     for name in names:
         _check_supported(layers[name], model.get_submodule(name), name, mixer)
-    found_grids = layer_grids(model, {name: layers[name] for name in names}, example)
+    forward_grids = layer_grids(model, {name: layers[name] for name in names}, example)
     shared = mixer.shared()
     if shared is not None:
         parameter = next(model.parameters())
@@ -142,7 +142,7 @@ def plan_layers(
     for name in names:
         module, port = model.get_submodule(name), layers[name]
         host = original_attention(module)
-        grid, source = found_grids[name]
+        grid, source = forward_grids[name]
         site = port.site(host, (grids or {}).get(name, grid), name, order[name])
         # the plan works on a copy
         host = module.restored_attention() if isinstance(module, Port) else copy.deepcopy(module)
@@ -185,7 +185,7 @@ def restore(model: nn.Module, where: str = "*") -> nn.Module:
     return model
 
 
-def retune(model: nn.Module, where: str = "*", **numbers: Any) -> nn.Module:
+def retune(model: nn.Module, where: str = "*", **changes: Any) -> nn.Module:
     """Change fields of the mechanisms of a trained model, in place, such as retune(model, m=49, k=49).
 
     Every parameter stays the same object. Raises: SwapError if no swapped layer matches or an adapter (LoRA) is around
@@ -197,18 +197,20 @@ def retune(model: nn.Module, where: str = "*", **numbers: Any) -> nn.Module:
         _check_plain(layer, name)
         old, config = layer.mixer, layer.mixer.config
         names = [item.name for item in fields(config)]
-        for key in numbers:
+        for key in changes:
             if key not in names:
                 raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, names)}")
-        new = layer.new_mixer(replace(config, **numbers), old.site, shared_module(layer))
+        new = layer.new_mixer(replace(config, **changes), old.site, shared_module(layer))
         trained = {key: value.requires_grad for key, value in old.named_parameters()}
         for key, value in new.named_parameters():  # load_state_dict keeps the target's flags
             value.requires_grad_(trained.get(key, True))
         try:
             new.load_state_dict(old.state_dict(keep_vars=True), assign=True)
         except RuntimeError as error:
-            changes = ", ".join(f"{key}={value}" for key, value in numbers.items())
-            raise ConfigError(f"retune({changes}) would change the parameters of {name}; use swap for that") from error
+            arguments = ", ".join(f"{key}={value}" for key, value in changes.items())
+            raise ConfigError(
+                f"retune({arguments}) would change the parameters of {name}; use swap for that"
+            ) from error
         mixers.append((layer, new.train(old.training)))
     for layer, new in mixers:
         layer.register_module(MIXER_CHILD, new)
@@ -278,8 +280,8 @@ def _transfer(site: PlannedSite, faithful: bool) -> None:
     frozen = {name for name, value in before.named_parameters() if not value.requires_grad}
     if isinstance(before, Port):  # a new parameter may have the name of an old one that meant something else
         copied = {f"{MIXER_CHILD}.{name}" for name in filled}
-        own = {name for name in frozen if name in copied or not name.startswith(f"{MIXER_CHILD}.")}
-        layer.freeze(before.frozen_parameters(), own)
+        further = {name for name in frozen if name in copied or not name.startswith(f"{MIXER_CHILD}.")}
+        layer.freeze(before.frozen_parameters(), further)
     else:
         layer.freeze(frozen, set())
 

@@ -101,7 +101,7 @@ def no_logits_error(config: MixerConfig) -> UnsupportedError:
     """The error for a mechanism without logits over all keys."""
     return UnsupportedError(
         f"CaiT mixes its heads before and after the softmax over all keys, which {type(config).__name__} does not "
-        "have; Softmax, SKA and CSKA keep that, and cait_s_32(keep_talking=False) removes it"
+        "have; Softmax, SKA and CSKA have it, and cait_s_32(keep_talking=False) removes it"
     )
 
 

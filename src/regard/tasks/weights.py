@@ -1,5 +1,5 @@
-"""Initial weights: each parameter has its own random stream (seed, name), so that models share weights they have in
-common."""
+"""Initial weights: each parameter has its own random stream (seed, name), so that parameters of the
+same name and shape have the same values in all models."""
 
 import math
 import re
@@ -25,7 +25,7 @@ def redraw(model: nn.Module, seed: int, init: Init) -> None:
     """Initialise the weights of a model, in place.
 
     "fan_in": linear layers and convolutions get normal weights with std fan_in^-0.5 and zero biases; normalisations,
-    embeddings, parts of mechanisms, and subclasses of linear layers with their own `reset_parameters` call that.
+    embeddings, parts of mechanisms, and subclasses of linear layers with another `reset_parameters` call it.
     "zero": the same, but the output layers of both branches (`outputs`: the attention's projection and the second layer
     of the MLP) are 0, so that every block starts as the identity. "host": nothing changes. Parameters outside such
     layers, such as position embeddings, keep the host's values. Each module has the random stream (seed, name); a
@@ -36,29 +36,33 @@ def redraw(model: nn.Module, seed: int, init: Init) -> None:
         raise ConfigError(f'init is "zero", "fan_in" or "host", not {init!r}')
     if init == "host":
         return
-    done: list[str] = []
+    initialised: list[str] = []
     for name, module in model.named_modules():
-        if not any(name.startswith(f"{parent}.") for parent in done) and _redraw_module(module, name, seed):
-            done.append(name)
+        if not any(name.startswith(f"{parent}.") for parent in initialised) and _redraw_module(module, name, seed):
+            initialised.append(name)
     if init == "zero":
         _zero(model)
 
 
 def _redraw_module(module: nn.Module, name: str, seed: int) -> bool:
     """Initialise the module's own parameters; True if its children are initialised too."""
-    own = dict(module.named_parameters(recurse=False))
+    parameters = dict(module.named_parameters(recurse=False))
     reset = getattr(module, "reset_parameters", None)
     with_children = isinstance(module, Operator | Projection | Codes)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         layer = isinstance(module, _LAYERS)
         if isinstance(module, LinearProjection) or (layer and not _has_own_reset(module)):
-            for label, parameter in own.items():
+            for label, parameter in parameters.items():
                 draw(parameter, seed, f"{name}.{label}")
-        elif reset is not None and (layer or with_children or own and type(module).__module__.startswith("torch.nn")):
-            torch.manual_seed(number("init", seed, plain(name)))
+        elif reset is not None and (layer or with_children or (parameters and _is_of_torch(module))):
+            torch.manual_seed(number("init", seed, host_parameter_name(name)))
             reset()
             return with_children
     return False
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn")
 
 
 def _has_own_reset(layer: nn.Module) -> bool:
@@ -72,12 +76,12 @@ def draw(parameter: torch.Tensor, seed: int, name: str) -> None:
     if parameter.ndim < 2:
         parameter.zero_()
         return
-    stream = torch.Generator().manual_seed(number("init", seed, plain(name)))
+    stream = torch.Generator().manual_seed(number("init", seed, host_parameter_name(name)))
     values = torch.randn(parameter.shape, generator=stream) * math.prod(parameter.shape[1:]) ** -0.5
     parameter.copy_(values)
 
 
-def plain(name: str) -> str:
+def host_parameter_name(name: str) -> str:
     """The name that a parameter has in the host without a swap."""
     return re.sub(r"(^|\.)regard\.", r"\1", name)
 
@@ -92,7 +96,7 @@ def outputs(model: nn.Module) -> list[nn.Module]:
     mixers = {name: module for name, module in model.named_modules() if isinstance(module, Mixer)}
     inner = {f"{name}.{mixer.output}" for name, mixer in mixers.items() if not _gamma_is_zero(model, name)}
     for name, port in attention_layers(model).items():
-        inner |= {f"{name}.{host}" for host, own in port.parameter_names.items() if own == "proj"}
+        inner |= {f"{name}.{host_name}" for host_name, name_here in port.parameter_names.items() if name_here == "proj"}
     return [
         module
         for name, module in layers.items()

@@ -22,7 +22,7 @@ LARGER = (Grid(8, 8), Grid(7, 9, 2), Grid(9, 7, 1), Grid(7, 8, 1, 2))
 
 ITEMS: dict[str, Callable[[Subject], str]] = {
     "shape": forms.shape,
-    "doors": forms.input_checks,
+    "input checks": forms.input_checks,
     "parameters": forms.parameters,
     "macs": forms.macs,
     "reference": forms.reference,

@@ -75,7 +75,7 @@ def _count(s: Subject, layer: Mixer, run: Callable[[], Tensor], formula: int) ->
     with counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         run()
     if counter.get_total_flops() != 2 * formula:
-        raise ContractError(f"the formula says {formula} MACs, counted were {counter.get_total_flops() / 2:.0f}")
+        raise ContractError(f"the formula says {formula} MACs, PyTorch counts {counter.get_total_flops() / 2:.0f}")
 
 
 def reference(s: Subject) -> str:
@@ -84,11 +84,11 @@ def reference(s: Subject) -> str:
         exact = s.layer.reference(s.x, s.grid)
         s.same("fast and plain form in float64", s.layer(s.x, s.grid), exact)
         single = copy.deepcopy(s.layer).float()
-        own = gap(single.reference(s.x.float(), s.grid).double(), exact)
+        plain = gap(single.reference(s.x.float(), s.grid).double(), exact)
         fast = gap(single(s.x.float(), s.grid).double(), exact)
-    allowed = 4 * own + 1e-7 * max(1.0, exact.abs().max().item())
+    allowed = 4 * plain + 1e-7 * max(1.0, exact.abs().max().item())
     if not fast <= allowed:
-        raise ContractError(f"float32 error of the fast form {fast:.3g}; the plain form's is {own:.3g}")
+        raise ContractError(f"float32 error of the fast form {fast:.3g}; the plain form's is {plain:.3g}")
     return ""
 
 
@@ -118,10 +118,10 @@ def gradients(s: Subject) -> str:
     grad_out = torch.randn_like(out)
     grads = torch.autograd.grad(out, (x, *values), grad_out, allow_unused=True)
     plain = torch.autograd.grad(s.layer.reference(x, s.grid), (x, *s.layer.parameters()), grad_out, allow_unused=True)
-    for name, fast, other in zip(("x", *names), grads, plain, strict=True):
-        if fast is None or other is None:
+    for name, fast, expected in zip(("x", *names), grads, plain, strict=True):
+        if fast is None or expected is None:
             raise ContractError(f"{name} gets no gradient in the {'fast' if fast is None else 'plain'} form")
-        s.same(f"gradients of {name} in fast and plain form", fast, other, 1e-10)
+        s.same(f"gradients of {name} in fast and plain form", fast, expected, 1e-10)
     torch.autograd.gradcheck(run, (x, *values), fast_mode=True)
     return ""
 
@@ -136,8 +136,8 @@ def compiled(s: Subject) -> str:
     out, plain = compiled(x, s.grid), s.layer(x, s.grid)
     s.same("compiled and eager form", out, plain)
     grad_out = torch.randn_like(out)
-    one, other = torch.autograd.grad(out, x, grad_out)[0], torch.autograd.grad(plain, x, grad_out)[0]
-    s.same("gradients of x, compiled and eager", one, other, 1e-11)
+    grad, expected = (torch.autograd.grad(y, x, grad_out)[0] for y in (out, plain))
+    s.same("gradients of x, compiled and eager", grad, expected, 1e-11)
     return ""
 
 
@@ -168,20 +168,20 @@ def cross(s: Subject) -> str:
         out = cross(s.x, s.grid, memory=s.x, memory_grid=s.grid)
         s.same("cross-attention to itself and self-attention", out, s.layer(s.x, s.grid))
     config = dataclasses.replace(s.config, dwc=0)
-    other = Grid(s.grid.height + 1, s.grid.width, s.grid.prefix)
-    site = s.site(memory=other)
+    memory_grid = Grid(s.grid.height + 1, s.grid.width, s.grid.prefix)
+    site = s.site(memory=memory_grid)
     cross = config.build_cross(site, config.shared()).eval()
-    memory = s.draw(other, 5).float()
+    memory = s.draw(memory_grid, 5).float()
     with torch.no_grad():
-        out = cross(s.x.float(), s.grid, memory=memory, memory_grid=other)
+        out = cross(s.x.float(), s.grid, memory=memory, memory_grid=memory_grid)
     if out.shape != s.x.shape or not out.isfinite().all():
-        raise ContractError(f"memory on {other} gave {tuple(out.shape)}, expected finite {tuple(s.x.shape)}")
+        raise ContractError(f"memory on {memory_grid} gave {tuple(out.shape)}, expected finite {tuple(s.x.shape)}")
     formula, real = config.cost(site), sum(p.numel() for p in cross.parameters())
     if real != formula.params:
-        raise ContractError(f"the formula says {formula.params} parameters, with memory on {other} there are {real}")
+        raise ContractError(f"the formula says {formula.params} parameters, not {real}, with memory on {memory_grid}")
     if s.contract.macs == "forward":
         x, memory = s.x[:1].float(), memory[:1]
-        _count(s, cross, lambda: cross(x, s.grid, memory=memory, memory_grid=other), formula.macs)
+        _count(s, cross, lambda: cross(x, s.grid, memory=memory, memory_grid=memory_grid), formula.macs)
     return ""
 
 
@@ -191,17 +191,16 @@ def state(s: Subject) -> str:
         out = s.layer(s.x, s.grid)
         s.same("two passes", s.layer(s.x, s.grid), out, 0.0)
         s.same("a deep copy", copy.deepcopy(s.layer)(s.x, s.grid), out, 0.0)
-        other = s.make(s.config, seed=1)
-        other.load_state_dict(s.layer.state_dict())
-        s.same("a layer with the same state", other(s.x, s.grid), out, 0.0)
+        loaded = s.make(s.config, seed=1)
+        loaded.load_state_dict(s.layer.state_dict())
+        s.same("a layer with the same state", loaded(s.x, s.grid), out, 0.0)
     return ""
 
 
 def reset(s: Subject) -> str:
     """Every module with parameters has `reset_parameters`, which depends on torch's generator alone."""
     for name, module in s.layer.named_modules():
-        own = list(module.parameters(recurse=False))
-        if not own:
+        if not list(module.parameters(recurse=False)):
             continue
         if not callable(getattr(module, "reset_parameters", None)):
             raise ContractError(f"{name or 'the layer'} ({type(module).__name__}) has no reset_parameters()")
@@ -214,8 +213,8 @@ def reset(s: Subject) -> str:
             torch.manual_seed(3)
             cast(Callable[[], None], copied.reset_parameters)()
             draws.append([parameter.detach().clone() for parameter in copied.parameters(recurse=False)])
-        for one, other in zip(*draws, strict=True):
-            s.same(f"two draws of {name} from one seed", one, other, 0.0)
+        for first, second in zip(*draws, strict=True):
+            s.same(f"two draws of {name} from one seed", first, second, 0.0)
     return ""
 
 

@@ -26,16 +26,16 @@ def images(s: Subject) -> str:
     """inf or NaN in one image changes neither the outputs of the others nor the gradients of their inputs."""
     grad_out = torch.randn_like(s.x)
 
-    def others(x: Tensor) -> tuple[Tensor, Tensor]:
+    def rest_of_batch(x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.requires_grad_()
         out = s.layer(x, s.grid)
         return out[1:].detach(), torch.autograd.grad(out, x, grad_out)[0][1:]
 
-    out, grad = others(s.x.clone())
+    out, grad = rest_of_batch(s.x.clone())
     for value in (torch.inf, torch.nan):
         x = s.x.clone()
         x[0, s.grid.prefix + s.grid.cells // 2, 0] = value
-        other_out, other_grad = others(x)
+        other_out, other_grad = rest_of_batch(x)
         s.same(f"outputs of the other images beside {value} in one", other_out, out)
         s.same(f"gradients of the other images beside {value} in one", other_grad, grad, 1e-11)
     return ""

@@ -66,7 +66,7 @@ class Subject:
             raise ContractError(f"{label}: shapes {tuple(actual.shape)} and {tuple(expected.shape)}")
         allowed = tolerance * max(1.0, expected.detach().abs().max().item()) if expected.numel() else 0.0
         if not (difference := gap(actual, expected)) <= allowed:
-            raise ContractError(f"{label}: they differ by {difference:.3g}, allowed are {allowed:.3g}")
+            raise ContractError(f"{label}: they differ by {difference:.3g}, more than {allowed:.3g}")
 
 
 def perturbed(layer: Mixer) -> Mixer:

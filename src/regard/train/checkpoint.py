@@ -70,7 +70,7 @@ def load_best(folder: Path) -> dict[str, Any] | None:
         state = torch.load(folder / BEST, map_location="cpu", weights_only=True)
         return state if state["version"] == VERSION else None
     except Exception as error:  # torch raises various errors for a damaged file
-        log.warning("%s cannot be read (%s); the next better evaluation replaces it", folder / BEST, error)
+        log.warning("%s cannot be read (%s); the next improvement of the score replaces it", folder / BEST, error)
         return None
 
 
@@ -93,7 +93,7 @@ def trained_weights(folder: Path, best: bool = False) -> dict:
 
 
 @contextmanager
-def fitting(folder: Path) -> Iterator[None]:
+def load_errors(folder: Path) -> Iterator[None]:
     """Turn an error of loading a state that does not fit into a StoreError with the folder and a remedy."""
     try:
         yield

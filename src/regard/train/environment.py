@@ -1,4 +1,4 @@
-"""What a result depends on besides the run itself: machine, versions, device, code."""
+"""What a result depends on besides the run itself: machine, versions, device, code; and errors of the machine."""
 
 import ctypes
 import logging
@@ -12,7 +12,16 @@ from typing import Any
 
 import torch
 
+from regard.core import DeviceError
 from regard.mixers.shared.native_build import native_enabled, processor_name
+
+ENVIRONMENT_ERRORS = (OSError, MemoryError, torch.OutOfMemoryError, ImportError, DeviceError)
+"""Errors of the machine, not of the run, which may succeed later or elsewhere; `StoreError` and `Busy` are OSErrors."""
+
+
+def is_environment_error(error: Exception) -> bool:
+    """Whether an error is one of the machine; PyTorch's CPU allocator, without a class, is recognised by its text."""
+    return isinstance(error, ENVIRONMENT_ERRORS) or "can't allocate memory" in str(error)
 
 
 def environment(device: torch.device, precision: str, devices: int = 1, compiled: bool = False) -> dict[str, Any]:
@@ -68,7 +77,7 @@ def _git(root: Path, *arguments: str) -> str:
     return process.stdout.strip()
 
 
-def resolved(device: str) -> str:
+def resolved_device(device: str) -> str:
     """The device that "auto" stands for, chosen like Lightning Fabric: CUDA, else MPS, else the CPU."""
     if device != "auto":
         return device
@@ -78,7 +87,7 @@ def resolved(device: str) -> str:
 
 
 class PeakMemory:
-    """The largest amount of memory in use since this object was made, for one run among several in a process.
+    """The largest amount of memory in use since this object was created, for one of several runs in a process.
 
     On a GPU: the memory that torch allocated there. On the CPU: the resident set size of this process, which includes
     Python, libraries and images, but not memory that earlier runs freed. Only Linux can reset the value of the CPU.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.core import ConfigError, DeviceError, StoreError
+from regard.core import ConfigError, DeviceError, RegardError
 from regard.core.eval_mode import eval_mode
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
@@ -26,13 +26,28 @@ from regard.tasks.base import Score
 
 from . import checkpoint
 from .distributed import check_devices, in_processes
-from .environment import PeakMemory, code_version, environment, quiet_lightning, resolved, step_execution
+from .environment import (
+    PeakMemory,
+    code_version,
+    environment,
+    is_environment_error,
+    quiet_lightning,
+    resolved_device,
+    step_execution,
+)
 from .initial_weights import copy_weights
 from .load import load, trained
 from .loop import Diverged, Loop, Watch
 from .run import Run, canonical, run_file
 
 log = logging.getLogger("regard.lab")
+
+
+class NeededRunFailed(RegardError):
+    """The start or the teacher of a run failed, so the run fails too."""
+
+    def __init__(self, key: str, reason: object) -> None:
+        super().__init__(f"run {key}, which this run needs, failed: {reason}")
 
 
 def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -> dict[str, Any]:
@@ -56,15 +71,24 @@ def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -
 
 
 def _execute_needed(run: Run, store: Results, device: str, devices: int, watch: Watch) -> None:
-    """Execute a run that another one needs, or wait for the process that does."""
+    """Execute a run that another one needs, or wait for the process that does.
+
+    Raises: NeededRunFailed, except for errors of the environment, which are raised as they are.
+    """
     while True:
         try:
             outcome = run.execute(store, devices, device=device, watch=watch)
             break
         except Busy:
             time.sleep(1.0)
+        except NeededRunFailed:  # it names the run further up
+            raise
+        except Exception as error:
+            if is_environment_error(error):
+                raise
+            raise NeededRunFailed(run.key, f"{type(error).__name__}: {error}") from error
     if outcome.get("status") != "done":
-        raise StoreError(f"run {run.key}, which this run needs, failed: {outcome.get('error')}")
+        raise NeededRunFailed(run.key, outcome.get("error"))
 
 
 def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
@@ -76,16 +100,18 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
     else:
         teacher = create_model(run.teacher, None, extra=run.task.extra).eval()
     with eval_mode(student), eval_mode(teacher):
-        taught, classes = (model(run.task.example())[0].numel() for model in (teacher, student))
-    if taught != classes:
-        raise ConfigError(f"the teacher has {taught} classes, the task has {classes}: train the teacher on this task")
+        teacher_classes, classes = (model(run.task.example())[0].numel() for model in (teacher, student))
+    if teacher_classes != classes:
+        raise ConfigError(
+            f"the teacher has {teacher_classes} classes, the task has {classes}: train the teacher on this task"
+        )
     return teacher
 
 
 def _in_folder(run: Run, folder: Path, store: Results, device: str, devices: int, watch: Watch) -> dict[str, Any]:
     from lightning.fabric import Fabric
 
-    if run.recipe.precision == "16-mixed" and resolved(device) == "cpu":  # Fabric would use bf16 instead
+    if run.recipe.precision == "16-mixed" and resolved_device(device) == "cpu":  # Fabric would use bf16 instead
         raise DeviceError("16-mixed needs a GPU; on a CPU use bf16-mixed or 32-true")
     quiet_lightning()
     write_run_file(run, folder, device, devices, watch.compile)
@@ -166,20 +192,20 @@ def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, 
 def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> None:
     """Write run.json at the first start; later starts take the number of threads from it, for bitwise equality."""
     path = folder / "run.json"
-    execution = {"device": resolved(device), "devices": devices, **step_execution(compiled)}
+    execution = {"device": resolved_device(device), "devices": devices, **step_execution(compiled)}
     if path.exists():
-        first = run_file(path)
-        if first.get("threads") and first["threads"] != torch.get_num_threads():
-            torch.set_num_threads(first["threads"])
+        written = run_file(path)
+        if written.get("threads") and written["threads"] != torch.get_num_threads():
+            torch.set_num_threads(written["threads"])
         for name, value in execution.items():
-            before = first.get(name, OLD_FILE_VALUES.get(name, value))
+            before = written.get(name, OLD_FILE_VALUES.get(name, value))
             if before not in (value, "auto"):  # old files may say "auto"
                 text = "run %s started with %s %s and continues with %s: the results will not be equal bit for bit"
                 log.warning(text, run.key, name, before, value)
         return
-    own = {"version": 1, "key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
-    start = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
-    write_json(path, {**own, "seed": run.seed, "threads": torch.get_num_threads(), **execution, **start})
+    identity = {"version": 1, "key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
+    origin = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
+    write_json(path, {**identity, "seed": run.seed, "threads": torch.get_num_threads(), **execution, **origin})
 
 
 def _finished(loop: Loop, train: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Initial weights of a run: those of a saved folder, and copying weights between models."""
+"""Initial weights of a run: those in a saved folder, and the copying of weights between models."""
 
 import dataclasses
 import logging
@@ -31,11 +31,15 @@ def copy_weights(source: nn.Module, target: nn.Module) -> tuple[int, int]:
     Returns the numbers of tensors copied and of all tensors in the target.
     Raises: ConfigError if no tensor fits.
     """
-    weights, own = source.state_dict(), target.state_dict()
-    fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
+    weights, target_weights = source.state_dict(), target.state_dict()
+    fitting = {
+        name: value
+        for name, value in weights.items()
+        if name in target_weights and target_weights[name].shape == value.shape
+    }
     if not fitting:
         raise ConfigError(f"no initial weight fits {type(target).__name__}; both runs need the same host")
-    new = ", ".join(sorted(set(own) - set(fitting))) or "none"
-    log.info("%d of %d tensors start from the given weights; new: %s", len(fitting), len(own), new)
+    new = ", ".join(sorted(set(target_weights) - set(fitting))) or "none"
+    log.info("%d of %d tensors start from the initial weights; new: %s", len(fitting), len(target_weights), new)
     target.load_state_dict(fitting, strict=False)
-    return len(fitting), len(own)
+    return len(fitting), len(target_weights)

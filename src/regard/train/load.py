@@ -18,9 +18,10 @@ def load(folder: str | os.PathLike[str], extra: Extra = (), *, best: bool = Fals
     """The trained model in a folder that `save` wrote, or of a finished run, in evaluation mode, on the CPU.
 
     Nothing is unpickled. extra: the user's own mechanisms, models and ports that it needs. best: for a run, the weights
-    of its best evaluation instead of the last ones. A run whose outcome does not describe the host, as in old files, is
-    built by its task, which needs the data.
-    Raises: StoreError if the folder is neither, incomplete or damaged, or the run is not finished; DataError.
+    of its best evaluation instead of the last ones. The model of an old run, whose outcome does not describe the host,
+    is built by its task, which needs the data.
+    Raises: StoreError if neither `save` nor a run wrote the folder, it is incomplete or damaged, or the run is not
+    finished; DataError.
     """
     target = Path(folder).expanduser()
     if (target / "run.json").exists() and not (target / "model.json").exists():
@@ -45,8 +46,8 @@ def _of_run(target: Path, extra: Extra, best: bool) -> nn.Module:
         model = run.task.model(run.mixer, run.seed, run.removed)
     else:
         with saving.description_errors(target, "outcome.json"):
-            model = saving.fitting(partial(saving.rebuild, recipe, extra), weights)
-    with checkpoint.fitting(target):
+            model = saving.build_matching(partial(saving.rebuild, recipe, extra), weights)
+    with checkpoint.load_errors(target):
         model.load_state_dict(weights)
     return model.eval()
 
@@ -59,6 +60,6 @@ def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
     """
     weights = checkpoint.trained_weights(store.folder(run.key), best)
     model = run.task.model(run.mixer, run.seed, run.removed)
-    with checkpoint.fitting(store.folder(run.key)):
+    with checkpoint.load_errors(store.folder(run.key)):
         model.load_state_dict(weights)
     return model.eval()

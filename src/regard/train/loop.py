@@ -35,16 +35,16 @@ log = logging.getLogger("regard.lab")
 EVALUATIONS = 10
 """Largest number of evaluations on the test split during training, at equal intervals; another follows at the end."""
 FLUSH_STEPS = 50
-"""Losses are read every so many steps, so that a GPU does not wait for each of them."""
+"""Number of steps between reads of the losses, so that a GPU does not wait for each of them."""
 AGREE_STEPS = 10
-"""With several devices, the first one decides for all every so many steps whether to save, stop or report."""
+"""With several devices: number of steps between decisions of the first one, for all, to save, stop or report."""
 
 
 class Diverged(RegardError):
     """The loss, or a final score, is NaN or infinite; `step` counts from 0."""
 
-    def __init__(self, step: int, value: float, what: str = "the loss") -> None:
-        super().__init__(f"{what} is {value} at step {step}; try a smaller lr, more warmup or clip=1.0")
+    def __init__(self, step: int, value: float, quantity: str = "the loss") -> None:
+        super().__init__(f"{quantity} is {value} at step {step}; try a smaller lr, more warmup or clip=1.0")
         self.step = step
 
 
@@ -140,7 +140,7 @@ class Loop:
                     f"{state['data'][:12]}..., but the checksum is now {self.data[:12]}...: restore those data, or "
                     "delete the folder to start again"
                 )
-            with checkpoint.fitting(self.folder):
+            with checkpoint.load_errors(self.folder):
                 self.step, self.seconds, self.losses = state["step"], state["seconds"], list(state["losses"])
                 self.model.load_state_dict(state["model"])
                 if self.ema is not None:
@@ -152,7 +152,7 @@ class Loop:
         if self.first:
             self.metrics.cut(self.step)
         best = checkpoint.load_best(self.folder)
-        # a best of a later step was written after the checkpoint: training reaches the same weights and value again
+        # best.ckpt may be of a later step than the checkpoint: training reaches the same weights and value again
         self.best = (int(best["step"]), float(best["value"])) if best is not None else None
 
     def save(self, final: bool = False) -> None:

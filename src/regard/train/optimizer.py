@@ -15,9 +15,9 @@ def param_groups(model: nn.Module, weight_decay: float, lr: float | None = None)
     """Parameter groups with and without weight decay: none on vectors, biases, position embeddings, and parameters that
     a module's `no_weight_decay()` names.
 
-    Parameters that a module's `lr_scale()` names (offsets of deformable convolutions) get their own groups: with "lr",
-    scaled, for PyTorch's optimizers; or if lr is None with "lr_scale", which timm's schedulers read. Frozen parameters
-    are left out.
+    Parameters that a module's `lr_scale()` names (offsets of deformable convolutions) get separate groups: with a
+    scaled "lr", for PyTorch's optimizers; or, if lr is None, with "lr_scale", which timm's schedulers read. Frozen
+    parameters are left out.
     """
     undecayed: set[str] = set()
     scales: dict[str, float] = {}
@@ -25,9 +25,9 @@ def param_groups(model: nn.Module, weight_decay: float, lr: float | None = None)
         prefix = f"{name}." if name else ""
         no_weight_decay, lr_scale = getattr(module, "no_weight_decay", None), getattr(module, "lr_scale", None)
         if callable(no_weight_decay):
-            undecayed |= {prefix + own for own in no_weight_decay()}
+            undecayed |= {prefix + label for label in no_weight_decay()}
         if callable(lr_scale):
-            scales |= {prefix + own: factor for own, factor in lr_scale().items()}
+            scales |= {prefix + label: factor for label, factor in lr_scale().items()}
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 1.0): [], (False, 1.0): []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -69,9 +69,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
     options: dict[str, Any] = {} if info.has_betas else {"momentum": recipe.betas[0]}
     if info.has_betas and info.num_betas == 2:
         options["betas"] = recipe.betas
-    if (
-        recipe.optimizer in ("adam", "adamw") and recipe.precision != "16-mixed"
-    ):  # fused with 16-mixed allows no clipping
+    if recipe.optimizer in ("adam", "adamw") and recipe.precision != "16-mixed":  # fused 16-mixed cannot clip
         options["fused"] = True  # one kernel for all parameters: saves 1.5 ms a step on a small model
     try:
         return create_optimizer_v2(

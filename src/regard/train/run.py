@@ -36,9 +36,9 @@ def canonical(value: Any) -> str:
             if not _is_default(field, value)
         }
         revision = getattr(type(value), "revision", 1)
-        for older, then in getattr(type(value), "older_revisions", {}).items():
-            if all(getattr(value, name) == item for name, item in then.items()):
-                revision, fields = older, {name: item for name, item in fields.items() if name not in then}
+        for older, values in getattr(type(value), "older_revisions", {}).items():
+            if all(getattr(value, name) == item for name, item in values.items()):
+                revision, fields = older, {name: item for name, item in fields.items() if name not in values}
         name = type(value).__name__ + (f"@{revision}" if revision != 1 else "")
         return f"{name}({', '.join(f'{key}={canonical(item)}' for key, item in sorted(fields.items()))})"
     if isinstance(value, list | tuple):
@@ -115,8 +115,9 @@ class Run:
         device: "auto", "cpu", "cuda" or "mps". devices: GPUs (or processes on the CPU) of this machine that divide each
         batch; they are not part of the key. If the loss or a final score is not finite, the outcome has the status
         "failed".
-        Raises: Interrupted after Ctrl-C, with a checkpoint; Busy if another process executes the run; StoreError;
-        DataError; DeviceError if the machine has fewer devices or a batch cannot be divided among them; ConfigError.
+        Raises: Interrupted after Ctrl-C, with a checkpoint; Busy if another process executes the run; NeededRunFailed
+        if its start or teacher failed; StoreError; DataError; DeviceError if the machine has fewer devices or a batch
+        cannot be divided among them; ConfigError.
         """
         from .execute import execute
 
@@ -128,7 +129,7 @@ class Run:
 def _revisions(text: str) -> dict[str, int]:
     """Revision by class name in a canonical text; the newest if a class occurs with several."""
     names = re.findall(r"(\w+)(?:@(\d+))?\(", text)
-    return {name: max(int(number or 1) for other, number in names if other == name) for name, _ in names}
+    return {name: max(int(number or 1) for label, number in names if label == name) for name, _ in names}
 
 
 def run_file(path: Path) -> dict[str, Any]:

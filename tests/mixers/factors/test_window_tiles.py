@@ -7,7 +7,7 @@ import torch
 
 from regard.core import Grid, Mask, Site
 from regard.mixers.factors.factors import Factors, factors, factors_reference
-from regard.mixers.factors.window_tiles import cut, tiled
+from regard.mixers.factors.window_tiles import attend_in_tiles, cut
 
 # rows and columns that tiles of 8 do not divide, extra tokens on either side, a line, more columns than rows
 GRIDS = [(Grid(17, 26, 2, 1), 3), (Grid(25, 24), 5), (Grid(1, 300, 1), 9), (Grid(300, 1, 0, 2), 5), (Grid(9, 64), 3)]
@@ -40,7 +40,7 @@ def test_every_cell_sees_its_window_and_nothing_else():
     grid, window = Grid(21, 30), 5
     v = torch.arange(630, dtype=torch.float64).view(1, 1, 630, 1)
     none = v.new_zeros(1, 1, 630, 1)
-    out = tiled(none, none, v, grid, grid, cut(grid, window)).view(21, 30)
+    out = attend_in_tiles(none, none, v, grid, grid, cut(grid, window)).view(21, 30)
     for y, x in itertools.product(range(21), range(30)):
         near = v.view(21, 30)[max(0, y - 2) : y + 3, max(0, x - 2) : x + 3]
         assert out[y, x].item() == pytest.approx(near.mean().item())

@@ -563,7 +563,7 @@ def test_model_totals_of_the_paper() -> None:
         assert abs(total - macs) < 0.006e9
 
 
-# Layers and doors
+# Layers and input checks
 
 
 def test_weights_are_the_operator_on_the_identity() -> None:

@@ -15,7 +15,7 @@ from regard.core import ConfigError, Grid, GridError, Mask, ShapeError, Site, Un
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse, spell
 from regard.mixers.static_keys.cska import CSKA, cska, cska_reference
-from regard.mixers.static_keys.cska_forms import CONV_CELLS, LEAN_LOGITS, choose
+from regard.mixers.static_keys.cska_forms import CONV_CELLS, LEAN_LOGITS, choose_path
 from regard.mixers.static_keys.grids import resample
 from regard.mixers.static_keys.keys import ACTIVATIONS, calibrate, freeze_keys
 from regard.mixers.static_keys.ska import SKA, ska
@@ -435,9 +435,9 @@ def test_auto_takes_the_convolution_on_small_maps_and_strips_where_logits_are_ma
     """As the table of benchmarks/README.md has it: patches are faster than strips, with gradients and without."""
     for cells, batch, path in ((CONV_CELLS, 10**6, "conv"), (196, 100, "patches"), (784, 13, "patches")):
         q = torch.empty(batch, 2, cells, 4, device="meta", requires_grad=trained)
-        assert choose(q, q) == path
+        assert choose_path(q, q) == path
     q = torch.empty(LEAN_LOGITS // (2 * 784**2) + 1, 2, 784, 4, device="meta", requires_grad=trained)
-    assert choose(q, q) == "lean"
+    assert choose_path(q, q) == "lean"
 
 
 def test_cross_attention_frees_the_grid_of_the_queries():

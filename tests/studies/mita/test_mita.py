@@ -133,7 +133,7 @@ def test_fact_section6_what_is_not_reproduced() -> None:
     assert [row["row"] for row in rows if row["verdict on G"] == "not reproduced"] == ["MHLA-T", "MHLA-S, DWC"]
     assert [row["row"] for row in rows if row["verdict"] == "cut off"] == ["FLatten-T"]
     assert {row["row"] for row in rows if row["verdict"] == "cited"} == {"SViTE-S", "Sparsifiner-S"}
-    assert sheet.note.startswith("Of 23 rows, 22 sizes and 21 works")
+    assert sheet.note.startswith("Of 23 rows, the parameters of 22 and the MACs of 21")
 
 
 def test_verdicts_on_millions_and_billions() -> None:
@@ -454,7 +454,9 @@ def test_throughput_is_of_three_layers() -> None:
         (name, tokens) for tokens in (256, 324) for name in ("softmax", "MiTA", "MiTA, route only")
     ]
     for row in rows:
-        assert row["lower quartile"] <= row["inputs a second"] <= row["upper quartile"]
+        assert row["lower quartile"] <= row["inputs per second"] <= row["upper quartile"]
     for first, mita in ((rows[0], rows[1]), (rows[3], rows[4])):
         assert first["ratio to softmax"] == 1
-        assert mita["ratio to softmax"] == pytest.approx(mita["inputs a second"] / first["inputs a second"], abs=0.01)
+        assert mita["ratio to softmax"] == pytest.approx(
+            mita["inputs per second"] / first["inputs per second"], abs=0.01
+        )

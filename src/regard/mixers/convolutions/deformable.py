@@ -121,7 +121,10 @@ def check_offsets(
     padding: Pair,
     dilation: Pair,
 ) -> Frame:
-    """Check the inputs of both functions; the positions of the taps."""
+    """Check the inputs of `deformable_conv` and its reference; returns the positions of the taps.
+
+    Raises: ShapeError, ConfigError.
+    """
     if not x.ndim == weight.ndim == offsets.ndim == 4:
         shapes = ", ".join(str(tuple(t.shape)) for t in (x, weight, offsets))
         raise ShapeError(f"deformable_conv: x, weight, offsets have shapes {shapes}; expected four axes each")

@@ -35,8 +35,8 @@ class Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows: Tensor, points: Tensor, factors: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(rows, points, factors)
-        batch, _, taps, places, _ = points.shape
-        out = rows.new_empty(batch, places, taps, rows.shape[3])
+        batch, _, taps, length, _ = points.shape
+        out = rows.new_empty(batch, length, taps, rows.shape[3])
         _call("forward", rows, points, factors, out)
         return out
 
@@ -53,7 +53,7 @@ class Sample(torch.autograd.Function):
 
 
 def _call(direction: str, rows: Tensor, points: Tensor, *arrays: Tensor | None) -> None:
-    (batch, height, width, channels), (_, groups, taps, places, _) = rows.shape, points.shape
-    sizes = _Sizes(batch, channels, height, width, groups, taps, places, torch.get_num_threads())
+    (batch, height, width, channels), (_, groups, taps, length, _) = rows.shape, points.shape
+    sizes = _Sizes(batch, channels, height, width, groups, taps, length, torch.get_num_threads())
     pointers = (c_void_p(None if array is None else array.data_ptr()) for array in (rows, points, *arrays))
     native_function(SOURCE, f"sample_{direction}", rows.dtype)(byref(sizes), *pointers)

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, ShapeError, Site, check_accounting, linear
+from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, ShapeError, Site, check_accounting, linear_cost
 from regard.mixers.shared.native_build import in_function_transform
 
 from .sampling import TapsConfig, TapsMixer, check_groups, margins, shifted, views
@@ -68,7 +68,10 @@ def dynamic_conv(
 def check_kernels(
     x: Tensor, kernels: Tensor, groups: int, size: tuple[int, int] | None, causal: bool
 ) -> tuple[int, int]:
-    """Check the inputs of both functions; returns the rows and columns of taps."""
+    """Check the inputs of `dynamic_conv` and its reference; returns the rows and columns of taps.
+
+    Raises: ShapeError.
+    """
     if x.ndim != 4 or kernels.ndim != 5:
         shapes = f"x {tuple(x.shape)} and kernels {tuple(kernels.shape)}"
         raise ShapeError(f"dynamic_conv: {shapes}; expected x (B, C, h, w) and kernels (B, groups, taps, h, w)")
@@ -216,7 +219,7 @@ class DynamicConv(TapsConfig):
     renorm_padding: bool = False
     kernel_bias: bool = False
 
-    revision: ClassVar[int] = 3  # 2: other first weights in `regard.tasks`; 3: kernel_bias, which was always on
+    revision: ClassVar[int] = 3  # 2: other initial weights in `regard.tasks`; 3: kernel_bias, which was always on
     older_revisions: ClassVar[Mapping[int, Mapping[str, Any]]] = {2: {"kernel_bias": True}}
     card: ClassVar[Card] = Card(
         title="Dynamic convolution",
@@ -263,8 +266,8 @@ class DynamicConv(TapsConfig):
         """
         check_accounting(accounting)
         n, dim = site.grid.cells, site.dim
-        total = linear(n, dim, (1 + self.glu) * dim, site.qkv_bias) + linear(n, dim, dim, site.out_bias)
-        return total + linear(n, dim, self.groups * self.taps, self.kernel_bias) + Cost(0, n * dim * self.taps)
+        total = linear_cost(n, dim, (1 + self.glu) * dim, site.qkv_bias) + linear_cost(n, dim, dim, site.out_bias)
+        return total + linear_cost(n, dim, self.groups * self.taps, self.kernel_bias) + Cost(0, n * dim * self.taps)
 
     def exponentials(self, site: Site) -> int:
         """The number of entries in the softmax of the kernels."""

@@ -107,7 +107,7 @@ def exponentials(config: FactorFields, site: Site) -> int:
 
 
 def _form(config: FactorFields, site: Site) -> str:
-    """The form that "auto" takes for one sample, as `forms.choose`, or the one that the configuration names."""
+    """The form that "auto" takes for one sample, as `forms.choose_backend`, or the one that the configuration names."""
     if config.backend != "auto":
         return config.backend
     e1, e2, _, _ = (flag == "1" for flag in config.terms)

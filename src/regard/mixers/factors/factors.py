@@ -149,7 +149,7 @@ def factors(
 ) -> Float[Tensor, "B H N e"]:
     """The same without a tensor over pairs of tokens; q and k may be None where no term uses them.
 
-    tables: (x (H, 2W-1, d), y (H, 2h-1, d)), entry delta + size - 1; size covers queries and keys, and more is allowed.
+    tables: (x (H, 2W-1, d), y (H, 2h-1, d)), entry delta + size - 1; size covers queries and keys, or more.
         y may be None for one row. u, t: (H, d), for E3 and E4. scale: factor of all terms; None = d^-0.5.
     grid: of the queries, every `query_stride`-th grid cell. key_grid: of the keys, every `stride`-th grid cell; None
         follows from grid, unless query_stride > 1.
@@ -159,7 +159,7 @@ def factors(
     backend: "compressed" (position features in one fused attention call), "factorised" (a product over axes, only
         without E1 and mask), "separable" (dense logits from per-axis logits), "materialised" (the reference) or "auto".
         The factorised product of E2 and E3 can underflow; in eager mode on the CPU this is detected and the compressed
-        form runs, elsewhere "auto" does not choose it (by name it is not guarded).
+        form runs, elsewhere "auto" does not choose it (if it is named, nothing checks for underflow).
     Values of keys hidden by padding, even NaN, have no effect.
     Raises: ConfigError, ShapeError, GridError, UnsupportedError.
     """
@@ -174,7 +174,7 @@ def factors(
         factor = scale_of(scale, q, k, v, tables)
         case = sort_terms(q, k, v, terms, grid, keys, tables, u, t, factor, window, stride, query_stride, mask, basis)
         if backend == "auto":
-            backend = forms.choose(case)
+            backend = forms.choose_backend(case)
         if backend == "factorised" and (case.content is not None or case.mask.kinds):
             obstacle = f"a {' and '.join(sorted(case.mask.kinds))} mask" if case.mask.kinds else f"E1 (terms {terms!r})"
             raise UnsupportedError(f"the factorised form cannot do {obstacle}; use backend='auto' or 'compressed'")
@@ -246,8 +246,9 @@ class Factors(HeadMixerConfig):
         numbers = (self.base, self.magnitude, self.position_scale, self.stride)
         if min(numbers) < 0 or not self.magnitude:
             raise ConfigError(
-                "base, position_scale and stride are positive (0 for the preset's) and magnitude is, not "
-                f"{self.base}, {self.position_scale}, {self.stride}, {self.magnitude}"
+                "magnitude is positive; base, position_scale and stride are positive or 0 (the preset's), not "
+                f"magnitude={self.magnitude}, base={self.base}, position_scale={self.position_scale}, "
+                f"stride={self.stride}"
             )
 
     @property
@@ -262,8 +263,7 @@ class Factors(HeadMixerConfig):
 
     @property
     def masks(self) -> frozenset[str]:  # type: ignore[override]
-        """A causal mask needs all queries and keys and no dwc; padding needs all queries, since others are
-        interpolated.
+        """A causal mask needs all queries, all keys and dwc=0; padding needs all queries, as others are interpolated.
 
         backend="factorised" applies no mask.
         """
@@ -412,7 +412,7 @@ class FactorsOperator(Operator):
         )
 
     def _basis(self, source: Grid, v: Tensor) -> Bases | None:
-        """None in float64, which is exact without, and for a new grid under torch.compile (it cannot trace an SVD)."""
+        """None in float64, where it would lose precision, and for a new grid under torch.compile, which has no SVD."""
         if v.dtype == torch.float64:
             return None
         x, y = self.basis_x, self.basis_y

@@ -14,7 +14,7 @@ from regard.mixers.shared.native_build import eager_on_cpu
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import split_tokens
 
-from .window_tiles import Cut, cut, tiled
+from .window_tiles import Cut, attend_in_tiles, cut
 
 Tables = tuple[Tensor, Tensor | None]
 # the factorised form with E2 has N * height vectors per head; above this many entries "auto" takes the compressed form
@@ -29,8 +29,8 @@ class Case(NamedTuple):
     """The input of the forms, already scaled.
 
     content (B,H,N,d): q + u where E1 is on. saliency (B,H,M): E3 where E1 is off. place (B or 1, H, h or 1, w or 1, d):
-    the factor of r on patch tokens, q, t or their sum. x, y: the tables. own: whether E2 is on, so that `place` depends
-    on the query. stride, query_stride: steps between keys and between queries in grid cells.
+    the factor of r on patch tokens, q, t or their sum. x, y: the tables. per_query: whether E2 is on, so that
+    `place` depends on the query. stride, query_stride: steps between keys and between queries in grid cells.
     """
 
     content: Tensor | None
@@ -46,15 +46,15 @@ class Case(NamedTuple):
     stride: int
     mask: Mask
     basis: tuple[Tensor | None, Tensor | None]
-    own: bool
+    per_query: bool
     query_stride: int = 1
 
 
-def choose(case: Case) -> str:
+def choose_backend(case: Case) -> str:
     """The backend of "auto": it depends on shapes, device and compiler, never on values."""
-    if case.content is not None or case.mask.kinds or (case.own and cut_of(case) is not None):
+    if case.content is not None or case.mask.kinds or (case.per_query and cut_of(case) is not None):
         return "compressed"
-    if not case.own:
+    if not case.per_query:
         return "factorised"
     batch, heads, _, e = case.v.shape
     pays = product_pays(batch, heads, e, case.grid, case.keys)
@@ -108,7 +108,7 @@ def compressed(case: Case) -> Tensor:
     padded = F.pad(v, (0, width - e)) if v.device.type == "cpu" else v
     tiles = cut_of(case)
     if tiles is not None:
-        return tiled(queries, keys, padded, case.grid, case.keys, tiles)[..., :e]
+        return attend_in_tiles(queries, keys, padded, case.grid, case.keys, tiles)[..., :e]
     out = sdpa(queries, keys, padded, attn_mask=_dense_mask(case, queries), scale=1.0)
     return out[..., :e]
 
@@ -140,7 +140,7 @@ def factorised(case: Case) -> Tensor:
     work = torch.promote_types(case.v.dtype, torch.float32)
     if case.place is None and not case.window:
         return _one_row(case, case.v.to(work)).to(case.v.dtype).expand(-1, -1, case.grid.tokens, -1)
-    cells = (_product if case.own else _kronecker)(case, case.v.to(work))
+    cells = (_product if case.per_query else _kronecker)(case, case.v.to(work))
     if cells is None:
         return compressed(case)
     cells = cells.flatten(2, 3).to(case.v.dtype)

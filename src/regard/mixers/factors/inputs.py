@@ -54,7 +54,10 @@ def check_case(
     q: Tensor | None, k: Tensor | None, v: Tensor, terms: str, grid: Grid, key_grid: Grid | None, tables: Tables | None,
     u: Tensor | None, t: Tensor | None, window: int, stride: int, query_stride: int, basis: Bases | None, backend: str,
 ) -> Grid:  # fmt: skip
-    """Check the inputs of both functions; returns the grid of the keys."""
+    """Check the inputs of `factors` and its reference; returns the grid of the keys.
+
+    Raises: ConfigError, ShapeError, GridError, UnsupportedError.
+    """
     check_terms(terms)
     check_window(window, stride)
     check_query_stride(query_stride)
@@ -150,8 +153,8 @@ def sort_terms(
     if e4:
         place = cast(Tensor, t).to(work)[None, :, None, None] * scale
     if e2:
-        own = cast(Tensor, q)[..., grid.span, :].unflatten(-2, (grid.height, grid.width)).to(work) * scale
-        place = own if place is None else own + place
+        from_query = cast(Tensor, q)[..., grid.span, :].unflatten(-2, (grid.height, grid.width)).to(work) * scale
+        place = from_query if place is None else from_query + place
     narrow = window and window < 2 * reach(grid, keys, stride, query_stride) - 1
     x, y = tables if tables is not None and place is not None else (None, None)
     return Case(

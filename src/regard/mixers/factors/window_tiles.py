@@ -59,7 +59,7 @@ def cut(grid: Grid, window: int) -> Cut | None:
     return tiles if WORTH * tiles.y.keys * tiles.x.keys <= grid.cells else None
 
 
-def tiled(
+def attend_in_tiles(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
     v: Float[Tensor, "B H M e"],

@@ -28,10 +28,10 @@ LEAN = {"lean-dense": "dense", "lean-grouped": "grouped", "native": "native"}
 def lean_form(execution: str, q: Tensor, k: Tensor, bias: Tensor | None, experts: int, once: bool) -> str | None:
     """The form of this file or of `native` that runs, or None for one of `routed`.
 
-    "auto" runs here only in eager mode on the CPU, with a bias that is not trained. It takes compiled code where the
-    environment requests it and a query has one expert. It leaves sizes between `ALL` and `LONG` to the grouped form of
-    `routed`, which is faster there and saves more; `once` always runs here, since `routed` would compute the logits of
-    all heads at a time.
+    "auto" runs here only in eager mode on the CPU, with a bias that is not trained. It takes compiled code if
+    REGARD_NATIVE=1 is set and each query has one expert. It leaves sizes between `ALL` and `LONG` to the grouped form
+    of `routed`, which is faster there and saves more; `once` always runs here, since `routed` would compute the logits
+    of all heads at a time.
     Raises: UnsupportedError if the requested form cannot run.
     """
     can_run = eager_on_cpu(q) and not (bias is not None and bias.requires_grad)
@@ -44,7 +44,7 @@ def lean_form(execution: str, q: Tensor, k: Tensor, bias: Tensor | None, experts
     if requested == "grouped" and once:
         raise UnsupportedError('mita: execution="lean-grouped" cannot count shared keys once; use "auto"')
     if requested == "native" and experts > 1:
-        raise UnsupportedError(f'mita: execution="native" has one expert a query, not {experts}; use "auto"')
+        raise UnsupportedError(f'mita: execution="native" has one expert per query, not {experts}; use "auto"')
     if requested or execution != "auto" or not can_run:
         return requested
     if experts == 1 and native_enabled():
@@ -130,10 +130,12 @@ class Grouped:
         routed = a[..., -rule.experts * rule.top :].reshape(-1, rule.top)
         out = a.new_empty(blocks.source.numel(), piece.v.shape[-1])
         expert_rows = self._of_experts(piece.v, plan)
-        for rows, own in _ranges(blocks, expert_rows):
+        for rows, chosen in _ranges(blocks, expert_rows):
             weights = routed.index_select(0, blocks.source[rows])
             torch.bmm(
-                weights.view(own.shape[0], -1, rule.top), own, out=out[rows].view(own.shape[0], -1, out.shape[-1])
+                weights.view(chosen.shape[0], -1, rule.top),
+                chosen,
+                out=out[rows].view(chosen.shape[0], -1, out.shape[-1]),
             )
         out = self._natural(out, blocks)
         if values is not None:
@@ -163,9 +165,9 @@ class Grouped:
         piece, rule = self.piece, self.piece.rule
         queries = piece.q.view(-1, piece.q.shape[-1])
         logits = queries.new_empty(blocks.source.numel(), rule.top)
-        for rows, own in _ranges(blocks, self._of_experts(piece.keys, plan)):
-            gathered = queries.index_select(0, self._query(blocks, rows)).view(own.shape[0], -1, own.shape[-1])
-            torch.bmm(gathered, own.mT, out=logits[rows].view(own.shape[0], -1, rule.top))
+        for rows, chosen in _ranges(blocks, self._of_experts(piece.keys, plan)):
+            gathered = queries.index_select(0, self._query(blocks, rows)).view(chosen.shape[0], -1, chosen.shape[-1])
+            torch.bmm(gathered, chosen.mT, out=logits[rows].view(chosen.shape[0], -1, rule.top))
         routed = logits.index_select(0, blocks.slot)
         if piece.bias is not None:
             bias = piece.bias.expand(-1, piece.m, -1).gather(-1, plan.keys).view(-1, rule.top)
@@ -193,9 +195,9 @@ class Grouped:
         grad_rows = grad_out.reshape(-1, grad_out.shape[-1])
         expert_rows = self._of_experts(piece.v, plan)
         grad_logits = a.new_empty(blocks.source.numel(), rule.top)
-        for rows, own in _ranges(blocks, expert_rows):
-            gathered = grad_rows.index_select(0, self._query(blocks, rows)).view(own.shape[0], -1, own.shape[-1])
-            torch.bmm(gathered, own.mT, out=grad_logits[rows].view(own.shape[0], -1, rule.top))
+        for rows, chosen in _ranges(blocks, expert_rows):
+            gathered = grad_rows.index_select(0, self._query(blocks, rows)).view(chosen.shape[0], -1, chosen.shape[-1])
+            torch.bmm(gathered, chosen.mT, out=grad_logits[rows].view(chosen.shape[0], -1, rule.top))
         grad_logits = grad_logits.index_select(0, blocks.slot).view(*a.shape[:2], -1)
         if values is not None:
             grad_logits = torch.cat([torch.bmm(grad_out, values.mT), grad_logits], -1)
@@ -217,16 +219,16 @@ class Grouped:
         grad_q = a.new_empty(blocks.source.numel(), queries.shape[-1])
         grad_keys = torch.zeros_like(expert_rows)
         grad_values = a.new_zeros(len(expert_rows), rule.top, grad_rows.shape[-1])
-        for rows, own in _ranges(blocks, expert_rows):
+        for rows, chosen in _ranges(blocks, expert_rows):
             source, ids, real = blocks.source[rows], self._query(blocks, rows), blocks.real[rows]
-            shape = (own.shape[0], -1, rule.top)
+            shape = (chosen.shape[0], -1, rule.top)
             block_grads = pair_grads.index_select(0, source).mul_(real).view(shape)
             block_weights = weights.index_select(0, source).mul_(real).view(shape)
-            gathered = queries.index_select(0, ids).view(own.shape[0], -1, own.shape[-1])
-            torch.bmm(block_grads, own, out=grad_q[rows].view(gathered.shape))
+            gathered = queries.index_select(0, ids).view(chosen.shape[0], -1, chosen.shape[-1])
+            torch.bmm(block_grads, chosen, out=grad_q[rows].view(gathered.shape))
             expert = blocks.expert[rows.start // blocks.size : rows.stop // blocks.size]
             grad_keys.index_add_(0, expert, torch.bmm(block_grads.mT, gathered))
-            gathered = grad_rows.index_select(0, ids).view(own.shape[0], -1, grad_rows.shape[-1])
+            gathered = grad_rows.index_select(0, ids).view(chosen.shape[0], -1, grad_rows.shape[-1])
             grad_values.index_add_(0, expert, torch.bmm(block_weights.mT, gathered))
         ids = piece.flat(plan.keys, piece.v.shape[1]).flatten()
         grad_v, grad_joint = torch.zeros_like(piece.v), torch.zeros_like(piece.joint)
@@ -268,12 +270,12 @@ class Lean(torch.autograd.Function):
         with without_autocast(q.device):
             for part in head_slices(q, k, landmarks, rule):
                 form = _form(make_piece(part, q, k, v, landmarks, bias, drop, rule))
-                own_plan = None if plan is None else MitaPlan(*(x[part].flatten(0, 1) for x in plan))
-                part_out, own_plan, tensors = form.forward(own_plan)
+                part_plan = None if plan is None else MitaPlan(*(x[part].flatten(0, 1) for x in plan))
+                part_out, part_plan, tensors = form.forward(part_plan)
                 out[part] = part_out.view(out[part].shape)
                 if trained:
                     parts.append((part, len(tensors)))
-                    saved += [*own_plan, *tensors]
+                    saved += [*part_plan, *tensors]
         if trained:
             ctx.save_for_backward(q, k, v, landmarks, bias, drop, *saved)
             ctx.parts, ctx.rule = parts, rule
@@ -293,8 +295,13 @@ class Lean(torch.autograd.Function):
                 plan = MitaPlan(next(saved), next(saved))
                 tensors = tuple(next(saved) for _ in range(number))
                 piece = make_piece(part, q, k, v, landmarks, bias, drop, ctx.rule)
-                own = _form(piece).backward(grad_out[part].flatten(0, 1).to(piece.q.dtype), plan, tensors)
-                values = (own.q, own.joint[:, piece.m :], own.v, cast(Tensor, own.landmarks))
+                result = _form(piece).backward(grad_out[part].flatten(0, 1).to(piece.q.dtype), plan, tensors)
+                values = (
+                    result.q,
+                    result.joint[:, piece.m :],
+                    result.v,
+                    cast(Tensor, result.landmarks),
+                )
                 for grad, value in zip(grads, values, strict=True):
                     grad[part] = value.reshape(grad[part].shape)
         return *grads, None, None, None, None

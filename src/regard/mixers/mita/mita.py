@@ -109,7 +109,7 @@ def mita(
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
     "auto", "lean-dense", "lean-grouped", "native", "dense", "gather" or "grouped", which differ in speed and memory
     only ("union" of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU for
-    short and for long inputs, cannot be differentiated twice; neither can "native", compiled code for one expert a
+    short and for long inputs, cannot be differentiated twice; neither can "native", compiled code for one expert per
     query, which needs a C++ compiler once and which "auto" takes if REGARD_NATIVE=1 is in the environment. Function
     transforms (`torch.func.grad`, `vmap`, `jvp`) take "dense", "gather" and "grouped", and "auto" one of these. With
     branches="compress" nothing is routed: all executions are the same few products, in PyTorch.
@@ -176,7 +176,7 @@ class MiTA(HeadMixerConfig):
     computes: landmark logits scaled by d^-0.5 twice, and pooling that takes the first token for the first pixel;
     "official-patches" is its layer for ViT-5, which scales twice too but pools patch tokens alone.
     In cross-attention landmarks are of the queries, so m is at most their number of patch tokens; a larger m is an
-    error, so that costs and results always belong to the m that is written. An integer m whose windows are more than
+    error, so that costs and results always belong to the m that was given. An integer m whose windows are more than
     twice as long as wide, such as m = 7 on 14x14, gives a warning, a pair does not.
     Raises: ConfigError for numbers below 1, unknown options, or options that exclude each other: landmarks with
     parameters get no gradient from branches="route". Building raises ConfigError if k or experts is too large for the

@@ -1,8 +1,8 @@
 // Mixture of top-k attention (MiTA) on a CPU, one head at a time, with its gradient. Standard C++17 and the vector
 // extensions of GCC and Clang; no library. Compiled by mixers/shared/native_build.py when it is needed.
 //
-// m landmarks l (m, d) score the keys k (M, d): each chooses its `top` best, and its weights of all make one value of v
-// (M, e). A query of q (N, d) attends to the landmarks with these values and to the keys of its best landmark.
+// m landmarks l (m, d) score the keys k (M, d): each chooses its `top` best, and the weighted
+// sum of all values v (M, e) is its own value. A query of q (N, d) attends to the landmarks with these values and to the keys of its best landmark.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +16,7 @@ extern "C" {
 struct Sizes {
     long B, H, N, M, m, top, d, e, threads;
     int shared, has_plan;  // whether landmarks are attended to; whether the plan is an input
-    double scale, factor;  // of all logits, and of those of landmarks beside
+    double scale, factor;  // factors of all logits, and again of those of landmarks
 };
 
 // (B, H, rows, width): strides of samples, heads and rows in numbers; a row is contiguous.
@@ -202,7 +202,7 @@ struct Head {
 
 // Indices of the `top` largest, in their order; of equals the first; NaN is the largest.
 template <typename T>
-void largest(const T* row, long length, long top, int64_t* found, std::vector<typename Lanes<T>::Ordered>& bits) {
+void largest(const T* row, long length, long top, int64_t* indices, std::vector<typename Lanes<T>::Ordered>& bits) {
     using U = typename Lanes<T>::Ordered;
     constexpr U SIGN = U(1) << (8 * sizeof(U) - 1);
     for (long i = 0; i < length; ++i) {
@@ -223,7 +223,7 @@ void largest(const T* row, long length, long top, int64_t* found, std::vector<ty
     long equal = top - above;
     for (long i = 0, at = 0; i < length && at < top; ++i) {
         bool take = bits[i] > least || (bits[i] == least && equal-- > 0);
-        found[at] = i;
+        indices[at] = i;
         at += take;
     }
 }
@@ -251,7 +251,7 @@ struct Work {
     std::vector<T> probe, values, change;    // (m, ldp) logits or weights of landmarks with keys, (m, we), as probe
     std::vector<T> landmarks, landmarksT;    // scaled, (m, wd), (d, wl)
     std::vector<T> joint, jointT, all, allT;  // scaled keys (wide, wd), (d, wide), values (wide, we), (e, wide)
-    std::vector<T> bias, near, grad_rows, w, slope, made, rows, rowsT;
+    std::vector<T> bias, queries, grad_rows, w, slope, products, rows, rowsT;
     std::vector<T> to_landmarks, to_values, to_keys, to_own;
     std::vector<typename Lanes<T>::Ordered> bits;
 
@@ -259,12 +259,12 @@ struct Work {
         : s(s), scale(s.scale), factor(s.factor), wd(padded<T>(s.d)), we(padded<T>(s.e)), wl(padded<T>(s.m)),
           wk(padded<T>(s.top)), wm(s.shared ? wl : 0), wide(wm + wk), ldp(padded<T>(s.M)), probe(s.m * ldp),
           values(s.m * we), change(backward ? s.m * ldp : 0), landmarks(s.m * wd), landmarksT(s.d * wl),
-          joint(wide * wd), jointT(s.d * wide), all(wide * we), allT(s.e * wide), bias(wide), near(BLOCK * wd),
-          grad_rows(BLOCK * we), w(BLOCK * wide), slope(BLOCK * wide), made(CHUNK * std::max(wd, we)),
+          joint(wide * wd), jointT(s.d * wide), all(wide * we), allT(s.e * wide), bias(wide), queries(BLOCK * wd),
+          grad_rows(BLOCK * we), w(BLOCK * wide), slope(BLOCK * wide), products(CHUNK * std::max(wd, we)),
           rows(CHUNK * std::max(wd, we)), rowsT(CHUNK * std::max(s.d, s.e)), to_landmarks(s.m * wd),
           to_values(s.m * we), to_keys(s.top * wd), to_own(s.top * we), bits(s.M) {}
 
-    // Rows with padded length, copied where they are too short to be read so.
+    // Rows whose length is a multiple of the vector: copies where it is not.
     const T* whole_rows(const Rows<T>& from, long first, long count, long width, long& ld) {
         ld = from.stride;
         if (width % WIDTH<T> == 0) return from(first);
@@ -278,7 +278,7 @@ struct Work {
         for (long first = 0; first < s.M; first += CHUNK) each(first, std::min(CHUNK, s.M - first));
     }
 
-    // Logits of landmarks with keys; what pads is -inf.
+    // Logits of landmarks with keys; the padding is -inf.
     void score(const Head<T>& x) {
         for (long j = 0; j < s.m; ++j) copy(x.l(j), s.d, &landmarks[j * wd], scale);
         chunks([&](long first, long count) {
@@ -338,10 +338,10 @@ struct Work {
         if (backward) turn([&](long c) { return x.v(chosen[c]); }, s.top, s.e, &allT[wm], wide);
     }
 
-    // Weights of some queries, which are gathered.
+    // Gathers some queries and computes their weights.
     void weigh(const Head<T>& x, const long* query, long count) {
-        for (long r = 0; r < count; ++r) copy(x.q(query[r]), s.d, &near[r * wd]);
-        product<T, false>(count, wide, s.d, near.data(), wd, 1, jointT.data(), wide, w.data(), wide);
+        for (long r = 0; r < count; ++r) copy(x.q(query[r]), s.d, &queries[r * wd]);
+        product<T, false>(count, wide, s.d, queries.data(), wd, 1, jointT.data(), wide, w.data(), wide);
         for (long r = 0; r < count; ++r) {
             add(bias.data(), wide, &w[r * wide]);
             softmax(&w[r * wide], wide);
@@ -365,12 +365,12 @@ struct Work {
         compress(x);
         blocks(x, false, [&](long, const long* query, long count, bool) {
             weigh(x, query, count);
-            product<T, false>(count, we, wide, w.data(), wide, 1, all.data(), we, made.data(), we);
-            for (long r = 0; r < count; ++r) copy(&made[r * we], s.e, out(query[r]));
+            product<T, false>(count, we, wide, w.data(), wide, 1, all.data(), we, products.data(), we);
+            for (long r = 0; r < count; ++r) copy(&products[r * we], s.e, out(query[r]));
         });
     }
 
-    void backward(const Head<T>& x, Rows<T> ahead, Rows<T> to_q, Rows<T> to_k, Rows<T> to_v, Rows<T> to_l) {
+    void backward(const Head<T>& x, Rows<T> grad_out, Rows<T> to_q, Rows<T> to_k, Rows<T> to_v, Rows<T> to_l) {
         if (s.shared) score(x);
         compress(x);
         for (auto* sums : {&to_landmarks, &to_values, &to_keys, &to_own}) std::fill(sums->begin(), sums->end(), T(0));
@@ -380,15 +380,15 @@ struct Work {
         }
         blocks(x, true, [&](long j, const long* query, long count, bool last) {
             weigh(x, query, count);
-            for (long r = 0; r < count; ++r) copy(ahead(query[r]), s.e, &grad_rows[r * we]);
+            for (long r = 0; r < count; ++r) copy(grad_out(query[r]), s.e, &grad_rows[r * we]);
             product<T, false>(count, wide, s.e, grad_rows.data(), we, 1, allT.data(), wide, slope.data(), wide);
             for (long r = 0; r < count; ++r) descend(&w[r * wide], &slope[r * wide], wide);
-            product<T, false>(count, wd, wide, slope.data(), wide, 1, joint.data(), wd, made.data(), wd);
-            for (long r = 0; r < count; ++r) copy(&made[r * wd], s.d, to_q(query[r]));
-            product<T, true>(s.top, wd, count, &slope[wm], 1, wide, near.data(), wd, to_keys.data(), wd);
+            product<T, false>(count, wd, wide, slope.data(), wide, 1, joint.data(), wd, products.data(), wd);
+            for (long r = 0; r < count; ++r) copy(&products[r * wd], s.d, to_q(query[r]));
+            product<T, true>(s.top, wd, count, &slope[wm], 1, wide, queries.data(), wd, to_keys.data(), wd);
             product<T, true>(s.top, we, count, &w[wm], 1, wide, grad_rows.data(), we, to_own.data(), we);
             if (s.shared) {
-                product<T, true>(s.m, wd, count, slope.data(), 1, wide, near.data(), wd, to_landmarks.data(), wd);
+                product<T, true>(s.m, wd, count, slope.data(), 1, wide, queries.data(), wd, to_landmarks.data(), wd);
                 product<T, true>(s.m, we, count, w.data(), 1, wide, grad_rows.data(), we, to_values.data(), we);
             }
             if (!last) return;
@@ -421,10 +421,10 @@ struct Work {
         for (long j = 0; j < s.m; ++j) descend(&probe[j * ldp], &change[j * ldp], ldp);
         std::fill(to_landmarks.begin(), to_landmarks.end(), T(0));
         chunks([&](long first, long count) {
-            product<T, false>(count, we, s.m, &probe[first], 1, ldp, to_values.data(), we, made.data(), we);
-            for (long i = 0; i < count; ++i) add(&made[i * we], s.e, to_v(first + i));
-            product<T, false>(count, wd, s.m, &change[first], 1, ldp, landmarks.data(), wd, made.data(), wd);
-            for (long i = 0; i < count; ++i) add(&made[i * wd], s.d, to_k(first + i));
+            product<T, false>(count, we, s.m, &probe[first], 1, ldp, to_values.data(), we, products.data(), we);
+            for (long i = 0; i < count; ++i) add(&products[i * we], s.e, to_v(first + i));
+            product<T, false>(count, wd, s.m, &change[first], 1, ldp, landmarks.data(), wd, products.data(), wd);
+            for (long i = 0; i < count; ++i) add(&products[i * wd], s.d, to_k(first + i));
             long ld;
             const T* from = whole_rows(x.k, first, count, s.d, ld);
             product<T, true>(s.m, wd, count, &change[first], ldp, 1, from, ld, to_landmarks.data(), wd);
@@ -433,7 +433,7 @@ struct Work {
     }
 };
 
-// Heads are shared out between threads.
+// Divides the heads among threads.
 template <typename T, typename Each>
 void heads(const Sizes& s, const View* in, const T* bias, int64_t* chosen, int64_t* experts, bool backward, Each each) {
     const long all = s.B * s.H, threads = std::max(1L, std::min(s.threads, all));

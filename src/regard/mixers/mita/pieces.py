@@ -83,7 +83,7 @@ class Piece:
         return indices + start.view(-1, *[1] * (indices.ndim - 1))
 
     def finish(self, grads: "Grads", landmark_weights: Tensor | None) -> "Grads":
-        """Add the gradient through the values of the landmarks; grads.joint is that of the queries alone before."""
+        """Add the gradient through the values of the landmarks; before, grads.joint is that of the queries alone."""
         m = self.m
         if landmark_weights is not None and grads.values is not None:
             grad_probe = torch.bmm(grads.values, self.v.mT)

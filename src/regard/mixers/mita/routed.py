@@ -82,14 +82,14 @@ def dense(parts: Parts, *, once: bool = False) -> Tensor:
 def gather(parts: Parts) -> Tensor:
     """The keys and values of each query, copied. Memory O(N s top d) per head."""
     (keys, experts), shape = parts.plan, parts.q.shape
-    own = parts.rows(experts, keys.shape[-2]).flatten()  # (B*H*N*s,)
-    ids = parts.rows(keys, parts.k.shape[-2]).flatten(0, 1).index_select(0, own).flatten()
+    choices = parts.rows(experts, keys.shape[-2]).flatten()  # (B*H*N*s,)
+    ids = parts.rows(keys, parts.k.shape[-2]).flatten(0, 1).index_select(0, choices).flatten()
     queries = parts.q.reshape(-1, shape[-1], 1)
     gathered_keys = parts.k.reshape(-1, shape[-1]).index_select(0, ids).view(queries.shape[0], -1, shape[-1])
     to_keys = upcast(torch.bmm(gathered_keys, queries)).view(*shape[:3], -1)
     bias = parts.chosen_bias()
     if bias is not None:
-        to_keys = to_keys + bias.flatten(0, 2).index_select(0, own).view(to_keys.shape)
+        to_keys = to_keys + bias.flatten(0, 2).index_select(0, choices).view(to_keys.shape)
     to_landmarks, a = parts.weights(to_keys)
     width = parts.v.shape[-1]
     values = parts.v.reshape(-1, width).index_select(0, ids).view(queries.shape[0], -1, width)
@@ -108,16 +108,18 @@ def grouped(parts: Parts) -> Tensor:
     blocks = lay_out(parts.plan, block_size(shape[-2] * experts.shape[-1], keys.shape[-2]), bounded)
     ids = parts.rows(keys, parts.k.shape[-2]).flatten()
     queries = _to_blocks(parts.q.reshape(-1, shape[-1]), blocks, experts.shape[-1])  # (X, size, d)
-    own = _of_experts(parts.k, ids, blocks, keys.shape[-1])  # (X, top, d)
-    to_keys = upcast(_from_blocks(torch.bmm(queries, own.mT), blocks)).view(*experts.shape, -1)  # (B, H, N, s, top)
+    expert_keys = _of_experts(parts.k, ids, blocks, keys.shape[-1])  # (X, top, d)
+    to_keys = upcast(_from_blocks(torch.bmm(queries, expert_keys.mT), blocks)).view(
+        *experts.shape, -1
+    )  # (B, H, N, s, top)
     bias = parts.chosen_bias()
     if bias is not None:
         choices = parts.rows(experts, keys.shape[-2]).flatten()
         to_keys = to_keys + bias.flatten(0, 2).index_select(0, choices).view(to_keys.shape)
     to_landmarks, a = parts.weights(to_keys.flatten(-2))
     weights = _to_blocks(a.reshape(-1, keys.shape[-1]), blocks, 1)  # (X, size, top)
-    own = _of_experts(parts.v, ids, blocks, keys.shape[-1])  # (X, top, e)
-    routed = _from_blocks(torch.bmm(weights, own), blocks).view(*experts.shape, -1)  # (B, H, N, s, e)
+    expert_values = _of_experts(parts.v, ids, blocks, keys.shape[-1])  # (X, top, e)
+    routed = _from_blocks(torch.bmm(weights, expert_values), blocks).view(*experts.shape, -1)  # (B, H, N, s, e)
     return parts.finish(to_landmarks, routed[..., 0, :] if experts.shape[-1] == 1 else routed.sum(-2))
 
 

@@ -1,4 +1,4 @@
-"""Attention of every query to the cells of its own few groups: chosen blocks (MoBA, NSA) or neighbours.
+"""Attention of every query to the cells of a few groups: chosen blocks (MoBA, NSA) or its neighbours.
 
 It runs on MiTA's routed branch: a group is an expert, and prefix and suffix tokens are the shared branch.
 """
@@ -43,7 +43,7 @@ def block_counts(grid: Grid, block: Block) -> tuple[int, int]:
 def block_means(
     x: Float[Tensor, "B H N d"], grid: Grid, tiles: Tiles, mask: Mask
 ) -> tuple[Float[Tensor, "B H R d"], Bool[Tensor, "B1 R"]]:
-    """The mean of each block's tokens without padding, in float32 at least (0 without any); True if it has any."""
+    """The mean of each block's tokens without padding, in float32 at least (else 0), and whether it has any."""
     real = tiles.tables.real[None]
     if mask.keep is not None:
         real = real & split_keep(mask.keep, grid)[1][:, tiles.tables.cell]
@@ -125,4 +125,4 @@ def block_mask(plan: BlockPlan, grid: Grid, tiles: Tiles) -> Bool[Tensor, "B H N
     chosen = plan.blocks.new_zeros(*plan.blocks.shape[:-1], tiles.number + 1, dtype=torch.bool)
     chosen = chosen.scatter(-1, plan.blocks, True)
     chosen[..., -1] = True
-    return chosen[..., cell_ids(tiles.owner, grid, tiles.number)]
+    return chosen[..., cell_ids(tiles.tile_of_cell, grid, tiles.number)]

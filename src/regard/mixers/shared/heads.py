@@ -22,7 +22,7 @@ from regard.core import (
     UnsupportedError,
     check_accounting,
     hide,
-    linear,
+    linear_cost,
     merge,
 )
 from regard.projections.linear import LinearQKV
@@ -36,8 +36,8 @@ class HeadMixerConfig(MixerConfig):
 
     projection: how q, k and v are computed. dwc: kernel of a depth-wise convolution of v on the grid, 0 = none. It
     gives zeros for prefix and suffix tokens and ignores padding. Since it uses later tokens, a causal mask is refused.
-    gate: whether the SiLU gate is used. MiTA's Table 2 prints no formula of its gate: this one, on the output before
-    its projection, is our reading.
+    gate: whether the SiLU gate is used. MiTA's Table 2 prints no formula of its gate; we assume this one, on the
+    output before its projection.
     """
 
     projection: ProjectionConfig = LinearQKV()
@@ -89,11 +89,11 @@ class HeadMixerConfig(MixerConfig):
         check_accounting(accounting)
         n, inner = site.grid.tokens, site.inner
         total = self.projection.cost(site, self.roles) + self.operator_cost(site, accounting)
-        total += linear(n, inner, site.dim, site.out_bias)
+        total += linear_cost(n, inner, site.dim, site.out_bias)
         if self.dwc:
             total += Cost(inner * (self.dwc**2 + 1), site.grid.cells * inner * self.dwc**2)
         if self.gate:
-            total += linear(n, site.dim, inner, site.qkv_bias)
+            total += linear_cost(n, site.dim, inner, site.qkv_bias)
         norm = {"": 0, "rms": site.width, "layer": 2 * site.width}[site.qk_norm]
         return total + Cost(norm * len(set(self.roles) & set("qk")), 0)
 

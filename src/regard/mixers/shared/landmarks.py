@@ -307,7 +307,7 @@ class DepthwiseConv(Extractor):
         return landmarks, None if share is None else share.flatten(1) > 0
 
 
-class Conv(DepthwiseConv):
+class FullConv(DepthwiseConv):
     """The same convolution with filters over all channels of all heads."""
 
     @staticmethod
@@ -348,9 +348,9 @@ class ToMe(Extractor):
         self.check(self.options, grid)
         cells = only_kept(q, keep)[:, :, grid.span]
         kept = None if keep is None else keep[:, grid.span]
-        owner, sizes = merge_tokens(cells.mean(1), self.options.number, kept)
+        cluster_of, sizes = merge_tokens(cells.mean(1), self.options.number, kept)
         total = cells.new_zeros(*cells.shape[:2], self.options.number, cells.shape[-1])
-        total = total.scatter_add(2, owner[:, None, :, None].expand_as(cells), cells)
+        total = total.scatter_add(2, cluster_of[:, None, :, None].expand_as(cells), cells)
         landmarks = total / sizes.to(q.dtype).clamp_min(1.0)[:, None, :, None]
         return landmarks, None if keep is None else sizes > 0
 
@@ -366,7 +366,7 @@ def merge_tokens(
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     sizes = x.new_ones(x.shape[:2]) if keep is None else keep.to(x.dtype)
     sums = x if keep is None else x.masked_fill(~keep[..., None], 0.0)
-    owner = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+    cluster_of = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
     while (number := sums.shape[1]) > clusters:
         unit = F.normalize(sums, dim=-1)
         scores = unit[:, ::2] @ unit[:, 1::2].mT
@@ -381,11 +381,11 @@ def merge_tokens(
         odd = torch.arange(stay, stay + number // 2, device=x.device).expand(x.shape[0], -1)
         cluster = order.new_empty(x.shape[0], number)
         cluster[:, ::2], cluster[:, 1::2] = even, odd
-        owner = cluster.gather(1, owner)
+        cluster_of = cluster.gather(1, cluster_of)
         remain = number - merged
         sums = sums.new_zeros(x.shape[0], remain, x.shape[-1]).scatter_add(1, cluster[..., None].expand_as(sums), sums)
         sizes = sizes.new_zeros(x.shape[0], remain).scatter_add(1, cluster, sizes)
-    return owner, sizes
+    return cluster_of, sizes
 
 
 EXTRACTORS: dict[str, type[Extractor]] = {
@@ -393,7 +393,7 @@ EXTRACTORS: dict[str, type[Extractor]] = {
     "avg1d": Avg1d,
     "random": RandomTokens,
     "learned": Learned,
-    "conv": Conv,
+    "conv": FullConv,
     "dwconv": DepthwiseConv,
     "tome": ToMe,
 }

@@ -55,7 +55,7 @@ class Tiles:
 
     @property
     def tables(self) -> SlotTables:
-        """The positions of the cells, computed at first use."""
+        """The positions of the cells, computed at the first use."""
         if self._tables is None:
             self._tables = self._build_tables()
         return self._tables
@@ -83,7 +83,7 @@ class Tiles:
         return self.size[0] * self.size[1]
 
     @property
-    def owner(self) -> Int[Tensor, " cells"]:
+    def tile_of_cell(self) -> Int[Tensor, " cells"]:
         """The tile of each cell."""
         return self.tables.slot // self.area
 

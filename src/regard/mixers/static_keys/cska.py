@@ -40,9 +40,9 @@ from regard.core import (
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
-from .cska_forms import PATHS, by_convolution, by_patches, choose, one_by_one, rows_of, sides
+from .cska_forms import PATHS, by_convolution, by_patches, choose_path, one_by_one, rows_of, sides
 from .cska_keys import QueryKeyOperator, query_keys_cost
-from .grids import in_windows, join, same_cells, tiled
+from .grids import in_windows, join_windows, repeat_window, same_cells
 from .keys import ACTIVATIONS, StaticConfig, StaticOperator, weigh
 from .ska import SKA, ska, ska_macs, ska_reference
 
@@ -101,11 +101,11 @@ def cska(
     activation.
     """
     _check(q, weight, bias, v, grid)
-    for name, value, known in (("path", path, PATHS), ("activation", activation, ACTIVATIONS)):
-        if value not in known:
-            raise ConfigError(f"cska has no {name} {value!r}; {nearest(value, known)}")
+    for name, value, options in (("path", path, PATHS), ("activation", activation, ACTIVATIONS)):
+        if value not in options:
+            raise ConfigError(f"cska has no {name} {value!r}; {nearest(value, options)}")
     if path == "auto":
-        path = choose(q, v)
+        path = choose_path(q, v)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     bias = None if bias is None else bias * scale
     dense, v = (mask or NO_MASK).dense(q, v.shape[-2]), hide(v, mask)
@@ -127,8 +127,8 @@ class CSKA(StaticConfig):
     fewer parameters and about as fast as SKA. It has no bias, and its kernel starts as the identity.
     bias: whether the filters have one bias per key, as in the authors' code. path: see `ops.cska`.
     reading: "logits", or "key" for a convolution that makes keys from queries (the authors' code for Swin), k*k*d
-    parameters per channel on any grid. Of the other fields it has scale, heads, kernel, bias and init, and no
-    cross-attention.
+    parameters per channel on any grid. It uses scale, heads, kernel, bias and init of the other fields, and has
+    no cross-attention.
     With a padding mask the queries of hidden tokens are zero for the filters, like those outside the grid.
     """
 
@@ -360,7 +360,7 @@ class CSKAOperator(StaticOperator):
             shared, windows = self.share(v, self.grid.tokens), (self.site_grid, self.grid)
             part, values, hidden = in_windows(q, shared, (grid, memory), windows, mask)
             out = self._cells(part, values, Grid(*sides(self.site_grid)), constants, hidden)
-            return join(out, grid, self.site_grid)
+            return join_windows(out, grid, self.site_grid)
         if not torch.compiler.is_compiling() and not same_cells(self.site_grid, grid):
             _warn(self.config.key_macs(self.site, grid, memory), grid, self.config)
         return self._cells(q, self.share(v, memory.tokens), Grid(*sides(grid)), constants, mask)
@@ -389,14 +389,14 @@ class CSKAOperator(StaticOperator):
         return image.view(q.shape[0], self.heads, self.width, grid.cells).mT
 
     def _extra_keys(self, constants: dict[str, Tensor], memory: Grid) -> tuple[Tensor, Tensor | None]:
-        """Keys (H, M, d) and a bias (H, 1, M) for the queries of prefix and suffix tokens; windows are tiled."""
+        """Keys (H, M, d) and a bias (H, 1, M) for the queries of prefix and suffix tokens; windows are repeated."""
         keys, bias = constants["rows"], constants.get("row_bias")
         if self.windowed(memory):
             extra, cells = split_tokens(keys, self.grid)
-            keys = join_tokens(extra, tiled(cells, self.grid, memory), memory)
+            keys = join_tokens(extra, repeat_window(cells, self.grid, memory), memory)
             if bias is not None:
                 extra, cells = split_tokens(bias.mT, self.grid)
-                bias = join_tokens(extra, tiled(cells, self.grid, memory), memory).mT
+                bias = join_tokens(extra, repeat_window(cells, self.grid, memory), memory).mT
         return keys, bias
 
     def _plain_filters(self, constants: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:

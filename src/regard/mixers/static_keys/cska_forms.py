@@ -27,7 +27,7 @@ STRIP = 128
 """Patch tokens in a strip of rows."""
 
 
-def choose(q: Tensor, v: Tensor) -> str:
+def choose_path(q: Tensor, v: Tensor) -> str:
     """The path for these sizes, from times on a CPU: `benchmarks/static_keys.py`."""
     batch, heads, n, _ = q.shape
     if n <= CONV_CELLS:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Cost, Grid, Inputs, Mask, Operator, Site, attend, hide
+from regard.core import Cost, Grid, Inputs, Mask, Operator, Site, attention_cost, hide
 from regard.mixers.shared.checks import check_prefix_suffix
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 from regard.mixers.softmax import softmax, softmax_reference
@@ -53,8 +53,8 @@ def query_keys(
 def query_keys_cost(site: Site, kernel: int, bias: bool) -> Cost:
     """Parameters and MACs of `QueryKeyOperator`."""
     grid, filters = site.grid, kernel**2 * site.width * site.inner
-    own = Cost(filters + site.inner * (bias + grid.extra), grid.cells * filters)
-    return own + attend(grid.tokens, grid.tokens, site.inner)
+    convolution = Cost(filters + site.inner * (bias + grid.extra), grid.cells * filters)
+    return convolution + attention_cost(grid.tokens, grid.tokens, site.inner)
 
 
 class QueryKeyOperator(Operator):

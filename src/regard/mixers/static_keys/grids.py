@@ -40,7 +40,7 @@ def _bicubic(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Fl
     return F.interpolate(eye, (new, 2), mode="bicubic", antialias=True, align_corners=False)[0, :, :, 0].mT
 
 
-def tiled(cells: Float[Tensor, "H cells d"], window: Grid, grid: Grid) -> Float[Tensor, "H cells2 d"]:
+def repeat_window(cells: Float[Tensor, "H cells d"], window: Grid, grid: Grid) -> Float[Tensor, "H cells2 d"]:
     """The keys of a window repeated over a grid from its upper left corner."""
     down, across = windows_on(grid, window)
     image = cells.unflatten(1, (window.height, window.width)).repeat(1, down, across, 1)
@@ -52,7 +52,7 @@ def windows_on(grid: Grid, window: Grid) -> tuple[int, int]:
     return -(-grid.height // window.height), -(-grid.width // window.width)
 
 
-def split(x: Float[Tensor, "B H c d"], grid: Grid, window: Grid) -> Float[Tensor, "BW H w d"]:
+def split_windows(x: Float[Tensor, "B H c d"], grid: Grid, window: Grid) -> Float[Tensor, "BW H w d"]:
     """Patch tokens in windows, which become part of the batch (batch first); zeros beyond the grid."""
     down, across = windows_on(grid, window)
     low, right = down * window.height - grid.height, across * window.width - grid.width
@@ -63,8 +63,8 @@ def split(x: Float[Tensor, "B H c d"], grid: Grid, window: Grid) -> Float[Tensor
     return image.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(0, 2)
 
 
-def join(x: Float[Tensor, "BW H w d"], grid: Grid, window: Grid) -> Float[Tensor, "B H c d"]:
-    """The inverse of `split`; what lies beyond the grid is dropped."""
+def join_windows(x: Float[Tensor, "BW H w d"], grid: Grid, window: Grid) -> Float[Tensor, "B H c d"]:
+    """The inverse of `split_windows`; what lies beyond the grid is dropped."""
     down, across = windows_on(grid, window)
     image = x.unflatten(2, (window.height, window.width)).unflatten(0, (x.shape[0] // (down * across), down, across))
     image = image.permute(0, 3, 1, 4, 2, 5, 6).flatten(4, 5).flatten(2, 3)
@@ -92,14 +92,14 @@ def in_windows(
         )
     extra, cells = split_tokens(v, memory)
     down, across = windows_on(memory, key_window)
-    values = join_tokens(extra.repeat_interleave(down * across, 0), split(cells, memory, key_window), memory)
+    values = join_tokens(extra.repeat_interleave(down * across, 0), split_windows(cells, memory, key_window), memory)
     keep = None if mask is None else mask.keep
     ragged = memory.height % key_window.height or memory.width % key_window.width
     if keep is None and ragged:
         keep = torch.ones(v.shape[0], memory.tokens, dtype=torch.bool, device=v.device)
     if keep is None:
-        return split(q, grid, window), values, None
+        return split_windows(q, grid, window), values, None
     extra_keep, cell_keep = split_tokens(keep[:, None, :, None].to(v.dtype), memory)
-    inside = split(cell_keep, memory, key_window)
+    inside = split_windows(cell_keep, memory, key_window)
     inside = join_tokens(extra_keep.repeat_interleave(down * across, 0), inside, memory)
-    return split(q, grid, window), values, Mask(keep=inside[:, 0, :, 0] > 0)
+    return split_windows(q, grid, window), values, Mask(keep=inside[:, 0, :, 0] > 0)

@@ -53,8 +53,8 @@ class StaticConfig(HeadMixerConfig):
     activation: "softmax", or "relu", "gelu", "starrelu" (SKA Table 4) or "none", whose weights do not sum to 1.
     normalise: "1/N" divides these weights by the number of keys, hidden ones included (in windows, of a window's keys);
     the paper mentions no division.
-    heads: number of heads of the host's width, 0 = the host's number. The paper's models "b" have more, to be as large
-    as the model that they are compared with.
+    heads: number of heads of the host's width, 0 = the host's number. The paper's models "b" have more heads, to be
+    as large as the model that they are compared with.
     """
 
     scale: float | None = None
@@ -180,16 +180,16 @@ class StaticOperator(Operator):
 
     def transferred(self, name: str, value: Tensor) -> Tensor | None:
         """A parameter of a checkpoint of another grid, resampled to this grid; None where it cannot be resampled."""
-        own = self.get_parameter(name)
-        if self.config.resize != "interpolate" or name not in self.on_cells or value.ndim != own.ndim:
+        parameter = self.get_parameter(name)
+        if self.config.resize != "interpolate" or name not in self.on_cells or value.ndim != parameter.ndim:
             return None
-        axis, copies = (1, 1) if own.ndim == 3 else (0, self.heads)
-        if value.movedim(axis, 0).shape[1:] != own.movedim(axis, 0).shape[1:] or value.shape[axis] % copies:
+        axis, copies = (1, 1) if parameter.ndim == 3 else (0, self.heads)
+        if value.movedim(axis, 0).shape[1:] != parameter.movedim(axis, 0).shape[1:] or value.shape[axis] % copies:
             return None
         old = former_grid(value.shape[axis] // copies, self.grid)
         if old is None:
             return None
-        return resample(value.reshape(self.heads, old.cells, -1), old, self.grid).reshape(own.shape)
+        return resample(value.reshape(self.heads, old.cells, -1), old, self.grid).reshape(parameter.shape)
 
 
 def _check_state(

@@ -4,7 +4,7 @@ Sec. 4.1 and Algorithm 1 have no scale; the authors' code has d^-0.5, which is t
 Queries and values come from the input; a key belongs to a position. So SKA is not permutation equivariant, and its keys
 belong to one grid: on another grid they are resampled, or windows of the trained grid cover it; the keys of prefix and
 suffix tokens, a parameter of their own, stay. In windows a patch token attends to the prefix and suffix tokens and to
-its own window; a prefix or suffix token attends to all keys, tiled.
+its own window; a prefix or suffix token attends to all keys, repeat_window.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import NO_MASK, Card, ConfigError, Cost, Grid, Inputs, Mask, ShapeError, Site, attend, hide, nearest
+from regard.core import (
+    NO_MASK,
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    Inputs,
+    Mask,
+    ShapeError,
+    Site,
+    attention_cost,
+    hide,
+    nearest,
+)
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import join_tokens, split_tokens
 
-from .grids import in_windows, join, tiled, windows_on
+from .grids import in_windows, join_windows, repeat_window, windows_on
 from .keys import ACTIVATIONS, StaticConfig, StaticOperator, weigh
 
 __all__ = ["SKA", "ska", "ska_reference"]
@@ -70,14 +83,14 @@ def ska_macs(queries: int, keys: int, site: Site, activation: str, biased: bool 
     """MACs of `ska` at a site. biased: whether its mask has a bias, with which "none" does not run in linear time."""
     if activation == "none" and not biased:
         return (queries + keys) * site.inner * site.width
-    return attend(queries, keys, site.inner).macs
+    return attention_cost(queries, keys, site.inner).macs
 
 
 @dataclass(frozen=True, kw_only=True)
 class SKA(StaticConfig):
     """scale, init, resize, activation, heads, normalise: see `StaticConfig`.
 
-    init="paper" has the standard deviation 1. activation="none" runs in linear time.
+    init="paper" draws keys with standard deviation 1. activation="none" runs in linear time.
     """
 
     card: ClassVar[Card] = Card(
@@ -171,7 +184,7 @@ class SKAOperator(StaticOperator):
         extra, cells = split_tokens(inputs.q, grid)
         grids, windows = (grid, memory), (self.site_grid, self.grid)
         part, values, hidden = in_windows(cells, self.share(v, self.grid.tokens), grids, windows, mask)
-        out = join(self._attention(part, keys, values, hidden, plain=False), grid, self.site_grid)
+        out = join_windows(self._attention(part, keys, values, hidden, plain=False), grid, self.site_grid)
         if not grid.extra:
             return out
         v, keys = self.share(v, memory.tokens), self._tiled(keys, memory)
@@ -190,7 +203,7 @@ class SKAOperator(StaticOperator):
 
     def _tiled(self, keys: Tensor, memory: Grid) -> Tensor:
         extra, cells = split_tokens(keys, self.grid)
-        return join_tokens(extra, tiled(cells, self.grid, memory), memory)
+        return join_tokens(extra, repeat_window(cells, self.grid, memory), memory)
 
 
 def _window_of(grid: Grid, window: Grid, q: Tensor) -> Tensor:

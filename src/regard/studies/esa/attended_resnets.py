@@ -1,4 +1,4 @@
-"""What Tables 2 and 3 and Figure 2a of the ESA paper share here: attended ResNets, their controls and three scales."""
+"""What the studies of Tables 2 and 3 and Figure 2a of the ESA paper share: attended ResNets, controls, three scales."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,14 +14,14 @@ PAPER = "attended_resnet18(img_size=224)"
 
 
 def deformable(host: str) -> str:
-    """The host with deformable convolutions before its slots."""
+    """The host with deformable convolutions before its attention."""
     return f"{host[:-1]}, deformable=True)"
 
 
 def controls(start: Row) -> tuple[Row, ...]:
     """The rows that a study's baseline has to beat."""
     removed, uniform = (replace(row, start=start) for row in CONTROLS)
-    return replace(removed, notes=("The plain network, trained on as long.",)), uniform
+    return replace(removed, notes=("The plain network, trained further for as long as the others.",)), uniform
 
 
 def settings(rows: Callable[[str, Row], tuple[Row, ...]]) -> dict[str, Setting]:
@@ -64,13 +64,13 @@ _PAPER_RECIPE = Recipe(
 )
 NOTES = (
     "Every row starts from the same trained plain ResNet-18 of its seed, with gamma at zero: at first it computes the "
-    "same. w/o is trained on as long as the others.",
+    "same. w/o is trained further for as long as the others.",
     "Attention follows the first 3x3 convolution of a basic block, in the two stages named by the host; the paper has "
     "bottleneck blocks of ResNet-50. Maps of these stages are 8x8 and 4x4 at desk scale, 14x14 and 7x7 at paper scale.",
     "The ResNet-18 of desk scale is narrow (8 to 64 channels) and trained for 6 and then 6 epochs, so that all rows "
     "and seeds of a table take about five hours of one core. Its accuracies are low, and differences that need more "
     "training or width stay undecided. Shorter training shows nothing: after 3 epochs at a rate of 1e-3 gamma "
-    "was below 0.07 in all rows, which means that attention was not used; after these it reaches 0.2.",
-    "The paper's tables are of detection, segmentation and translation; classification is this library's, so printed "
-    "values are not shown beside these rows. Its findings are judged as directions; `esa_costs` has the printed ones.",
+    "was below 0.07 in all rows, which means that attention was hardly used; with this recipe it reaches 0.2.",
+    "The paper's tables are of detection, segmentation and translation, these rows are of classification: printed "
+    "values are not shown beside them, and findings are judged as directions. `esa_costs` has the printed values.",
 )

@@ -17,9 +17,10 @@ _WINDOWS = (31, 25, 19, 13)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a task's network has attention. base: its printed GMACs without any. modules: (grid, channels, number).
+    """Where a task's network has attention. base: its printed GMACs without. modules: (grid, channels, number).
 
-    blocks: the first modules, which follow a 3x3 convolution; deformable ones replace these.
+    blocks: how many of the first modules follow 3x3 convolutions, which deformable ones may replace. tolerance: of a
+    verdict, in GMACs.
     """
 
     name: str
@@ -71,14 +72,14 @@ _ACCURACY3 = {
 
 
 def overhead(layout: Layout, config: MixerConfig | None, deformable: bool = False, accounting: str = "paper") -> float:
-    """GMACs that the attention of a layout adds; also what the offsets of deformable convolutions add, if counted."""
+    """GMACs that attention adds to a network, with the offsets of deformable convolutions if they are counted."""
     total = 0
     for index, (grid, dim, number) in enumerate(layout.modules):
         site = Site(dim=dim, heads=8, grid=grid, qkv_bias=False)
         total += number * (config.cost(site, accounting).macs if config is not None else 0)
         if deformable and index < layout.blocks:
-            moving = DeformableConv().cost(site, accounting).macs - Conv().cost(site, accounting).macs
-            total += number * moving
+            offsets = DeformableConv().cost(site, accounting).macs - Conv().cost(site, accounting).macs
+            total += number * offsets
     return total / 1e9
 
 
@@ -88,7 +89,7 @@ def total(layout: Layout, config: MixerConfig | None, deformable: bool = False, 
 
 
 def other_work(layout: Layout, config: Factors | DynamicConv | None, deformable: bool) -> tuple[float, float]:
-    """Work that is no multiply-accumulate: 10^9 exponentials of the softmax, 10^9 products of interpolation."""
+    """Operations beside multiply-accumulates, in 10^9: exponentials of the softmax, products of interpolation."""
     exponentials = interpolation = 0
     for index, (grid, dim, number) in enumerate(layout.modules):
         site = Site(dim=dim, heads=8, grid=grid, qkv_bias=False)
@@ -97,21 +98,21 @@ def other_work(layout: Layout, config: Factors | DynamicConv | None, deformable:
     return exponentials / 1e9, interpolation / 1e9
 
 
-def verdict(ours: float, printed: float, tolerance: float) -> str:
-    """ "reproduced" within the tolerance, else how far off."""
-    off = ours - printed
+def verdict(counted: float, printed: float, tolerance: float) -> str:
+    """The verdict on a number of GMACs: "reproduced" within the tolerance, else the difference."""
+    off = counted - printed
     return "reproduced" if abs(off) <= tolerance else f"off by {off:+.1f} G"
 
 
 def _line(
     layout: Layout, name: str, config: Factors | DynamicConv | None, deformable: bool, printed: float | None
 ) -> list[Cell]:
-    ours = total(layout, config, deformable)
-    judged = "not printed" if printed is None else verdict(ours, printed, layout.tolerance)
+    counted = total(layout, config, deformable)
+    judged = "not printed" if printed is None else verdict(counted, printed, layout.tolerance)
     judged = "base" if config is None else judged
     executed = total(layout, config, deformable, "executed")
     others = [round(number, 3) for number in other_work(layout, config, deformable)]
-    counts = (round(ours - layout.base, 2), round(ours, 2), printed, judged, round(executed, 2))
+    counts = (round(counted - layout.base, 2), round(counted, 2), printed, judged, round(executed, 2))
     return [layout.name, name, *counts, *others]
 
 
@@ -122,11 +123,13 @@ _COLUMNS = (
 
 
 def _summary(rows: Sequence[Sequence[Cell]], verdict_at: int = 5) -> str:
-    """How many of the printed numbers are reproduced, and the names of the others; the base is the printed one."""
+    """How many of the printed numbers are reproduced, and which are not; base networks are not judged."""
     judged = [row for row in rows if row[verdict_at] not in ("not printed", "base")]
     off = [row for row in judged if row[verdict_at] != "reproduced"]
-    named = "; ".join(f"{row[1]} in {row[0]} ({row[verdict_at]})" for row in off)
-    return f"{len(judged) - len(off)} of {len(judged)} printed numbers reproduced" + (f"; not: {named}" if off else "")
+    differing = "; ".join(f"{row[1]} in {row[0]} ({row[verdict_at]})" for row in off)
+    return f"{len(judged) - len(off)} of {len(judged)} printed numbers reproduced" + (
+        f"; not: {differing}" if off else ""
+    )
 
 
 def _config(terms: str) -> Factors | None:
@@ -148,7 +151,7 @@ def figure3() -> Sheet:
         rows=tuple(map(tuple, rows)),
         published=("printed GMACs",),
         note=f"{_summary(rows)}. Printed numbers are those of Tables 2 and 3; the figure prints none, and has w/o in "
-        "the place of 0000. The paper's formula for 0000 weighs every pair of positions; one mean is enough.",
+        "the place of 0000. The paper's formula for 0000 weights every pair of positions; here it is one mean.",
         chart=Chart(x="configuration", y="added GMACs", series="task", kind="bars"),
     )
 
@@ -190,13 +193,14 @@ def table3() -> Sheet:
         rows=tuple(map(tuple, rows)),
         published=("printed GMACs", "printed accuracy (mAP, mIoU)", "printed BLEU"),
         note=f"{_summary(rows)}. Rows are pairs: from, then to. Windows are counted whole at the border. The form of "
-        "0100 that is executed has tiles where the window is small beside the map; elsewhere it computes all weights "
-        "and masks. The taps of dynamic convolution are elementwise products; the paper and both columns count them.",
+        "0100 that is executed works on tiles where the window is small beside the map; elsewhere it computes all "
+        "weights and masks them. The taps of dynamic convolution are elementwise products; the paper and both "
+        "columns count them.",
     )
 
 
-# (mechanism, configuration, printed complexity, its terms for N positions, C channels and n x n taps)
 _SAME_ORDER = 3
+# (mechanism, configuration, printed complexity, its terms for N positions and C channels)
 _COMPLEXITY = (
     ("E1", Factors(terms="1000"), "O(N^2 C + N C^2)", lambda n, c: n * n * c + n * c * c),
     ("E2", Factors(terms="0100"), "O(N^2 C + N C^2)", lambda n, c: n * n * c + n * c * c),
@@ -230,14 +234,15 @@ def table1() -> Sheet:
         ]
         same = "same order" if max(ratios) / min(ratios) <= _SAME_ORDER else "another order"
         rows.append((name, ", ".join(depends), printed, round(min(ratios), 2), round(max(ratios), 2), same))
-    good = sum(row[-1] == "same order" for row in rows)
+    matching = sum(row[-1] == "same order" for row in rows)
     return Sheet(
         title="Table 1: what mechanisms depend on, and how their cost grows",
         columns=("mechanism", "depends on", "printed complexity", "least ratio", "largest ratio", "verdict"),
         rows=tuple(rows),
         published=("printed complexity",),
-        note=f"{good} of {len(rows)} grow as printed. Ratio: multiply-accumulates to the terms inside O(.), over maps "
-        f"of 16x16 to 128x128 and 64 to 1024 channels; of one order if it varies by at most {_SAME_ORDER}.",
+        note=f"{matching} of {len(rows)} grow as printed. Ratio: multiply-accumulates divided by the terms in O(.), "
+        "on maps of 16x16 to 128x128 with 64 to 1024 channels; the same order if it varies by at most a factor "
+        f"{_SAME_ORDER}.",
     )
 
 
@@ -255,12 +260,12 @@ ANALYSIS = Analysis(
     notes=(
         "Detection: images of 800x1333, attention in conv4 (maps of 50x84, 256 channels, 6 blocks) and conv5 "
         "(25x42, 512, 3). Segmentation: maps of 96x96 in conv4 and conv5, and one module of 512 channels after the "
-        "backbone. This layout is deduced: with it the printed numbers come out. The base network is the printed w/o.",
-        "What the paper calls FLOPs are multiply-accumulates; 1 G = 10^9. Tolerances: 0.1 G in detection, 0.2 G in "
+        "backbone. This layout is inferred: it reproduces the printed numbers. The base network is the printed w/o.",
+        "The paper calls multiply-accumulates FLOPs; 1 G = 10^9. Tolerances: 0.1 G in detection, 0.2 G in "
         "segmentation.",
         "The executed column counts what this library runs for one image in float32, with its faster forms: products "
         "of matrices, and the taps of dynamic convolution, which are elementwise products. The two columns after it "
-        "count other work: numbers whose exponential a softmax takes, and samples times bilinear weights (4 a tap and "
+        "count other operations: exponentials of the softmax, and samples times bilinear weights (4 per tap and "
         "channel). Other elementwise products, such as gates, are not counted.",
     ),
 )

@@ -2,7 +2,7 @@
 
 The paper's figure is a drawing; here maps are read from finished runs of `esa_fig3` (the four factors), `esa_table2`
 (offsets of deformable convolution) and `esa_table3` (E2 and dynamic convolution in one window), as many as there are.
-Pictures are of scikit-learn's photographs (its digits for grey images).
+Inputs are photographs of scikit-learn, or a digit where a network takes grey images.
 """
 
 import base64
@@ -53,14 +53,14 @@ class Network:
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(self.photograph.image))).convert("RGB"))
 
     def drawn(self, title: str, rows: Sequence[Row], note: str, side: float = 1.9) -> Picture:
-        """Rows of panels as a picture of the page."""
+        """Rows of panels as a picture of the page. side: of a panel, in inches."""
         image = figure(rows, self.picture, title, trained=True, note=note, side=side)
         return Picture(title=title, image=base64.b64encode(image).decode(), note=self.photograph.note)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of the figure. rows: of a study; the first with a finished run is read. read: makes sheet and pictures."""
+    """A part of the figure. rows: of a study; the first with a finished run is drawn. read: returns the sheets."""
 
     study: str
     rows: tuple[str, ...]
@@ -137,7 +137,7 @@ def read_terms(net: Network) -> list[Sheet | Picture]:
         pictures.append(Picture(title=title, image=net.photograph.image, note=net.photograph.note, layers=layers))
     sheet = Sheet(
         title=f"Terms of {net.label}",
-        columns=("layer", "term", "it is", "deviation of logits", "cells covered", "distance in cells", "cells"),
+        columns=("layer", "term", "meaning", "deviation of logits", "cells covered", "distance in cells", "cells"),
         rows=tuple(lines),
         note=f"Means over heads and {len(cells)} queries on the picture. Each term has its own softmax, in which a "
         "term whose logits deviate little covers all cells; the layer adds the logits, so the one that deviates most "
@@ -160,8 +160,8 @@ def read_offsets(net: Network) -> list[Sheet | Picture]:
         columns=("layer", "moved on average", "moved at most", "in the framed cell", "all in one direction", "cells"),
         rows=tuple(_offset_cells(points) for points in layers),
         note="In grid cells of the map that is sampled, on the picture; a cell counts the mean of its taps. All in one "
-        "direction: the length of the mean movement of a cell's taps, averaged over cells: as long as the movement "
-        "itself where taps move together, 0 where they only spread or contract.",
+        "direction: the length of the mean movement of a cell's taps, averaged over cells. It equals the movement "
+        "itself where taps move together, and is 0 where they only spread or contract.",
     )
     return [sheet, drawn]
 
@@ -224,7 +224,7 @@ PARTS = (
 
 
 def compute(source: Source) -> Sequence[Sheet | Picture]:
-    """Every part that has a finished run, and a list of those that have none. Raises: as `network`, if none has."""
+    """Every part that has a finished run, and a list of all parts. Raises: as `network`, if none has a finished run."""
     pages: list[Sheet | Picture] = []
     errors: list[RegardError] = []
     states: list[tuple[Cell, ...]] = []
@@ -237,12 +237,12 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
             states.append((part.study, first, None, "no finished run"))
             continue
         row = net.label.partition(" (")[0]
-        states.append((part.study, first, row, "drawn" if row == first else "in its place"))
+        states.append((part.study, first, row, "drawn" if row == first else "drawn instead"))
         pages += part.read(net)
     if not pages:
         raise errors[0]
     overview = Sheet(
-        title="Rows in this figure", columns=("study", "row wanted", "row drawn", "state"), rows=tuple(states)
+        title="Rows in this figure", columns=("study", "preferred row", "row drawn", "state"), rows=tuple(states)
     )
     return [overview, *pages]
 
@@ -257,8 +257,8 @@ ANALYSIS = Analysis(
     notes=(
         "The paper's figure is a drawing of the terms; these are trained networks on a photograph. A frame marks the "
         "cell of the query.",
-        "Amber is scaled to the largest weight of each map, so that flat maps are amber all over: read the cells "
-        "covered beside them.",
+        "Amber is scaled to the largest weight of each map, so that a flat map is amber all over: see the number of "
+        "cells covered.",
         f"Networks are the first finished seed of a row; {SMOKE_NOTE}",
         "Offsets and kernels are of `esa_table2` and `esa_table3`, at the same scale.",
     ),

@@ -47,14 +47,14 @@ STUDY = Study(
         "The digits are E1 to E4: query and key content, query content and relative position, key content alone, "
         "relative position alone.",
         "Queries have no bias: with one, 1000 would be 1010 (its product with the keys is a key content term).",
-        "The paper's figure is of detection, segmentation and translation; classification is this library's, so its "
-        "printed values are not shown beside these rows. Its findings are judged as directions.",
+        "The paper's figure is of detection, segmentation and translation, these rows are of classification: printed "
+        "values are not shown beside them, and findings are judged as directions.",
         "The last claim is the paper's sentence that modules with query-sensitive terms only perform on par with those "
         "with query-irrelevant terms only.",
         "Logits have the factor d^-0.5 of the host, so that 1000 is the host's own attention. The paper has none; its "
-        "formula is in the rows called unscaled. A first desk run of all rows without the factor was stopped after "
-        "seed 0 of four: 1111 was below both controls, so that no claim could be judged.",
-        "All rows keep the heads and values; the cost of a row is that of its form here, with "
-        'accounting="paper" in `regard cost` the one of the paper.',
+        "formula is in the rows called unscaled. A first desk study of all rows without the factor was stopped "
+        "after the first of four seeds: 1111 was below both controls, so that no claim could be judged.",
+        "All rows keep the heads and values. The cost of a row is that of the form that runs here; "
+        "`regard cost --accounting paper` has the paper's.",
     ),
 )

@@ -26,11 +26,13 @@ from .attended_resnets import NOTES, SMOKE, controls, deformable, settings
 
 
 def rows(host: str, start: Row) -> tuple[Row, ...]:
-    """The plain network, the mechanisms that are inserted into it, and the same network trained on without any."""
+    """The plain network, the mechanisms that are inserted into it, and the controls."""
     return (
         replace(start, label="before", notes=("The plain network that all other rows start from.",)),
         *(Row(terms, Factors(terms=terms), start=start) for terms in ("0010", "0110", "1111")),
-        Row("deformable unit", DeformableConv(), start=start, notes=("In the place of attention, behind gamma.",)),
+        Row(
+            "deformable unit", DeformableConv(), start=start, notes=("In the place of attention, multiplied by gamma.",)
+        ),
         Row(
             "0010 + deformable",
             Factors(terms="0010"),
@@ -69,7 +71,7 @@ STUDY = Study(
     ),
     notes=(
         "w/o is the fair control: the plain network, trained on for the same epochs without insertion. `before` had "
-        "only the first epochs.",
+        "the first epochs only.",
         "`regard study run esa_insertion_curve` compares the logits at insertion, and has the curve from epoch 0 on.",
         *NOTES,
     ),
@@ -116,7 +118,7 @@ def _logits(task: Classification, model: nn.Module) -> tuple[Tensor, Tensor]:
 def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
     """Logits before and after insertion, and accuracy from epoch 0 on, of every row that starts from the plain network.
 
-    At smoke scale missing runs are carried out first, so that one command is enough. study: STUDY, or a smaller one.
+    At smoke scale missing runs are executed first, so that one command is enough. study: STUDY, or a smaller one.
     Raises: ConfigError or StoreError at another scale without finished runs.
     """
     if source.scale == "smoke":
@@ -143,13 +145,13 @@ def curve(source: Source, study: Study = STUDY) -> Sequence[Sheet | Picture]:
         rows=tuple(lines),
         note="Between the trained plain network and the same one with the mechanism in it, untrained, in float32. "
         "gamma is zero, so that the difference is exactly 0. A deformable convolution in the place of the 3x3 one has "
-        "the same weights and samples the map at rounded coordinates: its difference is that of rounding.",
+        "the same weights and samples the map at rounded coordinates; its difference is due to rounding.",
     )  # fmt: skip
     tuning = Sheet(
         title="Fine-tuning",
         columns=("row", "epoch", "top1", "lowest", "highest", "seeds"),
         rows=tuple((*point, fmean(values), min(values), max(values), len(values)) for point, values in epochs.items()),
-        note="Mean, lowest and highest over seeds. Epoch 0 is the network at insertion; w/o is trained on without any.",
+        note="Mean, lowest and highest over seeds. Epoch 0 is the network at insertion; w/o is trained without one.",
         chart=Chart(x="epoch", y="top1", series="row"),
     )
     return [at_insertion, tuning]
@@ -174,5 +176,5 @@ ANALYSIS = Analysis(
     question="Does insertion leave a trained network unchanged, and what does fine-tuning add?",
     compute=curve,
     of=STUDY.name,
-    notes=("At smoke scale runs of `esa_insertion` that are missing are carried out first: seconds.",),
+    notes=("At smoke scale, missing runs of `esa_insertion` are executed first, in seconds.",),
 )

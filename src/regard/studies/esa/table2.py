@@ -40,7 +40,7 @@ STUDY = Study(
     notes=(
         "The last claim is the paper's recommendation: key content alone with deformable convolution is nearly as good "
         "as all factors with it.",
-        "The offsets start at zero and learn at a tenth of the rate.",
+        "The offsets start at zero and learn at a tenth of the learning rate.",
         *NOTES,
     ),
 )

@@ -33,8 +33,8 @@ STUDY = Study(
     notes=(
         "The paper's windows are 31, 25, 19 and 13 wide on maps of 50x84; here 13, 7, 5 and 3 on smaller maps.",
         "Dynamic convolution has 16 groups and counts taps beyond the border, as published; attention does not. At the "
-        "small scales its kernels have a bias, a logit of every position whatever the content; the paper's kernel "
-        "exp(d^T x) has none, nor has that of the paper scale.",
+        "small scales its kernels have a bias, a logit of each tap that does not depend on the content. The paper's "
+        "kernel exp(d^T x) has none, and at paper scale there is none.",
         *NOTES,
     ),
 )

@@ -1,4 +1,4 @@
-"""Mixture-of-Top-k Attention, Tables 1 to 3: sizes and work of every mechanism, beside the printed ones."""
+"""Mixture-of-Top-k Attention, Tables 1 to 3: parameters and MACs of every mechanism, beside the printed ones."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from regard.studies.published_sizes import verdict
 from .printed import PUBLISHED, SMALL, TINY
 
 VERDICTS = {"R": "rounded", "T": "cut off", "R,T": "rounded", "no": "not reproduced"}
-"""Verdicts on a printed number, in words."""
+"""Verdicts of `published_sizes.verdict` as text."""
 
 
 def printed_sheet() -> Sheet:
-    """Every printed size and work, with ours."""
+    """Every printed row, with the parameters and MACs that are counted here."""
     rows: list[tuple[Cell, ...]] = []
     for row in PUBLISHED.values():
         params, macs = row.body.count(row.mixer) if row.mixer is not None else (None, None)
@@ -24,22 +24,22 @@ def printed_sheet() -> Sheet:
             "cited" if count is None else VERDICTS[verdict(count, printed)]
             for count, printed in ((params, row.params), (macs, row.macs))
         ]
-        work = None if macs is None else round(macs / 1e9, 3)
-        rows.append((row.table, row.label, params, row.params, verdicts[0], work, row.macs, verdicts[1], row.note))
+        gmacs = None if macs is None else round(macs / 1e9, 3)
+        rows.append((row.table, row.label, params, row.params, verdicts[0], gmacs, row.macs, verdicts[1], row.note))
     judged = [row for row in rows if row[4] != "cited"]
     reproduced = [sum(row[column] != "not reproduced" for row in judged) for column in (4, 7)]
     return Sheet(
-        title="Printed sizes and work",
+        title="Printed parameters and multiply-accumulates",
         columns=("table", "row", "parameters", "printed", "verdict", "GMACs", "printed G", "verdict on G", "note"),
         rows=tuple(rows),
         published=("printed", "printed G"),
-        note=f"Of {len(judged)} rows, {reproduced[0]} sizes and {reproduced[1]} works are reproduced, rounded "
-        "or cut off.",
+        note=f"Of {len(judged)} rows, the parameters of {reproduced[0]} and the MACs of {reproduced[1]} are "
+        "reproduced, rounded or cut off.",
     )
 
 
 def library_sheet() -> Sheet:
-    """Every mechanism of the library, as it is by default, in DeiT-T and DeiT-S."""
+    """Every mechanism of the library in DeiT-T and DeiT-S, with its default options."""
     rows: list[tuple[Cell, ...]] = []
     for kind in MIXERS:
         config = kind()
@@ -71,11 +71,11 @@ ANALYSIS = Analysis(
     name="mita_counts",
     title="Parameters and work of efficient attention in DeiT",
     source=f"{MITA_SOURCE}, Tables 1 to 3",
-    question="Are the printed parameters and FLOPs those of the mechanisms, and what does every other one need?",
+    question="Are the printed parameters and FLOPs right, and what do the other mechanisms need?",
     compute=compute,
     notes=(
-        "The paper calls multiply-accumulates FLOPs; 1 G = 10^9. Products of landmarks with keys and queries are made "
-        "once and used twice (Algorithm 1): with them apart, MiTA-T would round to 1.2G.",
-        "Pruned networks (SViTE, Sparsifiner) are cited with the paper's own numbers.",
+        "The paper calls multiply-accumulates FLOPs; 1 G = 10^9. Products of landmarks with keys and queries are "
+        "computed once and used twice (Algorithm 1); computed twice, MiTA-T would round to 1.2G.",
+        "Pruned networks (SViTE, Sparsifiner) are cited with the printed numbers, not counted.",
     ),
 )

@@ -16,14 +16,14 @@ from regard.swapping.shared_state import swapped_layers
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The keys and experts that one layer chose for a batch."""
+    """The keys that one layer gathered for its experts, and the experts of its queries, for a batch."""
 
     plan: MitaPlan
     grid: Grid
 
 
 def choices(model: nn.Module, inputs: Float[Tensor, "B C H W"]) -> dict[str, Choice]:
-    """The plan of every MiTA layer in one forward pass, by the layer's name, in the order of the network.
+    """The choice of every MiTA layer in one forward pass, by the layer's name, in the order of the network.
 
     Raises: UnsupportedError if the model has no such layer.
     """

@@ -10,9 +10,9 @@ from regard.mixers.softmax import Softmax
 from regard.studies.papers import MITA_SOURCE
 
 SIDES = (16, 24, 32, 48)
-"""Of the maps; 128 landmarks need 8 x 16 windows."""
+"""Sides of the maps, in tokens; 128 landmarks need 8 x 16 windows."""
 SECONDS = 0.3
-"""Repetition of each mechanism at each number of tokens, at least 5 rounds."""
+"""How long each mechanism is timed at each number of tokens, at least 5 rounds."""
 _LAYERS, _DIM, _HEADS, _BATCH = 3, 128, 2, 2
 _MECHANISMS = {
     "softmax": Softmax(),
@@ -22,7 +22,10 @@ _MECHANISMS = {
 
 
 def throughput(sides: Sequence[int] = SIDES, seconds: float = SECONDS) -> Sheet:
-    """Inference of the three mechanisms on maps of these sides, interleaved, one thread of this machine."""
+    """Inputs per second of three layers of each mechanism at inference, on one thread of this machine.
+
+    sides: of the maps, in tokens. seconds: for each mechanism on each map; mechanisms take turns.
+    """
     grids = [Grid(side, side) for side in sides]
     timings = bench(
         list(_MECHANISMS.values()), grids, dim=_DIM, heads=_HEADS, batch=_BATCH, part="layer", seconds=seconds
@@ -34,13 +37,21 @@ def throughput(sides: Sequence[int] = SIDES, seconds: float = SECONDS) -> Sheet:
         speeds = (round(value, 2) for value in (median, low, high, 1 / timing.ratio))
         rows.append((name, timing.tokens, *speeds, timing.rounds))
     return Sheet(
-        title="Inputs a second",
-        columns=("mechanism", "N", "inputs a second", "lower quartile", "upper quartile", "ratio to softmax", "rounds"),
+        title="Inputs per second",
+        columns=(
+            "mechanism",
+            "N",
+            "inputs per second",
+            "lower quartile",
+            "upper quartile",
+            "ratio to softmax",
+            "rounds",
+        ),
         rows=tuple(rows),
-        note=f"Medians of CPU seconds of one thread, float32, {_BATCH} inputs at a time, mechanisms interleaved; "
+        note=f"Medians of CPU seconds of one thread, float32, {_BATCH} inputs at a time, mechanisms in turn; "
         f"{_LAYERS} attention layers with their projections (three times the time of one), no MLP. Comparable within "
         f"this table only. {'; '.join(conditions())}".strip(),
-        chart=Chart(x="N", y="inputs a second", series="mechanism", logs="xy"),
+        chart=Chart(x="N", y="inputs per second", series="mechanism", logs="xy"),
     )
 
 

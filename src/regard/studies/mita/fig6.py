@@ -18,7 +18,7 @@ _BASELINE = "Softmax"
 
 
 def label(m: int, k: int) -> str:
-    """The row of these numbers."""
+    """The label of the row with m landmarks and k keys."""
     return f"m {m}, k {k}"
 
 
@@ -54,14 +54,14 @@ STUDY = Study(
     notes=(
         "The paper names neither the network nor the recipe and prints no numbers: here DeiT-T and its recipe on "
         "CIFAR-100 at 224 pixels, m and k from 9 to 64. Desk scale: 10,000 images of CIFAR-100 in 24 x 24 windows.",
-        "Claims: both numbers help, and of two unequal ones the keys should be more (the paper's Appendix A).",
+        "Claims: larger m and k both help, and k should rather be larger than m (Appendix A of the paper).",
         "The analysis mita_fig6_map draws the map.",
     ),
 )
 
 
 def heat(source: Source) -> Sequence[Sheet | Picture]:
-    """Mean accuracy of the finished seeds of every pair as a map, with the work of the network."""
+    """Mean accuracy over the finished seeds of every pair as a map, with the MACs of the network."""
     accuracies: dict[str, list[float]] = {}
     macs: dict[str, int | None] = {}
     for name, _, key in trained_runs(source, NAME):
@@ -73,10 +73,10 @@ def heat(source: Source) -> Sequence[Sheet | Picture]:
     lines: list[tuple[Cell, ...]] = []
     for name, mixer in pairs.items():
         if name in accuracies:
-            top1, work = fmean(accuracies[name]), macs[name]
-            apart = None if plain is None else round(top1 - plain, 2)
-            millions = None if work is None else round(work / 1e6, 2)
-            lines.append((mixer.number, mixer.k, round(top1, 2), apart, len(accuracies[name]), millions))
+            top1, count = fmean(accuracies[name]), macs[name]
+            difference = None if plain is None else round(top1 - plain, 2)
+            millions = None if count is None else round(count / 1e6, 2)
+            lines.append((mixer.number, mixer.k, round(top1, 2), difference, len(accuracies[name]), millions))
     against = "Softmax is not trained yet." if plain is None else f"Softmax attention has {plain:.2f}."
     return [
         Sheet(
@@ -93,7 +93,7 @@ ANALYSIS = Analysis(
     name="mita_fig6_map",
     title="Accuracy over landmarks and keys",
     source=f"{MITA_SOURCE}, Figure 6",
-    question="Which pairs of m and k are worth their work?",
+    question="Which pairs of m and k are worth their cost?",
     compute=heat,
     of=NAME,
     notes=("The paper's map is of CIFAR-100 and prints no numbers.",),

@@ -1,4 +1,4 @@
-"""Tables 2 and 3 of the MiTA paper: every row as printed, with the network whose parameters and work are counted."""
+"""Tables 2 and 3 of the MiTA paper: every row as printed, with the network whose parameters and MACs are counted."""
 
 from dataclasses import dataclass, replace
 
@@ -21,8 +21,8 @@ _LAYERS, _CLASSES, _PATCH = 12, 1000, 16
 class Body:
     """A plain vision transformer of 12 layers without its attention, for 1000 classes.
 
-    site: of each attention. positions: tokens with a learned position. scaled: its norms have no shift and its branches
-    a learned scale (ViT-5), instead of norms with both.
+    site: of each attention. positions: tokens with a learned position. scaled: its norms have a weight only, and its
+    branches a learned scale (ViT-5); else norms have weight and bias.
     """
 
     site: Site
@@ -31,7 +31,7 @@ class Body:
 
     @property
     def params(self) -> int:
-        """Patches, positions, prefix and suffix tokens, MLPs of ratio 4 with biases, norms and the head."""
+        """Parameters of patches, positions, prefix and suffix tokens, MLPs of ratio 4 with biases, norms, head."""
         c, grid = self.site.dim, self.site.grid
         norms = 2 * c  # weight and bias of a layer norm, or a weight and a layer scale
         layer = 8 * c * c + 5 * c + 2 * norms
@@ -41,7 +41,7 @@ class Body:
 
     @property
     def macs(self) -> int:
-        """Patches, MLPs and the head, of one image."""
+        """MACs of one image: patch embedding, MLPs and head."""
         c, grid = self.site.dim, self.site.grid
         return grid.cells * 3 * _PATCH**2 * c + _LAYERS * 8 * grid.tokens * c * c + c * _CLASSES
 
@@ -83,7 +83,7 @@ class Published:
     note: str = ""
 
     def row(self, label: str, exact: int, *notes: str, host: str = "", mixer: MixerConfig | None = None) -> Row:
-        """The row of a study. exact: parameters by hand. mixer: instead of this one."""
+        """The row of a study. exact: parameters by hand. mixer: instead of `self.mixer`."""
         paper = {"params": float(f"{self.params[:-1]}e6"), "macs": float(f"{self.macs[:-1]}e9"), "top1": self.top1}
         return Row(label, mixer or self.mixer, host=host, paper=paper, exact={"params": exact}, notes=notes)
 
@@ -91,10 +91,10 @@ class Published:
 _CITED = "pruned by its own code during training; cited, not counted"
 _TILES = "256 tokens; 196 without convolution and mixing of blocks would need 4.34 G"
 _K30 = "k = 30 in its code"
-_MHLA_NOTE = "256 tokens, as its code; the printed work belongs to 196"
-_GATE = "the published gate is a fourth projection; the printed work has it, the printed size has not"
+_MHLA_NOTE = "256 tokens, as its code; the printed FLOPs belong to 196"
+_GATE = "the published gate is a fourth projection; the printed FLOPs include it, the printed parameters do not"
 _T, _S = (192, 3), (384, 6)
-# label, parameters, work and top-1 as printed, mechanism, network, note
+# label, parameters, MACs and top-1 as printed, mechanism, network, note
 _TABLE2 = (
     ("DeiT-T", "5.7M", "1.2G", 72.2, Softmax(), TINY, ""),
     ("Linear-T", "5.7M", "1.1G", 68.0, LINEAR, deit(*_T, qkv_bias=False), ""),

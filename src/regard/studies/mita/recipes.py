@@ -35,11 +35,11 @@ VIT5_RECIPE = replace(
     erasing=0.0,
 )
 DEIT_FIELDS = {name: value for name, value in vars(DEIT_RECIPE).items() if value != getattr(VIT5_RECIPE, name)}
-"""What a row in DeiT changes in ViT-5's recipe."""
+"""Fields that a row in DeiT changes in ViT-5's recipe."""
 
 
 def small_settings(smoke: tuple[Row, ...], desk: tuple[Row, ...], desk_seeds: int = 3) -> dict[str, Setting]:
-    """Smoke scale on digits on a canvas and desk scale on CIFAR-10."""
+    """Smoke scale with digits on a canvas, and desk scale with CIFAR-10."""
     return {
         "smoke": Setting(task=SMOKE_TASK, recipe=CANVAS_RECIPE, seeds=2, rows=smoke),
         "desk": Setting(task=DESK_TASK, recipe=DESK_RECIPE, seeds=desk_seeds, rows=desk),

@@ -1,4 +1,4 @@
-"""Mixture-of-Top-k Attention, Table 1: how mechanisms reduce the cost of attention, for all of the library."""
+"""Mixture-of-Top-k Attention, Table 1, for all mechanisms of the library: how they reduce the cost of attention."""
 
 import base64
 import io
@@ -16,12 +16,12 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
     """The table and its picture, from the cards of the mechanisms; it needs no runs."""
     rows = taxonomy_rows()
     sheet = Sheet(
-        title="How mechanisms save work",
+        title="How mechanisms reduce the cost",
         columns=_COLUMNS,
         rows=tuple(tuple(row[name] for name in _COLUMNS) for row in rows),
-        note="Attention as a layer that a query passes through, whose weights are made from keys and values: an "
-        "expert. strategy: whether keys are compressed, queries are routed, or both. number: of experts; N is one for "
-        "each query. conditions: what the construction and choice of experts depend on.",
+        note="Attention is described as a layer that a query passes through and whose weights are computed from keys "
+        "and values: an expert. strategy: whether keys are compressed, queries are routed, or both. number: of "
+        "experts; N is one for each query. conditions: what the construction and choice of experts depend on.",
     )
     return [sheet, Picture(title="Strategy and number of experts", image=_png(rows))]
 
@@ -39,7 +39,7 @@ ANALYSIS = Analysis(
     name="mita_table1",
     title="How mechanisms reduce the cost of attention",
     source=f"{MITA_SOURCE}, Table 1",
-    question="Which mechanisms compress keys, which route queries, and on what does it depend?",
+    question="Which mechanisms compress keys, which route queries, and on what does this depend?",
     compute=compute,
-    notes=("The paper's table does not have them all; `regard taxonomy` prints and filters this one.",),
+    notes=("The paper's table has fewer mechanisms; `regard taxonomy` prints and filters this one.",),
 )

@@ -17,7 +17,7 @@ from .recipes import DEIT_S, DEIT_TASK, small_settings
 
 
 def _small(number: int, regions: int) -> tuple[Row, ...]:
-    """number: landmarks, keys of an expert, agents and blocks. regions: of BRA, a side."""
+    """number: of landmarks, keys of an expert, agents and blocks. regions: of BRA, along a side."""
     mita = MiTA(m=number, k=number)
     return (
         Row("Softmax", Softmax()),
@@ -42,8 +42,8 @@ _AGENT = (
     'The published code pools the class token as a pixel; this row does not, and Agent(preset="official") is the code.'
 )
 _MHLA = (
-    "256 tokens and mean pooling, as the published code has it: 1.51 GMAC; the printed 1.1G belongs to 196. There, "
-    "images of 224 are padded with zeros to 256; here they have 256."
+    "256 tokens and mean pooling, as in the published code: 1.51 GMAC; the printed 1.1G belongs to 196. The code pads "
+    "images of 224 pixels with zeros to 256; here they have 256."
 )
 _GATE = (
     "Printed as 22M parameters; the published gate is a fourth projection, which makes 23.87M.",
@@ -109,16 +109,16 @@ STUDY = Study(
     ),
     notes=(
         "Desk scale: CIFAR-10 in 24 x 24 windows (random in training, the centre in the test), 144 tokens; m = k = 16, "
-        "16 agents and blocks, 4 x 4 regions, 13 epochs: 30 (Softmax) to 45 minutes (MiTA) a run on one core. "
+        "16 agents and blocks, 4 x 4 regions, 13 epochs: 30 (Softmax) to 45 minutes (MiTA) per run on one core. "
         "After 4 epochs (one seed) softmax is not yet above the uniform average: 65.3 and 65.4, MiTA 65.6, "
         "MiTA + DWC 69.0, w/o 61.7. "
-        "Five seeds tell about one point apart; the differences of MiTA without convolution in the paper's table (0.1 "
-        "to 1.1) need ten or more.",
-        "Differences are to Softmax in DeiT-T; rows with S have a larger host and are to be compared with Softmax, S.",
+        "Five seeds can show differences of about one point; those of MiTA without convolution in the paper's table "
+        "(0.1 to 1.1) need ten seeds or more.",
+        "Differences are to Softmax in DeiT-T; rows with S have a larger host: compare them with Softmax, S.",
         "The paper reports the best epoch on the validation images, this study the last.",
         "The paper's recipe also has colour jitter and repeated augmentation.",
-        "The published layers of FLatten and PolaFormer also convolve the values, those of BRA and MHLA too: the paper "
-        "compares attention alone, and so do these rows.",
+        "The published layers of FLatten, PolaFormer, BRA and MHLA also convolve the values. The paper compares "
+        "attention alone, and so do these rows.",
         "The paper calls multiply-accumulates FLOPs.",
     ),
 )

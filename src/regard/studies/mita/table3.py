@@ -19,7 +19,7 @@ _SMALL_VIT5 = (
 
 
 def _small(number: int, deit: str) -> tuple[Row, ...]:
-    """number: landmarks, keys, agents and blocks. deit: the host of the rows that the paper has in DeiT."""
+    """number: of landmarks, keys, agents and blocks. deit: the host of the rows that the paper has in DeiT."""
     mita = MiTA(m=number, k=number)
     return (
         Row("ViT-5", Softmax()),
@@ -38,8 +38,8 @@ _CODE = (
     "is the paper's m = k = 25 and Eq. 10."
 )
 _MHLA = (
-    "256 tokens and mean pooling, as the published code has it: 5.77 GMAC; 196 tokens without convolution and mixing "
-    "of blocks would need 4.34."
+    "256 tokens and mean pooling, as in the published code: 5.77 GMAC; 196 tokens without convolution and mixing of "
+    "blocks would need 4.34."
 )
 _MITA = MiTA(m=25, k=25)
 _INLINE_HOST = "deit_small_patch16_224(embed_dim=320, num_heads=10, img_size=288, drop_path_rate=0.1)"
@@ -47,7 +47,7 @@ _MHLA_HOST = "deit_small_patch16_224(class_token=False, global_pool='avg', img_s
 _IN_DEIT = (
     PUBLISHED["DeiT-S"].row("DeiT", 22_050_664, host=DEIT_S),
     PUBLISHED["DeiT-III-S"].row(
-        "DeiT-III", 22_059_496, "DeiT-III with the recipe of ViT-5, whose parts are its own.",
+        "DeiT-III", 22_059_496, "Trained with the recipe of ViT-5, which has the parts of DeiT-III's.",
         host="deit3_small_patch16_224(drop_path_rate=0.05)",
     ),
     replace(
@@ -108,8 +108,8 @@ STUDY = Study(
         "weights, Sparsifiner has code of its own; neither is built here.",
         "Small scales have small copies of ViT-5 (24 x 24 windows of CIFAR-10, 144 patches and 5 prefix and suffix "
         "tokens at desk scale) whose layer scale starts at 0.1: 1e-4 is for 800 epochs. DeiT there is the plain small "
-        "transformer of Table 2. Three seeds tell about one and a half points apart: enough for the controls and DeiT.",
-        "Rows in DeiT are published by their own papers with their own recipes; here they have DeiT's, 300 epochs.",
+        "transformer of Table 2. Three seeds can show differences of 1.5 points: enough for the controls and DeiT.",
+        "Printed numbers of rows in DeiT are of their own recipes; here they have DeiT's recipe of 300 epochs.",
         "ViT-5's recipe also has binary cross-entropy and repeated augmentation; here the loss is cross-entropy. Its "
         "3-Augment is timm's.",
         "The paper calls multiply-accumulates FLOPs. Mechanisms are counted by their formulas: Algorithm 1 needs 4.47 "

@@ -21,13 +21,13 @@ _COMPRESS = (
     "model, with 49 landmarks.",
 )
 _ROUTE = (
-    "Twice the keys, so that a query sees as many entries: the paper doubles k in the caption of Table 5 only, its "
-    "code has k = 50 here.",
+    "Twice the keys, so that a query sees as many entries as with both branches. The paper doubles k in the caption of "
+    "Table 5 only; its code has k = 50 for this row.",
 )
 
 
 def _rows(number: int, grid: Sequence[tuple[int, int]], published: bool = False) -> tuple[Row, ...]:
-    """Extractors at m = k = number, other numbers (m, k), and single branches."""
+    """Kinds of landmarks at m = k = number, other pairs (m, k), and single branches."""
 
     def paper(top1: float | int) -> dict[str, float | int]:
         return {"top1": top1} if published else {}
@@ -74,8 +74,8 @@ STUDY = Study(
         "numbers.",
         "The paper prints no kernels of conv and dwconv: here stride floor(h / m_h) and the kernel that reaches the "
         "border, starting as the mean of the window.",
-        "random draws patch tokens anew for each training step and keeps one scattered set in the test.",
-        "Desk scale has 13 epochs and three seeds: it tells 2 points or more apart, so learned, conv and dwconv are "
-        "the rows that can be judged.",
+        "random draws new patch tokens in each training step, and uses one fixed set in the test.",
+        "Desk scale has 13 epochs and three seeds, which can show differences of 2 points or more: learned, conv and "
+        "dwconv can be judged.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Mixture-of-Top-k Attention, Table 7: a network that was trained with softmax attention, fine-tuned with another."""
+"""Mixture-of-Top-k Attention, Table 7: networks trained with softmax attention, fine-tuned with other mechanisms."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,17 +30,17 @@ _MECHANISMS: dict[str, tuple[MixerConfig, tuple[float, float, float, float]]] = 
 def _small(few: int, many: int, pretraining: Mapping[str, Any], lr: float) -> tuple[Row, ...]:
     """few, many: agents; m and k of MiTA are few. pretraining: the task that every row starts from, with softmax."""
     start = Row("before", Softmax(), task=pretraining)
-    fresh = Row("MiTA from nothing", MiTA(m=few, k=few))
+    untrained = Row("MiTA from nothing", MiTA(m=few, k=few))
     rows = (
         Row("Softmax", Softmax()),
         Row("Linear", LINEAR),
         Row(f"Agent {few}", Agent(m=few)),
         Row(f"Agent {many}", Agent(m=many)),
         Row("MiTA", MiTA(m=few, k=few)),
-        fresh,
+        untrained,
         *CONTROLS,
     )
-    return tuple(row if row is fresh else replace(row, start=start, recipe={"lr": lr}) for row in rows)
+    return tuple(row if row is untrained else replace(row, start=start, recipe={"lr": lr}) for row in rows)
 
 
 def _paper() -> tuple[Row, ...]:
@@ -74,7 +74,7 @@ STUDY = Study(
     name="mita_table7",
     title="Another attention for a trained network",
     source=f"{MITA_SOURCE}, Table 7",
-    question="What does a network that was trained with softmax attention lose when it is fine-tuned with another?",
+    question="What does a network trained with softmax attention lose when it is fine-tuned with another mechanism?",
     baseline="Softmax",
     settings={
         "smoke": Setting(
@@ -109,10 +109,10 @@ STUDY = Study(
     notes=(
         "Small scales train a network with softmax attention on one set (desk: CIFAR-10), and fine-tune it with each "
         "mechanism on another (desk: 10,000 images of CIFAR-100); the head is new. MiTA from nothing is trained on the "
-        "second set only. Controls start from the same network: they show what it keeps without attention.",
+        "second set only. Controls start from the same network: they show which accuracy it keeps without attention.",
         "At paper scale the weights are timm's, trained on ImageNet-21K, and rows without a letter are ViT-T. The "
         "paper says AdamW and 50 epochs; learning rate, batch and augmentation here are ours. It does not name its "
-        "linear attention: this is that of Table 2. There are no controls; take a small scale for the gate.",
+        "linear attention: this is that of Table 2. There are no controls; the gate is judged at the small scales.",
         "m = k = 25 is our choice, as in Table 2: Appendix C prints no numbers for this table, and Section 4.2, which "
         "it names, has m = k = 49.",
     ),

@@ -1,7 +1,7 @@
 """Mixture-of-Top-k Attention, Figures 3, 4, 8, 9 and 10, read from the trained runs of `mita_table2`.
 
-Pictures are of scikit-learn's photographs (its digits for grey images). Averages and accuracies are of the first test
-images of the study's own set.
+Maps are drawn over a photograph of scikit-learn (over a digit for grey images). Averages and accuracies are over the
+first test images of the study's data.
 """
 
 import copy
@@ -30,7 +30,7 @@ from .table2 import STUDY
 
 EVALUATED = 2000
 """Test images for one accuracy."""
-PICTURED = 64
+TEST_IMAGES = 64
 """Test images for averages over selections."""
 SEEDS = 3
 """Runs of a row that are averaged in Figure 9."""
@@ -43,7 +43,7 @@ def _first(source: Source, row: str) -> Run:
 
 
 def _several(source: Source, rows: Sequence[str]) -> dict[str, list[Run]]:
-    """The first `SEEDS` finished runs of the rows that have any. Raises: as `_first`, if none has."""
+    """The first `SEEDS` finished runs of each row that has any. Raises: as `_first`, if no row has one."""
     runs: dict[str, list[Run]] = {}
     for row, _, key in trained_runs(source, STUDY.name):
         if row in rows and len(runs.setdefault(row, [])) < SEEDS:
@@ -59,7 +59,7 @@ def _accuracy(model: nn.Module, run: Run) -> float:
     return task.score(model, torch.device("cpu")).metrics[task.metric]
 
 
-# pictures: the choices of the experts of one network
+# what the experts of one network choose
 
 
 def keys_of(choice: Choice) -> Tensor:
@@ -80,8 +80,8 @@ def queries_of(choice: Choice) -> Tensor:
     return routed.mT[..., choice.grid.span].float()
 
 
-def _tested(run: Run, model: nn.Module) -> dict[str, Choice]:
-    return choices(model, first_inputs(run.task, PICTURED))
+def _choices_on_test_images(run: Run, model: nn.Module) -> dict[str, Choice]:
+    return choices(model, first_inputs(run.task, TEST_IMAGES))
 
 
 def figure3(source: Source) -> Sequence[Sheet | Picture]:
@@ -112,9 +112,9 @@ def figure3(source: Source) -> Sequence[Sheet | Picture]:
 
 
 def middle(mixer: MiTA, grid: Grid) -> int:
-    """The landmark in the middle of the grid; of an even number of rows (columns) of windows the lower (right) one.
+    """The index of the landmark in the middle of the grid; of an even number of rows or columns, below or right of it.
 
-    Landmarks that are not windows of the picture have no position: of those, the middle number.
+    Landmarks that are not means of windows have no position: of those it is the middle index.
     """
     if mixer.landmarks != "avg2d":
         return mixer.number // 2
@@ -135,7 +135,7 @@ def figure4(source: Source) -> Sequence[Sheet | Picture]:
     model, picture = trained(run, source.store), photograph(run.task)
     parts: list[Sheet | Picture] = []
     lines: list[tuple[Cell, ...]] = []
-    tested = _tested(run, model)
+    tested = _choices_on_test_images(run, model)
     for depth, (layer, choice) in enumerate(choices(model, picture.inputs).items(), 1):
         counts = keys_of(choice).sum((1, 2))[0]
         layers = {"times gathered": overlay(counts, choice.grid), "never gathered": overlay(counts == 0, choice.grid)}
@@ -147,8 +147,8 @@ def figure4(source: Source) -> Sequence[Sheet | Picture]:
         title="Patch tokens that no expert gathers",
         columns=("depth", "layer", "images", "share of cells", "extra tokens gathered"),
         rows=tuple(lines),
-        note="Over all heads and experts. Such a token is still in the values of the landmarks. Extra tokens are "
-        "prefix and suffix tokens (class, registers): the share that some expert gathers, if there are any.",
+        note="Over all heads and experts. The landmarks still compress such tokens. Extra tokens gathered: the share "
+        "of prefix and suffix tokens (class, registers) that some expert gathers.",
         chart=Chart(x="depth", y="share of cells", series="images"),
     )
     return [sheet, *parts]
@@ -194,11 +194,11 @@ def overlap(keys: Tensor, queries: Tensor) -> Overlap:
 
 
 def figure8(source: Source) -> Sequence[Sheet | Picture]:
-    """Overlap of keys and queries of an expert, layer by layer, between two lines of reference."""
+    """Overlap of keys and queries of an expert, layer by layer, with two references."""
     run = _first(source, "MiTA")
     lines: list[tuple[Cell, ...]] = []
     empty: list[tuple[Cell, ...]] = []
-    for depth, (layer, choice) in enumerate(_tested(run, trained(run, source.store)).items(), 1):
+    for depth, (layer, choice) in enumerate(_choices_on_test_images(run, trained(run, source.store)).items(), 1):
         result = overlap(keys_of(choice), queries_of(choice))
         for name, value in (
             ("trained", round(result.measured, 4)),
@@ -212,15 +212,15 @@ def figure8(source: Source) -> Sequence[Sheet | Picture]:
             title="Overlap of the keys and queries of an expert",
             columns=("depth", "layer", "of", "intersection over union"),
             rows=tuple(lines),
-            note=f"Mean over experts, heads and {PICTURED} test images at most; patch tokens only. An expert without "
-            "queries counts 0. Random sets have the sizes of the trained ones.",
+            note=f"Mean over experts, heads and {TEST_IMAGES} test images at most; patch tokens only. An expert "
+            "without queries counts 0. Random sets have the sizes of the trained ones.",
             chart=Chart(x="depth", y="intersection over union", series="of"),
         ),
         Sheet(title="Experts without queries", columns=("depth", "layer", "share"), rows=tuple(empty)),
     ]
 
 
-# other mechanisms, and other numbers, in a trained network
+# other mechanisms, and other m and k, in a trained network
 
 
 def exchanged(model: nn.Module, mixer: MixerConfig) -> nn.Module:
@@ -232,7 +232,7 @@ _EXCHANGED = ("Softmax", "Agent", "MiTA")
 
 
 def figure9(source: Source) -> Sequence[Sheet | Picture]:
-    """Accuracy of networks that were trained with one mechanism and run with another, without further training."""
+    """Accuracy of networks that are trained with one mechanism and run with another, without further training."""
     mixers = {row.label: row.mixer for row in STUDY.rows(source.scale, ",".join(_EXCHANGED))}
     runs_of = _several(source, _EXCHANGED)
     lines: list[tuple[Cell, ...]] = []
@@ -241,11 +241,11 @@ def figure9(source: Source) -> Sequence[Sheet | Picture]:
         for run in runs:
             model = trained(run, source.store)
             for label, mixer in mixers.items():
-                tested = model if label == row or mixer is None else exchanged(model, mixer)
-                accuracies[label].append(_accuracy(tested, run))
-        own = fmean(accuracies[row])
+                network = model if label == row or mixer is None else exchanged(model, mixer)
+                accuracies[label].append(_accuracy(network, run))
+        reference = fmean(accuracies[row])
         lines += [
-            (row, label, round(fmean(values), 2), round(100 * fmean(values) / own, 1), len(runs))
+            (row, label, round(fmean(values), 2), round(100 * fmean(values) / reference, 1), len(runs))
             for label, values in accuracies.items()
         ]
     spellings = ", ".join(spell(mixer) for mixer in mixers.values() if mixer is not None)
@@ -270,9 +270,9 @@ def figure9(source: Source) -> Sequence[Sheet | Picture]:
 
 
 def retuned(model: nn.Module, run: Run, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    """Accuracy with other numbers (m, k) of a trained MiTA network; numbers that do not fit its grid are left out.
+    """Accuracy with other pairs (m, k) of a trained MiTA network; pairs that do not fit its grid are left out.
 
-    The model keeps the last numbers.
+    The model keeps the last pair.
     """
     accuracies = {}
     for m, k in pairs:
@@ -284,10 +284,10 @@ def retuned(model: nn.Module, run: Run, pairs: Sequence[tuple[int, int]]) -> dic
 
 
 def boundaries(accuracies: Mapping[tuple[int, int], float], trained_at: tuple[int, int]) -> dict[tuple[int, int], str]:
-    """Where an accuracy lies: not below that of the training point, at least 99 % of it, or below."""
-    own = accuracies[trained_at]
+    """The band of each accuracy: at least that of the trained pair, at least 99 % of it, or below."""
+    reference = accuracies[trained_at]
     return {
-        pair: _BANDS[0] if top1 >= own else _BANDS[1] if top1 >= 0.99 * own else "below"
+        pair: _BANDS[0] if top1 >= reference else _BANDS[1] if top1 >= 0.99 * reference else "below"
         for pair, top1 in accuracies.items()
     }
 
@@ -304,14 +304,17 @@ def figure10(source: Source) -> Sequence[Sheet | Picture]:
     numbers = sorted({number for number in (*_NUMBERS, mixer.number, mixer.k) if number <= tokens})
     accuracies = retuned(model, run, [(m, k) for m in numbers for k in numbers])
     point = (mixer.number, mixer.k)
-    own, bands = accuracies[point], boundaries(accuracies, point)
-    rows = tuple((m, k, round(top1, 2), round(100 * top1 / own, 1), bands[m, k]) for (m, k), top1 in accuracies.items())
+    reference, bands = accuracies[point], boundaries(accuracies, point)
+    rows = tuple(
+        (m, k, round(top1, 2), round(100 * top1 / reference, 1), bands[m, k]) for (m, k), top1 in accuracies.items()
+    )
     return [
         Sheet(
             title="Other numbers at inference",
             columns=("m", "k", "top-1", "percent of trained", "where"),
             rows=rows,
-            note=f"Trained with m = {point[0]}, k = {point[1]} (marked): {own:.2f} on {EVALUATED} test images at most. "
+            note=f"Trained with m = {point[0]}, k = {point[1]} (marked): {reference:.2f} on {EVALUATED} test images at "
+            f"most. "
             f"{' '.join(_band_note(bands, band) for band in _BANDS)}",
             chart=Chart(kind="heat", x="m", y="k", value="top-1", mark=point, outlines=outlines(bands)),
         )
@@ -319,7 +322,7 @@ def figure10(source: Source) -> Sequence[Sheet | Picture]:
 
 
 def outlines(bands: Mapping[tuple[int, int], str]) -> dict[str, tuple[tuple[int, int], ...]]:
-    """The numbers inside each boundary: those that are at least as good as trained also have at least 99 % of it."""
+    """The pairs (m, k) inside each boundary; the second boundary contains the first."""
     return {
         "at least as trained": tuple(pair for pair, band in bands.items() if band == _BANDS[0]),
         "at least 99 % of it": tuple(pair for pair, band in bands.items() if band in _BANDS),
@@ -327,7 +330,7 @@ def outlines(bands: Mapping[tuple[int, int], str]) -> dict[str, tuple[tuple[int,
 
 
 def _band_note(bands: Mapping[tuple[int, int], str], name: str) -> str:
-    """How many of the numbers lie in a band, and the cheapest of them."""
+    """How many of the pairs lie in a band, and the cheapest of them."""
     inside = [pair for pair, band in bands.items() if band == name]
     if not inside:
         return f"{name.capitalize()}: nowhere."
@@ -366,7 +369,7 @@ FIGURE4 = _figure(4, "Patch tokens that no expert gathers", "Does choosing keys 
 FIGURE8 = _figure(
     8,
     "Overlap of keys and queries",
-    "How near is an expert to a cluster, whose keys and queries are the same tokens?",
+    "How similar is an expert to a cluster, whose keys and queries are the same tokens?",
     figure8,
 )
 FIGURE9 = _figure(

@@ -33,7 +33,7 @@ _MECHANISMS: dict[str, Callable[[Site], Cost]] = {
     "SKA": _of(SKA()),
     "CSKA": _of(CSKA(bias=False)),
 }
-# the formulas of Table 6 as printed, for N tokens and width D: (parameters, FLOPs)
+# the formulas as Table 6 prints them, for N tokens and width D: (parameters, FLOPs)
 _PRINTED: dict[str, Callable[[int, int], tuple[int, int]]] = {
     "SepConv": lambda n, d: (9 * d + 2 * d * d, n * (9 * d + 2 * d * d)),
     "self-attention": lambda n, d: (4 * d * d, n * (2 * n * d + 4 * d * d)),
@@ -47,13 +47,14 @@ def _site(side: int, dim: int) -> Site:
 
 
 def table6(source: Source) -> Sequence[Sheet | Picture]:
-    """Parameters and MACs by our formulas beside those of the printed ones, at the paper's two sweeps."""
+    """Parameters and MACs by Regard's and by the printed formulas, on the paper's two sweeps."""
     rows = []
     for side, dim in (*((side, 256) for side in _SIDES), *((16, width) for width in _WIDTHS if width != 256)):
         for name, cost in _MECHANISMS.items():
-            ours, (params, macs) = cost(_site(side, dim)), _PRINTED[name](side * side, dim)
-            agree = "equal" if (ours.params, ours.macs) == (params, macs) else "differs"
-            rows.append((name, side * side, dim, ours.params, params, ours.macs, macs, ours.macs / ours.params, agree))
+            counted, (params, macs) = cost(_site(side, dim)), _PRINTED[name](side * side, dim)
+            agree = "equal" if (counted.params, counted.macs) == (params, macs) else "differs"
+            ratio = counted.macs / counted.params
+            rows.append((name, side * side, dim, counted.params, params, counted.macs, macs, ratio, agree))
     return [
         Sheet(
             title="Parameters, multiply-accumulates and their ratio",
@@ -82,33 +83,33 @@ def figure4(source: Source) -> Sequence[Sheet | Picture]:
     )  # fmt: skip
     return [
         Sheet(
-            title=f"MACs a parameter against {name}, {fixed}",
-            columns=("mechanism", name, "MACs a parameter"),
+            title=f"MACs per parameter against {name}, {fixed}",
+            columns=("mechanism", name, "MACs per parameter"),
             rows=ratios(points, name),
-            chart=Chart(x=name, y="MACs a parameter", series="mechanism", logs="xy"),
+            chart=Chart(x=name, y="MACs per parameter", series="mechanism", logs="xy"),
         )
         for name, points, fixed in sweeps
     ]
 
 
 def table7(source: Source) -> Sequence[Sheet | Picture]:
-    """What is shared over positions, and how many of the two weights of a mechanism depend on the input."""
+    """Which weights are shared over positions, and how many of the two weights of a mechanism depend on the input."""
     return [
         Sheet(
             title="Shared and dynamic weights",
-            columns=("mechanism", "weights shared over places", "dynamic weights", "which"),
+            columns=("mechanism", "weights shared over positions", "dynamic weights", "which"),
             rows=(
                 ("SepConv", "spatially global", 0, "none"),
                 ("self-attention", "no", 2, "queries and keys"),
                 ("SKA", "no", 1, "queries; a key belongs to a position"),
                 ("CSKA", "spatially global", 1, "queries; their logits are a convolution of them"),
             ),
-            note="Beside the mechanisms' cards (`regard card SKA`), which say the same of every mechanism here.",
+            note="The cards of all mechanisms (`regard card SKA`) have this too.",
         )
     ]
 
 
-_QUESTION = "How do parameters and work grow with tokens and width?"
+_QUESTION = "How do parameters and multiply-accumulates grow with tokens and width?"
 TABLE6 = Analysis(
     name="ska_table6",
     title="What static keys cost",
@@ -122,7 +123,7 @@ TABLE6 = Analysis(
 )
 FIGURE4 = Analysis(
     name="ska_fig4",
-    title="Multiply-accumulates a parameter",
+    title="Multiply-accumulates per parameter",
     source=f"{SKA_PAPER}, Figure 4",
     question=_QUESTION,
     compute=figure4,

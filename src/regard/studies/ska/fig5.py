@@ -24,8 +24,8 @@ from regard.tasks.base import Task
 from regard.train.load import trained
 from regard.train.run import Run
 
-PICTURED = 16
-"""Test images for the numbers."""
+TEST_IMAGES = 16
+"""Test images over which the numbers are averaged."""
 HEADS = 4
 """Heads that are drawn one by one, in the last layer."""
 _STUDY = "ska_table5"
@@ -109,7 +109,7 @@ def _change(rows: Tensor, over: int) -> float:
 
 
 def networks(source: Source) -> tuple[list[Network], list[str]]:
-    """The first finished seed of every row that is read, and the labels of rows of the figure without one.
+    """The first finished seed of every row that is read, and the labels of rows of the figure that have none.
 
     Raises: ConfigError or StoreError if no row has a finished run.
     """
@@ -133,7 +133,7 @@ def networks(source: Source) -> tuple[list[Network], list[str]]:
 
 
 def photographs(task: Task) -> list[Photograph]:
-    """The sample photographs as the task's images, the one of every study first; for grey images one digit."""
+    """The sample photographs as the task's images, beginning with that of `photograph`; for grey images one digit."""
     first = photograph(task)
     if task.example().shape[1] == 1:
         return [first]
@@ -148,7 +148,7 @@ def queries(grid: Grid) -> dict[str, int]:
 
 
 def overlays(maps: Maps, heads: int) -> dict[str, str]:
-    """The row of each chosen query, mean over heads, then of the first query some heads alone; first image only."""
+    """Overlays of the first image: for each chosen query the mean over heads, then single heads of the first query."""
     layers = {}
     for name, query in queries(maps.grid).items():
         frame = cell_frame(maps.grid, query)
@@ -168,7 +168,7 @@ def figure5(source: Source) -> Sequence[Sheet | Picture]:
     for network in trained_networks:
         model = trained(network.run, source.store)
         try:
-            maps = maps_of(model, first_inputs(network.run.task, PICTURED), network.layers)
+            maps = maps_of(model, first_inputs(network.run.task, TEST_IMAGES), network.layers)
         except UnsupportedError as error:
             remarks.append(f"No maps of {network.label}: {error}.")
             continue
@@ -180,7 +180,8 @@ def figure5(source: Source) -> Sequence[Sheet | Picture]:
         rows=tuple(lines),
         note=" ".join(
             [
-                f"Means over heads, queries and the first {PICTURED} test images; patch tokens only. Effective cells: "
+                f"Means over heads, queries and the first {TEST_IMAGES} test images; patch tokens only. Effective "
+                "cells: "
                 "exp(entropy) of a query's weights. Distance: from the query, in grid cells. By query, by image: how "
                 "much of a query's weights lies elsewhere than in the mean over queries, or over images, 0 to 1.",
                 *remarks,

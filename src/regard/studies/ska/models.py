@@ -27,7 +27,7 @@ RECIPE = Recipe(
     augment="randaugment+crop",
     precision="16-mixed",
 )
-"""That of the authors' scripts; the paper states none. Rows with fewer epochs say so."""
+"""The recipe of the authors' scripts; the paper states none. Rows with fewer epochs change it."""
 RECIPE_NOTE = (
     "The paper states no recipe; the paper scale follows the authors' scripts: torchvision's RandAugment, then padded "
     "crops and flips. They keep the best test accuracy over the epochs, this study reports the last."
@@ -47,8 +47,8 @@ S18, B36 = "drop_path_rate=0.15", "drop_path_rate=0.6, drop_rate=0.5"
 METAFORMER_TASK = imagenet(f"caformer_s18({S18})")
 METAFORMER_NOTE = (
     "Paper scale follows the scripts of MetaFormer: 300 epochs and 10 at the lowest rate, random erasing, and "
-    "stochastic depth 0.15 (S18), or 0.6 with dropout 0.5 of the head (B36). No controls at paper scale: take a small "
-    "scale for the gate."
+    "stochastic depth 0.15 (S18), or 0.6 with dropout 0.5 of the head (B36). There are no controls at paper scale: the "
+    "gate is judged at the small scales."
 )
 START_NOTE = (
     "At paper scale static keys start as in the paper, in all its tables (Algorithm 1: standard normal; Algorithm 2: "
@@ -79,7 +79,7 @@ def paper_stages(stages: Sequence[str]) -> tuple[str, ...]:
 
 
 def printed(host: str, kind: str) -> Printed:
-    """What Table 1 prints for a host of `NAMES` and a kind: "" (attention of its own), "SKA a", "SKA b", "CSKA"."""
+    """The row of Table 1 of a host of `NAMES` and a kind: "" (the host's own attention), "SKA a", "SKA b", "CSKA"."""
     mechanism, _, size = kind.partition(" ")
     return _PRINTED["-".join(filter(None, (mechanism, NAMES[host]))) + (f" {size}" if size else "")]
 
@@ -94,10 +94,10 @@ def model_row(
     task: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> Row:
-    """One model as a row, with the number of its parameters. classes: 10 or 100. Mechanisms start as in the paper."""
+    """A model of Table 1 as a row, with its number of parameters. classes: 10 or 100. Keys start as in the paper."""
     row = printed(host, kind)
     mixer = parse_mixer(row.mixer) if row.mixer else None
-    params = row.ours[0 if classes == 10 else 1]
+    params = row.counts[0 if classes == 10 else 1]
     return Row(
         label,
         replace(mixer, init="paper") if isinstance(mixer, SKA | CSKA) else None,

@@ -38,7 +38,7 @@ _NOTES = {
 
 
 def _row2(label: str) -> Row:
-    """A row of Table 2; the paper's FLOPs are two a multiply-accumulate."""
+    """A row of Table 2; the paper counts two FLOPs per multiply-accumulate."""
     stages, options, (millions, gflops, top1), params = _TABLE2[label]
     name = label.lower().replace("-", "_")
     host = f"{name}({options})" if stages is _ATTENTION else metaformer(paper_stages(stages), name, options)
@@ -73,7 +73,7 @@ def _heads(host: str, numbers: tuple[int, ...]) -> tuple[Row, ...]:
     return (*rows, *CONTROLS)
 
 
-# a head more or less is 784 biases in 3 layers
+# one head more has 784 further biases in each of 3 layers
 _PAPER_HEADS = tuple(
     Row(f"{heads} heads", None, host=metaformer(paper_stages(_CSKA), "cskaformer_s18", f"heads={heads}", S18),
         exact={"params": PARAMS_CSKA_S18 + 3 * 784 * (heads - 4)})
@@ -152,7 +152,7 @@ FIGURE3 = Study(
         ),
     },
     notes=(
-        "Heads share the width, so neither parameters nor multiply-accumulates change but for the biases of the keys.",
+        "Heads share the width: parameters and multiply-accumulates do not change, except for the biases of the keys.",
         "The paper's figure is of CSKAFormer-S18 on ImageNet, after 160 of 310 epochs, and prints no numbers, not "
         "even those of heads.",
         METAFORMER_NOTE,

@@ -30,41 +30,41 @@ _BUDGETS = (
 )
 
 _KINDS = ("", "SKA a", "SKA b", "CSKA")
-# as printed for `_KINDS`: top-1 on CIFAR-10 and on CIFAR-100, images a second (on CIFAR-10)
+# as printed for `_KINDS`: top-1 on CIFAR-10 and on CIFAR-100, images per second (on CIFAR-10)
 _PRINTED = {
     "ViT": ((83.4, 84.1, 84.7, 87.0), (63.5, 61.8, 62.0, 64.5), (5008, 5120, 5010, 7220)),
     "CaiT": ((82.8, 83.5, 84.0, 87.9), (57.3, 57.4, 57.8, 60.6), (7358, 7880, 6830, 7575)),
     "Swin": ((89.2, 89.7, 90.0, 89.4), (63.1, 62.2, 63.3, 62.3), (5105, 5523, 5200, 4949)),
     "CvT": ((81.0, 81.3, 81.4, 81.3), (49.8, 49.8, 50.5, 51.1), (6349, 6896, 6440, 7042)),
 }
-# scripts that do not train for 400 epochs; there is none of CvT on CIFAR-10, which is trained as on CIFAR-100
+# hosts whose scripts do not train for 400 epochs; CvT has no script for CIFAR-10, and is trained as on CIFAR-100
 _200 = {"epochs": 200}
 _ON_10 = {"CaiT": _200, "CvT": _200}
 _ON_100 = {"ViT": _200, "CvT": _200}
 
 
 def _label(host: str, kind: str) -> str:
-    """Rows without a host's name are the ViT's."""
+    """The label of a row; rows without a host's name are the ViT's."""
     return (kind or "Softmax") if host == "ViT" else f"{host} {kind}".strip()
 
 
-def _cifar10(host: str, place: int) -> Row:
-    row = printed(host, _KINDS[place])
+def _cifar10(host: str, index: int) -> Row:
+    row = printed(host, _KINDS[index])
     top1, _, speed = _PRINTED[host]
     millions, flops = float(row.params.removesuffix("M")), float(row.gflops)
-    paper = {"params": millions * 1e6, "macs": flops * 1e9 / 2, "top1": top1[place], "images_per_second": speed[place]}
-    return model_row(_label(host, _KINDS[place]), host, _KINDS[place], paper, recipe=_ON_10.get(host))
+    paper = {"params": millions * 1e6, "macs": flops * 1e9 / 2, "top1": top1[index], "images_per_second": speed[index]}
+    return model_row(_label(host, _KINDS[index]), host, _KINDS[index], paper, recipe=_ON_10.get(host))
 
 
-def _cifar100(host: str, place: int) -> Row:
-    label, task = f"CIFAR-100 {_label(host, _KINDS[place])}", {"data": "CIFAR100"}
-    paper = {"top1": _PRINTED[host][1][place]}
-    return model_row(label, host, _KINDS[place], paper, classes=100, task=task, recipe=_ON_100.get(host))
+def _cifar100(host: str, index: int) -> Row:
+    label, task = f"CIFAR-100 {_label(host, _KINDS[index])}", {"data": "CIFAR100"}
+    paper = {"top1": _PRINTED[host][1][index]}
+    return model_row(label, host, _KINDS[index], paper, classes=100, task=task, recipe=_ON_100.get(host))
 
 
 _PAPER = (
-    *(_cifar10(host, place) for host in _PRINTED for place in range(len(_KINDS))),
-    *(_cifar100(host, place) for host in _PRINTED for place in range(len(_KINDS))),
+    *(_cifar10(host, index) for host in _PRINTED for index in range(len(_KINDS))),
+    *(_cifar100(host, index) for host in _PRINTED for index in range(len(_KINDS))),
     *CONTROLS,
 )
 
@@ -93,15 +93,15 @@ STUDY = Study(
         Claim("SKA a, plain start, 3 epochs", "Softmax, plain start, 3 epochs", "top1"),
     ),
     notes=(
-        "At desk scale 64 tokens meet width 64: static keys are as many numbers as a key projection, so model a has "
-        "the size of the baseline and there is no model b.",
+        "At desk scale 64 tokens meet width 64: static keys have as many parameters as a key projection. So model a "
+        "has the size of the baseline, and there is no model b.",
         "The small scales have the ViT on CIFAR-10 only. In pilots the sign of the difference depended on the budget "
         "and on the initial weights: each comparison is made at 10 and at 3 epochs, and with branch outputs that start "
         "at zero or like other matrices.",
         RECIPE_NOTE,
         START_NOTE,
-        "At paper scale rows without a name are the ViT's, and all but the CIFAR-100 rows are on CIFAR-10. Static keys "
-        "of Swin belong to one window each. The gate's controls are in the ViT on CIFAR-10.",
-        "The paper's FLOPs are two a multiply-accumulate: the MACs beside ours are half of the printed figure.",
+        "At paper scale rows without a name are the ViT's, and all but the CIFAR-100 rows are on CIFAR-10. In Swin "
+        "each window has static keys of its own. The controls of the gate are in the ViT on CIFAR-10.",
+        "The paper counts two FLOPs per multiply-accumulate: the paper's MACs here are half of the printed FLOPs.",
     ),
 )

@@ -14,7 +14,7 @@ _SMALL = (
     Row("gelu", CSKA(activation="gelu")),
     Row("relu", CSKA(activation="relu")),
     Row("starrelu", CSKA(activation="starrelu")),
-    Row("none", CSKA(activation="none"), notes=("The logits themselves: as functions of the tokens, linear.",)),
+    Row("none", CSKA(activation="none"), notes=("The logits are the weights: linear functions of the tokens.",)),
     Row("no scale", CSKA(scale=1.0)),
     *CONTROLS,
 )

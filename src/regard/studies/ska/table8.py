@@ -67,8 +67,8 @@ STUDY = Study(
     ),
     notes=(
         "At paper scale rows without a name are the ViT's; SKA is model b of Table 1, as large as the base. Printed "
-        "accuracies are low for this set: a plain convolutional network exceeds 91.",
-        "Rows that begin with SVHN are the second half of the table; its digits are not flipped.",
+        "accuracies are low for Fashion-MNIST: a plain convolutional network exceeds 91.",
+        "Rows that begin with SVHN are the second half of the table; images of SVHN are not flipped.",
         RECIPE_NOTE,
         START_NOTE,
         "The small scales have the ViT on grey images only (desk: Fashion-MNIST).",

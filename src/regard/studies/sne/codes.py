@@ -18,7 +18,7 @@ _SIZES = {host: size for size, host in HOSTS.items()}
 
 
 def _pairs(source: Source) -> list[tuple[str, Run, Run]]:
-    """(row, run, the run that it started from) of finished runs. Raises: ConfigError or StoreError without any."""
+    """(row, run, the run that it starts from) of finished runs. Raises: ConfigError or StoreError if there are none."""
     runs = [(label, source.run(key)) for label, _, key in trained_runs(source, _STUDY)]
     return [(label, run, run.start) for label, run in runs if isinstance(run.start, Run)]
 
@@ -51,8 +51,8 @@ def codes(source: Source) -> Sequence[Sheet | Picture]:
               ("Cars", 8.84, 8.13, 8.53), ("STL-10", 8.86, 8.14, 8.56)),
         published=("query", "key", "value"),
     )  # fmt: skip
-    own = Sheet(title="Norms of the codes", columns=("row", "when", "query", "key", "value"), rows=tuple(norms))
-    return [own, published, *sheets]
+    measured = Sheet(title="Norms of the codes", columns=("row", "when", "query", "key", "value"), rows=tuple(norms))
+    return [measured, published, *sheets]
 
 
 def _matrix(
@@ -69,13 +69,13 @@ def _matrix(
 
 
 def _series(task: Task) -> str:
-    """The data set, and the size of the network where the paper has two: sizes are never mixed in one regression."""
+    """The data set, and the size of the network where the paper has two: a regression never mixes sizes."""
     size = _SIZES.get(task.host)
     return f"{size}, {task.data}" if size else task.data
 
 
 def accuracies(source: Source) -> Sequence[Sheet | Picture]:
-    """Accuracy before transfer against accuracy after it, a point a row (mean over seeds), a line a size and set."""
+    """Accuracy before and after transfer: a point per row (mean over seeds), a line per network size and data set."""
     values: dict[str, dict[str, list[float]]] = {}
     controls = {row.label for row in CONTROLS}
     for label, run, start in _pairs(source):
@@ -94,7 +94,7 @@ def accuracies(source: Source) -> Sequence[Sheet | Picture]:
         Sheet(title="Accuracy before and after transfer", columns=("row", "data", "before", "after"), rows=rows,
               chart=Chart(kind="points", x="before", y="after", series="data")),
         Sheet(title="Regression", columns=("data", "rows", "r", "slope"), rows=fits,
-              note="The paper's figure has the rows of N12; T12 is fitted apart."),
+              note="The paper's figure has the rows of N12; T12 is fitted separately."),
     ]  # fmt: skip
 
 
@@ -102,7 +102,7 @@ CODES = Analysis(
     name="sne_fig4",
     title="Codes of F-SNE before and after transfer",
     source=f"{SNE_PAPER}, Table 6 and Figure 4",
-    question="Do codes keep their length and direction when a network is trained on?",
+    question="Do codes keep their length and direction when a network is trained further?",
     compute=codes,
     of=_STUDY,
 )

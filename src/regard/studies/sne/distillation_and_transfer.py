@@ -23,7 +23,7 @@ TABLE3 = Study(
     name="sne_table3",
     title="Non-linear embeddings under distillation",
     source=f"{SNE_PAPER}, Table 3",
-    question="Do the gains of non-linear queries, keys and values stay under distillation?",
+    question="Do non-linear queries, keys and values keep their gains under distillation?",
     baseline="linear",
     settings={
         "smoke": Setting(task=DIGITS, recipe=DIGITS_RECIPE, seeds=2, rows=_distilled(_SMOKE_TEACHER)),
@@ -40,7 +40,7 @@ TABLE3 = Study(
     },
     claims=(Claim("linear", "SNE", "top1", by=0.2), Claim("F-SNE 8*", "linear", "top1", by=0.7)),
     notes=(
-        "The loss is the mean of the cross-entropy to the labels and to the teacher's class, both on the one head.",
+        "The loss is the mean of two cross-entropies of one head: with the labels, and with the teacher's classes.",
         "Under distillation the paper's SNE loses 0.2 points (Section 5.2: a separate non-linear embedding decreases "
         "the performance), where without a teacher it gains 1.0: the first claim has this sign.",
         "At small scales the teacher is trained by the study, with a convolution of the values and a wider network, "
@@ -112,8 +112,8 @@ TABLE4 = Study(
     },
     claims=(Claim("SNE", "linear", "top1"), Claim("F-SNE 8*", "linear", "top1")),
     notes=(
-        "Every row starts from its own network, which the same study trains before on another set (desk: CIFAR-10, "
-        "then 10,000 images of CIFAR-100), with its codes; the head is new.",
+        "Every row starts from its own network (with its codes), which the study first trains on another set; the head "
+        "is new. Desk: first CIFAR-10, then 10,000 images of CIFAR-100.",
         "At paper scale the rows without a size and set are N12 on CIFAR-100. The paper does not print the batch of "
         "transfer: here it is that of ImageNet, and the learning rate 5e-5 is read at batch 512 (4e-4 for N12, 2.75e-4 "
         "for T12), with 5 epochs of warm-up and a last rate of 1e-5.",

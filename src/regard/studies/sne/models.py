@@ -12,14 +12,14 @@ from regard.studies.controls import DEIT_RECIPE, imagenet
 
 HOSTS = {"N12": "xcit_nano_12_p16_224", "T12": "xcit_tiny_12_p16_224"}
 BATCHES = {"N12": 4096, "T12": 2816}
-"""Images of a step (Section 5)."""
+"""Images per step (Section 5)."""
 IMAGENET = imagenet(HOSTS["N12"])
 
 
 def recipe_fields(epochs: int, batch: int, lr: float = 5e-4) -> dict[str, Any]:
     """XCiT's fields of a recipe that depend on its length and batch: 5 epochs of warm-up, and a last rate of 1e-5.
 
-    lr: at batch 512, as XCiT's code reads it. A batch is made in 8 forward passes.
+    lr: at batch 512, as XCiT's code reads it. A step accumulates the gradients of 8 forward passes.
     """
     rate = lr * batch / 512
     return {
@@ -29,7 +29,7 @@ def recipe_fields(epochs: int, batch: int, lr: float = 5e-4) -> dict[str, Any]:
 
 XCIT_RECIPE = replace(DEIT_RECIPE, ema=0.99996, **recipe_fields(400, BATCHES["N12"]))
 T12_FIELDS = recipe_fields(400, BATCHES["T12"])
-"""What the rows of T12 change in `XCIT_RECIPE`."""
+"""Fields that the rows of T12 change in `XCIT_RECIPE`."""
 RATE_NOTE = (
     "The paper's learning rate 5e-4 is read as XCiT's code reads it, at batch 512: 4e-3 at batch 4096 (N12), 2.75e-3 "
     "at batch 2816 (T12)."
@@ -56,7 +56,7 @@ SMALL: dict[str, ProjectionConfig] = {
     "linear": LinearQKV(), "SNE": SNE(init="kaiming"), "P-SNE": PSNE(init="kaiming"),
     "F-SNE 8": FSNE(code=8, init="kaiming"), "F-SNE 8*": FSNE(code=8, width="matched", init="kaiming"),
 }  # fmt: skip
-"""For small hosts: XCiT's deviation of 0.02 in both layers would leave their values at nearly zero."""
+"""Projections for small hosts, where XCiT's initial deviation of 0.02 in both layers would give values near zero."""
 
 # (millions of parameters, top-1) as printed in Table 2, in the order of `EMBEDDINGS`
 _TABLE2 = {

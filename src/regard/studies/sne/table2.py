@@ -31,12 +31,12 @@ STUDY = Study(
     ),
     notes=(
         "The small scales use a small XCiT: one convolution as its stem, two or four blocks, one class attention. "
-        "Its local patch interaction mixes neighbours in every row, in the controls too, so that their gate asks what "
+        "Its local patch interaction mixes neighbours in every row, in the controls too, so that the gate asks what "
         "attention adds to it.",
         "Equal parameters are not equal work: P-SNE adds 10 % to the multiply-accumulates of the whole XCiT, F-SNE 8* "
-        "adds 20 %, with the product of the input shared by the three roles.",
+        "adds 20 % although the three roles share the product with the input.",
         RATE_NOTE,
-        "Repeated augmentation and colour jitter of XCiT's recipe are not in ours.",
+        "The recipe here lacks XCiT's repeated augmentation and colour jitter.",
         "The paper shows single runs without seeds; its differences to the baseline are -0.3 to +1.5 points.",
         "Codes and static keys get no weight decay; the temperature of XCA does, as in XCiT's own runs.",
     ),

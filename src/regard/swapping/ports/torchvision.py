@@ -1,11 +1,12 @@
 """Port of torchvision's vision transformer."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, Mask, Site, UnsupportedError
+from regard.core import NO_MASK, ConfigError, Grid, Site, UnsupportedError
 from regard.swapping.grid_source import watched_module
 from regard.swapping.layer import Port, library_mask
 
@@ -66,9 +67,9 @@ class TorchvisionViT(Port):
             )
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = ~attn_mask
-        mask = library_mask(attn_mask, False, query)
+        mask = library_mask(attn_mask, is_causal and attn_mask is None, query)  # beside a mask, is_causal is a hint
         if key_padding_mask is not None:
             if key_padding_mask.dtype != torch.bool:
                 raise ConfigError("key_padding_mask must be boolean, True where a key is padding")
-            mask = Mask(keep=~key_padding_mask, bias=None if mask is None else mask.bias)
+            mask = replace(mask or NO_MASK, keep=~key_padding_mask)
         return self.mixer(query, self.grid(), mask), None

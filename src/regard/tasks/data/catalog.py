@@ -13,7 +13,7 @@ import numpy as np
 from regard.core import DataError, nearest
 
 from . import imagenet, own
-from .images import Images, ImageSet, Source, cached, check_labels, decode_all, larger
+from .images import Images, ImageSet, Source, cached, check_labels, decode_all, size_before_crop
 from .streams import generator
 
 
@@ -192,8 +192,8 @@ def parquet_set(name: str, size: tuple[int, int] | None, corrupt: str) -> ImageS
             raise DataError(
                 f"{name} needs {file}, which does not exist; point --data-root or REGARD_DATA to its folder"
             )
-    sums = [file_sum(file) for file in files]
-    _check_sums(root, files, sums)
+    sums = [file_checksum(file) for file in files]
+    _check_checksums(root, files, sums)
     splits = [
         _parquet_split(name, file, total, rows, size, corrupt)
         for file, total, rows in zip(files, sums, spec.rows, strict=True)
@@ -225,13 +225,13 @@ def _parquet_split(name: str, file: Path, total: str, rows: int, size: tuple[int
 
 
 @lru_cache(maxsize=16)
-def file_sum(file: Path) -> str:
+def file_checksum(file: Path) -> str:
     """The SHA-256 of a file, 64 hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _check_sums(root: Path, files: list[Path], sums: list[str]) -> None:
+def _check_checksums(root: Path, files: list[Path], sums: list[str]) -> None:
     listed = root / "SHA256SUMS"
     if not listed.is_file():
         return
@@ -268,10 +268,10 @@ def torchvision_set(name: str, size: tuple[int, int], cut: bool, corrupt: str, d
             total.update(part.pixels.tobytes() + part.labels.tobytes())
         else:
             files, labels = _files(dataset)
-            digest = _files_sum(files, labels)
+            digest = _files_checksum(files, labels)
             total.update(digest.encode())
             names, sources = [str(file) for file in files], cast(list[Source], files)
-            file_size, key = larger(size) if cut else size, f"{name}-{split}-{digest[:16]}"
+            file_size, key = size_before_crop(size) if cut else size, f"{name}-{split}-{digest[:16]}"
             part = own.from_files(sources, names, labels, file_size, corrupt, key)
         check_labels(name, part.labels, count)
         splits.append(part)
@@ -297,7 +297,7 @@ def _files(dataset: Any) -> tuple[list[Path], np.ndarray]:
     return [Path(file) for file, _ in pairs], np.array([label for _, label in pairs], np.int64)
 
 
-def _files_sum(files: list[Path], labels: np.ndarray) -> str:
+def _files_checksum(files: list[Path], labels: np.ndarray) -> str:
     """64 hexadecimal digits of a digest of the names, sizes, first 4 KiB and labels of images."""
     total = hashlib.sha256()
     for file, label in zip(files, labels, strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.core import DataError
 
-from .images import Images, ImageSet, larger
+from .images import Images, ImageSet, size_before_crop
 from .own import SUFFIXES, Lazy
 
 log = logging.getLogger("regard.data")
@@ -52,7 +52,7 @@ def load(root: Path, size: tuple[int, int]) -> ImageSet:
     for split in ("train", "val"):
         files, labels = _files(root / split, classes, total)
         names = [str(file) for file in files]
-        splits[split] = Images(OriginalSizes(files, names, larger(size)), labels)
+        splits[split] = Images(OriginalSizes(files, names, size_before_crop(size)), labels)
     numbers = (len(classes), len(splits["train"]), len(splits["val"]))
     if numbers != (CLASSES, TRAIN, TEST):
         log.warning(

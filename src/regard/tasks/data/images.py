@@ -101,7 +101,7 @@ def _eight_bits(image):
     return Image.fromarray((pixels >> 8).astype(np.uint8))
 
 
-def larger(size: tuple[int, int]) -> tuple[int, int]:
+def size_before_crop(size: tuple[int, int]) -> tuple[int, int]:
     """8/7 of (height, width), from which training and test crop images of `size`."""
     return size[0] * 8 // 7, size[1] * 8 // 7
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.core import DataError
 
-from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all, larger, readable_rows
+from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all, readable_rows, size_before_crop
 from .streams import generator
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -105,7 +105,7 @@ def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
     images = {}
     for split, (sources, names, labels) in splits.items():
         check_labels(f"the {split} split of {path}", labels, len(classes))
-        images[split] = from_files(sources, names, labels, larger(size), corrupt, f"own3-{total}-{split}")
+        images[split] = from_files(sources, names, labels, size_before_crop(size), corrupt, f"own3-{total}-{split}")
     return ImageSet(f"own:{total}", classes, images["train"], images["test"], total)
 
 

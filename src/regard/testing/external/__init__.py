@@ -48,7 +48,7 @@ class Compared:
 
 
 def largest(pairs: Pairs) -> float:
-    """The largest absolute difference; NaN where one side has it."""
+    """The largest absolute difference; NaN if a side has one."""
     return max(float((ours.detach() - theirs.detach()).abs().max()) for ours, theirs in pairs)
 
 

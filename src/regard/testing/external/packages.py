@@ -192,9 +192,9 @@ def sampling_pairs() -> Pairs:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 5, 7)
     y, z = torch.meshgrid(torch.arange(5.0), torch.arange(7.0), indexing="ij")
-    places = torch.stack([torch.rand(2, 5, 7) * 4, torch.rand(2, 5, 7) * 6], 1)
-    theirs = torchvision.ops.deform_conv2d(x, places - torch.stack([y, z]), torch.eye(3)[:, :, None, None])
-    return [(sample_points(x, places.flatten(2).mT), theirs.flatten(2))]
+    points = torch.stack([torch.rand(2, 5, 7) * 4, torch.rand(2, 5, 7) * 6], 1)
+    theirs = torchvision.ops.deform_conv2d(x, points - torch.stack([y, z]), torch.eye(3)[:, :, None, None])
+    return [(sample_points(x, points.flatten(2).mT), theirs.flatten(2))]
 
 
 # transformers
@@ -251,10 +251,10 @@ def hashing_pairs(chunk: int = 4, length: int = 24, scale: float | None = 1.0) -
         plan = LSHPlan(out.buckets.view(3, 2, 1, length))
         torch.manual_seed(3)
         rotations = torch.randn(2, 8, 1, 2, dtype=F64)
-        own = [lsh_plan(qk[:, [head]], rotations[head].permute(1, 0, 2)).buckets for head in range(2)]
+        buckets = [lsh_plan(qk[:, [head]], rotations[head].permute(1, 0, 2)).buckets for head in range(2)]
         return [
             (merge(reformer(qk, v, plan, chunk, scale=scale)), out.hidden_states),
-            (torch.cat(own, 1).double(), plan.buckets.double()),
+            (torch.cat(buckets, 1).double(), plan.buckets.double()),
         ]
 
 
@@ -327,7 +327,8 @@ def performer_pairs() -> Pairs:
     q, k, v = torch.randn(3, 2, 3, 11, 8, dtype=F64)
     features = torch.randn(16, 8, dtype=F64)
     fq, fk = (
-        softmax_kernel(y, projection_matrix=features, is_query=own, eps=0.0) for y, own in ((q, True), (k, False))
+        softmax_kernel(y, projection_matrix=features, is_query=is_query, eps=0.0)
+        for y, is_query in ((q, True), (k, False))
     )
     return [(performer(q, k, v, features, eps=0.0), linear_attention(fq, fk, v))]
 

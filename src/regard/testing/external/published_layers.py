@@ -2,7 +2,7 @@
 
 Each rewrite follows the order of operations of the paper or its repository (tokens by channels, loops over images,
 heads, queries or blocks, torch's own pooling, resizing and autograd) and shares no line with the mechanism. It is
-weaker evidence than a package, because one hand wrote both: `external.py` calls it a rewrite.
+weaker evidence than a package, because the same authors wrote both: `EXTERNAL` calls it a rewrite.
 """
 
 from typing import Any
@@ -54,9 +54,9 @@ def mita_by_query(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, number: in
             scale, scores = len(part) ** -0.5, marks @ keys.mT
             chosen, compressed = scores.topk(top).indices, (scores * scale).softmax(-1) @ values
             for token, query in enumerate(queries):
-                own = chosen[(marks @ query).argmax()]
-                logits = torch.cat([marks @ query * (scale * scale if twice else scale), keys[own] @ query * scale])
-                out[image, token, part] = logits.softmax(-1) @ torch.cat([compressed, values[own]])
+                expert = chosen[(marks @ query).argmax()]
+                logits = torch.cat([marks @ query * (scale * scale if twice else scale), keys[expert] @ query * scale])
+                out[image, token, part] = logits.softmax(-1) @ torch.cat([compressed, values[expert]])
     return out
 
 
@@ -84,8 +84,8 @@ def agent_pairs() -> Pairs:
         to_keys, to_agents = a * 8**-0.5 @ keys.mT, queries * 8**-0.5 @ a.mT
         if start:
             tables = [
-                F.interpolate(one.table, (6, 9), mode="bilinear") + one.rows + one.columns
-                for one in (ours.operator.collect, ours.operator.read)
+                F.interpolate(bias.table, (6, 9), mode="bilinear") + bias.rows + bias.columns
+                for bias in (ours.operator.collect, ours.operator.read)
             ]
             to_keys = to_keys + torch.cat([ours.operator.collect.extra, tables[0].flatten(2)], -1)
             to_agents = to_agents + torch.cat([ours.operator.read.extra, tables[1].flatten(2)], -1).mT
@@ -106,8 +106,8 @@ def flatten_pairs() -> Pairs:
     ours = layer("FLatten(local=5)", grid)
     x = torch.randn(3, 16, 16, dtype=F64)
     q, k, v = projected(ours, x)
-    places = ours.operator.positions
-    k = k + torch.cat([places.extra, places.cells], 1).transpose(0, 1).flatten(1)
+    positions = ours.operator.positions
+    k = k + torch.cat([positions.extra, positions.cells], 1).transpose(0, 1).flatten(1)
     scale = F.softplus(ours.operator.sigma.flatten())
     q, k = (F.relu(q) + 1e-6) / scale, (F.relu(k) + 1e-6) / scale
     q_norm, k_norm = q.norm(dim=-1, keepdim=True), k.norm(dim=-1, keepdim=True)
@@ -158,8 +158,8 @@ def mhla_pairs() -> Pairs:
         mixing = ours.operator.mixing if normalize == "none" else F.relu(ours.operator.mixing)
         tile = [(token // 6 // 2) * 2 + (token % 6) // 3 for token in range(24)]
         members = [[token for token in range(24) if tile[token] == j] for j in range(4)]
-        states = torch.stack([torch.einsum("bthc,bthd->bhcd", k[:, own], v[:, own]) for own in members])
-        totals = torch.stack([k[:, own].sum(1) for own in members])
+        states = torch.stack([torch.einsum("bthc,bthd->bhcd", k[:, tile], v[:, tile]) for tile in members])
+        totals = torch.stack([k[:, tile].sum(1) for tile in members])
         out = []
         for token in range(24):
             state = torch.einsum("j,jbhcd->bhcd", mixing[tile[token]], states)
@@ -229,10 +229,10 @@ def bra_pairs() -> Pairs:
     out = torch.zeros_like(qw)
     for image in range(2):
         for region in range(s * s):
-            some_k, some_v = (torch.cat([y[image, i] for i in routes[image, region]]) for y in (kw, vw))
+            region_k, region_v = (torch.cat([y[image, i] for i in routes[image, region]]) for y in (kw, vw))
             for part in torch.arange(16).chunk(2):
-                a = (qw[image, region][:, part] * 16**-0.5 @ some_k[:, part].mT).softmax(-1)
-                out[image, region][:, part] = a @ some_v[:, part]
+                a = (qw[image, region][:, part] * 16**-0.5 @ region_k[:, part].mT).softmax(-1)
+                out[image, region][:, part] = a @ region_v[:, part]
     folded = F.fold(out.permute(0, 3, 2, 1).flatten(1, 2), (h, w), size, stride=size)
     queries, keys = split(q, k)
     regions = bra_plan(queries, keys, grid, s, top).regions
@@ -252,7 +252,7 @@ def tiles(grid: Grid, rows: int, columns: int) -> list[list[int]]:
 
 
 def moba_pairs() -> Pairs:
-    """MoBA query by query: the own tile, the best others by mean key, and the extra token, in one softmax."""
+    """MoBA query by query: its own tile, the best other tiles by mean key, and the extra token, in one softmax."""
     grid, top = Grid(4, 6, 1), 2
     ours = layer(f"MoBA(block=(3, 4), k={top})", grid)
     x = torch.randn(2, 25, 16, dtype=F64)
@@ -260,11 +260,11 @@ def moba_pairs() -> Pairs:
     members, out = tiles(grid, 3, 4), torch.empty_like(v)
     for image in range(2):
         for head in range(2):
-            means = torch.stack([k[image, head, own].mean(0) for own in members])
+            means = torch.stack([k[image, head, tile].mean(0) for tile in members])
             for token in range(25):
                 ranks = (means @ q[image, head, token]).tolist()
                 order = sorted(range(len(members)), key=lambda j: (token not in members[j], -ranks[j]))  # noqa: B023
-                keys_of_query = [0, *(other for j in order[:top] for other in members[j])]
+                keys_of_query = [0, *(key for j in order[:top] for key in members[j])]
                 out[image, head, token] = one_query(
                     q[image, head, token], k[image, head, keys_of_query], v[image, head, keys_of_query]
                 )
@@ -282,14 +282,14 @@ def nsa_pairs() -> Pairs:
     for image in range(2):
         for head in range(2):
             keys, values = k[image, head], v[image, head]
-            mean_keys, mean_values = (torch.stack([y[own].mean(0) for own in members]) for y in (keys, values))
+            mean_keys, mean_values = (torch.stack([y[tile].mean(0) for tile in members]) for y in (keys, values))
             for token in range(24):
                 query = q[image, head, token]
                 best = (mean_keys @ query * 8**-0.5).softmax(-1).topk(top).indices.tolist()
-                selected = [other for j in best for other in members[j]]
+                selected = [key for j in best for key in members[j]]
                 near = [i for i in range(24) if max(abs(i // 6 - token // 6), abs(i % 6 - token % 6)) <= 1]
                 branches = [one_query(query, mean_keys, mean_values)]
-                branches += [one_query(query, keys[some], values[some]) for some in (selected, near)]
+                branches += [one_query(query, keys[tokens], values[tokens]) for tokens in (selected, near)]
                 out[image, head, token] = gates[image, token, head] @ torch.stack(branches)
     return [(ours(x, grid), ours.proj(merge(out)))]
 
@@ -309,13 +309,13 @@ def vit3_pairs() -> Pairs:
     w1, w2 = (
         w - g / (g.norm(dim=-2, keepdim=True) + 1) for w, g in zip(start, torch.autograd.grad(loss, start), strict=True)
     )
-    one = ((q @ w1) * F.silu(q @ w2)).transpose(1, 2).reshape(3, 35, 16)
+    heads_out = ((q @ w1) * F.silu(q @ w2)).transpose(1, 2).reshape(3, 35, 16)
     q2, k2, v2 = (y.reshape(3, 5, 7, 8).permute(0, 3, 1, 2) for y in (q2, k2, v2))
-    two = []
+    local = []
     for i in range(3):
         w3 = ours.inner.w3[:, None]
         loss = -(F.conv2d(k2[i : i + 1], w3, padding=1, groups=8) * v2[i : i + 1]).sum() / 35 * 9**-0.5
         (g,) = torch.autograd.grad(loss, w3)
         w3 = w3 - g / (g.norm(dim=(-2, -1), keepdim=True) + 1)
-        two.append(F.conv2d(q2[i : i + 1], w3, padding=1, groups=8))
-    return [(ours(x, grid), ours.proj(torch.cat([one, torch.cat(two).flatten(2).mT], -1)))]
+        local.append(F.conv2d(q2[i : i + 1], w3, padding=1, groups=8))
+    return [(ours(x, grid), ours.proj(torch.cat([heads_out, torch.cat(local).flatten(2).mT], -1)))]

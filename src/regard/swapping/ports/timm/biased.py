@@ -38,7 +38,7 @@ class TimmSwin(Port):
         if config.uses and table.shape[1] not in (1, mixer.site.heads):
             raise UnsupportedError(
                 f"{site.name} adds relative position biases of {table.shape[1]} heads, which do not "
-                f"fit {mixer.site.heads} heads of {type(config).__name__}; leave heads= out"
+                f"fit the {mixer.site.heads} heads of {type(config).__name__}; leave heads= out"
             )
         return mixer
 

@@ -44,7 +44,7 @@ class TimmRope(TimmViT):
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         if grid.prefix != module.num_prefix_tokens:
             raise ConfigError(
-                f"{name} leaves {module.num_prefix_tokens} tokens unrotated, but {grid.prefix} stand before the grid"
+                f"{name} does not rotate {module.num_prefix_tokens} tokens, but has {grid.prefix} prefix tokens"
             )
         return replace(super().site(module, grid, name, layer), rotary=True)
 

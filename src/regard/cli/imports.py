@@ -10,12 +10,13 @@ import typer
 
 from regard.core import ConfigError, Extra
 
-Own = Annotated[
+Imports = Annotated[
     list[str] | None,
     typer.Option(
         "--import",
         metavar="MODULE",
-        help="A module of your own with tuples MIXERS, PORTS, HOSTS or TASKS; the current folder is searched too.",
+        help="Your module, with mechanisms, ports, models or tasks in the tuples MIXERS, PORTS, HOSTS and TASKS; it is "
+        "searched in the current folder too. May be repeated.",
     ),
 ]
 
@@ -23,20 +24,20 @@ TUPLES = ("MIXERS", "PORTS", "HOSTS", "TASKS")
 
 
 def imported(modules: Sequence[str] | None) -> Extra:
-    """What the modules offer in the tuples MIXERS, PORTS, HOSTS and TASKS. Importing a module registers nothing.
+    """The items of the tuples MIXERS, PORTS, HOSTS and TASKS of the modules. Importing a module registers nothing.
 
     The current folder is appended to `sys.path`, which worker processes inherit.
     Raises: ConfigError if a module cannot be imported, or has none of the tuples.
     """
     if modules and (folder := os.getcwd()) not in sys.path:
         sys.path.append(folder)
-    return tuple(item for name in modules or () for item in _offered(name))
+    return tuple(item for name in modules or () for item in _items(name))
 
 
-def _offered(name: str) -> list[Any]:
+def _items(name: str) -> list[Any]:
     try:
         module = import_module(name)
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # the user's module may raise any error
         raise ConfigError(f"--import {name}: {type(error).__name__}: {error}") from error
     items: list[Any] = []
     for label in TUPLES:
