@@ -10,7 +10,7 @@ from regard.projections import PROJECTIONS
 
 from . import MIXERS
 
-OWN = " (your own: --import MODULE on the command line, extra= in Python)"
+YOUR_OWN = "; for your own, name its module with --import (in Python: extra=[...])"
 """What an error about an unknown name adds."""
 
 
@@ -100,7 +100,7 @@ def _value(node: ast.AST, classes: dict[str, type], text: str) -> Any:
         return ast.literal_eval(node)  # type: ignore[arg-type]
     except (ValueError, TypeError) as error:
         if isinstance(node, ast.Name):
-            raise ConfigError(f"unknown name {node.id!r} in {text!r}; {nearest(node.id, classes)}{OWN}") from error
+            raise ConfigError(f"unknown name {node.id!r} in {text!r}; {nearest(node.id, classes)}{YOUR_OWN}") from error
         raise ConfigError(
             f"cannot read {ast.unparse(node)!r} in {text!r}: only names and literals are allowed"
         ) from error
@@ -108,7 +108,7 @@ def _value(node: ast.AST, classes: dict[str, type], text: str) -> Any:
 
 def _build(name: str, node: ast.Call, classes: dict[str, type], text: str) -> Any:
     if name not in classes:
-        raise ConfigError(f"unknown name {name!r} in {text!r}; {nearest(name, classes)}{OWN}")
+        raise ConfigError(f"unknown name {name!r} in {text!r}; {nearest(name, classes)}{YOUR_OWN}")
     cls = classes[name]
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for keyword in node.keywords:

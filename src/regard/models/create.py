@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from regard.core import ConfigError, Extra, MixerConfig, RegardError, StoreError, nearest
-from regard.mixers.spelling import OWN, spell
+from regard.mixers.spelling import YOUR_OWN, spell
 from regard.swapping.swap import plan_swap
 
 from .catalog import list_models, make_regard_model, own_models, user_ports
@@ -83,7 +83,8 @@ def check_host(name: str, extra: Extra = ()) -> None:
 
     exists = ":" in name or name.removeprefix("regard_") in own_models(extra) or timm.is_model(name.partition(".")[0])
     if not exists:
-        raise ConfigError(f"there is no host {name!r}; {nearest(name, list_models())} (`regard list hosts`){OWN}")
+        hint = f"{nearest(name, list_models())}, or run `regard list hosts`"
+        raise ConfigError(f"there is no host {name!r}; {hint}{YOUR_OWN}")
 
 
 def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:

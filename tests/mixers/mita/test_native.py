@@ -213,7 +213,7 @@ def test_a_given_plan_is_used_and_checked() -> None:
 @needs_compiler
 def test_what_it_cannot_do_is_refused() -> None:
     inputs = draw(20, 24, 6)
-    with pytest.raises(UnsupportedError, match="one expert a query, not 2"):
+    with pytest.raises(UnsupportedError, match="one expert per query, not 2"):
         mita(*inputs, 5, experts=2, execution="native")
     with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
         torch.autograd.grad(mita(*inputs, 5, execution="native").sum(), inputs[0], create_graph=True)
