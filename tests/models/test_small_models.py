@@ -173,7 +173,7 @@ def test_keys_for_each_window_refuse_another_number_of_windows():
     model, _ = model_and_image("swin_t_32(keys='window')")
     swap(model, SKA())
     layer = model.stages[0][1].attn
-    with pytest.raises(GridError, match="each of which has parameters of its own"):
+    with pytest.raises(GridError, match="not whole images of 16 windows, each with parameters of its own"):
         layer(torch.randn(3, 16, 96, dtype=torch.float64))
 
 

@@ -68,7 +68,7 @@ def test_blocks_are_those_of_torchvision(model):
 def test_images_of_another_size_are_refused(model):
     """Masks of shifts, clipped windows and keys of windows are those of the size that the model was made for."""
     for height, width in ((64, 64), (32, 64), (40, 40)):
-        with pytest.raises(GridError, match=rf"not {height}x{width}.*make it with img_size=\({height}, {width}\)"):
+        with pytest.raises(GridError, match=rf"not {height}x{width}.*build it with img_size=\({height}, {width}\)"):
             model(torch.randn(1, 3, height, width))
     larger = create_model("swin_t_32", None, img_size=(32, 64)).eval()
     larger.load_state_dict(model.state_dict())

@@ -78,7 +78,7 @@ def test_convolutional_keys_have_heads_too():
 def test_a_bias_of_the_hosts_heads_refuses_others():
     model, x = swin()
     before = model.eval()(x)
-    with pytest.raises(UnsupportedError, match="biases of 2 heads, which do not fit 4 heads of SKA"):
+    with pytest.raises(UnsupportedError, match="biases of 2 heads, which do not fit the 4 heads of SKA"):
         swap(model, SKA(heads=4))
     assert torch.equal(model(x), before)
     swap(model, SKA(heads=2), "layers.0.*")
