@@ -349,7 +349,7 @@ def test_another_mechanism_for_a_finished_run(capsys, results: Path, finished: s
     assert "untrained" in messages
     start = ["eval", finished, "--results", str(results), "--mixer"]
     refused(capsys, [*start, "Sofmax()"], "Softmax")
-    refused(capsys, [*start, "None"], "None is no mechanism")
+    refused(capsys, [*start, "None"], "this verb needs a mechanism, not None")
 
 
 @pytest.mark.parametrize("content", ["junk", "foreign", "other network", "missing"])
