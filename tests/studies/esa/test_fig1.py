@@ -98,7 +98,7 @@ def test_all_four_are_drawn_and_reach_the_page(tmp_path: Path) -> None:
     trained_store(tmp_path, *rows)
     assert run(["study", "run", "esa_fig1", "--scale", "smoke", "--results", str(tmp_path)]) == 0
     value = run_analysis(load_analysis("esa_fig1"), Results(tmp_path), "smoke")
-    assert [row[-1] for row in value["sheets"][0]["rows"]] == ["drawn", "in its place", "no finished run", "drawn"]
+    assert [row[-1] for row in value["sheets"][0]["rows"]] == ["drawn", "drawn instead", "no finished run", "drawn"]
     assert [sheet["title"] for sheet in value["sheets"][1:]] == [
         "Terms of 1111 (esa_fig3)",
         "Taps of w/o + deformable (esa_table2)",
