@@ -1,6 +1,7 @@
 """A small classification task in a plain timm network, for tests of the loop."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -18,7 +19,7 @@ class Tiny(Classification):
     limit: int = 128
     dropout: float = 0.1
 
-    def network(self, mixer: MixerConfig | None, removed: bool) -> nn.Module:
+    def network(self, mixer: MixerConfig | None, removed: bool, record: Any = None) -> nn.Module:
         from timm.models.vision_transformer import VisionTransformer
 
         return VisionTransformer(

@@ -308,7 +308,7 @@ def test_other_data_are_scored_as_the_run_saw_its_own(capsys, tmp_path: Path, re
         pixels = torch.from_numpy(np.stack([image[1:15, 1:15] for image in given.pixels])) / 255
         expected = model(((pixels - mean) / std).permute(0, 3, 1, 2)).argmax(-1).numpy() == given.labels
     found = task.score_on(str(darker), model, torch.device("cpu"), record)
-    assert found.right.tolist() == expected.tolist()
+    assert found.samples.tolist() == expected.tolist()
     assert run(["eval", key, "--results", str(results), "--data", str(darker)]) == 0
     assert abs(task.on(str(darker)).statistics()[0][0] - mean[0]) > 0.1
     named = class_folders(tmp_path / "named")

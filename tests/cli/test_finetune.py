@@ -18,7 +18,7 @@ from regard.models.saving import load, save
 from regard.store.results import Results
 from regard.swapping.swap import swap
 from regard.tasks import Classification
-from regard.tasks.classification import expected
+from regard.tasks.normalise import expected
 from regard.train.initial_weights import Saved
 from regard.train.load import trained
 from regard.train.recipe import Recipe

@@ -7,15 +7,17 @@ import re
 import statistics
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pilot_store import PILOT, key_of, make_store
 from regard.core import ConfigError, StoreError
 from regard.lab.export import csv_text, evidence, import_runs, json_text, latex, markdown
 from regard.lab.study import Claim
-from regard.lab.table import Table, claim_text, right_bits, snapshot_path
+from regard.lab.table import Table, claim_text, sample_values, snapshot_path
 from regard.store.files import read_json, write_json
 from regard.store.results import Results
 
@@ -292,9 +294,18 @@ def test_an_unknown_study_says_what_there_is(tmp_path: Path) -> None:
 
 def test_bits_are_read_as_they_were_written(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    bits = right_bits(store.outcome(key_of(0, 0)) or {})
+    bits = sample_values(store.outcome(key_of(0, 0)) or {}, "top1")
     assert bits is not None
-    assert (len(bits), bits.sum()) == (1000, 889)
+    assert (len(bits), bits.sum()) == (1000, 88900)
+
+
+def test_samples_are_read_as_they_were_written() -> None:
+    values = np.array([12.5, -3.0, 40.25], np.float32)
+    outcome = {"samples": b64encode(values.tobytes()).decode(), "sampled": "miou", "data": {"test": 3}}
+    assert sample_values(outcome, "miou").tolist() == values.tolist()
+    assert sample_values(outcome, "pixels") is None
+    with pytest.raises(StoreError, match="damaged"):
+        sample_values({**outcome, "samples": "?"}, "miou")
 
 
 def test_tables_need_no_torch(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_holm_by_hand() -> None:
 
 
 def test_sampling_error_by_hand() -> None:
-    a, b = np.array([1, 1, 0, 0], bool), np.array([1, 0, 0, 0], bool)
+    a, b = np.array([100.0, 100, 0, 0]), np.array([100.0, 0, 0, 0])
     assert sampling_error([a], [b]) == pytest.approx(100 * 0.5 / 2)  # sd of (0, 1, 0, 0) is 0.5
     assert sampling_error([a, a], [b, a]) == pytest.approx(100 * 0.25 / 2)
     assert sampling_error([], [b]) is None

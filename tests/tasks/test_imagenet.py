@@ -63,7 +63,7 @@ def test_training_and_the_test_read_it(root: Path) -> None:
     assert images.shape == (6, 3, 14, 28)
     assert [round(float(image.float().mean()) / 60) for image in images] == labels.tolist()
     assert task().loss(model, (images, labels), Recipe(), torch.device("cpu")).isfinite()
-    assert task().score(model, torch.device("cpu")).right is not None
+    assert task().score(model, torch.device("cpu")).samples is not None
 
 
 def test_transforms_begin_with_the_whole_image(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,11 @@ from .bench import bench
 from .card import card
 from .check import check
 from .cost import cost
+from .export import export
 from .finetune import finetune
 from .list import list_names
 from .maps import maps
+from .predict import predict
 from .report import report
 from .study import study_app
 from .swap_check import swap_check
@@ -66,6 +68,8 @@ app.command("advise")(advise)
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("finetune")(finetune)
+app.command("predict")(predict)
+app.command("export")(export)
 app.command("maps")(maps)
 app.add_typer(study_app, name="study")
 app.command("report")(report)

@@ -24,6 +24,7 @@ from .run_options import (  # fmt: skip
     Size,
     Workers,
     all_changes,
+    find_task,
     make_run,
     optional_run,
     use_data,
@@ -63,12 +64,13 @@ def finetune(
     download: Download = False,
     as_json: AsJson = False,
     modules: Imports = None,
+    task: Annotated[str, typer.Option("--task", help="The problem. Default: that of the run, or classification.")] = "",
 ) -> None:
     """Train a model further on your data, with the same or another mechanism (10 epochs, lr 2e-4; see --set)."""
     use_data(data_root)
     run = finetuning(
         start, mixer, data, read_size(size) if size else None, seed, all_changes(change, precision), download, results,
-        imported(modules),
+        imported(modules), task,
     )  # fmt: skip
     execute_run(run, results, device, devices, workers, logger, compile, as_json)
 
@@ -83,20 +85,21 @@ def finetuning(
     download: bool,
     results: Path,
     extra: Extra = (),
+    task: str = "",
 ) -> "Run":
     """The run that starts from the weights of `start`. Raises: ConfigError, StoreError."""
-    from regard.lab.study import size_of, sized
+    from regard.models.sizes import size_of, sized
     from regard.train.run import Run
 
     host, present, source = _start(start, results, extra)
     defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS}
     if source is None:
         defaults["task"] = {"init": "host"}
-    if size is None:
-        size = source.task.size if isinstance(source, Run) else size_of(host, extra)
-    return make_run(
-        mixer or present, data, sized(host, size, extra), size, seed, changes, download, defaults, source, extra
-    )
+    task = task or (source.task.name if isinstance(source, Run) else "classification")
+    if "size" in find_task(task, extra).__dataclass_fields__:
+        size = size or (getattr(source.task, "size", None) if isinstance(source, Run) else None) or size_of(host, extra)
+        host = sized(host, size, extra)
+    return make_run(mixer or present, data, host, size, seed, changes, download, defaults, source, extra, task)
 
 
 def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, Run | Saved | None]":

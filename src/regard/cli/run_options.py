@@ -11,9 +11,13 @@ from regard.core import ConfigError, Extra, nearest
 
 if TYPE_CHECKING:
     from regard.store.results import Results
+    from regard.tasks.base import Task
     from regard.train.initial_weights import Saved
     from regard.train.run import Run
 
+TaskOption = Annotated[
+    str, typer.Option("--task", help="The problem: classification, segmentation, ... (`regard list tasks`).")
+]
 ResultsOption = Annotated[Path, typer.Option(help="The folder of all runs and studies.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 RootOption = Annotated[
@@ -89,26 +93,31 @@ def make_run(
     defaults: "dict[str, dict[str, Any]] | None" = None,
     start: "Run | Saved | None" = None,
     extra: Extra = (),
+    task: str = "classification",
 ) -> "Run":
-    """The run that the options describe.
+    """The run that the options describe; empty ones have the task's defaults.
 
     mixer: a spelling, "host" (the host's own attention) or "None" (attention is removed). changes: values of --set,
     such as "recipe.lr=1e-3". defaults: fields of task and recipe that `changes` may replace.
     Raises: ConfigError.
     """
     from regard.mixers.spelling import parse_mixer
-    from regard.tasks import Classification
     from regard.train.recipe import Recipe
     from regard.train.run import Run
 
-    sides = size or _SIZES.get(data, (224, 224))
-    fields = {"task": dict(Classification.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
+    kind = find_task(task, extra)
+    data = data or kind.example_data
+    fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
     del fields["task"]["extra"]  # the option --import
     values: dict[str, dict[str, Any]] = {"task": {}, "recipe": {}}
-    if data.startswith("digits"):
-        values["recipe"]["augment"] = "none"
-    for part, fields_of_part in (defaults or {}).items():
-        values[part] |= fields_of_part
+    for given in (kind.defaults(data), defaults or {}):
+        for part, fields_of_part in given.items():
+            values[part] |= fields_of_part
+    options = {"host": host, "size": size, "download": download}
+    for name in ("size", "download"):
+        if options[name] and name not in fields["task"]:
+            raise ConfigError(f"--{name} has no meaning for --task {task}")
+    values["task"] |= {name: value for name, value in options.items() if value}
     for text in changes:
         name, value = pair(text)
         part, _, field = name.partition(".")
@@ -116,16 +125,17 @@ def make_run(
             names = [f"{part}.{field}" for part in fields for field in fields[part]]
             raise ConfigError(f"--set has no field {name!r}; {nearest(name, names)}")
         values[part][field] = checked_value(name, literal(value), fields[part][field].default)
-    options = {"host": host, "data": data, "size": sides, "download": download, "extra": tuple(extra), **values["task"]}
     try:
-        task, recipe = Classification(**options), Recipe(**values["recipe"])
+        problem = kind(**{"data": data, "extra": tuple(extra), **values["task"]})
+        recipe = Recipe(**values["recipe"])
+        problem.check(recipe)
     except TypeError as error:
         raise ConfigError(f"--set has a value of the wrong type: {error}") from error
     except ConfigError as error:
         raise ConfigError(_with_options(str(error), changes)) from error
     without_mixer = mixer in ("host", "None")
     return Run(
-        task=task,
+        task=problem,
         mixer=None if without_mixer else parse_mixer(mixer, extra),
         recipe=recipe,
         seed=seed,
@@ -134,26 +144,22 @@ def make_run(
     )
 
 
+def find_task(name: str, extra: Extra = ()) -> "type[Task]":
+    """The task of a name: Regard's, or one in `extra`. Raises: ConfigError."""
+    from regard.tasks import TASKS, Task
+
+    tasks = {task.name: task for task in TASKS}
+    tasks |= {item.name: item for item in extra if isinstance(item, type) and issubclass(item, Task)}
+    if name not in tasks:
+        raise ConfigError(f"there is no task {name!r}; {nearest(name, tasks)}")
+    return tasks[name]
+
+
 def _with_options(message: str, changes: list[str]) -> str:
     """A message about a field, with the --set that changed this field before it."""
     fields = {text.partition("=")[0].rpartition(".")[2].strip(): text for text in changes}
     named = [text for field, text in fields.items() if re.search(rf"\b{field}\b", message)]
     return f"--set {' --set '.join(named)}: {message}" if named else message
-
-
-_SIZES = {
-    "digits": (8, 8),
-    "digits-canvas": (12, 12),
-    "cifar10": (32, 32),
-    "cifar100_small": (32, 32),
-    "fashion_mnist": (28, 28),
-    "CIFAR10": (32, 32),
-    "CIFAR100": (32, 32),
-    "SVHN": (32, 32),
-    "MNIST": (28, 28),
-    "KMNIST": (28, 28),
-    "FashionMNIST": (28, 28),
-}
 
 
 def pair(text: str) -> tuple[str, str]:

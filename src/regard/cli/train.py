@@ -24,6 +24,7 @@ from .run_options import (  # fmt: skip
     RootOption,
     Seed,
     Size,
+    TaskOption,
     Workers,
     all_changes,
     find_device,
@@ -48,12 +49,16 @@ def train(
             help='A mechanism, such as "MiTA(m=9, k=9)"; "host" keeps the host\'s attention, "None" removes it.'
         ),
     ],
+    task: TaskOption = "classification",
     data: Annotated[
-        str, typer.Option(help="A data set by name, a folder of class folders, or a parquet file.")
-    ] = "digits-canvas",
+        str, typer.Option(help="A data set by name or path; see docs/tasks.md. Default: a small one of the task.")
+    ] = "",
     host: Annotated[
-        str, typer.Option(help='A host model, with options if needed: "vit_tiny_patch16_224(patch_size=4)".')
-    ] = "vit_desk",
+        str,
+        typer.Option(
+            help='A host model, with options if needed: "vit_tiny_patch16_224(patch_size=4)". Default: the task\'s.'
+        ),
+    ] = "",
     size: Size = "",
     seed: Seed = 0,
     change: Changes = None,
@@ -72,7 +77,7 @@ def train(
     """Train one mechanism in a host model. Ctrl-C keeps a checkpoint; the same command continues from there."""
     use_data(data_root)
     run = make_run(mixer, data, host, read_size(size) if size else None, seed, all_changes(change, precision), download,
-                   extra=imported(modules))  # fmt: skip
+                   extra=imported(modules), task=task)  # fmt: skip
     execute_run(run, results, device, devices, workers, logger, compile, as_json)
 
 

@@ -4,22 +4,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from regard.core import ConfigError
 from regard.swapping.count import count_macs
-from regard.swapping.inspect import input_channels
-from regard.tasks.data.catalog import classes_and_channels
 
 if TYPE_CHECKING:
-    from regard.tasks.base import Task
-
     from .study import Row, Setting, Study
 
 
 @dataclass(frozen=True)
 class DryRow:
-    """Parameters and MACs (of one image) of a row, counted here and published. loss: of the one step.
+    """Parameters and MACs (of one sample) of a row, counted here and published. loss: of the one step.
 
     Verdicts: "equal" or "differs by ..." against the exact integer where it is known; else "near" or "differs by ..."
     (more than 2 %) against the rounded published number; "" without either. error: why the row could not be built.
@@ -39,7 +34,7 @@ class DryRow:
 
 
 def dry_run(study: "Study", scale: str, rows: str = "*", classes: int = 0) -> list[DryRow]:
-    """Build every row of a scale and train one step on two random images of the right size.
+    """Build every row of a scale and train one step on two random samples of the right size.
 
     classes: outputs of the host; 0 = the task's number, else that of the named data set, else 1000.
     Raises: ConfigError for an unknown scale or row.
@@ -75,26 +70,16 @@ def _dry_row(row: "Row", setting: "Setting", classes: int) -> DryRow:
 
 
 def _step(row: "Row", setting: "Setting", classes: int) -> tuple[int, int, float]:
-    """(parameters, MACs of one image, loss) of a row, on random images; no data are read."""
-    task = setting.task_of(row)
-    default, channels = outputs_and_channels(task)
-    outputs = classes or default
+    """(parameters, MACs of one sample, loss) of a row, on random inputs; no data are read."""
     torch.manual_seed(0)
-    model = task.built(row.mixer, outputs, channels, row.removed, pretrained=False)
-    images = torch.randn(2, input_channels(model), *task.size)
-    params = sum(parameter.numel() for parameter in model.parameters())
-    macs = count_macs(model, images[:1])
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    loss = F.cross_entropy(model(images), torch.randint(0, outputs, (2,)))
+    trial = setting.task_of(row).trial(row.mixer, row.removed, classes)
+    params = sum(parameter.numel() for parameter in trial.model.parameters())
+    macs = count_macs(trial.model, trial.inputs)
+    trial.model.train()
+    optimizer = torch.optim.AdamW(trial.model.parameters(), lr=1e-4)
+    loss = trial.loss(2)
     loss.backward()
     optimizer.step()
     if not torch.isfinite(loss):
         raise ConfigError(f"the first step of {row.label} gives a loss of {loss.item()}")
     return params, macs, float(loss.detach())
-
-
-def outputs_and_channels(task: "Task") -> tuple[int, int]:
-    """Classes and channels of a task without reading its data: the task's field, else those of the named data set."""
-    classes, channels = classes_and_channels(task.data)
-    return int(getattr(task, "classes", 0)) or classes, channels

@@ -1,4 +1,4 @@
-"""The estimated duration of a study on this machine, from a few training steps of each row on random images.
+"""The estimated duration of a study on this machine, from a few training steps of each row on random inputs.
 
 Measured times are stored by machine in estimates.json of the results folder. Times of finished runs are preferred.
 """
@@ -10,41 +10,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from regard.core import RegardError, UnsupportedError
+from regard.core import RegardError
 from regard.mixers.shared.native_build import native_enabled, processor_name
 from regard.store.files import read_json, write_json
 from regard.store.results import Results
-from regard.tasks.classification import Classification
-from regard.tasks.data.augment import by_image
-from regard.tasks.data.catalog import PARQUET
-from regard.tasks.data.feed import Batches, to_tensor
-from regard.tasks.data.images import Images
 from regard.train.autocast import mixed
 from regard.train.loop import EVALUATIONS
 from regard.train.optimizer import make_optimizer
 
-from .dry_run import outputs_and_channels
-
 if TYPE_CHECKING:
+    from regard.tasks.base import Trial
     from regard.train.run import Run
 
     from .study import Study
 
 SECONDS, STEPS = 2.0, 5
 """A row is timed until one of these limits is reached, after one step that is not counted."""
-_SIZES = {"digits": (898, 899), "digits-canvas": (898, 1798), "imagenet": (1_281_167, 50_000)}
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one training step, and of the evaluation of one image."""
+    """Seconds of one training step, and of the evaluation of one sample."""
 
     step: float
     image: float
@@ -66,7 +58,7 @@ def estimate(
     for row in study.rows(scale):
         run = study.run(scale, row, seed)
         try:
-            images = _images(run)
+            counts = run.task.sample_counts()
             if run.key not in speeds:
                 if report is not None:
                     report(row.label)
@@ -75,7 +67,7 @@ def estimate(
                 speeds[run.key] = {"step": speed.step, "image": speed.image}
         except (RegardError, RuntimeError):
             continue
-        estimates[row.label] = _seconds(run, Speed(**speeds[run.key]), *images)
+        estimates[row.label] = _seconds(run, Speed(**speeds[run.key]), *counts)
     if len(speeds) > stored:
         write_json(path, {**machines, name: speeds})
     return estimates
@@ -90,74 +82,39 @@ def machine(workers: int) -> str:
 
 
 def measure(run: "Run") -> Speed:
-    """Time training steps and the evaluation of a run's model on random images; no data are read.
+    """Time training steps and the evaluation of a run's model on random inputs; no data are read.
 
-    Raises: UnsupportedError for tasks other than classification; ConfigError if the host cannot be built.
+    Raises: ConfigError if the host cannot be built.
     """
-    if not isinstance(run.task, Classification):
-        raise UnsupportedError(f"only classification can be timed on random images, not {type(run.task).__name__}")
-    outputs, channels = outputs_and_channels(run.task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = run.task.built(run.mixer, outputs, channels, run.removed, pretrained=False)
-        batches = _random(run, channels, outputs)
-        step = _steps(run, model, batches)
+        trial = run.task.trial(run.mixer, run.removed, augment=run.recipe.augment)
+        step = _steps(run, trial)
+        number = min(run.recipe.batch, 64)
         with torch.inference_mode(), mixed("cpu", run.recipe.precision):
-            images, _ = next(batches)
-            model.eval()
+            trial.model.eval()
             start = time.perf_counter()
-            model(images)
-            return Speed(step, (time.perf_counter() - start) / len(images))
+            trial.forward(number)
+            return Speed(step, (time.perf_counter() - start) / number)
 
 
-def _steps(run: "Run", model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> float:
+def _steps(run: "Run", trial: "Trial") -> float:
     """The median seconds of a few optimizer steps, with augmentation."""
-    model.train()
-    optimizer = make_optimizer(model, run.recipe)
+    trial.model.train()
+    optimizer = make_optimizer(trial.model, run.recipe)
     seconds: list[float] = []
     while len(seconds) <= STEPS and sum(seconds) < SECONDS or len(seconds) < 2:
         start = time.perf_counter()
         for _ in range(run.recipe.accumulate):
-            images, labels = next(batches)
             with mixed("cpu", run.recipe.precision):
-                loss = F.cross_entropy(model(images).float(), labels)
+                loss = trial.loss(run.recipe.batch)
             loss.backward()
         if run.recipe.clip:
-            nn.utils.clip_grad_norm_(model.parameters(), run.recipe.clip)
+            nn.utils.clip_grad_norm_(trial.model.parameters(), run.recipe.clip)
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds[1:]))
-
-
-def _random(run: "Run", channels: int, outputs: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of noise with the recipe's augmentation, except transforms of single images (`by_image`)."""
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (run.recipe.batch, *run.task.size, channels), dtype=np.uint8)
-    images = Images(pixels, rng.integers(0, outputs, run.recipe.batch))
-    if by_image(run.recipe.augment):
-        while True:
-            yield to_tensor(pixels).float() / 255, torch.from_numpy(images.labels)
-    feed = Batches(images, run.task.size, run.recipe.batch, run.recipe.augment, 0)
-    step = 0
-    while True:
-        augmented, labels = feed[step]
-        yield augmented.float() / 255, labels
-        step += 1
-
-
-def _images(run: "Run") -> tuple[int, int]:
-    """Numbers of (training, test) images, from the catalog for named sets, else from the data. Raises: DataError."""
-    task: Any = run.task
-    if task.data in PARQUET:
-        train, test = PARQUET[task.data].used, PARQUET[task.data].rows[1]
-    elif task.data in _SIZES:
-        train, test = _SIZES[task.data]
-    else:
-        record = task.record()
-        return record["train"], record["test"]
-    limit = getattr(task, "limit", 0) or max(train, test)
-    return min(train, limit), min(test, limit)
 
 
 def _seconds(run: "Run", speed: Speed, train: int, test: int) -> float:

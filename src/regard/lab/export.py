@@ -13,7 +13,7 @@ from regard.store.import_checks import check_name, check_outcome, check_snapshot
 from regard.store.layout import setting_name_of
 from regard.store.results import Results
 
-from .table import Table, load_snapshot, right_bits, snapshot_path
+from .table import Table, load_snapshot, sample_values, snapshot_path
 
 
 def evidence(root: Path | str, name: str, scale: str) -> dict[str, Any]:
@@ -142,10 +142,10 @@ def _read_files(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 def _check_bits(path: Path, outcome: Mapping[str, Any]) -> None:
     """Check that a run's accuracy equals its recorded share of correct images. Raises: StoreError."""
-    right, top1 = right_bits(outcome), (outcome.get("metrics") or {}).get("top1")
-    if right is not None and top1 is not None and not abs(100 * float(right.mean()) - top1) < 0.005:
+    right, top1 = sample_values(outcome, "top1"), (outcome.get("metrics") or {}).get("top1")
+    if right is not None and top1 is not None and not abs(float(right.mean()) - top1) < 0.005:
         raise StoreError(
-            f"{path}: run {outcome['key']} has top1 {top1:g}, but its bits have {100 * right.mean():g} % correct "
+            f"{path}: run {outcome['key']} has top1 {top1:g}, but its bits have {right.mean():g} % correct "
             "images; the file is damaged or was changed"
         )
 

@@ -213,10 +213,9 @@ class Study:
         task = task.on(data) if data is not None else task
         rows = setting.rows
         if host is not None:
-            task, rows = replace(task, host=host), tuple(replace(row, host="") for row in rows)
-            size = size or size_of(host, extra)
-        if size is not None:
-            task = replace(task, host=sized(task.host, size, extra), size=size)
+            rows = tuple(replace(row, host="") for row in rows)
+        if host is not None or size is not None:
+            task = task.in_host(host or task.host, size)
         variant = _variant(setting, task, rows, data, host)
         changed = replace(setting, task=task, rows=rows, variant=variant)
         return replace(self, settings={**self.settings, scale: changed})
@@ -246,39 +245,7 @@ def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | 
         parts.append(f"{slug(Path(data).expanduser().resolve().stem)}_{digest[:4]}" if digest else slug(name))
     if host is not None and (host != setting.task.host or rows != setting.rows):
         parts.append(slug(host))
-    if task.size != setting.task.size:
-        parts.append(f"{task.size[0]}x{task.size[1]}")
+    size = getattr(task, "size", None)
+    if size is not None and size != getattr(setting.task, "size", None):
+        parts.append(f"{size[0]}x{size[1]}")
     return "+".join(parts)
-
-
-def size_of(host: str, extra: Extra = ()) -> tuple[int, int]:
-    """(height, width) of a host's images: its option, its default, or timm's configuration. Raises: ConfigError."""
-    from regard.models.catalog import default_size
-    from regard.models.create import check_host, parse_host
-
-    name, options = parse_host(host)
-    option = options.get("img_size", options.get("size"))
-    if option is not None:
-        return (option, option) if isinstance(option, int) else (int(option[0]), int(option[1]))
-    import timm
-
-    check_host(name, extra)
-    default = default_size(name, extra)
-    if default is not None:
-        return default
-    if not timm.is_model(name):
-        raise ConfigError(f"the image size of {name} is not known: pass --size (size= in Python)")
-    configuration = timm.models.get_pretrained_cfg(name)
-    _, height, width = configuration.input_size if configuration is not None else (3, 224, 224)
-    return int(height), int(width)
-
-
-def sized(host: str, size: tuple[int, int], extra: Extra = ()) -> str:
-    """The host's spelling for a size (height, width) of images; unchanged if it has this size. Raises: ConfigError."""
-    from regard.models.create import parse_host, spell_host
-
-    if size_of(host, extra) == size:
-        return host
-    name, options = parse_host(host)
-    options.pop("size", None)
-    return spell_host(name, {**options, "img_size": size})

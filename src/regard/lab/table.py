@@ -170,18 +170,23 @@ def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, 
     )  # fmt: skip
 
 
-def right_bits(outcome: Mapping[str, Any]) -> NDArray[np.bool_] | None:
-    """Which test images a run classified correctly; None if that is not recorded. Raises: StoreError."""
-    text, number = outcome.get("bits"), (outcome.get("data") or {}).get("test")
+def sample_values(outcome: Mapping[str, Any], metric: str) -> NDArray[np.float64] | None:
+    """What each test sample contributes to a metric, (n,), in its unit; None if that is not recorded.
+
+    Right and wrong images count as 100 and 0 of "top1". Raises: StoreError.
+    """
+    bits, number = outcome.get("bits") if metric == "top1" else None, (outcome.get("data") or {}).get("test")
+    text = bits or (outcome.get("samples") if outcome.get("sampled") == metric else None)
     if not text or not isinstance(number, int):
         return None
     try:
-        packed = np.frombuffer(base64.b64decode(text, validate=True), dtype=np.uint8)
+        data = base64.b64decode(text, validate=True)
+        values = np.frombuffer(data, np.uint8 if bits else "<f4")
     except (binascii.Error, ValueError) as error:
-        raise StoreError(f"the bits of run {outcome.get('key')} are damaged ({error}); run it again") from error
-    if len(packed) * 8 < number:
+        raise StoreError(f"the samples of run {outcome.get('key')} are damaged ({error}); run it again") from error
+    if len(values) * (8 if bits else 1) < number:
         return None
-    return np.unpackbits(packed, count=number).astype(bool)
+    return 100 * np.unpackbits(values, count=number).astype(np.float64) if bits else values[:number].astype(np.float64)
 
 
 def _outcomes(store: Results, snapshot: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -283,7 +288,7 @@ def _judge_all(
         verdict = judge(
             _difference(runs, (a, b, *than), metric), within=claim.get("within"),
             by=claim.get("by"), scale=scale, refusal=refusal, pooled=residual if use_pooled else None,
-            sampling=_sampling(runs, a, b) if metric == "top1" and not than else None,
+            sampling=_sampling(runs, a, b, metric) if not than else None,
         )  # fmt: skip
         failed = sum(line.failed for line in lines if line.label in (a, b, *than))
         if failed:
@@ -330,16 +335,16 @@ def claim_text(claim: Mapping[str, Any], scale: str) -> str:
     return f"{text} {by}" if scale == "paper" else f"{text} (direction only; at paper scale {by})"
 
 
-def _sampling(runs: Sequence[Mapping[str, Any]], a: str, b: str) -> float | None:
+def _sampling(runs: Sequence[Mapping[str, Any]], a: str, b: str, metric: str) -> float | None:
     """The `sampling_error` of a - b, over the seeds that both rows have."""
-    bits: dict[str, dict[int, NDArray[np.bool_]]] = {a: {}, b: {}}
+    samples: dict[str, dict[int, NDArray[np.float64]]] = {a: {}, b: {}}
     for run in runs:
-        if run["row"] in bits and run["outcome"].get("status") == "done":
-            right = right_bits(run["outcome"])
-            if right is not None:
-                bits[run["row"]][int(run["seed"])] = right
-    seeds = sorted(bits[a].keys() & bits[b].keys())
-    return sampling_error([bits[a][seed] for seed in seeds], [bits[b][seed] for seed in seeds])
+        if run["row"] in samples and run["outcome"].get("status") == "done":
+            values = sample_values(run["outcome"], metric)
+            if values is not None:
+                samples[run["row"]][int(run["seed"])] = values
+    seeds = sorted(samples[a].keys() & samples[b].keys())
+    return sampling_error([samples[a][seed] for seed in seeds], [samples[b][seed] for seed in seeds])
 
 
 def _run_warnings(lines: Sequence[Line], runs: Sequence[Mapping[str, Any]], planned: int) -> list[str]:

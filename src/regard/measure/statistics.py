@@ -112,16 +112,16 @@ def pooled(table: Mapping[str, Mapping[int, float]]) -> Pooled:
     return Pooled(sd, degrees, quantile((1 + LEVEL) / 2, degrees) * sd * math.sqrt(2 / len(seeds)))
 
 
-def sampling_error(a: Sequence[NDArray[np.bool_]], b: Sequence[NDArray[np.bool_]]) -> float | None:
-    """Standard error, in points, of a mean difference due to the sample of test images; None without predictions.
+def sampling_error(a: Sequence[NDArray[np.float64]], b: Sequence[NDArray[np.float64]]) -> float | None:
+    """Standard error of a mean difference due to the sample of test images; None without the images' values.
 
-    a, b: for each seed which images were classified correctly, all of one length. It is the standard deviation over
-    images of (share of seeds right in a - share right in b) / sqrt(images); more seeds do not remove it.
+    a, b: for each seed what each image contributes to the metric, in its unit, all of one length. It is the standard
+    deviation over images of (mean over seeds in a - mean over seeds in b) / sqrt(images); more seeds do not remove it.
     """
-    if not a or not b or len({len(bits) for bits in (*a, *b)}) != 1 or len(a[0]) < 2:
+    if not a or not b or len({len(values) for values in (*a, *b)}) != 1 or len(a[0]) < 2:
         return None
     difference = np.mean(np.stack(a), 0, dtype=np.float64) - np.mean(np.stack(b), 0, dtype=np.float64)
-    return float(100 * difference.std(ddof=1) / math.sqrt(difference.size))
+    return float(difference.std(ddof=1) / math.sqrt(difference.size))
 
 
 def holm(values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:

@@ -21,6 +21,7 @@ _OPTIONAL_TEXT = (str, type(None))
 _OUTCOME = {
     "status": _TEXT, "key": _TEXT, "metrics": _MAPPING, "environment": _MAPPING, "data": _MAPPING, "probes": _MAPPING,
     "seconds": _NUMBER, "parameters": _INTEGER, "macs": _INTEGER, "bits": _OPTIONAL_TEXT,
+    "samples": _OPTIONAL_TEXT, "sampled": _OPTIONAL_TEXT, "details": _MAPPING, "chance": _NUMBER,
     "error": _OPTIONAL_TEXT, "study": _OPTIONAL_TEXT, "row": _OPTIONAL_TEXT,
 }  # fmt: skip
 _SNAPSHOT = {

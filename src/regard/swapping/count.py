@@ -17,10 +17,10 @@ from regard.mixers.shared.heads import HeadMixer
 from .layer import Port
 
 
-def count_macs(model: nn.Module, images: Tensor, accounting: str = "executed") -> int:
+def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: str = "executed") -> int:
     """Multiply-accumulates of one forward pass (matrix products, convolutions) in evaluation mode.
 
-    Afterwards every module has its own mode again.
+    images: the model's input, or a tuple of its inputs. Afterwards every module has its own mode again.
     Operators of swapped layers are not run: their formulas are counted, once for each window and image, so it does not
     matter which implementation runs at a size (dense on small grids). Parameters and images may be on the meta device.
     accounting: of the formulas, as in `MixerConfig.cost`. Raises: ConfigError for an unknown accounting.
@@ -32,7 +32,7 @@ def count_macs(model: nn.Module, images: Tensor, accounting: str = "executed") -
         for parameter in trained:  # the counter's hooks fail on views of parameters with a gradient
             parameter.requires_grad_(False)
         with eval_mode(model), sdpa_kernel(SDPBackend.MATH), _by_formula(model, accounting) as formulas, counter:
-            model(images)
+            model(*images) if isinstance(images, tuple) else model(images)
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)

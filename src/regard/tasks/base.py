@@ -1,19 +1,26 @@
-"""Task: the interface between a problem and the training loop."""
+"""Task: the interface between a problem and the training loop.
+
+Training, evaluation, stores, studies and reports know this interface only. A task is a folder beside this file with its
+data, its loss, its score and its pictures; its models are in `regard.models`.
+"""
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.core import Extra, MixerConfig
+from regard.core import ConfigError, Extra, MixerConfig, UnsupportedError
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from PIL.Image import Image
 
 
 @runtime_checkable
@@ -36,10 +43,31 @@ class Training(Protocol):
 
 @dataclass(frozen=True)
 class Score:
-    """metrics by name, accuracies in percent; right: for each test image whether its class was correct, or None."""
+    """The result on a test split.
+
+    metrics: by name, shares in percent: the task's `metric` and its `further` ones. samples: for each test sample
+    (image, sentence) what it contributes to the main metric, shape (n,): a bool for right or wrong, else a float whose
+    mean over the samples is the metric (`regard.tasks.jackknife` for metrics that are no mean); None = not known.
+    details: further numbers by name, such as "iou/sky".
+    """
 
     metrics: dict[str, float]
-    right: np.ndarray | None = None
+    samples: np.ndarray | None = None
+    details: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A task's model with random inputs instead of data, to count operations and to time steps.
+
+    inputs: the arguments of the model for one sample. loss: the mean training loss of n random samples. forward: the
+    model's prediction for n random samples.
+    """
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    loss: Callable[[int], Tensor]
+    forward: Callable[[int], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,37 +75,69 @@ class Task(ABC):
     """A problem on a data set, with a host model.
 
     host: a name or a spelling with options, "vit_tiny_patch16_224(patch_size=4)". data: the name of a data set, or a
-    path of the user's own data. size: (height, width) of images. extra: the user's own models and ports that `host` may
-    name; not part of a run's key. metric: the main one; larger is better.
+    path of the user's own data. extra: the user's own models and ports that `host` may name; not part of a run's key.
+
+    name: that of `--task`. metric: the main one; larger is better. further: other metrics of every evaluation. trivial:
+    the answer whose metric is `chance`, as a noun. unit: what one sample is, in the plural.
+    example_data: a small set that every machine has.
+    sets: the named data sets, and where each comes from. no_export: why a model cannot become an ONNX file, "" = it can.
+    A model is called by its forward pass only. Where training needs more than the prediction, the model takes the
+    targets as further arguments and returns what the loss needs; without them it returns predictions.
     """
 
+    name: ClassVar[str]
     metric: ClassVar[str]
+    further: ClassVar[tuple[str, ...]] = ()
+    example_data: ClassVar[str]
+    trivial: ClassVar[str] = "the most frequent class"
+    unit: ClassVar[str] = "images"
+    sets: ClassVar[Mapping[str, str]] = {}
+    no_export: ClassVar[str] = ""
     revision: ClassVar[int] = 1
 
     host: str
     data: str
-    size: tuple[int, int]
     extra: Extra = field(default=(), compare=False, repr=False, metadata={"spelled": False})
+
+    @classmethod
+    def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
+        """Fields of "task" and "recipe" that the command line sets for these data unless the user sets them."""
+        return {}
 
     def on(self, data: str) -> "Self":
         """The same task on other data."""
         return dataclasses.replace(self, data=data)
 
+    def in_host(self, host: str, size: tuple[int, int] | None = None) -> "Self":
+        """The same task in another host, for images of `size` = (height, width). Raises: ConfigError."""
+        if size is not None:
+            raise ConfigError(f"--task {self.name} has no image size")
+        return dataclasses.replace(self, host=host)
+
     @abstractmethod
     def identity(self) -> "Self":
         """The task as it is in a run's key: without paths, and without fields that do not change the result."""
 
-    @abstractmethod
-    def model(self, mixer: MixerConfig | None, seed: int, removed: bool = False) -> nn.Module:
-        """The model with its initial weights, a pure function of the arguments. removed: without attention."""
+    def check(self, recipe: Training) -> None:
+        """Refuse what this task cannot do. Raises: ConfigError, which names the field of the recipe."""
+        return
 
     @abstractmethod
-    def built(
-        self, mixer: MixerConfig | None, outputs: int, channels: int, removed: bool = False, *, pretrained: bool = True
+    def model(
+        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
     ) -> nn.Module:
-        """The host with these numbers of outputs and input channels, for images of `size` if it has such an option.
+        """The model with its initial weights, a pure function of the arguments.
 
-        Needs no data. pretrained: False ignores the pretrained weights that the host's spelling names.
+        removed: without attention. record: what `record()` returned when the model was trained; what it holds (classes,
+        channels, a vocabulary) is then not read from the data.
+        """
+
+    @abstractmethod
+    def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
+        """The model on random inputs; no data are read, and no published weights are loaded.
+
+        outputs: number of classes, 0 = the task's own or that of the named data set. augment: applied to the inputs of
+        `loss` where the task can, "" = none.
         """
 
     @abstractmethod
@@ -102,6 +162,10 @@ class Task(ABC):
         teacher: a model in evaluation mode whose predictions are learned too, or None.
         """
 
+    def check_teacher(self, teacher: nn.Module, student: nn.Module) -> None:
+        """Raises: ConfigError if the model cannot learn from this teacher; a task that uses one overrides this."""
+        raise ConfigError(f"--task {self.name} cannot learn from a teacher")
+
     @abstractmethod
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """Evaluate on the test split; leaves the model in evaluation mode."""
@@ -116,19 +180,40 @@ class Task(ABC):
     @property
     @abstractmethod
     def chance(self) -> float:
-        """The main metric of always predicting the most frequent class."""
+        """The main metric of a trivial answer, which `trivial` names."""
 
     @abstractmethod
-    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
-        """uint8 images (n, C, h, w) as the model expects them: float32 on the device, normalised.
-
-        record: as for `score_on`; None = the task's own data.
-        """
-
-    @abstractmethod
-    def example(self) -> Tensor:
-        """One prepared input (1, C, h, w) on the CPU, for counting operations."""
+    def example(self) -> tuple[Any, ...]:
+        """The arguments of the model for one prepared sample, on the CPU, for counting operations."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """name, checksum, train and test (numbers of images), for the outcome. Raises: DataError."""
+        """name, checksum, train and test (numbers of samples), for the outcome. Raises: DataError."""
+
+    def sample_counts(self) -> tuple[int, int]:
+        """Numbers of (training, test) samples; a task may know them without reading the data. Raises: DataError."""
+        record = self.record()
+        return record["train"], record["test"]
+
+    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+        """uint8 images (n, C, h, w) as the model expects them: float32 on the device, normalised.
+
+        record: as for `score_on`; None = the task's own data. Raises: UnsupportedError if inputs are not images.
+        """
+        raise UnsupportedError(f"--task {self.name} takes no images")
+
+    def predict(
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """One prediction for each source (file, or line of text), as data for JSON; the first entry is its name.
+
+        Objects are in "objects", each with box (left, top, right, bottom in pixels), label, category, score and, if
+        there is one, mask (COCO's compressed RLE).
+
+        record: what `record()` returned when the model was trained. Raises: DataError; UnsupportedError.
+        """
+        raise UnsupportedError(f"--task {self.name} cannot predict single inputs")
+
+    def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> "Image":
+        """A prediction of `predict` drawn on its input. Raises: UnsupportedError if it cannot be drawn."""
+        raise UnsupportedError(f"predictions of --task {self.name} cannot be drawn")

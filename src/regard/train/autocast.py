@@ -1,5 +1,7 @@
 """Evaluation of a model in the precision of its run."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +21,14 @@ class ModelAtPrecision(nn.Module):
         super().__init__()
         self.model, self.precision = model, precision
 
-    def forward(self, images: Tensor) -> Tensor:
-        images = images.to(next(self.model.parameters()).dtype)
-        with mixed(images.device.type, self.precision):
-            return self.model(images)
+    def forward(self, *inputs: Any) -> Any:
+        """Floating-point tensors, also in lists, take the dtype of the weights; other arguments are passed on."""
+        weight = next(self.model.parameters())
+        with mixed(weight.device.type, self.precision):
+            return self.model(*(_as(item, weight.dtype) for item in inputs))
+
+
+def _as(item: Any, dtype: torch.dtype) -> Any:
+    if isinstance(item, list):
+        return [_as(part, dtype) for part in item]
+    return item.to(dtype) if isinstance(item, Tensor) and item.is_floating_point() else item

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.core import ConfigError, DeviceError, RegardError
-from regard.core.eval_mode import eval_mode
+from regard.core import DeviceError, RegardError
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
 from regard.models.saving import model_recipe
@@ -92,19 +91,14 @@ def _execute_needed(run: Run, store: Results, device: str, devices: int, watch: 
 
 
 def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
-    """The model that labels images. Raises: ConfigError if its number of classes is not the task's."""
+    """The model whose predictions are learned too. Raises: ConfigError if the task cannot use it."""
     if run.teacher is None:
         return None
     if isinstance(run.teacher, Run):
         teacher = trained(run.teacher, store)
     else:
         teacher = create_model(run.teacher, None, extra=run.task.extra).eval()
-    with eval_mode(student), eval_mode(teacher):
-        teacher_classes, classes = (model(run.task.example())[0].numel() for model in (teacher, student))
-    if teacher_classes != classes:
-        raise ConfigError(
-            f"the teacher has {teacher_classes} classes, the task has {classes}: train the teacher on this task"
-        )
+    run.task.check_teacher(teacher, student)
     return teacher
 
 
@@ -175,7 +169,6 @@ def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, 
     chance = run.task.chance
     diverged = score.metrics[run.task.metric] <= chance * 1.05
     notes = [f"at chance: {run.task.metric} {score.metrics[run.task.metric]:.4f} is chance ({chance:.4f})"]
-    bits = None if score.right is None else base64.b64encode(np.packbits(score.right).tobytes()).decode()
     peak_memory = peak.bytes()  # before the model is moved and its operations are counted
     macs = count_macs(loop.trained.cpu().float(), run.task.example())
     return {
@@ -183,10 +176,22 @@ def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, 
         "best": None if loop.best is None else {"step": loop.best[0], run.task.metric: loop.best[1]},
         "diverged": diverged,
         "notes": notes if diverged else [],
-        "bits": bits,
+        "details": score.details,
+        **_encoded(score.samples),
+        "sampled": run.task.metric,
+        "chance": chance,
         "peak_memory_bytes": peak_memory,
         "macs": macs,
     }
+
+
+def _encoded(samples: np.ndarray | None) -> dict[str, str | None]:
+    """What each test sample contributes, in base64: "bits" of right or wrong, or "samples" in float32."""
+    if samples is None:
+        return {"bits": None}
+    if samples.dtype == np.bool_:
+        return {"bits": base64.b64encode(np.packbits(samples).tobytes()).decode()}
+    return {"bits": None, "samples": base64.b64encode(samples.astype("<f4").tobytes()).decode()}
 
 
 def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> None:
@@ -209,7 +214,7 @@ def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: 
 
 
 def _finished(loop: Loop, train: int) -> dict[str, Any]:
-    """Time and training speed; train: number of training images, which may be fewer than a batch."""
+    """Time and training speed; train: number of training samples, which may be fewer than a batch."""
     images = loop.step * min(loop.recipe.batch, train) * loop.recipe.accumulate
     return {
         "seconds": round(loop.seconds, 3),

@@ -43,7 +43,7 @@ def _of_run(target: Path, extra: Extra, best: bool) -> nn.Module:
     recipe = outcome.get("model")
     if recipe is None:
         run = read_run(store, target.name, extra)
-        model = run.task.model(run.mixer, run.seed, run.removed)
+        model = run.task.model(run.mixer, run.seed, run.removed, outcome.get("data"))
     else:
         with saving.description_errors(target, "outcome.json"):
             model = saving.build_matching(partial(saving.rebuild, recipe, extra), weights)
@@ -59,7 +59,8 @@ def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
     Raises: StoreError if the run has no such checkpoint.
     """
     weights = checkpoint.trained_weights(store.folder(run.key), best)
-    model = run.task.model(run.mixer, run.seed, run.removed)
+    record = (store.outcome(run.key) or {}).get("data")
+    model = run.task.model(run.mixer, run.seed, run.removed, record)
     with checkpoint.load_errors(store.folder(run.key)):
         model.load_state_dict(weights)
     return model.eval()

@@ -101,6 +101,7 @@ class Loop:
         watch: Watch,
         teacher: nn.Module | None = None,
     ):
+        task.check(recipe)
         self.task, self.recipe, self.seed, self.fabric = task, recipe, seed, fabric
         self.folder, self.watch, self.device = folder, watch, fabric.device
         self.part, self.first = (fabric.global_rank, fabric.world_size), fabric.is_global_zero
@@ -113,19 +114,26 @@ class Loop:
         self.model = model
         self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
-        self.ema = _average(self.model, recipe.ema) if recipe.ema else None
+        self.ema = _moving_average(self.model, recipe.ema) if recipe.ema else None
+        self.averaged = _mean_weights(self.model) if recipe.average else None
         self.optimizer: Any = make_optimizer(self.model, recipe)
         module = _compiled(self.model) if watch.compile else self.model
         self.wrapped, self.wrapped_optimizer = fabric.setup(module, self.optimizer)
-        self.metrics = Metrics(folder / "metrics.csv", ("top1", "loss") if task.metric == "top1" else (task.metric,))
+        self.metrics = Metrics(folder / "metrics.csv", (task.metric, *task.further))
         self.best: tuple[int, float] | None = None
         self._pending: list[Tensor] = []
         self._stop = False
 
     @property
     def trained(self) -> nn.Module:
-        """The model that is evaluated and saved: the moving average if the recipe has one."""
-        return self.ema.module if self.ema is not None else self.model
+        """The model that is evaluated and saved: the average of the weights if the recipe has one."""
+        average = self._average
+        return self.model if average is None else average.module
+
+    @property
+    def _average(self) -> Any:
+        """The moving average, or the mean of the last epochs once there is one; None without."""
+        return self.averaged if self.averaged is not None and int(self.averaged.n_averaged) else self.ema
 
     def resume(self) -> None:
         """Load the newest readable checkpoint, and remove the metrics of later steps.
@@ -143,8 +151,7 @@ class Loop:
             with checkpoint.load_errors(self.folder):
                 self.step, self.seconds, self.losses = state["step"], state["seconds"], list(state["losses"])
                 self.model.load_state_dict(state["model"])
-                if self.ema is not None:
-                    self.ema.module.load_state_dict(state["ema"])
+                self._load_average(state.get("ema"), state.get("averaged", 0))
                 if state["optimizer"] is not None:
                     self.optimizer.load_state_dict(state["optimizer"])
                 if state.get("scaler"):
@@ -154,6 +161,14 @@ class Loop:
         best = checkpoint.load_best(self.folder)
         # best.ckpt may be of a later step than the checkpoint: training reaches the same weights and value again
         self.best = (int(best["step"]), float(best["value"])) if best is not None else None
+
+    def _load_average(self, weights: dict[str, Tensor] | None, number: int) -> None:
+        """Set the average of the weights from a checkpoint. number: of averaged epochs."""
+        average = self.ema if self.averaged is None else self.averaged
+        if average is not None and weights is not None:
+            average.module.load_state_dict(weights)
+        if self.averaged is not None:
+            self.averaged.n_averaged.fill_(number)
 
     def save(self, final: bool = False) -> None:
         """Write a checkpoint; the final one has no optimizer state. Raises: StoreError, Diverged."""
@@ -167,7 +182,8 @@ class Loop:
             "losses": self.losses,
             "data": self.data,
             "model": self.model.state_dict(),
-            "ema": self.ema.module.state_dict() if self.ema is not None else None,
+            "ema": None if self._average is None else self._average.module.state_dict(),
+            "averaged": 0 if self.averaged is None else int(self.averaged.n_averaged),
             "optimizer": None if final else self.optimizer.state_dict(),
             "scaler": self.fabric.strategy.precision.state_dict(),  # of the loss in 16-mixed, else {}
         }
@@ -270,10 +286,12 @@ class Loop:
 
     def _end_epoch(self) -> None:
         self._flush()
+        epoch, epochs = self.step // self.per_epoch, self.recipe.trained_epochs
+        if self.averaged is not None and epoch > epochs - self.recipe.average:
+            self.averaged.update_parameters(self.model)
         if not self.first:
             self.losses = []
             return
-        epoch, epochs = self.step // self.per_epoch, self.recipe.trained_epochs
         row = {
             "epoch": epoch,
             "step": self.step,
@@ -361,7 +379,13 @@ def _compile_errors(compiled: bool) -> Iterator[None]:
         ) from error
 
 
-def _average(model: nn.Module, decay: float) -> Any:
+def _mean_weights(model: nn.Module) -> Any:
+    from torch.optim.swa_utils import AveragedModel
+
+    return AveragedModel(model, use_buffers=True)
+
+
+def _moving_average(model: nn.Module, decay: float) -> Any:
     from timm.utils import ModelEmaV3
 
     return ModelEmaV3(model, decay=decay)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from regard.core import RegardError, StoreError
+from regard.core import RegardError, StoreError, UnsupportedError
 from regard.store.files import write_json
 from regard.store.results import Results
 
@@ -27,7 +27,10 @@ def sample_inputs(task: "Task", name: str = PICTURE) -> "tuple[Tensor, np.ndarra
 
     from regard.explain.pictures import CREDITS, sample_image
 
-    _, channels, height, width = task.example().shape
+    example = task.example()[0]
+    if not (isinstance(example, torch.Tensor) and example.ndim == 4):
+        raise UnsupportedError(f"maps are drawn for tasks on images, not for --task {task.name}")
+    _, channels, height, width = example.shape
     grey = channels == 1
     picture = sample_image((height, width), grey=grey, name=name)
     pixels = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None]

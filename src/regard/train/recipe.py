@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from regard.core import ConfigError
 
+SCHEDULES = ("cosine", "linear", "poly", "step", "rsqrt")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
 
 
@@ -14,13 +15,16 @@ class Recipe:
     """Hyper-parameters of training; the defaults are those of the desk scale.
 
     batch: images in one forward pass; accumulate: forward passes in one step. optimizer: a name that timm knows.
-    betas: of optimizers that have two. warmup: fraction of the steps in which lr rises linearly; it then falls along a
-    cosine to floor * lr, and stays there for the last fraction `cooldown` of the steps. weight_decay: on matrices only.
+    betas: of optimizers that have two (their first is the momentum of others). warmup: fraction of the steps in which
+    lr rises linearly; it then falls by `schedule` to floor * lr, and stays there for the last fraction `cooldown` of
+    the steps. schedule: "cosine"; "linear"; "poly", (1 - fraction of the steps)^power; "step", a tenth after each of
+    `milestones`, fractions of the steps; "rsqrt", (step / warm-up steps)^-0.5. weight_decay: on matrices only.
     clip: maximum norm of the gradient, 0 = none. smoothing: of the labels. mixup, cutmix: timm's alphas, 0 = off.
     augment: see `regard.tasks.data.augment`. ema: decay of an exponential moving average of the weights, which is
     evaluated instead of them; 0 = none. precision: as in Lightning Fabric. erasing: probability of timm's random
     erasing, before mixup. stop_after: the run ends after so many epochs, 0 = all; warmup, cosine and cooldown are still
-    those of the schedule of `epochs`.
+    those of the schedule of `epochs`. average: evaluate the mean of the weights at the ends of the last `average`
+    epochs, 0 = none.
     Raises: ConfigError.
     """
 
@@ -45,6 +49,10 @@ class Recipe:
     erasing: float = 0.0
     cooldown: float = 0.0
     stop_after: int = 0
+    schedule: str = "cosine"
+    power: float = 0.9
+    milestones: tuple[float, ...] = ()
+    average: int = 0
 
     def __post_init__(self) -> None:
         counts = (self.epochs, self.batch, self.accumulate)
@@ -66,6 +74,19 @@ class Recipe:
         for name in ("weight_decay", "clip", "mixup", "cutmix"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is 0 or more, not {getattr(self, name)}")
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(f"schedule is one of {', '.join(SCHEDULES)}, not {self.schedule!r}")
+        if bool(self.milestones) != (self.schedule == "step") or any(not 0 < part < 1 for part in self.milestones):
+            raise ConfigError(
+                f'milestones are fractions of the steps, for schedule="step" only, not {self.milestones} '
+                f"with schedule={self.schedule!r}"
+            )
+        if not self.power > 0:
+            raise ConfigError(f"power is a positive number, not {self.power}")
+        if not isinstance(self.average, int) or not 0 <= self.average <= self.trained_epochs:
+            raise ConfigError(f"average is a number of epochs, at most {self.trained_epochs}, not {self.average}")
+        if self.average and self.ema:
+            raise ConfigError("ema and average are two averages of the weights: set one of them")
         if self.precision not in PRECISIONS:
             raise ConfigError(f"precision is one of {', '.join(PRECISIONS)}, not {self.precision!r}")
 
@@ -75,9 +96,19 @@ class Recipe:
         return self.stop_after or self.epochs
 
     def lr_at(self, step: int, steps: int) -> float:
-        """The learning rate at a step, 0 .. steps-1, of the schedule: linear warmup, cosine, constant cooldown."""
+        """The learning rate at a step, 0 .. steps-1, of the schedule: linear warmup, its fall, constant cooldown."""
         warmup = round(self.warmup * steps)
         if step < warmup:
             return self.lr * (step + 1) / warmup
         fraction = min((step - warmup) / max(steps - warmup - round(self.cooldown * steps), 1), 1.0)
-        return self.lr * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * fraction)))
+        return self.lr * (self.floor + (1 - self.floor) * self._left(fraction, step, warmup, steps))
+
+    def _left(self, fraction: float, step: int, warmup: int, steps: int) -> float:
+        """What is left of the learning rate after a fraction of the steps that follow the warmup."""
+        if self.schedule == "step":
+            return 0.1 ** sum(step >= round(part * steps) for part in self.milestones)
+        if self.schedule == "rsqrt":
+            return math.sqrt(max(warmup, 1) / max(step + 1, 1))
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * fraction))
+        return (1 - fraction) ** (self.power if self.schedule == "poly" else 1.0)

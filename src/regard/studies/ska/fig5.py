@@ -135,7 +135,7 @@ def networks(source: Source) -> tuple[list[Network], list[str]]:
 def photographs(task: Task) -> list[Photograph]:
     """The sample photographs as the task's images, beginning with that of `photograph`; for grey images one digit."""
     first = photograph(task)
-    if task.example().shape[1] == 1:
+    if task.example()[0].shape[1] == 1:
         return [first]
     every = [photograph(task, name) for name in SAMPLES]
     return [first, *(picture for picture in every if picture.image != first.image)]

@@ -60,6 +60,13 @@ TORCHVISION: dict[str, tuple[str, Any, Any, int]] = {
 NAMED: tuple[str, ...] = ("digits", "digits-canvas", *PARQUET, "imagenet", *TORCHVISION)
 """Every set that `--data` accepts by name; anything else is a path of the user's own data."""
 
+SIZES: dict[str, tuple[int, int]] = {
+    "digits": (8, 8),
+    "digits-canvas": (12, 12),
+    **dict.fromkeys(("cifar10", "cifar100_small", "CIFAR10", "CIFAR100", "SVHN"), (32, 32)),
+    **dict.fromkeys(("fashion_mnist", "MNIST", "KMNIST", "FashionMNIST"), (28, 28)),
+}
+"""(height, width) of the images of small sets."""
 CHANNELS = 3
 """Of torchvision's sets, ImageNet and the user's own data."""
 CANVAS_POSITIONS = 2
@@ -76,6 +83,13 @@ def classes_and_channels(data: str) -> tuple[int, int]:
     if data in PARQUET:
         return PARQUET[data].classes, PARQUET[data].channels
     return (TORCHVISION[data][3] if data in TORCHVISION else 1000), CHANNELS
+
+
+def known_counts(data: str) -> tuple[int, int] | None:
+    """Numbers of (training, test) images of a set that is known without reading it, else None."""
+    if data in PARQUET:
+        return PARQUET[data].used, PARQUET[data].rows[1]
+    return {"digits": (898, 899), "digits-canvas": (898, 1798), "imagenet": (1_281_167, 50_000)}.get(data)
 
 
 def data_root() -> Path:

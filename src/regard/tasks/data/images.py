@@ -86,6 +86,16 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     return np.asarray(image, dtype=np.uint8).reshape(image.size[1], image.size[0], channels)
 
 
+def read_image(source: str | Path, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    """`decode` of a file. Raises: DataError with its name if it does not exist or cannot be read."""
+    try:
+        return decode(Path(source), size, channels)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no image {source}") from error
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{source} cannot be read as an image: {error}") from error
+
+
 def _eight_bits(image):
     """A Pillow image of 16 bits per pixel by its upper 8 bits, others unchanged; Pillow would clip values above 255.
 

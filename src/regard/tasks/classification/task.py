@@ -1,46 +1,53 @@
 """Image classification on any set of `regard.tasks.data`, with any host that returns class scores."""
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL.Image import Image
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, DeviceError, Extra, MixerConfig
+from regard.core import ConfigError, DataError, DeviceError, MixerConfig
 from regard.core.eval_mode import eval_mode
 from regard.models.create import build_sized, create_model, parse_host
-from regard.swapping.inspect import explained_inputs
+from regard.swapping.inspect import explained_inputs, input_channels
 from regard.swapping.swap import remove
-from regard.tasks.data.augment import by_image, check_augment, transform
-from regard.tasks.data.catalog import identity, load
-from regard.tasks.data.feed import Batches, evaluation_batches
+from regard.tasks.data.augment import augmented, by_image, centre, check_augment, transform
+from regard.tasks.data.catalog import PARQUET, SIZES, classes_and_channels, identity, known_counts, load
+from regard.tasks.data.feed import Batches, evaluation_batches, to_tensor
 from regard.tasks.data.imagenet import NORMAL
-from regard.tasks.data.images import Images, ImageSet
+from regard.tasks.data.images import Images, ImageSet, read_image, size_before_crop
 from regard.tasks.data.streams import number
 
-from .base import Score, Task, Training
-from .weights import Init, redraw
+from ..base import Score, Training, Trial
+from ..drawing import captioned
+from ..image_task import ImageTask
+from ..normalise import Statistics, digest, expected, is_pretrained, normalised
+from ..weights import Init, redraw
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(Task):
+class Classification(ImageTask):
     """Top-1 accuracy of a host on images.
 
-    classes: outputs of the host, 0 = as many as the data set has. init: see `regard.tasks.weights.redraw`; pretrained
-    hosts need "host". split: "test", or "held" for the training images that are reserved for tuning. limit: number of
-    training and test images, 0 = all: the first ones, or evenly spaced ones of a set that is sorted by class, as
-    folders are. cut: images keep their own size and are cropped to `size` (at random in training, at the centre in the
-    test). corrupt: stop at an image that cannot be read, or skip it. download: torchvision's sets.
+    size: (height, width) of images. classes: outputs of the host, 0 = as many as the data set has. init: see
+    `regard.tasks.weights.redraw`; pretrained hosts need "host". split: "test", or "held" for the training images that
+    are reserved for tuning. limit: number of training and test images, 0 = all: the first ones, or evenly spaced ones
+    of a set that is sorted by class, as folders are. cut: images keep their own size and are cropped to `size` (at
+    random in training, at the centre in the test). corrupt: stop at an image that cannot be read, or skip it.
+    download: torchvision's sets.
     Raises: ConfigError.
     """
 
+    name: ClassVar[str] = "classification"
     metric: ClassVar[str] = "top1"
+    further: ClassVar[tuple[str, ...]] = ("loss",)
+    example_data: ClassVar[str] = "digits-canvas"
 
     classes: int = 0
     init: Init = "zero"
@@ -51,25 +58,22 @@ class Classification(Task):
     download: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("host", "data"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name} is a name or a spelling, not {getattr(self, name)!r}")
-        if (
-            not isinstance(self.size, tuple)
-            or len(self.size) != 2
-            or not all(isinstance(side, int) and side > 0 for side in self.size)
-        ):
-            raise ConfigError(f"size is (height, width) in whole pixels, not {self.size}")
-        choices = (("init", ("zero", "fan_in", "host")), ("split", ("test", "held")), ("corrupt", ("stop", "skip")))
-        for name, options in choices:
-            if getattr(self, name) not in options:
-                raise ConfigError(f"{name} is one of {', '.join(options)}, not {getattr(self, name)!r}")
+        super().__post_init__()
+        self.check_choices(init=("zero", "fan_in", "host"), split=("test", "held"), corrupt=("stop", "skip"))
         if self.classes < 0 or self.limit < 0:
             raise ConfigError(f"classes and limit are 0 or more, not {self.classes} and {self.limit}")
-        if self._pretrained and self.init != "host":
+        if is_pretrained(self.host) and self.init != "host":
             raise ConfigError(
                 f'a pretrained host keeps its weights with init="host"; init={self.init!r} would lose them'
             )
+
+    @classmethod
+    def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
+        recipe = {"augment": "none"} if data.startswith("digits") else {}
+        return {"task": {"host": "vit_desk", "size": SIZES.get(data, (224, 224))}, "recipe": recipe}
+
+    def check(self, recipe: Training) -> None:
+        check_augment(recipe.augment)
 
     def identity(self) -> "Classification":
         return dataclasses.replace(self, data=identity(self.data), download=False, extra=())
@@ -107,21 +111,25 @@ class Classification(Task):
             return images.take(slice(0, self.limit))
         return images.take(np.arange(self.limit) * number // self.limit)
 
-    def model(self, mixer: MixerConfig | None, seed: int, removed: bool = False) -> nn.Module:
+    def model(
+        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
+    ) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(number("host", seed))
-            model = self.network(mixer, removed)
+            model = self.network(mixer, removed, record)
             redraw(model, seed, self.init)
         return model
 
-    def network(self, mixer: MixerConfig | None, removed: bool) -> nn.Module:
-        """The host with the mechanism, as the host initialises it."""
+    def network(self, mixer: MixerConfig | None, removed: bool, record: Mapping[str, Any] | None = None) -> nn.Module:
+        """The host with the mechanism, as the host initialises it. record: as in `model`."""
         if removed and mixer is not None:
             raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {mixer}")
-        image_set = self.images_of()
-        model = self.built(mixer, self.outputs, image_set.channels, removed)
+        names = (record or {}).get("class_names")
+        outputs = self.outputs if names is None else self.classes or len(names)
+        channels = self.images_of().channels if names is None else len(self.statistics(record)[0])
+        model = self.built(mixer, outputs, channels, removed)
         if mixer is None and not removed:  # a swap has checked the inputs already
-            image = torch.zeros(1, image_set.channels, *self.size)
+            image = torch.zeros(1, channels, *self.size)
             with explained_inputs(model, image), eval_mode(model):
                 model(image)
         return model
@@ -129,7 +137,11 @@ class Classification(Task):
     def built(
         self, mixer: MixerConfig | None, outputs: int, channels: int, removed: bool = False, *, pretrained: bool = True
     ) -> nn.Module:
-        """As in `Task`; the host's spelling has precedence for input channels and image size."""
+        """The host with these numbers of outputs and input channels, for images of `size` if it has such an option.
+
+        Needs no data. The host's spelling has precedence for input channels and image size. pretrained: False ignores
+        the pretrained weights that the host's spelling names.
+        """
         spelled = parse_host(self.host)[1]
         options: dict[str, Any] = {"num_classes": outputs}
         if "in_chans" not in spelled:
@@ -155,11 +167,32 @@ class Classification(Task):
                 "leave the size out of the host's spelling, or make them equal"
             )
 
+    def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
+        """As in `Task`. Augmentations of single images (`by_image`) are left out."""
+        classes, channels = classes_and_channels(self.data)
+        outputs = outputs or self.classes or classes
+        model = self.built(mixer, outputs, channels, removed, pretrained=False)
+        channels = input_channels(model)
+        rng = np.random.default_rng(0)
+
+        def loss(n: int) -> Tensor:
+            labels = torch.from_numpy(rng.integers(0, outputs, n))
+            if not augment or by_image(augment):
+                return F.cross_entropy(model(torch.randn(n, channels, *self.size)).float(), labels)
+            pixels = rng.integers(0, 256, (n, *self.size, channels), dtype=np.uint8)
+            images = to_tensor(augmented(pixels, self.size, augment, False, rng))
+            return F.cross_entropy(model(images.float() / 255).float(), labels)
+
+        def forward(n: int) -> Tensor:
+            return model(torch.randn(n, channels, *self.size))
+
+        return Trial(model, (torch.randn(1, channels, *self.size),), loss, forward)
+
     def batches_per_epoch(self, recipe: Training) -> int:
         return self._feed(recipe, 0).per_epoch
 
     def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches:
-        check_augment(recipe.augment)
+        self.check(recipe)
         image_set, images = self.images_of(), self.train_images()
         devices, batch = part[1], min(recipe.batch, len(images))
         if batch % devices:
@@ -175,11 +208,7 @@ class Classification(Task):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         return self._feed(recipe, seed, part).between(start, stop, workers)
 
-    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
-        """uint8 (n, C, h, w) as float32 on the device, normalised with `statistics`."""
-        return normalised(images, self.statistics(record), device)
-
-    def statistics(self, record: Mapping[str, Any] | None = None) -> tuple[list[float], list[float]]:
+    def statistics(self, record: Mapping[str, Any] | None = None) -> Statistics:
         """Mean and standard deviation per channel, of pixels between 0 and 1, for the normalisation of images.
 
         record: what `record()` returned when the model was trained; its values are used unless it is an old one without
@@ -188,17 +217,9 @@ class Classification(Task):
         """
         if normal := (record or {}).get("normal"):
             return normal[0], normal[1]
-        if self._pretrained:
+        if is_pretrained(self.host):
             return expected(self.host, self.images_of().channels, tuple(self.extra))
         return NORMAL if self.data == "imagenet" else self.images_of().statistics
-
-    @property
-    def _pretrained(self) -> bool:
-        if "pretrained" not in self.host:
-            return False
-        from regard.models.create import parse_host  # imports timm
-
-        return bool(parse_host(self.host)[1].get("pretrained"))
 
     def loss(
         self,
@@ -233,6 +254,15 @@ class Classification(Task):
             predicted = teacher(images).argmax(-1)
         return (loss + F.cross_entropy(scores, predicted)) / 2
 
+    def check_teacher(self, teacher: nn.Module, student: nn.Module) -> None:
+        """Raises: ConfigError if its number of classes is not the task's."""
+        with eval_mode(student), eval_mode(teacher):
+            teacher_classes, classes = (model(*self.example())[0].numel() for model in (teacher, student))
+        if teacher_classes != classes:
+            raise ConfigError(
+                f"the teacher has {teacher_classes} classes, the task has {classes}: train the teacher on this task"
+            )
+
     @property
     def outputs(self) -> int:
         """Number of outputs of the host."""
@@ -243,7 +273,7 @@ class Classification(Task):
         return self._scores(model, device, self.test_images(), self.statistics())
 
     def _scores(
-        self, model: nn.Module, device: torch.device, test: Images, statistics: tuple[list[float], list[float]]
+        self, model: nn.Module, device: torch.device, test: Images, statistics: Statistics
     ) -> Iterator[tuple[Tensor, Tensor]]:
         model.eval()
         for images, labels in evaluation_batches(test, self.size):
@@ -276,36 +306,52 @@ class Classification(Task):
         counts = np.bincount(self.test_images().labels)
         return 100 * float(counts.max() / counts.sum())
 
-    def example(self) -> Tensor:
+    def example(self) -> tuple[Tensor]:
         images, _ = next(evaluation_batches(self.test_images().take(slice(0, 1)), self.size))
-        return self.prepared(images, torch.device("cpu"))
+        return (self.prepared(images, torch.device("cpu")),)
 
     def record(self) -> dict[str, Any]:
-        """As in `Task`, and: classes, a digest of their names; normal, mean and deviation of the normalisation."""
+        """As in `Task`, and: class_names, and `classes`, a digest of them; normal, mean and deviation of the
+        normalisation."""
         image_set = self.images_of()
         sizes = {"train": len(self.train_images()), "test": len(self.test_images())}
         more = {"classes": digest(image_set.classes), "normal": [list(part) for part in self.statistics()]}
-        return {"name": image_set.name, "checksum": image_set.checksum, **sizes, **more}
+        names = list(image_set.classes)
+        return {"name": image_set.name, "checksum": image_set.checksum, **sizes, **more, "class_names": names}
 
+    def sample_counts(self) -> tuple[int, int]:
+        counts = known_counts(self.data)
+        if counts is None:
+            return super().sample_counts()
+        limit = self.limit or max(counts)
+        return min(counts[0], limit), min(counts[1], limit)
 
-@lru_cache(maxsize=16)
-def expected(host: str, channels: int, extra: Extra = ()) -> tuple[list[float], list[float]]:
-    """Mean and deviation per channel with which a pretrained host was trained, averaged for one channel.
+    def predict(
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """For each image its five most probable classes: {"file", "label", "probability", "top"}."""
+        names = record.get("class_names") or list(self.images_of().classes)
+        statistics = self.statistics(record)
+        predictions = []
+        for source in sources:
+            image = normalised(to_tensor(self._pixels(source, len(statistics[0]))[None]), statistics, device)
+            with torch.inference_mode():
+                values, indices = model(image)[0].float().softmax(-1)[: len(names)].topk(min(5, len(names)))
+            top = [
+                {"label": names[index], "probability": round(value, 6)}
+                for value, index in zip(values.tolist(), indices.tolist(), strict=True)
+            ]
+            predictions.append({"file": str(source), **top[0], "top": top})
+        return predictions
 
-    They are read from the host, built without weights on the meta device; ImageNet's if it has none.
-    """
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        config = getattr(create_model(host, None, extra=extra, pretrained=False), "pretrained_cfg", None) or {}
-    mean, std = (list(config.get(name) or usual) for name, usual in zip(("mean", "std"), NORMAL, strict=True))
-    if len(mean) == channels:
-        return mean, std
-    return [sum(mean) / len(mean)] * channels, [sum(std) / len(std)] * channels
+    def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
+        lines = [f"{item['label']} {100 * item['probability']:.0f} %" for item in prediction["top"][:3]]
+        return captioned(self._pixels(source, 3), lines)
 
-
-def normalised(images: Tensor, statistics: tuple[list[float], list[float]], device: torch.device) -> Tensor:
-    """uint8 (n, C, h, w) as float32 on the device, minus the mean and divided by the deviation of each channel."""
-    scale = torch.tensor(statistics, device=device)[..., None, None] * 255
-    return (images.to(device, non_blocking=True).float() - scale[0]) / scale[1]
+    def _pixels(self, source: str | Path, channels: int) -> np.ndarray:
+        """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""
+        size = self.size if self.data in PARQUET or self.data in SIZES else size_before_crop(self.size)
+        return centre(read_image(source, size, channels)[None], self.size)[0]
 
 
 def _score(scores: Iterator[tuple[Tensor, Tensor]]) -> Score:
@@ -315,11 +361,6 @@ def _score(scores: Iterator[tuple[Tensor, Tensor]]) -> Score:
         right.append((logits.argmax(-1) == labels).cpu().numpy())
     all_right = np.concatenate(right)
     return Score({"top1": 100 * float(all_right.mean()), "loss": total / len(all_right)}, all_right)
-
-
-def digest(names: Sequence[str]) -> str:
-    """12 hexadecimal digits of a digest of class names, in their order."""
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:12]
 
 
 def _channels(number: int) -> str:

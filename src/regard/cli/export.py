@@ -1,0 +1,37 @@
+"""`regard export`: the model of a finished run as an ONNX file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.core import ConfigError, UnsupportedError
+
+from .imports import Imports, imported
+from .run_options import ResultsOption, find_run, recorded_data
+
+
+def export(
+    key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
+    onnx: Annotated[Path, typer.Option(help="The file to write, such as model.onnx.")],
+    best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,
+    results: ResultsOption = Path("results"),
+    modules: Imports = None,
+) -> None:
+    """Export a trained model to ONNX and compare it with onnxruntime; inputs are normalised as in the training."""
+    from regard.train.load import trained
+    from regard.train.onnx_export import export_onnx
+    from regard.train.run import read_run
+
+    store, key = find_run(key, results)
+    run = read_run(store, key, imported(modules))
+    if run.task.no_export:
+        raise UnsupportedError(f"--task {run.task.name} cannot be exported to ONNX: {run.task.no_export}")
+    if onnx.suffix != ".onnx":
+        raise ConfigError(f"--onnx names a file that ends in .onnx, not {onnx}")
+    model = trained(run, store, best)
+    classes = len(recorded_data(store, key).get("class_names") or ())
+    inputs = run.task.trial(run.mixer, run.removed, classes).inputs
+    difference, dynamic = export_onnx(model, inputs, onnx)
+    shapes = ", ".join("x".join(["batch" if dynamic else "1", *map(str, item.shape[1:])]) for item in inputs)
+    typer.echo(f"{onnx}: input {shapes}; largest relative difference in onnxruntime {difference:.1e}")

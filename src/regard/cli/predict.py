@@ -1,0 +1,94 @@
+"""`regard predict`: what a finished run says about new files."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.core import ConfigError, UnsupportedError
+
+from .imports import Imports, imported
+from .run_options import DeviceOption, ResultsOption, RootOption, find_device, find_run, recorded_data, use_data
+
+if TYPE_CHECKING:
+    from regard.tasks.base import Task
+
+
+def predict(
+    key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
+    files: Annotated[list[str], typer.Argument(help="Images, folders of images, or files with a text in each line.")],
+    out: Annotated[Path | None, typer.Option(help="A folder for predictions.json and the drawn predictions.")] = None,
+    coco: Annotated[bool, typer.Option("--coco", help="Print COCO results (boxes and masks) instead.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,
+    device: DeviceOption = "auto",
+    data_root: RootOption = None,
+    results: ResultsOption = Path("results"),
+    modules: Imports = None,
+) -> None:
+    """Predict labels, boxes, masks or translations of new files with a trained model; prints JSON."""
+    from regard.train.autocast import ModelAtPrecision
+    from regard.train.load import trained
+    from regard.train.run import read_run
+
+    use_data(data_root)
+    store, key = find_run(key, results)
+    run = read_run(store, key, imported(modules))
+    sources = _sources(files)
+    torch_device = find_device(device)
+    model = ModelAtPrecision(trained(run, store, best).to(torch_device), run.recipe.precision).eval()
+    predictions = run.task.predict(model, sources, torch_device, recorded_data(store, key))
+    text = json.dumps(_coco(predictions) if coco else predictions, indent=1)
+    if out is None:
+        typer.echo(text)
+        return
+    typer.echo(f"{out}: predictions.json{_draw(run.task, predictions, out)}")
+    (out / "predictions.json").write_text(text + "\n")
+
+
+def _sources(files: list[str]) -> list[str]:
+    """The files, and the images in folders. Raises: ConfigError for one that does not exist or an empty folder."""
+    from regard.tasks.data.own import SUFFIXES
+
+    sources = []
+    for name in files:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            images = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            if not images:
+                raise ConfigError(f"the folder {name} has no images")
+            sources += images
+        elif path.exists():
+            sources.append(str(path))
+        else:
+            raise ConfigError(f"there is no file {name}")
+    return sources
+
+
+def _coco(predictions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Boxes as COCO results: [x, y, width, height], category ids as in the training data, and masks as RLE."""
+    items = []
+    for prediction in predictions:
+        if "objects" not in prediction:
+            raise ConfigError("--coco is for boxes and masks: runs of --task detection or instances")
+        for item in prediction["objects"]:
+            left, top, right, bottom = item["box"]
+            entry = {"image_id": prediction["file"], "category_id": item["category"], "score": item["score"]}
+            entry["bbox"] = [left, top, round(right - left, 3), round(bottom - top, 3)]
+            items.append(entry | ({"segmentation": item["mask"]} if "mask" in item else {}))
+    return items
+
+
+def _draw(task: "Task", predictions: list[dict[str, Any]], out: Path) -> str:
+    """Draw every prediction that can be drawn into a folder; returns what was written, as text."""
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = 0
+    for number, prediction in enumerate(predictions):
+        source = next(iter(prediction.values()))
+        try:
+            image = task.drawn(source, prediction)
+        except UnsupportedError:
+            return ""
+        image.save(out / f"{number:04d}-{Path(str(source)).stem[:40]}.png")
+        drawn += 1
+    return f" and {drawn} picture{'s' * (drawn != 1)}"

@@ -1,0 +1,34 @@
+"""The image size of a host, and its spelling for another size."""
+
+from regard.core import ConfigError, Extra
+
+from .catalog import default_size
+from .create import check_host, parse_host, spell_host
+
+
+def size_of(host: str, extra: Extra = ()) -> tuple[int, int]:
+    """(height, width) of a host's images: its option, its default, or timm's configuration. Raises: ConfigError."""
+    name, options = parse_host(host)
+    option = options.get("img_size", options.get("size"))
+    if option is not None:
+        return (option, option) if isinstance(option, int) else (int(option[0]), int(option[1]))
+    import timm
+
+    check_host(name, extra)
+    default = default_size(name, extra)
+    if default is not None:
+        return default
+    if not timm.is_model(name):
+        raise ConfigError(f"the image size of {name} is not known: pass --size (size= in Python)")
+    configuration = timm.models.get_pretrained_cfg(name)
+    _, height, width = configuration.input_size if configuration is not None else (3, 224, 224)
+    return int(height), int(width)
+
+
+def sized(host: str, size: tuple[int, int], extra: Extra = ()) -> str:
+    """The host's spelling for a size (height, width) of images; unchanged if it has this size. Raises: ConfigError."""
+    if size_of(host, extra) == size:
+        return host
+    name, options = parse_host(host)
+    options.pop("size", None)
+    return spell_host(name, {**options, "img_size": size})

@@ -1,0 +1,3 @@
+"""Image classification."""
+
+from .task import Classification as Classification

@@ -1,0 +1,56 @@
+"""ImageTask: what tasks on images have in common, the image size and the normalisation."""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regard.core import ConfigError
+from regard.models.sizes import size_of, sized
+
+from .base import Task
+from .normalise import Statistics, normalised
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTask(Task):
+    """A task on images of `size` = (height, width). Raises: ConfigError."""
+
+    size: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        for name in ("host", "data"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} is a name or a spelling, not {getattr(self, name)!r}")
+        if (
+            not isinstance(self.size, tuple)
+            or len(self.size) != 2
+            or not all(isinstance(side, int) and side > 0 for side in self.size)
+        ):
+            raise ConfigError(f"size is (height, width) in whole pixels, not {self.size}")
+
+    def check_choices(self, **choices: tuple[str, ...]) -> None:
+        """Raises: ConfigError for a field whose value is not among its choices."""
+        for name, options in choices.items():
+            if getattr(self, name) not in options:
+                raise ConfigError(f"{name} is one of {', '.join(options)}, not {getattr(self, name)!r}")
+
+    def in_host(self, host: str, size: tuple[int, int] | None = None) -> "Self":
+        """As in `Task`; a host without a size gets its own default size."""
+        size = size or size_of(host, self.extra)
+        return dataclasses.replace(self, host=sized(host, size, self.extra), size=size)
+
+    @abstractmethod
+    def statistics(self, record: Mapping[str, Any] | None = None) -> Statistics:
+        """Mean and deviation of the normalisation. record: as for `score_on`; None = the task's own data."""
+
+    def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
+        """As in `Task`, normalised with `statistics`."""
+        return normalised(images, self.statistics(record), device)

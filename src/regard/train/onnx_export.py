@@ -1,0 +1,87 @@
+"""Export of a trained model to ONNX, compared with onnxruntime on the spot."""
+
+import logging
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import ConfigError, StoreError
+
+TOLERANCE = 1e-4
+"""Largest difference of an output, relative to its largest value."""
+
+
+def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: Path, batch: int = 2) -> tuple[float, bool]:
+    """Write a model in evaluation mode to an ONNX file, and compare its outputs with the model's in onnxruntime.
+
+    inputs: the model's arguments for one sample, each with the batch first. The exported model takes any batch where
+    the exporter can trace one, else batches of one. batch: samples with which a dynamic export is traced and compared.
+    Returns the largest difference of an output relative to its largest value, and whether the batch is dynamic.
+    Raises: ConfigError if packages are missing, the exporter fails, or outputs differ by more than `TOLERANCE`;
+    StoreError if the file cannot be written.
+    """
+    _check_packages()
+    model = model.cpu().float().eval()
+    many = tuple(torch.cat([item] * batch) for item in inputs)
+    program, dynamic, failure = None, False, ""
+    for dynamic, examples in ((True, many), (False, inputs)):
+        shapes = tuple({0: torch.export.Dim.DYNAMIC} for _ in inputs) if dynamic else None
+        try:
+            program = _traced(model, examples, shapes)
+            break
+        except Exception as error:  # the exporter raises errors of many kinds
+            failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    if program is None:
+        raise ConfigError(f"{type(model).__name__} cannot be exported to ONNX: {failure}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        program.save(str(path))
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
+    difference = compare_onnx(model, examples, path)
+    if difference > TOLERANCE:
+        raise ConfigError(
+            f"{path}: the outputs in onnxruntime differ by {difference:.1e} (relative), more than {TOLERANCE:g}: "
+            "do not use this file"
+        )
+    return difference, dynamic
+
+
+def _traced(model: nn.Module, inputs: tuple[Tensor, ...], shapes: tuple[Any, ...] | None) -> Any:
+    level = logging.getLogger("torch.onnx").level
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.onnx.export(model, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    finally:
+        logging.getLogger("torch.onnx").setLevel(level)
+
+
+def compare_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> float:
+    """The largest difference between the outputs of a model and of its ONNX file, relative to the largest value."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [item.name for item in session.get_inputs()]
+    values = session.run(None, {name: item.numpy() for name, item in zip(names, inputs, strict=True)})
+    with torch.inference_mode():
+        outputs = model(*inputs)
+    expected: Sequence[Tensor] = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    differences = [
+        float((torch.as_tensor(value) - tensor).abs().max() / tensor.abs().max().clamp_min(1e-12))
+        for value, tensor in zip(values, expected, strict=True)
+    ]
+    return max(differences)
+
+
+def _check_packages() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"the export to ONNX needs {', '.join(missing)}: pip install 'regard[onnx]'")
