@@ -33,7 +33,12 @@ LAYERS = {name: number for number, names in enumerate(ORDER) for name in names}
 EXCEPTIONS = {("regard.train.run", "regard.train.execute")}
 FILES = sorted(SOURCE.rglob("*.py"))
 PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
-PACKAGES = {"PIL": "pillow", "performer_pytorch": "performer-pytorch", "sklearn": "scikit-learn"}
+PACKAGES = {
+    "PIL": "pillow",
+    "faster_coco_eval": "faster-coco-eval",
+    "performer_pytorch": "performer-pytorch",
+    "sklearn": "scikit-learn",
+}
 
 
 def imported(path: Path) -> Iterator[tuple[int, str]]:

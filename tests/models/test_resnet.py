@@ -24,7 +24,7 @@ from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
 from regard.models.attended_block import BLOCKS, Attended, Slot
 from regard.models.create import create_model
-from regard.models.resnet import attend
+from regard.models.resnet import attend, blocks_of
 from regard.models.saving import load, save
 from regard.projections.sne import FSNE
 from regard.swapping.swap import remove, restore, retune, swap
@@ -351,3 +351,25 @@ def test_wrong_use_leaves_the_model_alone() -> None:
     for size in (0, "24", (24, 24, 3)):
         with pytest.raises(ConfigError, match="img_size is one side in pixels"):
             create_model("attended_resnet18", None, img_size=size)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_parallel_attention_gets_the_input_of_the_convolution(name: str) -> None:
+    model = attend(timm.create_model(name, num_classes=3), "Factors()", (4,), parallel=True).eval()
+    images = torch.randn(1, 3, 64, 64)
+    seen: dict[str, Tensor] = {}
+    blocks = dict(blocks_of(model, (4,)))
+    for label, block in blocks.items():
+        spatial = block.conv1 if name == "resnet18" else block.conv2
+        spatial.register_forward_pre_hook(lambda _, x, label=label: seen.update({f"{label} conv": x[0]}))
+        block.attn.mixer.register_forward_pre_hook(lambda _, x, label=label: seen.update({f"{label} attn": x[0]}))
+        torch.nn.init.ones_(block.attn.gamma)
+    model(images)
+    first, *others = blocks
+    assert seen[f"{first} attn"].shape[1] != seen[f"{first} conv"].flatten(2).shape[2]  # a stride: after it
+    for label in others:
+        assert torch.equal(seen[f"{label} attn"], seen[f"{label} conv"].flatten(2).mT)
+    for block in blocks.values():
+        block.attn.host.parallel = False
+    model(images)
+    assert not torch.equal(seen[f"{others[0]} attn"], seen[f"{others[0]} conv"].flatten(2).mT)

@@ -409,3 +409,16 @@ def test_a_pretrained_host_is_known_by_its_options() -> None:
     with pytest.raises(ConfigError, match="a pretrained host keeps its weights"):
         Classification(host="vit_tiny_patch16_224(pretrained=1)", data="digits", size=(224, 224))
     Classification(host="vit_tiny_patch16_224(pretrained=False)", data="digits", size=(224, 224))
+
+
+def test_class_weights_scale_the_loss_of_their_class() -> None:
+    task = Classification(host="vit_desk(size=8, patch=2, dim=16, depth=1, heads=2)", data="digits", size=(8, 8), class_weights=(3.0, *[1.0] * 9))
+    plain = dataclasses.replace(task, class_weights=())
+    model = plain.model(None, 0)
+    images = torch.randint(0, 255, (4, 1, 8, 8), dtype=torch.uint8)
+    labels, recipe, device = torch.tensor([0, 1, 2, 3]), Recipe(smoothing=0.0), torch.device("cpu")
+    alone = [float(plain.loss(model, (images[i : i + 1], labels[i : i + 1]), recipe, device)) for i in range(4)]
+    weighted = float(task.loss(model, (images, labels), recipe, device))
+    assert weighted == pytest.approx((3 * alone[0] + sum(alone[1:])) / 6, rel=1e-5)
+    with pytest.raises(ConfigError, match="class_weights has 2 numbers, the task has 10 classes"):
+        dataclasses.replace(task, class_weights=(1.0, 2.0)).loss(model, (images, labels), recipe, device)

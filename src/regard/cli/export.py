@@ -19,17 +19,18 @@ def export(
     modules: Imports = None,
 ) -> None:
     """Export a trained model to ONNX and compare it with onnxruntime; inputs are normalised as in the training."""
-    from regard.train.load import trained
+    from regard.train.load import load
     from regard.train.onnx_export import export_onnx
     from regard.train.run import read_run
 
     store, key = find_run(key, results)
-    run = read_run(store, key, imported(modules))
+    extra = imported(modules)
+    run = read_run(store, key, extra)
     if run.task.no_export:
         raise UnsupportedError(f"--task {run.task.name} cannot be exported to ONNX: {run.task.no_export}")
     if onnx.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file that ends in .onnx, not {onnx}")
-    model = trained(run, store, best)
+    model = load(store.folder(key), extra, best=best)
     classes = len(recorded_data(store, key).get("class_names") or ())
     inputs = run.task.trial(run.mixer, run.removed, classes).inputs
     difference, dynamic = export_onnx(model, inputs, onnx)

@@ -1,4 +1,4 @@
-"""`regard list`: mechanisms, projections, host models, studies and data sets."""
+"""`regard list`: mechanisms, projections, host models, studies, tasks and data sets."""
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
@@ -44,6 +44,7 @@ def _studies() -> list[dict[str, Any]]:
 
 
 def _data() -> list[dict[str, Any]]:
+    from regard.tasks import TASKS
     from regard.tasks.data.catalog import PARQUET, TORCHVISION
 
     digits = [{"name": "digits"}, {"name": "digits-canvas"}]
@@ -60,7 +61,20 @@ def _data() -> list[dict[str, Any]]:
         {"name": name, "from": "torchvision", "classes": entry[3], "training images": None}
         for name, entry in TORCHVISION.items()
     ]
+    rows = [{"name": row["name"], "task": "classification", **row} for row in rows]
+    for task in TASKS:
+        rows += [{"name": name, "task": task.name, "from": source} for name, source in task.sets.items()]
     return rows
+
+
+def _tasks() -> list[dict[str, Any]]:
+    from regard.tasks import TASKS
+
+    return [
+        {"name": task.name, "what": (task.__doc__ or "").strip().split("\n")[0], "metric": task.metric}
+        | {"trivial answer": task.trivial, "default data": task.example_data}
+        for task in TASKS
+    ]
 
 
 WHAT: Mapping[str, Callable[[], list[dict[str, Any]]]] = {
@@ -68,18 +82,19 @@ WHAT: Mapping[str, Callable[[], list[dict[str, Any]]]] = {
     "projections": _projections,
     "hosts": _hosts,
     "studies": _studies,
+    "tasks": _tasks,
     "data": _data,
 }
 
 
 def list_names(
     what: Annotated[
-        str, typer.Argument(help="mixers (mechanisms), projections, hosts (models), studies or data (sets).")
+        str, typer.Argument(help="mixers (mechanisms), projections, hosts (models), studies, tasks or data (sets).")
     ] = "mixers",
     match: Annotated[str, typer.Option(help="Only names that match, such as 'deit*'.")] = "*",
     as_json: AsJson = False,
 ) -> None:
-    """List mechanisms, projections, host models, studies or data sets."""
+    """List mechanisms, projections, host models, studies, tasks or data sets."""
     if what not in WHAT:
         raise ConfigError(f"there is no list of {what!r}; {nearest(what, WHAT)}")
     rows = [row for row in WHAT[what]() if fnmatch(row["name"], match)]

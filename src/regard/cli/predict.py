@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def predict(
     key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
-    files: Annotated[list[str], typer.Argument(help="Images, folders of images, or files with a text in each line.")],
+    files: Annotated[list[str], typer.Argument(help="Images, folders of images, files with a text in each line, or texts.")],
     out: Annotated[Path | None, typer.Option(help="A folder for predictions.json and the drawn predictions.")] = None,
     coco: Annotated[bool, typer.Option("--coco", help="Print COCO results (boxes and masks) instead.")] = False,
     best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,
@@ -28,15 +28,17 @@ def predict(
 ) -> None:
     """Predict labels, boxes, masks or translations of new files with a trained model; prints JSON."""
     from regard.train.autocast import ModelAtPrecision
-    from regard.train.load import trained
+    from regard.train.load import load
     from regard.train.run import read_run
 
     use_data(data_root)
     store, key = find_run(key, results)
-    run = read_run(store, key, imported(modules))
-    sources = _sources(files)
+    extra = imported(modules)
+    run = read_run(store, key, extra)
+    sources = _sources(files, run.task.takes_text)
     torch_device = find_device(device)
-    model = ModelAtPrecision(trained(run, store, best).to(torch_device), run.recipe.precision).eval()
+    network = load(store.folder(key), extra, best=best)
+    model = ModelAtPrecision(network.to(torch_device), run.recipe.precision).eval()
     predictions = run.task.predict(model, sources, torch_device, recorded_data(store, key))
     text = json.dumps(_coco(predictions) if coco else predictions, indent=1)
     if out is None:
@@ -46,8 +48,8 @@ def predict(
     (out / "predictions.json").write_text(text + "\n")
 
 
-def _sources(files: list[str]) -> list[str]:
-    """The files, and the images in folders. Raises: ConfigError for one that does not exist or an empty folder."""
+def _sources(files: list[str], takes_text: bool) -> list[str]:
+    """The files, the images in folders, and texts. Raises: ConfigError for a missing file or an empty folder."""
     from regard.tasks.data.own import SUFFIXES
 
     sources = []
@@ -58,8 +60,8 @@ def _sources(files: list[str]) -> list[str]:
             if not images:
                 raise ConfigError(f"the folder {name} has no images")
             sources += images
-        elif path.exists():
-            sources.append(str(path))
+        elif takes_text or path.exists():
+            sources.append(str(path) if path.exists() else name)
         else:
             raise ConfigError(f"there is no file {name}")
     return sources

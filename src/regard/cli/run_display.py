@@ -12,6 +12,9 @@ from regard.core import ConfigError
 
 from .run_options import find_device
 
+FEW = 3
+"""Up to so many details of an evaluation are printed; more are in the outcome."""
+
 if TYPE_CHECKING:
     from regard.train.loop import Progress
     from regard.train.run import Run
@@ -97,15 +100,21 @@ def progress_line(progress: "Progress") -> str:
 def show_outcome(run: "Run", outcome: dict[str, Any], as_json: bool) -> None:
     """The outcome as a line, or as JSON."""
     if as_json:
-        typer.echo(json.dumps({name: value for name, value in outcome.items() if name != "bits"}))
+        typer.echo(json.dumps({name: value for name, value in outcome.items() if name not in ("bits", "samples")}))
         return
     if outcome["status"] != "done":
         typer.echo(f"run {run.key} failed: {outcome['error']}", err=True)
         return
     scores = ", ".join(f"{name} {value:.4f}" for name, value in outcome["metrics"].items() if value is not None)
-    speed = f"{outcome['seconds']:.0f} s, {outcome['images_per_second'] or 0:.0f} images/s"
+    task, chance = run.task, outcome.get("chance")
+    beside = "" if chance is None else f" ({task.trivial}: {task.metric} {chance:.4f})"
+    details = outcome.get("details") or {}
+    if 0 < len(details) <= FEW:
+        beside += "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in details.items())
+    speed = f"{outcome['seconds']:.0f} s, {outcome['images_per_second'] or 0:.0f} {task.unit}/s"
     typer.echo(
-        f"run {run.key}: {scores} on {outcome['data']['test']} images; {speed}; {outcome['parameters']} parameters"
+        f"run {run.key}: {scores} on {outcome['data']['test']} {task.unit}{beside}; {speed}; "
+        f"{outcome['parameters']} parameters"
     )
     for note in outcome["notes"]:
         typer.echo(note)

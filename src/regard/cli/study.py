@@ -313,7 +313,7 @@ def _dry_run(study: "Study", scale: str, rows: str, as_json: bool) -> int:
     from regard.lab.dry_run import dry_run
 
     lines = [asdict(line) for line in dry_run(study, scale, rows)]
-    title = f"{study.title}, {scale} scale: built here, one step on two random images; MACs: multiply-accumulates"
+    title = f"{study.title}, {scale} scale: built here, one step on two random samples; MACs: multiply-accumulates"
     errors = [f"{line['label']}: {line['error']}" for line in lines if line["error"]]
     rows_without_errors = [{key: value for key, value in line.items() if key != "error"} for line in lines]
     show(lines if as_json else rows_without_errors, as_json, title, errors)

@@ -1,12 +1,13 @@
 """`regard train` and `regard eval`: one run of a mechanism in a host model, and the score of a finished run."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.core import Extra
+from regard.core import ConfigError, Extra
 
 from .imports import Imports, imported
 from .mixers import read_mixer
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.core import MixerConfig
+    from regard.tasks.base import Task
 
 
 def train(
@@ -90,6 +92,7 @@ def evaluate(
     retune: Annotated[str, typer.Option(help="Change numbers of the mechanism, such as m=16,k=16.")] = "",
     device: DeviceOption = "auto",
     data: Annotated[str, typer.Option(help="Evaluate on other data, with the same classes.")] = "",
+    split: Annotated[str, typer.Option(help="Evaluate on another split of the data, such as test or held.")] = "",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
@@ -111,6 +114,8 @@ def evaluate(
         from regard.swapping.swap import retune as retune_model
 
         retune_model(model, **numbers(retune))
+    if split:
+        run = dataclasses.replace(run, task=_on_split(run.task, split))
     torch_device = find_device(device)
     model = ModelAtPrecision(model.to(torch_device), run.recipe.precision)
     if data:
@@ -121,6 +126,13 @@ def evaluate(
         typer.echo(json.dumps({"key": key, "metrics": metrics, "mixer": mixer, "retune": retune}))
     else:
         typer.echo("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+
+
+def _on_split(task: "Task", split: str) -> "Task":
+    """The task on another split. Raises: ConfigError."""
+    if "split" not in task.__dataclass_fields__:
+        raise ConfigError(f"--task {task.name} has one split for evaluation")
+    return dataclasses.replace(task, split=split)  # type: ignore[call-arg]
 
 
 def _swap(model: "nn.Module", mixer: "MixerConfig", seed: int, extra: Extra) -> None:

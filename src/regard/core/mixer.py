@@ -46,7 +46,10 @@ class Operator(nn.Module):
     A subclass writes `compute`. Called as a module it is the fast form; `reference` is the plain form, which reads like
     the paper's equation. A role that the mechanism does not use is None. memory is the grid of keys and values where it
     differs from `grid`.
+    one_by_one: whether it has `one_query`, with which a decoder computes its tokens one after the other.
     """
+
+    one_by_one: ClassVar[bool] = False
 
     def compute(self, inputs: Inputs, plain: bool) -> Float[Tensor, "B H N e"]:
         """The fast form, or with `plain` the reference."""
@@ -77,6 +80,21 @@ class Operator(nn.Module):
     ) -> Tensor:
         """The plain form."""
         return self.compute(Inputs(q, k, v, grid, memory, mask), plain=True)
+
+    def one_query(
+        self,
+        index: int,
+        q: Float[Tensor, "B H 1 d"] | None,
+        k: Float[Tensor, "B H M d"] | None,
+        v: Float[Tensor, "B H M e"],
+        *,
+        mask: Mask | None = None,
+    ) -> Float[Tensor, "B H 1 e"]:
+        """The output of query number `index` (from 0) of a sequence, for the M first keys of its sequence or another's.
+
+        Raises: UnsupportedError unless `one_by_one`.
+        """
+        raise UnsupportedError(f"{type(self).__name__} cannot compute a single query of a sequence")
 
     def weights(
         self,

@@ -15,12 +15,22 @@ from regard.store.results import Results
 
 from .table import Table, load_snapshot, sample_values, snapshot_path
 
+LONGEST = 400
+"""Characters of an entry about the data that snapshots and evidence have; longer ones (the names of many classes, a
+tokenizer) serve to build the model and stay in the store."""
+
+
+def short_entries(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a record that have at most `LONGEST` characters as JSON."""
+    return {name: value for name, value in record.items() if len(json.dumps(value)) <= LONGEST}
+
 
 def evidence(root: Path | str, name: str, scale: str) -> dict[str, Any]:
     """A study's snapshot, all outcomes and the table as plain data, which `import_runs` can read."""
     snapshot = load_snapshot(root, name, scale)
     store = Results(root)
-    outcomes = [outcome for run in snapshot["runs"] if (outcome := store.outcome(run["key"])) is not None]
+    stored = [outcome for run in snapshot["runs"] if (outcome := store.outcome(run["key"])) is not None]
+    outcomes = [{**outcome, "data": short_entries(outcome.get("data") or {})} for outcome in stored]
     return {"snapshot": snapshot, "outcomes": outcomes, "table": Table.load(root, name, scale).to_json()}
 
 

@@ -9,6 +9,7 @@ from regard.store.files import write_json
 from regard.store.import_checks import further_runs, same_rows
 from regard.store.results import Results
 
+from .export import short_entries
 from .table import load_snapshot, snapshot_path
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _planned(study: "Study", scale: str, seeds: int | None, rows: str) -> list[t
 
 def data_record(setting: "Setting") -> dict[str, Any]:
     """Name, checksum and sizes of the data. Raises: DataError if the data are missing."""
-    return dict(setting.task.record())
+    return short_entries({**setting.task.record(), "unit": setting.task.unit})
 
 
 def describe(row: "Row", setting: "Setting") -> dict[str, Any]:

@@ -378,7 +378,11 @@ def _caption(snapshot: Mapping[str, Any]) -> str:
     changed = f", changed: {snapshot['variant']}" if snapshot.get("variant") else ""
     data, parts = snapshot.get("data") or {}, [f"{snapshot.get('scale')} scale{changed}"]
     if data.get("name"):
-        sizes = f", {data['train']} training and {data['test']} test images" if data.get("train") else ""
+        sizes = (
+            f", {data['train']} training and {data['test']} test {data.get('unit', 'images')}"
+            if data.get("train")
+            else ""
+        )
         parts.append(f"{data['name']}{sizes}")
     if snapshot.get("recipe"):
         parts.append(str(snapshot["recipe"]))

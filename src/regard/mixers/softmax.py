@@ -4,7 +4,7 @@ Prefix and suffix tokens are queries and keys like all others.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -92,6 +92,8 @@ class Softmax(HeadMixerConfig):
 class SoftmaxOperator(Operator):
     """No parameters."""
 
+    one_by_one: ClassVar[bool] = True
+
     def __init__(self, config: Softmax) -> None:
         super().__init__()
         self.scale = config.scale
@@ -99,3 +101,8 @@ class SoftmaxOperator(Operator):
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
         form = softmax_reference if plain else softmax
         return form(inputs.q, inputs.k, inputs.v, scale=self.scale, mask=inputs.mask)
+
+    def one_query(
+        self, index: int, q: Tensor | None, k: Tensor | None, v: Tensor, *, mask: Mask | None = None
+    ) -> Tensor:
+        return softmax(cast(Tensor, q), cast(Tensor, k), v, scale=self.scale, mask=mask)

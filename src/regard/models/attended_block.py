@@ -2,6 +2,8 @@
 
     1x1 conv, norm, ReLU -> 3x3 conv (regular or deformable), norm, ReLU -> x + gamma Attn(x) -> 1x1 conv, norm -> add
 
+In a parallel slot attention gets the input of the 3x3 convolution instead: Conv(x) + gamma Attn(x), where both have one
+shape, that is in all blocks of a stage but the first.
 gamma is initialised with zero, so that a trained network computes the same as before. In a basic block (ResNet-18 and
 -34) attention follows the norm and ReLU of the first 3x3 convolution: those of the second come after the addition.
 A block becomes an instance of a subclass of its own class, with one more child, `attn`; all other names are unchanged.
@@ -63,12 +65,17 @@ class Attended(Port):
             state_dict[f"{prefix}gamma"] = gamma.reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
+    def forward(
+        self, x: Float[Tensor, "B C h w"], before: Float[Tensor, "B D y x"] | None = None
+    ) -> Float[Tensor, "B C h w"]:
+        """before: the input of the 3x3 convolution, which a parallel slot attends to where it has the shape of x."""
         cast("Slot", self.host).record_grid(x)
         if self.gamma is None:
             return x
+        parallel = cast("Slot", self.host).parallel and before is not None and before.shape == x.shape
+        source = cast(Tensor, before) if parallel else x
         height, width = x.shape[-2:]
-        out = self.mixer(x.flatten(2).mT, Grid(height, width))
+        out = self.mixer(source.flatten(2).mT, Grid(height, width))
         return x + self.gamma * out.mT.unflatten(-1, (height, width))
 
 
@@ -76,6 +83,7 @@ class Slot(nn.Module):
     """An empty slot for attention on maps of `dim` channels: the identity.
 
     initial_gamma: the initial gamma of the next mechanism in the slot. grid_size: (height, width) of the last map.
+    parallel: attention gets the input of the 3x3 convolution instead of its output.
     """
 
     port = Attended
@@ -86,6 +94,7 @@ class Slot(nn.Module):
         super().__init__()
         self.dim, self.heads, self.initial_gamma = dim, heads, 0.0
         self.grid_size = (1, 1)
+        self.parallel = False
         self.register_buffer("placeholder", torch.zeros(()), persistent=False)
 
     def record_grid(self, x: Tensor) -> None:
@@ -94,7 +103,9 @@ class Slot(nn.Module):
         if not tracing:
             self.grid_size = (x.shape[-2], x.shape[-1])
 
-    def forward(self, x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h w"]:
+    def forward(
+        self, x: Float[Tensor, "B C h w"], before: Float[Tensor, "B D y x"] | None = None
+    ) -> Float[Tensor, "B C h w"]:
         self.record_grid(x)
         return x
 
@@ -108,7 +119,7 @@ class TorchvisionBasic(torchvision_resnet.BasicBlock):
     attn: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.attn(self.relu(self.bn1(self.conv1(x))))
+        out = self.attn(self.relu(self.bn1(self.conv1(x))), x)
         out = self.bn2(self.conv2(out))
         out += x if self.downsample is None else self.downsample(x)
         return self.relu(out)
@@ -121,7 +132,7 @@ class TorchvisionBottleneck(torchvision_resnet.Bottleneck):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.bn1(self.conv1(x)))
-        out = self.attn(self.relu(self.bn2(self.conv2(out))))
+        out = self.attn(self.relu(self.bn2(self.conv2(out))), out)
         out = self.bn3(self.conv3(out))
         out += x if self.downsample is None else self.downsample(x)
         return self.relu(out)
@@ -134,7 +145,7 @@ class TimmBasic(timm_resnet.BasicBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.aa(self.act1(self.drop_block(self.bn1(self.conv1(x)))))  # type: ignore[misc]
-        out = self.bn2(self.conv2(self.attn(out)))
+        out = self.bn2(self.conv2(self.attn(out, x)))
         return _add_timm(self, x, out, self.act2)
 
 
@@ -144,9 +155,9 @@ class TimmBottleneck(timm_resnet.Bottleneck):
     attn: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.act1(self.bn1(self.conv1(x)))
-        out = self.aa(self.act2(self.drop_block(self.bn2(self.conv2(out)))))  # type: ignore[misc]
-        out = self.bn3(self.conv3(self.attn(out)))
+        before = self.act1(self.bn1(self.conv1(x)))
+        out = self.aa(self.act2(self.drop_block(self.bn2(self.conv2(before)))))  # type: ignore[misc]
+        out = self.bn3(self.conv3(self.attn(out, before)))
         return _add_timm(self, x, out, self.act3)
 
 

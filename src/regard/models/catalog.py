@@ -15,6 +15,7 @@ from .cait import cait_s_32
 from .cvt import cvt_13, cvt_13_32
 from .metaformer import cskaformer_b36, cskaformer_s18, metaformer, skaformer_b36, skaformer_desk, skaformer_s18
 from .resnet import attended_resnet18, attended_resnet50
+from .sequence_classifier import sequence_encoder
 from .swin import swin_t_32
 from .vit5 import vit5_base, vit5_large, vit5_small, vit5_xlarge
 from .vit_desk import vit_desk
@@ -44,10 +45,13 @@ HOSTS: dict[str, Callable[..., nn.Module]] = {
 }
 """Functions that build Regard's own models, which no library has, by name."""
 
+TOKEN_HOSTS: dict[str, Callable[..., nn.Module]] = {"sequence_encoder": sequence_encoder}
+"""Models that take token ids instead of images, by name; they are not listed among the hosts of images."""
+
 
 def own_models(extra: Extra = ()) -> dict[str, Callable[..., nn.Module]]:
     """Functions or classes that build models, by name: Regard's and the user's; the user's have precedence."""
-    return {**HOSTS, **{item.__name__: item for item in extra if _is_model(item)}}
+    return {**HOSTS, **TOKEN_HOSTS, **{item.__name__: item for item in extra if _is_model(item)}}
 
 
 def _is_model(item: type | Callable[..., Any]) -> bool:

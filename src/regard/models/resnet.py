@@ -26,6 +26,7 @@ def attend(
     deformable: bool | str | DeformableConv = False,
     *,
     heads: int = 8,
+    parallel: bool = False,
     example: Tensor | None = None,
 ) -> nn.Module:
     """Put attention into the residual blocks of a ResNet of torchvision or timm, in place; returns the model.
@@ -33,10 +34,11 @@ def attend(
     The ResNet may be a part of the model, such as the backbone of a feature pyramid or detector. mixer: a
     configuration, its spelling, or None for empty slots. stages: numbers of `layer1` to `layer4`; the paper's conv4 and
     conv5 are 3 and 4. deformable: True replaces the 3x3 convolution before attention by a deformable one with the same
-    weights and offsets of zero; its options (version, groups, offset_kernel, mask_init) may be given as a
-    configuration or its spelling; `lr_scale()` of the layer gives the lower learning rate of its offsets. False leaves
-    the convolution unchanged. example: an input (1, C, H, W) that gives the mechanisms their first grid; other sizes
-    may follow; by default of the size that the model names, or 224x224.
+    weights and offsets of zero; its options (version, groups, offset_kernel, mask_init) may be given as a configuration
+    or its spelling; `lr_scale()` of the layer gives the lower learning rate of its offsets. False leaves the
+    convolution unchanged. parallel: attention beside the 3x3 convolution instead of after it. example: an input (1, C,
+    H, W) that gives the mechanisms their first grid; other sizes may follow; by default of the size that the model
+    names, or 224x224.
     With attention alone the model's first output is bit-identical; with deformable convolutions it is equal up to
     rounding of coordinates in float32: about 1e-6 of its size on maps of 14 cells, 3e-6 of 84, 3e-5 of 1333.
     torchvision's `create_feature_extractor` needs tracer_kwargs={"leaf_modules": [Attended, DeformableConv2d]}.
@@ -62,6 +64,7 @@ def attend(
     with _unchanged_on_error([block for _, block in blocks]):
         for name, block in blocks:
             _add_slot(block, name, heads, convolution)
+            _slot(block).parallel = parallel
         if config is not None:
             example = example_input(model, default=(224, 224)) if example is None else example
             plan_layers(model, config, [f"{name}.attn" for name, _ in blocks], example).apply()
@@ -76,16 +79,16 @@ def attend(
 @contextmanager
 def _unchanged_on_error(blocks: Sequence[nn.Module]) -> Iterator[None]:
     """Undo what `_add_slot` changed in these blocks if an error occurs."""
-    before = [(block, type(block), _spatial(block), _heads_of(block)) for block in blocks]
+    before = [(block, type(block), _spatial(block), _heads_of(block), _is_parallel(block)) for block in blocks]
     try:
         yield
     except Exception:
-        for block, kind, conv, heads in before:
+        for block, kind, conv, heads, parallel in before:
             if kind in BLOCKS:
                 block.__class__ = kind
                 block._modules.pop("attn", None)
             else:
-                _slot(block).heads = heads
+                _slot(block).heads, _slot(block).parallel = heads, parallel
             setattr(block, _spatial_name(block), conv)
         raise
 
@@ -141,6 +144,10 @@ def _heads_of(block: nn.Module) -> int:
     return 0 if type(block) in BLOCKS else _slot(block).heads
 
 
+def _is_parallel(block: nn.Module) -> bool:
+    return type(block) not in BLOCKS and _slot(block).parallel
+
+
 def _add_slot(block: nn.Module, name: str, heads: int, deformable: bool | DeformableConv) -> None:
     """Add a slot for this number of heads, and the deformable convolution, to a block, in place."""
     conv = _spatial(block)
@@ -165,12 +172,13 @@ def attended_resnet18(
     deformable: bool | str = False,
     mixer: str | None = None,
     heads: int = 8,
+    parallel: bool = False,
     stem: int = 4,
     img_size: int | tuple[int, int] = 224,
     **options: Any,
 ) -> nn.Module:
     """timm's ResNet-18 with empty slots for attention. Options as in `attended`."""
-    return attended("resnet18", stages, deformable, mixer, heads, stem, img_size, options)
+    return attended("resnet18", stages, deformable, mixer, heads, parallel, stem, img_size, options)
 
 
 def attended_resnet50(
@@ -179,25 +187,25 @@ def attended_resnet50(
     deformable: bool | str = False,
     mixer: str | None = None,
     heads: int = 8,
+    parallel: bool = False,
     stem: int = 4,
     img_size: int | tuple[int, int] = 224,
     **options: Any,
 ) -> nn.Module:
     """timm's ResNet-50, the paper's backbone, with empty slots for attention. Options as in `attended`."""
-    return attended("resnet50", stages, deformable, mixer, heads, stem, img_size, options)
+    return attended("resnet50", stages, deformable, mixer, heads, parallel, stem, img_size, options)
 
 
 def attended(
-    name: str, stages: Sequence[int], deformable: bool | str, mixer: str | None, heads: int, stem: int,
-    img_size: int | tuple[int, int], options: dict[str, Any],
+    name: str, stages: Sequence[int], deformable: bool | str, mixer: str | None, heads: int, parallel: bool,
+    stem: int, img_size: int | tuple[int, int], options: dict[str, Any],
 ) -> nn.Module:  # fmt: skip
     """A ResNet of timm whose `stages` have slots, for `create_model(..., mixer)` or a study's row.
 
-    mixer: the spelling of the mechanism in the slots; None leaves them empty. deformable: True, or the spelled
-    options. stem: stride in pixels before the first stage; 4 is timm's own, 1 and 2 are one 3x3 convolution without
-    pooling, for small images.
-    img_size: gives mechanisms their first grid; the network takes any size. options: of timm, such as pretrained,
-    num_classes, in_chans, channels, features_only.
+    mixer: the spelling of the mechanism in the slots; None leaves them empty. deformable: True, or the spelled options.
+    heads, parallel: as in `attend`. stem: stride in pixels before the first stage; 4 is timm's own, 1 and 2 are one 3x3
+    convolution without pooling, for small images. img_size: gives mechanisms their first grid; the network takes any
+    size. options: of timm, such as pretrained, num_classes, in_chans, channels, features_only.
     Raises: ConfigError for sizes or options that do not fit; the errors of `attend`.
     """
     if stem not in (1, 2, 4) or (stem != 4 and (options.get("features_only") or options.get("pretrained"))):
@@ -214,4 +222,4 @@ def attended(
         model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, stem, 1, bias=False)
         nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
         model.maxpool = nn.Identity()
-    return attend(model, mixer, stages, deformable, heads=heads)
+    return attend(model, mixer, stages, deformable, heads=heads, parallel=parallel)

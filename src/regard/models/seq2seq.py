@@ -4,6 +4,7 @@
     x <- norm(x + drop(Cross(x, memory)))      decoder only; delta = source index - target index
     x <- norm(x + drop(W_2 ReLU(W_1 x)))
 
+With pre-norm x <- x + drop(F(norm(x))) instead; the stack then ends with another norm, which is not part of a layer.
 Self may also be a dynamic convolution (2b). Unit, optional, is a deformable convolution along the sequence, kernel 3
 (2c). There are no absolute positions. The decoder's self-attention and unit are causal. Padded tokens are not used as
 keys or sampling points; their own outputs are undefined.
@@ -11,7 +12,7 @@ keys or sampling points; their own outputs are undefined.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -35,7 +36,8 @@ class Layer:
     and no unit. cross: the mechanism of the attention to the encoder. unit: the deformable convolution before
     self-attention, None = none. Each may be a spelling. dirac: the unit is initialised as the identity, otherwise as
     usual. hidden: width of the feed-forward net. drop: dropout of every branch. length: tokens at build time; other
-    lengths may follow. Raises: ConfigError; UnsupportedError if cross cannot attend to another input of any length.
+    lengths may follow. norm: after each branch is added ("post"), or before each branch ("pre").
+    Raises: ConfigError; UnsupportedError if cross cannot attend to another input of any length.
     """
 
     dim: int = 512
@@ -47,8 +49,11 @@ class Layer:
     hidden: int = 2048
     drop: float = 0.1
     length: int = 64
+    norm: Literal["post", "pre"] = "post"
 
     def __post_init__(self) -> None:
+        if self.norm not in ("post", "pre"):
+            raise ConfigError(f'norm is "post" or "pre", not {self.norm!r}')
         if min(self.hidden, self.length) < 1 or not 0 <= self.drop < 1:
             raise ConfigError(
                 "hidden and length are at least 1 and drop is a fraction below 1, not "
@@ -121,12 +126,25 @@ class FeedForward(nn.Sequential):
         super().__init__(nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(drop), nn.Linear(hidden, dim))
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward net, each with post-norm. Raises: ConfigError and others of the mechanisms."""
+class ResidualLayer(nn.Module):
+    """Branches that are added to their input, with post-norm or pre-norm."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
         self.layer = layer
+
+    def add(self, x: Tensor, norm: nn.Module, drop: nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """norm(x + drop(branch(x))), or x + drop(branch(norm(x)))."""
+        if self.layer.norm == "pre":
+            return x + cast(Tensor, drop(branch(norm(x))))
+        return cast(Tensor, norm(x + drop(branch(x))))
+
+
+class EncoderLayer(ResidualLayer):
+    """Self-attention and feed-forward net. Raises: ConfigError and others of the mechanisms."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__(layer)
         self.self_attn = None if layer.attention is None else SelfBranch(layer, causal=False)
         self.norm1 = None if layer.attention is None else nn.LayerNorm(layer.dim)
         self.mlp, self.norm2 = FeedForward(layer.dim, layer.hidden, layer.drop), nn.LayerNorm(layer.dim)
@@ -135,17 +153,17 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Float[Tensor, "B N C"], keep: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N C"]:
         """keep: False where a token is padding. Raises: ShapeError."""
         check_tokens(x, keep, self.layer.dim, "x")
-        if self.self_attn is not None and self.norm1 is not None:
-            x = self.norm1(x + self.drop(self.self_attn(x, keep)))
-        return cast(Tensor, self.norm2(x + self.drop(self.mlp(x))))
+        attention = self.self_attn
+        if attention is not None and self.norm1 is not None:
+            x = self.add(x, self.norm1, self.drop, lambda y: attention(y, keep))
+        return self.add(x, self.norm2, self.drop, self.mlp)
 
 
-class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the encoder's output and feed-forward net, each with post-norm."""
+class DecoderLayer(ResidualLayer):
+    """Causal self-attention, attention to the encoder's output and feed-forward net."""
 
     def __init__(self, layer: Layer) -> None:
-        super().__init__()
-        self.layer = layer
+        super().__init__(layer)
         self.self_attn = None if layer.attention is None else SelfBranch(layer, causal=True)
         self.norm1 = None if layer.attention is None else nn.LayerNorm(layer.dim)
         cross = cast(HeadMixerConfig, on_sequences(cast(HeadMixerConfig, layer.cross), causal=False))
@@ -164,12 +182,23 @@ class DecoderLayer(nn.Module):
         """memory: the encoder's output. keep, memory_keep: False where a token is padding. Raises: ShapeError."""
         check_tokens(x, keep, self.layer.dim, "x")
         check_tokens(memory, memory_keep, self.layer.dim, "memory")
-        if self.self_attn is not None and self.norm1 is not None:
-            x = self.norm1(x + self.drop(self.self_attn(x, keep)))
-        grid, memory_grid = Grid.sequence(x.shape[1]), Grid.sequence(memory.shape[1])
-        mask = None if memory_keep is None else Mask(keep=memory_keep)
-        x = self.norm2(x + self.drop(self.cross_attn(x, grid, mask, memory=memory, memory_grid=memory_grid)))
-        return cast(Tensor, self.norm3(x + self.drop(self.mlp(x))))
+        attention = self.self_attn
+        if attention is not None and self.norm1 is not None:
+            x = self.add(x, self.norm1, self.drop, lambda y: attention(y, keep))
+        x = self.add(x, self.norm2, self.drop, lambda y: attend(self.cross_attn, y, memory, memory_keep))
+        return self.add(x, self.norm3, self.drop, self.mlp)
+
+
+def attend(
+    cross: CrossMixer,
+    x: Float[Tensor, "B N C"],
+    memory: Float[Tensor, "B M C"],
+    memory_keep: Bool[Tensor, "B M"] | None = None,
+) -> Float[Tensor, "B N C"]:
+    """Attention of one sequence to another. memory_keep: False where a token of the memory is padding."""
+    mask = None if memory_keep is None else Mask(keep=memory_keep)
+    grid, memory_grid = Grid.sequence(x.shape[1]), Grid.sequence(memory.shape[1])
+    return cast(Tensor, cross(x, grid, mask, memory=memory, memory_grid=memory_grid))
 
 
 def stack(make: Callable[[Layer], nn.Module], layer: Layer, depth: int = 6) -> nn.ModuleList:

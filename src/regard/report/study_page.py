@@ -256,7 +256,8 @@ def _caption(study_data: StudyData, scale: str) -> str:
     variant = study_data.snapshot.get("variant")
     parts = [f"{scale.capitalize()} scale" + (f", changed: {variant}" if variant else "")]
     if data.get("name"):
-        sizes = [f"{data[part]:,} {word} images" for part, word in (("train", "training"), ("test", "test"))
+        unit = data.get("unit", "images")
+        sizes = [f"{data[part]:,} {word} {unit}" for part, word in (("train", "training"), ("test", "test"))
                  if isinstance(data.get(part), int)]  # fmt: skip
         parts.append(f"{data['name']}" + (f" ({', '.join(sizes)})" if sizes else ""))
     done = len(study_data.runs)

@@ -77,9 +77,13 @@ def _without_ports(model: nn.Module) -> str:
 def example_input(model: nn.Module, default: tuple[int, int] | None = None) -> Tensor:
     """Noise (1, C, H, W) of the image size that the model names, else of the default (height, width).
 
-    The size is read from `img_size`, `image_size` or the pretrained configuration.
+    The size is read from `img_size`, `image_size` or the pretrained configuration. A model of other inputs than images
+    has a method `example_input` without arguments, whose result is returned.
     Raises: SwapError if the model names no size and there is no default.
     """
+    own_example = getattr(model, "example_input", None)
+    if callable(own_example):
+        return cast(Tensor, own_example())
     modules = list(model.modules())
     sizes = [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
     for module in modules:

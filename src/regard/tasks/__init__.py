@@ -2,7 +2,22 @@
 
 from .base import Score, Task, Trial
 from .classification import Classification
+from .detection import Detection, Instances
+from .segmentation import Segmentation
+from .sequences import Sequences
+from .translation import Translation
 
-TASKS: tuple[type[Task], ...] = (Classification,)
+TASKS: tuple[type[Task], ...] = (Classification, Detection, Instances, Segmentation, Translation, Sequences)
 
-__all__ = ["TASKS", "Classification", "Score", "Task", "Trial"]
+__all__ = [
+    "TASKS",
+    "Classification",
+    "Detection",
+    "Instances",
+    "Score",
+    "Segmentation",
+    "Sequences",
+    "Task",
+    "Translation",
+    "Trial",
+]

@@ -80,7 +80,8 @@ class Task(ABC):
     name: that of `--task`. metric: the main one; larger is better. further: other metrics of every evaluation. trivial:
     the answer whose metric is `chance`, as a noun. unit: what one sample is, in the plural.
     example_data: a small set that every machine has.
-    sets: the named data sets, and where each comes from. no_export: why a model cannot become an ONNX file, "" = it can.
+    sets: the named data sets, and where each comes from. no_export: why a model cannot become an ONNX file, "" = it
+    can. takes_text: whether `predict` takes texts besides files.
     A model is called by its forward pass only. Where training needs more than the prediction, the model takes the
     targets as further arguments and returns what the loss needs; without them it returns predictions.
     """
@@ -93,6 +94,7 @@ class Task(ABC):
     unit: ClassVar[str] = "images"
     sets: ClassVar[Mapping[str, str]] = {}
     no_export: ClassVar[str] = ""
+    takes_text: ClassVar[bool] = False
     revision: ClassVar[int] = 1
 
     host: str

@@ -16,11 +16,19 @@ def jackknife_values(statistics: np.ndarray, metric: Callable[[np.ndarray], floa
     a metric that is a mean they are the values of the samples). More than `BLOCKS` samples are left out in blocks.
     statistics: (n, s) additive numbers of each sample, such as intersections and unions; metric: of their sum (s,).
     """
-    total, number = statistics.sum(0), len(statistics)
-    blocks = np.array_split(np.arange(number), min(number, BLOCKS))
-    whole = metric(total)
+    total = statistics.sum(0)
+    return jackknife(len(statistics), lambda rows: metric(total - statistics[rows].sum(0)))
+
+
+def jackknife(number: int, without: Callable[[np.ndarray], float], most: int = BLOCKS) -> np.ndarray:
+    """`jackknife_values` of `number` samples for any metric.
+
+    without: the metric of all samples but those of the given rows; no rows = of all. most: number of blocks.
+    """
+    blocks = np.array_split(np.arange(number), min(number, most))
+    whole = without(np.arange(0))
     values = np.empty(number, np.float32)
     for rows in blocks:
-        without = metric(total - statistics[rows].sum(0)) if len(rows) < number else whole
-        values[rows] = whole + (number - len(rows)) / len(rows) * (whole - without)
+        left = without(rows) if len(rows) < number else whole
+        values[rows] = whole + (number - len(rows)) / len(rows) * (whole - left)
     return values

@@ -142,7 +142,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "environment": environment(fabric.device, run.recipe.precision, fabric.world_size, watch.compile),
         "code": code_version(),
-        "data": run.task.record(),
+        "data": {**run.task.record(), "unit": run.task.unit},
         "spelling": spell(run),
         "model": model_recipe(model) if "regard_host" in model.__dict__ else None,
         "probes": {},

@@ -80,8 +80,9 @@ def compare_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> fl
 
 
 def _check_packages() -> None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"the export to ONNX needs {', '.join(missing)}: pip install 'regard[onnx]'")
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the export to ONNX needs {error.name}: pip install 'regard[onnx]'") from error

@@ -339,6 +339,12 @@ class FactorsOperator(Operator):
     basis_x: Tensor
     basis_y: Tensor
 
+    @property
+    def one_by_one(self) -> bool:  # type: ignore[override]
+        """With all queries, all keys and no window, on sequences."""
+        config = self.config
+        return config.axes == config.query_stride == self.stride == 1 and not config.window
+
     def __init__(self, config: Factors, site: Site) -> None:
         super().__init__()
         self.config, self.heads, self.grid = config, site.heads, site.grid
@@ -397,10 +403,22 @@ class FactorsOperator(Operator):
         )  # fmt: skip
         return out if self.config.query_stride == 1 else interpolated(out, query_grid, inputs.grid)
 
-    def _table(self, weight: Tensor, queries: int, keys: int) -> Tensor:
+    def one_query(
+        self, index: int, q: Tensor | None, k: Tensor | None, v: Tensor, *, mask: Mask | None = None
+    ) -> Tensor:
+        keys = Grid.sequence(v.shape[2])
+        with without_autocast(v.device):
+            tables = None if self.positions_x is None else (self._table(self.positions_x, 1, keys.width, index), None)
+        return factors_reference(
+            q, k, v, terms=self.config.terms, grid=Grid.sequence(1), key_grid=keys, tables=tables, u=self.u, t=self.t,
+            scale=self.config.scale, mask=mask,
+        )  # fmt: skip
+
+    def _table(self, weight: Tensor, queries: int, keys: int, first: int = 0) -> Tensor:
+        """first: the position of the first query, where that of the first key is 0."""
         size = table_size(queries, keys, self.stride, self.config.query_stride)
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        steps = torch.arange(1 - size, size, device=weight.device, dtype=dtype) * self.sign
+        steps = (torch.arange(1 - size, size, device=weight.device, dtype=dtype) - first) * self.sign
         waves = sinusoids(steps, self.width, self.base, self.config.magnitude)
         return F.linear(waves, weight.to(dtype) * self.factor).unflatten(-1, (self.heads, -1)).transpose(0, 1)
 

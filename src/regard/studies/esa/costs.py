@@ -35,7 +35,7 @@ SEGMENTATION = Layout(
     "segmentation", 449.5, ((Grid(96, 96), 256, 6), (Grid(96, 96), 512, 3), (Grid(96, 96), 512, 1)), 2, 0.2
 )
 # the printed GMACs of configurations that the tables have
-_PRINTED = {
+PRINTED = {
     "detection": {
         "w/o": 213.7, "1111": 281.4, "1110": 281.4, "1101": 281.4, "1100": 281.4, "0111": 253.6, "0110": 253.6,
         "0101": 251.1, "0100": 251.1, "1011": 281.4, "1010": 281.2, "1001": 281.4, "1000": 281.2, "0011": 250.1,
@@ -59,11 +59,11 @@ PRINTED_PAIRS = (
     ("0101", "0001", "38.6 -> 40.7", "76.3 -> 77.3", "27.4 -> 27.6"),
     ("0100", "w/o", "38.6 -> 39.9", "76.3 -> 77.2", "27.4 -> 27.3"),
 )
-_TABLE3 = {
+TABLE3 = {
     "detection": {31: (229.4, 352.9), 25: (226.6, 306.8), 19: (224.4, 270.6), 13: (222.7, 244.3)},
     "segmentation": {31: (523.3, 1029.0), 25: (511.8, 840.4), 19: (502.6, 692.1), 13: (495.9, 584.3)},
 }
-_ACCURACY3 = {
+ACCURACY3 = {
     31: ("38.6 -> 37.9", "75.5 -> 74.2", "27.4 -> 27.6"),
     25: ("38.6 -> 37.8", "75.5 -> 74.2", "27.4 -> 27.6"),
     19: ("38.6 -> 37.6", "75.4 -> 73.7", "27.4 -> 27.5"),
@@ -140,7 +140,7 @@ def figure3() -> Sheet:
     """The axis of Figure 3: what the 16 configurations add, and what 0010 with deformable convolution adds."""
     rows = []
     for layout in (DETECTION, SEGMENTATION):
-        printed = _PRINTED[layout.name]
+        printed = PRINTED[layout.name]
         for terms in ("w/o", *_TERMS):
             rows.append(_line(layout, terms, _config(terms), False, printed.get(terms)))
         for terms in ("w/o", "0010"):
@@ -160,7 +160,7 @@ def table2() -> Sheet:
     """Every pair of Table 2."""
     rows: list[list[Cell]] = []
     for layout in (DETECTION, SEGMENTATION):
-        column, printed = (2 if layout is DETECTION else 3), _PRINTED[layout.name]
+        column, printed = (2 if layout is DETECTION else 3), PRINTED[layout.name]
         for pair in PRINTED_PAIRS:
             rows.append([*_line(layout, pair[0], _config(pair[0]), False, printed[pair[0]]), None, None])
             line = _line(layout, f"{pair[1]} + deformable", _config(pair[1]), True, printed[pair[1]])
@@ -181,8 +181,8 @@ def table3() -> Sheet:
     for layout in (DETECTION, SEGMENTATION):
         column = 0 if layout is DETECTION else 1
         for window in _WINDOWS:
-            e2, dynamic = _TABLE3[layout.name][window]
-            accuracy = _ACCURACY3[window]
+            e2, dynamic = TABLE3[layout.name][window]
+            accuracy = ACCURACY3[window]
             line = _line(layout, f"0100 in {window}x{window}", Factors(terms="0100", window=window), False, e2)
             rows.append([*line, None, None])
             line = _line(layout, f"dynamic {window}x{window}", DynamicConv(kernel=window), False, dynamic)

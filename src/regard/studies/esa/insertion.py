@@ -31,6 +31,13 @@ def rows(host: str, start: Row) -> tuple[Row, ...]:
         replace(start, label="before", notes=("The plain network that all other rows start from.",)),
         *(Row(terms, Factors(terms=terms), start=start) for terms in ("0010", "0110", "1111")),
         Row(
+            "1111 parallel",
+            Factors(terms="1111"),
+            host=f"{host[:-1]}, parallel=True)",
+            start=start,
+            notes=("Beside the 3x3 convolution instead of after it, in all blocks of a stage but the first.",),
+        ),
+        Row(
             "deformable unit", DeformableConv(), start=start, notes=("In the place of attention, multiplied by gamma.",)
         ),
         Row(

@@ -40,7 +40,7 @@ class Classification(ImageTask):
     are reserved for tuning. limit: number of training and test images, 0 = all: the first ones, or evenly spaced ones
     of a set that is sorted by class, as folders are. cut: images keep their own size and are cropped to `size` (at
     random in training, at the centre in the test). corrupt: stop at an image that cannot be read, or skip it.
-    download: torchvision's sets.
+    download: torchvision's sets. class_weights: factor of each class in the loss, () = all 1.
     Raises: ConfigError.
     """
 
@@ -56,12 +56,15 @@ class Classification(ImageTask):
     cut: bool = False
     corrupt: Literal["stop", "skip"] = "stop"
     download: bool = False
+    class_weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choices(init=("zero", "fan_in", "host"), split=("test", "held"), corrupt=("stop", "skip"))
         if self.classes < 0 or self.limit < 0:
             raise ConfigError(f"classes and limit are 0 or more, not {self.classes} and {self.limit}")
+        if any(not weight >= 0 for weight in self.class_weights):
+            raise ConfigError(f"class_weights are 0 or more, not {self.class_weights}")
         if is_pretrained(self.host) and self.init != "host":
             raise ConfigError(
                 f'a pretrained host keeps its weights with init="host"; init={self.init!r} would lose them'
@@ -232,6 +235,7 @@ class Classification(ImageTask):
         """Cross-entropy. With a teacher: its mean with the cross-entropy to the classes that the teacher predicts for
         the same images, after mixup (hard distillation, DeiT Eq. 3, with one head)."""
         images, labels = self.prepared(batch[0], device), batch[1].to(device)
+        weights = self._class_weights(device)
         if recipe.erasing:
             from timm.data.random_erasing import RandomErasing
 
@@ -244,15 +248,26 @@ class Classification(ImageTask):
             with torch.device(device):
                 images, targets = mixup(images, labels)
             scores = model(images).float()
+            targets = targets if weights is None else targets * weights
             loss = -(targets * scores.log_softmax(-1)).sum(-1).mean()
         else:
             scores = model(images).float()
-            loss = F.cross_entropy(scores, labels, label_smoothing=recipe.smoothing)
+            loss = F.cross_entropy(scores, labels, weights, label_smoothing=recipe.smoothing)
         if teacher is None:
             return loss
         with torch.no_grad():
             predicted = teacher(images).argmax(-1)
         return (loss + F.cross_entropy(scores, predicted)) / 2
+
+    def _class_weights(self, device: torch.device) -> Tensor | None:
+        """Raises: ConfigError if their number is not that of the outputs."""
+        if not self.class_weights:
+            return None
+        if len(self.class_weights) != self.outputs:
+            raise ConfigError(
+                f"class_weights has {len(self.class_weights)} numbers, the task has {self.outputs} classes"
+            )
+        return torch.tensor(self.class_weights, device=device)
 
     def check_teacher(self, teacher: nn.Module, student: nn.Module) -> None:
         """Raises: ConfigError if its number of classes is not the task's."""

@@ -221,7 +221,10 @@ def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, _S
         image, label = (_column(file, table, names) for names in (_IMAGES, _LABELS))
         labels = table[label].to_numpy()
         if labels.dtype.kind not in "iu":
-            raise DataError(f"{file}: column {label!r} holds {labels.dtype}, expected whole numbers from 0")
+            raise DataError(
+                f"{file}: column {label!r} holds {labels.dtype}, expected one whole number from 0 for each image "
+                "(images with several labels are not supported)"
+            )
         sources = image_column(file, table[image])
         classes = classes or class_names(file)
         splits[split] = (sources, [f"row {row} of {file}" for row in range(len(sources))], labels.astype(np.int64))

@@ -1,0 +1,193 @@
+"""Segmenter: a host with a mechanism as the encoder, and a head that gives the classes of all pixels."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from regard.core import ConfigError, Extra, MixerConfig, nearest
+from regard.core.eval_mode import eval_mode
+from regard.models.catalog import user_ports
+from regard.models.create import build_sized, create_model, parse_host
+from regard.swapping.inspect import explained_inputs
+from regard.swapping.swap import plan_swap, remove
+
+from .conv_head import ConvHead
+from .heads import CBT, Depict, LinearHead, MaskTransformer
+
+VOID = 255
+"""The class of pixels that do not count."""
+HEADS: dict[str, Callable[..., nn.Module]] = {
+    "linear": LinearHead,
+    "pixels": LinearHead,
+    "mask": MaskTransformer,
+    "cbt": CBT,
+    "depict": Depict,
+    "conv": ConvHead,
+}
+"""Heads by name. pixels: a linear layer whose outputs are the scores of a token's pixels."""
+AUXILIARY_WEIGHT = 0.4
+
+
+class TokenMaps(nn.Module):
+    """A ViT whose forward pass returns maps (B, C, h, w) of the patch tokens of some blocks, normalised at the end.
+
+    The grid is that of the image, which need not be square; prefix tokens are left out.
+    """
+
+    def __init__(self, model: nn.Module, number: int) -> None:
+        super().__init__()
+        self.model = model
+        depth = len(cast(Any, model).blocks)
+        self.indices = [depth - 1] if number == 1 else [max(depth * 2 // 3 - 1, 0), depth - 1]
+        self.norm = getattr(model, "fc_norm", None) or nn.Identity()  # the final norm of a ViT with mean pooling
+
+    def forward(self, x: Float[Tensor, "B c H W"]) -> list[Tensor]:
+        options = {"indices": self.indices, "norm": True, "intermediates_only": True, "output_fmt": "NCHW"}
+        maps = cast(Any, self.model).forward_intermediates(x, **options)
+        return [self.norm(y.movedim(1, -1)).movedim(-1, 1) for y in maps]
+
+
+class Pyramid(nn.Module):
+    """timm's `features_only` model with maps (B, C, h, w), also for models that have channels last."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        form = getattr(model, "output_fmt", None)
+        self.channels_last = str(getattr(form, "value", form)) == "NHWC"
+
+    def forward(self, x: Float[Tensor, "B c H W"]) -> list[Tensor]:
+        maps = self.model(x)
+        return [y.permute(0, 3, 1, 2) for y in maps] if self.channels_last else list(maps)
+
+
+class Segmenter(nn.Module):
+    """Scores (B, K, H, W) of images (B, c, H, W), enlarged (bilinear) to the size of the image.
+
+    With masks: the mean cross-entropy of pixels that are not void, plus 0.4 times that of the auxiliary head if there
+    is one.
+    """
+
+    def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, head
+
+    @property
+    def patch_embed(self) -> nn.Module:
+        """Of a ViT: names the grid of its tokens, for attention maps. Raises: AttributeError for other encoders."""
+        return cast(nn.Module, cast(Any, self.encoder).model.patch_embed)
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens of a ViT before those of the patches."""
+        return int(getattr(cast(Any, self.encoder).model, "num_prefix_tokens", 0) or 0)
+
+    def forward(
+        self, images: Float[Tensor, "B c H W"], masks: UInt8[Tensor, "B H W"] | None = None, smoothing: float = 0.0
+    ) -> Tensor:
+        maps = self.encoder(images)
+        size = (images.shape[-2], images.shape[-1])
+        scores = enlarged(self.head(maps[-1]), size)
+        if masks is None:
+            return scores
+        loss = pixel_loss(scores, masks, smoothing)
+        if isinstance(self.head, ConvHead):
+            loss = loss + AUXILIARY_WEIGHT * pixel_loss(enlarged(self.head.auxiliary(maps[-2]), size), masks, smoothing)
+        return loss
+
+
+def enlarged(scores: Float[Tensor, "B K h w"], size: tuple[int, int]) -> Float[Tensor, "B K H W"]:
+    """Scores of every pixel of an image of size = (height, width), bilinear."""
+    if tuple(scores.shape[-2:]) == size:
+        return scores
+    return F.interpolate(scores, size, mode="bilinear", align_corners=False)
+
+
+def pixel_loss(scores: Float[Tensor, "B K H W"], masks: UInt8[Tensor, "B H W"], smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy of the pixels that are not void; 0 if all are."""
+    total = F.cross_entropy(scores.float(), masks.long(), ignore_index=VOID, label_smoothing=smoothing, reduction="sum")
+    return total / (masks != VOID).sum().clamp(min=1)
+
+
+def make_segmenter(
+    host: str,
+    mixer: MixerConfig | None,
+    head: str,
+    *,
+    classes: int,
+    size: tuple[int, int],
+    channels: int = 3,
+    removed: bool = False,
+    pretrained: bool = True,
+    extra: Extra = (),
+) -> Segmenter:
+    """A host, with a mechanism or its own attention (mixer=None) or without any (removed), and a head.
+
+    host: a ViT, whose patch tokens are the map, or a model with several maps (attended ResNets, pyramids), whose last
+    ones are used; "attended_resnet50(output_stride=8)" dilates. head: a name of `HEADS`, with options in brackets:
+    "cbt(heads=6)", "conv(attention=True)"; that head's attention gets the mechanism too. size: (height, width) of
+    images. pretrained: False ignores the published weights that the host's spelling names.
+    Raises: ConfigError; the errors of `create_model` and `plan_swap`.
+    """
+    name, options = parse_host(head)
+    if name not in HEADS:
+        raise ConfigError(f"there is no head {head!r}; {nearest(name, HEADS)}")
+    encoder = _encoder(host, size, channels, 2 if name == "conv" else 1, pretrained, extra)
+    example = torch.zeros(1, channels, *size, device=next(encoder.parameters()).device)
+    with explained_inputs(encoder.model, example), eval_mode(encoder):
+        maps = encoder(example)
+    if name == "conv" and len(maps) < 2:
+        raise ConfigError(f"head conv needs a host with two maps, {host} has {len(maps)}")
+    if name == "pixels":
+        grid = maps[-1].shape[-2:]
+        options["pixels"] = size[0] // grid[0]
+        if any(side != options["pixels"] * cells for side, cells in zip(size, grid, strict=True)):
+            raise ConfigError(
+                f"head pixels needs square patches: {host} has {grid[0]}x{grid[1]} tokens for images of "
+                f'{size[0]}x{size[1]}; use another size, or head="linear"'
+            )
+    width: Any = [y.shape[1] for y in maps] if name == "conv" else maps[-1].shape[1]
+    try:
+        made = HEADS[name](width, classes, **options)
+    except TypeError as error:
+        raise ConfigError(f"head {head} cannot be built: {str(error).partition('__init__() ')[2] or error}") from error
+    model = Segmenter(encoder, made)
+    if mixer is not None:
+        plan = plan_swap(model, mixer, example=example, ports=user_ports(extra))
+        plan.warn()
+        faithful = bool(parse_host(host)[1].get("pretrained")) and pretrained
+        plan.apply(faithful=faithful)
+    return cast(Segmenter, remove(model, example=example)) if removed else model
+
+
+def _encoder(
+    host: str, size: tuple[int, int], channels: int, number: int, pretrained: bool, extra: Extra
+) -> TokenMaps | Pyramid:
+    """A host that returns its last maps. number: of maps."""
+    spelled = parse_host(host)[1]
+    options: dict[str, Any] = {} if "in_chans" in spelled else {"in_chans": channels}
+    if "pretrained" in spelled and not pretrained:
+        options["pretrained"] = False
+    if "output_stride" not in spelled and "features_only" not in spelled:
+        weightless = {"pretrained": False} if "pretrained" in spelled else {}
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            probe = _built(host, size, {**options, "num_classes": 0, **weightless}, extra)
+        if all(hasattr(probe, part) for part in ("blocks", "patch_embed", "forward_intermediates")):
+            return TokenMaps(_built(host, size, {**options, "num_classes": 0}, extra), number)
+    maps = {"features_only": True, "out_indices": tuple(range(-number, 0))}
+    try:
+        return Pyramid(_built(host, size, {**options, **maps}, extra))
+    except TypeError as error:
+        raise ConfigError(f"{host} cannot be the encoder of a segmenter: {error}") from error
+
+
+def _built(host: str, size: tuple[int, int], options: dict[str, Any], extra: Extra) -> nn.Module:
+    """The host for this image size, unless its spelling has one."""
+    spelled = parse_host(host)[1]
+    if "img_size" in spelled or "size" in spelled:
+        return create_model(host, None, extra=extra, **options)
+    return build_sized(host, None, size, extra, **options)

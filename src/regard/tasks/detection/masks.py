@@ -1,0 +1,118 @@
+"""Masks as run-length encodings of COCO, by faster-coco-eval."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, UInt8
+
+from regard.core import ConfigError
+
+from .scenes import Rle
+
+
+def coco_tools() -> Any:
+    """The package faster_coco_eval. Raises: ConfigError with the command that installs it."""
+    try:
+        import faster_coco_eval
+    except ImportError as error:
+        raise ConfigError(
+            "detection needs faster-coco-eval, which is not installed: pip install 'regard[dense]'"
+        ) from error
+    return faster_coco_eval
+
+
+def encode(masks: Bool[np.ndarray, "n h w"]) -> list[Rle]:
+    """Masks as compressed encodings."""
+    coco_tools()
+    from faster_coco_eval.core import mask
+
+    if not len(masks):
+        return []
+    return list(mask.encode(np.asfortranarray(masks.transpose(1, 2, 0).astype(np.uint8))))
+
+
+def decode(rles: Sequence[Rle], size: tuple[int, int]) -> UInt8[np.ndarray, "n h w"]:
+    """Encodings of masks of one size (height, width) as arrays of 0 and 1."""
+    coco_tools()
+    from faster_coco_eval.core import mask
+
+    if not len(rles):
+        return np.zeros((0, *size), np.uint8)
+    return np.ascontiguousarray(mask.decode(list(rles)).transpose(2, 0, 1))
+
+
+def area(rle: Rle) -> int:
+    """Number of pixels of a mask."""
+    coco_tools()
+    from faster_coco_eval.core import mask
+
+    return int(mask.area([rle])[0])
+
+
+def as_text(rle: Rle) -> dict[str, Any]:
+    """An encoding for JSON: its counts as a string."""
+    counts = rle["counts"]
+    return {
+        "size": [int(side) for side in rle["size"]],
+        "counts": counts.decode() if isinstance(counts, bytes) else counts,
+    }
+
+
+def from_annotation(segmentation: Any, size: tuple[int, int]) -> Rle:
+    """The mask of an annotation: polygons, or an encoding with or without compression.
+
+    size: (height, width) of the image. Raises: ValueError that says what is wrong.
+    """
+    coco_tools()
+    from faster_coco_eval.core import mask
+
+    height, width = size
+    if isinstance(segmentation, dict):
+        return _from_rle(segmentation, size)
+    if not isinstance(segmentation, list) or not segmentation:
+        raise ValueError("segmentation is neither a list of polygons nor an encoding {size, counts}")
+    for polygon in segmentation:
+        numbers = isinstance(polygon, list) and all(isinstance(value, int | float) for value in polygon)
+        if not numbers or len(polygon) < 6 or len(polygon) % 2 or not np.isfinite(polygon).all():
+            raise ValueError("a polygon is a list of at least three points x, y, x, y, ...")
+    return dict(mask.merge(mask.frPyObjects([[float(v) for v in polygon] for polygon in segmentation], height, width)))
+
+
+def _from_rle(segmentation: dict[str, Any], size: tuple[int, int]) -> Rle:
+    from faster_coco_eval.core import mask
+
+    sides, counts = segmentation.get("size"), segmentation.get("counts")
+    if sides is None or list(sides) != list(size):
+        found = "x".join(map(str, sides)) if isinstance(sides, list) else sides
+        raise ValueError(f"its mask has {found} pixels (height x width), the image has {size[0]}x{size[1]}")
+    if isinstance(counts, list):
+        if any(not isinstance(count, int) or count < 0 for count in counts) or sum(counts) != size[0] * size[1]:
+            raise ValueError(f"the counts of its mask are not whole numbers with the sum {size[0] * size[1]}")
+        return dict(mask.frPyObjects({"size": list(size), "counts": counts}, *size))
+    if not isinstance(counts, str | bytes):
+        raise ValueError("its mask has no counts")
+    packed = counts.encode() if isinstance(counts, str) else counts
+    if sum(run_lengths(packed)) != size[0] * size[1]:
+        raise ValueError(f"the counts of its mask have not the sum {size[0] * size[1]}: they are damaged")
+    return {"size": list(size), "counts": packed}
+
+
+def run_lengths(counts: bytes) -> list[int]:
+    """The run lengths of compressed counts (COCO's variant of LEB128 with differences). Raises: ValueError."""
+    lengths: list[int] = []
+    value = shift = 0
+    for byte in counts:
+        code = byte - 48
+        if not 0 <= code < 64:
+            raise ValueError("the counts of its mask have a character that no encoding has")
+        value |= (code & 31) << shift
+        shift += 5
+        if not code & 32:
+            if code & 16:
+                value -= 1 << shift
+            lengths.append(value + lengths[-2] if len(lengths) > 2 else value)
+            value = shift = 0
+    if shift or any(length < 0 for length in lengths):
+        raise ValueError("the counts of its mask are damaged")
+    return lengths

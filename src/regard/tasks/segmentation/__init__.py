@@ -1,0 +1,5 @@
+"""Semantic segmentation."""
+
+from .task import Segmentation
+
+__all__ = ["Segmentation"]

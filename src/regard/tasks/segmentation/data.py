@@ -1,0 +1,371 @@
+"""Images with masks: the user's own folders, camvid, and the generated cued sets."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from regard.core import DataError, nearest
+from regard.models.segmentation import VOID
+from regard.tasks.data import cued, own
+from regard.tasks.data.catalog import data_root
+from regard.tasks.data.images import read_image
+from regard.tasks.data.streams import generator
+from regard.tasks.normalise import Statistics
+
+CAMVID = (
+    "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist",
+)  # fmt: skip
+FOLDERS = ("camvid", "ade20k", "cityscapes")
+"""Named sets, which are folders like the user's own in the data folder."""
+NAMED = (*FOLDERS, *cued.CUED)
+IN_MEMORY = 2**30
+"""Images of a split are decoded once, with its masks, if they need at most so many bytes; else when they are used."""
+
+_SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+_MASKS = ("masks", "mask", "annotations", "annotation", "labels", "gtfine")
+_IMAGES = ("images", "image", "leftimg8bit")
+
+
+@runtime_checkable
+class Split(Protocol):
+    """The samples of a split."""
+
+    def __len__(self) -> int: ...
+    def name(self, row: int) -> str:
+        """The file of an image."""
+        ...
+
+    def image(self, row: int) -> np.ndarray:
+        """uint8 pixels (height, width, channels)."""
+        ...
+
+    def mask(self, row: int) -> np.ndarray:
+        """uint8 classes (height, width), `VOID` where a pixel does not count."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class MaskSet:
+    """A segmentation set. ignored: classes that are not counted in the main metric, such as cued's background."""
+
+    name: str
+    classes: tuple[str, ...]
+    channels: int
+    splits: dict[str, Split]
+    checksum: str
+    ignored: tuple[int, ...] = ()
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Mean and deviation per channel over at most 200 evenly spaced training images."""
+        train = self.splits["train"]
+        rows = range(0, len(train), -(-len(train) // 200))
+        pixels = np.concatenate([train.image(row).reshape(-1, self.channels) for row in rows]).astype(np.float32) / 255
+        mean, std = pixels.mean(0, dtype=np.float64), pixels.std(0, dtype=np.float64)
+        return [float(m) for m in mean], [max(float(s), 1e-3) for s in std]
+
+
+@dataclass(frozen=True, eq=False)
+class Canvases:
+    """A split of a cued set."""
+
+    data: str
+    split: str
+
+    def __len__(self) -> int:
+        return cued.COUNTS[self.split]
+
+    def name(self, row: int) -> str:
+        return f"canvas {row} of {self.data}, {self.split}"
+
+    def image(self, row: int) -> np.ndarray:
+        return _canvas(self.data, self.split, row).image
+
+    def mask(self, row: int) -> np.ndarray:
+        return _canvas(self.data, self.split, row).mask
+
+
+@lru_cache(maxsize=64)
+def _canvas(data: str, split: str, row: int) -> cued.Canvas:
+    return cued.canvas(data, split, row)
+
+
+class Files:
+    """Images and masks in files; all are decoded and checked here if they fit into `IN_MEMORY`, else when used.
+
+    labels: of the classes, in their order; void: the label of pixels that do not count. Raises: DataError for an image
+    that cannot be read, a mask of another size, a mask in colour, or an unknown label.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Path, Path]], labels: Sequence[int], void: int) -> None:
+        self.pairs, self.labels, self.void = pairs, tuple(labels), void
+        self.table = np.full(256, -1, np.int16)
+        self.table[list(labels)] = np.arange(len(labels))
+        self.table[void] = VOID
+        self.decoded: list[tuple[np.ndarray, np.ndarray]] | None = None
+        if sum(_bytes(image) for image, _ in pairs) <= IN_MEMORY:
+            self.decoded = [self._pair(row) for row in range(len(pairs))]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def name(self, row: int) -> str:
+        return str(self.pairs[row][0])
+
+    def image(self, row: int) -> np.ndarray:
+        return self._pair(row)[0] if self.decoded is None else self.decoded[row][0]
+
+    def mask(self, row: int) -> np.ndarray:
+        return self._pair(row)[1] if self.decoded is None else self.decoded[row][1]
+
+    def _pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        image_file, mask_file = self.pairs[row]
+        image, raw = read_image(image_file, None, 3), read_mask(mask_file)
+        if raw.shape != image.shape[:2]:
+            (height, width), (own_height, own_width) = raw.shape, image.shape[:2]
+            raise DataError(
+                f"{mask_file} has {height}x{width} pixels (height x width), its image {image_file} has "
+                f"{own_height}x{own_width}; save the mask in the size of the image"
+            )
+        mask = self.table[raw]
+        if (mask < 0).any():
+            y, x = np.argwhere(mask < 0)[0]
+            known = f"{', '.join(map(str, _runs(self.labels)))} and {self.void} (void)"
+            raise DataError(
+                f"{mask_file} has the unknown label {raw[y, x]} at row {y}, column {x}; known are {known}: correct the "
+                "mask, list all classes in classes.txt, or set task.void to the label of pixels that do not count"
+            )
+        return image, mask.astype(np.uint8)
+
+
+class Part:
+    """The first images of a split."""
+
+    def __init__(self, split: Split, number: int) -> None:
+        self.split, self.number = split, min(number, len(split))
+        self.name, self.image, self.mask = split.name, split.image, split.mask
+
+    def __len__(self) -> int:
+        return self.number
+
+
+def read_mask(file: Path) -> np.ndarray:
+    """The labels (height, width) uint8 of a palette or grey image. Raises: DataError."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            if image.mode not in ("L", "P", "1", "I", "I;16"):
+                raise DataError(
+                    f"{file} is a picture in colour ({image.mode}), not a mask; save it as a palette or grey image "
+                    "with the class number of each pixel"
+                )
+            labels = np.asarray(image)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no mask {file}") from error
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{file} cannot be read as an image: {error}") from error
+    if labels.dtype != np.uint8:
+        if int(labels.max(initial=0)) > 255 or int(labels.min(initial=0)) < 0:
+            raise DataError(f"{file} has labels above 255, such as {int(labels.max())}; save it with 8 bits per pixel")
+        labels = labels.astype(np.uint8)
+    return labels
+
+
+def load(data: str, void: int, classes: int) -> MaskSet:
+    """A set by name or path; the last two are kept. classes: of the user's own data, 0 = see `own_set`.
+
+    Raises: DataError.
+    """
+    if data in cued.CUED:
+        return _cued(data)
+    named = data in FOLDERS
+    path = data_root() / data if named else path_of(data)
+    if named and not path.is_dir():
+        raise DataError(
+            f"{data} needs the folder {path}, which does not exist; expected {LAYOUT}. Point --data-root to its parent"
+        )
+    names = CAMVID if data == "camvid" else ()
+    return own_set(path, void, classes, own_digest(path), names, data if named else "")
+
+
+def path_of(data: str) -> Path:
+    """The user's own folder. Raises: DataError if it does not exist."""
+    path = Path(data).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or "/" in data:
+        raise DataError(f"{data} is not a folder; expected {LAYOUT}")
+    raise DataError(f"unknown segmentation data {data!r} (and no such folder); {nearest(data, NAMED)}")
+
+
+LAYOUT = (
+    "train/ with images and trainannot/ (and test/ and testannot/) with a mask of the same name for each, or "
+    "images/train/ and masks/train/ (or annotations/)"
+)
+
+
+@lru_cache(maxsize=2)
+def _cued(data: str) -> MaskSet:
+    splits: dict[str, Split] = {split: Canvases(data, split) for split in cued.COUNTS}
+    return MaskSet(data, cued.CLASSES, 1, splits, cued.checksum(data), ignored=(0,))
+
+
+@lru_cache(maxsize=2)
+def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, ...] = (), name: str = "") -> MaskSet:
+    """A folder of images and masks.
+
+    The classes are the lines of classes.txt, or `classes` of them, or the labels of the training masks from 0 to the
+    largest. With void = 0 they start at label 1. digest: of the folder's present contents. name: of a named set.
+    Raises: DataError.
+    """
+    pairs = find_pairs(path)
+    names = names or _names(path)
+    first = 1 if void == 0 else 0
+    if names and classes and len(names) != classes:
+        raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, task.classes is {classes}")
+    number = len(names) or classes or _largest(pairs["train"], void) + 1 - first
+    labels = [label for label in range(first, number + first)]
+    if labels and labels[-1] >= VOID or number < 2:
+        raise DataError(f"{path} has {number} classes; expected 2 to {VOID - first}")
+    if void in labels:
+        raise DataError(f"task.void={void} is the label of class {void - first} of {number}; it has to be another one")
+    names = names or tuple(str(label) for label in labels)
+    splits: dict[str, Split] = {split: Files(items, labels, void) for split, items in pairs.items()}
+    return MaskSet(name or f"own:{digest}", names, 3, splits, digest)
+
+
+@lru_cache(maxsize=16)
+def own_digest(path: Path) -> str:
+    """12 hexadecimal digits of a digest of a folder: relative paths, sizes and first 4 KiB of images and masks."""
+    total = hashlib.sha256()
+    files = sorted(_image_files(path))
+    for file in [*files, *([path / "classes.txt"] if (path / "classes.txt").is_file() else [])]:
+        size, head = own.fingerprint(file)
+        total.update(f"{file.relative_to(path).as_posix()}\0{size}\0{head}\n".encode())
+    return total.hexdigest()[:12]
+
+
+def find_pairs(path: Path) -> dict[str, list[tuple[Path, Path]]]:
+    """The images and masks of the splits "train" and "test", and "val" if there is one.
+
+    Without a folder for the test, "test" is "val"; without any split every fifth image of a fixed permutation is for
+    the test. Raises: DataError with the name of an image without a mask, or a mask without an image; for empty folders.
+    """
+    folders = _folders(path)
+    splits = {split: _pairs(*both) for split, both in folders.items() if split != "all"}
+    if "all" in folders:
+        pairs = _pairs(*folders["all"])
+        if len(pairs) < 2:
+            raise DataError(f"{path} has only one image; training and test need one each")
+        order = generator("own", "split").permutation(len(pairs))
+        return {"train": [pairs[row] for row in sorted(np.delete(order, np.s_[::5]))],
+                "test": [pairs[row] for row in sorted(order[::5])]}  # fmt: skip
+    if "train" not in splits or len(splits) < 2:
+        found = ", ".join(splits) or "none"
+        raise DataError(f"{path} needs folders of images and masks for training and test; found {found}: {LAYOUT}")
+    splits.setdefault("test", splits.get("val", []))
+    return splits
+
+
+def _folders(path: Path) -> dict[str, tuple[Path, Path]]:
+    """(images, masks) of each split, or of "all"."""
+    children = {child.name.lower(): child for child in sorted(path.iterdir()) if child.is_dir()}
+    found: dict[str, tuple[Path, Path]] = {}
+    images = next((children[name] for name in _IMAGES if name in children), None)
+    masks = next((children[name] for name in _MASKS if name in children), None)
+    if images is not None and masks is not None:
+        of_images, of_masks = (
+            {c.name.lower(): c for c in folder.iterdir() if c.is_dir()} for folder in (images, masks)
+        )
+        for split, names in _SPLITS.items():
+            name = next((name for name in names if name in of_images), None)
+            if name is not None and name not in of_masks:
+                raise DataError(f"{of_images[name]} has images, but there is no folder {masks / of_images[name].name}")
+            if name is not None:
+                found[split] = (of_images[name], of_masks[name])
+        return found or {"all": (images, masks)}
+    for split, names in _SPLITS.items():
+        for name in (name for name in names if name in children):
+            inner = {child.name.lower(): child for child in children[name].iterdir() if child.is_dir()}
+            pictures = next((inner[part] for part in _IMAGES if part in inner), children[name])
+            beside = [inner[part] for part in _MASKS if part in inner]
+            beside += [
+                children[name + end] for end in ("annot", "_masks", "masks", "_labels") if name + end in children
+            ]
+            if not beside:
+                raise DataError(f"{children[name]} has no masks: there is no folder {path / (name + 'annot')}")
+            found.setdefault(split, (pictures, beside[0]))
+    return found
+
+
+def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
+    """Images and masks with the same relative path, without suffix. Raises: DataError."""
+    of_images, of_masks = _by_stem(images), _by_stem(masks)
+    for name, file in of_images.items():
+        if name not in of_masks:
+            raise DataError(
+                f"{file} has no mask: there is no {masks / name}.png (.png or another image); add or remove it"
+            )
+    for name, file in of_masks.items():
+        if name not in of_images:
+            raise DataError(f"the mask {file} has no image {images / name}.jpg; add or remove it")
+    return [(file, of_masks[name]) for name, file in of_images.items()]
+
+
+def _by_stem(folder: Path) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for file in sorted(_image_files(folder)):
+        name = file.relative_to(folder).with_suffix("").as_posix()
+        if name in files:
+            raise DataError(f"{files[name]} and {file.name} have the same name; remove or rename one of them")
+        files[name] = file
+    if not files:
+        raise DataError(f"{folder} has no images ({', '.join(sorted(own.SUFFIXES))})")
+    return files
+
+
+def _image_files(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.suffix.lower() in own.SUFFIXES and not file.is_dir())
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """The lines of classes.txt, or nothing without such a file. Raises: DataError."""
+    file = path / "classes.txt"
+    if not file.is_file():
+        return ()
+    names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    double = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if double is not None:
+        raise DataError(f"{file} names the class {double!r} twice")
+    return names
+
+
+def _largest(pairs: Sequence[tuple[Path, Path]], void: int) -> int:
+    """The largest label of masks that is not void."""
+    largest = 0
+    for _, file in pairs:
+        labels = read_mask(file)
+        counted = labels[labels != void]
+        largest = max(largest, int(counted.max(initial=0)))
+    return largest
+
+
+def _bytes(image: Path) -> int:
+    """The bytes of a decoded image with its mask. An image that cannot be opened raises an error when it is decoded."""
+    from PIL import Image
+
+    try:
+        with Image.open(image) as opened:
+            return opened.width * opened.height * 4
+    except OSError:
+        return 0
+
+
+def _runs(labels: Sequence[int]) -> list[str]:
+    return [f"{labels[0]} to {labels[-1]}"] if len(labels) > 3 else [str(label) for label in labels]

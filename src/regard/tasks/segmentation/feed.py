@@ -1,0 +1,121 @@
+"""Training batches of images with masks: pure functions of the seed and the batch's number."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from regard.models.segmentation import VOID
+from regard.tasks.data.feed import to_tensor
+from regard.tasks.data.streams import generator
+
+from .data import Split
+
+AUGMENTS = ("none", "crop", "scale", "scale+colour")
+"""none: the centre crop; crop: a random crop, mirrored with probability 1/2; scale: the same of an image that is
+resized by a random factor; scale+colour: and with a random brightness, contrast and saturation."""
+
+
+@dataclass
+class Batches(Dataset):
+    """Item t is training batch t of the run: images (n, C, h, w) uint8 and masks (n, h, w) uint8.
+
+    size: (height, width) of crops. shorter: side to which images are resized first. scales: range of random factors.
+    part: (index, count) of equal parts of a batch, of which an item is this one.
+    """
+
+    split: Split
+    size: tuple[int, int]
+    shorter: int
+    scales: tuple[float, float]
+    batch: int
+    augment: str
+    seed: int
+    part: tuple[int, int] = (0, 1)
+    _orders: dict[int, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of batches in an epoch; a last, smaller batch is left out."""
+        return max(len(self.split) // self.batch, 1)
+
+    def rows(self, step: int) -> np.ndarray:
+        """Indices of the images of batch `step`."""
+        epoch, index = divmod(step, self.per_epoch)
+        if epoch not in self._orders:
+            self._orders.clear()
+            self._orders[epoch] = generator("order", self.seed, epoch).permutation(len(self.split))
+        rows = self._orders[epoch][index * self.batch : (index + 1) * self.batch]
+        part, count = self.part
+        return rows[part * len(rows) // count : (part + 1) * len(rows) // count]
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        epoch = step // self.per_epoch
+        pairs = [self._sample(int(row), epoch) for row in self.rows(step)]
+        images, masks = (np.stack(arrays) for arrays in zip(*pairs, strict=True))
+        return to_tensor(images), torch.from_numpy(masks)
+
+    def _sample(self, row: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = generator("augment", self.seed, epoch, row)
+        image, mask = self.split.image(row), self.split.mask(row)
+        factor = rng.uniform(*self.scales) if self.augment.startswith("scale") else 1.0
+        target = fitted(image.shape[:2], self.shorter, factor)
+        image, mask = resized(image, target, smooth=True), resized(mask, target, smooth=False)
+        image, mask = padded(image, self.size, 0), padded(mask, self.size, VOID)
+        spare = [side - crop for side, crop in zip(mask.shape, self.size, strict=True)]
+        if self.augment == "none":
+            top, left = (side // 2 for side in spare)
+        else:
+            top, left = (int(rng.integers(0, side + 1)) for side in spare)
+        window = np.s_[top : top + self.size[0], left : left + self.size[1]]
+        image, mask = image[window], mask[window]
+        if self.augment != "none" and rng.random() < 0.5:
+            image, mask = image[:, ::-1], mask[:, ::-1]
+        return coloured(image, rng) if self.augment.endswith("colour") else image, mask
+
+    def between(self, start: int, stop: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
+        loader = DataLoader(self, batch_size=None, sampler=range(start, stop), num_workers=workers)
+        return ((images, masks) for images, masks in loader)
+
+
+def fitted(shape: tuple[int, ...], shorter: int, factor: float = 1.0) -> tuple[int, int]:
+    """(height, width) of an image whose shorter side becomes factor * shorter."""
+    scale = factor * shorter / min(shape)
+    return max(round(shape[0] * scale), 1), max(round(shape[1] * scale), 1)
+
+
+def resized(pixels: np.ndarray, target: tuple[int, int], smooth: bool) -> np.ndarray:
+    """uint8 pixels (h, w) or (h, w, C) of another size; smooth: bilinear with antialiasing, else the nearest pixel."""
+    if pixels.shape[:2] == target:
+        return pixels
+    method = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
+    image = Image.fromarray(pixels.squeeze(-1) if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
+    return np.asarray(image.resize((target[1], target[0]), method)).reshape(*target, *pixels.shape[2:])
+
+
+def padded(pixels: np.ndarray, size: tuple[int, int], value: int) -> np.ndarray:
+    """Pixels with a border of this value below and to the right, at least of `size`."""
+    missing = [max(side - now, 0) for side, now in zip(size, pixels.shape, strict=False)]
+    if not any(missing):
+        return pixels
+    return np.pad(pixels, [(0, side) for side in missing] + [(0, 0)] * (pixels.ndim - 2), constant_values=value)
+
+
+def coloured(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Random brightness (+- 1/8), contrast and saturation (factors 0.5 to 1.5), each with probability 1/2."""
+    pixels = image.astype(np.float32)
+    shift, contrast, saturation = rng.uniform(-32, 32), rng.uniform(0.5, 1.5), rng.uniform(0.5, 1.5)
+    use = rng.random(3) < 0.5
+    if use[0]:
+        pixels = pixels + np.float32(shift)
+    if use[1]:
+        pixels = (pixels - pixels.mean()) * np.float32(contrast) + pixels.mean()
+    if use[2]:
+        grey = pixels.mean(-1, keepdims=True)
+        pixels = grey + (pixels - grey) * np.float32(saturation)
+    return pixels.clip(0, 255).astype(np.uint8)

@@ -1,0 +1,352 @@
+"""Sequences: classification of long sequences of symbols, the tasks of the Long Range Arena (MiTA, Table 5)."""
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core import ConfigError, DataError, DeviceError, MixerConfig
+from regard.mixers.spelling import spell
+from regard.models.create import create_model, parse_host
+from regard.swapping.swap import remove
+from regard.tasks.data.streams import number
+
+from ..base import Score, Task, Training, Trial
+from ..normalise import digest
+from . import data as sets
+from . import inputs, pathfinder, pixels
+from .baseline import bag_of_symbols
+from .batches import TokenBatches, evaluation_batches, tensors
+from .tokens import SequenceSet, Split, Tokens
+
+if TYPE_CHECKING:
+    from typing import Self
+
+log = logging.getLogger("regard.data")
+
+LEFT_TO_DATA = ("num_classes", "length", "vocabulary", "pairs", "mask")
+"""Options of the host that the task sets."""
+TEXT_HOST = "sequence_encoder(grams=5, merge=4)"
+"""The host of texts at the desk scale; the published one is "sequence_encoder(pool='padded_mean')"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences(Task):
+    """Top-1 accuracy of a host on sequences of symbols, or on pairs of them.
+
+    host: a model of token ids with the options num_classes, length, vocabulary, pairs and mask; "sequence_encoder" is
+    Regard's. data: "listops", "listops-mini", "pathfinder", "pathfinder-9", "pathfinder-mini", "imdb", images as
+    sequences of grey values ("cifar10", "digits", ...), or the user's tables with columns text and label, or text1,
+    text2 and label. length: symbols of a padded sequence, 0 = the default of the data; longer texts are cut, images are
+    resized (1,024 pixels and 4,000 bytes in the paper). mask: mechanisms that can apply a padding mask get one; for
+    the others, padding is part of the input. split: "test", or "held" for the samples that are reserved for tuning.
+    limit: number of training and test samples, 0 = all: the first ones. tested: number of test samples, 0 = all.
+    Raises: ConfigError.
+    """
+
+    name: ClassVar[str] = "sequences"
+    metric: ClassVar[str] = "top1"
+    further: ClassVar[tuple[str, ...]] = ("loss",)
+    example_data: ClassVar[str] = "listops-mini"
+    unit: ClassVar[str] = "sequences"
+    takes_text: ClassVar[bool] = True
+
+    length: int = 0
+    mask: bool = True
+    split: Literal["test", "held"] = "test"
+    limit: int = 0
+    tested: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("host", "data"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name} is a name or a spelling, not {getattr(self, name)!r}")
+        for name in ("length", "limit", "tested"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ConfigError(f"{name} is a whole number, 0 or more, not {value!r}")
+        if self.split not in ("test", "held"):
+            raise ConfigError(f"split is one of test, held, not {self.split!r}")
+        if not isinstance(self.mask, bool):
+            raise ConfigError(f"mask is True or False, not {self.mask!r}")
+        self._check_length()
+
+    def _check_length(self) -> None:
+        """Raises: ConfigError for a number of pixels that the data cannot have."""
+        whole = sets.default_length(self.data)
+        if self.data in pathfinder.PATHFINDER and self.tokens != whole:
+            raise ConfigError(f"length is {whole}, the pixels of {self.data}, not {self.length}")
+        if self.data in pixels.NAMED:
+            pixels.side(self.tokens)
+
+    @classmethod
+    def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
+        """Recipes of the desk scale: minutes on one core of a CPU.
+
+        Texts get `TEXT_HOST`: from single bytes, thousands of steps give no more than a bag of bytes does.
+        """
+        recipe: dict[str, Any] = {"augment": "none", "smoothing": 0.0, "batch": 64, "lr": 2e-3}
+        recipe["epochs"] = {"listops-mini": 5, "digits": 60, "imdb": 1}.get(data, 10)
+        task: dict[str, Any] = {"host": "sequence_encoder"}
+        if sets.known_facts(data).alphabet == "bytes":
+            task["host"], recipe["batch"] = TEXT_HOST, 32
+        if data == "imdb":
+            task["tested"] = 2000
+        return {"task": task, "recipe": recipe}
+
+    @property
+    def tokens(self) -> int:
+        """Symbols of a padded sequence."""
+        return self.length or sets.default_length(self.data)
+
+    def identity(self) -> "Self":
+        return dataclasses.replace(self, data=sets.identity(self.data), length=self.tokens, extra=())
+
+    def at_most(self, number: int) -> "Self":
+        """The same task with `limit` at most `number`."""
+        return dataclasses.replace(self, limit=min(self.limit or number, number))
+
+    def check(self, recipe: Training) -> None:
+        if recipe.augment != "none":
+            raise ConfigError(f'--task {self.name} has no augmentation: set augment="none", not {recipe.augment!r}')
+        for name in ("mixup", "cutmix", "erasing"):
+            if getattr(recipe, name):
+                raise ConfigError(f"{name} is for images; --task {self.name} needs {name}=0")
+
+    # data
+
+    def sequences_of(self) -> SequenceSet:
+        """The data set. Raises: DataError."""
+        return sets.load(self.data, self.tokens)
+
+    def train_split(self) -> Split:
+        """The training samples, at most `limit`."""
+        return _first(self.sequences_of().train, self.limit)
+
+    def test_split(self) -> Split:
+        """The samples that are evaluated, at most `limit` and `tested`. Raises: DataError without a "held" split."""
+        return self._test_split(self.sequences_of(), self.split)
+
+    def _test_split(self, sequences: SequenceSet, split: str) -> Split:
+        samples = sequences.test if split == "test" else sequences.held
+        if samples is None:
+            raise DataError(f'{sequences.name} has no samples reserved for tuning; use split="test"')
+        return _first(samples, min(filter(None, (self.limit, self.tested)), default=0))
+
+    def record(self) -> dict[str, Any]:
+        """As in `Task`, and: class_names and `classes`, a digest of them; alphabet, vocabulary, padded and pairs, as in
+        `Facts`; length; truncated, numbers of sequences with more symbols than that."""
+        sequences, facts = self.sequences_of(), sets.facts_of(self.sequences_of())
+        train, test = self.train_split(), self.test_split()
+        return {
+            "name": sequences.name,
+            "checksum": sequences.checksum,
+            "train": len(train),
+            "test": len(test),
+            "class_names": list(sequences.classes),
+            "classes": digest(sequences.classes),
+            "alphabet": facts.alphabet,
+            "vocabulary": facts.vocabulary,
+            "padded": facts.padded,
+            "pairs": facts.pairs,
+            "length": self.tokens,
+            "truncated": {"train": train.truncated(self.tokens), "test": test.truncated(self.tokens)},
+        }
+
+    def sample_counts(self) -> tuple[int, int]:
+        counts = sets.known_counts(self.data)
+        if counts is None or self.split != "test":
+            return super().sample_counts()
+        limit = self.limit or max(counts)
+        return min(counts[0], limit), min(counts[1], limit, self.tested or counts[1])
+
+    @property
+    def chance(self) -> float:
+        counts = np.bincount(self.test_split().labels)
+        return 100 * float(counts.max() / counts.sum())
+
+    @property
+    def bag_of_symbols(self) -> float:
+        """Top-1 accuracy of `bag_of_symbols` on the samples of the task, in percent."""
+        return _bag(self)
+
+    # the model
+
+    def model(
+        self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
+    ) -> nn.Module:
+        facts, length = self._facts(record)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number("host", seed))
+            return self.built(mixer, facts, length, removed)
+
+    def _facts(self, record: Mapping[str, Any] | None) -> tuple[sets.Facts, int]:
+        """The facts and the length that a record holds; those of the data without one."""
+        if record is None or "alphabet" not in record:
+            return sets.facts_of(self.sequences_of()), self.tokens
+        names = ("alphabet", "vocabulary", "padded", "pairs")
+        return sets.Facts(len(record["class_names"]), *(record[name] for name in names)), record["length"]
+
+    def built(self, mixer: MixerConfig | None, facts: sets.Facts, length: int, removed: bool = False) -> nn.Module:
+        """The host with the mechanism for such data; needs none. Raises: ConfigError."""
+        if removed and mixer is not None:
+            raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {mixer}")
+        spelled = parse_host(self.host)[1]
+        for name in LEFT_TO_DATA:
+            if name in spelled:
+                hint = f"set task.{name}" if name in ("length", "mask") else "the data tell it"
+                raise ConfigError(f"leave {name} out of the host {self.host}: {hint}")
+        mask = self.mask and facts.padded
+        if mask and mixer is not None and "padding" not in mixer.masks:
+            log.info("%s cannot apply a padding mask: padding is part of its input", spell(mixer))
+        model = create_model(
+            self.host, mixer, extra=self.extra, num_classes=facts.classes, length=length,
+            vocabulary=facts.vocabulary, pairs=facts.pairs, mask=mask,
+        )  # fmt: skip
+        return remove(model) if removed else model
+
+    def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
+        facts = sets.known_facts(self.data)
+        facts = dataclasses.replace(facts, classes=outputs or facts.classes)
+        model, rng = self.built(mixer, facts, self.tokens, removed), np.random.default_rng(0)
+
+        def ids(n: int) -> Tensor:
+            return torch.from_numpy(rng.integers(1, facts.vocabulary, (n, self.tokens)))
+
+        def loss(n: int) -> Tensor:
+            return F.cross_entropy(model(ids(n)).float(), torch.from_numpy(rng.integers(0, facts.classes, n)))
+
+        return Trial(model, (ids(1),), loss, lambda n: model(ids(n)))
+
+    def example(self) -> tuple[Tensor]:
+        return (tensors(self.test_split(), np.arange(1), self.tokens)[0],)
+
+    # training and evaluation
+
+    def batches_per_epoch(self, recipe: Training) -> int:
+        return self._feed(recipe, 0).per_epoch
+
+    def _feed(self, recipe: Training, seed: int) -> TokenBatches:
+        self.check(recipe)
+        return TokenBatches(self.train_split(), self.tokens, recipe.batch, seed)
+
+    def batches(
+        self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """As in `Task`; the data are in memory, so that there are no worker processes."""
+        feed = self._feed(recipe, seed)
+        batch = min(recipe.batch, len(feed.split))
+        if batch % part[1]:
+            raise DeviceError(f"a batch of {batch} cannot be divided into {part[1]} equal parts; use fewer devices")
+        return feed.between(start, stop, part)
+
+    def loss(
+        self,
+        model: nn.Module,
+        batch: tuple[Tensor, Tensor],
+        recipe: Training,
+        device: torch.device,
+        teacher: nn.Module | None = None,
+    ) -> Tensor:
+        """Cross-entropy."""
+        scores = model(batch[0].to(device)).float()
+        return F.cross_entropy(scores, batch[1].to(device), label_smoothing=recipe.smoothing)
+
+    def score(self, model: nn.Module, device: torch.device) -> Score:
+        """Top-1 accuracy and mean cross-entropy; for texts, `details` has the accuracy of `bag_of_symbols`."""
+        score = _score(model, device, self.test_split(), self.tokens)
+        if self.sequences_of().alphabet == "bytes":
+            score.details["bag_of_bytes"] = self.bag_of_symbols
+        return score
+
+    def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
+        """Score on the test samples of other data with the same symbols and classes. Raises: DataError."""
+        facts, length = self._facts(record)
+        other = sets.load(data, length)
+        if (other.alphabet, other.pairs) != (facts.alphabet, facts.pairs):
+            kinds = [f"{'pairs of ' * pairs}{kind}" for kind, pairs in (
+                (facts.alphabet, facts.pairs), (other.alphabet, other.pairs))]  # fmt: skip
+            raise DataError(f"the run takes {kinds[0]}, {data} has {kinds[1]}")
+        names = record.get("class_names") or list(self.sequences_of().classes)
+        if list(other.classes) != list(names):
+            shown = f"{', '.join(other.classes[:5])}{', ...' if len(other.classes) > 5 else ''}"
+            raise DataError(f"{data} has other classes ({shown}) than the training data ({', '.join(names[:5])})")
+        return _score(model, device, self._test_split(other, "test"), length)
+
+    def predict(
+        self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """For an image {"file", **p}, for a file of texts {"file", "lines", "predictions": [{"text", **p}, ...]}, and
+        for a text {"text", **p}; p are the five most probable classes: "label", "probability" and "top".
+
+        A file has a text in each line, a pair is two texts with a tab between them. p has "truncated": True for a text
+        of which only the beginning was read.
+        """
+        facts, length = self._facts(record)
+        names = record.get("class_names") or list(self.sequences_of().classes)
+        model.eval()
+
+        def answer(parts: list[np.ndarray]) -> dict[str, Any]:
+            split = Split(Tokens.of(parts), np.zeros(1, np.int64), facts.pairs)
+            ids, _ = tensors(split, np.arange(1), length)
+            with torch.inference_mode():
+                scores = model(ids.to(device))[0].float()
+            return best_classes(scores, names) | ({"truncated": True} if split.truncated(length) else {})
+
+        predictions: list[dict[str, Any]] = []
+        for source in sources:
+            if facts.alphabet == "pixels":
+                predictions.append({"file": str(source), **answer([pixels.encode(source, length)])})
+                continue
+            path = inputs.file_of(source)
+            lines = inputs.read_lines(path) if path else [str(source)]
+            where = str(path) if path else "the text"
+            parts = [
+                inputs.encoded(line, facts, f"{where}, line {row}" if path else where)
+                for row, line in enumerate(lines, 1)
+            ]
+            answers = [{"text": line, **answer(part)} for line, part in zip(lines, parts, strict=True)]
+            predictions += [{"file": str(path), "lines": len(lines), "predictions": answers}] if path else answers
+        return predictions
+
+
+def _first(split: Split, limit: int) -> Split:
+    return split if not limit or limit >= len(split) else split.take(np.arange(limit))
+
+
+@lru_cache(maxsize=4)
+def _bag(task: Sequences) -> float:
+    vocabulary = sets.facts_of(task.sequences_of()).vocabulary
+    value = bag_of_symbols(task.train_split(), task.test_split(), task.tokens, vocabulary)
+    log.info("%s, first %d symbols: a logistic regression on their counts has %.2f %%", task.data, task.tokens, value)
+    return value
+
+
+def _score(model: nn.Module, device: torch.device, split: Split, length: int) -> Score:
+    model.eval()
+    right, total = [], 0.0
+    for ids, labels in evaluation_batches(split, length):
+        with torch.inference_mode():
+            scores, labels = model(ids.to(device)).float(), labels.to(device)
+        total += F.cross_entropy(scores, labels, reduction="sum").item()
+        right.append((scores.argmax(-1) == labels).cpu().numpy())
+    all_right = np.concatenate(right)
+    return Score({"top1": 100 * float(all_right.mean()), "loss": total / len(all_right)}, all_right)
+
+
+def best_classes(scores: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """The five most probable classes of scores (classes,): "label" and "probability" of the first, and "top"."""
+    values, indices = scores.softmax(-1).topk(min(5, len(names)))
+    top = [
+        {"label": names[index], "probability": round(value, 6)}
+        for value, index in zip(values.tolist(), indices.tolist(), strict=True)
+    ]
+    return {**top[0], "top": top}

@@ -1,0 +1,165 @@
+"""The user's own images and masks: layouts, labels, and one clear error for every bad input."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from regard.core import DataError
+from regard.models.segmentation import VOID
+from regard.tasks.segmentation.data import load, own_digest, own_set
+
+SIZE = (20, 30)
+
+
+def save(folder: Path, name: str, labels: np.ndarray, mode: str = "L") -> None:
+    """An image folder/NAME.png beside a mask folder + "annot"/NAME.png."""
+    masks = folder.with_name(folder.name + "annot")
+    for path in (folder, masks):
+        path.mkdir(parents=True, exist_ok=True)
+    pixels = np.repeat(labels[..., None] * 40 + 20, 3, -1).astype(np.uint8)
+    Image.fromarray(pixels).save(folder / f"{name}.png")
+    mask = Image.fromarray(labels.astype(np.uint8))
+    if mode == "P":
+        mask.putpalette([value for colour in range(256) for value in (colour, 255 - colour, 7)])
+    mask.save(masks / f"{name}.png")
+
+
+def labels(seed: int, classes: int = 3, size: tuple[int, int] = SIZE) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, classes, size)
+
+
+def own(path: Path, mode: str = "L") -> Path:
+    for split, number in (("train", 4), ("test", 2)):
+        for index in range(number):
+            save(path / split, f"{split}{index}", labels(index), mode)
+    return path
+
+
+def read(path: Path, void: int = 255, classes: int = 0):
+    own_digest.cache_clear()
+    return load(str(path), void, classes)
+
+
+@pytest.mark.parametrize("mode", ["L", "P"])
+def test_grey_and_palette_masks_hold_the_same_labels(tmp_path: Path, mode: str) -> None:
+    mask_set = read(own(tmp_path, mode))
+    assert mask_set.classes == ("0", "1", "2")
+    assert {name: len(split) for name, split in mask_set.splits.items()} == {"train": 4, "test": 2}
+    for row in range(4):
+        assert (mask_set.splits["train"].mask(row) == labels(row)).all()
+        assert mask_set.splits["train"].image(row).shape == (*SIZE, 3)
+
+
+def test_images_and_masks_may_be_in_separate_folders(tmp_path: Path) -> None:
+    first, other = own(tmp_path / "a"), tmp_path / "b"
+    for split, new in (("train", "training"), ("test", "validation")):
+        for source, kind in ((split, "images"), (f"{split}annot", "annotations")):
+            (other / kind).mkdir(parents=True, exist_ok=True)
+            (first / source).rename(other / kind / new)
+    mask_set = read(other)
+    assert {name: len(split) for name, split in mask_set.splits.items()} == {"train": 4, "val": 2, "test": 2}
+
+
+def test_without_splits_a_fifth_is_for_the_test(tmp_path: Path) -> None:
+    for index in range(10):
+        save(tmp_path / "images", f"{index}", labels(index))
+    (tmp_path / "imagesannot").rename(tmp_path / "masks")
+    splits = read(tmp_path).splits
+    names = {split: {items.name(row) for row in range(len(items))} for split, items in splits.items()}
+    assert {split: len(items) for split, items in names.items()} == {"train": 8, "test": 2}
+    assert not names["train"] & names["test"]
+
+
+def test_void_zero_moves_the_classes_down(tmp_path: Path) -> None:
+    split = read(own(tmp_path), void=0).splits["train"]
+    raw = labels(0)
+    assert (split.mask(0) == np.where(raw == 0, VOID, raw - 1)).all()
+
+
+def test_names_come_from_a_file(tmp_path: Path) -> None:
+    (own(tmp_path) / "classes.txt").write_text("sky\nroad\n\ncar\n")
+    assert read(tmp_path).classes == ("sky", "road", "car")
+
+
+def unknown_label(path: Path) -> None:
+    (path / "classes.txt").write_text("sky\nroad\ncar\n")
+    raw = labels(1)
+    raw[3, 7] = 9
+    save(path / "test", "test1", raw)
+
+
+def other_size(path: Path) -> None:
+    Image.fromarray(labels(1, size=(20, 31)).astype(np.uint8)).save(path / "trainannot" / "train1.png")
+
+
+def colours(path: Path) -> None:
+    Image.fromarray(np.zeros((*SIZE, 3), np.uint8)).save(path / "trainannot" / "train1.png")
+
+
+def no_mask(path: Path) -> None:
+    (path / "trainannot" / "train3.png").unlink()
+
+
+def no_image(path: Path) -> None:
+    (path / "train" / "train3.png").unlink()
+
+
+def no_folder(path: Path) -> None:
+    (path / "testannot").rename(path / "elsewhere")
+
+
+def cut_short(path: Path) -> None:
+    file = path / "train" / "train2.png"
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def cut_mask(path: Path) -> None:
+    file = path / "trainannot" / "train2.png"
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def empty(path: Path) -> None:
+    for file in (path / "train").iterdir():
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (unknown_label, r"testannot/test1.png has the unknown label 9 at row 3, column 7; known are 0, 1, 2 and 255"),
+        (other_size, r"trainannot/train1.png has 20x31 pixels .*train/train1.png has 20x30"),
+        (no_mask, r"train/train3.png has no mask: .*trainannot/train3"),
+        (no_image, r"the mask .*trainannot/train3.png has no image"),
+        (colours, r"trainannot/train1.png is a picture in colour \(RGB\), not a mask"),
+        (cut_short, r"train/train2.png cannot be read as an image"),
+        (cut_mask, r"trainannot/train2.png cannot be read as an image"),
+        (empty, r"train has no images"),
+        (no_folder, r"test has no masks: there is no folder .*testannot"),
+        (lambda path: (path / "classes.txt").write_text("sky\nsky\n"), r"classes.txt names the class 'sky' twice"),
+    ],
+    ids=["label", "size", "no mask", "no image", "colour", "image", "mask", "empty", "no folder", "classes"],
+)  # fmt: skip
+def test_bad_input_names_its_file(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
+    change(own(tmp_path))
+    with pytest.raises(DataError, match=message):
+        read(tmp_path)
+
+
+def test_a_wrong_name_suggests_a_right_one() -> None:
+    with pytest.raises(DataError, match="unknown segmentation data 'camvit'.*camvid"):
+        load("camvit", 255, 0)
+
+
+def test_large_sets_are_decoded_when_they_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = own(tmp_path)
+    here = read(path)
+    monkeypatch.setattr("regard.tasks.segmentation.data.IN_MEMORY", 1)
+    own_set.cache_clear()
+    later = read(path)
+    assert later.splits["train"].decoded is None  # type: ignore[attr-defined]
+    for row in range(4):
+        assert (later.splits["train"].image(row) == here.splits["train"].image(row)).all()
+    own_set.cache_clear()
