@@ -412,7 +412,8 @@ def test_a_pretrained_host_is_known_by_its_options() -> None:
 
 
 def test_class_weights_scale_the_loss_of_their_class() -> None:
-    task = Classification(host="vit_desk(size=8, patch=2, dim=16, depth=1, heads=2)", data="digits", size=(8, 8), class_weights=(3.0, *[1.0] * 9))
+    host = "vit_desk(size=8, patch=2, dim=16, depth=1, heads=2)"
+    task = Classification(host=host, data="digits", size=(8, 8), class_weights=(3.0, *[1.0] * 9))
     plain = dataclasses.replace(task, class_weights=())
     model = plain.model(None, 0)
     images = torch.randint(0, 255, (4, 1, 8, 8), dtype=torch.uint8)

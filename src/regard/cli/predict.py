@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def predict(
     key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
-    files: Annotated[list[str], typer.Argument(help="Images, folders of images, files with a text in each line, or texts.")],
+    files: Annotated[
+        list[str], typer.Argument(help="Images, folders of images, files with a text in each line, or texts.")
+    ],
     out: Annotated[Path | None, typer.Option(help="A folder for predictions.json and the drawn predictions.")] = None,
     coco: Annotated[bool, typer.Option("--coco", help="Print COCO results (boxes and masks) instead.")] = False,
     best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,

@@ -125,6 +125,7 @@ def make_run(
             names = [f"{part}.{field}" for part in fields for field in fields[part]]
             raise ConfigError(f"--set has no field {name!r}; {nearest(name, names)}")
         values[part][field] = checked_value(name, literal(value), fields[part][field].default)
+    _shorten_average(values["recipe"], changes)
     try:
         problem = kind(**{"data": data, "extra": tuple(extra), **values["task"]})
         recipe = Recipe(**values["recipe"])
@@ -142,6 +143,13 @@ def make_run(
         removed=mixer == "None",
         start=start,
     )
+
+
+def _shorten_average(recipe: dict[str, Any], changes: list[str]) -> None:
+    """Average no more epochs than are trained, unless the user has set the number."""
+    epochs = recipe.get("stop_after") or recipe.get("epochs")
+    if isinstance(epochs, int) and not any(text.startswith("recipe.average") for text in changes):
+        recipe |= {"average": min(recipe["average"], epochs)} if "average" in recipe else {}
 
 
 def find_task(name: str, extra: Extra = ()) -> "type[Task]":

@@ -131,7 +131,9 @@ HOSTS = (("tiny", 512), ("small", 512), ("base", 512), ("large", 640))
 
 
 @pytest.mark.parametrize("head", TABLE_4)
-@pytest.mark.parametrize("column", range(4), ids=[name for name, _ in HOSTS])
+@pytest.mark.parametrize(
+    "column", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))], ids=[name for name, _ in HOSTS]
+)
 def test_macs_of_mita_table_4(head: str, column: int) -> None:
     name, side = HOSTS[column]
     mixer, head_name = (parse_mixer("MiTA(m=49, k=49)"), "cbt") if head == "mita" else (None, head)

@@ -36,7 +36,8 @@ class Heads:
     """What is behind the backbone; the defaults are torchvision's, at the scale of COCO.
 
     classes: without the background. anchor: side of the anchors, in strides of their level. ratios: height / width of
-    the anchors. proposals: of an image in (training, test), before and after their suppression. rois: of an image, from
+    the anchors. proposals: of an image in (training, test), after their suppression; candidates: of each level
+    before it, which many small objects need, 0 = as many as proposals. rois: of an image, from
     which the box head learns. head: width of the box head. mask_head: channels and number of convolutions of the mask
     head. detections: the largest number in an image.
     """
@@ -45,6 +46,7 @@ class Heads:
     anchor: float = 8.0
     ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
     proposals: tuple[int, int] = (2000, 1000)
+    candidates: int = 0
     rois: int = 512
     head: int = 1024
     mask_head: tuple[int, int] = (256, 4)
@@ -160,8 +162,9 @@ def make_detector(kind: str, backbone: Backbone, options: Heads) -> Detector:
     anchors = Anchors(backbone.strides, options.anchor, options.ratios)
     train, test = options.proposals
     head = RPNHead(backbone.out_channels, len(options.ratios))
-    numbers = {"training": train, "testing": test}
-    rpn = RegionProposalNetwork(anchors, head, 0.7, 0.3, 256, 0.5, dict(numbers), dict(numbers), 0.7)
+    before = {"training": options.candidates or train, "testing": options.candidates or test}
+    after = {"training": train, "testing": test}
+    rpn = RegionProposalNetwork(anchors, head, 0.7, 0.3, 256, 0.5, before, after, 0.7)
     masks = "mask" in kind
     if "cascade" not in kind:
         return Detector(backbone, rpn, _heads(backbone, options, masks))

@@ -19,12 +19,13 @@ COCO: dict[str, Any] = {
 
 _TASKS: dict[str, dict[str, Any]] = {
     "bccd": {"size": (192, 256)},
-    "nuclei": {"size": (192, 192), "strides": (4, 8, 16, 32), "proposals": (500, 300), "width": 64},
+    "nuclei": {"host": "attended_resnet18(mixer='Softmax()', channels=(32, 64, 128, 256))", "size": (320, 320),
+               "strides": (4, 8, 16, 32), "proposals": (1000, 600), "candidates": 2000, "rois": 128, "width": 64},
     "cued": {"host": "vit_desk(patch=7)", "size": (84, 84), "strides": (7, 14), "anchor": 2.0, "width": 64, "head": 128,
              "proposals": (100, 50), "rois": 16, "limit": 3200},
 }  # fmt: skip
 _RECIPES: dict[str, dict[str, Any]] = {
-    "nuclei": {"epochs": 5, "batch": 2},
+    "nuclei": {"epochs": 8, "batch": 2, "lr": 6e-4},
     "cued": {"augment": "none", "batch": 16, "epochs": 6, "lr": 1e-3},
 }
 

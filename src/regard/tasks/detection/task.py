@@ -40,10 +40,10 @@ class Boxes(ImageTask):
     size: (height, width) to which images are resized. resize: "stretch", to exactly this size, so that attention sees
     no padding; "fit", inside this size without a change of shape: the padding is hidden from attention, and a mechanism
     that takes no padding mask is refused. scales: factors of the size for training, one at random for each batch.
-    width: channels of the feature pyramid. strides: of its maps in pixels. anchor, ratios, proposals, rois, head,
-    mask_head: see `regard.models.detection.Heads`. detections: the largest number in an image, 0 = 100, or more where
-    an image has more objects. split: that is evaluated, "val" or "test". limit: number of images of each split, 0 =
-    all: the first ones. corrupt: stop at an image or annotation that is wrong, or skip it with a warning.
+    width: channels of the feature pyramid. strides: of its maps in pixels. anchor, ratios, proposals, candidates, rois,
+    head, mask_head: see `regard.models.detection.Heads`. detections: the largest number in an image, 0 = 100, or more
+    where an image has more objects. split: that is evaluated, "val" or "test". limit: number of images of each split,
+    0 = all: the first ones. corrupt: stop at an image or annotation that is wrong, or skip it with a warning.
     Raises: ConfigError.
     """
 
@@ -62,6 +62,7 @@ class Boxes(ImageTask):
     anchor: float = 3.0
     ratios: tuple[float, ...] = (0.75, 1.0, 1.33)
     proposals: tuple[int, int] = (500, 200)
+    candidates: int = 0
     rois: int = 64
     head: int = 192
     mask_head: tuple[int, int] = (64, 2)
@@ -77,8 +78,9 @@ class Boxes(ImageTask):
         )
         for name in ("scales", "strides", "ratios", "proposals", "mask_head"):  # --set gives lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if self.limit < 0 or self.detections < 0:
-            raise ConfigError(f"limit and detections are 0 or more, not {self.limit} and {self.detections}")
+        if min(self.limit, self.detections, self.candidates) < 0:
+            given = f"{self.limit}, {self.detections} and {self.candidates}"
+            raise ConfigError(f"limit, detections and candidates are 0 or more, not {given}")
         if any(not scale > 0 for scale in (*self.scales, *self.ratios, self.anchor)):
             raise ConfigError("scales, ratios and anchor are positive numbers")
         if not self.strides or any(2 * fine != coarse for fine, coarse in pairwise(self.strides)):
@@ -193,7 +195,8 @@ class Boxes(ImageTask):
             removed=removed, pretrained=pretrained, extra=self.extra,
         )  # fmt: skip
         heads = Heads(
-            classes=classes, anchor=self.anchor, ratios=self.ratios, proposals=self.proposals, rois=self.rois,
+            classes=classes, anchor=self.anchor, ratios=self.ratios, proposals=self.proposals,
+            candidates=self.candidates, rois=self.rois,
             head=self.head, mask_head=self.mask_head, detections=detections,
         )  # fmt: skip
         reason = cannot_hide(backbone) if self.resize == "fit" else ""

@@ -20,8 +20,8 @@ def confusion(
     return np.bincount(index, minlength=classes**2).reshape(classes, classes)
 
 
-def margins(matrix: Int[np.ndarray, "K K"]) -> Int[np.ndarray, "3*K"]:
-    """Intersection, true and predicted pixels of each class, one after the other."""
+def margins(matrix: Int[np.ndarray, "K K"]) -> Int[np.ndarray, " s"]:
+    """Intersection, true and predicted pixels of each class, one after the other: s = 3 K numbers."""
     return np.concatenate([matrix.diagonal(), matrix.sum(1), matrix.sum(0)])
 
 
