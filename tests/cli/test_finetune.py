@@ -17,9 +17,9 @@ from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.store.results import Results
 from regard.swapping.swap import swap
-from regard.tasks import Classification
+from regard.tasks import Classification, Segmentation
 from regard.tasks.normalise import expected
-from regard.train.initial_weights import Saved
+from regard.train.initial_weights import Saved, copy_weights
 from regard.train.load import trained
 from regard.train.recipe import Recipe
 from regard.train.run import Run, read_run
@@ -162,3 +162,34 @@ def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:
     again = finetuning(first.key, "Softmax()", "digits", None, 0, changes, False, tmp_path)
     assert again.task.size == (8, 8)
     assert again.execute(store, device="cpu")["status"] == "done"
+
+
+def test_a_segmenter_starts_from_a_classifier(saved: Path, tmp_path: Path) -> None:
+    changes = ["task.limit=4", "recipe.epochs=1", "recipe.batch=2"]
+    run = finetuning(
+        str(saved), "", "cued-digits", (84, 84), 0, changes, False, tmp_path / "results", task="segmentation"
+    )
+    assert run.task.name == "segmentation"
+    model, source = run.task.model(run.mixer, 0), load(saved)
+    copied, _ = copy_weights(source, model)
+    assert copied == len(source.state_dict()) - 5  # not the head (2), nor positions and static keys of another grid
+    weights = model.state_dict()
+    name = next(name for name in weights if name.endswith("blocks.1.mlp.fc1.weight"))
+    assert torch.equal(weights[name], source.state_dict()["blocks.1.mlp.fc1.weight"])
+
+
+def test_a_small_layer_does_not_fit_by_chance() -> None:
+    with pytest.raises(ConfigError, match="no initial weight fits"):
+        copy_weights(
+            torch.nn.Linear(3, 3), torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3, bias=False))
+        )
+
+
+def test_a_segmenter_keeps_its_head_on_other_data(tmp_path: Path) -> None:
+    host = "vit_desk(patch=14, dim=16, depth=1, heads=2)"
+    task = Segmentation(host=host, data="cued-digits", size=(84, 84), head="cbt(heads=1)", limit=4)
+    first = Run(task=task, mixer=Softmax(), recipe=Recipe(epochs=1, batch=4, augment="none", smoothing=0.0))
+    first.execute(Results(tmp_path), device="cpu")
+    changes = ["task.limit=4", "recipe.epochs=1"]
+    run = finetuning(first.key, "", "cued-digits", None, 0, changes, False, tmp_path)
+    assert (run.task.name, run.task.head, run.start.key) == ("segmentation", "cbt(heads=1)", first.key)

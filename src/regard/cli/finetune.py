@@ -92,11 +92,14 @@ def finetuning(
     from regard.train.run import Run
 
     host, present, source = _start(start, results, extra)
-    defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS}
-    if source is None:
-        defaults["task"] = {"init": "host"}
     task = task or (source.task.name if isinstance(source, Run) else "classification")
-    if "size" in find_task(task, extra).__dataclass_fields__:
+    kind = find_task(task, extra)
+    defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS, "task": {}}
+    if source is None and "init" in kind.__dataclass_fields__:
+        defaults["task"] = {"init": "host"}
+    if isinstance(source, Run) and source.task.name == task:
+        defaults["task"] = {name: getattr(source.task, name) for name in kind.model_fields}
+    if "size" in kind.__dataclass_fields__:
         size = size or (getattr(source.task, "size", None) if isinstance(source, Run) else None) or size_of(host, extra)
         host = sized(host, size, extra)
     return make_run(mixer or present, data, host, size, seed, changes, download, defaults, source, extra, task)

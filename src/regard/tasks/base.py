@@ -81,7 +81,8 @@ class Task(ABC):
     the answer whose metric is `chance`, as a noun. unit: what one sample is, in the plural.
     example_data: a small set that every machine has.
     sets: the named data sets, and where each comes from. no_export: why a model cannot become an ONNX file, "" = it
-    can. takes_text: whether `predict` takes texts besides files.
+    can. takes_text: whether `predict` takes texts besides files. model_fields: fields that shape the model, which
+    fine-tuning on other data keeps.
     A model is called by its forward pass only. Where training needs more than the prediction, the model takes the
     targets as further arguments and returns what the loss needs; without them it returns predictions.
     """
@@ -95,6 +96,7 @@ class Task(ABC):
     sets: ClassVar[Mapping[str, str]] = {}
     no_export: ClassVar[str] = ""
     takes_text: ClassVar[bool] = False
+    model_fields: ClassVar[tuple[str, ...]] = ()
     revision: ClassVar[int] = 1
 
     host: str

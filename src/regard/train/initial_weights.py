@@ -29,18 +29,12 @@ class Saved:
 def copy_weights(source: nn.Module, target: nn.Module) -> tuple[int, int]:
     """Copy tensors of the same name and shape; others of the target (a new head, a mechanism's parameters) stay.
 
-    A target with a `backbone` also takes the weights of the same model without one, such as a classifier's.
-    Returns the numbers of tensors copied and of all tensors in the target.
+    A target that contains the source's network, such as a detector around the backbone of a classifier, takes the
+    tensors under their names there. Returns the numbers of tensors copied and of all tensors in the target.
     Raises: ConfigError if no tensor fits.
     """
-    weights, target_weights = source.state_dict(), target.state_dict()
-    if hasattr(target, "backbone") and not hasattr(source, "backbone"):
-        weights = _named_as(weights, target_weights)
-    fitting = {
-        name: value
-        for name, value in weights.items()
-        if name in target_weights and target_weights[name].shape == value.shape
-    }
+    target_weights = target.state_dict()
+    fitting = _fitting(source.state_dict(), target_weights)
     if not fitting:
         raise ConfigError(f"no initial weight fits {type(target).__name__}; both runs need the same host")
     new = ", ".join(sorted(set(target_weights) - set(fitting))) or "none"
@@ -49,11 +43,21 @@ def copy_weights(source: nn.Module, target: nn.Module) -> tuple[int, int]:
     return len(fitting), len(target_weights)
 
 
-def _named_as(weights: dict[str, Tensor], names: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A classifier's weights with their names in a backbone: "blocks.0..." as "backbone.model.blocks.0..."."""
-    prefixes = {name[: -len(own)] for own in weights for name in names if name.endswith(f".{own}")}
-    prefixes = {prefix for prefix in prefixes if prefix.startswith("backbone.")}
-    if not prefixes:
-        return weights
-    prefix = max(prefixes, key=lambda item: sum(f"{item}{own}" in names for own in weights))
-    return {f"{prefix}{own}": value for own, value in weights.items()}
+def _fitting(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that fit, by their names in the target: with the prefix under which most of them fit.
+
+    A prefix is used only if more than half of the weights fit with it.
+    """
+    prefixes = {""}
+    for name in weights:
+        prefixes |= {other[: -len(name)] for other in target if other.endswith(f".{name}")}
+    found = {
+        prefix: {
+            f"{prefix}{name}": value
+            for name, value in weights.items()
+            if f"{prefix}{name}" in target and target[f"{prefix}{name}"].shape == value.shape
+        }
+        for prefix in sorted(prefixes)
+    }
+    inside = [fitting for prefix, fitting in found.items() if prefix and 2 * len(fitting) > len(weights)]
+    return max([found[""], *inside], key=len)

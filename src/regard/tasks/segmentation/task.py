@@ -60,6 +60,7 @@ class Segmentation(ImageTask):
     metric: ClassVar[str] = "miou"
     further: ClassVar[tuple[str, ...]] = ("pixels",)
     example_data: ClassVar[str] = "cued-digits"
+    model_fields: ClassVar[tuple[str, ...]] = ("head",)
     sets: ClassVar[Mapping[str, str]] = {
         "cued-digits": "generated from scikit-learn's digits",
         **dict.fromkeys(("cued", "cued-class", "cued-random"), "generated from REGARD_DATA/fashion_mnist"),

@@ -58,6 +58,7 @@ class Sequences(Task):
     example_data: ClassVar[str] = "listops-mini"
     unit: ClassVar[str] = "sequences"
     takes_text: ClassVar[bool] = True
+    model_fields: ClassVar[tuple[str, ...]] = ("length",)
 
     length: int = 0
     mask: bool = True
