@@ -6,25 +6,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from regard.core import ConfigError
-
 from .scenes import Rle
-
-
-def coco_tools() -> Any:
-    """The package faster_coco_eval. Raises: ConfigError with the command that installs it."""
-    try:
-        import faster_coco_eval
-    except ImportError as error:
-        raise ConfigError(
-            "detection needs faster-coco-eval, which is not installed: pip install 'regard[dense]'"
-        ) from error
-    return faster_coco_eval
 
 
 def encode(masks: Bool[np.ndarray, "n h w"]) -> list[Rle]:
     """Masks as compressed encodings."""
-    coco_tools()
     from faster_coco_eval.core import mask
 
     if not len(masks):
@@ -34,7 +20,6 @@ def encode(masks: Bool[np.ndarray, "n h w"]) -> list[Rle]:
 
 def decode(rles: Sequence[Rle], size: tuple[int, int]) -> UInt8[np.ndarray, "n h w"]:
     """Encodings of masks of one size (height, width) as arrays of 0 and 1."""
-    coco_tools()
     from faster_coco_eval.core import mask
 
     if not len(rles):
@@ -44,7 +29,6 @@ def decode(rles: Sequence[Rle], size: tuple[int, int]) -> UInt8[np.ndarray, "n h
 
 def area(rle: Rle) -> int:
     """Number of pixels of a mask."""
-    coco_tools()
     from faster_coco_eval.core import mask
 
     return int(mask.area([rle])[0])
@@ -64,7 +48,6 @@ def from_annotation(segmentation: Any, size: tuple[int, int]) -> Rle:
 
     size: (height, width) of the image. Raises: ValueError that says what is wrong.
     """
-    coco_tools()
     from faster_coco_eval.core import mask
 
     height, width = size

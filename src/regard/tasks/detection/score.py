@@ -17,7 +17,7 @@ from regard.core import DataError
 from regard.tasks.jackknife import jackknife
 
 from ..base import Score
-from .masks import as_text, coco_tools
+from .masks import as_text
 from .scenes import Rle, Scene
 
 AREAS = {"all": (0.0, 1e10), "small": (0.0, 32.0**2), "medium": (32.0**2, 96.0**2), "large": (96.0**2, 1e10)}
@@ -124,7 +124,6 @@ def evaluate(
     scenes: Sequence[Scene], found: Sequence[Found], classes: tuple[str, ...], kind: str, detections: int
 ) -> Evaluation:
     """One evaluation of all images. kind: "bbox" or "segm"; detections: the largest number in an image that counts."""
-    coco_tools()
     from faster_coco_eval import faster_eval_api_cpp
     from faster_coco_eval.core.coco import COCO
     from faster_coco_eval.core.faster_eval_api import COCOeval_faster

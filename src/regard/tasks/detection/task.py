@@ -50,6 +50,8 @@ class Boxes(ImageTask):
     metric: ClassVar[str] = "map"
     further: ClassVar[tuple[str, ...]] = ("ap50", "ap75")
     example_data: ClassVar[str] = "cued-digits"
+    no_export: ClassVar[str] = "the numbers of proposals and of boxes depend on the image"
+    model_fields: ClassVar[tuple[str, ...]] = ("detector", "width", "strides", "anchor", "ratios", "head", "mask_head")
     trivial: ClassVar[str] = "the connected components of a threshold"
     kind: ClassVar[str]
     detectors: ClassVar[tuple[str, ...]]

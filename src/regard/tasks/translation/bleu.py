@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core import ConfigError, MissingExtra
+from regard.core import ConfigError
 
 ORDER = 4
 """The longest n-grams of BLEU."""
@@ -48,10 +48,8 @@ def signature(language: str) -> str:
 
 
 def _metric(language: str, effective_order: bool = False) -> Any:
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError as error:
-        raise MissingExtra("sacrebleu", "translation") from error
+    from sacrebleu.metrics import BLEU
+
     try:
         return BLEU(trg_lang=language, effective_order=effective_order)
     except (ImportError, RuntimeError) as error:  # words of Japanese and Korean need another package

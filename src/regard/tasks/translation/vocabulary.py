@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from regard.core import ConfigError, DataError, MissingExtra
+from regard.core import ConfigError, DataError
 from regard.models.translator import END, PAD, SPECIAL, START
 
 _SPECIAL = {PAD: "<pad>", START: "<start>", END: "<end>"}
@@ -98,8 +98,6 @@ def _tokenizer(merges: tuple[tuple[str, str], ...]) -> Any:
 
 
 def _library() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise MissingExtra("tokenizers", "translation") from error
+    import tokenizers  # takes long
+
     return tokenizers
