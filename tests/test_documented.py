@@ -37,6 +37,7 @@ PLACEHOLDERS = {
     "PATH": "photos",
     "/data": "data",
     "<Name>": "SKA",
+    "regard train MECHANISM --task TASK --data DATA": "regard train SKA --task segmentation --data cued-digits",
     "regard card NAME": "regard card MiTA",
     "regard swap-check NAME": "regard swap-check vit_desk",
     "regard study show NAME": "regard study show quickstart",

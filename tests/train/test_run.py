@@ -60,7 +60,7 @@ def test_an_outcome_has_what_reports_need(tmp_path: Path) -> None:
     assert outcome["status"] == "done"
     bits = np.unpackbits(np.frombuffer(base64.b64decode(outcome["bits"]), np.uint8))[:128]
     assert 100 * bits.mean() == outcome["metrics"]["top1"]
-    assert outcome["data"] == {**run.task.record(), "train": 128, "test": 128}
+    assert outcome["data"] == {**run.task.record(), "train": 128, "test": 128, "unit": "images"}
     assert outcome["parameters"] == sum(p.numel() for p in run.task.model(None, 0).parameters())
     assert min(outcome["seconds"], outcome["macs"], outcome["peak_memory_bytes"], outcome["images_per_second"]) > 0
     assert {"machine", "python", "torch", "threads", "device", "precision"} <= set(outcome["environment"])

@@ -16,8 +16,8 @@ from regard.studies import load_analysis, load_study
 from regard.studies.esa.insertion import curve, inserted
 from regard.train.run import Run
 
-INSERTED = ("0010", "0110", "1111", "deformable unit", "0010 + deformable")
-EXACT = ("0010", "0110", "1111", "deformable unit", "w/o", "0000")
+INSERTED = ("0010", "0110", "1111", "1111 parallel", "deformable unit", "0010 + deformable")
+EXACT = ("0010", "0110", "1111", "1111 parallel", "deformable unit", "w/o", "0000")
 
 
 @pytest.fixture(scope="module")
