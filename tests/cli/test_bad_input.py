@@ -222,7 +222,7 @@ def test_one_class_only(capsys, tmp_path: Path, results: Path) -> None:
         ([0, -1] * 10, "", "label -1 of row 1 is outside"),
         ([0, 1] * 10, "cat, dog", "class_names in its metadata is not a JSON list"),
         ([0, 1] * 10, "2", "class_names in its metadata is not a JSON list"),
-        (["a", "b"] * 10, "", "expected whole numbers"),
+        (["a", "b"] * 10, "", "expected one whole number"),
     ],
     ids=["above", "below", "no JSON", "no list", "words"],
 )
