@@ -26,7 +26,7 @@ _DETECTOR: dict[str, Any] = {"width": 32, "head": 32, "anchor": 2.0, "proposals"
 TASKS: Mapping[str, Mapping[str, Task]] = {
     "detection": {
         "smoke": Detection(
-            host=_SMALL.format(channels="8, 8, 16, 16", more=_EARLY), data="cued-digits", size=(84, 84), limit=16,
+            host=_SMALL.format(channels="8, 16, 16, 16", more=_EARLY), data="cued-digits", size=(84, 84), limit=16,
             strides=(8, 16), **_DETECTOR,
         ),
         "desk": Detection(
