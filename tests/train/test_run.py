@@ -410,7 +410,7 @@ def test_a_compiler_that_fails_leaves_the_run_for_another_try(tmp_path: Path, mo
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/such/compiler",))
-    with pytest.raises(ConfigError, match="without --compile the run trains in eager mode"):
+    with pytest.raises(ConfigError, match="without --compile the run is trained in eager mode"):
         run.execute(store, device="cpu", watch=Watch(compile=True))
     assert store.outcome(run.key) is None
     assert run.execute(store, device="cpu")["status"] == "done"
