@@ -126,6 +126,14 @@ class Task(ABC):
         """Refuse what this task cannot do. Raises: ConfigError, which names the field of the recipe."""
         return
 
+    def check_recipe(self, recipe: Training, augments: Sequence[str], without: Sequence[str]) -> None:
+        """Raises: ConfigError for an augment that is not among these, or a field of `without` that is not 0."""
+        if recipe.augment not in augments:
+            raise ConfigError(f"augment of --task {self.name} is one of {', '.join(augments)}, not {recipe.augment!r}")
+        for name in without:
+            if getattr(recipe, name):
+                raise ConfigError(f"--task {self.name} has no {name}: it must be 0, not {getattr(recipe, name)}")
+
     @abstractmethod
     def model(
         self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None

@@ -13,7 +13,7 @@ from regard.core import ConfigError
 from regard.models.sizes import size_of, sized
 
 from .base import Task
-from .normalise import Statistics, normalised
+from .normalise import Statistics, expected, is_pretrained, normalised
 
 if TYPE_CHECKING:
     from typing import Self
@@ -47,9 +47,26 @@ class ImageTask(Task):
         size = size or size_of(host, self.extra)
         return dataclasses.replace(self, host=sized(host, size, self.extra), size=size)
 
+    @property
     @abstractmethod
+    def channels(self) -> int:
+        """Channels of the data's images. Raises: DataError."""
+
+    @abstractmethod
+    def own_statistics(self) -> Statistics:
+        """Mean and standard deviation per channel of training images, of pixels between 0 and 1. Raises: DataError."""
+
     def statistics(self, record: Mapping[str, Any] | None = None) -> Statistics:
-        """Mean and deviation of the normalisation. record: as for `score_on`; None = the task's own data."""
+        """Mean and standard deviation per channel, of pixels between 0 and 1, for the normalisation of images.
+
+        record: what `record()` returned when the model was trained; its values are used unless it is an old one without
+        them. A pretrained host gets the values of its weights (averaged for grey images), all others `own_statistics`.
+        """
+        if normal := (record or {}).get("normal"):
+            return normal[0], normal[1]
+        if is_pretrained(self.host):
+            return expected(self.host, self.channels, tuple(self.extra))
+        return self.own_statistics()
 
     def prepared(self, images: Tensor, device: torch.device, record: Mapping[str, Any] | None = None) -> Tensor:
         """As in `Task`, normalised with `statistics`."""

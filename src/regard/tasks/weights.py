@@ -3,18 +3,35 @@ same name and shape have the same values in all models."""
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
-from regard.core import ConfigError, Mixer, Operator, Projection
+from regard.core import ConfigError, Mixer, MixerConfig, Operator, Projection
 from regard.projections.linear import LinearProjection
 from regard.projections.sne import Codes
 from regard.swapping.inspect import attention_layers
 from regard.tasks.data.streams import number
 
 Init = Literal["zero", "fan_in", "host"]
+
+
+@contextmanager
+def host_seed(seed: int) -> Iterator[None]:
+    """Within it, torch's generator draws the initial weights of a host; afterwards it is as it was before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(number("host", seed))
+        yield
+
+
+def check_removed(mixer: MixerConfig | None, removed: bool) -> None:
+    """Raises: ConfigError for a model that should have both a mechanism and no attention."""
+    if removed and mixer is not None:
+        raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {mixer}")
+
 
 _OUTPUT = re.compile(r"(^|\.)((self_|global_|window_)?attn|attention|token_mixer)(\.regard)?\.(proj|out_proj)$")
 _SECOND = re.compile(r"(^|\.)(mlp|ffn)\d?\.fc2$")

@@ -12,9 +12,10 @@ from torch import nn
 from regard.core import ConfigError, DataError
 from regard.mixers.spelling import parse_mixer
 from regard.models.segmentation import VOID
+from regard.tasks.data.augment import scaled_pixels
 from regard.tasks.segmentation import Segmentation
 from regard.tasks.segmentation.data import own_digest
-from regard.tasks.segmentation.feed import Batches, fitted, resized
+from regard.tasks.segmentation.feed import fitted
 from regard.tasks.segmentation.pictures import mask_of, overlay, runs, sheet
 from regard.tasks.segmentation.score import confusion, ious, margins, miou, score_of
 from regard.tasks.segmentation.windows import classes_of, positions, window_scores
@@ -159,7 +160,7 @@ def test_masks_stay_on_their_images(folder: Path, augment: str) -> None:
 
 def test_resizing_keeps_labels() -> None:
     mask = np.array([[0, 3], [7, VOID]], np.uint8)
-    assert set(np.unique(resized(mask, (9, 11), smooth=False)).tolist()) == {0, 3, 7, VOID}
+    assert set(np.unique(scaled_pixels(mask, (9, 11), smooth=False)).tolist()) == {0, 3, 7, VOID}
     assert fitted((360, 480), 180) == (180, 240)
     assert fitted((480, 360), 180, 1.5) == (360, 270)
 
@@ -282,9 +283,3 @@ def test_overlays_show_void_and_hidden_classes_as_they_are() -> None:
     assert (drawn[:, 1] != drawn[:, 2]).any()
     assert mask_of(runs(mask), mask.shape).tolist() == mask.tolist()
     assert sheet(pixels, [("truth", mask), ("prediction", mask)], ["a", "b", "c"]).width > 900
-
-
-def test_order_is_a_permutation(folder: Path) -> None:
-    batches = Batches(task_on(folder).part("train"), (32, 32), 32, (1.0, 1.0), 2, "crop", 0)
-    assert sorted(np.concatenate([batches.rows(step) for step in range(3)])) == list(range(6))
-    assert sorted(np.concatenate([batches.rows(step) for step in range(3, 6)])) == list(range(6))

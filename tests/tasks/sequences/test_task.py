@@ -14,10 +14,10 @@ from regard.core import ConfigError, DataError, DeviceError, UnsupportedError
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.store.results import Results
+from regard.studies.mita import table5
 from regard.tasks import TASKS
 from regard.tasks.sequences import Sequences, data
 from regard.tasks.sequences.baseline import bag_of_symbols
-from regard.tasks.sequences.published import STEPS, published
 from regard.tasks.sequences.tokens import Split, Tokens
 from regard.train import checkpoint
 from regard.train.load import load
@@ -59,19 +59,24 @@ def test_it_is_a_task_with_defaults_for_every_named_set():
     assert trial.forward(2).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_published_settings_can_be_trained(name):
-    fields = published(name)
-    task, recipe = Sequences(data=name, **fields["task"]), Recipe(**fields["recipe"])
+@pytest.mark.parametrize(
+    ("study", "steps", "warmup"),
+    [
+        (table5.LISTOPS, 5_000, 1_000),
+        (table5.TEXT, 20_000, 8_000),
+        (table5.IMAGE, 35_000, 175),
+        (table5.PATHFINDER, 62_400, 312),
+    ],
+)
+def test_published_settings_can_be_trained(study, steps, warmup):
+    setting = study.settings["paper"]
+    task, recipe = setting.task, setting.recipe
     task.check(recipe)
-    steps, batch, warmup, _ = STEPS[name]
     total = recipe.epochs * (task.sample_counts()[0] // recipe.batch)
     assert 0.85 < total / steps < 1.25  # whole epochs
     assert recipe.lr_at(round(warmup / steps * total) - 1, total) == pytest.approx(1e-4)
     assert recipe.lr_at(total - 1, total) < 1e-6
     assert task.trial(None).model.pool == "padded_mean"
-    with pytest.raises(ConfigError, match="Table 5 of MiTA has"):
-        published("digits")
 
 
 def test_batches_are_a_function_of_seed_and_number(tmp_path):
@@ -217,9 +222,9 @@ def test_the_baseline_counts_symbols_and_nothing_else():
 
 def test_wrong_fields_are_explained(tmp_path):
     for recipe, message in (
-        (Recipe(), 'set augment="none"'),
-        (Recipe(augment="none", mixup=0.2), "mixup is for images"),
-        (Recipe(augment="none", erasing=0.2), "erasing is for images"),
+        (Recipe(), "augment of --task sequences is one of none"),
+        (Recipe(augment="none", mixup=0.2), "has no mixup: it must be 0, not 0.2"),
+        (Recipe(augment="none", erasing=0.2), "has no erasing"),
     ):
         with pytest.raises(ConfigError, match=message):
             DIGITS.check(recipe)

@@ -230,7 +230,7 @@ def test_a_trial_needs_no_data() -> None:
 
 
 def test_a_limit_takes_the_first_sentences() -> None:
-    problem = task("numbers").at_most(30)
+    problem = task("numbers", limit=30)
     assert (len(problem.train_sentences()), len(problem.test_sentences())) == problem.sample_counts() == (30, 30)
 
 

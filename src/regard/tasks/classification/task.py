@@ -22,13 +22,14 @@ from regard.tasks.data.catalog import PARQUET, SIZES, classes_and_channels, iden
 from regard.tasks.data.feed import Batches, evaluation_batches, to_tensor
 from regard.tasks.data.imagenet import NORMAL
 from regard.tasks.data.images import Images, ImageSet, read_image, size_before_crop
-from regard.tasks.data.streams import number
+from regard.tasks.data.order import check_parts
 
 from ..base import Score, Training, Trial
+from ..class_scores import best_classes, majority, top1_score
 from ..drawing import captioned
 from ..image_task import ImageTask
-from ..normalise import Statistics, digest, expected, is_pretrained, normalised
-from ..weights import Init, redraw
+from ..normalise import Statistics, digest, is_pretrained, normalised
+from ..weights import Init, check_removed, host_seed, redraw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +118,14 @@ class Classification(ImageTask):
     def model(
         self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
     ) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number("host", seed))
+        with host_seed(seed):
             model = self.network(mixer, removed, record)
             redraw(model, seed, self.init)
         return model
 
     def network(self, mixer: MixerConfig | None, removed: bool, record: Mapping[str, Any] | None = None) -> nn.Module:
         """The host with the mechanism, as the host initialises it. record: as in `model`."""
-        if removed and mixer is not None:
-            raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {mixer}")
+        check_removed(mixer, removed)
         names = (record or {}).get("class_names")
         outputs = self.outputs if names is None else self.classes or len(names)
         channels = self.images_of().channels if names is None else len(self.statistics(record)[0])
@@ -197,9 +196,8 @@ class Classification(ImageTask):
     def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches:
         self.check(recipe)
         image_set, images = self.images_of(), self.train_images()
+        check_parts(len(images), recipe.batch, part)
         devices, batch = part[1], min(recipe.batch, len(images))
-        if batch % devices:
-            raise DeviceError(f"a batch of {batch} cannot be divided into {devices} equal parts; use fewer devices")
         if (recipe.mixup or recipe.cutmix) and batch // devices % 2:
             error = ConfigError if devices == 1 else DeviceError
             raise error(f"mixup and cutmix need an even number of images on a device, not {batch // devices}")
@@ -211,17 +209,12 @@ class Classification(ImageTask):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         return self._feed(recipe, seed, part).between(start, stop, workers)
 
-    def statistics(self, record: Mapping[str, Any] | None = None) -> Statistics:
-        """Mean and standard deviation per channel, of pixels between 0 and 1, for the normalisation of images.
+    @property
+    def channels(self) -> int:
+        return self.images_of().channels
 
-        record: what `record()` returned when the model was trained; its values are used unless it is an old one without
-        them. A pretrained host gets the values of its weights (averaged for grey images), ImageNet the usual
-        ones, and all others those of the training images.
-        """
-        if normal := (record or {}).get("normal"):
-            return normal[0], normal[1]
-        if is_pretrained(self.host):
-            return expected(self.host, self.images_of().channels, tuple(self.extra))
+    def own_statistics(self) -> Statistics:
+        """As in `ImageTask`; ImageNet has the usual ones."""
         return NORMAL if self.data == "imagenet" else self.images_of().statistics
 
     def loss(
@@ -297,7 +290,7 @@ class Classification(ImageTask):
             yield scores, labels.to(device)
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
-        return _score(self.scores(model, device))
+        return top1_score(self.scores(model, device))
 
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
         """Score on the test images of other data with the same classes, normalised like the training images.
@@ -314,12 +307,11 @@ class Classification(ImageTask):
             )
         if other.channels != len(mean):
             raise DataError(f"the run takes images of {_channels(len(mean))}, {data} has {_channels(other.channels)}")
-        return _score(self._scores(model, device, self._limited(other.test), (mean, std)))
+        return top1_score(self._scores(model, device, self._limited(other.test), (mean, std)))
 
     @property
     def chance(self) -> float:
-        counts = np.bincount(self.test_images().labels)
-        return 100 * float(counts.max() / counts.sum())
+        return majority(self.test_images().labels)
 
     def example(self) -> tuple[Tensor]:
         images, _ = next(evaluation_batches(self.test_images().take(slice(0, 1)), self.size))
@@ -351,12 +343,8 @@ class Classification(ImageTask):
         for source in sources:
             image = normalised(to_tensor(self._pixels(source, len(statistics[0]))[None]), statistics, device)
             with torch.inference_mode():
-                values, indices = model(image)[0].float().softmax(-1)[: len(names)].topk(min(5, len(names)))
-            top = [
-                {"label": names[index], "probability": round(value, 6)}
-                for value, index in zip(values.tolist(), indices.tolist(), strict=True)
-            ]
-            predictions.append({"file": str(source), **top[0], "top": top})
+                scores = model(image)[0].float()
+            predictions.append({"file": str(source), **best_classes(scores, names)})
         return predictions
 
     def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> Image:
@@ -367,15 +355,6 @@ class Classification(ImageTask):
         """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""
         size = self.size if self.data in PARQUET or self.data in SIZES else size_before_crop(self.size)
         return centre(read_image(source, size, channels)[None], self.size)[0]
-
-
-def _score(scores: Iterator[tuple[Tensor, Tensor]]) -> Score:
-    right, total = [], 0.0
-    for logits, labels in scores:
-        total += F.cross_entropy(logits, labels, reduction="sum").item()
-        right.append((logits.argmax(-1) == labels).cpu().numpy())
-    all_right = np.concatenate(right)
-    return Score({"top1": 100 * float(all_right.mean()), "loss": total / len(all_right)}, all_right)
 
 
 def _channels(number: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from regard.core import ConfigError, nearest
 
@@ -99,6 +100,18 @@ def placed(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) 
     columns = rng.integers(0, size[1] - width + 1, n)[:, None] + np.arange(width)
     canvas[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]] = pixels
     return canvas
+
+
+def scaled_pixels(pixels: np.ndarray, size: tuple[int, int], smooth: bool = True) -> np.ndarray:
+    """One image, uint8 (h, w) or (h, w, C), of another size = (height, width).
+
+    smooth: bilinear with antialiasing, else the nearest pixel.
+    """
+    if pixels.shape[:2] == size:
+        return pixels
+    method = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
+    image = Image.fromarray(pixels.squeeze(-1) if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
+    return np.asarray(image.resize((size[1], size[0]), method)).reshape(*size, *pixels.shape[2:])
 
 
 def resized_crops(pixels: np.ndarray, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:

@@ -4,7 +4,7 @@ So a run that was stopped continues with the same batches, with any number of lo
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from .augment import augmented, centre
 from .imagenet import OriginalSizes
 from .images import Images
+from .order import Part, batch_rows, batches_in_epoch, part_of
 from .streams import generator, seed_all
 
 
@@ -22,7 +23,7 @@ class Batches(Dataset):
     """Item t is training batch t of the run: images (n, C, h, w) uint8, or float32 of a transform, and labels (n,).
 
     size: (height, width) of a batch's images. batch: images in a batch. transform: of single Pillow images, or None.
-    part: (index, count) of equal parts of a batch, of which an item is this one.
+    part: of each batch, an item is this one.
     """
 
     images: Images
@@ -32,30 +33,16 @@ class Batches(Dataset):
     seed: int
     canvas: bool = False
     transform: Callable | None = None
-    part: tuple[int, int] = (0, 1)
-    _orders: dict[int, np.ndarray] = field(default_factory=dict)
+    part: Part = (0, 1)
 
     @property
     def per_epoch(self) -> int:
-        """Number of batches in an epoch; a last, smaller batch is left out."""
-        return max(len(self.images) // self.batch, 1)
-
-    def order(self, epoch: int) -> np.ndarray:
-        """The permutation of an epoch."""
-        if epoch not in self._orders:
-            self._orders.clear()
-            self._orders[epoch] = generator("order", self.seed, epoch).permutation(len(self.images))
-        return self._orders[epoch]
-
-    def rows(self, step: int) -> np.ndarray:
-        """Indices of the images of batch `step`."""
-        epoch, index = divmod(step, self.per_epoch)
-        return self.order(epoch)[index * self.batch : (index + 1) * self.batch]
+        """Number of batches in an epoch."""
+        return batches_in_epoch(len(self.images), self.batch)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        rows = self.rows(step)
-        index, count = self.part
-        part = slice(index * len(rows) // count, (index + 1) * len(rows) // count)
+        rows = batch_rows(len(self.images), self.batch, self.seed, step)
+        part = part_of(len(rows), self.part)
         labels = torch.from_numpy(self.images.labels[rows[part]])
         if self.transform is not None:
             return torch.stack(

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import UInt8
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from regard.core import DataError
+from regard.tasks.data.augment import scaled_pixels
 from regard.tasks.data.images import Images, cached, decode, readable_rows
+from regard.tasks.data.order import Part, batch_rows, batches_in_epoch, part_of
 from regard.tasks.data.own import IN_MEMORY
 from regard.tasks.data.streams import generator
 
@@ -39,9 +40,7 @@ def fitted(original: tuple[int, int], size: tuple[int, int], resize: str) -> tup
 def resized(pixels: UInt8[np.ndarray, "h w C"], size: tuple[int, int], resize: str) -> UInt8[np.ndarray, "H W C"]:
     """An image of `size`, bilinear with antialiasing; what "fit" leaves free at the right and at the bottom is 0."""
     height, width = fitted((pixels.shape[0], pixels.shape[1]), size, resize)
-    if pixels.shape[:2] != (height, width):
-        image = Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
-        pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(height, width, -1)
+    pixels = scaled_pixels(pixels, (height, width))
     if (height, width) == size:
         return pixels
     padded = np.zeros((*size, pixels.shape[-1]), np.uint8)
@@ -142,8 +141,8 @@ def _resized_masks(whole: UInt8[Tensor, "n h w"], size: tuple[int, int]) -> UInt
 class Batches(Dataset):
     """Item t is training batch t of the run.
 
-    batch: images in it. scales: factors of the images' sides, of which each batch has one at random. part: (index,
-    count) of equal parts of each batch, of which an item is this one.
+    batch: images in it. scales: factors of the images' sides, of which each batch has one at random. part: of each
+    batch, an item is this one.
     """
 
     split: Split
@@ -151,31 +150,20 @@ class Batches(Dataset):
     augment: str
     seed: int
     scales: tuple[float, ...] = ()
-    part: tuple[int, int] = (0, 1)
-    _orders: dict[int, np.ndarray] = field(default_factory=dict)
+    part: Part = (0, 1)
 
     @property
     def per_epoch(self) -> int:
-        """Number of batches in an epoch; a last, smaller batch is left out."""
-        return max(len(self.split) // self.batch, 1)
-
-    def rows(self, step: int) -> np.ndarray:
-        """Indices of the images of batch `step`, of a permutation for each epoch."""
-        epoch, index = divmod(step, self.per_epoch)
-        if epoch not in self._orders:
-            self._orders.clear()
-            self._orders[epoch] = generator("order", self.seed, epoch).permutation(len(self.split))
-        return self._orders[epoch][index * self.batch : (index + 1) * self.batch]
+        """Number of batches in an epoch."""
+        return batches_in_epoch(len(self.split), self.batch)
 
     def __getitem__(self, step: int) -> Batch:
-        rows = self.rows(step)
+        rows = batch_rows(len(self.split), self.batch, self.seed, step)
         rng = generator("augment", self.seed, step)
         flips = rng.random((len(rows), 2)) < 0.5  # the whole batch: its augmentation does not depend on the parts
         scale = float(rng.choice(self.scales)) if self.scales else 1.0
-        index, count = self.part
-        chosen = range(index * len(rows) // count, (index + 1) * len(rows) // count)
         items = []
-        for place in chosen:
+        for place in range(len(rows))[part_of(len(rows), self.part)]:
             image, target, inside = self.split.item(int(rows[place]))
             if self.augment != "none" and flips[place, 0]:
                 image, target = flipped(image, target, inside, -1)

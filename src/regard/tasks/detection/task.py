@@ -13,17 +13,19 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, DeviceError, MixerConfig
+from regard.core import ConfigError, DataError, MixerConfig
 from regard.core.eval_mode import eval_mode
 from regard.models.detection import Detector, Heads, detection_backbone, make_detector
 from regard.models.detection.padding import cannot_hide
 from regard.swapping.inspect import explained_inputs
 from regard.tasks.data.images import read_image
-from regard.tasks.data.streams import generator, number
+from regard.tasks.data.order import check_parts
+from regard.tasks.data.streams import generator
 
 from ..base import Score, Training, Trial
 from ..image_task import ImageTask
-from ..normalise import Statistics, digest, expected, is_pretrained
+from ..normalise import Statistics, digest
+from ..weights import check_removed, host_seed
 from . import data as sets
 from . import presets
 from .feed import AUGMENTS, Batch, Batches, Split, readable, resized, scaled_size
@@ -104,11 +106,7 @@ class Boxes(ImageTask):
         return dataclasses.replace(self, host=host, size=size or self.size)
 
     def check(self, recipe: Training) -> None:
-        if recipe.augment not in AUGMENTS:
-            raise ConfigError(f"augment of --task {self.name} is one of {', '.join(AUGMENTS)}, not {recipe.augment!r}")
-        for field in ("smoothing", "mixup", "cutmix", "erasing"):
-            if getattr(recipe, field):
-                raise ConfigError(f"--task {self.name} has no {field}: it must be 0, not {getattr(recipe, field)}")
+        self.check_recipe(recipe, AUGMENTS, without=("smoothing", "mixup", "cutmix", "erasing"))
 
     def identity(self) -> "Boxes":
         return dataclasses.replace(self, data=sets.identity(self.data), extra=())
@@ -133,22 +131,20 @@ class Boxes(ImageTask):
     def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches:
         self.check(recipe)
         images = self.part("train")
-        batch = min(recipe.batch, len(images))
-        if batch % part[1]:
-            raise DeviceError(f"a batch of {batch} cannot be divided into {part[1]} equal parts; use fewer devices")
-        return Batches(images, batch, recipe.augment, seed, self.scales, part)
+        check_parts(len(images), recipe.batch, part)
+        return Batches(images, min(recipe.batch, len(images)), recipe.augment, seed, self.scales, part)
 
     def batches(
         self, recipe: Training, seed: int, start: int, stop: int, workers: int = 0, part: tuple[int, int] = (0, 1)
     ) -> Iterator[Batch]:
         return self._feed(recipe, seed, part).between(start, stop, workers)
 
-    def statistics(self, record: Mapping[str, Any] | None = None) -> Statistics:
-        """As in `ImageTask`: of a pretrained host its own, else those of at most 500 training images."""
-        if normal := (record or {}).get("normal"):
-            return normal[0], normal[1]
-        if is_pretrained(self.host):
-            return expected(self.host, self.scenes_of().channels, tuple(self.extra))
+    @property
+    def channels(self) -> int:
+        return self.scenes_of().channels
+
+    def own_statistics(self) -> Statistics:
+        """As in `ImageTask`, of at most 500 training images."""
         return _statistics(self.part("train"))
 
     def record(self) -> dict[str, Any]:
@@ -171,12 +167,10 @@ class Boxes(ImageTask):
     def model(
         self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
     ) -> Detector:
-        if removed and mixer is not None:
-            raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {mixer}")
+        check_removed(mixer, removed)
         known = self.record() if record is None else record
         classes, channels = len(known["class_names"]), len(known["normal"][0])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number("host", seed))
+        with host_seed(seed):
             model = self.built(mixer, classes, channels, known["detections"], removed)
             self._try(model, channels)
         return model

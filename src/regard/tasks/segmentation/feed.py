@@ -1,16 +1,17 @@
 """Training batches of images with masks: pure functions of the seed and the batch's number."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from regard.models.segmentation import VOID
+from regard.tasks.data.augment import scaled_pixels
 from regard.tasks.data.feed import to_tensor
+from regard.tasks.data.order import Part, batch_rows, batches_in_epoch, part_of
 from regard.tasks.data.streams import generator
 
 from .data import Split
@@ -25,7 +26,7 @@ class Batches(Dataset):
     """Item t is training batch t of the run: images (n, C, h, w) uint8 and masks (n, h, w) uint8.
 
     size: (height, width) of crops. shorter: side to which images are resized first. scales: range of random factors.
-    part: (index, count) of equal parts of a batch, of which an item is this one.
+    part: of each batch, an item is this one.
     """
 
     split: Split
@@ -35,27 +36,17 @@ class Batches(Dataset):
     batch: int
     augment: str
     seed: int
-    part: tuple[int, int] = (0, 1)
-    _orders: dict[int, np.ndarray] = field(default_factory=dict)
+    part: Part = (0, 1)
 
     @property
     def per_epoch(self) -> int:
-        """Number of batches in an epoch; a last, smaller batch is left out."""
-        return max(len(self.split) // self.batch, 1)
-
-    def rows(self, step: int) -> np.ndarray:
-        """Indices of the images of batch `step`."""
-        epoch, index = divmod(step, self.per_epoch)
-        if epoch not in self._orders:
-            self._orders.clear()
-            self._orders[epoch] = generator("order", self.seed, epoch).permutation(len(self.split))
-        rows = self._orders[epoch][index * self.batch : (index + 1) * self.batch]
-        part, count = self.part
-        return rows[part * len(rows) // count : (part + 1) * len(rows) // count]
+        """Number of batches in an epoch."""
+        return batches_in_epoch(len(self.split), self.batch)
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         epoch = step // self.per_epoch
-        pairs = [self._sample(int(row), epoch) for row in self.rows(step)]
+        rows = batch_rows(len(self.split), self.batch, self.seed, step)
+        pairs = [self._sample(int(row), epoch) for row in rows[part_of(len(rows), self.part)]]
         images, masks = (np.stack(arrays) for arrays in zip(*pairs, strict=True))
         return to_tensor(images), torch.from_numpy(masks)
 
@@ -64,7 +55,7 @@ class Batches(Dataset):
         image, mask = self.split.image(row), self.split.mask(row)
         factor = rng.uniform(*self.scales) if self.augment.startswith("scale") else 1.0
         target = fitted(image.shape[:2], self.shorter, factor)
-        image, mask = resized(image, target, smooth=True), resized(mask, target, smooth=False)
+        image, mask = scaled_pixels(image, target), scaled_pixels(mask, target, smooth=False)
         image, mask = padded(image, self.size, 0), padded(mask, self.size, VOID)
         spare = [side - crop for side, crop in zip(mask.shape, self.size, strict=True)]
         if self.augment == "none":
@@ -87,15 +78,6 @@ def fitted(shape: tuple[int, ...], shorter: int, factor: float = 1.0) -> tuple[i
     """(height, width) of an image whose shorter side becomes factor * shorter."""
     scale = factor * shorter / min(shape)
     return max(round(shape[0] * scale), 1), max(round(shape[1] * scale), 1)
-
-
-def resized(pixels: np.ndarray, target: tuple[int, int], smooth: bool) -> np.ndarray:
-    """uint8 pixels (h, w) or (h, w, C) of another size; smooth: bilinear with antialiasing, else the nearest pixel."""
-    if pixels.shape[:2] == target:
-        return pixels
-    method = Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST
-    image = Image.fromarray(pixels.squeeze(-1) if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels)
-    return np.asarray(image.resize((target[1], target[0]), method)).reshape(*target, *pixels.shape[2:])
 
 
 def padded(pixels: np.ndarray, size: tuple[int, int], value: int) -> np.ndarray:

@@ -11,19 +11,21 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, DeviceError, MixerConfig
+from regard.core import ConfigError, DataError, MixerConfig
 from regard.models.segmentation import Segmenter, make_segmenter
 from regard.swapping.inspect import input_channels
 from regard.tasks.data import cued
+from regard.tasks.data.augment import scaled_pixels
 from regard.tasks.data.feed import to_tensor
 from regard.tasks.data.images import read_image
-from regard.tasks.data.streams import number
+from regard.tasks.data.order import check_parts
 
 from ..base import Score, Training, Trial
 from ..image_task import ImageTask
-from ..normalise import Statistics, digest, expected, is_pretrained
+from ..normalise import Statistics, digest
+from ..weights import check_removed, host_seed
 from .data import CAMVID, NAMED, MaskSet, Part, Split, load, own_digest, path_of
-from .feed import AUGMENTS, Batches, fitted, padded, resized
+from .feed import AUGMENTS, Batches, fitted, padded
 from .pictures import mask_of, runs, sheet
 from .score import confusion, margins, miou, score_of
 from .windows import classes_of
@@ -98,11 +100,7 @@ class Segmentation(ImageTask):
         return _CUED if data in cued.CUED else _CAMVID if data == "camvid" else _OWN
 
     def check(self, recipe: Training) -> None:
-        if recipe.augment not in AUGMENTS:
-            raise ConfigError(f"--task {self.name} takes augment={', '.join(AUGMENTS)}, not {recipe.augment!r}")
-        for name in ("mixup", "cutmix", "erasing"):
-            if getattr(recipe, name):
-                raise ConfigError(f"--task {self.name} cannot apply {name}; set it to 0")
+        self.check_recipe(recipe, AUGMENTS, without=("mixup", "cutmix", "erasing"))
 
     def identity(self) -> "Segmentation":
         if self.data in NAMED:
@@ -124,12 +122,10 @@ class Segmentation(ImageTask):
     def model(
         self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
     ) -> nn.Module:
-        if removed and mixer is not None:
-            raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {mixer}")
+        check_removed(mixer, removed)
         names = (record or {}).get("class_names") or self.set_of().classes
         channels = len(record["normal"][0]) if record else self.set_of().channels
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number("host", seed))
+        with host_seed(seed):
             return self._built(mixer, len(names), channels, removed)
 
     def _built(
@@ -162,9 +158,7 @@ class Segmentation(ImageTask):
     def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches:
         self.check(recipe)
         train = self.part("train")
-        batch = min(recipe.batch, len(train))
-        if batch % part[1]:
-            raise DeviceError(f"a batch of {batch} cannot be divided into {part[1]} equal parts; use fewer devices")
+        check_parts(len(train), recipe.batch, part)
         return Batches(train, self.size, self._shorter, self.scales, recipe.batch, recipe.augment, seed, part)
 
     def batches(
@@ -176,12 +170,11 @@ class Segmentation(ImageTask):
     def _shorter(self) -> int:
         return self.shorter or min(self.size)
 
-    def statistics(self, record: Mapping[str, Any] | None = None) -> Statistics:
-        """As in `ImageTask`: those of a pretrained host's weights, else of training images."""
-        if normal := (record or {}).get("normal"):
-            return normal[0], normal[1]
-        if is_pretrained(self.host):
-            return expected(self.host, self.set_of().channels, tuple(self.extra))
+    @property
+    def channels(self) -> int:
+        return self.set_of().channels
+
+    def own_statistics(self) -> Statistics:
         return self.set_of().statistics
 
     def loss(
@@ -215,7 +208,7 @@ class Segmentation(ImageTask):
         """The classes (n, h, w) of images of one size."""
         height, width = images[0].shape[:2]
         target = fitted((height, width), self._shorter)
-        small = to_tensor(np.stack([resized(image, target, smooth=True) for image in images]))
+        small = to_tensor(np.stack([scaled_pixels(image, target) for image in images]))
         return classes_of(model, small, statistics, self.size, self.stride, (height, width), device).numpy()
 
     def _score(
@@ -263,7 +256,7 @@ class Segmentation(ImageTask):
 
     def example(self) -> tuple[Tensor]:
         image = self.part(self.split).image(0)
-        small = resized(image, fitted(image.shape[:2], self._shorter), smooth=True)
+        small = scaled_pixels(image, fitted(image.shape[:2], self._shorter))
         crop = padded(small, self.size, 0)[: self.size[0], : self.size[1]]
         return (self.prepared(to_tensor(crop[None]), torch.device("cpu")),)
 

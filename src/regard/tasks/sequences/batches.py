@@ -1,13 +1,13 @@
 """Training batches of sequences: pure functions of (seed, number of the batch)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard.tasks.data.streams import generator
+from regard.tasks.data.order import Part, batch_rows, batches_in_epoch, part_of
 
 from .tokens import Split
 
@@ -23,27 +23,17 @@ class TokenBatches:
     length: int
     batch: int
     seed: int
-    _orders: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
     def per_epoch(self) -> int:
-        """Number of batches in an epoch; a last, smaller batch is left out."""
-        return max(len(self.split) // self.batch, 1)
+        """Number of batches in an epoch."""
+        return batches_in_epoch(len(self.split), self.batch)
 
-    def rows(self, number: int) -> np.ndarray:
-        """Indices of the samples of a batch."""
-        epoch, index = divmod(number, self.per_epoch)
-        if epoch not in self._orders:
-            self._orders.clear()
-            self._orders[epoch] = generator("order", self.seed, epoch).permutation(len(self.split))
-        return self._orders[epoch][index * self.batch : (index + 1) * self.batch]
-
-    def between(self, start: int, stop: int, part: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and labels of batches start .. stop-1. part: (index, count) of equal parts of each batch."""
-        index, count = part
+    def between(self, start: int, stop: int, part: Part) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids and labels of a part of batches start .. stop-1."""
         for number in range(start, stop):
-            rows = self.rows(number)
-            yield tensors(self.split, rows[index * len(rows) // count : (index + 1) * len(rows) // count], self.length)
+            rows = batch_rows(len(self.split), self.batch, self.seed, number)
+            yield tensors(self.split, rows[part_of(len(rows), part)], self.length)
 
 
 def tensors(split: Split, rows: np.ndarray, length: int) -> tuple[Tensor, Tensor]:

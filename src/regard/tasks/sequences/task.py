@@ -13,14 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, DeviceError, MixerConfig
+from regard.core import ConfigError, DataError, MixerConfig
 from regard.mixers.spelling import spell
 from regard.models.create import create_model, parse_host
 from regard.swapping.swap import remove
-from regard.tasks.data.streams import number
+from regard.tasks.data.order import check_parts
 
 from ..base import Score, Task, Training, Trial
+from ..class_scores import best_classes, majority, top1_score
 from ..normalise import digest
+from ..weights import check_removed, host_seed
 from . import data as sets
 from . import inputs, pathfinder, pixels
 from .baseline import bag_of_symbols
@@ -111,16 +113,8 @@ class Sequences(Task):
     def identity(self) -> "Self":
         return dataclasses.replace(self, data=sets.identity(self.data), length=self.tokens, extra=())
 
-    def at_most(self, number: int) -> "Self":
-        """The same task with `limit` at most `number`."""
-        return dataclasses.replace(self, limit=min(self.limit or number, number))
-
     def check(self, recipe: Training) -> None:
-        if recipe.augment != "none":
-            raise ConfigError(f'--task {self.name} has no augmentation: set augment="none", not {recipe.augment!r}')
-        for name in ("mixup", "cutmix", "erasing"):
-            if getattr(recipe, name):
-                raise ConfigError(f"{name} is for images; --task {self.name} needs {name}=0")
+        self.check_recipe(recipe, ("none",), without=("mixup", "cutmix", "erasing"))
 
     # data
 
@@ -171,8 +165,7 @@ class Sequences(Task):
 
     @property
     def chance(self) -> float:
-        counts = np.bincount(self.test_split().labels)
-        return 100 * float(counts.max() / counts.sum())
+        return majority(self.test_split().labels)
 
     @property
     def bag_of_symbols(self) -> float:
@@ -185,8 +178,7 @@ class Sequences(Task):
         self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
     ) -> nn.Module:
         facts, length = self._facts(record)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number("host", seed))
+        with host_seed(seed):
             return self.built(mixer, facts, length, removed)
 
     def _facts(self, record: Mapping[str, Any] | None) -> tuple[sets.Facts, int]:
@@ -198,8 +190,7 @@ class Sequences(Task):
 
     def built(self, mixer: MixerConfig | None, facts: sets.Facts, length: int, removed: bool = False) -> nn.Module:
         """The host with the mechanism for such data; needs none. Raises: ConfigError."""
-        if removed and mixer is not None:
-            raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {mixer}")
+        check_removed(mixer, removed)
         spelled = parse_host(self.host)[1]
         for name in LEFT_TO_DATA:
             if name in spelled:
@@ -244,9 +235,7 @@ class Sequences(Task):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """As in `Task`; the data are in memory, so that there are no worker processes."""
         feed = self._feed(recipe, seed)
-        batch = min(recipe.batch, len(feed.split))
-        if batch % part[1]:
-            raise DeviceError(f"a batch of {batch} cannot be divided into {part[1]} equal parts; use fewer devices")
+        check_parts(len(feed.split), recipe.batch, part)
         return feed.between(start, stop, part)
 
     def loss(
@@ -263,7 +252,7 @@ class Sequences(Task):
 
     def score(self, model: nn.Module, device: torch.device) -> Score:
         """Top-1 accuracy and mean cross-entropy; for texts, `details` has the accuracy of `bag_of_symbols`."""
-        score = _score(model, device, self.test_split(), self.tokens)
+        score = top1_score(_scores(model, device, self.test_split(), self.tokens))
         if self.sequences_of().alphabet == "bytes":
             score.details["bag_of_bytes"] = self.bag_of_symbols
         return score
@@ -280,7 +269,7 @@ class Sequences(Task):
         if list(other.classes) != list(names):
             shown = f"{', '.join(other.classes[:5])}{', ...' if len(other.classes) > 5 else ''}"
             raise DataError(f"{data} has other classes ({shown}) than the training data ({', '.join(names[:5])})")
-        return _score(model, device, self._test_split(other, "test"), length)
+        return top1_score(_scores(model, device, self._test_split(other, "test"), length))
 
     def predict(
         self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]
@@ -331,23 +320,9 @@ def _bag(task: Sequences) -> float:
     return value
 
 
-def _score(model: nn.Module, device: torch.device, split: Split, length: int) -> Score:
+def _scores(model: nn.Module, device: torch.device, split: Split, length: int) -> Iterator[tuple[Tensor, Tensor]]:
     model.eval()
-    right, total = [], 0.0
     for ids, labels in evaluation_batches(split, length):
         with torch.inference_mode():
-            scores, labels = model(ids.to(device)).float(), labels.to(device)
-        total += F.cross_entropy(scores, labels, reduction="sum").item()
-        right.append((scores.argmax(-1) == labels).cpu().numpy())
-    all_right = np.concatenate(right)
-    return Score({"top1": 100 * float(all_right.mean()), "loss": total / len(all_right)}, all_right)
-
-
-def best_classes(scores: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """The five most probable classes of scores (classes,): "label" and "probability" of the first, and "top"."""
-    values, indices = scores.softmax(-1).topk(min(5, len(names)))
-    top = [
-        {"label": names[index], "probability": round(value, 6)}
-        for value, index in zip(values.tolist(), indices.tolist(), strict=True)
-    ]
-    return {**top[0], "top": top}
+            scores = model(ids.to(device)).float()
+        yield scores, labels.to(device)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from regard.core import ConfigError, DataError, MixerConfig, UnsupportedError, nearest
 from regard.models.create import parse_host
 from regard.models.translator import END, PAD, SPECIAL, START, translator
-from regard.tasks.data.streams import number
 
 from ..base import Score, Task, Training, Trial
 from ..jackknife import jackknife_values
+from ..weights import check_removed, host_seed
 from . import texts
 from .alignment import alignments, picture
 from .batches import Batch, Batches, Encoded, check_length, encoded, evaluation_batches, padded, tensors
@@ -100,18 +100,10 @@ class Translation(Task):
         return {"task": {"host": f"{HOST}(drop=0.2)", "vocabulary": size}, "recipe": recipe}
 
     def check(self, recipe: Training) -> None:
-        for name in ("mixup", "cutmix", "erasing"):
-            if getattr(recipe, name):
-                raise ConfigError(f"{name} changes images; --task translation needs {name}=0")
-        if recipe.augment != "none":
-            raise ConfigError(f'--task translation has no augmentation: augment="none", not {recipe.augment!r}')
+        self.check_recipe(recipe, ("none",), without=("mixup", "cutmix", "erasing"))
 
     def identity(self) -> "Translation":
         return dataclasses.replace(self, data=texts.identity(self.data, self.source, self.target), extra=())
-
-    def at_most(self, number: int) -> "Translation":
-        """The same task with `limit` at most `number`."""
-        return dataclasses.replace(self, limit=min(self.limit or number, number))
 
     def corpus(self) -> Corpus:
         """The texts. Raises: DataError."""
@@ -135,14 +127,12 @@ class Translation(Task):
     def model(
         self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
     ) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number("host", seed))
+        with host_seed(seed):
             return self.built(mixer, len(self.words(record)), removed)
 
     def built(self, mixer: MixerConfig | None, tokens: int, removed: bool = False) -> nn.Module:
         """The host with the mechanism for a vocabulary of so many tokens; needs no data. Raises: ConfigError."""
-        if removed and mixer is not None:
-            raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {mixer}")
+        check_removed(mixer, removed)
         name, options = parse_host(self.host)
         hosts = {HOST: translator} | {item.__name__: item for item in self.extra}
         if name not in hosts:

@@ -1,0 +1,38 @@
+"""What tasks with one class for each sample have in common: top-1 accuracy, the majority, the most probable classes."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from .base import Score
+
+
+def top1_score(batches: Iterable[tuple[Tensor, Tensor]]) -> Score:
+    """Top-1 accuracy in percent and mean cross-entropy. batches: class scores (n, classes) and labels (n,)."""
+    right, total = [], 0.0
+    for scores, labels in batches:
+        total += F.cross_entropy(scores, labels, reduction="sum").item()
+        right.append((scores.argmax(-1) == labels).cpu().numpy())
+    samples = np.concatenate(right)
+    return Score({"top1": 100 * float(samples.mean()), "loss": total / len(samples)}, samples)
+
+
+def majority(labels: np.ndarray) -> float:
+    """The share of the most frequent of some labels (n,) in percent."""
+    return 100 * float(np.bincount(labels).max() / len(labels))
+
+
+def best_classes(scores: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """The five most probable classes of float32 scores: "label" and "probability" of the first, and "top".
+
+    scores: (outputs,); a model may have more outputs than there are names.
+    """
+    values, indices = scores.softmax(-1)[: len(names)].topk(min(5, len(names)))
+    top = [
+        {"label": names[index], "probability": round(value, 6)}
+        for value, index in zip(values.tolist(), indices.tolist(), strict=True)
+    ]
+    return {**top[0], "top": top}
