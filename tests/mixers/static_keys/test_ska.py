@@ -19,6 +19,7 @@ from regard.mixers.static_keys.grids import former_grid, resample
 from regard.mixers.static_keys.keys import ACTIVATIONS, calibrate, freeze_keys
 from regard.mixers.static_keys.ska import SKA, SKAOperator, ska, ska_reference
 from regard.models.create import create_model
+from regard.swapping.count import count_macs
 from regard.swapping.per_window import PerWindow
 from regard.swapping.swap import plan_swap, swap
 
@@ -708,3 +709,14 @@ def test_compiles_as_one_graph(grid):
 def test_a_hidden_value_may_hold_anything(form, activation):
     (q, keys, v), keep = tensors(), torch.arange(17).expand(3, -1) % 4 > 0
     check_hidden(lambda v: form(q, keys, v, mask=Mask(keep=keep), activation=activation), (v,), keep)
+
+
+@pytest.mark.parametrize(("config", "side"), [(SKA(resize="window"), 64), (SKA(resize="window"), 72)])
+def test_windows_are_counted_as_they_run(config, side):
+    options = {"img_size": 32, "patch_size": 8, "dynamic_img_size": True, "class_token": False, "global_pool": "avg"}
+    model = create_model("vit_tiny_patch16_224", config, depth=2, **options).eval()
+    images = torch.zeros(1, 3, side, side)
+    counted = count_macs(model, images)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model(images)
+    assert counted == counter.get_total_flops() // 2

@@ -5,6 +5,7 @@ of the trained grid cover it; keys of prefix and suffix tokens stay as they are.
 Every head has keys of its own. Keys are resampled at every call, also without gradients; `freeze` stores the result.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
@@ -20,7 +21,7 @@ from regard.mixers.shared.checks import check_prefix_suffix
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
 from regard.mixers.shared.tiles import join_tokens
 
-from .grids import former_grid, resample, same_cells
+from .grids import former_grid, resample, same_cells, windows_on
 
 
 def _star_relu(x: Tensor) -> Tensor:
@@ -173,6 +174,13 @@ class StaticOperator(Operator):
     def windowed(self, grid: Grid) -> bool:
         """Whether a call with keys on `grid` runs in windows of the build grid."""
         return self.config.resize == "window" and not same_cells(self.grid, grid)
+
+    def formulas(self, built: Site, site: Site) -> tuple[int, Site]:
+        """As in `Operator`; each window has its own queries of prefix and suffix tokens in the count."""
+        grid = site.memory or site.grid
+        if not self.windowed(grid):
+            return 1, site
+        return math.prod(windows_on(grid, self.grid)), built
 
     def resampled(self, cells: Float[Tensor, "H cells d"], grid: Grid) -> Float[Tensor, "H cells2 d"]:
         """Keys of patch tokens on `grid`: resampled, or unchanged if windows cover the grid."""

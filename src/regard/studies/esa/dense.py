@@ -30,8 +30,8 @@ TASKS: Mapping[str, Mapping[str, Task]] = {
             strides=(8, 16), **_DETECTOR,
         ),
         "desk": Detection(
-            host=_SMALL.format(channels="16, 32, 64, 64", more=_EARLY), data="cued", size=(84, 84), limit=3200,
-            strides=(8, 16), width=64, head=128, anchor=2.0, proposals=(200, 100),
+            host=_SMALL.format(channels="16, 32, 64, 64", more=_EARLY), data="cued", size=(84, 84), strides=(8, 16),
+            width=64, head=128, anchor=2.0, proposals=(100, 50), rois=32,
         ),
         "paper": Detection(host="attended_resnet50(pretrained=True)", data="coco", detector="faster", **COCO),
     },
@@ -53,8 +53,7 @@ TASKS: Mapping[str, Mapping[str, Task]] = {
 _RECIPES = {
     "detection": {
         "smoke": replace(_SMOKE, smoothing=0.0),
-        "desk": Recipe(epochs=10, batch=16, lr=1e-3, betas=(0.9, 0.999), weight_decay=1e-4, clip=5.0, smoothing=0.0,
-                       augment="none"),
+        "desk": Recipe(epochs=3, batch=32, lr=2e-3, weight_decay=1e-4, clip=5.0, smoothing=0.0, augment="none"),
         "paper": Recipe(epochs=12, batch=16, optimizer="momentum", lr=0.02, betas=(0.9, 0.999), weight_decay=1e-4,
                         warmup=500 / 88_000, schedule="step", milestones=(8 / 12, 11 / 12), clip=0.0, smoothing=0.0,
                         augment="flip"),
