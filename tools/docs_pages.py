@@ -170,6 +170,22 @@ A swapped model trains under DDP and FSDP2, alone or in Lightning, accelerate an
 `torch.optim.AdamW(regard.param_groups(model, weight_decay=0.05, lr=1e-3))` leaves out weight decay where it should not
 be, and gives the offsets of deformable convolutions a tenth of the learning rate.
 
+## Threads, optimizers and hooks
+
+A swapped model may run in several threads at once, with inputs of other sizes: no thread reads the grid of another.
+With activation checkpointing, a layer that runs again in the backward pass gets the grid of its own forward pass.
+Where that cannot be known, a `GridError` says so: a layer that runs alone in another thread than its model, and
+passes of two sizes that wait for their backward pass at once while the patch embedding is frozen. A block that is
+compiled by itself inside of checkpoints needs each pass to run backward before one of another size begins; a model
+compiled as a whole does not.
+
+`swap`, `restore` and `retune` happen completely or not at all: after any exception, Ctrl-C too, the model is as it
+was. No other thread may use the model meanwhile. Parameters that are kept in full stay the same objects, so an
+optimizer made before goes on with them; `site.new_objects` of a plan's sites names those to add. Hooks move to the
+new layer, and their handles still remove them; `site.lost_hooks` and a warning name hooks of parts that the new layer
+does not have. A model in DDP or FSDP is refused (swap it before you wrap it), and so are tied parameters that a
+mechanism keeps only in part.
+
 ## What a swap does not support
 
 Dropout of attention weights: no mechanism here has it, and a swap warns. `output_attentions=True` of transformers: it

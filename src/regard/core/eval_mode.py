@@ -11,8 +11,8 @@ from torch import nn
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards every module has its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
+        model.eval()
         with torch.no_grad():
             yield
     finally:

@@ -78,11 +78,11 @@ def attend(
 
 @contextmanager
 def _unchanged_on_error(blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Undo what `_add_slot` changed in these blocks if an error occurs."""
+    """Undo what `_add_slot` changed in these blocks after any exception, Ctrl-C too."""
     before = [(block, type(block), _spatial(block), _heads_of(block), _is_parallel(block)) for block in blocks]
     try:
         yield
-    except Exception:
+    except BaseException:
         for block, kind, conv, heads, parallel in before:
             if kind in BLOCKS:
                 block.__class__ = kind

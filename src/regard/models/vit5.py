@@ -55,7 +55,7 @@ class ViT5Port(Port):
         return replace(super().site(module, grid, name, layer), rotary=True)
 
     def grid(self) -> Grid:
-        return Grid(self.source.height, self.source.width, self.prefix, self.suffix)
+        return self.source.grid(self.prefix, self.suffix)
 
     def forward(self, x: Tensor, rope: Tensor) -> Tensor:
         return self.mixer(x, self.grid(), None, rope)

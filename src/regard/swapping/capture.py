@@ -1,6 +1,7 @@
 """Capturing the attention maps of a forward pass."""
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,6 +64,7 @@ def capture(model: nn.Module, layers: str = "*") -> Iterator[dict[str, Tensor]]:
 
     Maps are (B, H, N, M), float32 on the CPU, keyed by layer name; a second pass overwrites them. Rows sum to 1
     only for softmax kinds. Costs one extra operator call per layer with N-wide values: O(N^2 H) memory.
+    Only passes of the thread that opened the block are collected.
     To capture a host's own attention, use the copy that `with_regard_softmax` returns.
     Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens.
     """
@@ -73,18 +75,23 @@ def capture(model: nn.Module, layers: str = "*") -> Iterator[dict[str, Tensor]]:
         if not isinstance(mixer, HeadMixer) or not mixer.config.card.row_maps:
             raise UnsupportedError(f"{name}: {type(mixer.config).__name__} has no weights between tokens")
         mixers[name] = mixer
-    handles = [mixer.register_forward_hook(_recorder(maps, name), with_kwargs=True) for name, mixer in mixers.items()]
+    owner = threading.local()
+    owner.captures = True
+    handles = []
     try:
+        for name, mixer in mixers.items():
+            handles.append(mixer.register_forward_hook(_recorder(maps, name, owner), with_kwargs=True))
         yield maps
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _recorder(maps: dict[str, Tensor], name: str) -> Callable[..., None]:
+def _recorder(maps: dict[str, Tensor], name: str, owner: threading.local) -> Callable[..., None]:
     @torch.no_grad()
     def record(mixer: HeadMixer, args: tuple, kwargs: dict[str, Any], output: Tensor) -> None:
-        maps[name] = _weights(mixer, *args, **kwargs).float().cpu()
+        if getattr(owner, "captures", False):
+            maps[name] = _weights(mixer, *args, **kwargs).float().cpu()
 
     return record
 

@@ -44,18 +44,18 @@ def _by_formula(model: nn.Module, accounting: str) -> Iterator[list[int]]:
     """Replace operators by ones that return zeros and append the MACs of their formula to the list."""
     macs: list[int] = []
     replaced: list[Any] = []
-    for mixer in [module.mixer for module in model.modules() if isinstance(module, Port)]:
-        if not isinstance(mixer, HeadMixer):
-            replaced.append(mixer)
-            replaced[-1].forward = _counted_layer(mixer, accounting, macs)
-        elif _has_own_operator(mixer):
-            replaced.append(mixer.operator)
-            replaced[-1].forward = _counted_operator(mixer, accounting, macs)
     try:
+        for mixer in [module.mixer for module in model.modules() if isinstance(module, Port)]:
+            if not isinstance(mixer, HeadMixer):
+                replaced.append(mixer)
+                replaced[-1].forward = _counted_layer(mixer, accounting, macs)
+            elif _has_own_operator(mixer):
+                replaced.append(mixer.operator)
+                replaced[-1].forward = _counted_operator(mixer, accounting, macs)
         yield macs
     finally:
         for module in replaced:
-            del module.forward
+            vars(module).pop("forward", None)
 
 
 def _has_own_operator(mixer: HeadMixer) -> bool:
@@ -75,8 +75,8 @@ def _counted_operator(mixer: HeadMixer, accounting: str, macs: list[int]):  # ty
         mask: Any = None,
     ) -> Tensor:
         example = next(role for role in (v, q, k) if role is not None)
-        site = replace(mixer.site, grid=grid, memory=memory)
-        macs.append(example.shape[0] * mixer.config.operator_cost(site, accounting).macs)
+        times, site = mixer.operator.formulas(mixer.site, replace(mixer.site, grid=grid, memory=memory))
+        macs.append(example.shape[0] * times * mixer.config.operator_cost(site, accounting).macs)
         return example.new_zeros(*example.shape[:2], grid.tokens, example.shape[-1])
 
     return forward

@@ -1,29 +1,162 @@
 """How a swapped layer learns the grid of its tokens: from the output of the module that makes the tokens."""
 
+import threading
+import weakref
 from contextlib import suppress
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from regard.core import Grid, SwapError
+from regard.core import Grid, GridError, SwapError
+
+NO_BACKWARD = -1
+"""The number of the backward pass, outside of all."""
 
 
 class GridSource:
-    """The grid of the current forward pass, written by a forward hook on the watched module.
+    """The grid of the current forward pass, written by a forward hook on the watched module, read by the layers.
 
-    The hook is the bound method `record`, so a deep copy of a model gets a source of its own. Within one training step
-    all images have one resolution: activation checkpointing runs a layer again with the grid that was recorded last.
+    The hook is the bound method `record`, so a deep copy of a model gets a source of its own. Every thread has its own
+    grid, which ends with the thread; a copy, a pickled one too, starts with the grid of the thread that copied.
+    Activation checkpointing runs a layer again during the backward pass, maybe in another thread. The grid is then that
+    of the forward pass whose graph is being run backward, where it is marked. If the watched module is frozen, there is
+    no mark: a thread must then run a pass backward before it begins one of another size. The same holds for parts that
+    are compiled by themselves inside of checkpoints; a model that is compiled as a whole has no such limit.
+    Raises: GridError, by `grid`, where the grid is unknown: the watched module has not run, or a layer runs without it
+    in another thread or a backward pass, and passes of several sizes are possible.
+    users: the swapped layers of all models that read it.
     """
 
     def __init__(self) -> None:
-        self.height, self.width = 0, 0
+        self._reset(None, None)
+
+    def _reset(self, height: int | None, width: int | None) -> None:
+        self.users: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._sizes: weakref.WeakSet[_Size] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._thread = _OfThread(self._sizes, self._lock)
+        self._thread.size.height, self._thread.size.width = height, width
+        self._trained: set[tuple[int, int]] = set()  # grids of all passes that may run backward
+        self._last, self._one = (height, width), height is not None  # of passes that may run backward; all the same
 
     def record(self, module: nn.Module, args: tuple, output: Tensor) -> None:
         """The forward hook; output (B, C, h, w)."""
-        self.height, self.width = output.shape[-2], output.shape[-1]
+        size = self._thread.size
+        size.height, size.width = output.shape[-2], output.shape[-1]
+        if torch.is_grad_enabled():
+            self._last = (size.height, size.width)
+        if not torch.compiler.is_compiling():
+            size.backward = torch._C._current_graph_task_id()
+            if torch.is_grad_enabled() and type(size.height) is int:
+                self._mark(size, output)
 
-    def grid(self, prefix: int) -> Grid:
-        """The grid that was recorded last, with `prefix` tokens before its patch tokens."""
-        return Grid(self.height, self.width, prefix)
+    def _mark(self, size: "_Size", output: Tensor) -> None:
+        """Keep the grid of a pass that may run backward: in its graph, or, with a frozen module, until it has."""
+        grid = (size.height, size.width)
+        self._trained.add(grid)
+        self._one = len(self._trained) == 1
+        if output.grad_fn is not None:
+            output.grad_fn.metadata[self] = grid  # type: ignore[index]
+        elif size.backward == NO_BACKWARD:
+            if size.finished:
+                size.open, size.finished = set(), False
+            size.open.add(grid)
+
+    def grid(self, prefix: int, suffix: int = 0) -> Grid:
+        """The grid of this pass, with `prefix` tokens before its patch tokens and `suffix` after them."""
+        size, compiling = self._thread.size, torch.compiler.is_compiling()
+        height, width = size.height, size.width
+        if not compiling and torch._C._current_graph_task_id() != NO_BACKWARD:
+            height, width = self._recomputed(size)
+        elif height is None:
+            height, width = self._last if compiling and torch.is_grad_enabled() and self._one else self._elsewhere()
+        return Grid(height, width, prefix, suffix)  # type: ignore[arg-type]
+
+    def _recomputed(self, size: "_Size") -> tuple[int, int]:
+        """The height and width of the forward pass of which a part runs again in the present backward pass."""
+        sizes = self._all_sizes()
+        known = self._trained | {(each.height, each.width) for each in sizes if each.height is not None}
+        if len(known) > 1:
+            found = _marked(torch._C._current_autograd_node(), self)
+            if size.backward == torch._C._current_graph_task_id():  # the watched module has run again, too
+                found.add((size.height, size.width))
+            known = found or {grid for each in sizes for grid in each.open} or known
+        for each in sizes:
+            each.finished = True
+        return self._only(known)
+
+    @torch.compiler.disable
+    def _elsewhere(self) -> tuple[int, int]:
+        """The height and width where this thread has not run the watched module."""
+        return self._only({(size.height, size.width) for size in self._all_sizes() if size.height is not None})
+
+    def _all_sizes(self) -> "list[_Size]":
+        with self._lock:
+            return list(self._sizes)
+
+    def _only(self, sizes: set[tuple[int, int]]) -> tuple[int, int]:
+        if not sizes:
+            raise GridError(
+                "the grid of these tokens is unknown: call the whole model, not a swapped layer of it alone"
+            )
+        if len(sizes) > 1:
+            grids = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
+            raise GridError(
+                f"a swapped layer runs without the module that gives the grid of its tokens, which may be {grids}: run "
+                "the model in one thread, and backward before a pass of another size"
+            )
+        return next(iter(sizes))
+
+    # copies and pickles; older versions have pickled the same dictionary
+
+    def __getstate__(self) -> dict[str, int]:
+        size = self._thread.size
+        return {"height": size.height, "width": size.width} if type(size.height) is int else {"height": 0, "width": 0}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self._reset(state["height"] or None, state["width"] or None)
+
+
+class _Size:
+    """Height and width in patch tokens, None before the first pass.
+
+    backward: number of the backward pass in which they were recorded, when a checkpointed part contains the module.
+    open: grids of passes that may run backward and have no mark, as the module is frozen. finished: whether a part of
+    such a pass has run again, so that the next pass begins another set.
+    """
+
+    def __init__(self) -> None:
+        self.height: Any = None
+        self.width: Any = None
+        self.backward = NO_BACKWARD
+        self.open: set[tuple[int, int]] = set()
+        self.finished = False
+
+
+class _OfThread(threading.local):
+    """`size`, another one in every thread; torch.compile can read and write it, unlike a ContextVar."""
+
+    def __init__(self, sizes: "weakref.WeakSet[_Size]", lock: threading.Lock) -> None:
+        self.size = _Size()
+        with lock:
+            sizes.add(self.size)
+
+
+def _marked(node: Any, source: GridSource) -> set[tuple[int, int]]:
+    """What `record` has marked in the graph that leads to a node of a backward pass."""
+    found, waiting, met = set(), [node], {node}
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if source in node.metadata:
+            found.add(node.metadata[source])
+            continue
+        before = {parent for parent, _ in node.next_functions} - met
+        met |= before
+        waiting.extend(before)
+    return found
 
 
 def watched_module(model: nn.Module, layer: str, watch: str) -> nn.Module | None:

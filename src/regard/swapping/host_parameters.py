@@ -1,18 +1,22 @@
 """Reading a host: the site of its attention, what a swap cannot replace, altered weights, and checkpoint files."""
 
 import argparse
+import io
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load as load_tensors
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from regard.core import ConfigError, Grid, Projection, Site, StoreError
+from regard.store.files import read_bytes
+from regard.store.records import is_sealed, unseal
+from regard.store.tensor_files import decode
 
 LIBRARIES = frozenset({"torch", "timm", "torchvision", "transformers", "regard"})
 
@@ -100,12 +104,16 @@ def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]
     file = Path(path)
     if not file.is_file():
         raise StoreError(f"there is no such file: {path}; pass the path of a checkpoint")
+    content: Any
+    data = read_bytes(file)
     try:
-        if file.suffix == ".safetensors":
-            content: Any = load_file(file)
+        if is_sealed(data):  # of a run, with a checksum
+            content = decode(unseal(file, data))
+        elif file.suffix == ".safetensors":
+            content = load_tensors(data)
         else:
             with torch.serialization.safe_globals([argparse.Namespace]):
-                content = torch.load(file, map_location="cpu", weights_only=True)
+                content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no error of its own: a damaged file may raise anything
         message = str(error).partition("\n")[0] or type(error).__name__
         raise StoreError(f"{path} cannot be read without executing what it contains: {message}") from error

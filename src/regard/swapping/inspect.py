@@ -15,7 +15,7 @@ from regard.swapping.ports import PORTS
 
 from .grid_source import GridSource, require_watched_module
 from .layer import Port
-from .shared_state import is_grid_hook
+from .shared_state import present_source
 
 OWN_MODEL = "a model of your own gets a port in a few lines: docs/your-own-model.md"
 
@@ -208,9 +208,9 @@ def _grid_sources(
             continue
         watched = require_watched_module(model, name, port.watch)
         if watched not in of_module:
-            present = [h.__self__ for h in watched._forward_hooks.values() if is_grid_hook(h)]  # type: ignore[attr-defined]
-            of_module[watched] = present[0] if present else GridSource()
-            if not present:
+            present = present_source(watched)
+            of_module[watched] = present or GridSource()
+            if present is None:
                 handles.append(watched.register_forward_hook(of_module[watched].record))
         sources[name] = of_module[watched]
     return sources, handles

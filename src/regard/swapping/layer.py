@@ -1,6 +1,8 @@
 """Port: the layer that stands in the place of a library's attention, under the library's parameter names."""
 
 import copy
+from collections import OrderedDict
+from collections.abc import Container
 from typing import Any, ClassVar, cast
 
 import torch
@@ -64,7 +66,7 @@ class Port(nn.Module):
 
     def __init__(self, host: nn.Module, config: MixerConfig, site: Site, shared: nn.Module | None) -> None:
         super().__init__()
-        self.source = GridSource()
+        self.source = GridSource()  # those of the plan and of the model replace it
         self.prefix = site.grid.prefix
         self._host = (host,)  # a tuple hides it from registration
         self.register_buffer("placeholder", first_tensor(host).new_zeros(()), persistent=False)
@@ -237,12 +239,21 @@ class Port(nn.Module):
                 state[key] = blocks.flatten(0, 1)
         return state
 
-    # frozen parameters
+    # parameters that stay the same objects
+
+    def layer_name(self, key: str) -> str:
+        """This layer's own name for the host's key, which `named_parameters` has; `state_dict` has the host's."""
+        return key if key in self._parameters else f"{MIXER_CHILD}.{self.mixer_name(key)}"
+
+    def host_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that the host has in full, by its names."""
+        own = dict(self.named_parameters(remove_duplicate=False))
+        return {key: own[name] for key in self.fully_kept() if (name := self.layer_name(key)) in own}
 
     def frozen_parameters(self) -> set[str]:
         """The host's frozen parameters: as their replacements are now, and dropped ones as they were."""
-        trained = {name: value.requires_grad for name, value in self.host.named_parameters()}
-        mixer_parameters = dict(self.mixer.named_parameters())
+        trained = {name: value.requires_grad for name, value in self.host.named_parameters(remove_duplicate=False)}
+        mixer_parameters = dict(self.mixer.named_parameters(remove_duplicate=False))
         present = {key: mixer_parameters.get(self.mixer_name(key)) for key in self.matched_roles()}
         present |= {key: self._parameters.get(key) for key in self.kept_parameters}
         trained |= {key: value.requires_grad for key, value in present.items() if key in trained and value is not None}
@@ -253,11 +264,10 @@ class Port(nn.Module):
 
         further: other parameters to freeze, by their names in this layer.
         """
-        for name, value in self.host.named_parameters():
+        for name, value in self.host.named_parameters(remove_duplicate=False):
             value.requires_grad_(name not in names)
-        host_names = {f"{MIXER_CHILD}.{self.mixer_name(key)}": key for key in self.matched_roles()}
-        host_names |= {key: key for key in self.kept_parameters}
-        for name, value in self.named_parameters():
+        host_names = {self.layer_name(key): key for key in (*self.matched_roles(), *self.kept_parameters)}
+        for name, value in self.named_parameters(remove_duplicate=False):
             if name in host_names:
                 value.requires_grad_(host_names[name] not in names)
             elif name in further:
@@ -266,14 +276,18 @@ class Port(nn.Module):
     # swapping in and out
 
     @torch.no_grad()
-    def load_host_state(self, state: dict[str, Tensor]) -> set[str]:
-        """Copy the host's tensors into the mixer; returns the mixer's keys that were filled."""
+    def load_host_state(self, state: dict[str, Tensor], same: Container[str] = ()) -> set[str]:
+        """Copy the host's tensors into the mixer; returns the mixer's keys that were filled.
+
+        same: this layer's names of parameters that are the host's own objects, which are not written to.
+        """
         converted = self.to_mixer(state)
         mixer_state = self.mixer.state_dict()
         for name, value in converted.items():
-            mixer_state[name].copy_(value)
+            if f"{MIXER_CHILD}.{name}" not in same:
+                mixer_state[name].copy_(value)
         for key in self.kept_parameters:
-            if key in self._parameters:
+            if key in self._parameters and key not in same:
                 getattr(self, key).copy_(state[key])
         self._initialise_projection(state)
         return set(converted)
@@ -299,7 +313,7 @@ class Port(nn.Module):
         self.host.load_state_dict(tensors, assign=True)
 
     def restored_attention(self) -> nn.Module:
-        """The library's module, with this layer's current weights where they fit, frozen where they are."""
+        """A copy of the library's module, with this layer's current weights where they fit, frozen where they are."""
         example = next(self.parameters(), self.placeholder)
 
         def converted(value: Tensor) -> Tensor:
@@ -320,8 +334,12 @@ class Port(nn.Module):
     # methods of nn.Module
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """As `nn.Module.state_dict`, with the host's names for what the host had, in the host's order."""
-        state = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        """As `nn.Module.state_dict`, with the host's names for what the host had, in the host's order.
+
+        Hooks, which may be those of the host, get these names.
+        """
+        quiet = self._without("_state_dict_hooks")
+        state = nn.Module.state_dict(quiet, *args, destination=destination, prefix=prefix, keep_vars=keep_vars)
         kept = self.fully_kept()
         start = f"{prefix}{MIXER_CHILD}."
         mixer_state = {key[len(start) :]: state.pop(key) for key in list(state) if key.startswith(start)}
@@ -331,7 +349,17 @@ class Port(nn.Module):
             elif key in kept:
                 state[prefix + key] = mixer_state.pop(self.mixer_name(key))
         state.update({start + key: value for key, value in mixer_state.items()})
+        for hook in self._state_dict_hooks.values():
+            changed = hook(self, state, prefix, getattr(state, "_metadata", {}).get(prefix[:-1], {}))
+            state = state if changed is None else changed
         return state
+
+    def _without(self, hooks: str) -> "Port":
+        """This layer, with the same tensors, without one kind of hooks."""
+        quiet = self.__class__.__new__(self.__class__)
+        quiet.__dict__.update(self.__dict__)
+        quiet.__dict__[hooks] = OrderedDict()
+        return quiet
 
     def _load_from_state_dict(
         self,
@@ -343,6 +371,8 @@ class Port(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         keys = [key for key in self.host_shapes if key not in self._parameters and prefix + key in state_dict]
         host_tensors = {key: state_dict.pop(prefix + key) for key in keys}
         for name, value in self.to_mixer(host_tensors).items():
@@ -350,9 +380,14 @@ class Port(nn.Module):
         for key in self.kept_parameters:
             if key not in self._parameters:
                 state_dict.pop(prefix + key, None)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        nn.Module._load_from_state_dict(
+            self._without("_load_state_dict_pre_hooks"),
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs,
+        )  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.source.users.add(self)
 
     def __getattr__(self, name: str) -> Any:
         try:

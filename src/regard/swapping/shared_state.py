@@ -9,7 +9,8 @@ from torch import nn
 from regard.core import SwapError
 from regard.swapping.ports.hugging_face import mark_configuration
 
-from .grid_source import GridSource, require_watched_module
+from .grid_source import GridSource, watched_module
+from .hooks import move_hooks
 from .layer import MIXER_CHILD, Port
 
 
@@ -38,11 +39,21 @@ def is_grid_hook(hook: Any) -> bool:
     return isinstance(getattr(hook, "__self__", None), GridSource)
 
 
-class NoDecay:
-    """`model.no_weight_decay()`: the host's own names and those of the mixers."""
+def present_source(module: nn.Module) -> GridSource | None:
+    """The grid source that watches a module; None if none does."""
+    return next((hook.__self__ for hook in module._forward_hooks.values() if is_grid_hook(hook)), None)  # type: ignore
 
-    def __init__(self, names: set[str]) -> None:
-        self.names = frozenset(names)
+
+class NoDecay:
+    """`model.no_weight_decay()`: the host's own names and those of the mixers.
+
+    replaced: the attribute of the model whose place it takes, None where only the class has the method.
+    """
+
+    replaced: Any = None
+
+    def __init__(self, names: set[str], replaced: Any = None) -> None:
+        self.names, self.replaced = frozenset(names), replaced
 
     def __call__(self) -> set[str]:
         return set(self.names)
@@ -57,9 +68,24 @@ def refresh_shared_state(model: nn.Module) -> None:
     _register_shared(model, layers)
     _hook_sources(model, layers)
     mark_configuration(model)
-    model.__dict__.pop("no_weight_decay", None)
+    own = model.__dict__.pop("no_weight_decay", None)
+    if own := own.replaced if isinstance(own, NoDecay) else own:
+        model.no_weight_decay = own
     if layers:
-        model.no_weight_decay = NoDecay(_names_without_decay(model, layers))  # type: ignore[assignment]
+        model.no_weight_decay = NoDecay(_names_without_decay(model, layers), own)  # type: ignore[assignment]
+
+
+def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> None:
+    """Put modules in the place of others, wherever these are children, with their hooks, in place."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and child in replacements:
+                parent._modules[name] = replacements[child]
+    for old, new in replacements.items():
+        move_hooks(old, new)
+        if isinstance(old, Port):
+            old.source.users.discard(old)
+    refresh_shared_state(model)
 
 
 def _names_without_decay(model: nn.Module, layers: Mapping[str, Port]) -> set[str]:
@@ -96,17 +122,21 @@ def _register_shared(model: nn.Module, layers: Mapping[str, Port]) -> None:
 
 
 def _hook_sources(model: nn.Module, layers: Mapping[str, Port]) -> None:
-    """One forward hook for each grid source in use, and no other."""
+    """One forward hook for each grid source in use, and no other.
+
+    A layer whose watched module is outside of `model`, a part of a larger model, keeps its source.
+    """
+    for name, layer in layers.items():
+        watched = watched_module(model, name, layer.watch) if layer.watch else None
+        if watched is not None:
+            present = present_source(watched)
+            if present is None:
+                watched.register_forward_hook(layer.source.record)
+            elif present is not layer.source:
+                layer.source.users.discard(layer)
+                layer.source = present
+        layer.source.users.add(layer)
     for module in model.modules():
         for key, hook in list(module._forward_hooks.items()):
-            if is_grid_hook(hook):
+            if is_grid_hook(hook) and not hook.__self__.users:  # type: ignore[attr-defined]
                 del module._forward_hooks[key]
-    hooked: set[nn.Module] = set()
-    for name, layer in layers.items():
-        if layer.watch:
-            watched = require_watched_module(model, name, layer.watch)
-            if watched not in hooked:
-                watched.register_forward_hook(layer.source.record)
-                hooked.add(watched)
-            else:
-                layer.source = next(h.__self__ for h in watched._forward_hooks.values() if is_grid_hook(h))  # type: ignore

@@ -1,6 +1,7 @@
 """Swapping: a mechanism in the place of a model's attention, with the model's weights and parameter names kept."""
 
 import copy
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,11 +14,14 @@ from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedEr
 from regard.mixers.spelling import parse_mixer, parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
+from .hooks import empty_hooks, lost_hooks, move_hooks
 from .host_parameters import alteration, package_name
 from .inspect import attention_layers, example_input, input_shapes, layer_grids, matching_layers, original_attention
+from .kept_parameters import check_tied, check_wrapper, convert_others, set_parameters, take_state, tensor_at
 from .layer import MIXER_CHILD, Port, first_tensor
 from .removed import Removed
-from .shared_state import refresh_shared_state, shared_module, swapped_layers
+from .shared_state import replace_modules, shared_module, swapped_layers
+from .transaction import unchanged_on_error
 
 
 @dataclass
@@ -25,6 +29,9 @@ class PlannedSite:
     """One layer of a plan: its name, the port that will replace it, and what becomes of the host's parameters.
 
     before: the module that is replaced. kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
+    new_objects: names in `model.named_parameters()` after the swap of parameters that an optimizer made before it does
+    not have: new ones, and kept rows of a fused matrix. All others are the same objects.
+    lost_hooks: hooks that cannot move, such as those of a part that the new layer does not have; the others move to it.
     """
 
     name: str
@@ -34,10 +41,13 @@ class PlannedSite:
     new: list[str]
     dropped: list[str]
     notes: list[str] = field(default_factory=list)
+    new_objects: list[str] = field(default_factory=list)
+    lost_hooks: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lists = (("kept", self.kept), ("new", self.new), ("dropped", self.dropped), ("note", self.notes))
-        changes = "; ".join(f"{label} {', '.join(items)}" for label, items in lists if items)
+        lists = (("kept", self.kept), ("new", self.new), ("dropped", self.dropped))
+        further = (("note", self.notes), ("hooks left behind", self.lost_hooks))
+        changes = "; ".join(f"{label} {', '.join(items)}" for label, items in (*lists, *further) if items)
         return f"{self.name} ({type(self.layer).__name__}, {self.layer.mixer.site.grid}): {changes}"
 
 
@@ -55,38 +65,36 @@ class SwapPlan:
         return "\n".join([head, *(f"  {site}" for site in self.sites)])
 
     def warn(self) -> None:
-        """Warn about what the host does in training and the mechanism does not: dropout of attention weights."""
+        """Warn about hooks that do not move, and about dropout of attention weights, which the mechanism leaves out."""
         for rate in sorted({_dropout(site.before) for site in self.sites if self.mixer.uses} - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
+        _warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
 
     def apply(self, faithful: bool = True) -> nn.Module:
         """Install the layers, with the weights that the host has now; returns the model.
 
+        Parameters that are kept in full stay the same objects; hooks move to the new layers.
         faithful: a new convolution (`dwc=`) is initialised with zeros, so that it changes nothing at first; False
         initialises it as PyTorch does, for training from scratch. A forward pass of the example checks that every layer
-        runs; if it fails, the model is left unchanged.
+        runs. After any exception, Ctrl-C too, the model is as it was; no other thread may use it meanwhile.
         Raises: SwapError if a layer does not run, or was changed since the plan was made.
         """
+        return unchanged_on_error(self.model, lambda: self._apply(faithful))
+
+    def _apply(self, faithful: bool) -> nn.Module:
         for site in self.sites:
             if self.model.get_submodule(site.name) is not site.before:
                 raise SwapError(f"{site.name} changed since the plan was made; make a new plan")
         for site in self.sites:
             _transfer(site, faithful)
-            self.model.set_submodule(site.name, site.layer)
-        refresh_shared_state(self.model)
-        try:
-            shapes = input_shapes(self.model, {site.name: site.layer for site in self.sites}, self.example)
-            unused = [site.name for site in self.sites if site.name not in shapes]
-            if unused:
-                raise SwapError(f"the forward pass did not enter {', '.join(unused)}")
-        except Exception:
-            for site in self.sites:
-                self.model.set_submodule(site.name, site.before)
-            refresh_shared_state(self.model)
-            raise
+        _transfer_shared(self.model, self.sites)
+        replace_modules(self.model, {site.before: site.layer for site in self.sites})
+        shapes = input_shapes(self.model, {site.name: site.layer for site in self.sites}, self.example)
+        unused = [site.name for site in self.sites if site.name not in shapes]
+        if unused:
+            raise SwapError(f"the forward pass did not enter {', '.join(unused)}")
         for site in self.sites:
-            before, host = site.before, site.layer.host
-            site.layer.drop_host_weights(before.host_state() if isinstance(before, Port) else host.state_dict())
+            site.layer.drop_host_weights(_host_tensors(site))
         return self.model
 
 
@@ -102,9 +110,9 @@ def plan_swap(
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
     every self-attention. example: an input (1, C, H, W), needed where the model does not name its image size. ports:
     for attention classes of your own (see `Port`); not needed where the class names its port.
-    Raises: SwapError if nothing matches, a layer cannot be read or its weights are wrapped by an adapter (LoRA), which
-    a swap would lose; UnsupportedError if the host passes masks that the mechanism cannot apply; ConfigError if mixer
-    is no configuration.
+    Raises: SwapError if nothing matches, a layer cannot be read, its weights are wrapped by an adapter (LoRA), which a
+    swap would lose, or the model is wrapped for distributed training; UnsupportedError if the host passes masks that
+    the mechanism cannot apply; ConfigError if mixer is no configuration.
     """
     config = parse_mixer(mixer) if isinstance(mixer, str) else mixer
     if not isinstance(model, nn.Module):
@@ -126,11 +134,23 @@ def plan_layers(
 
     grids: layer -> the grid to build the mechanism for, instead of the one in the forward pass. Raises: as `plan_swap`.
     """
+    return unchanged_on_error(model, lambda: _plan(model, mixer, names, example, grids or {}, ports))
+
+
+def _plan(
+    model: nn.Module,
+    mixer: MixerConfig,
+    names: list[str],
+    example: Tensor | None,
+    grids: Mapping[str, Grid],
+    ports: Sequence[type[Port]],
+) -> SwapPlan:
     example = example_input(model) if example is None else example
     layers = attention_layers(model, ports)
     if unknown := [name for name in names if name not in layers]:
         raise SwapError(f"{type(model).__name__} has no attention that a port knows at {', '.join(unknown)}")
     order = {name: index for index, name in enumerate(layers)}
+    check_wrapper(model, names)
     for name in names:
         _check_supported(layers[name], model.get_submodule(name), name, mixer)
     forward_grids = layer_grids(model, {name: layers[name] for name in names}, example)
@@ -141,16 +161,35 @@ def plan_layers(
     planned = []
     for name in names:
         module, port = model.get_submodule(name), layers[name]
-        host = original_attention(module)
         grid, source = forward_grids[name]
-        site = port.site(host, (grids or {}).get(name, grid), name, order[name])
-        # the plan works on a copy
-        host = module.restored_attention() if isinstance(module, Port) else copy.deepcopy(module)
+        site = port.site(original_attention(module), grids.get(name, grid), name, order[name])
+        host = _host_copy(module, name)
         layer = port(host, mixer, site, shared)
         layer.source = source
-        kept, new, dropped = layer.parameter_changes()
-        planned.append(PlannedSite(name, layer, module, kept, new, dropped, _notes(host, mixer, site.qkv_bias)))
+        planned.append(_planned_site(model, name, module, layer, _notes(host, mixer, site.qkv_bias)))
     return SwapPlan(model, mixer, planned, example)
+
+
+def _host_copy(module: nn.Module, name: str) -> nn.Module:
+    """A copy of the host's attention without hooks, on which a plan works. Raises: SwapError if it has none."""
+    if isinstance(module, Port):
+        return module.restored_attention()
+    try:
+        return copy.deepcopy(module, empty_hooks(module))
+    except Exception as error:  # copying calls whatever the module holds
+        raise SwapError(
+            f"{name} cannot be copied, so it cannot be restored: {error}; leave it out with where="
+        ) from error
+
+
+def _planned_site(model: nn.Module, name: str, before: nn.Module, layer: Port, notes: list[str]) -> PlannedSite:
+    """What becomes of the parameters and hooks of one layer. Raises: SwapError for parameters tied to others."""
+    kept, new, dropped = layer.parameter_changes()
+    same = _same_parameters(before, layer)
+    check_tied(model, name, before, same.values())
+    own = [own for own, _ in layer.named_parameters(remove_duplicate=False)]
+    new_objects = [f"{name}.{each}" for each in own if each not in same]
+    return PlannedSite(name, layer, before, kept, new, dropped, notes, new_objects, lost_hooks(before, layer))
 
 
 def swap(
@@ -160,7 +199,10 @@ def swap(
     example: Tensor | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> nn.Module:
-    """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`."""
+    """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`.
+
+    After any exception, Ctrl-C too, the model is as it was. No other thread may use the model meanwhile.
+    """
     plan = plan_swap(model, mixer, where, example, ports)
     plan.warn()
     return plan.apply()
@@ -174,23 +216,42 @@ def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) ->
 def restore(model: nn.Module, where: str = "*") -> nn.Module:
     """Put the host's own attention back, in place, with the current weights where they fit; returns the model.
 
-    Raises: SwapError if no swapped layer matches, or an adapter (LoRA) is around the weights of one.
+    Parameters that the swapped layer has in full stay the same objects, and hooks move back; a warning names those that
+    cannot. After any exception, Ctrl-C too, the model is as it was.
+    Raises: SwapError if no swapped layer matches, an adapter (LoRA) is around the weights of one, or the model is
+    wrapped for distributed training.
     """
+    return unchanged_on_error(_checked(model), lambda: _restore(model, where))
+
+
+def _restore(model: nn.Module, where: str) -> nn.Module:
     names = swapped_layers(model, where)
+    check_wrapper(model, names)
+    replacements: dict[nn.Module, nn.Module] = {}
+    lost = {}
     for name in names:
-        _check_plain(model.get_submodule(name), name)
-    for name in names:
-        model.set_submodule(name, model.get_submodule(name).restored_attention())  # type: ignore[operator]
-    refresh_shared_state(model)
+        layer: Any = model.get_submodule(name)
+        _check_plain(layer, name)
+        host = layer.restored_attention()
+        set_parameters(host, layer.host_parameters())
+        lost[name] = lost_hooks(layer, host)
+        replacements[layer] = host
+    _warn_of_lost_hooks(lost)
+    replace_modules(model, replacements)
     return model
 
 
 def retune(model: nn.Module, where: str = "*", **changes: Any) -> nn.Module:
     """Change fields of the mechanisms of a trained model, in place, such as retune(model, m=49, k=49).
 
-    Every parameter stays the same object. Raises: SwapError if no swapped layer matches or an adapter (LoRA) is around
-    the weights of one, ConfigError for an unknown field or for one that would change the parameters.
+    Every parameter stays the same object, and hooks move to the new modules. After any exception, Ctrl-C too, the model
+    is as it was. Raises: SwapError if no swapped layer matches or an adapter (LoRA) is around the weights of one,
+    ConfigError for an unknown field or for one that would change the parameters.
     """
+    return unchanged_on_error(_checked(model), lambda: _retune(model, where, changes))
+
+
+def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Module:
     mixers = []
     for name in swapped_layers(model, where):
         layer: Any = model.get_submodule(name)
@@ -201,11 +262,8 @@ def retune(model: nn.Module, where: str = "*", **changes: Any) -> nn.Module:
             if key not in names:
                 raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, names)}")
         new = layer.new_mixer(replace(config, **changes), old.site, shared_module(layer))
-        trained = {key: value.requires_grad for key, value in old.named_parameters()}
-        for key, value in new.named_parameters():  # load_state_dict keeps the target's flags
-            value.requires_grad_(trained.get(key, True))
         try:
-            new.load_state_dict(old.state_dict(keep_vars=True), assign=True)
+            take_state(new, old)
         except RuntimeError as error:
             arguments = ", ".join(f"{key}={value}" for key, value in changes.items())
             raise ConfigError(
@@ -213,7 +271,14 @@ def retune(model: nn.Module, where: str = "*", **changes: Any) -> nn.Module:
             ) from error
         mixers.append((layer, new.train(old.training)))
     for layer, new in mixers:
+        move_hooks(layer.mixer, new)
         layer.register_module(MIXER_CHILD, new)
+    return model
+
+
+def _checked(model: nn.Module) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"a model is a torch module, not {model!r}; create_model(name, mixer) makes one")
     return model
 
 
@@ -243,6 +308,12 @@ def _check_plain(layer: nn.Module, name: str) -> None:
         )
 
 
+def _warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
+    if any(lost.values()):
+        texts = "; ".join(f"{name}: {', '.join(hooks)}" for name, hooks in lost.items() if hooks)
+        warnings.warn(f"hooks that do not move to the new layers, and are not called any more: {texts}", stacklevel=4)
+
+
 def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:
     notes = []
     if (rate := _dropout(host)) > 0:
@@ -265,48 +336,93 @@ def _dropout(host: nn.Module) -> float:
 
 
 def _transfer(site: PlannedSite, faithful: bool) -> None:
-    """Copy weights into the new layer: the host's, and those of the previous mixer that mean the same."""
+    """Give the new layer its weights: the host's, and those of the previous mixer that mean the same.
+
+    What it has in full is the same parameter; the rest is copied. The model is not changed.
+    """
     layer, before = site.layer, site.before
-    state = before.host_state() if isinstance(before, Port) else dict(before.state_dict())
-    example = first_tensor(before)
-    layer.to(example.device, example.dtype)
-    filled = layer.load_host_state(state)
+    same, example = _same_parameters(before, layer), first_tensor(before)
+    convert_others(layer, same.values(), example)
+    filled = layer.load_host_state(_host_tensors(site), same)
+    filled |= {name.removeprefix(f"{MIXER_CHILD}.") for name in same}
     if isinstance(before, Port):
-        filled |= _copy_same_parameters(before, layer)
+        filled |= _copy_same_buffers(before, layer)
     dwc = getattr(layer.mixer, "dwc", None)
     if faithful and isinstance(dwc, nn.Conv2d) and "dwc.weight" not in filled:
         for value in dwc.parameters():
             nn.init.zeros_(value)
-    frozen = {name for name, value in before.named_parameters() if not value.requires_grad}
+    set_parameters(layer, same)
+    frozen = {name for name, value in before.named_parameters(remove_duplicate=False) if not value.requires_grad}
     if isinstance(before, Port):  # a new parameter may have the name of an old one that meant something else
-        copied = {f"{MIXER_CHILD}.{name}" for name in filled}
-        further = {name for name in frozen if name in copied or not name.startswith(f"{MIXER_CHILD}.")}
+        further = {name for name in frozen if name in same or not name.startswith(f"{MIXER_CHILD}.")}
         layer.freeze(before.frozen_parameters(), further)
     else:
         layer.freeze(frozen, set())
 
 
-@torch.no_grad()
-def _copy_same_parameters(before: Port, layer: Port) -> set[str]:
-    """Copy the parameters of the old mixer that mean the same in the new one; returns their names."""
+def _host_tensors(site: PlannedSite) -> dict[str, Tensor]:
+    """The host's present tensors, by its names."""
+    before = site.before
+    if isinstance(before, Port):
+        return before.host_state()
+    return {key: tensor_at(before, key).detach() for key in site.layer.host_shapes}
+
+
+def _same_parameters(before: nn.Module, layer: Port) -> dict[str, nn.Parameter]:
+    """By the new layer's own names: the parameters of the module in its place that it takes over as they are."""
+    if not isinstance(before, Port):
+        own = dict(before.named_parameters(remove_duplicate=False))
+        return {layer.layer_name(key): own[key] for key in layer.fully_kept() if key in own}
+    own = before.host_parameters()
+    same = {layer.layer_name(key): own[key] for key in layer.fully_kept() if key in own}
+    old = dict(before.mixer.named_parameters(remove_duplicate=False))
+    return same | {f"{MIXER_CHILD}.{key}": old[key] for key in _same_meaning(before, layer) if key in old}
+
+
+def _same_meaning(before: Port, layer: Port) -> set[str]:
+    """The keys of the old mixer's state that mean the same in the new one."""
     old, new = before.mixer, layer.mixer
     a, b = old.config, new.config
-    same_roles = getattr(a, "roles", a.uses) == getattr(b, "roles", b.uses)
-    same = {
-        "qkv": same_roles and getattr(a, "projection", None) == getattr(b, "projection", None),
-        "operator": type(a) is type(b),
-    }
+    same = {"qkv": _same_projection(before, layer), "operator": type(a) is type(b)}
     source, target = old.state_dict(), new.state_dict()
-    keys = {
-        key
-        for key, value in target.items()
-        if key in source and source[key].shape == value.shape and same.get(key.split(".")[0], True)
-    }
-    for key in keys:
-        target[key].copy_(source[key])
-    old_shared, new_shared = shared_module(before), shared_module(layer)
-    if same["qkv"] and old_shared is not None and new_shared is not None:
-        new_shared.load_state_dict(old_shared.state_dict())
-        for value, old_value in zip(new_shared.parameters(), old_shared.parameters(), strict=True):
-            value.requires_grad_(old_value.requires_grad)
+    other = {key for key, value in target.items() if key not in source or source[key].shape != value.shape}
+    other |= {key for key in target if re.sub(r"\bbias$", "weight", key) in other}  # a bias belongs to its weight
+    return {key for key in target if key not in other and same.get(key.split(".")[0], True)}
+
+
+def _same_projection(before: Port, layer: Port) -> bool:
+    """Whether both mixers project the same roles in the same way."""
+    a, b = before.mixer.config, layer.mixer.config
+    same_roles = getattr(a, "roles", a.uses) == getattr(b, "roles", b.uses)
+    return same_roles and getattr(a, "projection", None) == getattr(b, "projection", None)
+
+
+@torch.no_grad()
+def _copy_same_buffers(before: Port, layer: Port) -> set[str]:
+    """Copy the buffers of the old mixer that mean the same in the new one; returns the names of all that do."""
+    keys = _same_meaning(before, layer)
+    old, new = dict(before.mixer.named_buffers()), dict(layer.mixer.named_buffers())
+    for key in keys & old.keys() & new.keys():
+        new[key].copy_(old[key])
     return keys
+
+
+@torch.no_grad()
+def _transfer_shared(model: nn.Module, sites: Sequence[PlannedSite]) -> None:
+    """Give the module that the new layers share what the old ones share; the same parameters if no other layer does."""
+    replaced = {site.before for site in sites}
+    others = [module for module in model.modules() if isinstance(module, Port) and module not in replaced]
+    sources: dict[nn.Module, nn.Module] = {}
+    for site in sites:
+        new = shared_module(site.layer)
+        old = shared_module(site.before) if isinstance(site.before, Port) else None
+        if new is not None and old is not None and _same_projection(site.before, site.layer):  # type: ignore[arg-type]
+            sources[old] = new
+    still_used = {shared_module(layer) for layer in others}
+    for old, new in sources.items():
+        if old in still_used or len(sources) > 1:
+            new.load_state_dict(old.state_dict())
+            for value, old_value in zip(new.parameters(), old.parameters(), strict=True):
+                value.requires_grad_(old_value.requires_grad)
+        else:
+            take_state(new, old)

@@ -1,0 +1,90 @@
+"""Hooks of a replaced module: they move to the module in its place."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from .layer import MIXER_CHILD, Port
+
+KINDS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_state_dict_hooks": "state_dict hook",
+    "_state_dict_pre_hooks": "state_dict pre-hook",
+    "_load_state_dict_pre_hooks": "load_state_dict pre-hook",
+    "_load_state_dict_post_hooks": "load_state_dict post-hook",
+}
+"""The attributes of a module that hold its hooks, and what they are called."""
+OPTIONS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+
+
+def lost_hooks(old: nn.Module, new: nn.Module) -> list[str]:
+    """The hooks below `old` that `move_hooks` leaves behind, such as "forward hook record of qkv"."""
+    lost = []
+    for path, module, target in _counterparts(old, new):
+        for attribute, kind in KINDS.items():
+            for hook in vars(module)[attribute].values():
+                if (target is None or _is_bound_below(hook, old)) and not _is_own(hook, module):
+                    name = getattr(hook, "__qualname__", type(hook).__name__).rpartition("<locals>.")[2]
+                    lost.append(f"{kind} {name}" + (f" of {path}" if path else ""))
+    return lost
+
+
+def move_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Give the hooks of a module, and of its parts, to the module in its place; so, too, what is in training mode.
+
+    The new modules get the same containers, so that the handles of the hooks still remove them.
+    """
+    for _, module, target in list(_counterparts(old, new)):
+        if target is None:
+            continue
+        target.training = module.training
+        for attribute in (*KINDS, *OPTIONS):
+            hooks = vars(module)[attribute]
+            if type(target) is not type(module):
+                hooks.update(vars(target)[attribute])
+            vars(target)[attribute] = hooks
+            for key, hook in list(hooks.items()) if attribute in KINDS else ():
+                if _is_bound_below(hook, old):
+                    del hooks[key]
+                elif getattr(hook, "with_module", False):
+                    hooks[key] = type(hook)(hook.hook, target)
+        target._is_full_backward_hook = module._is_full_backward_hook
+
+
+def _counterparts(old: nn.Module, new: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
+    """Each module of `old` with its path and the module of `new` that means the same, None where there is none."""
+    modules = dict(new.named_modules(remove_duplicate=False))
+    renamed = {}
+    if isinstance(old, Port) and not isinstance(new, Port):
+        renamed = {f"{MIXER_CHILD}.{old.mixer_name(path)}": path for path in modules}
+    for path, module in old.named_modules():
+        if not path:
+            yield path, module, new
+            continue
+        there = path
+        if isinstance(new, Port) and not isinstance(old, Port):
+            there = f"{MIXER_CHILD}.{new.mixer_name(path)}"
+        target = modules.get(renamed.get(there, there))
+        yield path, module, target if type(target) is type(module) else None
+
+
+def _is_bound_below(hook: Any, module: nn.Module) -> bool:
+    """Whether a hook is a method of a module itself or of one of its parts."""
+    owner = getattr(getattr(hook, "hook", hook), "__self__", None)
+    return isinstance(owner, nn.Module) and any(owner is part for part in module.modules())
+
+
+def _is_own(hook: Any, module: nn.Module) -> bool:
+    """Whether a module of Regard has given itself a hook; the new one has given itself its own."""
+    name = getattr(hook, "__module__", None) or ""
+    return name.startswith("regard.") and name in {kind.__module__ for kind in type(module).__mro__}
+
+
+def empty_hooks(module: nn.Module) -> dict[int, Any]:
+    """The memo with which `copy.deepcopy` copies a module without its hooks."""
+    attributes = (*KINDS, *OPTIONS)
+    return {id(vars(part)[name]): type(vars(part)[name])() for part in module.modules() for name in attributes}

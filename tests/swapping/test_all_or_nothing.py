@@ -1,0 +1,294 @@
+"""A change that fails or is interrupted leaves the model as it was; what is kept stays the same objects."""
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from regard.core import ConfigError, SwapError
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
+from regard.projections.sne import FSNE
+from regard.swapping.layer import Port
+from regard.swapping.swap import plan_swap, remove, restore, retune, swap
+from small_hosts import HOSTS, vit
+
+TINY = "vit_tiny_patch16_224(depth=1, embed_dim=8, num_heads=2, patch_size=8, num_classes=3, mlp_ratio=1)"
+
+# an exception at any line
+
+CHANGES: dict[str, tuple[Any, Callable[[nn.Module], object]]] = {
+    "plan": (None, lambda model: plan_swap(model, SKA())),
+    "swap": (None, lambda model: swap(model, SKA(dwc=3))),
+    "shared codes": (None, lambda model: swap(model, Softmax(projection=FSNE(code=4)))),
+    "swap again": (Softmax(projection=FSNE(code=4)), lambda model: swap(model, SKA())),
+    "remove": (SKA(), remove),
+    "restore": (Softmax(projection=FSNE(code=4)), restore),
+    "retune": (MiTA(m=3, k=2), lambda model: retune(model, k=3)),
+}
+
+
+class Raise:
+    """A trace function that raises at the line with this number among those of the swap."""
+
+    def __init__(self, number: int, error: BaseException | None) -> None:
+        self.number, self.error, self.lines = number, error, 0
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> "Callable[..., Any] | None":
+        file = frame.f_code.co_filename.replace("\\", "/")
+        return self.at_line if "regard/swapping/" in file or file.endswith("core/eval_mode.py") else None
+
+    def at_line(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.number and self.error:
+                raise self.error
+        return self.at_line
+
+
+def traced(model: nn.Module, change: Callable[[nn.Module], object], number: int, error: BaseException | None) -> Raise:
+    trace, before = Raise(number, error), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        change(model)
+    except BaseException as raised:
+        if error not in (raised, raised.__cause__):
+            raise
+    finally:
+        sys.settrace(before)
+    return trace
+
+
+def tiny(mixer: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model: Any = create_model(TINY, None, img_size=(16, 24))
+    if mixer is not None:
+        swap(model, mixer)
+    model.blocks[0].attn.register_forward_hook(lambda module, args, output: None)
+    model.blocks[0].attn.proj.requires_grad_(False)
+    model.norm.eval()
+    return model
+
+
+def picture(model: nn.Module) -> list[Any]:
+    """All that a model is: its modules, tensors, hooks, modes and attributes, by identity, and what tensors hold."""
+    modules = [
+        (name, id(module), sorted((key, id(value)) for key, value in vars(module).items()))
+        + tuple([*value.items()] if isinstance(value, dict) else {*value} for value in _containers(module))
+        for name, module in model.named_modules(remove_duplicate=False)
+    ]
+    tensors = [
+        (key, value.requires_grad, value.sum().item(), value._version) for key, value in model.named_parameters()
+    ]
+    return [modules, tensors]
+
+
+def _containers(module: nn.Module) -> list[Any]:
+    return [{key: id(each) for key, each in value.items()} if isinstance(value, dict) else value
+            for value in vars(module).values() if isinstance(value, dict | set)]  # fmt: skip
+
+
+def failures(name: str, step: int) -> list[int]:
+    """The lines at which an exception damages the model, of every `step`th line."""
+    mixer, change = CHANGES[name]
+    lines = traced(tiny(mixer), change, 0, None).lines
+    model = tiny(mixer)
+    before, damaged = picture(model), []
+    for number in range(1, lines + 1, step):
+        error = KeyboardInterrupt() if number % 2 else RuntimeError("planted")
+        traced(model, change, number, error)
+        if picture(model) != before:
+            damaged.append(number)
+            model = tiny(mixer)
+            before = picture(model)
+    return damaged
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_exception_at_a_line_changes_nothing(name: str) -> None:
+    assert failures(name, 397) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_exception_at_any_line_changes_nothing(name: str) -> None:
+    assert failures(name, 1) == []
+
+
+# kept parameters
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_kept_parameters_stay_the_same_objects(host: str) -> None:
+    model, _ = HOSTS[host]()
+    before = {id(value) for value in model.parameters()}
+    names = {key: value for key, value in model.state_dict(keep_vars=True).items() if isinstance(value, nn.Parameter)}
+    plan = plan_swap(model, SKA())
+    plan.apply()
+    fresh = {key for key, value in model.named_parameters() if id(value) not in before}
+    assert fresh == {name for site in plan.sites for name in site.new_objects}
+    now = model.state_dict(keep_vars=True)
+    for site in plan.sites:
+        full = [f"{site.name}.{key}" for key in site.kept if "[" not in key]
+        assert all(now[key] is names[key] for key in full if key in names)
+    restore(model)
+    back = model.state_dict(keep_vars=True)
+    assert all(back[key] is value for key, value in now.items() if key in names and value is names[key])
+
+
+def test_an_optimizer_goes_on_with_what_is_kept() -> None:
+    model, x = vit()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for change in (lambda: swap(model, Softmax()), lambda: swap(model, Softmax(dwc=3)), lambda: restore(model)):
+        change()
+        before = {key: value.detach().clone() for key, value in model.named_parameters()}
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        still = {key for key, value in model.named_parameters() if torch.equal(value, before[key])}
+        assert all("dwc" in key for key in still), still
+
+
+def test_a_pass_that_waits_for_its_backward_is_not_disturbed() -> None:
+    model, x = vit()
+    loss = model(x).square().sum()
+    swap(model, Softmax())
+    loss.backward()
+    assert model.blocks[0].attn.proj.weight.grad is not None  # type: ignore[union-attr, index]
+
+
+def test_dropped_weights_are_those_at_the_time_of_the_swap() -> None:
+    model: Any = vit()[0]
+    plan = plan_swap(model, SKA())
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight.fill_(7.0)
+    assert (restore(plan.apply()).blocks[0].attn.qkv.weight == 7.0).all()  # type: ignore[union-attr, index]
+
+
+# hooks
+
+
+def test_hooks_move_and_their_handles_follow() -> None:
+    model: Any = vit()[0]
+    x, calls = vit()[1], []
+    attn = model.blocks[0].attn
+    handles = [
+        attn.register_forward_hook(lambda module, args, output: calls.append("forward")),
+        attn.register_forward_pre_hook(lambda module, args, kwargs: calls.append("pre"), with_kwargs=True),
+        attn.register_full_backward_hook(lambda module, above, below: calls.append("backward")),
+        attn.proj.register_forward_hook(lambda module, args, output: calls.append("proj")),
+        attn.register_state_dict_post_hook(lambda _, state, prefix, __: calls.append(f"{prefix}qkv.weight" in state)),
+        attn.register_load_state_dict_pre_hook(lambda module, *_: calls.append(isinstance(module, Port))),
+    ]  # fmt: skip
+    handles[0].remove()
+    assert not plan_swap(model, Softmax()).sites[0].lost_hooks
+    for change, swapped in ((lambda: swap(model, Softmax()), True), (lambda: swap(model, MiTA(m=4, k=4)), True),
+                            (lambda: retune(model, m=6), True), (lambda: restore(model), False)):  # fmt: skip
+        change()
+        calls.clear()
+        model(x).sum().backward()
+        model.load_state_dict(model.state_dict())
+        assert calls == ["pre", "proj", "backward", True, swapped]
+    swap(model, Softmax())
+    for handle in handles:
+        handle.remove()
+    calls.clear()
+    model(x).sum().backward()
+    assert not calls
+
+
+def test_hooks_of_parts_that_are_gone_are_named() -> None:
+    def watch(module: nn.Module, args: object, output: object) -> None: ...
+
+    model: Any = vit()[0]
+    model.blocks[0].attn.qkv.register_forward_hook(watch)
+    plan = plan_swap(model, SKA())
+    assert plan.sites[0].lost_hooks == ["forward hook watch of qkv"]
+    assert "hooks left behind forward hook watch of qkv" in str(plan)
+    with pytest.warns(UserWarning, match="blocks.0.attn: forward hook watch of qkv"):
+        swap(model, SKA())
+    model.blocks[0].attn.regard.operator.register_forward_hook(watch)
+    with pytest.warns(UserWarning, match="forward hook watch of regard.operator"):
+        restore(model)
+
+
+# modules and parameters in several places
+
+
+def test_an_attention_in_two_places_is_replaced_in_both() -> None:
+    model, x = vit()
+    model.blocks[1].attn = model.blocks[0].attn  # type: ignore[index, union-attr]
+    expected = model.eval()(x)
+    swap(model, Softmax())
+    assert model.blocks[1].attn is model.blocks[0].attn  # type: ignore[index, union-attr]
+    assert torch.allclose(model(x), expected, atol=1e-5)
+
+
+def test_tied_parameters_stay_tied_or_are_refused() -> None:
+    model: Any = vit()[0]
+    model.blocks[1].attn.qkv.weight = model.blocks[0].attn.qkv.weight
+    with pytest.raises(SwapError, match="tied to another parameter"):
+        swap(model, SKA())
+    swap(model, Softmax())
+    assert model.blocks[1].attn.regard.qkv.weight is model.blocks[0].attn.regard.qkv.weight
+
+
+def test_two_models_with_one_stem_keep_their_grids() -> None:
+    (first, x), (second, _) = vit(dynamic_img_size=True), vit(dynamic_img_size=True)
+    second.patch_embed = first.patch_embed
+    swap(swap(first.eval(), SKA()) and second.eval(), SKA())
+    wide = torch.randn(1, 3, 16, 96)
+    expected = first(wide)
+    restore(second)
+    first(x)
+    assert torch.equal(first(wide), expected)
+    restore(first)
+    assert not first.patch_embed.proj._forward_hooks  # type: ignore[union-attr]
+
+
+def test_an_attribute_of_the_model_comes_back() -> None:
+    model: Any = vit()[0]
+    model.no_weight_decay = own = lambda: {"pos_embed"}
+    assert "pos_embed" in swap(model, SKA()).no_weight_decay()  # type: ignore[operator]
+    assert restore(model).no_weight_decay is own
+
+
+def test_a_model_that_is_wrapped_for_training_is_refused(tmp_path: Any) -> None:
+    model, _ = vit()
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    wrapped.module = model
+    with pytest.raises(SwapError, match="before wrapping"):
+        swap(wrapped, SKA(), example=torch.randn(1, 3, 32, 48))
+
+
+def test_what_is_swapped_in_inference_mode_can_be_trained() -> None:
+    model, x = vit()
+    with torch.inference_mode():
+        swap(model, SKA())
+    model(x).sum().backward()
+    assert all(value.grad is not None for value in model.parameters())
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("change", [restore, lambda model: retune(model, k=2)], ids=["restore", "retune"])
+def test_what_is_no_model_is_refused(change: Callable[[Any], object]) -> None:
+    with pytest.raises(ConfigError, match="a model is a torch module"):
+        change("blocks")
+
+
+def test_old_layers_can_be_freed() -> None:
+    model: Any = vit()[0]
+    gone = weakref.ref(swap(model, SKA()).blocks[0].attn)  # type: ignore[union-attr, index]
+    restore(model)
+    gc.collect()
+    assert gone() is None
