@@ -51,7 +51,7 @@ def test_finished_runs_know_better(tmp_path: Path) -> None:
     assert hours(STUDY, "smoke", store, guess, 1) == (6.0, 6.0)
     assert hours(STUDY, "smoke", store, guess, 2) == (3.0, 3.0)
     done = STUDY.run("smoke", ROWS[0], 0)
-    store.finish(done.key, {"status": "done", "metrics": {}, "seconds": 1800.0})
+    store.finish(done.key, {"status": "done", "metrics": {"top1": 1.0}, "seconds": 1800.0})
     assert hours(STUDY, "smoke", store, guess, 1) == (3.0, 2.5)
     assert hours(STUDY, "smoke", store, {}, 1) == (2.0, 1.5)  # the other row as this one
 

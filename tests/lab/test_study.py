@@ -1,5 +1,6 @@
 """Studies as data, and a whole small study carried out for real."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,7 +175,8 @@ def test_an_error_in_a_needed_run_names_that_run_unless_the_machine_is_the_cause
     study, store = replace(STUDY, baseline="taught", settings={"smoke": setting}), Results(tmp_path)
     needed = study.run("smoke", teacher, 0).key
     if state == "stopped":
-        (tmp_path / needed).write_text("a file where the folder should be")
+        (tmp_path / needed / "lock").mkdir(parents=True)  # a folder where a file should be
+        os.utime(tmp_path / needed / "lock", (1.0, 1.0))
     events: list[Event] = []
     assert run_study(study, "smoke", store, workers=0, watch=events.append)[state] == 1
     text = f"NeededRunFailed: run {needed}, which this run needs, failed: " if state == "failed" else "StoreError: "

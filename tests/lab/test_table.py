@@ -186,7 +186,7 @@ def test_runs_of_before_torch_compile_are_without_it(tmp_path: Path) -> None:
 def test_devices_are_never_mixed_in_an_interval(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     changed = {**(store.outcome(key_of(1, 0)) or {}), "environment": {"device": "cuda"}, "metrics": {"top1": 10.0}}
-    store.finish(key_of(1, 0), changed)
+    store.finish(key_of(1, 0), {**changed, "bits": None})
     table = load(tmp_path)
     assert table.line("SKA").n == 2
     assert "left out: 1 on a GPU" in table.warnings[0]

@@ -41,7 +41,7 @@ def write_run(folder: Path, row: str, seed: int, score: float, code: str) -> Non
         "images_per_second": 4000.0 - 300 * index, "peak_memory_bytes": None, "parameters": 19000 - 500 * index,
         "macs": 620000 - 9000 * index, "environment": {"machine": "Test & Co", "torch": "2.15.0", "device": "cpu"},
         "code": code, "data": {"name": "digits-canvas", "checksum": "4a7d1ed4", "train": 898, "test": 1798},
-        "spelling": "Run()", "finished": "2026-01-01T00:00:00", "probes": {},
+        "spelling": f"Run(seed={seed})", "finished": "2026-01-01T00:00:00", "probes": {},
     }  # fmt: skip
     (folder / "outcome.json").write_text(json.dumps(outcome))
     with (folder / "metrics.csv").open("w", newline="") as file:

@@ -23,11 +23,13 @@ def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
 def test_a_failed_write_keeps_the_old_content(tmp_path: Path) -> None:
     target = tmp_path / "x"
     write_atomically(target, b"old")
-    blocked = tmp_path / f".x.{os.getpid()}.part"
-    blocked.mkdir()  # the temporary file cannot be opened
+    (tmp_path / "folder" / "x").mkdir(parents=True)
     with pytest.raises(StoreError, match="a file is where a folder is needed"):
-        write_atomically(target, b"new")
+        write_atomically(tmp_path / "folder", b"new")
+    with pytest.raises(StoreError, match="not Unicode|surrogates"):
+        write_atomically(target, "\udcff")
     assert target.read_bytes() == b"old"
+    assert {path.name for path in tmp_path.iterdir()} == {"x", "folder"}
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:

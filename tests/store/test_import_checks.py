@@ -9,6 +9,7 @@ import pytest
 from pilot_store import make_store
 from regard.core import StoreError
 from regard.lab.export import import_runs
+from regard.store.records import write_record
 from regard.store.results import Results
 
 KEY = "0" * 12
@@ -20,7 +21,7 @@ SNAPSHOT = {"version": 1, "study": "x", "scale": "desk", "metric": "top1", "base
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({**OUTCOME, "version": 2}, "has version 2"),
+        ({**OUTCOME, "version": 3}, "has version 3"),
         ({**OUTCOME, "metrics": [1.0]}, "metrics of an outcome is of type list, expected dict or null"),
         ({**OUTCOME, "metrics": {"top1": "high"}}, "metric 'top1' is 'high'"),
         ({**OUTCOME, "bits": 5}, "bits of an outcome is of type int"),
@@ -51,7 +52,7 @@ SNAPSHOT = {"version": 1, "study": "x", "scale": "desk", "metric": "top1", "base
         ({"snapshot": None, "outcomes": []}, "has NoneType instead of a snapshot"),
         ({"snapshot": {"study": "x"}, "outcomes": []}, "a snapshot lacks scale, metric, baseline, rows, runs"),
         ({"snapshot": SNAPSHOT, "outcomes": {"a": 1}}, "an outcome lacks status, key"),
-        ({"snapshot": SNAPSHOT, "outcomes": [{**OUTCOME, "version": 2}]}, "has version 2"),
+        ({"snapshot": SNAPSHOT, "outcomes": [{**OUTCOME, "version": 3}]}, "has version 3"),
     ],
 )
 def test_a_value_of_another_version_or_kind_is_named_and_nothing_is_written(
@@ -72,7 +73,8 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 
 def test_one_bad_file_of_a_folder_keeps_all_out(tmp_path: Path) -> None:
     there, here = make_store(tmp_path / "there"), Results(tmp_path / "here")
-    there.finish("f" * 12, {"status": "done", "metrics": 5})
+    (there.folder("f" * 12)).mkdir()
+    write_record(there.folder("f" * 12) / "outcome.json", {"key": "f" * 12, "status": "done", "metrics": 5})
     with pytest.raises(StoreError, match="metrics of an outcome"):
         import_runs(there.root, here)
     assert not here.root.exists()

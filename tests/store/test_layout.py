@@ -13,8 +13,8 @@ from regard.lab.snapshot import write_snapshot
 from regard.lab.study import Study
 from regard.lab.table import Table, load_snapshot, snapshot_path, snapshots
 from regard.report import write_report
-from regard.store.files import write_json
 from regard.store.layout import find_setting_name, setting_names, slug
+from regard.store.records import write_record
 from regard.store.results import Results
 
 from lab.test_study import STUDY  # isort: skip
@@ -101,7 +101,7 @@ def test_verbs_find_changed_results(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "Smoke scale, changed: vit_desk" in page.read_text()
     assert "(smoke scale)" in page.read_text()
     other = Results(tmp_path / "other")
-    write_json(tmp_path / "evidence.json", evidence(tmp_path, "tiny", place))
+    write_record(tmp_path / "evidence.json", evidence(tmp_path, "tiny", place))
     assert import_runs(tmp_path / "evidence.json", other)["snapshots"] == 1
     assert snapshot_path(other.root, "tiny", place).exists()
 

@@ -39,7 +39,7 @@ for i in range(40):
             if store.outcome(key) is None:
                 with (folder / "who").open("a") as file:
                     file.write(sys.argv[2] + "\\n")
-                store.finish(key, {"status": "done"})
+                store.finish(key, {"status": "done", "metrics": {"top1": 1.0}})
     except Busy:
         pass
 """
@@ -167,7 +167,7 @@ def test_a_dead_lock_is_taken_over_by_one_of_two(tmp_path: Path) -> None:
 
 def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    store.finish(KEY, {"status": "done"})
+    store.finish(KEY, {"status": "done", "metrics": {"top1": 1.0}})
     (store.folder(KEY) / "outcome.json").write_text("{")
     with pytest.raises(StoreError, match="outcome.json"):
         store.outcome(KEY)

@@ -13,7 +13,7 @@ from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.models.saving import save
 from regard.projections.sne import FSNE
-from regard.store.files import read_json, write_json
+from regard.store.records import read_record, write_record
 from regard.store.results import Results
 from regard.tasks import Classification
 from regard.train import checkpoint
@@ -63,7 +63,7 @@ def test_an_outcome_from_before_hosts_were_kept_loads_with_the_data(tmp_path: Pa
     run, store = Run(task=TASK, mixer=SKA(), recipe=SHORT), Results(tmp_path)
     run.execute(store, device="cpu")
     path = store.folder(run.key) / "outcome.json"
-    write_json(path, {name: value for name, value in read_json(path).items() if name != "model"})
+    write_record(path, {name: value for name, value in read_record(path).items() if name != "model"})
     x = torch.randn(2, 1, 12, 12)
     assert torch.equal(load(store.folder(run.key))(x), trained(run, store)(x))
 
@@ -81,7 +81,7 @@ def test_what_is_not_finished_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"has no model\.json"):
         load(tmp_path)
     run, store = Run(task=TASK, recipe=SHORT), Results(tmp_path)
-    write_json(store.folder(run.key) / "run.json", {"version": 1})
+    write_record(store.folder(run.key) / "run.json", {})
     with pytest.raises(StoreError, match="is not finished"):
         load(store.folder(run.key))
     store.finish(run.key, {"status": "failed", "error": "the loss is nan"})

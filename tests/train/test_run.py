@@ -16,8 +16,8 @@ import torch
 from regard import Softmax
 from regard.core import ConfigError, StoreError
 from regard.mixers.spelling import parse, spell
-from regard.store.files import read_json, write_json
 from regard.store.metrics import Metrics
+from regard.store.records import read_record, write_record
 from regard.store.results import Results
 from regard.tasks import TASKS, Classification
 from regard.train import checkpoint
@@ -198,15 +198,15 @@ def test_the_device_that_was_used_is_remembered(tmp_path: Path, caplog: pytest.L
     with pytest.raises(Interrupted):
         run.execute(store, watch=stop_at(4))
     path = store.folder(run.key) / "run.json"
-    begun = read_json(path)
+    begun = read_record(path)
     assert begun["device"] == resolved_device("auto") != "auto"
     with pytest.raises(Interrupted):
         run.execute(store, device=begun["device"], watch=stop_at(8))
     assert "equal bit for bit" not in caplog.text
-    write_json(path, {**begun, "device": "auto"})  # as it was written before
+    write_record(path, {**begun, "device": "auto"})  # as it was written before
     write_run_file(run, path.parent, "cpu", 1)
     assert "equal bit for bit" not in caplog.text
-    write_json(path, {**begun, "device": "another"})
+    write_record(path, {**begun, "device": "another"})
     write_run_file(run, path.parent, "cpu", 1)
     assert "started with device another and continues with cpu" in caplog.text
 
@@ -338,7 +338,7 @@ def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path: Path
     curves = []
     for store, run in ((one, whole), (two, early)):
         with (store.folder(run.key) / "metrics.csv").open() as file:
-            curves.append([{**line, "seconds": ""} for line in csv.DictReader(file)])
+            curves.append([{**line, "seconds": "", "checksum": ""} for line in csv.DictReader(file)])
     assert [line["step"] for line in curves[1]] == ["4", "8"]
     assert curves[0][:2] == curves[1]
     with pytest.raises(Interrupted):
@@ -441,8 +441,8 @@ def test_half_precision_with_a_scaled_loss_needs_a_gpu(tmp_path: Path) -> None:
 
 def test_the_scale_of_the_loss_is_kept(tmp_path: Path) -> None:
     """The scaler of 16-mixed, here on the CPU: AdamW is clipped, and a run that goes on has the scale that it had."""
-    from lightning.fabric import Fabric
-    from lightning.fabric.plugins.precision.amp import MixedPrecision
+    from lightning_fabric import Fabric
+    from lightning_fabric.plugins.precision.amp import MixedPrecision
 
     def loop() -> Loop:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
@@ -478,8 +478,17 @@ def test_speed_counts_the_images_that_there_are(tmp_path: Path) -> None:
     assert outcome["images_per_second"] == pytest.approx(3 * 16 / outcome["seconds"], rel=0.05)
 
 
-def test_a_damaged_table_of_epochs_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rest", [b"2,8\n", b"\xff\xfe\x00\n", b"2,8,x,0,0,0,0,0\n", b"\0\0"], ids=["cut", "bytes", "long", "zeros"]
+)
+def test_a_damaged_table_of_epochs_is_refused_and_kept(tmp_path: Path, rest: bytes) -> None:
+    """One of a version before, without checksums."""
     path = tmp_path / "metrics.csv"
     head, line = b"epoch,step,train_loss,lr,top1,loss,seconds\n", b"1,4,2.3,0.1,50.0,1.5,3\n"
-    path.write_bytes(head + line + b"2,8\n" + b"\xff\xfe\x00\n" + line[:9])
-    assert [row["step"] for row in Metrics(path).read()] == ["4"]
+    path.write_bytes(head + line + line[:9])
+    assert [row["step"] for row in Metrics(path).read()] == ["4"]  # what a killed process left is left out
+    path.write_bytes(head + line + rest)
+    for work in (Metrics(path).read, lambda: Metrics(path).cut(0)):
+        with pytest.raises(StoreError, match=r"metrics.csv is damaged .*: restore it"):
+            work()
+    assert path.read_bytes() == head + line + rest

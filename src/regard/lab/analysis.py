@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, StoreError, nearest
-from regard.store.files import read_json, write_json
 from regard.store.layout import setting_names
-from regard.store.results import Results, check_version
+from regard.store.records import read_record, write_record
+from regard.store.results import Results
 
 if TYPE_CHECKING:
     from regard.train.run import Run
@@ -126,7 +126,6 @@ def run_analysis(analysis: Analysis, store: Results, scale: str = "desk") -> dic
     source = Source(store, scale)
     parts = analysis.compute(source)
     value = {
-        "version": 1,
         "analysis": analysis.name,
         "title": analysis.title,
         "source": analysis.source,
@@ -141,7 +140,7 @@ def run_analysis(analysis: Analysis, store: Results, scale: str = "desk") -> dic
         "code": code_version(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    write_json(analysis_path(store.root, analysis.name, scale if analysis.of else ""), value)
+    write_record(analysis_path(store.root, analysis.name, scale if analysis.of else ""), value)
     return value
 
 
@@ -160,8 +159,7 @@ def load_analysis(path: Path | str) -> dict[str, Any]:
         scales = ", ".join(f"--scale {setting}" for setting in setting_names(results, name, "analyses"))
         hint = f"there are results with {scales}" if scales else "`regard study run` computes it"
         raise StoreError(f"no result of {name}{f' at {scale} scale' if scale else ''} in {results}; {hint}")
-    value: dict[str, Any] = read_json(path)
-    check_version(path, value)
+    value: dict[str, Any] = read_record(path)
     return value
 
 

@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import StoreError
-from regard.store.files import read_json, write_json
-from regard.store.import_checks import check_name, check_outcome, check_snapshot, further_runs
+from regard.store.import_checks import (
+    check_name,
+    check_outcome,
+    check_same_run,
+    check_snapshot,
+    further_runs,
+)
 from regard.store.layout import setting_name_of
+from regard.store.records import read_record, write_record
 from regard.store.results import Results
 
-from .table import Table, load_snapshot, sample_values, snapshot_path
+from .table import Table, listed_outcome, load_snapshot, snapshot_path
 
 LONGEST = 400
 """Characters of an entry about the data that snapshots and evidence have; longer ones (the names of many classes, a
@@ -29,7 +35,7 @@ def evidence(root: Path | str, name: str, scale: str) -> dict[str, Any]:
     """A study's snapshot, all outcomes and the table as plain data, which `import_runs` can read."""
     snapshot = load_snapshot(root, name, scale)
     store = Results(root)
-    stored = [outcome for run in snapshot["runs"] if (outcome := store.outcome(run["key"])) is not None]
+    stored = [outcome for run in snapshot["runs"] if (outcome := listed_outcome(store, run)) is not None]
     outcomes = [{**outcome, "data": short_entries(outcome.get("data") or {})} for outcome in stored]
     return {"snapshot": snapshot, "outcomes": outcomes, "table": Table.load(root, name, scale).to_json()}
 
@@ -138,26 +144,20 @@ def _read_files(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     for file in [path] if path.is_file() else sorted(path.rglob("*.json")):
         if path.is_dir() and (file.name == "run.json" or file.parent.name == "probes"):
             continue
-        file_outcomes, file_snapshots = _contents(read_json(file))
+        file_outcomes, file_snapshots = _contents(read_record(file))
         for snapshot in file_snapshots:
             check_snapshot(file, snapshot)
             check_name(file, snapshot)
         for outcome in file_outcomes:
             check_outcome(file, outcome)
-            _check_bits(file, outcome)
+            if file.name == "outcome.json":
+                check_same_run(file, outcome)
+        keys = [outcome["key"] for outcome in file_outcomes]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise StoreError(f"{file} has two outcomes of run {repeated[0]}; it is damaged or was changed")
         outcomes += file_outcomes
         snapshots += file_snapshots
     return outcomes, snapshots
-
-
-def _check_bits(path: Path, outcome: Mapping[str, Any]) -> None:
-    """Check that a run's accuracy equals its recorded share of correct images. Raises: StoreError."""
-    right, top1 = sample_values(outcome, "top1"), (outcome.get("metrics") or {}).get("top1")
-    if right is not None and top1 is not None and not abs(float(right.mean()) - top1) < 0.005:
-        raise StoreError(
-            f"{path}: run {outcome['key']} has top1 {top1:g}, but its bits have {right.mean():g} % correct "
-            "images; the file is damaged or was changed"
-        )
 
 
 def _contents(value: Any) -> tuple[list[Any], list[Any]]:
@@ -166,7 +166,7 @@ def _contents(value: Any) -> tuple[list[Any], list[Any]]:
         return [], []
     if "status" in value and "key" in value:
         return [value], []
-    if {"rows", "runs", "metric", "study", "version"} <= value.keys():
+    if {"rows", "runs", "metric", "study"} <= value.keys():
         return [], [value]
     if {"snapshot", "outcomes"} <= value.keys():
         outcomes = value["outcomes"]
@@ -180,7 +180,7 @@ def _import_outcome(value: Mapping[str, Any], store: Results, replace: bool, cou
     if present is not None and present.get("status") == "done" and not replace:
         counts["known"] += 1
         return
-    with store.lock(key):
+    with store.lock(key, wait=10.0):
         store.finish(key, dict(value))
     counts["new"] += 1
 
@@ -191,10 +191,10 @@ def _import_snapshot(value: dict[str, Any], store: Results, counts: dict[str, in
     path = snapshot_path(store.root, name, setting)
     counts["snapshots"] += 1
     if not path.exists():
-        write_json(path, value)
+        write_record(path, value)
         return
     stored = load_snapshot(store.root, name, setting)
     further, keys = further_runs(stored, value), {run["key"] for run in stored["runs"]}
     counts["left out"] += sum(run not in further and run["key"] not in keys for run in value["runs"])
     if further:
-        write_json(path, {**stored, "runs": [*stored["runs"], *further]})
+        write_record(path, {**stored, "runs": [*stored["runs"], *further]})

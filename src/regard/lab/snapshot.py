@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from regard.mixers.spelling import spell
-from regard.store.files import write_json
 from regard.store.import_checks import further_runs, same_rows
+from regard.store.records import write_record
 from regard.store.results import Results
 
 from .export import short_entries
@@ -31,7 +31,6 @@ def write_snapshot(
     setting = study.setting(scale)
     runs = [] if setting.recipe is None else _planned(study, scale, seeds, rows)
     value = {
-        "version": 1,
         "study": study.name,
         "title": study.title,
         "source": study.source,
@@ -52,7 +51,7 @@ def write_snapshot(
     path = snapshot_path(store.root, study.name, study.setting_name(scale))
     if path.exists():
         _add_earlier(value, load_snapshot(store.root, study.name, study.setting_name(scale)))
-    write_json(path, value)
+    write_record(path, value)
     return value
 
 

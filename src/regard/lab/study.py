@@ -241,7 +241,7 @@ def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | 
     parts = []
     if data is not None and task.data != setting.task.data:
         name = task.identity().data
-        digest = name.partition(":")[2]  # the user's own data: the folder's name, and 4 digits of the digest
+        digest = name.partition(":")[2].rpartition("-")[2]  # of the user's own data
         parts.append(f"{slug(Path(data).expanduser().resolve().stem)}_{digest[:4]}" if digest else slug(name))
     if host is not None and (host != setting.task.host or rows != setting.rows):
         parts.append(slug(host))

@@ -26,8 +26,8 @@ from regard.measure.statistics import (
     sampling_error,
     seed_pairs,
 )
-from regard.store.files import read_json
-from regard.store.import_checks import check_snapshot
+from regard.store.import_checks import check_listed, check_snapshot
+from regard.store.records import read_record
 from regard.store.results import Results
 
 from .comparability import mixture_warnings, on_one_device
@@ -144,7 +144,7 @@ def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
         settings = [f"{study} at {setting} scale" for study, setting in snapshots(root)]
         content = f"it has {', '.join(settings)}" if settings else "it has no study yet"
         raise ConfigError(f"no results of {name} at {scale} scale in {root}; {content}; run or import them first")
-    value = read_json(path)
+    value = read_record(path)
     if not isinstance(value, dict):
         raise StoreError(f"{path} is not a study's snapshot; delete it and run the study again")
     check_snapshot(path, {"study": name, "scale": scale, **value})  # the file's name has both
@@ -190,8 +190,16 @@ def sample_values(outcome: Mapping[str, Any], metric: str) -> NDArray[np.float64
 
 
 def _outcomes(store: Results, snapshot: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    outcomes = {run["key"]: store.outcome(run["key"]) for run in snapshot["runs"]}
+    outcomes = {run["key"]: listed_outcome(store, run) for run in snapshot["runs"]}
     return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
+
+
+def listed_outcome(store: Results, run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The outcome of a run that a snapshot lists, None if it has none. Raises: StoreError, also for another seed."""
+    outcome = store.outcome(run["key"])
+    if outcome is not None:
+        check_listed(outcome, run)
+    return outcome
 
 
 def _values(runs: Sequence[Mapping[str, Any]], label: str, metric: str) -> dict[int, float]:

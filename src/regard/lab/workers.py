@@ -167,7 +167,7 @@ def record_failure(job: Job, store: Results, text: str) -> dict[str, Any]:
     """Write a failed outcome for a run that has none yet, and return the outcome. Raises: StoreError."""
     outcome = store.outcome(job.run.key)
     if outcome is None:
-        outcome = {"version": 1, "key": job.run.key, "status": "failed", "error": text, "metrics": {}}
+        outcome = {"key": job.run.key, "status": "failed", "error": text, "metrics": {}}
         store.finish(job.run.key, outcome)
     return outcome
 

@@ -1,19 +1,30 @@
 """Saving swapped models of transformers: config.json, model.safetensors, and regard.json with the swap."""
 
 import copy
-import json
+import hashlib
 import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import nn
 
 from regard.core import ConfigError, Extra, MissingExtra, StoreError
+from regard.store.files import read_bytes, read_json, write_atomically
+from regard.store.records import read_record, write_record
 from regard.swapping.ports.hugging_face import config_of
 
-from .saving import build_matching, description_errors, fill, recorded_swaps, replay_swaps, tensor_differences
+from .saving import (
+    build_matching,
+    check_local,
+    description_errors,
+    fill,
+    recorded_swaps,
+    replay_swaps,
+    tensor_differences,
+)
 
 FILE = "regard.json"
 
@@ -29,7 +40,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
         raise ConfigError(
             f"{type(model).__name__} is not a model of transformers; regard.save writes models of create_model"
         )
-    about = {"version": 1, "architecture": type(model).__name__, "swaps": recorded_swaps(model)}
+    about: dict[str, Any] = {"architecture": type(model).__name__, "swaps": recorded_swaps(model)}
     if getattr(model, "pooler", model) is None:
         about["options"] = {"add_pooling_layer": False}
     differences = tensor_differences(model, partial(_built, about, copy.deepcopy(config)))
@@ -43,10 +54,11 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         config.save_pretrained(target)
         tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
-        save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-        (target / FILE).write_text(json.dumps(about, indent=1))
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror or error}") from error
+    data = save_tensors(tensors, metadata={"format": "pt"})
+    write_atomically(target / "model.safetensors", data)
+    write_record(target / FILE, {**about, "sha256": hashlib.sha256(data).hexdigest()})
     return target
 
 
@@ -63,15 +75,19 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
         raise MissingExtra("transformers", "hf") from error
 
     target = Path(folder)
-    try:
-        with description_errors(target, FILE):
-            about = json.loads((target / FILE).read_text())
-            config = transformers.AutoConfig.from_pretrained(target)
-            tensors = load_file(target / "model.safetensors")
-            model = build_matching(partial(_built, about, config, tuple(extra)), tensors)
-            fill(model, tensors)
-    except FileNotFoundError as error:
-        raise StoreError(f"{target} has no {Path(str(error.filename)).name}; expected a swapped model") from error
+    for name in (FILE, "config.json", "model.safetensors"):
+        if not (target / name).exists():
+            raise StoreError(f"{target} has no {name}; expected a swapped model")
+    about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256"))
+    check_local(target / "config.json", read_json(target / "config.json"))
+    data = read_bytes(target / "model.safetensors")
+    with description_errors(target, FILE):
+        if "sha256" in about and hashlib.sha256(data).hexdigest() != about["sha256"]:
+            raise StoreError("model.safetensors is damaged or belongs to another regard.json")
+        config = transformers.AutoConfig.from_pretrained(target, local_files_only=True, trust_remote_code=False)
+        tensors = load_tensors(data)
+        model = build_matching(partial(_built, about, config, tuple(extra)), tensors)
+        fill(model, tensors)
     return model.eval()
 
 
@@ -81,6 +97,9 @@ def _built(about: dict[str, Any], config: Any, extra: Extra, older: bool = False
 
     config.__dict__.pop("attn_implementation", None)
     config._attn_implementation = "sdpa"
-    model = getattr(transformers, about["architecture"])(config, **about.get("options", {}))
+    architecture = getattr(transformers, about["architecture"], None)
+    if not (isinstance(architecture, type) and issubclass(architecture, transformers.PreTrainedModel)):
+        raise ConfigError(f"transformers has no model {about['architecture']!r}")
+    model = architecture(config, **about.get("options", {}))
     replay_swaps(model, about["swaps"], extra, older)
     return model

@@ -1,7 +1,7 @@
 """Saving a model to a folder: model.safetensors, and model.json with the spelled host and mixers. Never pickle."""
 
+import ast
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, Grid, MixerConfig, RegardError, StoreError
 from regard.mixers.spelling import parse_mixer, parts, previous_revisions, spell
-from regard.store.files import write_atomically
+from regard.store.files import one_writer, prepared, read_if_present
+from regard.store.records import parse_record, record_text
 from regard.swapping.inspect import example_input
 from regard.swapping.layer import Port
 from regard.swapping.removed import Removed
@@ -27,13 +28,21 @@ from regard.swapping.swap import plan_layers
 from .catalog import user_ports
 from .create import create_model, parse_host, spell_host
 
-FORMAT, VERSION = "regard-model", 1
+FORMAT = "regard-model"
+_FIELDS = ("format", "host", "swaps", "sha256")
+_OTHER_WEIGHTS = (
+    "pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "hf_hub_id",
+    "use_pretrained_backbone", "weights_backbone", "weights",
+)  # fmt: skip
+"""Options of hosts with which weights are downloaded, or read from a file."""
+_HUBS = ("hf-hub:", "hf_hub:", "local-dir:", "http:", "https:", "file:", "timm:")
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write a model of `create_model` (swapped or not, retuned or not) to a folder; returns the folder.
 
     A number of classes changed since then, by timm's `reset_classifier`, is recorded.
+    Several threads and processes may save to one folder: it then has the model of the last one.
     Raises: ConfigError if the model did not come from `create_model`, or was changed since so that its recipe builds
     other parameters; StoreError if the folder cannot be written.
     """
@@ -42,13 +51,17 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     data = save_tensors(tensors)
     about = {
         "format": FORMAT,
-        "version": VERSION,
         **recipe,
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     target = Path(folder)
-    write_atomically(target / "model.safetensors", data)
-    write_atomically(target / "model.json", json.dumps(about, indent=1))
+    with (
+        one_writer(target),
+        prepared(target / "model.safetensors", data) as replace_weights,
+        prepared(target / "model.json", record_text(about)) as replace_description,
+    ):
+        replace_weights()
+        replace_description()
     return target
 
 
@@ -61,8 +74,63 @@ def model_recipe(model: nn.Module) -> dict[str, Any]:
     if record is None:
         raise ConfigError("save needs a model from create_model(name, ...): its name and options are the recipe")
     name, options = record
-    options = {key: value for key, value in options.items() if key not in ("pretrained", "checkpoint_path")}
-    return {"host": spell_host(name, options), "swaps": recorded_swaps(model)}
+    return {"host": spell_host(name, _without_weights(options)), "swaps": recorded_swaps(model)}
+
+
+def _without_weights(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a host, and of hosts that they spell, without the weights that it started from."""
+    kept = {key: value for key, value in options.items() if key not in ("pretrained", "checkpoint_path")}
+    return {key: local_host(value) if isinstance(value, str) else value for key, value in kept.items()}
+
+
+def local_host(host: str) -> str:
+    """A spelled host without the weights that it starts from: where others are loaded into it, they do not matter."""
+    if not any(f"{name}=" in host for name in ("pretrained", "checkpoint_path")):
+        return host
+    name, options = parse_host(host)
+    return spell_host(name, _without_weights(options))
+
+
+def check_local(path: Path, value: Any) -> None:
+    """Check that building what a file describes asks no network and reads no other file.
+
+    value: a spelled host, or plain data in which hosts may be spelled. path: of the file, for the error.
+    Raises: StoreError.
+    """
+    if source := _weights_source(value):
+        raise StoreError(
+            f"{path} names {source}: load() asks no network and reads no other file; if you trust it, pass "
+            "download=True"
+        )
+
+
+def _weights_source(value: Any) -> str:
+    """What in a value names other weights, "" if nothing does."""
+    if isinstance(value, Mapping):
+        named = [f"{key}={item!r}" for key, item in value.items() if key in _OTHER_WEIGHTS and item]
+        return next(filter(None, [*named, *map(_weights_source, value.values())]), "")
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(_weights_source, value)), "")
+    if not isinstance(value, str):
+        return ""
+    if any(hub in value for hub in _HUBS):
+        return value
+    try:
+        tree = ast.parse(value.strip(), mode="eval") if "(" in value else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return next((f"{name} in {value!r}" for name in _OTHER_WEIGHTS if name in value), "")
+    for node in ast.walk(tree) if tree else ():
+        options: list[tuple[Any, ast.expr]] = []
+        if isinstance(node, ast.keyword):
+            options = [(node.arg, node.value)]
+        elif isinstance(node, ast.Dict):
+            options = [(getattr(key, "value", None), item) for key, item in zip(node.keys, node.values, strict=True)]
+        for name, item in options:
+            if name in _OTHER_WEIGHTS and (text := ast.unparse(item)) not in ("False", "None", "''"):
+                return f"{name}={text}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (inner := _weights_source(node.value)):
+            return inner
+    return ""
 
 
 def _checked(model: nn.Module) -> dict[str, Any]:
@@ -110,18 +178,20 @@ def tensor_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.
     return "; ".join(lines) + (f"; and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
-def load(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Module:
+def load(folder: str | os.PathLike[str], extra: Extra = (), *, download: bool = False) -> nn.Module:
     """The model that `save` wrote, in evaluation mode, on the CPU.
 
-    extra: the user's own mechanisms, models and ports that it needs.
-    Raises: StoreError if `save` did not write the folder, or it is incomplete or damaged.
+    extra: the user's own mechanisms, models and ports that it needs. download: see `regard.load`.
+    Raises: StoreError if `save` did not write the folder, it is incomplete or damaged, or its description names other
+    weights without `download`.
     """
     target = Path(folder)
     about = read_description(target)
-    try:
-        data = (target / "model.safetensors").read_bytes()
-    except OSError as error:
-        raise StoreError(f"{target} has model.json but no readable model.safetensors; save the model again") from error
+    if not download:
+        check_local(target / "model.json", about)
+    data = read_if_present(target / "model.safetensors")
+    if data is None:
+        raise StoreError(f"{target} has model.json but no readable model.safetensors; save the model again")
     if hashlib.sha256(data).hexdigest() != about["sha256"]:
         raise StoreError(
             f"{target}/model.safetensors is damaged or belongs to another model.json; save the model again"
@@ -203,21 +273,17 @@ def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = (
 
 def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """model.json of a saved folder: host, swaps and the sha256 of the weights. Raises: StoreError."""
-    target = Path(folder)
-    try:
-        about = json.loads((target / "model.json").read_text())
-    except FileNotFoundError as error:
-        raise StoreError(f"{target} has no model.json; expected a folder that regard.save wrote") from error
-    except OSError as error:
-        raise StoreError(f"cannot read {target}/model.json: {error.strerror or error}") from error
-    except ValueError as error:
-        raise StoreError(f"{target}/model.json is damaged: {error}") from error
+    path = Path(folder) / "model.json"
+    data = read_if_present(path)
+    if data is None:
+        raise StoreError(f"{folder} has no model.json; expected a folder that regard.save wrote")
+    about = parse_record(path, data)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise StoreError(f"{target}/model.json was not written by regard.save")
-    if about.get("version") != VERSION:
-        raise StoreError(f"{target} has version {about.get('version')}, this Regard reads {VERSION}; update Regard")
-    fields = {"host": str, "swaps": list, "sha256": str}
-    for key, kind in fields.items():
+        raise StoreError(f"{path} was not written by regard.save")
+    kinds = {"host": str, "swaps": list, "sha256": str}
+    for key, kind in kinds.items():
         if not isinstance(about.get(key), kind):
-            raise StoreError(f"{target}/model.json is damaged: {key!r} is missing or of the wrong type")
+            raise StoreError(f"{path} is damaged: {key!r} is missing or of the wrong type")
+    if unknown := sorted(about.keys() - {*_FIELDS, "version"}):
+        raise StoreError(f"{path} has {', '.join(unknown)}, which this Regard does not know; update Regard")
     return about

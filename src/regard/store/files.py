@@ -1,8 +1,15 @@
-"""Atomic files: each is either complete or absent. Everything in the store is written with these functions."""
+"""Files of the store: each is either complete or absent, and only regular files are read and written.
+
+Everything in the store is written with these functions. A temporary file has a name that cannot be guessed, and must
+not exist before; a symbolic link in its place, or in the place of a file to which lines are added, is not followed.
+"""
 
 import errno
 import json
 import os
+import secrets
+import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,35 +17,135 @@ from typing import Any
 
 from regard.core import StoreError
 
+if sys.platform != "win32":
+    import fcntl
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a FIFO would wait for its other end
+_BINARY = getattr(os, "O_BINARY", 0)
+TEMPORARY = ".part"
+"""End of the names of temporary files; one that is left was of a process that was killed."""
+
 
 def write_atomically(path: Path | str, data: bytes | str) -> None:
     """Write a file so that after a crash it has either its old or its new content.
 
     The content is written to a temporary file beside the target and synced; then it is renamed and the folder synced.
-    Text is written as UTF-8. Missing folders are created.
-    Raises: StoreError without permission, if the disk is full, or if the target is a folder.
+    Text is written as UTF-8. Missing folders are created. Several threads and processes can write one file: the last
+    one's content remains.
+    Raises: StoreError without permission, if the disk is full, if the target is a folder, or if text is not Unicode.
+    """
+    with prepared(path, data) as replace:
+        replace()
+
+
+@contextmanager
+def prepared(path: Path | str, data: bytes | str) -> Iterator[Any]:
+    """Write the temporary file of `write_atomically`; the block calls the yielded function to put it into place.
+
+    Without that call the temporary file is deleted. Raises: StoreError, as `write_atomically`.
     """
     target = Path(path)
-    content = data.encode() if isinstance(data, str) else data
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part = target.with_name(f".{secrets.token_hex(12)}{TEMPORARY}")
     with store_errors(target):
+        content = data.encode() if isinstance(data, str) else data
         target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with store_errors(target), open(os.open(part, _NEW | _NO_LINK | _BINARY, 0o666), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+        def replace() -> None:
+            with store_errors(target):
+                part.replace(target)
+            sync_folder(target.parent)
+
+        yield replace
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def append(path: Path, text: str) -> None:
+    """Add text to a file, which is created if it is missing, and sync it.
+
+    Raises: StoreError, also if the file is a link, a FIFO or a device.
+    """
+    with store_errors(path):
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT | _BINARY, 0o666)
+        with open(handle, "ab") as file:
+            _check_regular(path, handle)
+            file.write(text.encode())
+            file.flush()
+            os.fsync(handle)
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """The content of a file. Raises: StoreError if it is missing, may not be read, or is a folder, FIFO or device."""
+    data = read_if_present(path)
+    if data is None:
+        raise StoreError(f"cannot read {path}: there is no such file; check the path")
+    return data
+
+
+def read_if_present(path: Path | str) -> bytes | None:
+    """The content of a file, None if there is none. Raises: StoreError, as `read_bytes`."""
+    with store_errors(Path(path), "read"):
         try:
-            with part.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-        except BaseException:
+            handle = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY)
+        except FileNotFoundError:
+            return None
+        with _opened(Path(path), handle) as file:
+            return file.read()
+
+
+@contextmanager
+def _opened(path: Path, handle: int) -> Iterator[Any]:
+    try:
+        _check_regular(path, handle)
+    except BaseException:
+        os.close(handle)
+        raise
+    with open(handle, "rb") as file:
+        yield file
+
+
+def _check_regular(path: Path, handle: int) -> None:
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO, socket or device"
+        raise StoreError(f"{path} is {kind}, expected a file; move it away")
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Let one thread or process at a time execute the block for a folder, which is created; others wait.
+
+    Without effect where the file system has no locks. Raises: StoreError if the folder cannot be made or read.
+    """
+    with store_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY) if sys.platform != "win32" else None
+    try:
+        if handle is not None:
             with suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
-        sync_folder(target.parent)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def write_json(path: Path | str, value: Any) -> None:
     """`write_atomically` of a value as readable JSON. NaN and infinities are written as null."""
-    write_atomically(path, json.dumps(_finite(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_atomically(path, json_text(value) + "\n")
+
+
+def json_text(value: Any) -> str:
+    """A value as readable JSON; NaN and infinities become null."""
+    return json.dumps(_finite(value), indent=1, allow_nan=False, ensure_ascii=False)
 
 
 def read_json(path: Path | str) -> Any:
@@ -46,14 +153,28 @@ def read_json(path: Path | str) -> Any:
 
     Raises: StoreError if it is missing, may not be read, or is not JSON.
     """
-    with store_errors(Path(path), "read"):
-        content = Path(path).read_bytes()
+    return parse_json(path, read_bytes(path))
+
+
+def parse_json(path: Path | str, data: bytes) -> Any:
+    """The value of a JSON text in which no name occurs twice in an object.
+
+    path: named in errors. Raises: StoreError if it is not JSON.
+    """
     try:
-        return json.loads(content.decode())
-    except ValueError as error:
+        return json.loads(data.decode(), object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
         raise StoreError(
             f"{path} is not JSON ({error}); it is damaged or another program wrote it: delete it or run again"
         ) from error
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice in an object")
+    return value
 
 
 def sync_folder(folder: Path) -> None:
@@ -68,13 +189,19 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def store_errors(path: Path, verb: str = "write") -> Iterator[None]:
-    """Turn an OSError of the block into a StoreError with the file's name and a remedy."""
+    """Turn an OSError of the block into a StoreError with the file's name and a remedy.
+
+    So is the ValueError of a path that no file can have, or of text that is not Unicode.
+    """
     try:
         yield
     except StoreError:
         raise
     except OSError as error:
         raise StoreError(f"cannot {verb} {path}: {error.strerror or error}; {_advice(error)}") from error
+    except ValueError as error:
+        name = str(path).encode(errors="backslashreplace").decode()
+        raise StoreError(f"cannot {verb} {name!r}: {error}; use names of ordinary characters") from error
 
 
 def _advice(error: OSError) -> str:
@@ -84,6 +211,8 @@ def _advice(error: OSError) -> str:
         return "choose a folder that you may write to with --results, or change its permissions"
     if error.errno == errno.ENOENT:
         return "check the path"
+    if error.errno == errno.ELOOP:
+        return "it is a symbolic link, which is not followed: delete the link"
     if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
         return "a file is where a folder is needed, or the reverse; choose another path"
     return "check the disk and repeat the command"

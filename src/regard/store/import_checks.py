@@ -1,15 +1,20 @@
-"""Checks of imported files: versions, types of values, and which runs belong to a study in the store.
+"""Checks of outcomes and snapshots: versions, types, whether their fields agree, and which runs belong to a study.
 
 Needs no torch.
 """
 
+import array
+import ast
+import base64
+import binascii
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.core import StoreError
 
-from .results import check_version
+from .records import check_version, read_record_if_present
 
 _TEXT: tuple[type, ...] = (str,)
 _LIST: tuple[type, ...] = (list,)
@@ -22,8 +27,14 @@ _OUTCOME = {
     "status": _TEXT, "key": _TEXT, "metrics": _MAPPING, "environment": _MAPPING, "data": _MAPPING, "probes": _MAPPING,
     "seconds": _NUMBER, "parameters": _INTEGER, "macs": _INTEGER, "bits": _OPTIONAL_TEXT,
     "samples": _OPTIONAL_TEXT, "sampled": _OPTIONAL_TEXT, "details": _MAPPING, "chance": _NUMBER,
-    "error": _OPTIONAL_TEXT, "study": _OPTIONAL_TEXT, "row": _OPTIONAL_TEXT,
+    "error": _OPTIONAL_TEXT, "study": _OPTIONAL_TEXT, "row": _OPTIONAL_TEXT, "scale": _OPTIONAL_TEXT,
+    "spelling": _OPTIONAL_TEXT, "seed": _INTEGER, "step": _INTEGER, "peak_memory_bytes": _INTEGER, "model": _MAPPING,
+    "best": _MAPPING, "images_per_second": _NUMBER, "finished": _OPTIONAL_TEXT, "notes": (list, type(None)),
 }  # fmt: skip
+OUTCOME_FIELDS = frozenset({*_OUTCOME, "code", "diverged"})
+"""All that an outcome may have."""
+PERCENT = frozenset({"top1", "miou", "pixels", "bleu", "chrf", "map", "ap50", "ap75"})
+"""Metrics in percent."""
 _SNAPSHOT = {
     "study": _TEXT, "scale": _TEXT, "metric": _TEXT, "baseline": _TEXT, "rows": _LIST, "runs": _LIST,
     "claims": _LIST, "notes": _LIST, "data": _MAPPING, "title": _TEXT, "variant": _TEXT, "task": _TEXT, "recipe": _TEXT,
@@ -39,13 +50,72 @@ _NAME_CHARACTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123
 
 
 def check_outcome(path: Path, value: Any) -> None:
-    """Check the content of an outcome file. Raises: StoreError with the file's name."""
+    """Check the content of an outcome file: its types, and that its fields agree with one another.
+
+    A finished run has metrics; shares are between 0 and 100 %; the recorded samples have the number of test samples,
+    and right ones make up the accuracy; the seed is that of the spelling.
+    Raises: StoreError with the file's name.
+    """
     _check(path, "an outcome", value, _OUTCOME, ("status", "key"))
     check_version(path, value)
     _check_key(path, value["key"])
     if value["status"] not in ("done", "failed"):
         raise StoreError(f"{path}: the status is {value['status']!r}, expected done or failed; the file is damaged")
-    _check_numbers(path, "the metric", value.get("metrics"))
+    for name in ("metrics", "best"):
+        _check_numbers(path, "the metric", value.get(name))
+        _check_shares(path, value.get(name) or {})
+    if value["status"] == "done" and not any(number is not None for number in (value.get("metrics") or {}).values()):
+        raise StoreError(f"{path}: run {value['key']} is done, but has no metrics; delete the file and run again")
+    _check_samples(path, value)
+    seed = spelled_fields(value.get("spelling")).get("seed")
+    if seed is not None and value.get("seed") is not None and seed != repr(value["seed"]):
+        raise StoreError(
+            f"{path}: run {value['key']} has seed {value['seed']}, but spells seed={seed}; the file is damaged"
+        )
+
+
+def check_same_run(path: Path, outcome: Mapping[str, Any]) -> None:
+    """Check that an outcome is of the run in run.json beside it, if there is one with a spelling.
+
+    Its seed and its kind of mechanism are compared: paths of data may differ, and a later version may spell a mechanism
+    with further fields. Raises: StoreError with the file's name.
+    """
+    if not outcome.get("spelling"):
+        return
+    described = read_record_if_present(path.parent / "run.json")
+    spelling = described.get("spelling") if isinstance(described, dict) else None
+    here, there = spelled_fields(outcome["spelling"]), spelled_fields(spelling)
+    for name in ("mixer", "seed", "removed"):
+        mine, other = (fields.get(name, "None").partition("(")[0] for fields in (here, there))
+        if there and mine != other:
+            raise StoreError(
+                f"{path} is of a run with {name}={mine}, but run.json beside it has {name}={other}; one of them is of "
+                "another run: delete the folder and run again"
+            )
+
+
+def check_listed(outcome: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Check that an outcome has the seed with which a snapshot lists its run. Raises: StoreError."""
+    if outcome.get("seed") is not None and outcome["seed"] != run["seed"]:
+        raise StoreError(
+            f"run {run['key']} is listed with seed {run['seed']} in its study, but its outcome has seed "
+            f"{outcome['seed']}; delete the run's folder and run the study again"
+        )
+
+
+def spelled_fields(spelling: str | None) -> dict[str, str]:
+    """The fields of a spelled run, each as its spelling without spaces that do not matter; {} if it is not one.
+
+    The seed is 0 where it is not spelled.
+    """
+    try:
+        call = ast.parse(spelling or "", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "Run":
+            return {}
+        fields = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    return {"seed": "0", **fields}
 
 
 def check_snapshot(path: Path, value: Any) -> None:
@@ -94,6 +164,38 @@ def _check_numbers(path: Path, kind: str, values: Mapping[str, Any] | None) -> N
     for name, number in (values or {}).items():
         if not isinstance(number, int | float | None):
             raise StoreError(f"{path}: {kind} {name!r} is {number!r}, expected a number; the file is damaged")
+
+
+def _check_shares(path: Path, metrics: Mapping[str, Any]) -> None:
+    for name, number in metrics.items():
+        if name in PERCENT and number is not None and not 0 <= number <= 100 + 1e-6:
+            raise StoreError(f"{path}: {name} is {number!r}, expected 0 to 100 %; the file is damaged")
+        if isinstance(number, float) and not math.isfinite(number):
+            raise StoreError(f"{path}: {name} is {number!r}, expected a number or null; the file is damaged")
+
+
+def _check_samples(path: Path, outcome: Mapping[str, Any]) -> None:
+    """The recorded samples are as many as the test samples, and the right ones make up the accuracy."""
+    number, top1 = (outcome.get("data") or {}).get("test"), (outcome.get("metrics") or {}).get("top1")
+    if not isinstance(number, int):
+        return
+    try:
+        bits, samples = (base64.b64decode(outcome.get(name) or "", validate=True) for name in ("bits", "samples"))
+        values = array.array("f", samples)
+    except (binascii.Error, ValueError) as error:
+        raise StoreError(f"{path}: the samples of run {outcome['key']} are damaged ({error}); run it again") from error
+    if (bits and len(bits) != -(-number // 8)) or (values and len(values) != number):
+        raise StoreError(f"{path}: run {outcome['key']} has another number of samples than of test images, {number}")
+    if bits and int.from_bytes(bits) % 2 ** (-number % 8):
+        raise StoreError(f"{path}: the samples of run {outcome['key']} are damaged; run it again")
+    right = 100 * int.from_bytes(bits).bit_count() / number if bits else None
+    if right is not None and top1 is not None and abs(right - top1) > 1e-3:
+        raise StoreError(
+            f"{path}: run {outcome['key']} has top1 {top1:g}, but its bits have {right:g} % correct images; the file "
+            "is damaged or was changed"
+        )
+    if not all(map(math.isfinite, values)):
+        raise StoreError(f"{path}: the samples of run {outcome['key']} are damaged; run it again")
 
 
 def check_name(path: Path, value: Mapping[str, Any]) -> None:

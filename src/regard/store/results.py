@@ -7,17 +7,21 @@ that the process is alive. Processes on several machines can work on one study i
 
 import json
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from regard.core import StoreError
+from regard.core import StoreError, require
 
-from .files import read_json, store_errors, write_json
+from .files import TEMPORARY, parse_json, read_if_present, store_errors
+from .import_checks import OUTCOME_FIELDS, check_outcome, check_same_run
+from .records import read_record_if_present, write_record
 
 if TYPE_CHECKING:
     import pandas
@@ -26,8 +30,6 @@ Status = Literal["new", "running", "begun", "failed", "done"]
 
 RENEW_SECONDS = 5.0
 STALE_SECONDS = 60.0
-VERSION = 1
-"""Format version of every file in a store."""
 OLD_FILE_VALUES = {"torch.compile": False}
 """The values of fields that did not exist when an old file was written."""
 
@@ -65,17 +67,26 @@ class Results:
         return "begun" if started else "new"
 
     @contextmanager
-    def lock(self, key: str) -> Iterator[Path]:
+    def lock(self, key: str, wait: float = 0.0) -> Iterator[Path]:
         """Lock a run for this process: yields its folder.
 
         A lock is taken over if its process is dead or, on another machine, has not renewed it for a minute; a suspended
-        process of this machine keeps its lock.
-        Raises: Busy if another process holds the lock; StoreError if the folder cannot be written.
+        process of this machine keeps its lock. wait: seconds to wait for a lock that another process holds.
+        Raises: Busy if another process holds the lock, with whose it is and how to clear it; StoreError if the folder
+        cannot be written.
         """
-        folder = self.folder(key)
+        folder, until = self.folder(key), time.monotonic() + wait
         with store_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        mine = _acquire(folder, key)
+        while True:
+            try:
+                mine = _acquire(folder, key)
+                break
+            except Busy:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(0.02)
+        _remove_temporary(folder)
         stop = threading.Event()
         renewal = threading.Thread(target=_renew, args=(folder / "lock", mine, stop), daemon=True)
         renewal.start()
@@ -89,26 +100,37 @@ class Results:
                     (folder / "lock").unlink()
 
     def finish(self, key: str, outcome: dict[str, Any]) -> None:
-        """Write the outcome, atomically. Raises: StoreError."""
-        write_json(self.folder(key) / "outcome.json", {"version": VERSION, **outcome, "key": key})
+        """Write the outcome, atomically; of several threads or processes the last one's remains.
+
+        Raises: StoreError, also if the fields of the outcome do not agree with one another.
+        """
+        path = self.folder(key) / "outcome.json"
+        check_outcome(path, {**outcome, "key": key})
+        write_record(path, {**outcome, "key": key})
 
     def outcome(self, key: str) -> dict[str, Any] | None:
-        """The outcome of a run, None if it has none yet. Raises: StoreError if the file is damaged."""
+        """The outcome of a run, None if it has none yet.
+
+        Raises: StoreError if the file is damaged, belongs to another run, or its fields do not agree with one another
+        or with run.json.
+        """
         path = self.folder(key) / "outcome.json"
-        if not path.exists():
+        value = read_record_if_present(path, OUTCOME_FIELDS)
+        if value is None:
             return None
-        value = read_json(path)
-        if not isinstance(value, dict):
-            raise StoreError(f"{path} does not hold an outcome; delete it and run again")
-        check_version(path, value)
+        check_outcome(path, value)
+        if value["key"] != path.parent.name:
+            raise StoreError(f"{path} is the outcome of run {value['key']}; move it to a folder of that name")
+        check_same_run(path, value)
         return value
 
     def outcomes(self) -> list[dict[str, Any]]:
-        """All outcomes in the store, by key."""
-        if not self.root.is_dir():
-            return []
-        outcomes = (self.outcome(path.parent.name) for path in sorted(self.root.glob("*/outcome.json")))
-        return [outcome for outcome in outcomes if outcome is not None]
+        """All outcomes in the store, by key. Raises: StoreError if the store may not be read or a file is damaged."""
+        with store_errors(self.root, "read"):
+            if not os.path.lexists(self.root):
+                return []
+            folders = [name for name in sorted(os.listdir(self.root)) if (self.root / name).is_dir()]
+        return [outcome for outcome in map(self.outcome, folders) if outcome is not None]
 
     def forget(self, key: str) -> None:
         """Delete the files of a run, so that it starts again. Raises: Busy, StoreError."""
@@ -117,7 +139,7 @@ class Results:
                 if path.name == "lock":
                     continue
                 with store_errors(path):
-                    path.rmdir() if path.is_dir() else path.unlink()
+                    path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def reopen(self, key: str) -> None:
         """Delete the outcome of a failed run, so that it continues from its checkpoint. Raises: Busy, StoreError."""
@@ -126,6 +148,8 @@ class Results:
 
     def frame(self) -> "pandas.DataFrame":
         """One row for each finished run: key, study, scale, row, seed, status, costs and metrics."""
+        require("pandas")
+
         import pandas
 
         names = ("key", "study", "scale", "row", "seed", "status", "seconds", "parameters", "macs", "code")
@@ -133,16 +157,6 @@ class Results:
             {name: outcome.get(name) for name in names} | (outcome.get("metrics") or {}) for outcome in self.outcomes()
         ]
         return pandas.DataFrame(rows, columns=None if rows else list(names))
-
-
-def check_version(path: Path, value: Mapping[str, Any]) -> None:
-    """Raises: StoreError if a file of the store has another format version."""
-    version = value.get("version", VERSION)
-    if version != VERSION:
-        raise StoreError(
-            f"{path} has version {version}, this Regard reads {VERSION}; use the Regard that wrote it, "
-            "or another folder with --results"
-        )
 
 
 def check_held(folder: Path) -> None:
@@ -166,14 +180,41 @@ def check_held(folder: Path) -> None:
 
 def _acquire(folder: Path, key: str) -> dict[str, Any]:
     """Create the lock file; the file system guarantees that only one process succeeds. Raises: Busy, StoreError."""
-    mine = {**_this_process(), "since": time.time(), "token": os.urandom(8).hex()}
-    for _ in range(3):
+    mine = {**_this_process(), "since": time.time(), "token": secrets.token_hex(8)}
+    for _ in range(20):
         if _create(folder / "lock", mine):
             return mine
-        if _alive(folder / "lock") or not _remove_dead_lock(folder):
+        if _alive(folder / "lock"):
             break
-    holder = _read(folder / "lock") or {}
-    raise Busy(f"run {key} is executed by process {holder.get('pid')} on {holder.get('host')}; wait for it")
+        if not _remove_dead_lock(folder):  # another process does, or was killed while it did
+            time.sleep(0.01)
+    raise Busy(_busy(folder / "lock", key))
+
+
+def _busy(lock: Path, key: str) -> str:
+    """Whose lock it is, when it was renewed, and how to clear it."""
+    holder = _read(lock) or {}
+    whose = f"process {holder.get('pid')} on {holder.get('host')}" if holder.get("host") else "an unknown process"
+    try:
+        renewed = lock.stat().st_mtime
+        date = datetime.fromtimestamp(renewed, UTC).isoformat(" ", "seconds")
+    except (OSError, ValueError, OverflowError):
+        return f"run {key} is executed by {whose}; wait for it"
+    if _local(holder) and renewed <= time.time() + STALE_SECONDS:
+        return f"run {key} is executed by {whose}; wait for it"
+    future = ", which is in the future," if renewed > time.time() + STALE_SECONDS else ""
+    return (
+        f"run {key} is executed by {whose}, whose lock was renewed at {date}{future} by the clock of the files; wait "
+        f"for it or, if that process is gone, delete {lock}"
+    )
+
+
+def _remove_temporary(folder: Path) -> None:
+    """Delete what killed processes left of files that they wrote; the run is locked by this process."""
+    for path in folder.glob(f".*{TEMPORARY}"):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > STALE_SECONDS:
+                path.unlink()
 
 
 def _create(path: Path, content: dict[str, Any]) -> bool:
@@ -199,17 +240,18 @@ def _remove_dead_lock(folder: Path) -> bool:
     Returns whether the lock was deleted.
     """
     guard = folder / "takeover"
-    if not _create(guard, _this_process()):
-        if not _alive(guard):
-            guard.unlink(missing_ok=True)
-        return False
-    try:
-        if _alive(folder / "lock"):
+    with store_errors(folder / "lock"):
+        if not _create(guard, _this_process()):
+            if not _alive(guard):
+                guard.unlink(missing_ok=True)
             return False
-        (folder / "lock").unlink(missing_ok=True)
-        return True
-    finally:
-        guard.unlink(missing_ok=True)
+        try:
+            if _alive(folder / "lock"):
+                return False
+            (folder / "lock").unlink(missing_ok=True)
+            return True
+        finally:
+            guard.unlink(missing_ok=True)
 
 
 def _this_process() -> dict[str, Any]:
@@ -222,14 +264,16 @@ def _this_process() -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The content of a lock file; {} while it is written; None if there is none."""
+    """The content of a lock file; {} while it is written or if it is damaged; None if there is none."""
     try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
+        data = read_if_present(path)
+        value = None if data is None else parse_json(path, data)
+    except StoreError:
         return {}
-    return value if isinstance(value, dict) else {}
+    if data is None:
+        return None
+    pid = value.get("pid") if isinstance(value, dict) else None
+    return value if isinstance(pid, int) and not isinstance(pid, bool) and 0 < pid < 2**31 else {}
 
 
 def _alive(lock: Path) -> bool:
@@ -241,14 +285,14 @@ def _alive(lock: Path) -> bool:
     holder = _read(lock)
     if holder is None:
         return False
-    if _local(holder) and isinstance(holder.get("pid"), int):
+    if holder and _local(holder):
         if not _exists(holder["pid"]):
             return False
         begun = _start_time(holder["pid"])
         if begun is not None and holder.get("begun") is not None:
             return begun == holder["begun"]  # else another process has this number now
     try:
-        return time.time() - lock.stat().st_mtime < STALE_SECONDS
+        return time.time() - lock.lstat().st_mtime < STALE_SECONDS
     except OSError:
         return False
 

@@ -1,4 +1,7 @@
-"""Checkpoints of a run; a readable one remains even if the process is killed while it writes."""
+"""Checkpoints of a run; a readable one remains even if the process is killed while it writes.
+
+A checkpoint has a checksum, which is verified when it is read, and the key of its run; nothing in it is pickled.
+"""
 
 import io
 import logging
@@ -11,20 +14,21 @@ from typing import Any
 import torch
 
 from regard.core import StoreError
-from regard.store.files import store_errors, sync_folder, write_atomically
+from regard.store.files import read_if_present, store_errors, sync_folder, write_atomically
+from regard.store.records import WITHOUT_CHECKSUM, is_sealed, note_old_file, seal, unseal
+from regard.store.tensor_files import decode, encode
 
 log = logging.getLogger("regard.lab")
 
-LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
-VERSION = 1
+NEXT, LAST, PREVIOUS, BEST = "next.ckpt", "last.ckpt", "previous.ckpt", "best.ckpt"
+_FIELDS = {"run", "step", "seconds", "losses", "data", "model", "ema", "averaged", "optimizer", "scaler"}
+_BEST_FIELDS = {"run", "step", "value", "model"}
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
     """Write last.ckpt; the former one becomes previous.ckpt. Raises: StoreError; the old checkpoints then remain."""
-    buffer = io.BytesIO()
-    torch.save({"version": VERSION, **state}, buffer)
-    new = folder / "next.ckpt"
-    write_atomically(new, buffer.getvalue())
+    new = folder / NEXT
+    write_atomically(new, seal(encode({"run": folder.name, **state})))
     with store_errors(folder / LAST):
         if (folder / LAST).exists():
             os.replace(folder / LAST, folder / PREVIOUS)
@@ -33,23 +37,56 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path) -> dict[str, Any] | None:
-    """The newest readable checkpoint (tensors and plain values only); None if there is none.
+    """The newest readable checkpoint; None if there is none.
 
-    A damaged checkpoint is skipped with a warning.
+    A damaged checkpoint is skipped with a warning. Raises: StoreError if there are checkpoints, but all are damaged.
     """
-    for name in ("next.ckpt", LAST, PREVIOUS):
-        path = folder / name
-        if not path.exists():
-            continue
+    reasons = list[str]()
+    for name in (NEXT, LAST, PREVIOUS):
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            if state["version"] == VERSION:
-                return state
-            reason = f"it has version {state['version']}, not {VERSION}"
-        except Exception as error:  # torch raises various errors for a damaged file
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        log.warning("checkpoint %s cannot be read (%s); using the one before it", path, reason)
+            state = _read(folder / name, _FIELDS)
+        except StoreError as error:
+            reasons.append(str(error))
+            continue
+        if state is not None:
+            for reason in reasons:
+                log.warning("%s; using the one before it, %s", reason, name)
+            return state
+    if reasons:
+        raise StoreError(
+            f"no checkpoint can be read: {'; '.join(reasons)}; restore one from a copy, or delete the folder to train "
+            "again"
+        )
     return None
+
+
+def _read(path: Path, fields: set[str]) -> dict[str, Any] | None:
+    """The content of a checkpoint, None if there is no file. Raises: StoreError, which names the file."""
+    with store_errors(path, "read"):
+        data = read_if_present(path)
+    if data is None:
+        return None
+    try:
+        state = decode(unseal(path, data)) if is_sealed(data) else _old(data)
+    except StoreError as error:
+        raise StoreError(f"checkpoint {path} cannot be read ({error})") from error
+    except Exception as error:  # torch raises various errors for a damaged file of version 1
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StoreError(f"checkpoint {path} cannot be read ({reason})") from error
+    if unknown := sorted(state.keys() - fields):
+        raise StoreError(f"checkpoint {path} cannot be read (it has {', '.join(unknown)}, which is unknown)")
+    if state.get("run", path.parent.resolve().name) != path.parent.resolve().name:
+        raise StoreError(f"checkpoint {path} cannot be read (it is of run {state['run']})")
+    return state
+
+
+def _old(data: bytes) -> dict[str, Any]:
+    """A checkpoint of version 1, without a checksum: a file of torch with tensors and plain values only."""
+    state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if state["version"] != WITHOUT_CHECKSUM:
+        raise ValueError(f"it has version {state['version']}, not {WITHOUT_CHECKSUM}")
+    note_old_file()
+    return {name: value for name, value in state.items() if name != "version"}
 
 
 def save_best(folder: Path, weights: dict[str, Any], step: int, value: float) -> None:
@@ -57,27 +94,27 @@ def save_best(folder: Path, weights: dict[str, Any], step: int, value: float) ->
 
     Raises: StoreError.
     """
-    buffer = io.BytesIO()
-    torch.save({"version": VERSION, "step": step, "value": value, "model": weights}, buffer)
-    write_atomically(folder / BEST, buffer.getvalue())
+    state = {"run": folder.name, "step": step, "value": value, "model": weights}
+    write_atomically(folder / BEST, seal(encode(state)))
 
 
 def load_best(folder: Path) -> dict[str, Any] | None:
-    """The content of best.ckpt (step, value, model); None if it is missing or damaged."""
-    if not (folder / BEST).exists():
-        return None
+    """The content of best.ckpt (step, value, model); None if there is none.
+
+    Raises: StoreError if it is damaged: the best weights until now are then lost.
+    """
     try:
-        state = torch.load(folder / BEST, map_location="cpu", weights_only=True)
-        return state if state["version"] == VERSION else None
-    except Exception as error:  # torch raises various errors for a damaged file
-        log.warning("%s cannot be read (%s); the next improvement of the score replaces it", folder / BEST, error)
-        return None
+        return _read(folder / BEST, _BEST_FIELDS)
+    except StoreError as error:
+        raise StoreError(
+            f"{error}; restore it from a copy, or delete it: then the best of the evaluations that follow is kept"
+        ) from error
 
 
-def trained_weights(folder: Path, best: bool = False) -> dict:
+def trained_weights(folder: Path, best: bool = False, averaged: bool = False) -> dict:
     """The weights that a run evaluates: the last ones (their average if the recipe has one), or those of best.ckpt.
 
-    Raises: StoreError if there is no such checkpoint.
+    averaged: whether the recipe has an average. Raises: StoreError if there is no such checkpoint, or no average in it.
     """
     if best:
         state = load_best(folder)
@@ -89,7 +126,10 @@ def trained_weights(folder: Path, best: bool = False) -> dict:
         imported = "its outcome was imported without weights: delete the folder to train it here"
         advice = imported if (folder / "outcome.json").exists() else "train it first"
         raise StoreError(f"run {folder.name} has no checkpoint in {folder}; {advice}")
-    return state["ema"] if state["ema"] is not None else state["model"]
+    with load_errors(folder):
+        if averaged and state["ema"] is None:
+            raise ValueError("it has no average of the weights, which the recipe of the run evaluates")
+        return state["ema"] if state["ema"] is not None else state["model"]
 
 
 @contextmanager
@@ -97,7 +137,7 @@ def load_errors(folder: Path) -> Iterator[None]:
     """Turn an error of loading a state that does not fit into a StoreError with the folder and a remedy."""
     try:
         yield
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise StoreError(
             f"the checkpoint in {folder} does not fit this run ({reason[:200]}); another program or version wrote it: "

@@ -29,10 +29,12 @@ def check_devices(devices: int, batch: int, device: str) -> None:
     if devices < 1:
         raise ConfigError(f"a run needs at least one device, not {devices}")
     if batch % devices:
-        lower = next(count for count in range(devices, 0, -1) if batch % count == 0)
+        lower = next(count for count in range(min(devices, batch), 0, -1) if batch % count == 0)
         raise DeviceError(f"a batch of {batch} cannot be divided into {devices} equal parts; use {lower} devices")
     if device != "cpu" and torch.cuda.is_available():
         check_number(devices, torch.cuda.device_count())
+    else:
+        check_number(devices, max(os.cpu_count() or 1, 2))
 
 
 def check_number(devices: int, available: int) -> None:
@@ -48,8 +50,8 @@ def in_processes(
 
     Raises: Interrupted, and what `train` raises.
     """
-    from lightning.fabric import Fabric
-    from lightning.fabric.strategies import DDPStrategy
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import DDPStrategy
     from torch.multiprocessing.spawn import ProcessException
 
     messages = multiprocessing.get_context("spawn").SimpleQueue()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from regard.core import DeviceError
+from regard.core import DeviceError, require
 from regard.mixers.shared.native_build import native_enabled, processor_name
 
 ENVIRONMENT_ERRORS = (OSError, MemoryError, torch.OutOfMemoryError, ImportError, DeviceError)
@@ -25,8 +25,13 @@ def is_environment_error(error: Exception) -> bool:
 
 
 def environment(device: torch.device, precision: str, devices: int = 1, compiled: bool = False) -> dict[str, Any]:
-    """The "environment" of an outcome: machine, versions, threads, devices, precision and `step_execution`."""
-    import lightning
+    """The "environment" of an outcome: machine, versions, threads, devices, precision and `step_execution`.
+
+    Raises: MissingExtra without the extra `lab`.
+    """
+    require("lightning_fabric")
+
+    import lightning_fabric
     import timm
     import torchvision
 
@@ -37,7 +42,7 @@ def environment(device: torch.device, precision: str, devices: int = 1, compiled
         "torch": torch.__version__,
         "torchvision": torchvision.__version__,
         "timm": timm.__version__,
-        "lightning": lightning.__version__,
+        "lightning": lightning_fabric.__version__,
         "threads": torch.get_num_threads(),
         "device": device.type,
         "devices": devices,
@@ -54,7 +59,7 @@ def step_execution(compiled: bool) -> dict[str, bool]:
 
 def quiet_lightning() -> None:
     """Keep Lightning's messages on precision and processes off standard error; its warnings stay."""
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
 
 
 @lru_cache(maxsize=1)

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard.core import DeviceError, RegardError
+from regard.core import DeviceError, RegardError, require
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
 from regard.models.saving import model_recipe
-from regard.store.files import write_json
+from regard.store.records import write_record
 from regard.store.results import OLD_FILE_VALUES, Busy, Results, check_held
 from regard.swapping.count import count_macs
 from regard.tasks.base import Score
@@ -51,6 +51,7 @@ class NeededRunFailed(RegardError):
 
 def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -> dict[str, Any]:
     """See `Run.execute`."""
+    require("lightning_fabric")
     check_devices(devices, run.recipe.batch, device)
     key = run.key
     if store.status(key) in ("done", "failed"):
@@ -64,7 +65,7 @@ def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -
         outcome = _in_folder(run, folder, store, device, devices, watch)
         check_held(folder)
         store.finish(key, {"key": key, **outcome})
-        for name in (checkpoint.PREVIOUS, "next.ckpt"):
+        for name in (checkpoint.PREVIOUS, checkpoint.NEXT):
             (folder / name).unlink(missing_ok=True)
     return store.outcome(key) or {}
 
@@ -103,7 +104,7 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
 
 
 def _in_folder(run: Run, folder: Path, store: Results, device: str, devices: int, watch: Watch) -> dict[str, Any]:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
     if run.recipe.precision == "16-mixed" and resolved_device(device) == "cpu":  # Fabric would use bf16 instead
         raise DeviceError("16-mixed needs a GPU; on a CPU use bf16-mixed or 32-true")
@@ -208,9 +209,9 @@ def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: 
                 text = "run %s started with %s %s and continues with %s: the results will not be equal bit for bit"
                 log.warning(text, run.key, name, before, value)
         return
-    identity = {"version": 1, "key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
+    identity = {"key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
     origin = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
-    write_json(path, {**identity, "seed": run.seed, "threads": torch.get_num_threads(), **execution, **origin})
+    write_record(path, {**identity, "seed": run.seed, "threads": torch.get_num_threads(), **execution, **origin})
 
 
 def _finished(loop: Loop, train: int) -> dict[str, Any]:

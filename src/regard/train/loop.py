@@ -138,7 +138,8 @@ class Loop:
     def resume(self) -> None:
         """Load the newest readable checkpoint, and remove the metrics of later steps.
 
-        Raises: StoreError if the checkpoint does not fit, or was trained on other data.
+        Raises: StoreError if no checkpoint can be read, it does not fit, or was trained on other data, or if the best
+        checkpoint or metrics.csv is damaged; both stay as they are.
         """
         state = checkpoint.load(self.folder)
         if state is not None:
@@ -149,7 +150,11 @@ class Loop:
                     "delete the folder to start again"
                 )
             with checkpoint.load_errors(self.folder):
-                self.step, self.seconds, self.losses = state["step"], state["seconds"], list(state["losses"])
+                self.step, self.seconds, self.losses = (
+                    int(state["step"]),
+                    float(state["seconds"]),
+                    list(state["losses"]),
+                )
                 self.model.load_state_dict(state["model"])
                 self._load_average(state.get("ema"), state.get("averaged", 0))
                 if state["optimizer"] is not None:
@@ -157,7 +162,7 @@ class Loop:
                 if state.get("scaler"):
                     self.fabric.strategy.precision.load_state_dict(state["scaler"])
         if self.first:
-            self.metrics.cut(self.step)
+            self.metrics.cut(self.step, self.step // self.per_epoch)
         best = checkpoint.load_best(self.folder)
         # best.ckpt may be of a later step than the checkpoint: training reaches the same weights and value again
         self.best = (int(best["step"]), float(best["value"])) if best is not None else None
@@ -165,6 +170,8 @@ class Loop:
     def _load_average(self, weights: dict[str, Tensor] | None, number: int) -> None:
         """Set the average of the weights from a checkpoint. number: of averaged epochs."""
         average = self.ema if self.averaged is None else self.averaged
+        if weights is None and (self.ema is not None or number):
+            raise ValueError("it has no average of the weights, which the recipe has")
         if average is not None and weights is not None:
             average.module.load_state_dict(weights)
         if self.averaged is not None:

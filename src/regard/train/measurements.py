@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from regard.core import RegardError, StoreError, UnsupportedError
-from regard.store.files import write_json
+from regard.store.records import write_record
 from regard.store.results import Results
 
 if TYPE_CHECKING:
@@ -61,5 +61,5 @@ def probe_maps(run: "Run", store: Results) -> str:
         return str(error)
     if not maps["layers"]:
         return "no layer has attention weights between all tokens"
-    write_json(store.folder(run.key) / "probes" / "maps.json", maps)
+    write_record(store.folder(run.key) / "probes" / "maps.json", maps)
     return "done"

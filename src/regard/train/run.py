@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 
 from regard.core import ConfigError, Extra, MixerConfig, StoreError
 from regard.mixers.spelling import parse, spell
-from regard.store.files import read_json
-from regard.store.results import Results, check_version
+from regard.store.files import store_errors
+from regard.store.import_checks import spelled_fields
+from regard.store.records import read_record
+from regard.store.results import Results
 from regard.tasks import TASKS
 from regard.tasks.base import Task
 
@@ -132,12 +134,34 @@ def _revisions(text: str) -> dict[str, int]:
     return {name: max(int(number or 1) for label, number in names if label == name) for name, _ in names}
 
 
+RUN_FIELDS = frozenset({
+    "key", "spelling", "canonical", "seed", "threads", "device", "devices", "compiled kernels", "torch.compile", "code",
+    "started",
+})  # fmt: skip
+"""All that a run.json may have."""
+_KINDS = {"key": str, "canonical": str, "seed": int, "threads": int, "device": str, "devices": int}
+
+
 def run_file(path: Path) -> dict[str, Any]:
-    """The content of a run.json. Raises: StoreError."""
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("spelling"), str):
+    """The content of a run.json. Raises: StoreError if it is damaged, or does not describe the run of its folder."""
+    content = read_record(path, RUN_FIELDS)
+    if not isinstance(content, dict) or any(
+        not isinstance(content[name], kind) for name, kind in _KINDS.items() if content.get(name) is not None
+    ):
+        raise StoreError(f"{path} is damaged; delete its folder and run again")
+    if not isinstance(content.get("spelling"), str):
         raise StoreError(f"{path} does not describe a run; delete its folder and run again")
-    check_version(path, content)
+    canonical = content.get("canonical")
+    described = hashlib.sha256(canonical.encode()).hexdigest()[:12] if isinstance(canonical, str) else path.parent.name
+    for key in (content.get("key", described), described):
+        if key != path.resolve().parent.name:
+            raise StoreError(
+                f"{path} describes run {key}, not the run of its folder; give the folder that name, or delete it and "
+                "run again"
+            )
+    seed = spelled_fields(content["spelling"]).get("seed")
+    if seed is not None and content.get("seed") is not None and repr(content["seed"]) != seed:
+        raise StoreError(f"{path} has seed {content['seed']}, but spells seed={seed}; delete its folder and run again")
     return content
 
 
@@ -147,10 +171,12 @@ def read_run(store: Results, key: str, extra: Extra = ()) -> Run:
     Raises: StoreError, ConfigError.
     """
     path = store.folder(key) / "run.json"
-    if not path.exists():
+    with store_errors(path, "read"):
+        exists = path.exists()
+    if not exists:
         raise StoreError(f"{store.root} has no run {key!r}; `regard study status` lists its runs")
     content = run_file(path)
-    run = parse(content["spelling"], (*TASKS, Recipe, Run, Saved, *extra), _revisions(content.get("canonical", "")))
+    run = parse(content["spelling"], (*TASKS, Recipe, Run, Saved, *extra), _revisions(content.get("canonical") or ""))
     if not isinstance(run, Run):
         raise StoreError(f"{path} does not hold a run")
     return run.with_extra(extra) if extra else run

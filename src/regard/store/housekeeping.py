@@ -1,0 +1,78 @@
+"""Housekeeping of a store: which runs it has, with state, size and age; and their removal. Needs no torch."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from regard.core import StoreError
+
+from .files import store_errors
+from .results import Busy, Results
+
+STATES = ("done", "failed", "begun", "running", "damaged")
+"""Of stored runs; "damaged": the outcome or the lock cannot be read."""
+_FILES = ("run.json", "outcome.json", "metrics.csv", "last.ckpt", "lock")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run in a store: state (one of `STATES`), size in bytes, days since the last change, and what its outcome says
+    of it (None where nothing is known)."""
+
+    key: str
+    state: str
+    size: int
+    days: float
+    study: str | None = None
+    row: str | None = None
+    seed: int | None = None
+
+
+def stored_runs(store: Results) -> list[StoredRun]:
+    """All runs of a store, by key; links to folders are left out. Raises: StoreError if a folder may not be read."""
+    with store_errors(store.root, "read"):
+        folders = sorted(path for path in store.root.iterdir() if path.is_dir() and not path.is_symlink())
+        return [_run(store, folder) for folder in folders if any((folder / name).exists() for name in _FILES)]
+
+
+def selected(
+    runs: Sequence[StoredRun], states: Sequence[str] = STATES, days: float = 0.0, size: int = 0
+) -> list[StoredRun]:
+    """The runs in one of these states, unchanged for at least so many days, and of at least so many bytes."""
+    return [run for run in runs if run.state in states and run.days >= days and run.size >= size]
+
+
+def remove(store: Results, run: StoredRun) -> str:
+    """Delete a run's files and folder; "" if that was done, else why the run is kept.
+
+    A run is kept if a process holds its lock, or if its state has changed since it was listed. Raises: StoreError.
+    """
+    now = _state(store, run.key)
+    if now == "running" or now != run.state:
+        return f"it is {now} now"
+    try:
+        store.forget(run.key)
+    except Busy as error:
+        return str(error)
+    with suppress(OSError):
+        store.folder(run.key).rmdir()
+    return ""
+
+
+def _run(store: Results, folder: Path) -> StoredRun:
+    status = [path.lstat() for path in (folder, *folder.rglob("*"))]
+    state = _state(store, folder.name)
+    age = max(time.time() - max(entry.st_mtime for entry in status), 0.0)
+    outcome = (store.outcome(folder.name) or {}) if state in ("done", "failed") else {}
+    size = sum(entry.st_size for entry in status[1:])
+    named = (outcome.get("study"), outcome.get("row"), outcome.get("seed"))
+    return StoredRun(folder.name, state, size, round(age / 86400, 2), *named)
+
+
+def _state(store: Results, key: str) -> str:
+    try:
+        return store.status(key)
+    except StoreError:
+        return "damaged"
