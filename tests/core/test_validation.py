@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 
-from regard import Card, ConfigError, LinearQKV, MiTA, Softmax, create_model, parse, retune
+from regard import Card, ConfigError, Grid, LinearQKV, MiTA, RegardError, Site, Softmax, create_model, parse, retune
 from regard.cli.app import run
 from regard.core.validation import check_fields
 
@@ -68,11 +68,33 @@ def test_a_trained_model_is_not_retuned_to_half_a_key() -> None:
     assert model.blocks[0].attn.mixer.config == MiTA(m=4, k=5)
 
 
-def test_a_number_of_numpy_is_refused() -> None:
-    """`isinstance(x, int)` is what mechanisms ask, and `np.int64(4)` is what a spelling and a run's key would hold."""
-    for wrong in ({"m": np.int64(4)}, {"k": np.int64(4)}, {"m": (np.int64(2), 3)}):
-        with pytest.raises(ConfigError, match="a whole number"):
-            MiTA(**wrong)  # type: ignore[arg-type]
+def test_a_number_of_numpy_becomes_one_of_python() -> None:
+    """Spellings and keys of runs hold Python's numbers."""
+    config = MiTA(m=(np.int64(2), 3), k=np.int32(4))  # type: ignore[arg-type]
+    assert repr((config.m, config.k)) == "((2, 3), 4)"
+    assert type(Softmax(gate=np.bool_(True)).gate) is bool
+    assert type(Softmax(scale=np.float32(0.5)).scale) is float
+
+
+@pytest.mark.parametrize("scale", [1e308, -1e19, 10**400, float("nan"), "0.5", True])
+def test_a_factor_that_overflows_is_refused(scale: object) -> None:
+    with pytest.raises(ConfigError, match="Softmax has scale="):
+        Softmax(scale=scale)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text", ["SKA(dwc=1000001)", "Conv(kernel=1000001)", "Softmax(projection=SNE(width=10000000000))"]
+)
+def test_a_layer_larger_than_the_memory_is_refused_before_memory_is_asked_for(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"needs [\d,]+ bytes, more than this machine's memory"):
+        parse(text).build(Site(16, 2, Grid(4, 4)))
+
+
+@pytest.mark.parametrize("wrong", [2.5, float("nan"), True, "3", None, 1j, 10**30])
+def test_grids_and_sites_have_whole_numbers(wrong: object) -> None:
+    for make in (lambda: Grid(wrong, 4), lambda: Grid(3, 4, wrong), lambda: Site(16, wrong, Grid(3, 4))):
+        with pytest.raises(RegardError, match=r"whole number|2\^63"):
+            make()
 
 
 def test_right_values_pass() -> None:

@@ -16,6 +16,7 @@ from regard.models.resnet import attend
 from regard.models.saving import load, save
 from regard.projections.sne import FSNE
 from regard.store.files import write_json
+from regard.store.records import read_record, write_record
 from regard.store.results import Results
 from regard.swapping.swap import remove, retune, swap
 from regard.train import checkpoint
@@ -117,10 +118,10 @@ def test_a_checkpoint_that_a_model_started_from_is_not_in_its_recipe(tmp_path):
 def test_foreign_and_damaged_folders_are_named(mixed, tmp_path):
     with pytest.raises(StoreError, match=r"has no model\.json"):
         load(tmp_path)
-    about = json.loads((save(mixed, tmp_path) / "model.json").read_text())
+    about = {**read_record(save(mixed, tmp_path) / "model.json"), "version": 1}
 
     def attempt(match, **changes):
-        (tmp_path / "model.json").write_text(json.dumps({**about, **changes}))
+        write_json(tmp_path / "model.json", {**about, **changes})  # as version 1 wrote it, without a checksum
         with pytest.raises(StoreError, match=match):
             load(tmp_path)
 
@@ -134,9 +135,9 @@ def test_foreign_and_damaged_folders_are_named(mixed, tmp_path):
     attempt("does not hold the model", swaps=[{"mixer": "SKA()", "layers": {"blocks.9.attn": [4, 6, 0, 0]}}])
     attempt("does not hold the model", swaps=[{"mixer": "NoSuch()", "layers": {"blocks.0.attn": [4, 6, 0, 0]}}])
     (tmp_path / "model.json").write_text("{")
-    with pytest.raises(StoreError, match=r"model\.json is damaged"):
+    with pytest.raises(StoreError, match=r"model\.json is not JSON"):
         load(tmp_path)
-    (tmp_path / "model.json").write_text(json.dumps(about))
+    write_record(tmp_path / "model.json", about)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-7])
     with pytest.raises(StoreError, match="damaged or belongs to another"):
@@ -166,10 +167,10 @@ def test_a_place_that_cannot_be_written_is_an_error(mixed, tmp_path):
 
 
 def test_a_damaged_recipe_of_a_run_is_named(tmp_path):
-    folder = Results(tmp_path).folder("run")
-    write_json(folder / "run.json", {})
+    folder = Results(tmp_path).folder("0123456789ab")
+    write_json(folder / "run.json", {"spelling": "Run()"})
     checkpoint.save(folder, {"model": {}, "ema": None})
     for recipe in ({"host": DESK}, {"host": DESK, "swaps": [{"mixer": "SKA()", "layers": {"blocks.9.attn": [4, 6]}}]}):
-        write_json(folder / "outcome.json", {"status": "done", "model": recipe})
+        Results(tmp_path).finish(folder.name, {"status": "done", "metrics": {"top1": 1.0}, "model": recipe})
         with pytest.raises(StoreError, match=r"does not hold the model that its outcome\.json describes"):
             load_run(folder)

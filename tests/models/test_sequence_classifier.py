@@ -199,7 +199,7 @@ def test_wrong_shapes_and_options_are_explained():
         built(None, pairs=True)(padded_ids())
     for option, message in (
         ("heads=3", "not a multiple of 3 heads"),
-        ("depth=0", "depth is a whole number from 1"),
+        ("depth=0", "depth=0: a whole number between 1 and 1000"),
         ("pool='cls'", "pool is one of masked_mean, padded_mean"),
         ("vocabulary=1", "counts padding and a symbol"),
         ("drop=1.0", "fractions below 1"),

@@ -22,6 +22,7 @@ from .errors import (
     SwapError,
     UnsupportedError,
     nearest,
+    require,
 )
 from .extra import Extra
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .mixer import Inputs, Mixer, MixerConfig, Operator, refuse_masks
     from .projection import Projection, ProjectionConfig, heads, merge
     from .site import Site
+    from .tensors import operator_function
 
 # name -> its module, for names that need torch
 _MODULES = {
@@ -39,6 +41,7 @@ _MODULES = {
     **dict.fromkeys(("Inputs", "Mixer", "MixerConfig", "Operator", "refuse_masks"), "mixer"),
     **dict.fromkeys(("Projection", "ProjectionConfig", "heads", "merge"), "projection"),
     "Site": "site",
+    "operator_function": "tensors",
 }
 
 __all__ = [
@@ -74,7 +77,9 @@ __all__ = [
     "merge",
     "nearest",
     "only_kept",
+    "operator_function",
     "refuse_masks",
+    "require",
     "softmax_rows",
 ]
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
 
 
 class RegardError(Exception):
@@ -45,6 +46,18 @@ class DataError(RegardError, ValueError):
 
 class StoreError(RegardError, OSError):
     """Results or checkpoints that cannot be read or written."""
+
+
+def require(package: str, extra: str = "lab") -> None:
+    """Import an optional package, or say how it is installed. Called where the package is used, not at the import of a
+    module, so that everything else works without it.
+
+    Raises: MissingExtra if the package, or one that it needs, is not installed.
+    """
+    try:
+        import_module(package)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(error.name or package, extra) from error
 
 
 def nearest(name: str, options: Iterable[str]) -> str:

@@ -8,6 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .errors import GridError
+from .validation import LARGEST_WHOLE, is_whole, plain_number, shown
+
+_MOST = 10**12
+"""The most windows whose factors are looked for."""
+_SIDES = ("height", "width", "prefix", "suffix")
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class Grid:
     """height x width patch tokens in rows, with `prefix` tokens before and `suffix` tokens after them.
 
     Prefix and suffix tokens are class, distillation and register tokens: they have no position on the image.
-    Raises: GridError if a side is below 1 or a number of tokens is negative.
+    Raises: GridError if a number is not whole, a side is below 1, or a number of tokens is negative.
     """
 
     height: int
@@ -24,8 +29,14 @@ class Grid:
     suffix: int = 0
 
     def __post_init__(self) -> None:
+        for name in _SIDES:
+            value = getattr(self, name)
+            if type(value) is not int and not isinstance(value, torch.SymInt):  # SymInt: a size that is traced
+                object.__setattr__(self, name, _whole(name, value))
         if min(self.height, self.width) < 1 or min(self.prefix, self.suffix) < 0:
             raise GridError(f"a grid has at least 1x1 patch tokens and no negative number of others, not {self}")
+        if type(self.tokens) is int and self.tokens > LARGEST_WHOLE:
+            raise GridError(f"a grid has less than 2^63 tokens, not {shown(self.height)} x {shown(self.width)}")
 
     @classmethod
     def sequence(cls, length: int, prefix: int = 0) -> "Grid":
@@ -57,8 +68,12 @@ class Grid:
 
     def check(self, x: Tensor) -> None:
         """Raises GridError unless the second last axis of x (..., N, C) has as many entries as the grid has tokens."""
-        if x.shape[-2] != self.tokens:
-            raise GridError(f"{x.shape[-2]} tokens do not fit {self} (= {self.tokens}); pass the grid of this input")
+        self.check_number(x.shape[-2])
+
+    def check_number(self, tokens: int) -> None:
+        """Raises GridError unless this is the grid's number of tokens."""
+        if tokens != self.tokens:
+            raise GridError(f"{tokens} tokens do not fit {self} (= {self.tokens}); pass the grid of this input")
 
     def to_map(self, x: Float[Tensor, "*B N C"]) -> tuple[Float[Tensor, "*B E C"], Float[Tensor, "*B C h w"]]:
         """Split tokens into prefix and suffix tokens, joined, and the map of the patch tokens (a view if possible)."""
@@ -83,12 +98,30 @@ class Grid:
 
         Raises: GridError if no factorisation fits the grid (m < 1, or m prime and larger than both sides).
         """
-        options = [(r, m // r) for r in range(1, min(m, self.height) + 1) if m % r == 0 and m // r <= self.width]
+        m = _whole("m", m)
+        divisors = [r for r in range(1, math.isqrt(m) + 1) if m % r == 0] if 1 <= m <= min(self.cells, _MOST) else []
+        pairs = {(r, m // r) for r in divisors} | {(m // r, r) for r in divisors}
+        options = [(r, c) for r, c in pairs if r <= self.height and c <= self.width]
         if not options:
-            possible = {r * c for r in range(1, self.height + 1) for c in range(1, self.width + 1)}
-            close = sorted(possible, key=lambda n: (abs(n - m), n))[:4]
+            close = _nearest_products(m, self.height, self.width)
             raise GridError(
                 f"{m} windows cannot be laid on {self}; nearest possible: {', '.join(map(str, sorted(close)))}"
             )
         aspect = math.log(self.height / self.width)
         return min(options, key=lambda rc: (round(abs(math.log(rc[0] / rc[1]) - aspect), 9), -rc[0]))
+
+
+def _whole(name: str, value: object) -> int:
+    """A number of Python or NumPy. Raises: GridError for other values."""
+    number = plain_number(value)
+    if not is_whole(number):
+        raise GridError(f"{name} of a grid is a whole number, not {shown(value)}")
+    return int(number)
+
+
+def _nearest_products(m: int, height: int, width: int) -> list[int]:
+    """The numbers nearest to m, at most four, that are rows times columns of a grid."""
+    m = min(max(m, 1), height * width)
+    rows = range(1, min(height, 100_000) + 1)
+    possible = {r * c for r in rows for c in range(max(1, min(m // r, width) - 4), min(m // r + 5, width) + 1)}
+    return sorted(possible, key=lambda n: (abs(n - m), n))[:4]

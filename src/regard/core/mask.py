@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .errors import ShapeError
+from .validation import plain_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,7 +16,8 @@ class Mask:
 
     The output of a query without any allowed key is zeros. A bias with one row is a key bias. In cross-attention M
     counts the tokens of the memory.
-    Raises: ShapeError for a keep that is not boolean with two axes, or a bias of whole numbers.
+    Raises: ShapeError for a causal that is neither True nor False, a keep that is not boolean with two axes, or a bias
+    that is no dense tensor of floating-point numbers with two axes or more.
     """
 
     causal: bool = False
@@ -24,21 +26,31 @@ class Mask:
 
     def __post_init__(self) -> None:
         keep, bias = self.keep, self.bias
-        if keep is not None and not (isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.ndim == 2):
+        if type(self.causal) is not bool:
+            causal = plain_number(self.causal)
+            if type(causal) is not bool:
+                raise ShapeError(f"Mask.causal is {_kind(causal)}; expected True or False")
+            object.__setattr__(self, "causal", causal)
+        if keep is not None and not (
+            isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.ndim == 2 and _is_dense(keep)
+        ):
             raise ShapeError(
                 f"Mask.keep is {_kind(keep)}; expected bool (batch, keys), True for a key that may be attended: "
                 "pass keep.bool(), or what is added to the logits as bias="
             )
-        if bias is not None and not (isinstance(bias, Tensor) and bias.is_floating_point()):
+        if bias is not None and not (isinstance(bias, Tensor) and bias.is_floating_point() and _is_dense(bias)):
             raise ShapeError(
                 f"Mask.bias is {_kind(bias)}; expected the floating-point numbers that are added to the logits: "
                 "-inf where attention is forbidden"
             )
+        if bias is not None and bias.ndim < 2:
+            raise ShapeError(f"Mask.bias is {_kind(bias)}; expected (..., queries, keys), or (..., 1, keys)")
 
-    def check(self, batch: int, keys: int, heads: int) -> None:
+    def check(self, batch: int, keys: int, heads: int, queries: int) -> None:
         """Compare the mask with the inputs of a layer.
 
-        Raises: ShapeError unless keep has a row for each image and all its keys, and bias the layer's heads or one.
+        Raises: ShapeError unless keep has a row for each image and all its keys, and bias has these numbers of queries,
+        keys, heads and images, or one.
         """
         if self.keep is not None and self.keep.shape != (batch, keys):
             raise ShapeError(f"Mask.keep is {tuple(self.keep.shape)}; expected (batch, keys) = {(batch, keys)}")
@@ -47,6 +59,26 @@ class Mask:
                 f"Mask.bias is of {self.bias.shape[-3]} heads, the queries have {heads}; heads= of a mechanism must be "
                 "left out where a host adds a bias of its own heads"
             )
+        self.check_bias(batch, heads, queries, keys)
+
+    def check_bias(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """Raises ShapeError unless the bias has these numbers, or one where it is the same for all."""
+        if self.bias is None:
+            return
+        expected = (batch, heads, queries, keys)
+        ends = self.bias.shape[-4:]
+        fits = all(n in (1, m) for n, m in zip(ends, expected[-len(ends) :], strict=True))
+        if self.bias.ndim > 4 or not fits:
+            raise ShapeError(
+                f"Mask.bias is {tuple(self.bias.shape)}; expected (batch, heads, queries, keys) = {expected}, with "
+                "1 for what is the same for all"
+            )
+
+    def check_device(self, device: torch.device) -> None:
+        """Raises ShapeError unless the mask's tensors are on the device of the inputs."""
+        for name, part in (("keep", self.keep), ("bias", self.bias)):
+            if part is not None and part.device != device:
+                raise ShapeError(f"Mask.{name} is on {part.device}, the inputs on {device}; move it with .to(device)")
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -87,6 +119,10 @@ class Mask:
             return keep
         bias = self.bias.to(q.dtype)
         return bias if keep is None else torch.where(keep, bias, -torch.inf)
+
+
+def _is_dense(x: Tensor) -> bool:
+    return not x.is_nested and x.layout == torch.strided
 
 
 def _kind(value: object) -> str:

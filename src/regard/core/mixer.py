@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from .card import Card
 from .contract import Contract
 from .cost import Cost
-from .errors import ShapeError, UnsupportedError
+from .errors import UnsupportedError
 from .grid import Grid
 from .mask import Mask
+from .memory import check_bytes
 from .site import Site
+from .tensors import check_kinds, check_layer_input, check_roles
 from .validation import check_fields
 
 
@@ -33,6 +35,10 @@ class Inputs:
     grid: Grid
     memory: Grid | None = None
     mask: Mask | None = None
+
+    def __post_init__(self) -> None:
+        if not torch.compiler.is_compiling():
+            check_kinds(self.grid, self.memory, self.mask)
 
     @property
     def key_grid(self) -> Grid:
@@ -66,7 +72,7 @@ class Operator(nn.Module):
         mask: Mask | None = None,
     ) -> Tensor:
         """The fast form."""
-        return self.compute(Inputs(q, k, v, grid, memory, mask), plain=False)
+        return self.compute(self._inputs(q, k, v, grid, memory, mask), plain=False)
 
     def reference(
         self,
@@ -79,7 +85,23 @@ class Operator(nn.Module):
         mask: Mask | None = None,
     ) -> Tensor:
         """The plain form."""
-        return self.compute(Inputs(q, k, v, grid, memory, mask), plain=True)
+        return self.compute(self._inputs(q, k, v, grid, memory, mask), plain=True)
+
+    def formulas(self, built: Site, site: Site) -> tuple[int, Site]:
+        """(n, s): a call on `site` costs n times the mechanism's formula for s; (1, site) unless it runs in windows.
+
+        built: the site that the operator was built for.
+        """
+        return 1, site
+
+    def _inputs(self, q: Any, k: Any, v: Any, grid: Grid, memory: Grid | None, mask: Mask | None) -> Inputs:
+        """The inputs, checked. Raises: ShapeError, GridError."""
+        inputs = Inputs(q, k, v, grid, memory, mask)
+        if not torch.compiler.is_compiling():
+            check_roles({"q": q, "k": k, "v": v}, getattr(getattr(self, "config", None), "uses", "v"), grid)
+            if mask is not None:
+                mask.check_device(v.device)
+        return inputs
 
     def one_query(
         self,
@@ -124,6 +146,9 @@ class Mixer(nn.Module):
     def __init__(self, config: "MixerConfig", site: Site) -> None:
         super().__init__()
         self.config, self.site = config, site
+        if torch.get_default_device().type != "meta":
+            bytes_of_weights = config.cost(site).params * torch.get_default_dtype().itemsize
+            check_bytes(f"a layer of {type(config).__name__} with {site.dim} channels", bytes_of_weights)
 
     def forward(
         self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Tensor | None = None
@@ -142,14 +167,15 @@ class Mixer(nn.Module):
 
         Raises: ShapeError, GridError, UnsupportedError.
         """
-        if x.ndim != 3 or x.shape[-1] != self.site.dim:
-            raise ShapeError(f"x has shape {tuple(x.shape)}; expected (batch, tokens, {self.site.dim})")
-        if not x.is_floating_point():
-            raise ShapeError(f"x is {x.dtype}; a layer takes floating-point numbers: pass x.float()")
+        if not torch.compiler.is_compiling():
+            last = getattr(self, self.output, None)
+            check_layer_input(x, getattr(last, "weight", None), self.site.dim, "forward" in vars(last or self))
+            check_kinds(grid, memory, mask)
         grid.check(x)
         refuse_masks(self.config, mask)
         if mask is not None:
-            mask.check(x.shape[0], (memory or grid).tokens, self.site.heads)
+            mask.check(x.shape[0], (memory or grid).tokens, self.site.heads, x.shape[1])
+            mask.check_device(x.device)
 
 
 @dataclass(frozen=True, kw_only=True)

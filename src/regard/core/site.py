@@ -1,10 +1,11 @@
 """Site: the position in a network that a mixer is built for, with everything that building it may depend on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .errors import ConfigError
 from .grid import Grid
+from .validation import check_fields
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class Site:
     bring another. qkv_bias, out_bias: whether the projections have biases. qk_norm: normalisation of q and k per head.
     rotary: the host passes rotary tensors. drop: dropout after the output projection. layer: index in the host.
     memory: grid of the keys for cross-attention. name: the module's name in the host, for messages.
-    Raises: ConfigError if dim is not a multiple of heads and no width is given, or a number is below 1.
+    Raises: ConfigError for a field whose value its annotation does not allow, if dim is not a multiple of heads and no
+    width is given, or a number is below 1.
     """
 
     dim: int
@@ -26,12 +28,13 @@ class Site:
     out_bias: bool = True
     qk_norm: Literal["", "layer", "rms"] = ""
     rotary: bool = False
-    drop: float = 0.0
-    layer: int = 0
+    drop: float = field(default=0.0, metadata={"least": 0, "most": 1})
+    layer: int = field(default=0, metadata={"least": 0})
     memory: Grid | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.dim < 1 or self.heads < 1 or self.width < 0:
             raise ConfigError(
                 f"dim and heads are at least 1, not dim={self.dim}, heads={self.heads}, width={self.width}"

@@ -1,18 +1,19 @@
 """Validation of configurations: the value of every field has a type that its annotation allows.
 
 Otherwise k=2.5 would pass the check k >= 1 and fail much later with an error of torch, or give a cost that is not
-a whole number.
+a whole number. Needs no torch.
 """
 
 import dataclasses
 import functools
 import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
-from .errors import ConfigError, nearest
+from .errors import ConfigError, RegardError, nearest
 
 
 class Rule(NamedTuple):
@@ -23,10 +24,21 @@ class Rule(NamedTuple):
     options: tuple[Any, ...] = ()
 
 
+LARGEST_WHOLE = 2**63 - 1
+"""Whole numbers beyond it have no place in a tensor."""
+LARGEST_NUMBER = 1e18
+"""The square of a larger number is infinite in float32, and so are logits and gradients with such a factor."""
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is an integer of Python, other than True and False, that fits into 64 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and -LARGEST_WHOLE <= value <= LARGEST_WHOLE
+
+
 _PLAIN: dict[Any, Rule] = {
-    int: Rule(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
+    int: Rule(is_whole, "a whole number"),
     float: Rule(
-        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value),
+        lambda value: (is_whole(value) or isinstance(value, float)) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER,
         "a finite number",
     ),
     bool: Rule(lambda value: isinstance(value, bool), "True or False"),
@@ -35,22 +47,59 @@ _PLAIN: dict[Any, Rule] = {
 }
 
 
-def check_fields(config: object) -> None:
+def plain_number(value: Any) -> Any:
+    """A number of NumPy, or a tuple of such, as the number of Python that it equals; other values unchanged."""
+    cls = type(value)
+    if cls.__module__ == "numpy" and (isinstance(value, numbers.Number) or cls.__name__ in ("bool", "bool_")):
+        return value.item()
+    if type(value) is tuple:
+        return tuple(map(plain_number, value))
+    return value
+
+
+def check_fields(config: object, error: type[RegardError] = ConfigError) -> None:
     """Compare the fields of a dataclass with their annotations; annotations without a rule allow any value.
 
-    Raises: ConfigError that names the first field which does not fit, such as "MiTA has k=2.5; a whole number is
-    expected".
+    Numbers of NumPy become Python's, and a list becomes a tuple where one is expected. A field's metadata may have the
+    bounds "least" and "most" of its numbers.
+    Raises: ConfigError, or the error passed, that names the first field which does not fit, such as "MiTA has k=2.5; a
+    whole number is expected".
     """
     for name, rule in _rules(type(config)):  # type: ignore[arg-type]  # classes are hashable
-        value = getattr(config, name)
+        given = getattr(config, name)
+        value = plain_number(given)
+        if isinstance(value, list) and not rule.holds(value) and rule.holds(tuple(value)):
+            value = tuple(value)
+        if value is not given:
+            object.__setattr__(config, name, value)
         if rule.holds(value):
             continue
         cls = type(config).__name__
         if not rule.options:
-            raise ConfigError(f"{cls} has {name}={value!r}; {rule.expected} is expected")
-        close = nearest(str(value), map(str, rule.options))
+            raise error(f"{cls} has {name}={shown(value)}; {rule.expected} is expected{_size_hint(value)}")
+        close = nearest(str(value), map(str, rule.options)) if isinstance(value, str) and len(value) < 100 else ""
         hint = f"; {close}" if close.startswith("did") else ""
-        raise ConfigError(f"{cls} has no {name}={value!r}: {name} is {rule.expected}{hint}")
+        raise error(f"{cls} has no {name}={shown(value)}: {name} is {rule.expected}{hint}")
+
+
+def shown(value: object, length: int = 80) -> str:
+    """`repr` of a value of a user for a message: one line, not longer than `length`, without lone surrogates."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"a number of {int(abs(value).bit_length() * 0.30103) + 1} digits"
+    cut = value[:length] if isinstance(value, str | bytes) else value
+    text = " ".join(repr(cut).split())
+    if cut is not value and len(cut) < len(value):  # type: ignore[arg-type]
+        return f"{text}... ({len(value)} characters)"  # type: ignore[arg-type]
+    return text if len(text) <= 2 * length else f"{text[: 2 * length]}..."
+
+
+def _size_hint(value: object) -> str:
+    """What is wrong with a number that is too large: its kind is right."""
+    if isinstance(value, float) and LARGEST_NUMBER < abs(value) < math.inf:
+        return f" between -{LARGEST_NUMBER:g} and {LARGEST_NUMBER:g}"
+    if isinstance(value, int) and not isinstance(value, bool) and not is_whole(value):
+        return " below 2^63"
+    return ""
 
 
 @functools.cache
@@ -63,16 +112,29 @@ def _rules(cls: type) -> tuple[tuple[str, Rule], ...]:
     rules = []
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         kind = kinds.get(field.name)
-        rule = None if kind is None else _rule(kind)
+        rule = None if kind is None else field_rule(kind)
         if rule is None:
             continue
+        rule = _bounded(rule, field.metadata.get("least"), field.metadata.get("most"))
         if (kind is str or dataclasses.is_dataclass(kind)) and field.default not in ("", dataclasses.MISSING):
             rule = rule._replace(expected=f"{rule.expected} such as {field.default!r}")
         rules.append((field.name, rule))
     return tuple(rules)
 
 
-def _rule(kind: Any) -> Rule | None:
+def _bounded(rule: Rule, least: int | float | None, most: int | float | None) -> Rule:
+    """The rule for numbers between two bounds, None for no bound; other values, such as None, have no bounds."""
+    if least is None and most is None:
+        return rule
+    low, high = -math.inf if least is None else least, math.inf if most is None else most
+    words = " and ".join(f"at {word} {n}" for word, n in (("least", least), ("most", most)) if n is not None)
+    return rule._replace(
+        holds=lambda value: rule.holds(value) and (not isinstance(value, int | float) or low <= value <= high),
+        expected=f"{rule.expected}, {words},",
+    )
+
+
+def field_rule(kind: Any) -> Rule | None:
     """The rule of an annotation, None if it allows any value."""
     if kind in _PLAIN:
         return _PLAIN[kind]
@@ -81,9 +143,9 @@ def _rule(kind: Any) -> Rule | None:
         names = [repr(option) if option == "" else str(option) for option in args]
         return Rule(lambda value: any(type(value) is type(o) and value == o for o in args), _either(names), args)
     if origin in (typing.Union, types.UnionType):
-        return _any_of([_rule(arg) for arg in args])
+        return _any_of([field_rule(arg) for arg in args])
     if origin is tuple:
-        return _tuple_of([_rule(arg) for arg in args if arg is not ...], args[-1:] == (...,))
+        return _tuple_of([field_rule(arg) for arg in args if arg is not ...], args[-1:] == (...,))
     cls = origin or kind
     try:
         isinstance(None, cls)

@@ -25,6 +25,7 @@ from regard.core import (
     Site,
     attention_cost,
     hide,
+    operator_function,
     softmax_rows,
 )
 from regard.mixers.mita.routing import key_bias, without
@@ -40,6 +41,7 @@ TABLE = 7
 """Side of the learned tables of the biases, which are resized to the grid."""
 
 
+@operator_function
 def agent_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -62,6 +64,7 @@ def agent_reference(
     return softmax_rows(to_landmarks) @ (softmax_rows(to_keys) @ v)
 
 
+@operator_function
 def agent(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

@@ -12,7 +12,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Mask, Operator, Site, hide, softmax_rows
+from regard.core import (
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    GridError,
+    Inputs,
+    Mask,
+    Operator,
+    Site,
+    hide,
+    operator_function,
+    softmax_rows,
+)
 from regard.mixers.mita.routing import check_chosen
 from regard.mixers.shared.checks import check_qkv_on_grid, check_top, padding_only
 from regard.mixers.shared.heads import HeadMixerConfig
@@ -38,6 +51,7 @@ class BRAPlan(NamedTuple):
     regions: Int[Tensor, "B R top"]
 
 
+@operator_function
 def bra_plan(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],
@@ -71,6 +85,7 @@ def bra_plan(
         return BRAPlan(score.topk(top, sorted=False).indices)
 
 
+@operator_function
 def bra_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],
@@ -98,6 +113,7 @@ def bra_reference(
     return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
 
+@operator_function
 def bra(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],

@@ -17,7 +17,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Inputs, Operator, ShapeError, Site, attention_cost, merge
+from regard.core import (
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    Inputs,
+    Operator,
+    ShapeError,
+    Site,
+    attention_cost,
+    merge,
+    operator_function,
+)
 from regard.mixers.shared.memory import MemoryMixerConfig
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.sdpa import sdpa
@@ -33,6 +45,7 @@ class DATPlan(NamedTuple):
     points: Float[Tensor, "B G s 2"]
 
 
+@operator_function
 def sample_points_reference(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -> Float[Tensor, "B c s"]:
     """sum over cells of x with weights max(0, 1 - |y - i|) max(0, 1 - |x - j|); outside the map, its border values."""
     weights = []
@@ -42,6 +55,7 @@ def sample_points_reference(x: Float[Tensor, "B c h w"], points: Float[Tensor, "
     return torch.einsum("bchw,bsh,bsw->bcs", x, *weights)
 
 
+@operator_function
 def sample_points(x: Float[Tensor, "B c h w"], points: Float[Tensor, "B s 2"]) -> Float[Tensor, "B c s"]:
     """Bilinear samples of maps at points (y, x) in cells, in float32 at least; outside the map, its border values.
 

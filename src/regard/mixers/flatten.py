@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Inputs, Mask, Operator, Site, only_kept
+from regard.core import Card, ConfigError, Contract, Cost, Inputs, Mask, Operator, Site, only_kept, operator_function
 from regard.mixers.shared.checks import check_odd_kernel, check_qkv_and_padding
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.shared.kernel_features import (
@@ -33,6 +33,7 @@ __all__ = ["FLatten", "flatten", "flatten_reference"]
 AXES = {"channels": (1, 3), "head": (3,)}
 
 
+@operator_function
 def flatten_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -56,6 +57,7 @@ def flatten_reference(
     return kernel_weights(focus(q), only_kept(focus(only_kept(k, keep)), keep), eps) @ only_kept(v, keep)
 
 
+@operator_function
 def flatten(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

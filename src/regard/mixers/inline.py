@@ -13,7 +13,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Mask, Operator, Site, only_kept
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Cost,
+    Grid,
+    Inputs,
+    Mask,
+    Operator,
+    Site,
+    only_kept,
+    operator_function,
+)
 from regard.mixers.convolutions.sampling import own_kernels
 from regard.mixers.shared.checks import check_qkv_and_padding
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
@@ -23,6 +35,7 @@ from regard.mixers.shared.precision import upcast, without_autocast
 __all__ = ["InLine", "inline", "inline_reference"]
 
 
+@operator_function
 def inline_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -42,6 +55,7 @@ def inline_reference(
     return weights * kept[:, None, None, :] @ v
 
 
+@operator_function
 def inline(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

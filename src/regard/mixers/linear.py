@@ -11,7 +11,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Contract, Cost, Inputs, Mask, Operator, Site, hide, only_kept
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Cost,
+    Inputs,
+    Mask,
+    Operator,
+    Site,
+    hide,
+    only_kept,
+    operator_function,
+)
 from regard.mixers.shared.checks import check_qkv_and_padding
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.kernel_features import Feature, feature_map, kernel_product, kernel_weights
@@ -20,6 +32,7 @@ from regard.mixers.shared.precision import upcast, without_autocast
 __all__ = ["Linear", "linear", "linear_reference"]
 
 
+@operator_function
 def linear_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -35,6 +48,7 @@ def linear_reference(
     return kernel_weights(phi(q), only_kept(phi(only_kept(k, keep)), keep), eps) @ only_kept(v, keep)
 
 
+@operator_function
 def linear(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

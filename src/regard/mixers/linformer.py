@@ -24,6 +24,7 @@ from regard.core import (
     Site,
     attention_cost,
     only_kept,
+    operator_function,
 )
 from regard.mixers.shared.checks import check_prefix_suffix, check_qkv_and_padding, check_site
 from regard.mixers.shared.heads import HeadMixerConfig
@@ -34,6 +35,7 @@ from regard.mixers.static_keys.grids import resample
 __all__ = ["Linformer", "linformer", "linformer_reference"]
 
 
+@operator_function
 def linformer_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -51,6 +53,7 @@ def linformer_reference(
     return a @ project_v @ only_kept(v, keep)
 
 
+@operator_function
 def linformer(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

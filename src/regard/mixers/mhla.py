@@ -14,7 +14,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, GridError, Inputs, Mask, Operator, ShapeError, Site, only_kept
+from regard.core import (
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    GridError,
+    Inputs,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    only_kept,
+    operator_function,
+)
 from regard.mixers.shared.checks import check_qkv_and_padding, check_qkv_on_grid, padding_only
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.shared.kernel_features import bfloat16_like, feature_map, safe_divide
@@ -25,6 +38,7 @@ from regard.mixers.shared.tiles import balanced_tiles, cell_ids, join_tokens, sp
 __all__ = ["MHLA", "mhla", "mhla_reference"]
 
 
+@operator_function
 def mhla_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],
@@ -45,6 +59,7 @@ def mhla_reference(
     return a @ only_kept(v, keep)
 
 
+@operator_function
 def mhla(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],

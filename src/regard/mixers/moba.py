@@ -13,7 +13,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Inputs, Mask, Operator, Site, hide, softmax_rows
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Cost,
+    Grid,
+    Inputs,
+    Mask,
+    Operator,
+    Site,
+    hide,
+    operator_function,
+    softmax_rows,
+)
 from regard.mixers.shared.block_attention import (
     Block,
     BlockPlan,
@@ -34,6 +47,7 @@ from regard.mixers.shared.tiles import cell_ids
 __all__ = ["MoBA", "moba", "moba_plan", "moba_reference"]
 
 
+@operator_function
 def moba_plan(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],
@@ -65,6 +79,7 @@ def moba_plan(
         return BlockPlan(score.topk(top, sorted=False).indices)
 
 
+@operator_function
 def moba_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],
@@ -87,6 +102,7 @@ def moba_reference(
     return softmax_rows(mask.added(logits.masked_fill(~allowed, -torch.inf))).to(v.dtype) @ v
 
 
+@operator_function
 def moba(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],

@@ -29,6 +29,7 @@ from regard.core import (
     hide,
     linear_cost,
     merge,
+    operator_function,
     softmax_rows,
 )
 from regard.mixers.shared.block_attention import (
@@ -51,6 +52,7 @@ from regard.mixers.shared.tiles import cell_ids, join_global_tokens, split_keep,
 __all__ = ["NSA", "nsa", "nsa_reference"]
 
 
+@operator_function
 def nsa_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],
@@ -100,6 +102,7 @@ def _choose(weights: Tensor, any_token: Tensor, top: int, group: int) -> BlockPl
     return BlockPlan(total.topk(top, sorted=False).indices.repeat_interleave(group, 1))
 
 
+@operator_function
 def nsa(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],

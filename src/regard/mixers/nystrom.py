@@ -27,6 +27,7 @@ from regard.core import (
     Site,
     attention_cost,
     only_kept,
+    operator_function,
     softmax_rows,
 )
 from regard.mixers.shared.checks import check_heads, check_odd_kernel, check_qkv_and_padding, check_site
@@ -41,6 +42,7 @@ __all__ = ["Nystrom", "nystrom", "nystrom_reference"]
 STARTS = ("matrix", "batch")
 
 
+@operator_function
 def nystrom_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -68,6 +70,7 @@ def nystrom_reference(
     return first @ (middle @ last) @ only_kept(v, keep)
 
 
+@operator_function
 def nystrom(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

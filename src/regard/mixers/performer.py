@@ -15,7 +15,19 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Contract, Cost, Inputs, Mask, Operator, ShapeError, Site, only_kept
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Cost,
+    Inputs,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    only_kept,
+    operator_function,
+)
 from regard.mixers.shared.checks import check_qkv_and_padding
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.kernel_features import bfloat16_like, kernel_weights, safe_divide
@@ -26,6 +38,7 @@ from .linear import Linear
 __all__ = ["Performer", "performer", "performer_reference"]
 
 
+@operator_function
 def performer_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -42,6 +55,7 @@ def performer_reference(
     return kernel_weights(fq, fk, 0.0) @ only_kept(v, keep)
 
 
+@operator_function
 def performer(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

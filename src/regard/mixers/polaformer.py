@@ -27,6 +27,7 @@ from regard.core import (
     Site,
     UnsupportedError,
     only_kept,
+    operator_function,
 )
 from regard.mixers.shared.checks import check_odd_kernel, check_qkv_and_padding
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
@@ -46,6 +47,7 @@ from .linear import Linear
 __all__ = ["PolaFormer", "polaformer", "polaformer_reference"]
 
 
+@operator_function
 def polaformer_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -67,6 +69,7 @@ def polaformer_reference(
     return torch.cat([same @ v[..., :half], opposite @ v[..., half:]], -1)
 
 
+@operator_function
 def polaformer(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

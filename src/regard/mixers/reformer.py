@@ -15,7 +15,19 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Card, ConfigError, Cost, Inputs, Mask, Operator, ShapeError, Site, hide, softmax_rows
+from regard.core import (
+    Card,
+    ConfigError,
+    Cost,
+    Inputs,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    hide,
+    operator_function,
+    softmax_rows,
+)
 from regard.mixers.shared.checks import check_heads, padding_only
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import upcast, without_autocast
@@ -32,6 +44,7 @@ class LSHPlan(NamedTuple):
     buckets: Int[Tensor, "B H R N"]
 
 
+@operator_function
 def lsh_plan(qk: Float[Tensor, "B H N d"], rotations: Float[Tensor, "R d half"]) -> LSHPlan:
     """Each token's bucket in each round: the index of the largest entry of [xR, -xR].
 
@@ -61,6 +74,7 @@ def _chunks(order: Tensor, chunk: int) -> Int[Tensor, "B H R N"]:
     return torch.zeros_like(order).scatter(-1, order, position // chunk)
 
 
+@operator_function
 def reformer_reference(
     qk: Float[Tensor, "B H N d"],
     v: Float[Tensor, "B H N e"],
@@ -84,6 +98,7 @@ def reformer_reference(
     return softmax_rows(mask.added(logits.masked_fill(same, SELF) + count.log())).to(v.dtype) @ v
 
 
+@operator_function
 def reformer(
     qk: Float[Tensor, "B H N d"],
     v: Float[Tensor, "B H N e"],
@@ -108,7 +123,9 @@ def reformer(
     mask = padding_only("reformer", mask)
     keys, v = F.normalize(hide(qk, mask), dim=-1), hide(v, mask)
     order = _order(plan, mask)
-    n, number = qk.shape[-2], -(-qk.shape[-2] // chunk)
+    n = qk.shape[-2]
+    chunk = min(chunk, max(1, n))  # one chunk holds all tokens; a larger one would only be padded
+    number = -(-n // chunk)
     tokens = F.pad(order, (0, number * chunk - n), value=n).unflatten(-1, (number, chunk))  # (B, H, R, T, c); n: empty
     queries, chunk_keys, values = (_gather(x, tokens) for x in (qk, keys, v))
     key_tokens = tokens

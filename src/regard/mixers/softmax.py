@@ -9,7 +9,20 @@ from typing import ClassVar, cast
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import NO_MASK, Card, Contract, Cost, Inputs, Mask, Operator, Site, attention_cost, hide, softmax_rows
+from regard.core import (
+    NO_MASK,
+    Card,
+    Contract,
+    Cost,
+    Inputs,
+    Mask,
+    Operator,
+    Site,
+    attention_cost,
+    hide,
+    operator_function,
+    softmax_rows,
+)
 from regard.mixers.shared.checks import check_qkv
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.sdpa import sdpa
@@ -17,6 +30,7 @@ from regard.mixers.shared.sdpa import sdpa
 __all__ = ["Softmax", "softmax", "softmax_reference"]
 
 
+@operator_function
 def softmax_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -31,6 +45,7 @@ def softmax_reference(
     return softmax_rows((mask or NO_MASK).added(q @ k.mT * scale)).to(v.dtype) @ v
 
 
+@operator_function
 def softmax(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

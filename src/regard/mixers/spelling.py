@@ -2,16 +2,24 @@
 
 import ast
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from regard.core import ConfigError, Extra, MixerConfig, nearest
+from regard.core.validation import shown
 from regard.projections import PROJECTIONS
 
 from . import MIXERS
 
 YOUR_OWN = "; for your own, name its module with --import (in Python: extra=[...])"
 """What an error about an unknown name adds."""
+LONGEST = 100_000
+"""The most characters of a spelling."""
+DEEPEST = 100
+"""The most levels of a spelling: MiTA(projection=FSNE(code=8)) has five."""
+_NEVER = re.compile("[\0\ud800-\udfff]")
+"""Null, and halves of a character, which no file can hold."""
 
 
 def spell(value: Any) -> str:
@@ -39,25 +47,79 @@ def parse(text: str, extra: Extra = (), revisions: Mapping[str, int] | None = No
 
     extra: the user's own; its dataclasses, such as a mechanism or a task, may be named. revisions: the revision of each
     class when an older version wrote the text (`MixerConfig.older_revisions`); classes that are not listed are today's.
-    Raises: ConfigError for an unknown name or field (with the nearest ones), a wrong value, or anything but literals.
+    Raises: ConfigError for an unknown name or field (with the nearest ones), a wrong value, a field given twice, or
+    anything but literals, with its place in the text.
     """
     extra_classes: list[type] = [item for item in extra if isinstance(item, type) and dataclasses.is_dataclass(item)]
     classes: dict[str, type] = {cls.__name__: cls for cls in (*MIXERS, *PROJECTIONS, *extra_classes)}
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        quoted = ', and digits such as "0110" stand in quotes' if "leading zeros" in str(error) else ""
-        raise ConfigError(f"cannot read {text!r}: expected a spelling such as MiTA(m=25, k=25){quoted}") from error
+    tree = read_expression(text, "a spelling such as MiTA(m=25, k=25)")
     _add_fields(tree, classes, revisions or {})
     return _value(ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree, classes, text)
 
 
 def parse_mixer(text: str, extra: Extra = (), revisions: Mapping[str, int] | None = None) -> MixerConfig | None:
     """`parse`, where the result must be a mechanism; "None" is no mixer at all. Raises: ConfigError."""
-    value = parse(text, extra, revisions) if text.strip() != "None" else None
+    value = None if isinstance(text, str) and text.strip() == "None" else parse(text, extra, revisions)
     if value is not None and not isinstance(value, MixerConfig):
-        raise ConfigError(f"{text!r} is not a mechanism; known: {', '.join(cls.__name__ for cls in MIXERS)}")
+        raise ConfigError(f"{shown(text)} is not a mechanism; known: {', '.join(cls.__name__ for cls in MIXERS)}")
+    if value is None and text.strip() != "None":
+        raise ConfigError(f"{shown(text)} is not a mechanism; no mixer at all is None")
     return value
+
+
+def read_expression(text: str, expected: str, named: str = "") -> ast.expr:
+    """The syntax tree of one expression; nothing is evaluated. expected: what it is, for the message.
+
+    named: the text that messages show, where another of the same length is read.
+    Raises: ConfigError, with the place in the text, if it is no string or no expression, nests too deeply, or gives a
+    keyword twice.
+    """
+    if not isinstance(text, str):
+        raise ConfigError(f"cannot read {shown(text)}: expected {expected}, as a string")
+    text, named = text.strip(), shown(named or text)
+    if len(text) > LONGEST:
+        raise ConfigError(f"cannot read {named}: a spelling has at most {LONGEST} characters")
+    if bad := _NEVER.search(text):
+        raise ConfigError(f"cannot read {named}: character {bad.start() + 1} is {bad.group()!r}; expected {expected}")
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        quoted = ', and digits such as "0110" stand in quotes' if "leading zeros" in str(error) else ""
+        problem = " (given twice)" if "repeated" in str(error) else ""
+        place = f" at character {error.offset}" if error.offset and error.lineno in (None, 1) else ""
+        raise ConfigError(f"cannot read {named}{place}{problem}: expected {expected}{quoted}") from error
+    except (RecursionError, MemoryError) as error:
+        raise ConfigError(f"cannot read {named}: it nests more than {DEEPEST} levels deep") from error
+    except (ValueError, OverflowError) as error:  # a number of thousands of digits
+        raise ConfigError(f"cannot read {named}: {error}; expected {expected}") from error
+    nodes: list[tuple[ast.AST, int]] = [(tree, 1)]
+    while nodes:  # not by recursion, which Python limits
+        node, depth = nodes.pop()
+        if depth > DEEPEST:
+            raise ConfigError(f"cannot read {named}: it nests more than {DEEPEST} levels deep")
+        nodes += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
+        if isinstance(node, ast.Call):
+            _refuse_twice(node, text, named)
+    return tree
+
+
+def place_of(node: ast.AST, text: str, named: str = "") -> str:
+    """ "'dim=4' at character 6 of 'vit(dim=4)'": a part of a text that `read_expression` has read, for messages."""
+    source, named = text.strip(), named or shown(text)
+    if getattr(node, "lineno", 0) != 1 or not hasattr(node, "col_offset"):
+        return f"a part of {named}"
+    start = len(source.encode()[: node.col_offset].decode(errors="ignore"))
+    return f"{shown(ast.get_source_segment(source, node))[1:-1]} at character {start + 1} of {named}"
+
+
+def _refuse_twice(call: ast.Call, text: str, named: str) -> None:
+    """Raises ConfigError if a keyword stands twice in a call, or values stand in **."""
+    names = set()
+    for keyword in call.keywords:
+        if keyword.arg is None or keyword.arg in names:
+            problem = "** is not allowed" if keyword.arg is None else f"{shown(keyword.arg)} is given twice"
+            raise ConfigError(f"cannot read {place_of(keyword, text, named)}: {problem}")
+        names.add(keyword.arg)
 
 
 def parts(config: object) -> Iterator[object]:
@@ -87,41 +149,50 @@ def _add_fields(tree: ast.AST, classes: Mapping[str, type], revisions: Mapping[s
 
 
 def _value(node: ast.AST, classes: dict[str, type], text: str) -> Any:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+    if isinstance(node, ast.Call):
+        if not isinstance(node.func, ast.Name):
+            raise ConfigError(f"cannot read {place_of(node.func, text)}: it is no name of a mechanism or a projection")
         return _build(node.func.id, node, classes, text)
     if isinstance(node, ast.Name) and node.id in classes:
         return _build(node.id, ast.Call(node, [], []), classes, text)
     if isinstance(node, ast.Tuple | ast.List):
         return tuple(_value(item, classes, text) for item in node.elts)
-    if isinstance(node, ast.Dict):
-        keys = [_value(key, classes, text) for key in node.keys if key is not None]
-        return dict(zip(keys, (_value(item, classes, text) for item in node.values), strict=True))
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        try:
+            return {
+                _value(k, classes, text): _value(v, classes, text)
+                for k, v in zip(node.keys, node.values, strict=True)
+                if k is not None
+            }
+        except TypeError as error:
+            raise ConfigError(f"cannot read {place_of(node, text)}: {error}") from error
     try:
         return ast.literal_eval(node)  # type: ignore[arg-type]
     except (ValueError, TypeError) as error:
         if isinstance(node, ast.Name):
-            raise ConfigError(f"unknown name {node.id!r} in {text!r}; {nearest(node.id, classes)}{YOUR_OWN}") from error
-        raise ConfigError(
-            f"cannot read {ast.unparse(node)!r} in {text!r}: only names and literals are allowed"
-        ) from error
+            unknown = f"unknown name {shown(node.id)} in {shown(text)}"
+            raise ConfigError(f"{unknown}; {nearest(node.id[:100], classes)}{YOUR_OWN}") from error
+        raise ConfigError(f"cannot read {place_of(node, text)}: only names and literals are allowed") from error
 
 
 def _build(name: str, node: ast.Call, classes: dict[str, type], text: str) -> Any:
     if name not in classes:
-        raise ConfigError(f"unknown name {name!r} in {text!r}; {nearest(name, classes)}{YOUR_OWN}")
+        hint = f"{nearest(name[:100], classes)}{YOUR_OWN}"
+        raise ConfigError(f"unknown name {shown(name)} in {shown(text)}; {hint}")
     cls = classes[name]
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for keyword in node.keywords:
         if keyword.arg not in fields:
-            raise ConfigError(f"{name} has no {keyword.arg!r}; it has {', '.join(fields)}")
+            raise ConfigError(f"{name} has no {shown(keyword.arg)}; it has {', '.join(fields)}")
     values = {str(keyword.arg): _value(keyword.value, classes, text) for keyword in node.keywords}
+    positional = [_value(item, classes, text) for item in node.args]
     try:
-        return cls(*(_value(item, classes, text) for item in node.args), **values)
+        return cls(*positional, **values)
     except TypeError as error:
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
         expected = ", ".join(f"{label}: {_name_of(kinds[label])}" for label in values)
         raise ConfigError(
-            f"cannot build {ast.unparse(node)}: {error}" + (f"; expected {expected}" if expected else "")
+            f"cannot build {shown(ast.unparse(node))}: {error}" + (f"; expected {expected}" if expected else "")
         ) from error
 
 

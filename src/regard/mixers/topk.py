@@ -27,6 +27,7 @@ from regard.core import (
     Site,
     hide,
     linear_cost,
+    operator_function,
     softmax_rows,
 )
 from regard.mixers.mita.routing import check_chosen
@@ -45,6 +46,7 @@ class TopKPlan(NamedTuple):
     keys: Int[Tensor, "B H1 N top"]
 
 
+@operator_function
 def topk_plan(scores: Float[Tensor, "B H1 N M"], top: int) -> TopKPlan:
     """The `top` keys with the highest scores: always exactly `top`; ties are broken arbitrarily.
 
@@ -54,6 +56,7 @@ def topk_plan(scores: Float[Tensor, "B H1 N M"], top: int) -> TopKPlan:
     return TopKPlan(scores.detach().topk(top, sorted=False).indices)
 
 
+@operator_function
 def topk_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -78,6 +81,7 @@ def topk_reference(
     return softmax_rows(logits.masked_fill(~chosen, -torch.inf)).to(v.dtype) @ v
 
 
+@operator_function
 def topk(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

@@ -29,6 +29,7 @@ from regard.core import (
     heads,
     linear_cost,
     merge,
+    operator_function,
 )
 from regard.mixers.convolutions.sampling import own_kernels
 from regard.mixers.shared.checks import check_heads
@@ -40,6 +41,7 @@ __all__ = ["ViT3", "ttt", "ttt_conv", "ttt_conv_reference", "ttt_reference"]
 SCALE = 9**-0.5  # of the inner loss, the same for every width
 
 
+@operator_function
 def ttt_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -68,6 +70,7 @@ def _inner(x: Tensor, w1: Tensor, w2: Tensor | None = None) -> Tensor:
     return x @ w1 if w2 is None else x @ w1 * F.silu(x @ w2)
 
 
+@operator_function
 def ttt(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -110,6 +113,7 @@ def _step(weight: Tensor, gradient: Tensor, lr: float, clip: bool) -> Tensor:
     return weight - lr * gradient
 
 
+@operator_function
 def ttt_conv_reference(
     q: Float[Tensor, "B d h w"],
     k: Float[Tensor, "B d h w"],
@@ -139,6 +143,7 @@ def ttt_conv_reference(
     return inner(q, start - lr * step)
 
 
+@operator_function
 def ttt_conv(
     q: Float[Tensor, "B d h w"],
     k: Float[Tensor, "B d h w"],

@@ -14,7 +14,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, Grid, Inputs, Mask, Operator, ShapeError, Site, hide, softmax_rows
+from regard.core import (
+    Card,
+    ConfigError,
+    Cost,
+    Grid,
+    Inputs,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    hide,
+    operator_function,
+    softmax_rows,
+)
 from regard.mixers.shared.checks import check_qkv_on_grid, padding_only
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.sdpa import sdpa
@@ -23,6 +36,7 @@ from regard.mixers.shared.tiles import Side, Tiles, fixed_size_tiles, join_globa
 __all__ = ["Window", "window", "window_reference"]
 
 
+@operator_function
 def window_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],
@@ -59,6 +73,7 @@ def window_reference(
     return softmax_rows(mask.added(logits)).to(v.dtype) @ v
 
 
+@operator_function
 def window(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],

@@ -12,13 +12,26 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, Contract, Cost, Grid, Inputs, Mask, Operator, ShapeError, Site, UnsupportedError
+from regard.core import (
+    Card,
+    Contract,
+    Cost,
+    Grid,
+    Inputs,
+    Mask,
+    Operator,
+    ShapeError,
+    Site,
+    UnsupportedError,
+    operator_function,
+)
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.heads import HeadMixerConfig
 
 __all__ = ["XCA", "xca", "xca_reference"]
 
 
+@operator_function
 def xca_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],
@@ -30,6 +43,7 @@ def xca_reference(
     return ((q @ k.mT * temperature).softmax(-1) @ v.mT).mT
 
 
+@operator_function
 def xca(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H N d"],

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -9,10 +10,15 @@ from typing import Any
 from torch import nn
 
 from regard.core import ConfigError, Extra, MixerConfig, RegardError, StoreError, nearest
-from regard.mixers.spelling import YOUR_OWN, spell
+from regard.core.validation import plain_number, shown
+from regard.mixers.spelling import YOUR_OWN, place_of, read_expression, spell
 from regard.swapping.swap import plan_swap
 
 from .catalog import list_models, make_regard_model, own_models, user_ports
+from .size_guard import SizeGuard
+
+_DEPTHS = ("depth", "depths", "num_layers", "layers")
+_PLAIN = "name(option=value, ...) with plain values"
 
 
 def create_model(name: str, mixer: MixerConfig | None, *, extra: Extra = (), **timm_options: Any) -> nn.Module:
@@ -24,7 +30,7 @@ def create_model(name: str, mixer: MixerConfig | None, *, extra: Extra = (), **t
     Raises: ConfigError for an unknown name or option, StoreError for weights that cannot be loaded.
     """
     plain, options = parse_host(name)
-    options |= timm_options
+    options |= {key: plain_number(value) for key, value in timm_options.items()}
     model = _create(plain, options, extra)
     model.regard_host = (plain, options)  # type: ignore[assignment]
     model.regard_extra = tuple(extra)  # type: ignore[assignment]  # `save` builds the model again
@@ -49,30 +55,39 @@ def build_sized(
 
 
 def parse_host(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of a spelled host; nothing is evaluated. Raises: ConfigError if it cannot be read."""
+    """Name and options of a spelled host; nothing is evaluated.
+
+    Raises: ConfigError, with the place in the text, if it cannot be read, or an option is given twice.
+    """
+    if not isinstance(text, str):
+        raise ConfigError(f"a host is a name or {_PLAIN}, not {shown(text)}")
     if "(" not in text:
         return text.strip(), {}
     name, _, rest = text.strip().partition("(")
-    try:
-        call = ast.parse(f"host({rest}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
-            raise ValueError
-        return name.strip(), {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(
-            f"cannot read the host {text!r}: expected name(option=value, ...) with plain values"
-        ) from error
+    spelled = f"{'_' * max(1, len(name))}({rest}"  # a name may have a colon, a slash or a dot
+    call = read_expression(spelled, _PLAIN, text.strip())
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise ConfigError(f"cannot read the host {shown(text)}: expected {_PLAIN}")
+    options = {}
+    for keyword in call.keywords:
+        try:
+            options[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, RecursionError) as error:
+            place = place_of(keyword, spelled, shown(text.strip()))
+            raise ConfigError(f"cannot read the host: {place} has no plain value; expected {_PLAIN}") from error
+    return name.strip(), options
 
 
 def spell_host(name: str, options: Mapping[str, Any]) -> str:
     """The inverse of `parse_host`. Raises: ConfigError if an option has no spelling, such as a class."""
     parts = []
     for key, value in options.items():
-        text = spell(value)
+        text = spell(plain_number(value))
         try:
+            read_expression(text, "a plain value")
             ast.literal_eval(text)
-        except (ValueError, SyntaxError) as error:
-            raise ConfigError(f"option {key}={value!r} of {name} cannot be spelled; use plain values") from error
+        except (ValueError, TypeError, SyntaxError) as error:  # ConfigError is a ValueError
+            raise ConfigError(f"option {key}={shown(value)} of {name} cannot be spelled; use plain values") from error
         parts.append(f"{key}={text}")
     return f"{name}({', '.join(parts)})" if parts else name
 
@@ -83,8 +98,8 @@ def check_host(name: str, extra: Extra = ()) -> None:
 
     exists = ":" in name or name.removeprefix("regard_") in own_models(extra) or timm.is_model(name.partition(".")[0])
     if not exists:
-        hint = f"{nearest(name, list_models())}, or run `regard list hosts`"
-        raise ConfigError(f"there is no host {name!r}; {hint}{YOUR_OWN}")
+        hint = f"{nearest(name[:100], list_models())}, or run `regard list hosts`"
+        raise ConfigError(f"there is no host {shown(name)}; {hint}{YOUR_OWN}")
 
 
 def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
@@ -98,7 +113,9 @@ def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
     else:
         make = partial(timm.create_model, name)
     try:
-        return make(**options)
+        _check_options(plain, options)
+        with SizeGuard(plain):
+            return make(**options)
     except RegardError:
         raise
     except OSError as error:
@@ -107,10 +124,44 @@ def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
             f"cannot load the weights of {name}: {reason}. Load them once with a network, or leave pretrained out"
         ) from error
     except (TypeError, AttributeError, ValueError, ArithmeticError, LookupError, AssertionError, RuntimeError) as error:
-        passed_options = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        passed_options = ", ".join(f"{key}={shown(value)}" for key, value in options.items())
         accepted = list(inspect.signature(models[plain]).parameters) if plain in models else []
         wrong = [key for key in options if accepted and key not in accepted]
         hint = "".join(f"; it has no {key!r}: {nearest(key, accepted)}" for key in wrong)
         raise ConfigError(
-            f"{name} cannot be built with {passed_options or 'its defaults'}: {error or type(error).__name__}{hint}"
+            f"{shown(name, 200)[1:-1]} cannot be built with {passed_options or 'its defaults'}: "
+            f"{str(error).strip().partition(chr(10))[0] or type(error).__name__}{hint}"
         ) from error
+
+
+# option -> its least value, whether a fraction is allowed, its largest value
+_RANGES: dict[str, tuple[float, bool, float]] = {
+    **dict.fromkeys(("size", "img_size", "patch", "patch_size", "dim", "embed_dim"), (1, False, math.inf)),
+    **dict.fromkeys(("heads", "num_heads", "in_chans"), (1, False, math.inf)),
+    **dict.fromkeys(_DEPTHS, (1, False, 1000)),
+    "num_classes": (0, False, math.inf),
+    "mlp_ratio": (1e-9, True, 1e9),
+    **dict.fromkeys(("drop_path_rate", "drop_rate", "proj_drop_rate", "attn_drop_rate"), (0, True, 0.999)),
+}
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a value of a common option that no host can have, such as heads=-2.
+
+    None, letters such as size="s" and other values are left to the host.
+    """
+    for key in _RANGES.keys() & options.keys():
+        least, fraction, most = _RANGES[key]
+        value = options[key]
+        several = isinstance(value, tuple | list)  # a stage may have no blocks
+        if several and key in _DEPTHS:
+            least = 0
+        for number in value if several else (value,):
+            if isinstance(number, bool) or (isinstance(number, float) and not fraction) or number is None:
+                valid = number is None
+            else:
+                valid = not isinstance(number, int | float) or least <= number <= most
+            if not valid:
+                kind = "a number" if fraction else "a whole number"
+                bounds = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
+                raise ConfigError(f"{name} cannot be built with {key}={shown(value)}: {kind} {bounds} is expected")

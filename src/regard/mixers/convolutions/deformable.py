@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError, check_accounting
+from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError, check_accounting, operator_function
 from regard.mixers.shared.native_build import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 
@@ -51,6 +51,7 @@ class Frame(NamedTuple):
     groups: int
 
 
+@operator_function
 def deformable_conv_reference(
     x: Float[Tensor, "B C h w"],
     weight: Float[Tensor, "O c kh kw"],
@@ -75,6 +76,7 @@ def deformable_conv_reference(
     return grouped(weight, samples.flatten(1, 2), bias)
 
 
+@operator_function
 def deformable_conv(
     x: Float[Tensor, "B C h w"],
     weight: Float[Tensor, "O c kh kw"],

@@ -19,7 +19,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core import Card, ConfigError, Contract, Cost, Grid, Mask, ShapeError, Site, check_accounting, linear_cost
+from regard.core import (
+    Card,
+    ConfigError,
+    Contract,
+    Cost,
+    Grid,
+    Mask,
+    ShapeError,
+    Site,
+    check_accounting,
+    linear_cost,
+    operator_function,
+)
 from regard.mixers.shared.native_build import in_function_transform
 
 from .sampling import TapsConfig, TapsMixer, check_groups, margins, shifted, views
@@ -29,6 +41,7 @@ __all__ = ["DynamicConv", "dynamic_conv", "dynamic_conv_reference"]
 CHUNK = 2**22  # kernel entries that are predicted at a time
 
 
+@operator_function
 def dynamic_conv_reference(
     x: Float[Tensor, "B C h w"],
     kernels: Float[Tensor, "B g K h w"],
@@ -43,6 +56,7 @@ def dynamic_conv_reference(
     return torch.einsum("bgckhw,bgkhw->bgchw", unfolded, kernels).flatten(1, 2)
 
 
+@operator_function
 def dynamic_conv(
     x: Float[Tensor, "B C h w"],
     kernels: Float[Tensor, "B g K h w"],

@@ -34,6 +34,7 @@ from regard.core import (
     Site,
     UnsupportedError,
     hide,
+    operator_function,
     softmax_rows,
 )
 from regard.mixers.shared.heads import HeadMixerConfig
@@ -57,6 +58,7 @@ from .inputs import (
 __all__ = ["Factors", "factor_logits", "factors", "factors_reference"]
 
 
+@operator_function
 def factor_logits(
     q: Float[Tensor, "B H N d"] | None,
     k: Float[Tensor, "B H M d"] | None,
@@ -91,6 +93,7 @@ def factor_logits(
     return logits
 
 
+@operator_function
 def factors_reference(
     q: Float[Tensor, "B H N d"] | None,
     k: Float[Tensor, "B H M d"] | None,
@@ -128,6 +131,7 @@ def factors_reference(
     return softmax_rows((mask or NO_MASK).added(logits)).to(v.dtype) @ v
 
 
+@operator_function
 def factors(
     q: Float[Tensor, "B H N d"] | None,
     k: Float[Tensor, "B H M d"] | None,

@@ -26,6 +26,7 @@ from regard.core import (
     ShapeError,
     Site,
     hide,
+    operator_function,
     softmax_rows,
 )
 from regard.mixers.shared.checks import check_heads, check_qkv
@@ -46,6 +47,7 @@ EXECUTIONS = ("auto", *LEAN, *FORMS)
 DUPLICATES = ("multiset", "union")
 
 
+@operator_function
 def mita_reference(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
@@ -84,6 +86,7 @@ def mita_reference(
     return softmax_rows(torch.cat([route * landmark_scale, to_keys], -1)) @ torch.cat([values, v], -2)
 
 
+@operator_function
 def mita(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.core import Mask, ShapeError, UnsupportedError, hide
+from regard.core import Mask, ShapeError, UnsupportedError, hide, operator_function
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.native_build import eager_on_cpu
 from regard.mixers.shared.precision import upcast, without_autocast
@@ -26,6 +26,7 @@ class MitaPlan(NamedTuple):
     experts: Int[Tensor, "B H N s"]
 
 
+@operator_function
 def mita_plan(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],

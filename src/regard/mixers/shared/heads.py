@@ -25,6 +25,7 @@ from regard.core import (
     linear_cost,
     merge,
 )
+from regard.core.tensors import check_place, check_tensor
 from regard.projections.linear import LinearQKV
 
 from .checks import check_odd_kernel
@@ -192,6 +193,8 @@ class CrossMixer(HeadLayer):
         memory_grid: Grid,
     ) -> Float[Tensor, "B N C"]:
         self.check(x, grid, mask, memory_grid)
+        check_tensor("the memory", memory, f"(batch, tokens, {self.site.dim})")
+        check_place("the memory", memory, "x", x)
         if memory.ndim != 3 or (memory.shape[0], memory.shape[-1]) != (x.shape[0], self.site.dim):
             expected = f"({x.shape[0]}, tokens, {self.site.dim})"
             raise ShapeError(f"the memory has shape {tuple(memory.shape)}; expected {expected}")
@@ -217,9 +220,15 @@ def apply_rotary(x: Float[Tensor, "B H N d"], rope: Float[Tensor, "... n d2"], g
     rope: a row for each patch token (prefix and suffix tokens are not rotated), or a row for every token.
     Raises: ShapeError for another number of rows.
     """
+    check_tensor("rope", rope, "(tokens, 2 * width)")
+    check_place("rope", rope, "x", x)
     if rope.shape[-2] not in (grid.cells, grid.tokens):
         raise ShapeError(
             f"the rotary tensor has {rope.shape[-2]} rows, the grid {grid.cells} cells and {grid.tokens} tokens"
+        )
+    if rope.shape[-1] != 2 * x.shape[-1]:
+        raise ShapeError(
+            f"the rotary tensor has {rope.shape[-1]} columns; expected sines and cosines of {x.shape[-1]} each"
         )
     sin, cos = rope.to(x.dtype).chunk(2, -1)
     all_tokens = rope.shape[-2] == grid.tokens

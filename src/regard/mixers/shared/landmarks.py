@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Cost, Grid, GridError, Site, only_kept
+from regard.core import ConfigError, Cost, Grid, GridError, Site, only_kept, operator_function
 
 Windows = int | tuple[int, int]
 
@@ -62,6 +62,7 @@ def pool_matrix(
     return F.pad(torch.kron(vertical, horizontal), (start, grid.tokens - grid.cells - start))
 
 
+@operator_function
 def pool_landmarks(
     x: Float[Tensor, "B H N d"],
     grid: Grid,

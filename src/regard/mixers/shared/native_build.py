@@ -65,14 +65,17 @@ def load_library(source: Path) -> ctypes.CDLL:
     Raises: UnsupportedError without a compiler, or with the compiler's message.
     """
     compiler = _compiler()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    version = _run([compiler, "--version"], seconds=60).stdout
     parts = (source.read_text(), compiler, version, *_flags(), platform.machine(), processor_name("flags", "Features"))
     key = hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
     library = folder / f"{source.parent.name}-{source.stem}-{key}.so"
     if not library.exists():
         _compile(compiler, source, library)
-    return ctypes.CDLL(str(library))
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise UnsupportedError(f"{library} cannot be loaded ({error}); delete it, and check {compiler}") from error
 
 
 def native_function(source: Path, name: str, dtype: torch.dtype) -> Any:
@@ -100,14 +103,25 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             output = Path(folder) / library.name
-            process = subprocess.run(
-                [compiler, *_flags(), str(source), "-o", str(output)], capture_output=True, text=True, check=False
-            )
+            process = _run([compiler, *_flags(), str(source), "-o", str(output)], seconds=600)
             if process.returncode:
                 raise UnsupportedError(f"{compiler} could not compile {source.name}: {process.stderr[-800:]}; {REMEDY}")
+            if not output.is_file():
+                raise UnsupportedError(f"{compiler} wrote no library, so it is no C++ compiler; {REMEDY}")
             output.replace(library)
     except OSError as error:
         raise UnsupportedError(f"no compiled kernels in {library.parent}: {error}; {REMEDY}") from error
+
+
+def _run(command: list[str], seconds: int) -> subprocess.CompletedProcess[str]:
+    """The finished process of a compiler, without input. Raises: UnsupportedError if it cannot run or does not end."""
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            timeout=seconds,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnsupportedError(f"the compiler {command[0]} cannot run ({error}); {REMEDY}") from error
 
 
 def processor_name(*names: str) -> str:

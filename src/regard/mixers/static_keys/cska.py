@@ -36,6 +36,7 @@ from regard.core import (
     Site,
     hide,
     nearest,
+    operator_function,
 )
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.tiles import join_tokens, split_tokens
@@ -53,6 +54,7 @@ WARN_MACS = 2e9
 """Above so many MACs of the key a layer warns."""
 
 
+@operator_function
 def cska_reference(
     q: Float[Tensor, "B H N d"],
     weight: Float[Tensor, "HM d k k2"],
@@ -79,6 +81,7 @@ def cska_reference(
     return weigh((mask or NO_MASK).added(logits * scale), activation) @ v
 
 
+@operator_function
 def cska(
     q: Float[Tensor, "B H N d"],
     weight: Float[Tensor, "HM d k k2"],

@@ -27,6 +27,7 @@ from regard.core import (
     attention_cost,
     hide,
     nearest,
+    operator_function,
 )
 from regard.mixers.shared.checks import check_heads
 from regard.mixers.shared.sdpa import sdpa
@@ -38,6 +39,7 @@ from .keys import ACTIVATIONS, StaticConfig, StaticOperator, weigh
 __all__ = ["SKA", "ska", "ska_reference"]
 
 
+@operator_function
 def ska_reference(
     q: Float[Tensor, "B H N d"],
     keys: Float[Tensor, "H M d"],
@@ -53,6 +55,7 @@ def ska_reference(
     return weigh((mask or NO_MASK).added(logits), activation) @ v
 
 
+@operator_function
 def ska(
     q: Float[Tensor, "B H N d"],
     keys: Float[Tensor, "H M d"],

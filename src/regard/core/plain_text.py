@@ -1,0 +1,20 @@
+"""Names and labels in pictures, drawn as they are written."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .errors import require
+
+
+@contextmanager
+def plain_text() -> Iterator[None]:
+    """matplotlib draws every text of the block as it is written, and reads no formula between two dollar signs.
+
+    Also a decorator: of every function that draws.
+    """
+    require("matplotlib")
+
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):
+        yield
