@@ -77,6 +77,6 @@ def voc_folder(path: Path) -> Path:
         size = f"<size><width>{SIZE[1]}</width><height>{SIZE[0]}</height><depth>3</depth></size>"
         stem = Path(entry["file_name"]).stem
         (path / "Annotations" / f"{stem}.xml").write_text(f"<annotation>\n{size}\n{objects}</annotation>\n")
-    for split, numbers in (("train", (1, 2, 3)), ("val", (4,))):
+    for split, numbers in (("train", (1, 2, 4)), ("val", (3,))):
         (path / "ImageSets" / "Main" / f"{split}.txt").write_text("".join(f"{number}\n" for number in numbers))
     return path

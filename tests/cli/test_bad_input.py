@@ -19,6 +19,7 @@ from PIL import Image
 from regard.cli.app import run
 from regard.store.files import write_json
 from regard.store.results import Results
+from regard.train import checkpoint
 from regard.train.load import load
 from regard.train.run import read_run
 
@@ -360,28 +361,32 @@ def test_a_checkpoint_that_is_damaged_or_foreign(capsys, results: Path, finished
     elif content == "foreign":
         torch.save({"weights": torch.zeros(3)}, last)
     elif content == "other network":
-        torch.save({**torch.load(last), "model": {"weight": torch.zeros(3)}}, last)
+        state = checkpoint.load(last.parent) or {}
+        checkpoint.save(last.parent, {**state, "model": {"weight": torch.zeros(3)}, "ema": None})
     else:
         last.unlink()
-    messages = "does not fit this run" if content == "other network" else "has no checkpoint"
-    refused(capsys, ["eval", finished, "--results", str(results)], messages, finished, code=1)
+    messages = {"other network": "does not fit this run", "missing": "has no checkpoint"}
+    message = messages.get(content, "no checkpoint can be read")
+    refused(capsys, ["eval", finished, "--results", str(results)], message, finished, code=1)
 
 
 def test_results_of_another_version(capsys, results: Path, finished: str) -> None:
     for name in ("outcome.json", "run.json"):
         path = results / finished / name
         before = path.read_text()
-        write_json(path, {**json.loads(before), "version": 2})
+        write_json(
+            path, {**{name: value for name, value in json.loads(before).items() if name != "checksum"}, "version": 3}
+        )
         arguments = train(results) if name == "outcome.json" else ["eval", finished, "--results", str(results)]
-        refused(capsys, arguments, f"{name} has version 2, this Regard reads 1", "--results", code=1)
+        refused(capsys, arguments, f"{name} has version 3, this Regard reads 1 and 2", "--results", code=1)
         path.write_text(before)
     assert run(train(results)) == 0
 
 
 def test_a_snapshot_of_another_version(capsys, results: Path) -> None:
     fields = {"rows": [], "runs": [], "metric": "top1", "baseline": "a", "study": "pilot", "scale": "desk"}
-    write_json(results / "studies" / "pilot-desk.json", {**fields, "version": 2})
-    refused(capsys, ["study", "export", "pilot", "--results", str(results)], "has version 2", code=1)
+    write_json(results / "studies" / "pilot-desk.json", {**fields, "version": 3})
+    refused(capsys, ["study", "export", "pilot", "--results", str(results)], "has version 3", code=1)
 
 
 @pytest.mark.parametrize("content", ['{"a": 1', "[]", '{"version": 1}'], ids=["cut", "list", "no spelling"])

@@ -59,9 +59,9 @@ def test_wrong_use_is_exit_2(arguments: tuple[str, ...], message: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_import_of_nothing_is_exit_1(tmp_path: Path) -> None:
+def test_import_of_nothing_is_exit_2(tmp_path: Path) -> None:
     done = regard("import", str(tmp_path / "nothing"), "--results", str(tmp_path))
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
 def test_the_scales_of_a_kept_analysis_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

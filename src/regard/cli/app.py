@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the work failed (finished parts are kept); 2 wrong use; 13
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 
 import typer
@@ -13,23 +14,27 @@ import typer
 from regard.core import RegardError
 from regard.core.allocator import ALLOCATOR
 
+from . import bugs
 from .advise import advise
 from .bench import bench
 from .card import card
 from .check import check
 from .cost import cost
+from .data import data_app
+from .exit_codes import INTERRUPTED, MESSAGE
 from .export import export
 from .finetune import finetune
 from .list import list_names
 from .maps import maps
 from .predict import predict
 from .report import report
+from .results import results_app
 from .study import study_app
 from .swap_check import swap_check
 from .taxonomy import taxonomy
 from .train import evaluate, train
 
-INTERRUPTED = 130
+TRACEBACK = "--traceback"
 
 app = typer.Typer(
     name="regard",
@@ -53,6 +58,7 @@ def _version(requested: bool) -> bool:
 @app.callback()
 def _options(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    show: bool = typer.Option(False, "--traceback", help="Show the traceback of an error; anywhere in a command."),
 ) -> None:
     pass
 
@@ -72,24 +78,37 @@ app.command("predict")(predict)
 app.command("export")(export)
 app.command("maps")(maps)
 app.add_typer(study_app, name="study")
+app.add_typer(results_app, name="results")
+app.add_typer(data_app, name="data")
 app.command("report")(report)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; messages about errors go to standard error."""
+    """Run one command line and return its exit code; messages about errors go to standard error.
+
+    An exception that is not a `RegardError` is a bug and is raised; `main` reports it.
+    """
+    shown = TRACEBACK in arguments
+    arguments = [argument for argument in arguments if argument != TRACEBACK]
     try:
-        code = app(list(arguments), standalone_mode=False, prog_name="regard")
+        code = app(arguments, standalone_mode=False, prog_name="regard")
+        sys.stdout.flush()
         if code == INTERRUPTED:  # newer versions of the parser turn Ctrl-C into an exit code
             raise KeyboardInterrupt
     except (KeyboardInterrupt, typer.Abort):
-        print("regard: interrupted; finished work is kept", file=sys.stderr)
+        print(MESSAGE, file=sys.stderr)
         return INTERRUPTED
     except RegardError as error:
+        if shown:
+            traceback.print_exception(error)
         print(f"regard: {_with_options(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, (ValueError, NotImplementedError, ImportError)) else 1
     except BrokenPipeError:  # `regard list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except MemoryError as error:
+        print(f"regard: this machine has too little memory ({error}); choose smaller sizes or batches", file=sys.stderr)
+        return 1
     except Exception as error:
         # an error of the parser: an unknown verb or option, a missing argument
         show = getattr(error, "show", None)
@@ -105,12 +124,19 @@ def _with_options(message: str) -> str:
     return re.sub(r"""\b(init|corrupt)=(["'])(zero|fan_in|host|skip|stop)\2""", r"--set task.\1=\3", message)
 
 
-def main() -> None:
-    """The entry point of the `regard` command."""
+def main() -> int:
+    """Run the command line of `sys.argv` and return its exit code; a bug is reported in one line."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["bench"], ["advise"]):
         _fix_allocator(arguments)
-    sys.exit(run(arguments))
+    try:
+        return run(arguments)
+    except Exception as error:
+        if bugs.is_interrupt(error):
+            print(MESSAGE, file=sys.stderr)
+            return INTERRUPTED
+        print(f"regard: {bugs.report(error, arguments, shown=TRACEBACK in arguments)}", file=sys.stderr)
+        return 1
 
 
 def _fix_allocator(arguments: list[str]) -> None:

@@ -8,12 +8,14 @@ import typer
 from regard.core import ConfigError, UnsupportedError
 
 from .imports import Imports, imported
-from .run_options import ResultsOption, find_run, recorded_data
+from .run_options import ResultsOption, checked_path, find_run, recorded_data
 
 
 def export(
     key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
-    onnx: Annotated[Path, typer.Option(help="The file to write, such as model.onnx.")],
+    onnx: Annotated[
+        Path, typer.Option(help="The file to write, such as model.onnx.", parser=checked_path, metavar="PATH")
+    ],
     best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,
     results: ResultsOption = Path("results"),
     modules: Imports = None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra
+from regard.core.paths import user_path
 
 from .imports import Imports, imported
 from .run_display import execute_run
@@ -15,6 +16,7 @@ from .run_options import (  # fmt: skip
     Compile,
     DeviceOption,
     Devices,
+    Digest,
     Download,
     Logger,
     Precision,
@@ -24,6 +26,7 @@ from .run_options import (  # fmt: skip
     Size,
     Workers,
     all_changes,
+    checked_text,
     find_task,
     make_run,
     optional_run,
@@ -43,7 +46,10 @@ def finetune(
     start: Annotated[
         str, typer.Argument(help="A folder that `save` wrote, a finished run (folder or key), or a model of timm.")
     ],
-    data: Annotated[str, typer.Option(help="A data set by name, a folder of class folders, or a parquet file.")],
+    data: Annotated[
+        str,
+        typer.Option(help="A data set by name, a folder of class folders, or a parquet file.", callback=checked_text),
+    ],
     mixer: Annotated[
         str,
         typer.Option(
@@ -62,6 +68,7 @@ def finetune(
     workers: Workers = 0,
     logger: Logger = "",
     download: Download = False,
+    digest: Digest = None,
     as_json: AsJson = False,
     modules: Imports = None,
     task: Annotated[str, typer.Option("--task", help="The problem. Default: that of the run, or classification.")] = "",
@@ -69,8 +76,8 @@ def finetune(
     """Train a model further on your data, with the same or another mechanism (10 epochs, lr 2e-4; see --set)."""
     use_data(data_root)
     run = finetuning(
-        start, mixer, data, read_size(size) if size else None, seed, all_changes(change, precision), download, results,
-        imported(modules), task,
+        start, mixer, data, read_size(size) if size else None, seed, all_changes(change, precision, digest), download,
+        results, imported(modules), task,
     )  # fmt: skip
     execute_run(run, results, device, devices, workers, logger, compile, as_json)
 
@@ -113,7 +120,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, Run | Sa
     from regard.train.initial_weights import Saved
     from regard.train.run import read_run
 
-    folder = Path(start).expanduser()
+    folder = Path(start) if "(" in start else user_path(start)
     if (folder / "model.json").exists():
         from regard.models.saving import read_description
 
@@ -125,7 +132,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, Run | Sa
         return _bare(description["host"]), present, Saved(str(folder))
     if (stored := optional_run(start, results)) is not None:
         store, key = stored
-        if store.root.resolve() != results.expanduser().resolve():
+        if store.root.resolve() != results.resolve():
             raise ConfigError(f"run {key} is in {store.root}; pass --results {store.root} to continue there")
         run = read_run(store, key, extra)
         if store.status(key) != "done":

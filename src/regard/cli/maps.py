@@ -8,7 +8,7 @@ import typer
 from regard.core import Extra
 
 from .imports import Imports, imported
-from .run_options import ResultsOption, optional_run, recorded_data
+from .run_options import ResultsOption, checked_path, optional_run, recorded_data
 
 
 def maps(
@@ -35,7 +35,9 @@ def maps(
         ),
     ] = "auto",
     pretrained: Annotated[bool, typer.Option(help="Load timm's published weights.")] = False,
-    out: Annotated[Path, typer.Option(help="The PNG file to write.")] = Path("maps.png"),
+    out: Annotated[Path, typer.Option(help="The PNG file to write.", parser=checked_path, metavar="PATH")] = Path(
+        "maps.png"
+    ),
     results: ResultsOption = Path("results"),
     modules: Imports = None,
 ) -> None:
@@ -71,7 +73,7 @@ def _position(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     parts = text.split(",")
-    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+    if len(parts) != 2 or not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
         raise ConfigError(f"--query is row,column on the grid of patch tokens, such as 6,7, not {text!r}")
     return int(parts[0]), int(parts[1])
 
@@ -84,7 +86,7 @@ def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: i
     from regard.models.create import create_model
     from regard.swapping.swap import plan_swap
 
-    if Path(model).is_dir():
+    if "(" not in model and Path(model).is_dir():
         from regard.train.load import load
 
         if mixer:
@@ -130,20 +132,19 @@ def _picture(image: str, channels: int, size: tuple[int, int]):  # type: ignore[
     import numpy as np
 
     from regard.core import DataError
+    from regard.core.paths import user_path
     from regard.explain import pictures
-    from regard.tasks.data.images import decode
+    from regard.tasks.data.images import read_image
 
     credit = "" if Path(image).exists() else pictures.CREDITS.get(image, "")
     if credit:
         pixels = pictures.sample_image(size, grey=image == "digit", name=image)
     else:
-        try:
-            pixels = decode(Path(image), size, 1 if channels == 1 else 3)
-        except FileNotFoundError as error:
+        path = user_path(image, DataError)
+        if not path.exists():
             samples = ", ".join((*pictures.SAMPLES, "digit"))
-            raise DataError(f"there is no image {image}; give a file, or one of the samples {samples}") from error
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{image} cannot be read as an image: {error}") from error
+            raise DataError(f"there is no image {image}; give a file, or one of the samples {samples}")
+        pixels = read_image(path, size, 1 if channels == 1 else 3)
     if pixels.shape[-1] != channels:
         grey = pixels.mean(-1, keepdims=True).round().astype(np.uint8)
         pixels = grey.repeat(channels, -1)

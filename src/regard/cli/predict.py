@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, UnsupportedError
+from regard.core.paths import files_below, regular_file, user_path
+from regard.store.files import store_errors, write_atomically
 
 from .imports import Imports, imported
-from .run_options import DeviceOption, ResultsOption, RootOption, find_device, find_run, recorded_data, use_data
+from .run_options import (
+    DeviceOption,
+    ResultsOption,
+    RootOption,
+    checked_path,
+    find_device,
+    find_run,
+    recorded_data,
+    use_data,
+)
 
 if TYPE_CHECKING:
     from regard.tasks.base import Task
@@ -20,7 +31,12 @@ def predict(
     files: Annotated[
         list[str], typer.Argument(help="Images, folders of images, files with a text in each line, or texts.")
     ],
-    out: Annotated[Path | None, typer.Option(help="A folder for predictions.json and the drawn predictions.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for predictions.json and the drawn predictions.", parser=checked_path, metavar="PATH"
+        ),
+    ] = None,
     coco: Annotated[bool, typer.Option("--coco", help="Print COCO results (boxes and masks) instead.")] = False,
     best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,
     device: DeviceOption = "auto",
@@ -46,8 +62,10 @@ def predict(
     if out is None:
         typer.echo(text)
         return
-    typer.echo(f"{out}: predictions.json{_draw(run.task, predictions, out)}")
-    (out / "predictions.json").write_text(text + "\n")
+    with store_errors(out):
+        drawn = _draw(run.task, predictions, out)
+    write_atomically(out / "predictions.json", text + "\n")
+    typer.echo(f"{out}: predictions.json{drawn}")
 
 
 def _sources(files: list[str], takes_text: bool) -> list[str]:
@@ -56,17 +74,25 @@ def _sources(files: list[str], takes_text: bool) -> list[str]:
 
     sources = []
     for name in files:
-        path = Path(name).expanduser()
+        if takes_text and not _may_be_path(name):
+            sources.append(name)
+            continue
+        path = user_path(name)
         if path.is_dir():
-            images = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            images = [str(file) for file in files_below(path, SUFFIXES)]
             if not images:
                 raise ConfigError(f"the folder {name} has no images")
             sources += images
         elif takes_text or path.exists():
-            sources.append(str(path) if path.exists() else name)
+            sources.append(str(regular_file(path)) if path.exists() else name)
         else:
             raise ConfigError(f"there is no file {name}")
     return sources
+
+
+def _may_be_path(text: str) -> bool:
+    """Whether a text can be the name of a file; a long sentence, or one with line breaks, cannot."""
+    return 0 < len(text.strip()) < 200 and "\n" not in text and not text.startswith("~")
 
 
 def _coco(predictions: list[dict[str, Any]]) -> list[dict[str, Any]]:

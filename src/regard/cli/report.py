@@ -5,16 +5,24 @@ from typing import Annotated
 
 import typer
 
+from regard.core import ConfigError
+
+from .run_options import ResultsOption, checked_path
+
 
 def report(
     name: Annotated[
         str | None, typer.Argument(help="A study or analysis, or NAME-SCALE. Default: all in the folder.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="The folder of all runs and studies.")] = Path("results"),
-    out: Annotated[Path, typer.Option(help="The folder for the pages NAME-SCALE.html.")] = Path("reports"),
+    results: ResultsOption = Path("results"),
+    out: Annotated[
+        Path, typer.Option(help="The folder for the pages NAME-SCALE.html.", parser=checked_path, metavar="PATH")
+    ] = Path("reports"),
 ) -> None:
     """Write one offline HTML page for each study with results, and print the files."""
     from regard.report import write_pages
 
+    if not results.is_dir():
+        raise ConfigError(f"there is no folder of results {results}; --results names it")
     for page in write_pages(results, out, name):
         typer.echo(f"{page}  ({page.stat().st_size / 1000:.0f} kB)")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from regard.core import ConfigError
+from regard.core import ConfigError, require
 
 from .run_options import find_device
 
@@ -51,13 +51,14 @@ def loggers(name: str, folder: Path) -> tuple[Any, ...]:
     """The logger of --logger, () without one. Raises: ConfigError."""
     if not name:
         return ()
+    require("lightning_fabric")
     if name == "csv":
-        from lightning.fabric.loggers import CSVLogger
+        from lightning_fabric.loggers import CSVLogger
 
         return (CSVLogger(folder, name="log"),)
     if name == "tensorboard":
         try:
-            from lightning.fabric.loggers import TensorBoardLogger
+            from lightning_fabric.loggers import TensorBoardLogger
 
             return (TensorBoardLogger(folder, name="log"),)
         except ModuleNotFoundError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra, nearest
+from regard.core.paths import user_path
 
 if TYPE_CHECKING:
     from regard.store.results import Results
@@ -18,11 +19,31 @@ if TYPE_CHECKING:
 TaskOption = Annotated[
     str, typer.Option("--task", help="The problem: classification, segmentation, ... (`regard list tasks`).")
 ]
-ResultsOption = Annotated[Path, typer.Option(help="The folder of all runs and studies.")]
+
+
+def checked_path(text: str | Path) -> Path:
+    """The value of an option that is a path, with `~` replaced. Raises: ConfigError; see `user_path`."""
+    return user_path(text)
+
+
+def checked_text(text: str | None) -> str | None:
+    """The value of --data or --digest. Raises: ConfigError for an empty text, such as that of an unset variable."""
+    if text is not None and not text.strip():
+        raise ConfigError("--data and --digest are not empty: give a value, or leave the option out")
+    return text
+
+
+ResultsOption = Annotated[
+    Path, typer.Option(help="The folder of all runs and studies.", parser=checked_path, metavar="PATH")
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 RootOption = Annotated[
     Path | None,
-    typer.Option(help="The folder of all data sets. Default: that of the environment variable REGARD_DATA."),
+    typer.Option(
+        help="The folder of all data sets. Default: that of the environment variable REGARD_DATA.",
+        parser=checked_path,
+        metavar="PATH",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
 Changes = Annotated[
@@ -43,26 +64,40 @@ Compile = Annotated[
         "--compile", help="Train with torch.compile: faster in long runs, after up to a minute of compilation."
     ),
 ]
+Digest = Annotated[
+    str | None,
+    typer.Option(
+        "--digest",
+        help="What the run's key takes of your own images: bytes (all; the default up to 20 GB), or index (names, "
+        "sizes and the first 4 KiB of each); the same as --set task.digest=...",
+        callback=checked_text,
+    ),
+]
 Download = Annotated[bool, typer.Option("--download", help="Let torchvision download the data set.")]
 
 
 def use_data(root: Path | None) -> None:
     """Read data sets from this folder; None changes nothing. Raises: ConfigError if it is not a folder."""
     if root is not None:
-        if not root.expanduser().is_dir():
+        if not root.is_dir():
             raise ConfigError(f"--data-root {root} is not a folder")
-        os.environ["REGARD_DATA"] = str(root.expanduser().resolve())
+        os.environ["REGARD_DATA"] = str(root.resolve())
 
 
 def optional_run(text: str, results: Path) -> "tuple[Results, str] | None":
     """The store and the key of a run that is named by its folder, or by its key in `results`; None if it is no run."""
     from regard.store.results import Results
 
-    folder = Path(text).expanduser()
+    try:
+        folder = user_path(text)
+    except ConfigError:
+        if "(" in text:  # the spelling of a host
+            return None
+        raise
     if (folder / "run.json").exists():
         folder = folder.resolve()
         return Results(folder.parent), folder.name
-    is_key = Path(text).name == text and (results.expanduser() / text / "run.json").exists()
+    is_key = Path(text).name == text and (results / text / "run.json").exists()
     return (Results(results), text) if is_key else None
 
 
@@ -204,7 +239,7 @@ def checked_value(name: str, value: Any, default: Any) -> Any:
         (int, (int,), "a whole number"),
         (float, (int, float), "a number"),
         (str, (str,), "a text"),
-        (tuple, (tuple, list), "several numbers, such as 0.9,0.99"),
+        (tuple, (tuple, list), "several numbers, such as 0.9,0.99, or one and a comma, such as 7,"),
     )
     for kind, allowed, expected in types:
         if isinstance(default, kind):
@@ -236,6 +271,7 @@ def timed_device(name: str) -> Any:
     return device
 
 
-def all_changes(change: list[str] | None, precision: str) -> list[str]:
-    """The values of --set; --precision is added as the last one."""
-    return [*(change or []), *([f"recipe.precision={precision}"] if precision else [])]
+def all_changes(change: list[str] | None, precision: str, digest: str | None = None) -> list[str]:
+    """The values of --set; --precision and --digest are added as the last ones."""
+    more = [f"recipe.precision={precision}"] if precision else []
+    return [*(change or []), *more, *([f"task.digest={digest}"] if digest else [])]

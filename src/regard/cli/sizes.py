@@ -9,10 +9,14 @@ if TYPE_CHECKING:
     from regard.core import Grid
 
 
+LARGEST = 2**20
+"""Of a side."""
+
+
 def read_size(text: str) -> tuple[int, int]:
     """(height, width) of `224x224`; one number is a square. Raises: ConfigError for anything else."""
     match = re.fullmatch(r"(\d+)(?:[x,](\d+))?", text.strip())
-    if match is None or not int(match[1]) or not int(match[2] or 1):
+    if match is None or len(text) > 20 or not all(0 < int(side) <= LARGEST for side in match.groups() if side):
         raise ConfigError(f"{text!r} is not a size; expected height x width, such as 224x224")
     return int(match[1]), int(match[2] or match[1])
 

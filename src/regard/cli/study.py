@@ -1,9 +1,8 @@
 """`regard study list|show|run|status|export|import`. Only verbs that build a study load torch."""
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from regard.studies import ANALYSES, STUDIES, load_study
 
 from .analysis import analysis_text, run_and_print_analysis, show_analysis
 from .imports import Imports, imported
-from .run_options import Compile, Devices, ResultsOption, RootOption, use_data
+from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, checked_path, checked_text, use_data
 from .sizes import read_size
 from .study_display import Display, print_table
 from .tables import AsJson, show
@@ -29,7 +28,10 @@ Name = Annotated[str, typer.Argument(help="The study; `regard study list` shows 
 Scale = Annotated[str, typer.Option(help="smoke (minutes; judges no claim), desk (hours) or paper (a cluster).")]
 Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*', separated by commas.")]
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds. Default: the study's own.")]
-Data = Annotated[str | None, typer.Option(help="A data set by name, a folder of class folders, or a parquet file.")]
+Data = Annotated[
+    str | None,
+    typer.Option(help="A data set by name, a folder of class folders, or a parquet file.", callback=checked_text),
+]
 Host = Annotated[str | None, typer.Option(help="A host model for all rows, such as 'vit_tiny_patch16_224'.")]
 Size = Annotated[str | None, typer.Option(help="Height and width of images, with --data or --host: 32 or 224x160.")]
 
@@ -153,6 +155,7 @@ def run(
     host: Host = None,
     size: Size = None,
     data_root: RootOption = None,
+    digest: Digest = None,
     retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Delete the results of all runs first, and repeat them.")
@@ -172,14 +175,14 @@ def run(
         raise ConfigError(f"--workers is 0 or more, not {workers}")
     if name in ANALYSES:
         training_options = {"--rows": rows != "*", "--seeds": seeds, "--workers": workers, "--devices": devices != 1,
-                  "--compile": compile, "--data": data, "--host": host, "--size": size, "--retry": retry,
-                  "--fresh": fresh, "--dry-run": dry_run}  # fmt: skip
+                  "--compile": compile, "--data": data, "--digest": digest, "--host": host, "--size": size,
+                  "--retry": retry, "--fresh": fresh, "--dry-run": dry_run}  # fmt: skip
         if options := [option for option, value in training_options.items() if value not in (None, False)]:
             raise ConfigError(f"{name} is an analysis, which trains nothing: leave out {', '.join(options)}")
         use_data(data_root)
         run_and_print_analysis(name, scale, results, as_json)
         return
-    study = _study(name, scale, data, host, size, data_root, modules)
+    study = _study(name, scale, data, host, size, data_root, modules, digest)
     study.rows(scale, rows)
     if dry_run:
         raise typer.Exit(_dry_run(study, scale, rows, as_json))
@@ -238,13 +241,16 @@ def export(
             help="csv (a line for each run), json, md, tex or evidence (snapshot and outcomes, for `study import`)."
         ),
     ] = "csv",
-    out: Annotated[Path | None, typer.Option(help="A file. Default: standard output.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A file. Default: standard output.", parser=checked_path, metavar="PATH")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the finished runs or the table of a study, or the tables of an analysis."""
     from regard.lab.export import FORMATS, evidence
     from regard.lab.table import Table
     from regard.store.layout import find_setting_name
+    from regard.store.records import record_text
 
     format = "json" if as_json else format
     if name in ANALYSES:
@@ -256,7 +262,7 @@ def export(
     if name not in STUDIES and not (results / "studies" / f"{name}-{scale}.json").exists():
         raise ConfigError(f"no study {name!r}; {nearest(name, [*STUDIES, *ANALYSES])}")
     if format == "evidence":
-        text = json.dumps(evidence(results, name, scale), indent=1, ensure_ascii=False) + "\n"
+        text = record_text(evidence(results, name, scale))
     else:
         text = FORMATS[format](Table.load(results, name, scale))
     _write(text, out)
@@ -264,7 +270,12 @@ def export(
 
 @study_app.command("import")
 def import_(
-    path: Annotated[Path, typer.Argument(help="An outcome file, a folder of them, a store, or an evidence file.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="An outcome file, a folder of them, a store, or an evidence file.", parser=checked_path, metavar="PATH"
+        ),
+    ],
     results: ResultsOption = Path("results"),
     replace: Annotated[bool, typer.Option("--replace", help="Replace runs that are already finished here.")] = False,
     as_json: AsJson = False,
@@ -272,6 +283,8 @@ def import_(
     """Import finished runs from another machine or from an evidence file."""
     from regard.lab.export import import_runs
 
+    if not path.exists():
+        raise ConfigError(f"there is no file or folder {path}")
     counts = import_runs(path, Results(results), replace)
     note = "left out: runs whose mechanism, host, task or recipe differs from the study here, and seeds that it has"
     show([counts], as_json, notes=[note] if counts["left out"] else [])
@@ -285,11 +298,17 @@ def _study(
     size: str | None,
     root: Path | None,
     modules: list[str] | None,
+    digest: str | None = None,
 ) -> "Study":
     """The study, on the user's data, host and image size if these are given. Raises: ConfigError."""
     use_data(root)
     study = load_study(name)
-    study.setting(scale)
+    setting = study.setting(scale)
+    if digest is not None:
+        if data is None or "digest" not in setting.task.__dataclass_fields__:
+            raise ConfigError("--digest is for your own images: give them with --data")
+        task = replace(setting.task, digest=digest)  # type: ignore[call-arg]
+        study = replace(study, settings={**study.settings, scale: replace(setting, task=task)})
     return study.elsewhere(scale, data, host, read_size(size) if size else None, imported(modules))
 
 

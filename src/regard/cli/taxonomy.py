@@ -7,6 +7,7 @@ import typer
 
 from regard.core import ConfigError
 
+from .run_options import checked_path
 from .tables import AsJson, show
 
 Part = Annotated[str, typer.Option(help="Only rows with this text in the column of this name.")]
@@ -19,7 +20,10 @@ def taxonomy(
     construction: Part = "",
     topology: Part = "",
     conditions: Annotated[str, typer.Option(help="Only rows that depend on all of these, such as 'Q,position'.")] = "",
-    svg: Annotated[Path | None, typer.Option(help="Also draw the mechanisms into this SVG file.")] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the mechanisms into this SVG file.", parser=checked_path, metavar="PATH"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how mechanisms reduce the cost of N keys for each query (MiTA, Table 1); options filter the rows."""

@@ -18,6 +18,7 @@ from .run_options import (  # fmt: skip
     Compile,
     DeviceOption,
     Devices,
+    Digest,
     Download,
     Logger,
     Precision,
@@ -28,6 +29,7 @@ from .run_options import (  # fmt: skip
     TaskOption,
     Workers,
     all_changes,
+    checked_text,
     find_device,
     find_run,
     make_run,
@@ -53,8 +55,12 @@ def train(
     ],
     task: TaskOption = "classification",
     data: Annotated[
-        str, typer.Option(help="A data set by name or path; see docs/tasks.md. Default: a small one of the task.")
-    ] = "",
+        str | None,
+        typer.Option(
+            help="A data set by name or path; see docs/tasks.md. Default: a small one of the task.",
+            callback=checked_text,
+        ),
+    ] = None,
     host: Annotated[
         str,
         typer.Option(
@@ -73,13 +79,14 @@ def train(
     workers: Workers = 0,
     logger: Logger = "",
     download: Download = False,
+    digest: Digest = None,
     as_json: AsJson = False,
     modules: Imports = None,
 ) -> None:
     """Train one mechanism in a host model. Ctrl-C keeps a checkpoint; the same command continues from there."""
     use_data(data_root)
-    run = make_run(mixer, data, host, read_size(size) if size else None, seed, all_changes(change, precision), download,
-                   extra=imported(modules), task=task)  # fmt: skip
+    run = make_run(mixer, data or "", host, read_size(size) if size else None, seed,
+                   all_changes(change, precision, digest), download, extra=imported(modules), task=task)  # fmt: skip
     execute_run(run, results, device, devices, workers, logger, compile, as_json)
 
 
@@ -91,7 +98,9 @@ def evaluate(
     mixer: Annotated[str, typer.Option(help="Evaluate with another mechanism, such as 'MiTA(m=9, k=9)'.")] = "",
     retune: Annotated[str, typer.Option(help="Change numbers of the mechanism, such as m=16,k=16.")] = "",
     device: DeviceOption = "auto",
-    data: Annotated[str, typer.Option(help="Evaluate on other data, with the same classes.")] = "",
+    data: Annotated[
+        str | None, typer.Option(help="Evaluate on other data, with the same classes.", callback=checked_text)
+    ] = None,
     split: Annotated[str, typer.Option(help="Evaluate on another split of the data, such as test or held.")] = "",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),

@@ -19,8 +19,9 @@ from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from regard.core import ConfigError, Grid, UnsupportedError, nearest
+from regard.core import ConfigError, Grid, UnsupportedError, nearest, require
 from regard.core.eval_mode import eval_mode
+from regard.core.plain_text import plain_text
 from regard.swapping.capture import capture, with_regard_softmax
 from regard.swapping.layer import Port
 from regard.swapping.shared_state import swapped_layers
@@ -50,6 +51,8 @@ def sample_image(
     """
     height, width = (size, size) if isinstance(size, int) else size
     if grey:
+        require("sklearn")
+
         from sklearn.datasets import load_digits
 
         side = min(height, width, max(8, round(min(height, width) * 2 / 3)))
@@ -59,6 +62,8 @@ def sample_image(
         return np.asarray(canvas)[..., None]
     if name not in SAMPLES:
         raise ConfigError(f"no sample photograph {name!r}; {nearest(name, SAMPLES)}")
+    require("sklearn")
+
     from sklearn.datasets import load_sample_image
 
     photograph = Image.fromarray(load_sample_image(f"{name}.jpg"))
@@ -176,6 +181,7 @@ def draw(maps: Mapping[str, Any], title: str, *, trained: bool, head: str = "all
     return figure(rows, picture, title, trained=trained, credit=str(maps.get("credit") or ""), aspect=shape)
 
 
+@plain_text()
 def figure(
     rows: Sequence[tuple[str, Sequence[tuple[str, Callable[..., None]]]]],
     picture: UInt8[np.ndarray, "height width 3"],
@@ -192,6 +198,8 @@ def figure(
     trained: if False, a warning is printed below, with note and credit. aspect: (height, width) of a panel, by
     default that of the picture. side: width of a panel in inches.
     """
+    require("matplotlib")
+
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

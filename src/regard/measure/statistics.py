@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.core import require
+
 LEVEL = 0.95
 FEWEST = 3
 
@@ -63,6 +65,8 @@ class Verdict:
 
 def quantile(probability: float, degrees: int | float) -> float:
     """The quantile of Student's t distribution at a probability."""
+    require("scipy")
+
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))
@@ -140,6 +144,8 @@ def power(seeds: int, difference: int | float, sd: float, degrees: int | None = 
 
     sd: of the paired difference. degrees: of the variance, by default seeds - 1 (one pair of rows alone).
     """
+    require("scipy")
+
     from scipy.special import nctdtr
 
     degrees = seeds - 1 if degrees is None else degrees
@@ -277,6 +283,8 @@ def _two_sided(difference: Interval, at: int | float, degrees: int) -> float:
 
 def _tail(difference: Interval, at: int | float, degrees: int, side: int) -> float:
     """Probability of a mean at least so high (side 1) or so low (-1) if the true difference is `at`."""
+    require("scipy")
+
     from scipy.special import stdtr
 
     mean, error = difference.mean or 0.0, _error(difference, degrees)

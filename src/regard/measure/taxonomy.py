@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.core import MixerConfig, StoreError
+from regard.core import MixerConfig, StoreError, require
+from regard.core.plain_text import plain_text
 from regard.mixers import MIXERS
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ def taxonomy_rows(configs: Iterable[MixerConfig] = ()) -> list[dict[str, Any]]:
     return rows
 
 
+@plain_text()
 def write_picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write `picture` as an SVG file. Raises: StoreError if it cannot be written."""
+    require("matplotlib")
+
     from matplotlib import rc_context
 
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard"}):
@@ -57,11 +61,14 @@ def write_picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
             raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+@plain_text()
 def picture(rows: Sequence[dict[str, Any]]) -> "Figure":
     """A table with strategies as columns, numbers of experts as rows, and one line per mechanism.
 
     The kind of experts is printed below a name; beside it, as letters, what they are conditioned on.
     """
+    require("matplotlib")
+
     from matplotlib.figure import Figure
 
     cells: dict[tuple[str, str], list[dict[str, Any]]] = {}

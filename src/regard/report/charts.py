@@ -151,6 +151,7 @@ def _finish(axes: Axes, spec: Mapping[str, Any]) -> None:
     if "x" in spec["logs"]:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(_plain())
+        axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
     elif spec["kind"] == "line" and all((np.asarray(line.get_xdata(), float) % 1 == 0).all() for line in axes.lines):
         axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     if "y" in spec["logs"]:

@@ -29,6 +29,7 @@ DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 STYLE: Any = {
+    "text.parse_math": False,  # names are drawn as they are written
     "svg.fonttype": "none",
     "svg.hashsalt": "regard",
     "font.size": 11,
@@ -177,7 +178,7 @@ def front(points: Sequence[tuple[float, float]], more: bool) -> list[tuple[float
 def themed(figure: Figure, title: str) -> str:
     """The figure as inline SVG without prolog, date and style sheet; colours are CSS variables, rows have data-row."""
     out = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": title}):
+    with matplotlib.rc_context({"svg.hashsalt": title, "text.parse_math": False}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from regard.lab.comparability import recorded
-from regard.lab.table import load_snapshot
-from regard.store.files import read_json
+from regard.lab.table import listed_outcome, load_snapshot
 from regard.store.metrics import FIXED, Metrics
+from regard.store.records import read_record
 from regard.store.results import Results
 
 from . import phrasing
@@ -91,7 +91,7 @@ def read_study(results: Path, name: str, scale: str) -> StudyData:
     failed: list[FinishedRun] = []
     missing = 0
     for entry in snapshot["runs"]:
-        outcome = store.outcome(entry["key"])
+        outcome = listed_outcome(store, entry)
         if outcome is None or entry["row"] not in indices:
             missing += 1
             continue
@@ -144,7 +144,7 @@ def read_maps(study_data: StudyData) -> list[AttentionMaps]:
         for run in study_data.of(row):
             path = run.folder / "probes" / "maps.json"
             if path.exists():
-                value = read_json(path)
+                value = read_record(path)
                 query = tuple(value["query"]) if value.get("query") else None
                 layers, credit = value.get("layers") or [], str(value.get("credit") or "")
                 maps.append(AttentionMaps(row, value["image"], tuple(value["grid"]), query, layers, credit))

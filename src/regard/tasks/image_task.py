@@ -4,7 +4,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from regard.core import ConfigError
 from regard.models.sizes import size_of, sized
 
 from .base import Task
+from .data.digest import KINDS
 from .normalise import Statistics, expected, is_pretrained, normalised
 
 if TYPE_CHECKING:
@@ -21,11 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTask(Task):
-    """A task on images of `size` = (height, width). Raises: ConfigError."""
+    """A task on images of `size` = (height, width).
+
+    digest: what the key of a run takes of the user's own images, "bytes" or "index" (`regard.tasks.data.digest`); "" =
+    all bytes, up to 20 GB. Raises: ConfigError.
+    """
 
     size: tuple[int, int]
+    digest: Literal["", "bytes", "index"] = ""
 
     def __post_init__(self) -> None:
+        self.check_choices(digest=("", *KINDS))
         for name in ("host", "data"):
             if not isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} is a name or a spelling, not {getattr(self, name)!r}")

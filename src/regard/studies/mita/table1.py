@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+from regard.core import require
 from regard.lab.analysis import Analysis, Picture, Sheet, Source
 from regard.measure.taxonomy import picture, taxonomy_rows
 from regard.studies.papers import MITA_SOURCE
@@ -27,6 +28,8 @@ def compute(source: Source) -> Sequence[Sheet | Picture]:
 
 
 def _png(rows: Sequence[dict[str, Any]]) -> str:
+    require("matplotlib")
+
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure, out = picture(rows), io.BytesIO()

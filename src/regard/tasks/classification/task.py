@@ -80,7 +80,7 @@ class Classification(ImageTask):
         check_augment(recipe.augment)
 
     def identity(self) -> "Classification":
-        return dataclasses.replace(self, data=identity(self.data), download=False, extra=())
+        return dataclasses.replace(self, data=identity(self.data, self.digest), digest="", download=False, extra=())
 
     def at_most(self, number: int) -> "Classification":
         """The same task with `limit` at most `number`."""
@@ -88,7 +88,9 @@ class Classification(ImageTask):
 
     def images_of(self) -> ImageSet:
         """The decoded data set. Raises: DataError."""
-        image_set = load(self.data, self.size, cut=self.cut, corrupt=self.corrupt, download=self.download)
+        image_set = load(
+            self.data, self.size, cut=self.cut, corrupt=self.corrupt, download=self.download, kind=self.digest
+        )
         if self.classes and self.classes < len(image_set.classes):
             raise DataError(f"{image_set.name} has {len(image_set.classes)} classes, the task allows {self.classes}")
         return image_set

@@ -10,9 +10,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from regard.core import DataError, nearest
+from regard.core import DataError, nearest, require
+from regard.core.paths import user_path
 
 from . import imagenet, own
+from .digest import fingerprint
 from .images import Images, ImageSet, Source, cached, check_labels, decode_all, size_before_crop
 from .streams import generator
 
@@ -99,25 +101,26 @@ def data_root() -> Path:
         raise DataError(
             "no data folder: pass --data-root PATH or set REGARD_DATA to a folder with a subfolder for each set"
         )
-    path = Path(root).expanduser()
+    path = user_path(root, DataError)
     if not path.is_dir():
         raise DataError(f"the data folder {path} does not exist; check --data-root or REGARD_DATA")
     return path
 
 
-def identity(data: str) -> str:
+def identity(data: str, kind: str = "") -> str:
     """The data in a run's key: the name of a named set, or a digest of the user's own data, never a path.
 
+    kind: of the digest, see `regard.tasks.data.digest`.
     Raises: DataError if it is neither a known name nor an existing path.
     """
-    return data if data in NAMED else f"own:{own.digest(path_of(data))}"
+    return data if data in NAMED else f"own:{own.digest(path_of(data), kind)}"
 
 
 def path_of(data: str) -> Path:
     """The user's own folder or table. Raises: DataError if `data` is neither a known name nor an existing path."""
-    path = Path(data).expanduser()
+    path = user_path(data, DataError)
     if path.exists():
-        return path
+        return path.resolve()
     if "/" in data or "\\" in data or data.endswith(".parquet"):
         raise DataError(
             f"{data} does not exist; expected a folder of class folders, a parquet file, or a folder of parquet files"
@@ -132,20 +135,21 @@ def load(
     cut: bool = False,
     corrupt: Literal["stop", "skip"] = "stop",
     download: bool = False,
+    kind: str = "",
 ) -> ImageSet:
     """A set by name or path, decoded for images of size = (height, width); the last two sets are cached.
 
     cut: images keep their own size, to be cropped to `size`; torchvision's sets of files then have images of 8/7 of
     `size`, as ImageNet and the user's own data always have. corrupt: stop at a damaged image, or skip it. download:
-    torchvision's sets if they are missing. Raises: DataError.
+    torchvision's sets if they are missing. kind: of the digest of the user's own data. Raises: DataError.
     """
-    key = data if data in NAMED else str(path_of(data).resolve())
-    root = os.environ.get("REGARD_DATA", "") if data in NAMED else own.digest(path_of(data))
-    return _load(key, size, cut, corrupt, download, root)
+    key = data if data in NAMED else str(path_of(data))
+    root = os.environ.get("REGARD_DATA", "") if data in NAMED else own.digest(path_of(data), kind)
+    return _load(key, size, cut, corrupt, download, root, kind)
 
 
 @lru_cache(maxsize=2)
-def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str) -> ImageSet:
+def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str, kind: str) -> ImageSet:
     if data in ("digits", "digits-canvas"):
         canvas = data == "digits-canvas"
         image_set = digits(None if cut or canvas else size, canvas=size if canvas else None)
@@ -156,7 +160,7 @@ def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: b
     elif data in TORCHVISION:
         image_set = torchvision_set(data, size, cut, corrupt, download)
     else:
-        image_set = own.load(Path(data), size, corrupt)
+        image_set = own.load(Path(data), size, corrupt, kind)
     for split in (image_set.train, image_set.test):
         height, width = split.pixels.shape[1:3]
         if (height < size[0] or width < size[1]) and not image_set.canvas:
@@ -173,6 +177,8 @@ def digits(size: tuple[int, int] | None = None, *, canvas: tuple[int, int] | Non
     training places each digit at random, and the test at two fixed positions.
     Raises: DataError if the canvas is smaller than 8 x 8.
     """
+    require("sklearn")
+
     from sklearn.datasets import load_digits
 
     if canvas is not None and min(canvas) < 8:
@@ -285,7 +291,7 @@ def torchvision_set(name: str, size: tuple[int, int], cut: bool, corrupt: str, d
             digest = _files_checksum(files, labels)
             total.update(digest.encode())
             names, sources = [str(file) for file in files], cast(list[Source], files)
-            file_size, key = size_before_crop(size) if cut else size, f"{name}-{split}-{digest[:16]}"
+            file_size, key = size_before_crop(size) if cut else size, f"{name}-{split}-{digest[:16]}-upright"
             part = own.from_files(sources, names, labels, file_size, corrupt, key)
         check_labels(name, part.labels, count)
         splits.append(part)
@@ -315,6 +321,6 @@ def _files_checksum(files: list[Path], labels: np.ndarray) -> str:
     """64 hexadecimal digits of a digest of the names, sizes, first 4 KiB and labels of images."""
     total = hashlib.sha256()
     for file, label in zip(files, labels, strict=True):
-        size, head = own.fingerprint(file)
+        size, head = fingerprint(file)
         total.update(f"{file.name}\0{size}\0{head}\0{label}\n".encode())
     return total.hexdigest()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError
+from regard.core.paths import regular_file, subfolders, visible
 
 from .images import Images, ImageSet, size_before_crop
 from .own import SUFFIXES, Lazy
@@ -63,7 +64,7 @@ def load(root: Path, size: tuple[int, int]) -> ImageSet:
 
 
 def _classes(folder: Path, layout: str) -> tuple[str, ...]:
-    classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+    classes = tuple(path.name for path in subfolders(folder))
     if len(classes) < 2:
         has_images = any(path.suffix.lower() in SUFFIXES for path in folder.iterdir())
         reason = "its images are not in class folders" if has_images else f"it has {len(classes)} class folders"
@@ -76,7 +77,11 @@ def _files(folder: Path, classes: tuple[str, ...], total: Any) -> tuple[list[Pat
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        images = sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
+        images = [
+            folder / name / entry.name if entry.is_file() else regular_file(folder / name / entry.name)
+            for entry in visible(folder / name)
+            if Path(entry.name).suffix.lower() in SUFFIXES
+        ]
         if not images:
             raise DataError(f"{folder / name} has no images; download the class again or remove it from train and val")
         files += images

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError
+from regard.core.paths import regular_file
 
 log = logging.getLogger("regard.data")
 
@@ -72,14 +73,17 @@ class ImageSet:
 def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.ndarray:
     """One image as (height, width, channels) uint8; size: resize the shorter side and crop the centre; None: as is.
 
-    Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image; ValueError for pixels of 32 bits.
+    An image whose EXIF data say that the camera was turned is turned upright.
+    Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image; ValueError for pixels of 32 bits;
+    DataError for a pipe, a socket or a device.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if isinstance(source, np.ndarray):
         image = Image.fromarray(source.squeeze())
     else:
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(source))
+        image = ImageOps.exif_transpose(image)
     image = _eight_bits(image).convert("L" if channels == 1 else "RGB")
     if size is not None and image.size != (size[1], size[0]):
         image = fit(image, size)
@@ -92,7 +96,9 @@ def read_image(source: str | Path, size: tuple[int, int] | None, channels: int) 
         return decode(Path(source), size, channels)
     except FileNotFoundError as error:
         raise DataError(f"there is no image {source}") from error
-    except (OSError, SyntaxError, ValueError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises various errors for a damaged file
         raise DataError(f"{source} cannot be read as an image: {error}") from error
 
 

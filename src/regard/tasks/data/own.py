@@ -1,6 +1,5 @@
 """The user's own data: a folder of class folders, or parquet with an image column and a label column."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,14 +8,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from regard.core import DataError
+from regard.core import DataError, require
+from regard.core.paths import check_utf8, files_below, regular_file, subfolders, visible
 
+from . import digest as digests
 from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all, readable_rows, size_before_crop
 from .streams import generator
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 IN_MEMORY = 4 * 2**30
 """A split is decoded once if its pixels need at most so many bytes; a larger one is decoded batch by batch."""
+
+LARGEST_LABEL = 2**20
+"""A label of this size or above is no number of a class."""
 
 # names of splits in upper or lower case; the first one that is present is used
 _TRAINS, _TESTS = ("train", "training"), ("test", "val", "valid", "validation")
@@ -61,55 +65,58 @@ class Lazy:
 
 
 @lru_cache(maxsize=16)
-def digest(path: Path) -> str:
-    """12 hexadecimal digits of a digest of the data, which does not depend on their path.
+def digest(path: Path, kind: str = "") -> str:
+    """What stands for the data in the key of a run (`digests.identity_of`); it does not depend on their path.
 
-    Of a folder: relative paths, sizes and first 4 KiB of its images; of parquet: the whole files.
-    Raises: DataError if there are no data.
+    Of a folder: its images; of parquet: the tables. Raises: DataError if there are no data.
     """
-    total = hashlib.sha256()
     tables = _tables(path)
-    if tables:
-        for split, file in sorted(tables.items()):
-            with file.open("rb") as stream:
-                total.update(split.encode() + hashlib.file_digest(stream, "sha256").digest())
-        return total.hexdigest()[:12]
-    for file in _image_files(path):
-        size, head = fingerprint(file)
-        total.update(f"{file.relative_to(path).as_posix()}\0{size}\0{head}\n".encode())
-    return total.hexdigest()[:12]
+    return digests.identity_of(path, tables or digests.relative(path, _image_files(path)), kind)
 
 
-def fingerprint(file: Path) -> tuple[int, str]:
-    """Size and digest of the first 4 KiB; a file that cannot be opened raises an error when its image is decoded."""
-    try:
-        with file.open("rb") as stream:
-            return file.stat().st_size, hashlib.sha256(stream.read(4096)).hexdigest()
-    except OSError:
-        return 0, ""
-
-
-def load(path: Path, size: tuple[int, int], corrupt: str) -> ImageSet:
+def load(path: Path, size: tuple[int, int], corrupt: str, kind: str = "") -> ImageSet:
     """The user's own folder or parquet files as RGB images of 8/7 of `size`, which are cropped to `size` later.
 
     Splits are folders of class folders or .parquet files. The training split is named train or training, the test split
     test, val, valid or validation, in upper or lower case; the first of these names is used. Without a test split,
-    every fifth image of a fixed permutation is for the test.
-    Raises: DataError.
+    every fifth image of a fixed permutation is for the test. Hidden folders and files are left out.
+    kind: of the digest.
+    Raises: DataError, also for a class without a training image.
     """
-    tables = _tables(path)
-    classes, splits = _from_tables(tables) if tables else _from_folders(path)
-    if len(splits) == 1:
-        splits = _divide(*splits["train"])
-    total = digest(path)
+    classes, splits = read_splits(path)
+    total = digest(path, kind)
     images = {}
     for split, (sources, names, labels) in splits.items():
         check_labels(f"the {split} split of {path}", labels, len(classes))
-        images[split] = from_files(sources, names, labels, size_before_crop(size), corrupt, f"own3-{total}-{split}")
+        check_classes(path, classes, labels, splits["train"][2])
+        images[split] = from_files(sources, names, labels, size_before_crop(size), corrupt, f"own4-{total}-{split}")
+        lost = np.setdiff1d(labels, images[split].labels)
+        if len(lost):
+            raise DataError(f"no {split} image of class {classes[lost[0]]} in {path} can be read; repair or remove it")
     return ImageSet(f"own:{total}", classes, images["train"], images["test"], total)
 
 
 _Split = tuple[list[Source], list[str], np.ndarray]
+
+
+def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
+    """The classes, and sources, names and labels of the images of "train" and "test"; no image is decoded.
+
+    Raises: DataError.
+    """
+    tables = _tables(path)
+    classes, splits = _from_tables(tables) if tables else _from_folders(path)
+    return classes, _divide(*splits["train"]) if len(splits) == 1 else splits
+
+
+def check_classes(path: Path, classes: tuple[str, ...], test: np.ndarray, train: np.ndarray) -> None:
+    """Raises: DataError for a class that only the test has; test, train: labels."""
+    missing = np.setdiff1d(test, train)
+    if len(missing):
+        name = classes[missing[0]]
+        raise DataError(
+            f"class {name} of {path} has images for the test only; add training images, or remove the class"
+        )
 
 
 def from_files(
@@ -138,7 +145,7 @@ def _divide(sources: list[Source], names: list[str], labels: np.ndarray) -> dict
 
 
 def _image_files(path: Path) -> list[Path]:
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and not file.is_dir())
+    files = files_below(path, SUFFIXES)
     if not files:
         raise DataError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}); expected one folder for each class")
     return files
@@ -149,19 +156,19 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
         raise DataError(f"{path} is neither a folder of class folders nor a .parquet file")
     _image_files(path)
     roots = _split_folders(path)
-    for folder in (folder for root in roots.values() for folder in sorted(root.iterdir()) if folder.is_dir()):
+    for folder in (folder for root in roots.values() for folder in subfolders(root)):
         if folder.name.lower() in (*_TRAINS, *_TESTS) and _has_subfolders(folder):
             raise DataError(
                 f"{folder} has the name of a split and subfolders, but is where class folders are expected; "
                 f"expected {path}/train/CLASS and, if there is a test, {path}/test/CLASS (or val)"
             )
-    classes = tuple(sorted(folder.name for folder in roots["train"].iterdir() if folder.is_dir()))
+    classes = tuple(folder.name for folder in subfolders(roots["train"]))
     if len(classes) < 2:
         folders = f"only one class folder ({classes[0]})" if classes else "no class folders"
         raise DataError(f"{roots['train']} has {folders}; classification needs at least two, each with its images")
     splits: dict[str, _Split] = {}
     for split, root in roots.items():
-        unknown = sorted(folder.name for folder in root.iterdir() if folder.is_dir() and folder.name not in classes)
+        unknown = [folder.name for folder in subfolders(root) if folder.name not in classes]
         if unknown:
             raise DataError(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")
         files = [
@@ -179,7 +186,7 @@ def _split_folders(path: Path) -> dict[str, Path]:
 
     A folder "train" that has images but no class folders, beside folders of other names, is a class.
     """
-    folders = {folder: folder.name.lower() for folder in sorted(path.iterdir()) if folder.is_dir()}
+    folders = {folder: folder.name.lower() for folder in subfolders(path)}
     splits = _by_split(folders)
     if "train" in splits and (_has_subfolders(splits["train"]) or set(folders.values()) <= {*_TRAINS, *_TESTS}):
         return splits
@@ -187,7 +194,7 @@ def _split_folders(path: Path) -> dict[str, Path]:
 
 
 def _has_subfolders(path: Path) -> bool:
-    return any(child.is_dir() for child in path.iterdir())
+    return bool(subfolders(path))
 
 
 def _by_split(paths: dict[Path, str]) -> dict[str, Path]:
@@ -208,7 +215,8 @@ def _tables(path: Path) -> dict[str, Path]:
         return {"train": path}
     if not path.is_dir():
         return {}
-    tables = {file: file.stem.lower() for file in sorted(path.glob("*.parquet")) if file.is_file()}
+    files = [path / entry.name for entry in visible(path) if entry.name.endswith(".parquet")]
+    tables = {regular_file(file): file.stem.lower() for file in files}
     splits = _by_split(tables)
     return splits if "train" in splits else {}
 
@@ -219,30 +227,49 @@ def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, _S
     for split, file in tables.items():
         table = read_table(file)
         image, label = (_column(file, table, names) for names in (_IMAGES, _LABELS))
-        labels = table[label].to_numpy()
-        if labels.dtype.kind not in "iu":
-            raise DataError(
-                f"{file}: column {label!r} holds {labels.dtype}, expected one whole number from 0 for each image "
-                "(images with several labels are not supported)"
-            )
         sources = image_column(file, table[image])
-        classes = classes or class_names(file)
-        splits[split] = (sources, [f"row {row} of {file}" for row in range(len(sources))], labels.astype(np.int64))
+        names = class_names(file)
+        if classes and names and names != classes:
+            raise DataError(f"{file} has other class_names than {tables['train'].name}; make them equal")
+        classes = classes or names
+        rows = [f"row {row} of {file}" for row in range(len(sources))]
+        splits[split] = (sources, rows, _whole_labels(file, label, table[label]))
     if not len(splits["train"][2]):
         raise DataError(f"{tables['train']} has no rows")
     count = int(splits["train"][2].max()) + 1
     return classes or tuple(str(label) for label in range(count)), splits
 
 
+def _whole_labels(file: Path, name: str, column: Any) -> np.ndarray:
+    """A column of whole numbers as int64. Raises: DataError for missing ones, other types and too large ones."""
+    if column.null_count:
+        row = column.is_null().index(True).as_py()
+        raise DataError(f"{file}: column {name!r} has no label in row {row} ({column.null_count} in all); fill it in")
+    labels = column.to_numpy()
+    if labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{file}: column {name!r} holds {labels.dtype}, expected one whole number from 0 for each image "
+            "(images with several labels are not supported)"
+        )
+    if len(labels) and int(labels.max()) >= LARGEST_LABEL:
+        row = int(labels.argmax())
+        raise DataError(f"{file}: label {labels[row]} of row {row} is too large; labels count classes from 0")
+    return labels.astype(np.int64)
+
+
 def read_table(file: Path) -> Any:
     """A parquet file as a pyarrow table. Raises: DataError if it is damaged."""
+    require("pyarrow")
+
     import pyarrow
     import pyarrow.parquet
 
+    regular_file(file)
     try:
         return pyarrow.parquet.read_table(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file} cannot be read as parquet ({error}); download it again") from error
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{file} cannot be read as parquet ({reason}); download it again") from error
 
 
 def image_column(file: Path, column: Any) -> list[Source]:
@@ -257,20 +284,28 @@ def image_column(file: Path, column: Any) -> list[Source]:
 
 def class_names(file: Path) -> tuple[str, ...]:
     """The names in the schema's metadata (`class_names`, a JSON list), or an empty tuple. Raises: DataError."""
+    require("pyarrow")
+
     import pyarrow.parquet
 
     metadata = pyarrow.parquet.read_schema(file).metadata or {}
     try:
         names = json.loads(metadata.get(b"class_names", b"[]"))
-    except ValueError:
+    except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{file}: class_names in its metadata is not a JSON list of strings; correct or remove it")
+    for name in names:
+        check_utf8(Path(name), DataError)
+    if len(set(names)) < len(names):
+        raise DataError(f"{file}: class_names in its metadata has a name twice; correct or remove it")
     return tuple(names)
 
 
 def _column(file: Path, table: Any, names: tuple[str, ...]) -> str:
     for name in names:
+        if table.column_names.count(name) > 1:
+            raise DataError(f"{file} has several columns {name}; remove or rename all but one")
         if name in table.column_names:
             return name
     raise DataError(f"{file} has columns {', '.join(table.column_names)}; expected one of {', '.join(names)}")

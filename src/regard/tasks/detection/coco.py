@@ -2,19 +2,24 @@
 
 import json
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regard.core import DataError
+from regard.core.paths import check_utf8, printable, regular_file, user_path
+from regard.tasks.data.own import SUFFIXES
 
 from . import masks
 from .scenes import Rle, Scene, objects_of
 
 log = logging.getLogger("regard.data")
 
+LARGEST = 1e30
+"""Numbers of annotations are smaller than this."""
+LARGEST_SIDE = 2**20
+"""Pixels of the longest side of an image that is read."""
 TOLERANCE = 1.0
 """Pixels by which a box may reach beyond its image: annotations round. It is clipped."""
 
@@ -29,14 +34,15 @@ class Categories:
 
 def read_json(file: Path) -> Any:
     """The content of a JSON file. Raises: DataError with line and column."""
+    regular_file(file)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         if not text.strip():
             raise DataError(f"{file} is empty; expected COCO annotations: images, annotations and categories")
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{file} is no valid JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, a number of 5,000 digits, 5,000 brackets
         raise DataError(f"{file} cannot be read: {error}") from error
 
 
@@ -63,7 +69,10 @@ def read_scenes(file: Path, folders: list[Path], with_masks: bool, corrupt: str)
     labels = {number: label for label, number in enumerate(categories.ids)}
     for number, annotation in annotations.items():
         where = f"{file}: annotation {number}"
-        if annotation["image_id"] not in images:
+        ids = annotation["image_id"], annotation["category_id"]
+        if not all(isinstance(value, int) and not isinstance(value, bool) for value in ids):
+            wrong(f"{where} has image_id {ids[0]!r} and category_id {ids[1]!r}; expected whole numbers")
+        elif annotation["image_id"] not in images:
             wrong(f"{where} is of image {annotation['image_id']}, which is not among the images")
         elif annotation["category_id"] not in labels:
             known = ", ".join(map(str, categories.ids[:20]))
@@ -78,7 +87,20 @@ def read_scenes(file: Path, folders: list[Path], with_masks: bool, corrupt: str)
     ]
     if not scenes:
         raise DataError(f"{file}: none of its images is there")
+    if corrupt == "skip":
+        _check_kept(file, categories, annotations.values(), scenes)
     return categories, scenes
+
+
+def _check_kept(
+    file: Path, categories: Categories, annotations: Iterable[Mapping[str, Any]], scenes: list[Scene]
+) -> None:
+    """Raises: DataError for a category whose objects were all skipped."""
+    kept = {categories.ids[label] for scene in scenes for label in scene.objects.labels}
+    named = {number for entry in annotations if isinstance(number := entry["category_id"], int)}
+    lost = [name for number, name in zip(categories.ids, categories.names, strict=True) if number in named - kept]
+    if lost:
+        raise DataError(f"{file}: all annotations of category {lost[0]} were skipped; correct or remove them")
 
 
 class Wrong:
@@ -111,13 +133,16 @@ def _by_id(file: Path, kind: str, entries: list[Any], fields: tuple[str, ...]) -
         number = entry["id"]
         if not isinstance(number, int) or isinstance(number, bool):
             raise DataError(f"{file}: {kind} number {index + 1} has the id {number!r}; expected a whole number")
+        if abs(number) >= 2**63:
+            raise DataError(f"{file}: the {kind} id {str(number)[:30]} is beyond 64 bits; number them from 1")
         if number in by_id:
             raise DataError(f"{file}: the {kind} id {number} occurs twice; ids must be unique")
         by_id[number] = entry
     if kind == "image":
         for number, entry in by_id.items():
             sides = entry["width"], entry["height"]
-            if not all(isinstance(side, int) and side > 0 for side in sides) or not isinstance(entry["file_name"], str):
+            whole = all(isinstance(side, int) and 0 < side <= LARGEST_SIDE for side in sides)
+            if not whole or not isinstance(entry["file_name"], str):
                 raise DataError(f"{file}: image {number} has no valid file_name, width and height")
     return by_id
 
@@ -127,14 +152,26 @@ def _categories(file: Path, entries: list[Any]) -> Categories:
     if not by_id:
         raise DataError(f"{file} has no categories")
     ids = tuple(sorted(by_id))
-    return Categories(ids, tuple(str(by_id[number]["name"]) for number in ids))
+    names = tuple(str(by_id[number]["name"]) for number in ids)
+    for name in names:
+        check_utf8(Path(name), DataError)
+    double = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if double is not None:
+        raise DataError(f"{file} has two categories {double!r}; their names must differ")
+    return Categories(ids, names)
 
 
 def _source(file: Path, image: Mapping[str, Any], folders: list[Path], wrong: Wrong) -> Path | None:
-    """The path of an image, None if it is skipped."""
+    """The path of an image, None if it is skipped. Raises: DataError for one that the digest does not cover."""
+    name = Path(image["file_name"])
+    if name.is_absolute() or any(part.startswith(".") for part in name.parts) or name.suffix.lower() not in SUFFIXES:
+        raise DataError(
+            f"{file}: image {image['id']} has the file_name {printable(str(name))}; expected an image in a folder of "
+            f"the data, not hidden, with one of {', '.join(sorted(SUFFIXES))}"
+        )
     for folder in folders:
-        path = folder / image["file_name"]
-        if path.is_file():
+        path = user_path(folder / name, DataError)
+        if regular_file(path).exists():
             return path
     looked = " or ".join(str(folder) for folder in folders)
     wrong(f"{file}: image {image['id']}, {image['file_name']}, is not in {looked}")
@@ -164,17 +201,25 @@ def _checked(
             return None
     left, top, width, height = map(float, annotation["bbox"])
     right, bottom = min(left + width, size[1]), min(top + height, size[0])
-    area = annotation.get("area")
-    if not isinstance(area, int | float) or not math.isfinite(area):
+    crowd, area = annotation.get("iscrowd", 0), annotation.get("area")
+    if crowd not in (0, 1):
+        wrong(f"{where} in {image['file_name']} has iscrowd {crowd!r}; expected 0 or 1")
+        return None
+    if not _is_number(area) or not isinstance(area, int | float) or area < 0:
         area = masks.area(mask) if mask is not None else width * height
     box = (max(left, 0.0), max(top, 0.0), right, bottom)
-    return {"box": box, "crowd": bool(annotation.get("iscrowd", 0)), "area": float(area), "mask": mask}
+    return {"box": box, "crowd": bool(crowd), "area": float(area), "mask": mask}
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that float32 holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def box_problem(bbox: Any, size: tuple[int, int]) -> str:
     """What is wrong with a box [left, top, width, height] in an image of size (height, width); "" if nothing."""
     numbers = isinstance(bbox, list | tuple) and len(bbox) == 4
-    if not numbers or not all(isinstance(value, int | float) and math.isfinite(value) for value in bbox):
+    if not numbers or not all(_is_number(value) for value in bbox):
         return f"its bbox is {bbox}, expected four numbers [left, top, width, height]"
     left, top, width, height = bbox
     if width <= 0 or height <= 0:

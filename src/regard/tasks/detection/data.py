@@ -1,16 +1,17 @@
 """Data sets for detection: named ones, and the user's own in the formats of COCO and Pascal VOC."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from regard.core import DataError, nearest
+from regard.core.paths import files_below, regular_file, user_path
+from regard.tasks.data import digest as digests
 from regard.tasks.data.catalog import data_root
 from regard.tasks.data.cued import COUNTS, CUED, canvas
 from regard.tasks.data.cued import SIZE as CUED_SIZE
 from regard.tasks.data.cued import checksum as cued_checksum
-from regard.tasks.data.own import fingerprint
+from regard.tasks.data.own import SUFFIXES
 from regard.tasks.data.streams import generator
 
 from . import coco, masks, voc
@@ -23,47 +24,65 @@ SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"),
 """Names of a split's annotation file, or of the end of it ("instances_val2017.json"); the first one is used."""
 
 
-def identity(data: str) -> str:
-    """The data in a run's key: the name of a named set, or a digest of the user's own data. Raises: DataError."""
-    return data if data in NAMED else f"own:{digest(path_of(data))}"
+def identity(data: str, kind: str = "") -> str:
+    """The data in a run's key: the name of a named set, or a digest of the user's own data.
+
+    kind: of the digest, see `regard.tasks.data.digest`. Raises: DataError.
+    """
+    return data if data in NAMED else f"own:{digest(path_of(data), kind)}"
 
 
 def path_of(data: str) -> Path:
     """The user's own folder. Raises: DataError if `data` is neither a known name nor an existing path."""
-    path = Path(data).expanduser()
+    path = user_path(data, DataError)
     if path.is_dir():
-        return path
+        return path.resolve()
     if path.exists() or "/" in data or "\\" in data:
         raise DataError(f"{data} is no folder; expected one with train.json and images/ (COCO), or of Pascal VOC")
     raise DataError(f"unknown data set {data!r} (and no such folder); {nearest(data, NAMED)}")
 
 
-def load(data: str, with_masks: bool, corrupt: str) -> SceneSet:
-    """A set by name or path. corrupt: "stop" at what is wrong, or "skip" it with a warning. Raises: DataError."""
+def load(data: str, with_masks: bool, corrupt: str, kind: str = "") -> SceneSet:
+    """A set by name or path. corrupt: "stop" at what is wrong, or "skip" it with a warning.
+
+    kind: of the digest of the user's own data, see `regard.tasks.data.digest`. Raises: DataError.
+    """
     if data in CUED:
         return _cued(data, with_masks)
     path = data_root() / data if data in FOLDERS else path_of(data)
     if not path.is_dir():
         raise DataError(f"{data} needs {path}, which does not exist; point --data-root or REGARD_DATA to its folder")
-    return _load(path.resolve(), data if data in FOLDERS else "", with_masks, corrupt, digest(path.resolve()))
+    path = path.resolve()
+    total = digests.of_index(_images(path), _annotations(path)) if data in FOLDERS else digest(path, kind)
+    return _load(path, data if data in FOLDERS else "", with_masks, corrupt, total)
 
 
 @lru_cache(maxsize=4)
 def _load(path: Path, name: str, with_masks: bool, corrupt: str, total: str) -> SceneSet:
-    splits: dict[str, Sequence[Scene]]
+    categories, splits = _read_splits(path, with_masks, corrupt)
+    for split, scenes in splits.items():
+        if not any(len(scene.objects) for scene in scenes):
+            raise DataError(f"the {split} split of {path} has no objects in any image")
+    if not name:
+        _check_classes(path, splits, categories.names)
+    return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, total.ljust(64, "0"))
+
+
+def read_splits(path: Path, with_masks: bool, corrupt: str) -> tuple[tuple[str, ...], dict[str, Sequence[Scene]]]:
+    """The names of the classes, and the scenes of each split; no image is read. Raises: DataError."""
+    categories, splits = _read_splits(path, with_masks, corrupt)
+    return categories.names, splits
+
+
+def _read_splits(path: Path, with_masks: bool, corrupt: str) -> tuple[coco.Categories, dict[str, Sequence[Scene]]]:
     if voc.is_voc(path):
         if with_masks:
             raise DataError(f"{path} is read as Pascal VOC, for boxes alone; for --task instances use COCO's format")
         categories, found = voc.read_splits(path, corrupt)
-        splits = dict(found)
+        splits: dict[str, Sequence[Scene]] = dict(found)
     else:
         categories, splits = _coco_splits(path, with_masks, corrupt)
-    if len(splits) == 1:
-        splits = _divided(splits["train"])
-    for split, scenes in splits.items():
-        if not any(len(scene.objects) for scene in scenes):
-            raise DataError(f"the {split} split of {path} has no objects in any image")
-    return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, total.ljust(64, "0"))
+    return categories, _divided(splits["train"]) if len(splits) == 1 else splits
 
 
 def annotation_files(path: Path) -> dict[str, Path]:
@@ -122,24 +141,36 @@ def _divided(scenes: Sequence[Scene]) -> dict[str, Sequence[Scene]]:
     }
 
 
-@lru_cache(maxsize=16)
-def digest(path: Path) -> str:
-    """12 hexadecimal digits of a digest of annotation files (whole) and images (names, sizes, first 4 KiB).
+def _check_classes(path: Path, splits: dict[str, Sequence[Scene]], names: tuple[str, ...]) -> None:
+    """Raises: DataError for a class that has objects, but none in training images."""
+    found = {
+        split: {int(label) for scene in scenes for label in scene.objects.labels} for split, scenes in splits.items()
+    }
+    for split, labels in found.items():
+        if only := labels - found["train"]:
+            raise DataError(
+                f"{names[min(only)]} has objects in the {split} split of {path}, but in no training image; add "
+                "training images of it, or remove the category"
+            )
 
-    It does not depend on the folder's path. Raises: DataError if there are no data.
-    """
-    total = hashlib.sha256()
+
+@lru_cache(maxsize=16)
+def digest(path: Path, kind: str = "") -> str:
+    """What stands for a folder's annotations and images in the key of a run, whatever its path. Raises: DataError."""
+    return digests.identity_of(path, _images(path), kind, _annotations(path))
+
+
+def _images(path: Path) -> dict[str, Path]:
+    """All images of a folder by their relative names."""
+    return digests.relative(path, files_below(path, SUFFIXES))
+
+
+def _annotations(path: Path) -> dict[str, Path]:
+    """The annotation files by their relative names."""
     texts = [*annotation_files(path).values()]
     if voc.is_voc(path):
         texts = [*sorted((path / "ImageSets" / "Main").glob("*.txt")), *sorted((path / "Annotations").glob("*.xml"))]
-    for file in texts:
-        with file.open("rb") as stream:
-            total.update(file.relative_to(path).as_posix().encode() + hashlib.file_digest(stream, "sha256").digest())
-    suffixes = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}
-    for file in sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file()):
-        size, head = fingerprint(file)
-        total.update(f"{file.relative_to(path).as_posix()}\0{size}\0{head}\n".encode())
-    return total.hexdigest()[:12]
+    return digests.relative(path, map(regular_file, texts))
 
 
 class _Canvases(Sequence[Scene]):

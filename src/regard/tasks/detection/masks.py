@@ -6,12 +6,25 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, UInt8
 
+from regard.core import require
+
 from .scenes import Rle
+
+LARGEST = 2**24
+"""Coordinates of a polygon are smaller than this."""
+
+
+def _library() -> Any:
+    require("faster_coco_eval")
+
+    from faster_coco_eval.core import mask
+
+    return mask
 
 
 def encode(masks: Bool[np.ndarray, "n h w"]) -> list[Rle]:
     """Masks as compressed encodings."""
-    from faster_coco_eval.core import mask
+    mask = _library()
 
     if not len(masks):
         return []
@@ -20,7 +33,7 @@ def encode(masks: Bool[np.ndarray, "n h w"]) -> list[Rle]:
 
 def decode(rles: Sequence[Rle], size: tuple[int, int]) -> UInt8[np.ndarray, "n h w"]:
     """Encodings of masks of one size (height, width) as arrays of 0 and 1."""
-    from faster_coco_eval.core import mask
+    mask = _library()
 
     if not len(rles):
         return np.zeros((0, *size), np.uint8)
@@ -29,7 +42,7 @@ def decode(rles: Sequence[Rle], size: tuple[int, int]) -> UInt8[np.ndarray, "n h
 
 def area(rle: Rle) -> int:
     """Number of pixels of a mask."""
-    from faster_coco_eval.core import mask
+    mask = _library()
 
     return int(mask.area([rle])[0])
 
@@ -48,7 +61,7 @@ def from_annotation(segmentation: Any, size: tuple[int, int]) -> Rle:
 
     size: (height, width) of the image. Raises: ValueError that says what is wrong.
     """
-    from faster_coco_eval.core import mask
+    mask = _library()
 
     height, width = size
     if isinstance(segmentation, dict):
@@ -56,26 +69,31 @@ def from_annotation(segmentation: Any, size: tuple[int, int]) -> Rle:
     if not isinstance(segmentation, list) or not segmentation:
         raise ValueError("segmentation is neither a list of polygons nor an encoding {size, counts}")
     for polygon in segmentation:
-        numbers = isinstance(polygon, list) and all(isinstance(value, int | float) for value in polygon)
-        if not numbers or len(polygon) < 6 or len(polygon) % 2 or not np.isfinite(polygon).all():
+        numbers = isinstance(polygon, list) and all(
+            isinstance(value, int | float) and abs(value) < LARGEST for value in polygon
+        )
+        if not numbers or len(polygon) < 6 or len(polygon) % 2:
             raise ValueError("a polygon is a list of at least three points x, y, x, y, ...")
     return dict(mask.merge(mask.frPyObjects([[float(v) for v in polygon] for polygon in segmentation], height, width)))
 
 
 def _from_rle(segmentation: dict[str, Any], size: tuple[int, int]) -> Rle:
-    from faster_coco_eval.core import mask
+    mask = _library()
 
     sides, counts = segmentation.get("size"), segmentation.get("counts")
-    if sides is None or list(sides) != list(size):
+    if not isinstance(sides, list | tuple) or list(sides) != list(size):
         found = "x".join(map(str, sides)) if isinstance(sides, list) else sides
         raise ValueError(f"its mask has {found} pixels (height x width), the image has {size[0]}x{size[1]}")
     if isinstance(counts, list):
-        if any(not isinstance(count, int) or count < 0 for count in counts) or sum(counts) != size[0] * size[1]:
+        if (
+            any(not isinstance(count, int) or isinstance(count, bool) or count < 0 for count in counts)
+            or sum(counts) != size[0] * size[1]
+        ):
             raise ValueError(f"the counts of its mask are not whole numbers with the sum {size[0] * size[1]}")
         return dict(mask.frPyObjects({"size": list(size), "counts": counts}, *size))
     if not isinstance(counts, str | bytes):
         raise ValueError("its mask has no counts")
-    packed = counts.encode() if isinstance(counts, str) else counts
+    packed = counts.encode(errors="replace") if isinstance(counts, str) else counts
     if sum(run_lengths(packed)) != size[0] * size[1]:
         raise ValueError(f"the counts of its mask have not the sum {size[0] * size[1]}: they are damaged")
     return {"size": list(size), "counts": packed}

@@ -7,6 +7,9 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
+from regard.core import require
+from regard.core.plain_text import plain_text
+
 from ..drawing import canvas, colour
 from .masks import decode
 from .scenes import Scene
@@ -93,11 +96,14 @@ def _outline(mask: np.ndarray) -> np.ndarray:
     return mask & ~inner
 
 
+@plain_text()
 def precision_recall(evaluation: Evaluation, thresholds: Sequence[int] = (0, 5)) -> "Figure":
     """Precision over recall of each class, one plot for each threshold of the IoU: index 0 is 0.50, 5 is 0.75.
 
     Precision is COCO's: the highest at this recall or a higher one.
     """
+    require("matplotlib")
+
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(thresholds), 3.6), layout="constrained")

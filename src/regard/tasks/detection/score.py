@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core import DataError
+from regard.core import DataError, require
 from regard.tasks.jackknife import jackknife
 
 from ..base import Score
@@ -124,6 +124,8 @@ def evaluate(
     scenes: Sequence[Scene], found: Sequence[Found], classes: tuple[str, ...], kind: str, detections: int
 ) -> Evaluation:
     """One evaluation of all images. kind: "bbox" or "segm"; detections: the largest number in an image that counts."""
+    require("faster_coco_eval")
+
     from faster_coco_eval import faster_eval_api_cpp
     from faster_coco_eval.core.coco import COCO
     from faster_coco_eval.core.faster_eval_api import COCOeval_faster

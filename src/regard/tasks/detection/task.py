@@ -109,13 +109,13 @@ class Boxes(ImageTask):
         self.check_recipe(recipe, AUGMENTS, without=("smoothing", "mixup", "cutmix", "erasing"))
 
     def identity(self) -> "Boxes":
-        return dataclasses.replace(self, data=sets.identity(self.data), extra=())
+        return dataclasses.replace(self, data=sets.identity(self.data, self.digest), digest="", extra=())
 
     # data
 
     def scenes_of(self) -> SceneSet:
         """The data set. Raises: DataError."""
-        return sets.load(self.data, self.kind == "segm", self.corrupt)
+        return sets.load(self.data, self.kind == "segm", self.corrupt, self.digest)
 
     def part(self, split: str) -> Split:
         """Images and targets of a split: "train", "val" or "test", at most `limit` images. Raises: DataError."""

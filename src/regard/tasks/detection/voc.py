@@ -5,8 +5,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from regard.core import DataError
+from regard.core.paths import regular_file
 
-from .coco import Categories, Wrong, box_problem
+from .coco import LARGEST_SIDE, Categories, Wrong, box_problem
 from .scenes import Scene, objects_of
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG")
@@ -26,7 +27,7 @@ def read_splits(path: Path, corrupt: str) -> tuple[Categories, dict[str, list[Sc
     ordinary ones. corrupt: as in `coco.read_scenes`. Raises: DataError that names the file.
     """
     lists = {split: path / "ImageSets" / "Main" / f"{split}.txt" for split in ("train", "val", "test")}
-    present = {split: file for split, file in lists.items() if file.is_file()}
+    present = {split: file for split, file in lists.items() if regular_file(file).exists()}
     if "train" not in present:
         raise DataError(f"{lists['train']} does not exist; it names the images for training, one a line")
     wrong = Wrong(corrupt)
@@ -55,9 +56,12 @@ def read_splits(path: Path, corrupt: str) -> tuple[Categories, dict[str, list[Sc
 def _names(file: Path) -> list[str]:
     """The names of images in a list: the first word of each line. Raises: DataError."""
     try:
-        names = [line.split()[0] for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        names = [line.split()[0] for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+    outside = next((name for name in names if name.startswith(".") or "/" in name), None)
+    if outside is not None:
+        raise DataError(f"{file} names {outside}; expected the name of an image in JPEGImages, without suffix")
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
     if not names or twice:
         raise DataError(f"{file} names {twice} twice" if twice else f"{file} names no images")
@@ -72,14 +76,19 @@ def _read(path: Path, name: str, wrong: Wrong) -> dict[str, Any] | None:
         return None
     file = path / "Annotations" / f"{name}.xml"
     try:
-        root = ElementTree.parse(file).getroot()
+        root = ElementTree.parse(regular_file(file)).getroot()
         size = (int(_text(root, "size/height")), int(_text(root, "size/width")))
     except ElementTree.ParseError as error:
         line, column = error.position
         wrong(f"{file} is no valid XML: line {line}, column {column + 1}: {error}")
         return None
-    except (OSError, ValueError) as error:
+    except DataError:
+        raise
+    except (OSError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         wrong(f"{file} cannot be read: {error}")
+        return None
+    if not all(0 < side <= LARGEST_SIDE for side in size):
+        wrong(f"{file} has the size {size[1]}x{size[0]} (width x height), which no image has")
         return None
     boxes, names = [], []
     for number, item in enumerate(root.iter("object"), 1):

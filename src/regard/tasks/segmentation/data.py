@@ -1,7 +1,6 @@
 """Images with masks: the user's own folders, camvid, and the generated cued sets."""
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from regard.core import DataError, nearest
+from regard.core.paths import files_below, regular_file, subfolders, user_path
 from regard.models.segmentation import VOID
-from regard.tasks.data import cued, own
+from regard.tasks.data import cued, digest, own
 from regard.tasks.data.catalog import data_root
 from regard.tasks.data.images import read_image
 from regard.tasks.data.streams import generator
@@ -156,10 +156,11 @@ class Part:
 
 def read_mask(file: Path) -> np.ndarray:
     """The labels (height, width) uint8 of a palette or grey image. Raises: DataError."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
-        with Image.open(file) as image:
+        with Image.open(regular_file(file)) as opened:
+            image = ImageOps.exif_transpose(opened)
             if image.mode not in ("L", "P", "1", "I", "I;16"):
                 raise DataError(
                     f"{file} is a picture in colour ({image.mode}), not a mask; save it as a palette or grey image "
@@ -168,7 +169,9 @@ def read_mask(file: Path) -> np.ndarray:
             labels = np.asarray(image)
     except FileNotFoundError as error:
         raise DataError(f"there is no mask {file}") from error
-    except (OSError, SyntaxError, ValueError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises various errors for a damaged file
         raise DataError(f"{file} cannot be read as an image: {error}") from error
     if labels.dtype != np.uint8:
         if int(labels.max(initial=0)) > 255 or int(labels.min(initial=0)) < 0:
@@ -177,9 +180,10 @@ def read_mask(file: Path) -> np.ndarray:
     return labels
 
 
-def load(data: str, void: int, classes: int) -> MaskSet:
+def load(data: str, void: int, classes: int, kind: str = "") -> MaskSet:
     """A set by name or path; the last two are kept. classes: of the user's own data, 0 = see `own_set`.
 
+    kind: of the digest of the user's own data, see `regard.tasks.data.digest`.
     Raises: DataError.
     """
     if data in cued.CUED:
@@ -191,14 +195,15 @@ def load(data: str, void: int, classes: int) -> MaskSet:
             f"{data} needs the folder {path}, which does not exist; expected {LAYOUT}. Point --data-root to its parent"
         )
     names = CAMVID if data == "camvid" else ()
-    return own_set(path, void, classes, own_digest(path), names, data if named else "")
+    total = digest.of_index(_files(path)) if named else own_digest(path, kind)
+    return own_set(path, void, classes, total, names, data if named else "")
 
 
 def path_of(data: str) -> Path:
     """The user's own folder. Raises: DataError if it does not exist."""
-    path = Path(data).expanduser()
+    path = user_path(data, DataError)
     if path.is_dir():
-        return path
+        return path.resolve()
     if path.exists() or "/" in data:
         raise DataError(f"{data} is not a folder; expected {LAYOUT}")
     raise DataError(f"unknown segmentation data {data!r} (and no such folder); {nearest(data, NAMED)}")
@@ -222,7 +227,7 @@ def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, 
 
     The classes are the lines of classes.txt, or `classes` of them, or the labels of the training masks from 0 to the
     largest. With void = 0 they start at label 1. digest: of the folder's present contents. name: of a named set.
-    Raises: DataError.
+    Raises: DataError, also for a class that only masks of the test have.
     """
     pairs = find_pairs(path)
     names = names or _names(path)
@@ -237,18 +242,37 @@ def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, 
         raise DataError(f"task.void={void} is the label of class {void - first} of {number}; it has to be another one")
     names = names or tuple(str(label) for label in labels)
     splits: dict[str, Split] = {split: Files(items, labels, void) for split, items in pairs.items()}
+    if not name:
+        _check_classes(path, splits, names)
     return MaskSet(name or f"own:{digest}", names, 3, splits, digest)
 
 
+def _check_classes(path: Path, splits: dict[str, Split], names: tuple[str, ...]) -> None:
+    """Raises: DataError for a class of test masks that no training mask has. Masks that are not in memory stay unread;
+    `regard data check` reads them all."""
+    found = {
+        name: {int(label) for _, mask in split.decoded for label in np.unique(mask)} - {VOID}
+        for name, split in splits.items()
+        if isinstance(split, Files) and split.decoded is not None
+    }
+    only = found.get("test", set()) - found["train"] if "train" in found else set()
+    if only:
+        raise DataError(
+            f"class {names[min(only)]} is in masks of the test of {path}, but in no training mask; add training images "
+            "of it, or mark it as void"
+        )
+
+
 @lru_cache(maxsize=16)
-def own_digest(path: Path) -> str:
-    """12 hexadecimal digits of a digest of a folder: relative paths, sizes and first 4 KiB of images and masks."""
-    total = hashlib.sha256()
-    files = sorted(_image_files(path))
-    for file in [*files, *([path / "classes.txt"] if (path / "classes.txt").is_file() else [])]:
-        size, head = own.fingerprint(file)
-        total.update(f"{file.relative_to(path).as_posix()}\0{size}\0{head}\n".encode())
-    return total.hexdigest()[:12]
+def own_digest(path: Path, kind: str = "") -> str:
+    """What stands for a folder's images, masks and classes.txt in the key of a run. Raises: DataError."""
+    return digest.identity_of(path, _files(path), kind)
+
+
+def _files(path: Path) -> dict[str, Path]:
+    """All images and masks, and classes.txt if there is one, by their relative names."""
+    names = path / "classes.txt"
+    return digest.relative(path, [*files_below(path, own.SUFFIXES), *([names] if names.is_file() else [])])
 
 
 def find_pairs(path: Path) -> dict[str, list[tuple[Path, Path]]]:
@@ -257,7 +281,7 @@ def find_pairs(path: Path) -> dict[str, list[tuple[Path, Path]]]:
     Without a folder for the test, "test" is "val"; without any split every fifth image of a fixed permutation is for
     the test. Raises: DataError with the name of an image without a mask, or a mask without an image; for empty folders.
     """
-    folders = _folders(path)
+    folders = find_folders(path)
     splits = {split: _pairs(*both) for split, both in folders.items() if split != "all"}
     if "all" in folders:
         pairs = _pairs(*folders["all"])
@@ -273,15 +297,15 @@ def find_pairs(path: Path) -> dict[str, list[tuple[Path, Path]]]:
     return splits
 
 
-def _folders(path: Path) -> dict[str, tuple[Path, Path]]:
+def find_folders(path: Path) -> dict[str, tuple[Path, Path]]:
     """(images, masks) of each split, or of "all"."""
-    children = {child.name.lower(): child for child in sorted(path.iterdir()) if child.is_dir()}
+    children = {child.name.lower(): child for child in subfolders(path)}
     found: dict[str, tuple[Path, Path]] = {}
     images = next((children[name] for name in _IMAGES if name in children), None)
     masks = next((children[name] for name in _MASKS if name in children), None)
     if images is not None and masks is not None:
         of_images, of_masks = (
-            {c.name.lower(): c for c in folder.iterdir() if c.is_dir()} for folder in (images, masks)
+            {child.name.lower(): child for child in subfolders(folder)} for folder in (images, masks)
         )
         for split, names in _SPLITS.items():
             name = next((name for name in names if name in of_images), None)
@@ -292,7 +316,7 @@ def _folders(path: Path) -> dict[str, tuple[Path, Path]]:
         return found or {"all": (images, masks)}
     for split, names in _SPLITS.items():
         for name in (name for name in names if name in children):
-            inner = {child.name.lower(): child for child in children[name].iterdir() if child.is_dir()}
+            inner = {child.name.lower(): child for child in subfolders(children[name])}
             pictures = next((inner[part] for part in _IMAGES if part in inner), children[name])
             beside = [inner[part] for part in _MASKS if part in inner]
             beside += [
@@ -320,7 +344,7 @@ def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
 
 def _by_stem(folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
-    for file in sorted(_image_files(folder)):
+    for file in files_below(folder, own.SUFFIXES):
         name = file.relative_to(folder).with_suffix("").as_posix()
         if name in files:
             raise DataError(f"{files[name]} and {file.name} have the same name; remove or rename one of them")
@@ -330,16 +354,16 @@ def _by_stem(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _image_files(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.rglob("*") if file.suffix.lower() in own.SUFFIXES and not file.is_dir())
-
-
 def _names(path: Path) -> tuple[str, ...]:
     """The lines of classes.txt, or nothing without such a file. Raises: DataError."""
-    file = path / "classes.txt"
-    if not file.is_file():
+    file = regular_file(path / "classes.txt")
+    if not file.exists():
         return ()
-    names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {error}; save it with the encoding UTF-8") from error
+    names = tuple(line.strip() for line in text.splitlines() if line.strip())
     double = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if double is not None:
         raise DataError(f"{file} names the class {double!r} twice")
@@ -361,9 +385,9 @@ def _bytes(image: Path) -> int:
     from PIL import Image
 
     try:
-        with Image.open(image) as opened:
+        with Image.open(regular_file(image)) as opened:
             return opened.width * opened.height * 4
-    except OSError:
+    except Exception:  # Pillow raises various errors for a damaged file
         return 0
 
 

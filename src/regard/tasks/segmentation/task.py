@@ -104,12 +104,13 @@ class Segmentation(ImageTask):
 
     def identity(self) -> "Segmentation":
         if self.data in NAMED:
-            return dataclasses.replace(self, extra=())
-        return dataclasses.replace(self, data=f"own:{own_digest(path_of(self.data))}", extra=())
+            return dataclasses.replace(self, digest="", extra=())
+        total = own_digest(path_of(self.data), self.digest)
+        return dataclasses.replace(self, data=f"own:{total}", digest="", extra=())
 
     def set_of(self) -> MaskSet:
         """The data set. Raises: DataError."""
-        return load(self.data, self.void, self.classes)
+        return load(self.data, self.void, self.classes, self.digest)
 
     def part(self, split: str) -> Split:
         """A split, at most `limit` images of it. Raises: DataError if the data do not have it."""

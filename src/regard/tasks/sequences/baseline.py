@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from regard.core import require
+
 from .tokens import Split
 
 
@@ -11,6 +13,8 @@ def bag_of_symbols(train: Split, test: Split, length: int, vocabulary: int) -> f
     A model of sequences learns something from their order only if it is better. Counts have mean 0 and deviation 1 in
     the training split (scikit-learn, C = 1, at most 1,000 iterations).
     """
+    require("sklearn")
+
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

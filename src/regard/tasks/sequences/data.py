@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError, nearest
+from regard.core.paths import user_path
 from regard.tasks.data import catalog
 
 from . import listops, pathfinder, pixels, text
@@ -75,9 +76,9 @@ def identity(data: str) -> str:
 
 def path_of(data: str) -> Path:
     """The user's own table or folder. Raises: DataError if `data` is neither a known name nor an existing table."""
-    path = Path(data).expanduser()
+    path = user_path(data, DataError)
     if path.exists():
-        return path
+        return path.resolve()
     if "/" in data or "\\" in data or path.suffix.lower() in text.SUFFIXES:
         raise DataError(
             f"{data} does not exist; expected a table ({', '.join(text.SUFFIXES)}) with columns text and label, or a "
@@ -91,7 +92,7 @@ def load(data: str, length: int) -> SequenceSet:
     if data in NAMED:
         return _load(data, length if data in pixels.NAMED else 0, os.environ.get("REGARD_DATA", ""))
     path = path_of(data)
-    return _load(str(path.resolve()), 0, text.digest(path))
+    return _load(str(path), 0, text.digest(path))
 
 
 @lru_cache(maxsize=2)

@@ -4,16 +4,17 @@ A table is a parquet, .csv or .tsv file (UTF-8, with a header). A folder has the
 """
 
 import csv
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.core import DataError
+from regard.core.paths import readable, regular_file, visible
 from regard.tasks.data.catalog import data_root, file_checksum
 from regard.tasks.data.own import read_table
 from regard.tasks.data.streams import generator
@@ -50,7 +51,7 @@ def imdb() -> SequenceSet:
         raise DataError(f"{files[0]} has {len(train)} reviews, imdb has 25,000; download the file again")
     used = len(train) - IMDB_HELD
     held = train.take(np.arange(used, len(train)))
-    total = hashlib.sha256("".join(map(file_checksum, files)).encode()).hexdigest()
+    total = sha256("".join(map(file_checksum, files)).encode()).hexdigest()
     names = ("negative", "positive")
     return SequenceSet("imdb", names, train.take(np.arange(used)), test, "bytes", BYTES, True, held, total)
 
@@ -58,12 +59,13 @@ def imdb() -> SequenceSet:
 def is_table(path: Path) -> bool:
     """Whether a path is a table, or a folder of tables."""
     if path.is_dir():
-        return any(_is_file(file) for file in path.iterdir())
+        return any(_is_file(path / entry.name) for entry in visible(path))
     return _is_file(path)
 
 
 def _is_file(path: Path) -> bool:
-    return path.is_file() and path.suffix.lower() in SUFFIXES
+    """Whether a path is a table. Raises: DataError for a pipe, a socket or a device with such a suffix."""
+    return path.suffix.lower() in SUFFIXES and regular_file(path).exists()
 
 
 def tables(path: Path) -> dict[str, Path]:
@@ -78,7 +80,9 @@ def tables(path: Path) -> dict[str, Path]:
             raise DataError(f"{path} is no table: expected a file that ends in {', '.join(SUFFIXES)}")
         return {"train": path}
     found: dict[str, Path] = {}
-    for file in sorted(file for file in path.iterdir() if _is_file(file)):
+    for file in (path / entry.name for entry in visible(path)):
+        if not _is_file(file):
+            continue
         for split, names in SPLITS.items():
             if file.stem.lower() in names:
                 if split in found:
@@ -95,10 +99,10 @@ def tables(path: Path) -> dict[str, Path]:
 @lru_cache(maxsize=16)
 def digest(path: Path) -> str:
     """12 hexadecimal digits of a digest of the user's tables, whatever their path is. Raises: DataError."""
-    total = hashlib.sha256()
+    total = sha256()
     for split, file in sorted(tables(path).items()):
-        with file.open("rb") as stream:
-            total.update(f"{split}{file.suffix.lower()}".encode() + hashlib.file_digest(stream, "sha256").digest())
+        with readable(file), file.open("rb") as stream:
+            total.update(f"{split}{file.suffix.lower()}".encode() + file_digest(stream, "sha256").digest())
     return total.hexdigest()[:12]
 
 
@@ -135,7 +139,7 @@ def own(path: Path) -> SequenceSet:
 
 def _class_names(labels: set[str]) -> tuple[str, ...]:
     """Labels in the order of their numbers if all are whole numbers, else of the alphabet."""
-    if all(label.removeprefix("-").isdecimal() for label in labels):
+    if all(len(label) < 1000 and label.removeprefix("-").isdecimal() for label in labels):
         return tuple(sorted(labels, key=int))
     return tuple(sorted(labels))
 
@@ -163,6 +167,9 @@ def _rows(file: Path) -> Iterator[Row]:
             f"{file} has no column {' and no column '.join(missing)} (it has {shown}); expected text and label, or "
             "text1, text2 and label"
         )
+    double = next((name for name in (*columns, "label") if header.count(name) > 1), None)
+    if double is not None:
+        raise DataError(f"{file} has several columns {double}; remove or rename all but one")
     places = [header.index(name) for name in columns]
     label = header.index("label")
     for number, record in enumerate(records, 1):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core import ConfigError
+from regard.core import ConfigError, require
 
 ORDER = 4
 """The longest n-grams of BLEU."""
@@ -26,6 +26,8 @@ def statistics(translations: Sequence[str], references: Sequence[str], language:
 
 def bleu(total: np.ndarray) -> float:
     """BLEU from summed statistics (10,), in percent."""
+    require("sacrebleu")
+
     from sacrebleu.metrics import BLEU
 
     numbers = [int(number) for number in total]
@@ -35,6 +37,8 @@ def bleu(total: np.ndarray) -> float:
 
 def chrf(translations: Sequence[str], references: Sequence[str]) -> float:
     """chrF2 of a set, in percent."""
+    require("sacrebleu")
+
     from sacrebleu.metrics import CHRF
 
     return float(CHRF().corpus_score(list(translations), [list(references)]).score)
@@ -48,6 +52,8 @@ def signature(language: str) -> str:
 
 
 def _metric(language: str, effective_order: bool = False) -> Any:
+    require("sacrebleu")
+
     from sacrebleu.metrics import BLEU
 
     try:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from regard.core import ConfigError, DataError, nearest
+from regard.core.paths import regular_file, user_path
 from regard.tasks.data.catalog import data_root
 
 from .numbers_text import number_sentences
@@ -84,6 +85,7 @@ def check_languages(source: str, target: str) -> None:
 
 def read_lines(path: Path) -> tuple[str, ...]:
     """The sentences of a UTF-8 file, one a line; only "\\n" (or "\\r\\n") ends a line. Raises: DataError."""
+    regular_file(path)
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except FileNotFoundError as error:
@@ -112,9 +114,9 @@ def _check_named(data: str, source: str, target: str) -> None:
 
 
 def _folder(data: str) -> Path:
-    path = Path(data).expanduser()
+    path = user_path(data, DataError)
     if path.is_dir():
-        return path
+        return path.resolve()
     if path.exists():
         raise DataError(f"{data} is a file; expected a folder with train.en, train.de, val.en and val.de or the like")
     known = "" if "/" in data or "\\" in data else f"; {nearest(data, NAMED)}"
@@ -194,7 +196,7 @@ def training_sentences(data: str) -> int:
     """The number of lines of the first training text of a folder, for defaults; 0 if it cannot be read."""
     if data in COUNTS:
         return COUNTS[data][0]
-    for file in sorted(Path(data).expanduser().glob("train.*")):
+    for file in sorted(user_path(data, DataError).glob("train.*")):
         try:
             return len(read_lines(file))
         except DataError:

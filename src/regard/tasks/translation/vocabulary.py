@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from regard.core import ConfigError, DataError
+from regard.core import ConfigError, DataError, require
 from regard.models.translator import END, PAD, SPECIAL, START
 
 _SPECIAL = {PAD: "<pad>", START: "<start>", END: "<end>"}
@@ -98,6 +98,8 @@ def _tokenizer(merges: tuple[tuple[str, str], ...]) -> Any:
 
 
 def _library() -> Any:
+    require("tokenizers")
+
     import tokenizers  # takes long
 
     return tokenizers

@@ -1,0 +1,46 @@
+"""`regard data`: the user's own data, checked before training."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from .tables import AsJson, show
+
+data_app = typer.Typer(help="Your own data.", no_args_is_help=True)
+
+SHOWN = 20
+"""Problems and warnings that are printed; --json has all."""
+
+
+@data_app.callback()
+def _data() -> None:
+    pass
+
+
+@data_app.command("check")
+def check(
+    data: Annotated[str, typer.Argument(help="A folder, or a table: as for --data of `regard train`.")],
+    task: Annotated[str, typer.Option("--task", help="The task. Default: recognised from the files.")] = "",
+    source: Annotated[str, typer.Option(help="Suffix of the source language's files.")] = "en",
+    target: Annotated[str, typer.Option(help="Suffix of the target language's files.")] = "de",
+    as_json: AsJson = False,
+) -> None:
+    """Read all files of your own data: counts, sizes, modes, unreadable files, copies in several splits.
+
+    Exit code 1 if there is a problem that would stop a training.
+    """
+    from regard.tasks.check_data import check_data
+
+    report = check_data(data, task, source, target)
+    if as_json:
+        print(json.dumps(asdict(report), indent=1))
+    else:
+        notes = []
+        for kind, found in (("problem", report.problems), ("warning", report.warnings)):
+            notes += [f"{kind}: {text}" for text in found[:SHOWN]]
+            notes += [f"{len(found) - SHOWN} further {kind}s; --json has all"] if len(found) > SHOWN else []
+        show(report.rows, title=f"{data}: {report.kind}", notes=notes or ["no problems"])
+    if report.problems:
+        raise typer.Exit(1)

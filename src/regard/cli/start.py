@@ -1,0 +1,61 @@
+"""The entry point of the `regard` command: Ctrl-C ends it in one line, also while it loads its modules.
+
+Until the command line is loaded, an interrupt ends the process at once; from then on it is a KeyboardInterrupt, so that
+a run keeps its checkpoint. Python itself answers an interrupt before this file is read.
+"""
+
+import os
+import signal
+import sys
+
+from .exit_codes import INTERRUPTED, MESSAGE
+
+
+def _quit(number: int, frame: object) -> None:
+    os.write(2, f"{MESSAGE}\n".encode())
+    os._exit(INTERRUPTED)
+
+
+def main() -> None:
+    """Run the command line of `sys.argv`, and exit with its code."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in a background job of a shell
+    if not ignored:
+        signal.signal(signal.SIGINT, _quit)
+    _open_standard_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("regard: the current folder does not exist any more; change to another one", file=sys.stderr)
+        sys.exit(2)
+    from .app import main as run
+
+    try:
+        if not ignored:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = run()
+    except KeyboardInterrupt:  # between two lines of this function, or while the message is printed
+        print(MESSAGE, file=sys.stderr)
+        code = INTERRUPTED
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if code == INTERRUPTED:  # the end of Python makes a further Ctrl-C deadly again
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Give closed standard streams something to write to, and files and pipes the encoding UTF-8.
+
+    A terminal keeps its encoding; what it cannot show is written as an escape.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        encoding = stream.encoding if stream.isatty() else "utf-8"
+        stream.reconfigure(encoding=encoding, errors="backslashreplace")  # type: ignore[union-attr]

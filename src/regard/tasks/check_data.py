@@ -1,0 +1,270 @@
+"""Checking the user's own data before training: counts, sizes, modes, unreadable files, duplicates between splits."""
+
+import hashlib
+import logging
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.core import ConfigError, DataError, nearest
+from regard.core.paths import user_path
+
+from .data import own
+from .data.images import Source, decode
+from .detection import data as detection
+from .detection import voc
+from .segmentation import data as segmentation
+from .sequences import text
+from .translation import texts
+
+KINDS = ("classification", "segmentation", "detection", "sequences", "translation")
+"""The tasks whose data are checked; the data of instances are those of detection."""
+
+
+@dataclass
+class DataReport:
+    """What was found. kind: the task. rows: for each split and class (or language) its counts and ranges. problems:
+    what stops a training. warnings: what makes its score doubtful, such as duplicates between training and test."""
+
+    kind: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def check_data(data: str, kind: str = "", source: str = "en", target: str = "de") -> DataReport:
+    """Check a folder or a table. kind: one of `KINDS`, "" = recognised from the files. source, target: languages.
+
+    Every file is read. Raises: DataError if the data have no known layout; ConfigError for an unknown kind.
+    """
+    kind = "detection" if kind == "instances" else kind
+    if kind not in ("", *KINDS):
+        raise ConfigError(f"there is no task {kind!r} with data of its own; {nearest(kind, KINDS)}")
+    path = user_path(data, DataError)
+    if not path.exists():
+        raise DataError(f"{data} does not exist; expected a folder or a table")
+    path = path.resolve()
+    kind = kind or kind_of(path, source, target)
+    report = DataReport(kind)
+    if kind == "translation":
+        _translation(path, source, target, report)
+    else:
+        checks = {
+            "classification": _classification, "segmentation": _segmentation, "detection": _detection,
+            "sequences": _sequences,
+        }  # fmt: skip
+        with _collected(report.problems):
+            checks[kind](path, report)
+    return report
+
+
+def kind_of(path: Path, source: str = "en", target: str = "de") -> str:
+    """The task that a folder or table is for, by its files; class folders and tables of images if nothing else fits."""
+    if path.is_dir():
+        if voc.is_voc(path) or detection.annotation_files(path):
+            return "detection"
+        if any((path / f"train.{language}{end}").exists() for language in (source, target) for end in ("", ".gz")):
+            return "translation"
+        try:
+            if segmentation.find_folders(path):
+                return "segmentation"
+        except DataError:
+            pass
+    if text.is_table(path):
+        files = text.tables(path).values()
+        return "sequences" if all(_has_text(file) for file in files) else "classification"
+    return "classification"
+
+
+def _has_text(file: Path) -> bool:
+    return file.suffix.lower() != ".parquet" or {"text", "text1"} & set(own.read_table(file).column_names) != set()
+
+
+@contextmanager
+def _collected(messages: list[str]) -> Iterator[None]:
+    """Collect what the readers of the block skip with a warning."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("regard.data")
+    propagate, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagate
+
+
+class _Pictures:
+    """Sizes, modes and copies of the images that are read."""
+
+    def __init__(self, report: DataReport, total: int) -> None:
+        self.report, self.total, self.read, self.next = report, total, 0, time.monotonic() + 2
+        self.copies: dict[bytes, dict[str, str]] = defaultdict(dict)
+
+    def add(self, split: str, source: Source, name: str) -> tuple[tuple[int, int], str] | None:
+        """(height, width) and mode of an image, or None with a problem if it cannot be read."""
+        self.read += 1
+        if time.monotonic() > self.next and sys.stderr is not None:
+            self.next = time.monotonic() + 10
+            print(f"{self.read} of {self.total} images read", file=sys.stderr, flush=True)
+        try:
+            content = source if isinstance(source, bytes) else Path(str(source)).read_bytes()
+            shape = decode(content, None, 3).shape
+        except Exception as error:  # Pillow raises various errors for a damaged file
+            self.report.problems.append(f"{name} cannot be read as an image: {error}")
+            return None
+        self.copies[hashlib.sha256(content).digest()].setdefault(split, name)
+        return (shape[0], shape[1]), _mode(content)
+
+    def compare(self) -> None:
+        """Add a warning for each image that is in several splits."""
+        for places in self.copies.values():
+            if len(places) > 1:
+                self.report.warnings.append(f"the same image in {_listed(places)}")
+
+
+def _mode(content: bytes) -> str:
+    import io
+
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as image:
+        return image.mode
+
+
+def _different(what: str, *sizes: tuple[int, ...]) -> str:
+    shown = " and ".join("x".join(map(str, size)) for size in sizes)
+    return f"{what} have different sizes (height x width): {shown}"
+
+
+def _listed(places: dict[str, str]) -> str:
+    return " and ".join(f"{split}: {name}" for split, name in places.items())
+
+
+def _ranges(found: Sequence[tuple[tuple[int, int], str]]) -> dict[str, Any]:
+    """Smallest and largest sides (height x width), and modes with their numbers."""
+    if not found:
+        return {"smallest": None, "largest": None, "modes": ""}
+    sides = np.array([size for size, _ in found])
+    modes = Counter(mode for _, mode in found)
+    return {
+        "smallest": "x".join(map(str, sides.min(0))), "largest": "x".join(map(str, sides.max(0))),
+        "modes": ", ".join(f"{mode} {number}" for mode, number in modes.most_common()),
+    }  # fmt: skip
+
+
+def _classification(path: Path, report: DataReport) -> None:
+    classes, splits = own.read_splits(path)
+    pictures = _Pictures(report, sum(len(labels) for _, _, labels in splits.values()))
+    for split, (sources, names, labels) in splits.items():
+        for label, name in enumerate(classes):
+            rows = np.flatnonzero(labels == label)
+            found = [one for row in rows if (one := pictures.add(split, sources[row], names[row]))]
+            line = {"split": split, "class": name, "images": len(rows), "unreadable": len(rows) - len(found)}
+            report.rows.append(line | _ranges(found))
+        for row in np.flatnonzero((labels < 0) | (labels >= len(classes))):
+            report.problems.append(f"{names[row]} has the label {labels[row]}; there are {len(classes)} classes")
+    _only_in_test(report, "images")
+    pictures.compare()
+
+
+def _only_in_test(report: DataReport, unit: str) -> None:
+    """Add a problem for each class without samples for training."""
+    trained = {row["class"] for row in report.rows if row["split"] == "train" and row[unit]}
+    tested = dict.fromkeys(row["class"] for row in report.rows if row["split"] != "train" and row[unit])
+    report.problems += [f"class {name} has no {unit} for training" for name in tested if name not in trained]
+
+
+def _segmentation(path: Path, report: DataReport) -> None:
+    pairs = segmentation.find_pairs(path)
+    pictures = _Pictures(report, sum(map(len, pairs.values())))
+    for split, files in pairs.items():
+        if split == "val" and files == pairs["test"]:
+            continue
+        found: dict[str, list[Any]] = defaultdict(list)
+        for image, mask in files:
+            read = pictures.add(split, image, str(image))
+            try:
+                labels = segmentation.read_mask(mask)
+            except DataError as error:
+                report.problems.append(str(error))
+                continue
+            if read is not None and labels.shape != read[0]:
+                report.problems.append(_different(f"{mask} and its image", labels.shape, read[0]))
+            if read is not None:
+                for label in np.unique(labels):
+                    found[str(label)].append(read)
+        for label in sorted(found, key=int):
+            report.rows.append({"split": split, "class": label, "images": len(found[label]), **_ranges(found[label])})
+    _only_in_test(report, "images")
+    pictures.compare()
+
+
+def _detection(path: Path, report: DataReport) -> None:
+    classes, splits = detection.read_splits(path, with_masks=False, corrupt="skip")
+    pictures = _Pictures(report, sum(map(len, splits.values())))
+    for split, scenes in splits.items():
+        objects, images, found = Counter[int](), Counter[int](), []
+        for scene in scenes:
+            read = pictures.add(split, scene.source, scene.name)
+            if read is not None and read[0] != scene.size:
+                sizes = " and ".join("x".join(map(str, size)) for size in (read[0], scene.size))
+                report.problems.append(
+                    f"{scene.name} and its annotation have different sizes (height x width): {sizes}"
+                )
+            found += [read] if read is not None else []
+            objects.update(scene.objects.labels.tolist())
+            images.update(set(scene.objects.labels.tolist()))
+        for label, name in enumerate(classes):
+            line = {"split": split, "class": name, "objects": objects[label], "images": images[label]}
+            report.rows.append(line | _ranges(found))
+        empty = sum(not len(scene.objects) for scene in scenes)
+        if empty:
+            report.warnings.append(f"{empty} of {len(scenes)} images of {split} have no object")
+    _only_in_test(report, "objects")
+    pictures.compare()
+
+
+def _lengths(lengths: Iterable[int]) -> dict[str, int | None]:
+    ordered = np.sort(np.fromiter(lengths, np.int64))
+    if not len(ordered):
+        return {"shortest": None, "median": None, "longest": None}
+    return {"shortest": int(ordered[0]), "median": int(ordered[len(ordered) // 2]), "longest": int(ordered[-1])}
+
+
+def _sequences(path: Path, report: DataReport) -> None:
+    found = text.own(path)
+    splits = {"train": found.train, "test": found.test} | ({"val": found.held} if found.held is not None else {})
+    seen: dict[bytes, dict[str, str]] = defaultdict(dict)
+    for split, samples in splits.items():
+        step = 1 + samples.pairs
+        starts, lengths = samples.tokens.starts, samples.tokens.lengths.reshape(-1, step).sum(1)
+        for label, name in enumerate(found.classes):
+            rows = np.flatnonzero(samples.labels == label)
+            line = {"split": split, "class": name, "texts": len(rows)}
+            report.rows.append(line | _lengths(lengths[rows]))
+        for row in range(len(samples)):
+            part = samples.tokens.symbols[starts[row * step] : starts[(row + 1) * step]].tobytes()
+            seen[hashlib.sha256(part).digest()].setdefault(split, f"sample {row + 1}")
+    report.warnings += [f"the same text in {_listed(places)}" for places in seen.values() if len(places) > 1]
+    _only_in_test(report, "texts")
+
+
+def _translation(path: Path, source: str, target: str, report: DataReport) -> None:
+    corpus = texts.load(str(path), source, target)
+    seen: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for split, sentences in corpus.splits.items():
+        for language, lines in ((source, sentences.source), (target, sentences.target)):
+            lengths = _lengths(len(line.split()) for line in lines)
+            report.rows.append({"split": split, "language": language, "sentences": len(lines), **lengths})
+        for number, both in enumerate(zip(sentences.source, sentences.target, strict=True), 1):
+            seen[both].setdefault(split, f"line {number}")
+    report.warnings += [f"the same sentences in {_listed(places)}" for places in seen.values() if len(places) > 1]

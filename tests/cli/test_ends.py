@@ -1,0 +1,60 @@
+"""How a command ends: bugs, Ctrl-C, closed streams; names with the signs of formulas."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.cli import bugs
+from regard.explain.pictures import figure
+from regard.report.charts import chart
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_bug_is_one_line_and_a_file(tmp_path: Path, shown: bool, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    try:
+        raise ZeroDivisionError("first\nsecond")
+    except ZeroDivisionError as error:
+        message = bugs.report(error, ["list", "\udcff"], shown)
+    assert message.startswith("ZeroDivisionError: first second; this is a bug")
+    assert "\n" not in message
+    files = list(tmp_path.glob("regard-bug-*.txt"))
+    assert ("Traceback" in capsys.readouterr().err) == shown == (not files)
+    assert shown or "ZeroDivisionError" in files[0].read_text()
+
+
+@pytest.mark.parametrize("delay", [0.15, 0.6])
+def test_ctrl_c_while_the_command_loads_is_one_line(tmp_path: Path, delay: float) -> None:
+    command = [sys.executable, "-m", "regard", "train", "SKA()", "--set", "recipe.epochs=500"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # not so in background jobs
+    )  # fmt: skip
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    message = process.communicate(timeout=60)[1]
+    assert (process.returncode, message) == (130, "regard: interrupted; finished work is kept\n")
+
+
+@pytest.mark.parametrize("line", ["{} list >&-", "{} list | head -1", "PYTHONIOENCODING=ascii {} card SKA | cat"])
+def test_streams_that_are_closed_or_narrow(line: str) -> None:
+    command = line.format(f"{sys.executable} -m regard")
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["$\\frac{$", "$x_$", "$$", "a_$b^$"])
+def test_names_with_the_signs_of_formulas_are_drawn_as_they_are(name: str) -> None:
+    picture = np.zeros((8, 8, 3), np.uint8)
+    assert figure([(name, [(name, lambda axes: None)])], picture, name, trained=False, credit=name, note=name)
+    spec = {"kind": "bars", "x": "x", "y": name, "series": "s", "logs": ()}
+    sheet = {"title": name, "columns": ["x", name, "s"], "rows": [[name, 1.0, name]], "chart": spec}
+    assert name in chart(sheet)
