@@ -12,17 +12,20 @@ WORKERS ?= 2
 SLOW_PART ?=
 SLOW_PARTS := 8
 RESULTS ?= results
+# `make release`: interpreters to install with, and the folder for environments of about 15 GB
+PYTHONS ?= $(PYTHON)
+FOLDER ?=
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	if command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$p; break; fi; done)
 
 BIN := $(VENV)/bin
-INSTALL := -e . --group dev $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+INSTALL := -e '.[lab]' --group dev $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 PART := $(if $(SLOW_PART),--part $(SLOW_PART)/$(SLOW_PARTS))
 # One thread a process: small tensors are slower on several, and results then do not depend on the machine.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: quickstart test typed untyped slow generated lint format clean
+.PHONY: quickstart test typed untyped slow fuzz generated lint format clean release audit
 .DEFAULT_GOAL := quickstart
 
 $(VENV)/.ready: pyproject.toml
@@ -60,6 +63,10 @@ slow: $(VENV)/.ready  ## what takes more than five seconds a test; SLOW_PART=3 r
 	$(ONE_THREAD) JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'slow and untyped' --durations=10 $(PART) \
 		|| test $$? -eq 5
 
+fuzz: $(VENV)/.ready  ## random values and damaged files, for about an hour; each failure prints how to repeat it
+	$(ONE_THREAD) JAXTYPING_DISABLE=1 HYPOTHESIS_PROFILE=fuzz timeout --signal=INT 1h $(BIN)/python -m pytest -n $(WORKERS) \
+		-m '' tests/fuzz || test $$? -eq 124
+
 generated: $(VENV)/.ready  ## write what follows from the table of mechanisms, and the pages of docs
 	$(BIN)/python tools/generate.py
 	$(BIN)/python tools/docs_pages.py
@@ -69,6 +76,12 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+release:  ## wheel, sdist and SBOM into dist/; the quickstart from clean environments, newest and lowest versions
+	$(PYTHON) tools/release.py --python $(PYTHONS) $(if $(FOLDER),--folder $(FOLDER))
+
+audit: $(VENV)/.ready  ## known vulnerabilities of all installed packages; asks a service in the network
+	$(BIN)/python tools/audit.py
 
 format: $(VENV)/.ready
 	$(BIN)/ruff format .

@@ -71,7 +71,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float]:
 
 def own_loop(case: Case, recipe: Any, model: Any) -> Callable[[], Any]:
     """Regard's loop over a few epochs, without the evaluations of the test images."""
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
     from regard.train.loop import Loop, Watch
 

@@ -32,7 +32,7 @@ def loaded_after(code: str) -> set[str]:
 def test_torch_is_not_loaded(code: str) -> None:
     modules = loaded_after(code)
     assert "regard" in modules
-    assert not modules & {"torch", "timm", "pandas", "matplotlib", "lightning", "scipy", "sklearn"}
+    assert not modules & {"torch", "timm", "pandas", "matplotlib", "lightning_fabric", "scipy", "sklearn"}
 
 
 def test_every_public_name_can_be_had() -> None:

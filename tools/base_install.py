@@ -1,0 +1,102 @@
+"""What Regard does without the extra `lab`. `make release` runs it where only the base dependencies are installed,
+tests/test_base_install.py where the packages of `lab` are hidden."""
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+
+WORKS = (
+    "--help",
+    "--version",
+    "list",
+    "list hosts",
+    "list studies",
+    "list data",
+    "card MiTA",
+    "cost None SKA MiTA --host vit_desk",
+    "bench Softmax SKA --grid 4x4 --dim 8 --seconds 0.001",
+    "swap-check vit_desk SKA",
+    "advise vit_desk --mixers SKA --seconds 0.001 --batch 1",
+    "taxonomy",
+)
+NEEDS_LAB = (
+    "train SKA --data digits --set recipe.epochs=1",
+    "study run quickstart --scale smoke --seeds 1 --workers 0",
+    "maps vit_desk flower",
+    "taxonomy --svg table.svg",
+    "report",
+)
+LAB_NAMES = ("regard.Results('results').frame()", "regard.testing and __import__('regard.report')")
+
+
+def output(command: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command line."""
+    from regard.cli.app import run
+
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = run(command.split())
+    return code, out.getvalue(), errors.getvalue()
+
+
+def swapped() -> None:
+    """A model of timm with another mechanism, forward and backward."""
+    import torch
+
+    from regard import MiTA, create_model, restore, swap
+
+    model = create_model("deit_tiny_patch16_224", None, img_size=64).eval()
+    images = torch.randn(2, 3, 64, 64)
+    plain = model(images)
+    swap(model, MiTA(m=4, k=4))
+    model(images).sum().backward()
+    restore(model)
+    if not torch.equal(model(images), plain):
+        raise SystemExit("restore: other logits")
+
+
+def every_name() -> None:
+    """All public names, also by `from regard import *`, and one operator."""
+    import torch
+
+    names: dict[str, object] = {}
+    exec("from regard import *", names)
+    import regard
+
+    if lost := set(regard.__all__) - names.keys():
+        raise SystemExit(f"missing names: {sorted(lost)}")
+    q, k, v = (torch.randn(1, 2, 6, 4) for _ in range(3))
+    if not torch.isfinite(regard.ops.softmax(q, k, v)).all():
+        raise SystemExit("operator: not finite")
+
+
+def main() -> None:
+    """Check everything in an empty folder. Raises: SystemExit with what is wrong."""
+    import regard
+
+    every_name()
+    swapped()
+    Path("results").mkdir()
+    for command in WORKS:
+        code, _, errors = output(command)
+        if code != 0:
+            raise SystemExit(f"regard {command}: exit {code}: {errors}")
+    for command in NEEDS_LAB:
+        code, _, errors = output(command)
+        if code != 2 or errors.count("\n") != 1 or "pip install 'regard[lab]'" not in errors:
+            raise SystemExit(f"regard {command}: exit {code}: {errors}")
+    for name in LAB_NAMES:
+        try:
+            eval(name, {"regard": regard})
+        except regard.RegardError as error:
+            if "pip install 'regard[lab]'" in str(error):
+                continue
+            raise
+        raise SystemExit(f"{name} needs no extra")
+    print(f"{len(WORKS)} commands work, {len(NEEDS_LAB)} name the extra")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        main()
