@@ -401,7 +401,7 @@ def test_a_folder_that_is_no_saved_model(capsys, tmp_path: Path) -> None:
 
 def test_a_file_where_results_should_be(capsys, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused(capsys, train(tmp_path / "file" / "results"), "cannot write", "choose another path", code=1)
+    refused(capsys, train(tmp_path / "file" / "results"), "Not a directory", "choose another path", code=1)
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_wrong_calls_say_what_was_expected():
         linear(q, k, v, mask=Mask(causal=True))
     with pytest.raises(ConfigError, match="did you mean elu"):
         linear(q, k, v, feature="elu1")
-    with pytest.raises(ShapeError, match="q has width 8, k has 7"):
+    with pytest.raises(ShapeError, match="k has width 7, q has 8"):
         linear(q, k[..., 1:], v)
     with pytest.raises(ShapeError, match="Mask.keep has 8 keys, the operator has 9"):
         linear(q, k, v, mask=Mask(keep=torch.ones(3, 8, dtype=torch.bool)))

@@ -139,7 +139,7 @@ def test_wrong_calls_say_what_was_expected():
     where = Grid(3, 5), (1, 3)
     with pytest.raises(ShapeError, match=r"mixing has shape \(2, 2\); expected \(3, 3\)"):
         mhla(q, k, v, torch.ones(2, 2, dtype=F64), *where)
-    with pytest.raises(ShapeError, match="q has 14 tokens, k has 15"):
+    with pytest.raises(ShapeError, match="k has tokens 15, q has 14"):
         mhla(q[:, :, 1:], k, v, torch.ones(3, 3, dtype=F64), *where)
     with pytest.raises(GridError, match="15"):
         mhla(q, k, v, torch.ones(3, 3, dtype=F64), Grid(4, 4), (1, 3))

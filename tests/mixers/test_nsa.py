@@ -99,7 +99,7 @@ def test_what_is_refused() -> None:
     plan = BlockPlan(torch.full((3, 2, 24, 1), 6))
     with pytest.raises(ShapeError, match="plan.blocks has indices from 6 to 6; expected 0 to 5"):
         nsa(q, k, v, gates, grid, 4, 1, 3, plan=plan)
-    with pytest.raises(ShapeError, match="gates have shape"):
+    with pytest.raises(ShapeError, match="gates has tokens 23, q has 24"):
         nsa(q, k, v, torch.zeros(3, 2, 23, 3, dtype=torch.float64), grid, 4, 1, 3)
 
 

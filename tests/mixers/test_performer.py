@@ -124,7 +124,7 @@ def test_macs_are_4_n_r_c():
 @pytest.mark.untyped
 def test_wrong_calls_say_what_was_expected():
     q, k, v, features = tensors()
-    with pytest.raises(ShapeError, match=r"features have shape \(24, 7\); expected \(number, width = 8\)"):
+    with pytest.raises(ShapeError, match="features has width 7, q has 8"):
         performer(q, k, v, features[:, 1:])
     with pytest.raises(ConfigError, match="kernel is softmax or relu"):
         performer(q, k, v, features, kernel="elu")

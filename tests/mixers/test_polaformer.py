@@ -124,5 +124,5 @@ def test_odd_width_in_a_layer():
 @pytest.mark.untyped
 def test_wrong_power_says_what_was_expected():
     q, k, v, power = tensors()
-    with pytest.raises(ShapeError, match=r"power has shape \(2, 8\); expected \(heads, 1, width\) = \(2, 1, 8\)"):
+    with pytest.raises(ShapeError, match=r"power has shape \(2, 8\); expected \(heads, 1, width\)"):
         polaformer(q, k, v, power[:, 0])

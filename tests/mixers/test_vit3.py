@@ -85,7 +85,7 @@ def test_half_precision_steps_in_float32() -> None:
 @pytest.mark.untyped
 def test_what_is_refused() -> None:
     q, k, v = draw(3, 2, 11, 8)
-    with pytest.raises(ShapeError, match="w1 has shape"):
+    with pytest.raises(ShapeError, match="w1 has width 7, v has 8"):
         ttt(q, k, v, torch.zeros(2, 8, 7, dtype=torch.float64))
     with pytest.raises(ConfigError, match="swiglu or linear"):
         ViT3(inner="mlp")  # type: ignore[arg-type]

@@ -133,7 +133,7 @@ def test_wrong_shapes_say_what_was_expected():
     q, k, v, t = tensors()
     with pytest.raises(ShapeError, match="must be equal"):
         xca(q[:, :, 1:], k, v, t)
-    with pytest.raises(ShapeError, match=r"temperature has shape \(2,\); expected \(2, 1, 1\)"):
+    with pytest.raises(ShapeError, match=r"temperature has shape \(2,\); expected \(heads, 1, 1\)"):
         xca(q, k, v, t.flatten())
 
 

@@ -770,7 +770,7 @@ def test_wrong_use_is_said():
         factors(**made, **(rest | {"grid": Grid(4, 4)}))
     with pytest.raises(ShapeError, match="table of x"):
         factors(**made, **(rest | {"tables": rest["tables"][::-1]}))
-    with pytest.raises(ShapeError, match="widths"):
+    with pytest.raises(ShapeError, match="u has width 3, q has 4"):
         factors(**made, **(rest | {"u": rest["u"][:, :3]}))
     with pytest.raises(ShapeError, match="basis"):
         factors(**made, **rest, basis=(torch.eye(3), torch.eye(4)))

@@ -689,5 +689,5 @@ def test_operators_refuse_what_does_not_fit() -> None:
 @pytest.mark.untyped
 def test_landmarks_of_another_width_are_refused() -> None:
     q, k, v = (x.detach() for x in draw(Grid(4, 6)))
-    with pytest.raises(ShapeError, match="landmarks have width 7"):
+    with pytest.raises(ShapeError, match="landmarks has width 7"):
         mita(q, k, v, pool_landmarks(q, Grid(4, 6), 4)[..., :7], 5)

@@ -680,7 +680,7 @@ def test_unknown_values_are_refused_with_the_known_ones(field):
 @pytest.mark.untyped
 def test_wrong_shapes_say_what_was_expected():
     q, keys, v = tensors()
-    with pytest.raises(ShapeError, match=r"\(2, 16, 8\); expected .* = \(2, 17, 8\)"):
+    with pytest.raises(ShapeError, match="v has tokens 17, keys has 16"):
         ska(q, keys[:, 1:], v)
     with pytest.raises(ShapeError, match="one dtype"):
         ska(q, keys.float(), v)
