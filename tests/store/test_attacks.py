@@ -2,8 +2,8 @@
 
 import json
 import os
-import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from regard.store import results
 from regard.store.files import TEMPORARY, read_bytes, write_atomically
 from regard.store.metrics import Metrics
 from regard.store.results import Busy, Results
+from threads import in_threads
 
 KEY = "0123456789ab"
 YEAR_2099 = 4_070_908_800.0
@@ -21,22 +22,7 @@ YEAR_2099 = 4_070_908_800.0
 
 def together(number: int, work: Callable[[int], None]) -> None:
     """Call `work` in several threads at the same time. Raises: the first error."""
-    barrier, errors = threading.Barrier(number), list[BaseException]()
-
-    def one(index: int) -> None:
-        barrier.wait()
-        try:
-            work(index)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=one, args=(index,)) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    in_threads(*(partial(work, index) for index in range(number)))
 
 
 def test_temporary_names_cannot_be_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from regard.core import GridError
 from regard.swapping.capture import capture
 from regard.swapping.swap import swap
 from small_hosts import draw_large_weights, vit
+from threads import in_threads
 
 IMAGES = {"4x9": torch.ones(1, 3, 32, 72).cumsum(-1).sin(), "6x6": torch.ones(1, 3, 48, 48).cumsum(-2).cos()}
 
@@ -35,29 +36,6 @@ def model_with(mixer: str = "Factors()") -> nn.Module:
     swap(model.eval(), mixer, example=IMAGES["4x9"])
     draw_large_weights(model)
     return model
-
-
-def in_threads(*functions: Callable[[], Any]) -> list[Any]:
-    """The results of functions that run at once; an exception of one is raised."""
-    results: list[Any] = [None] * len(functions)
-    errors: list[BaseException] = []
-    start = threading.Barrier(len(functions))
-
-    def work(index: int) -> None:
-        try:
-            start.wait(20)
-            results[index] = functions[index]()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
 
 
 def same_as_alone(model: Callable[[Tensor], Tensor], times: int = 40) -> bool:

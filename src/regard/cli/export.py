@@ -6,15 +6,16 @@ from typing import Annotated
 import typer
 
 from regard.core import ConfigError, UnsupportedError
+from regard.core.paths import user_path
 
 from .imports import Imports, imported
-from .run_options import ResultsOption, checked_path, find_run, recorded_data
+from .run_options import ResultsOption, find_run, recorded_data
 
 
 def export(
     key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
     onnx: Annotated[
-        Path, typer.Option(help="The file to write, such as model.onnx.", parser=checked_path, metavar="PATH")
+        Path, typer.Option(help="The file to write, such as model.onnx.", parser=user_path, metavar="PATH")
     ],
     best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,
     results: ResultsOption = Path("results"),

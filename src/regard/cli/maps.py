@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from regard.core import Extra
+from regard.core.paths import user_path
 
 from .imports import Imports, imported
-from .run_options import ResultsOption, checked_path, optional_run, recorded_data
+from .run_options import ResultsOption, optional_run, recorded_data
 
 
 def maps(
@@ -35,7 +36,7 @@ def maps(
         ),
     ] = "auto",
     pretrained: Annotated[bool, typer.Option(help="Load timm's published weights.")] = False,
-    out: Annotated[Path, typer.Option(help="The PNG file to write.", parser=checked_path, metavar="PATH")] = Path(
+    out: Annotated[Path, typer.Option(help="The PNG file to write.", parser=user_path, metavar="PATH")] = Path(
         "maps.png"
     ),
     results: ResultsOption = Path("results"),

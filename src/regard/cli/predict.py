@@ -15,7 +15,6 @@ from .run_options import (
     DeviceOption,
     ResultsOption,
     RootOption,
-    checked_path,
     find_device,
     find_run,
     recorded_data,
@@ -33,9 +32,7 @@ def predict(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="A folder for predictions.json and the drawn predictions.", parser=checked_path, metavar="PATH"
-        ),
+        typer.Option(help="A folder for predictions.json and the drawn predictions.", parser=user_path, metavar="PATH"),
     ] = None,
     coco: Annotated[bool, typer.Option("--coco", help="Print COCO results (boxes and masks) instead.")] = False,
     best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from regard.core import ConfigError
+from regard.core.paths import user_path
 
-from .run_options import ResultsOption, checked_path
+from .run_options import ResultsOption
 
 
 def report(
@@ -16,7 +17,7 @@ def report(
     ] = None,
     results: ResultsOption = Path("results"),
     out: Annotated[
-        Path, typer.Option(help="The folder for the pages NAME-SCALE.html.", parser=checked_path, metavar="PATH")
+        Path, typer.Option(help="The folder for the pages NAME-SCALE.html.", parser=user_path, metavar="PATH")
     ] = Path("reports"),
 ) -> None:
     """Write one offline HTML page for each study with results, and print the files."""

@@ -21,11 +21,6 @@ TaskOption = Annotated[
 ]
 
 
-def checked_path(text: str | Path) -> Path:
-    """The value of an option that is a path, with `~` replaced. Raises: ConfigError; see `user_path`."""
-    return user_path(text)
-
-
 def checked_text(text: str | None) -> str | None:
     """The value of --data or --digest. Raises: ConfigError for an empty text, such as that of an unset variable."""
     if text is not None and not text.strip():
@@ -34,14 +29,14 @@ def checked_text(text: str | None) -> str | None:
 
 
 ResultsOption = Annotated[
-    Path, typer.Option(help="The folder of all runs and studies.", parser=checked_path, metavar="PATH")
+    Path, typer.Option(help="The folder of all runs and studies.", parser=user_path, metavar="PATH")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 RootOption = Annotated[
     Path | None,
     typer.Option(
         help="The folder of all data sets. Default: that of the environment variable REGARD_DATA.",
-        parser=checked_path,
+        parser=user_path,
         metavar="PATH",
     ),
 ]

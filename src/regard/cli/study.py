@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, nearest
+from regard.core.paths import user_path
 from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_study
 
 from .analysis import analysis_text, run_and_print_analysis, show_analysis
 from .imports import Imports, imported
-from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, checked_path, checked_text, use_data
+from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, checked_text, use_data
 from .sizes import read_size
 from .study_display import Display, print_table
 from .tables import AsJson, show
@@ -242,7 +243,7 @@ def export(
         ),
     ] = "csv",
     out: Annotated[
-        Path | None, typer.Option(help="A file. Default: standard output.", parser=checked_path, metavar="PATH")
+        Path | None, typer.Option(help="A file. Default: standard output.", parser=user_path, metavar="PATH")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -273,7 +274,7 @@ def import_(
     path: Annotated[
         Path,
         typer.Argument(
-            help="An outcome file, a folder of them, a store, or an evidence file.", parser=checked_path, metavar="PATH"
+            help="An outcome file, a folder of them, a store, or an evidence file.", parser=user_path, metavar="PATH"
         ),
     ],
     results: ResultsOption = Path("results"),

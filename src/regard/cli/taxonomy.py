@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from regard.core import ConfigError
+from regard.core.paths import user_path
 
-from .run_options import checked_path
 from .tables import AsJson, show
 
 Part = Annotated[str, typer.Option(help="Only rows with this text in the column of this name.")]
@@ -22,7 +22,7 @@ def taxonomy(
     conditions: Annotated[str, typer.Option(help="Only rows that depend on all of these, such as 'Q,position'.")] = "",
     svg: Annotated[
         Path | None,
-        typer.Option(help="Also draw the mechanisms into this SVG file.", parser=checked_path, metavar="PATH"),
+        typer.Option(help="Also draw the mechanisms into this SVG file.", parser=user_path, metavar="PATH"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

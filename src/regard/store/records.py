@@ -25,8 +25,9 @@ WITHOUT_CHECKSUM = 1
 _END = re.compile(rb',\n "checksum": "([0-9a-f]{64})"\n\}\n')
 _END_LENGTH = len(b',\n "checksum": "') + 64 + len(b'"\n}\n')
 _MAGIC = b"regard checkpoint "
-_HEADER = re.compile(rb"regard checkpoint 2, sha256 of what follows: ([0-9a-f]{64})\n")
-_HEADER_LENGTH = len(b"regard checkpoint 2, sha256 of what follows: ") + 65
+_BEFORE = _MAGIC + b"2, sha256 of what follows: "
+_HEADER = re.compile(_BEFORE + rb"([0-9a-f]{64})\n")
+_HEADER_LENGTH = len(_BEFORE) + 65
 
 
 def record_text(value: Mapping[str, Any]) -> str:
@@ -84,7 +85,7 @@ _REMEDY = "it is damaged, or was changed after it was written: restore it from a
 
 def seal(data: bytes) -> bytes:
     """Binary data with a first line that has their checksum."""
-    return b"regard checkpoint 2, sha256 of what follows: %s\n" % _digest(data).encode() + data
+    return _BEFORE + _digest(data).encode() + b"\n" + data
 
 
 def is_sealed(data: bytes) -> bool:

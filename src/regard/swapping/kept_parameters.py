@@ -68,11 +68,18 @@ def check_wrapper(model: nn.Module, layers: Iterable[str]) -> None:
             raise SwapError(f"{name} knows the parameters of this model already; swap or restore it before wrapping it")
 
 
-def check_tied(model: nn.Module, name: str, before: nn.Module, kept: Iterable[nn.Parameter]) -> None:
-    """Raises: SwapError if a parameter of a layer that is not kept in full is also used elsewhere in the model."""
-    uses = Counter(
+def parameter_uses(model: nn.Module) -> Mapping[int, int]:
+    """How often each parameter is used in a model, by its `id`."""
+    return Counter(
         id(value) for module in model.modules() for value in module._parameters.values() if value is not None
     )
+
+
+def check_tied(uses: Mapping[int, int], name: str, before: nn.Module, kept: Iterable[nn.Parameter]) -> None:
+    """Raises: SwapError if a parameter of a layer that is not kept in full is also used elsewhere in the model.
+
+    uses: `parameter_uses` of the model.
+    """
     own = {id(value) for value in kept}
     for key, value in before.named_parameters():
         if id(value) not in own and uses[id(value)] > 1:

@@ -17,7 +17,15 @@ from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 from .hooks import empty_hooks, lost_hooks, move_hooks
 from .host_parameters import alteration, package_name
 from .inspect import attention_layers, example_input, input_shapes, layer_grids, matching_layers, original_attention
-from .kept_parameters import check_tied, check_wrapper, convert_others, set_parameters, take_state, tensor_at
+from .kept_parameters import (
+    check_tied,
+    check_wrapper,
+    convert_others,
+    parameter_uses,
+    set_parameters,
+    take_state,
+    tensor_at,
+)
 from .layer import MIXER_CHILD, Port, first_tensor
 from .removed import Removed
 from .shared_state import replace_modules, shared_module, swapped_layers
@@ -158,7 +166,7 @@ def _plan(
     if shared is not None:
         parameter = next(model.parameters())
         shared = shared.to(parameter.device, parameter.dtype)
-    planned = []
+    planned, uses = [], parameter_uses(model)
     for name in names:
         module, port = model.get_submodule(name), layers[name]
         grid, source = forward_grids[name]
@@ -166,7 +174,7 @@ def _plan(
         host = _host_copy(module, name)
         layer = port(host, mixer, site, shared)
         layer.source = source
-        planned.append(_planned_site(model, name, module, layer, _notes(host, mixer, site.qkv_bias)))
+        planned.append(_planned_site(uses, name, module, layer, _notes(host, mixer, site.qkv_bias)))
     return SwapPlan(model, mixer, planned, example)
 
 
@@ -182,11 +190,11 @@ def _host_copy(module: nn.Module, name: str) -> nn.Module:
         ) from error
 
 
-def _planned_site(model: nn.Module, name: str, before: nn.Module, layer: Port, notes: list[str]) -> PlannedSite:
+def _planned_site(uses: Mapping[int, int], name: str, before: nn.Module, layer: Port, notes: list[str]) -> PlannedSite:
     """What becomes of the parameters and hooks of one layer. Raises: SwapError for parameters tied to others."""
     kept, new, dropped = layer.parameter_changes()
     same = _same_parameters(before, layer)
-    check_tied(model, name, before, same.values())
+    check_tied(uses, name, before, same.values())
     own = [own for own, _ in layer.named_parameters(remove_duplicate=False)]
     new_objects = [f"{name}.{each}" for each in own if each not in same]
     return PlannedSite(name, layer, before, kept, new, dropped, notes, new_objects, lost_hooks(before, layer))

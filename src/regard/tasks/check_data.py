@@ -2,8 +2,6 @@
 
 import hashlib
 import logging
-import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from regard.core.paths import user_path
 
 from .data import own
 from .data.images import Source, decode
+from .data.progress import ProgressLine
 from .detection import data as detection
 from .detection import voc
 from .segmentation import data as segmentation
@@ -106,15 +105,13 @@ class _Pictures:
     """Sizes, modes and copies of the images that are read."""
 
     def __init__(self, report: DataReport, total: int) -> None:
-        self.report, self.total, self.read, self.next = report, total, 0, time.monotonic() + 2
+        self.report, self.total, self.read, self.line = report, total, 0, ProgressLine()
         self.copies: dict[bytes, dict[str, str]] = defaultdict(dict)
 
     def add(self, split: str, source: Source, name: str) -> tuple[tuple[int, int], str] | None:
         """(height, width) and mode of an image, or None with a problem if it cannot be read."""
         self.read += 1
-        if time.monotonic() > self.next and sys.stderr is not None:
-            self.next = time.monotonic() + 10
-            print(f"{self.read} of {self.total} images read", file=sys.stderr, flush=True)
+        self.line.show(f"{self.read} of {self.total} images read")
         try:
             content = source if isinstance(source, bytes) else Path(str(source)).read_bytes()
             shape = decode(content, None, 3).shape
@@ -216,10 +213,7 @@ def _detection(path: Path, report: DataReport) -> None:
         for scene in scenes:
             read = pictures.add(split, scene.source, scene.name)
             if read is not None and read[0] != scene.size:
-                sizes = " and ".join("x".join(map(str, size)) for size in (read[0], scene.size))
-                report.problems.append(
-                    f"{scene.name} and its annotation have different sizes (height x width): {sizes}"
-                )
+                report.problems.append(_different(f"{scene.name} and its annotation", read[0], scene.size))
             found += [read] if read is not None else []
             objects.update(scene.objects.labels.tolist())
             images.update(set(scene.objects.labels.tolist()))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from regard.core import ConfigError, Mixer, MixerConfig, Operator, Projection
+from regard.mixers.spelling import spell
 from regard.projections.linear import LinearProjection
 from regard.projections.sne import Codes
 from regard.swapping.inspect import attention_layers
@@ -30,7 +31,7 @@ def host_seed(seed: int) -> Iterator[None]:
 def check_removed(mixer: MixerConfig | None, removed: bool) -> None:
     """Raises: ConfigError for a model that should have both a mechanism and no attention."""
     if removed and mixer is not None:
-        raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {mixer}")
+        raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {spell(mixer)}")
 
 
 _OUTPUT = re.compile(r"(^|\.)((self_|global_|window_)?attn|attention|token_mixer)(\.regard)?\.(proj|out_proj)$")

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from regard.core import ConfigError, Extra, MixerConfig, StoreError
-from regard.mixers.spelling import parse, spell
+from regard.mixers.spelling import parse
 from regard.store.files import store_errors
 from regard.store.import_checks import spelled_fields
 from regard.store.records import read_record
 from regard.store.results import Results
 from regard.tasks import TASKS
 from regard.tasks.base import Task
+from regard.tasks.weights import check_removed
 
 from .initial_weights import Saved
 from .loop import Progress, Watch
@@ -75,8 +76,7 @@ class Run:
     teacher: "Run | str | None" = None
 
     def __post_init__(self) -> None:
-        if self.removed and self.mixer is not None:
-            raise ConfigError(f"removed=True removes attention; it needs mixer=None, not {spell(self.mixer)}")
+        check_removed(self.mixer, self.removed)
         if self.seed < 0:
             raise ConfigError(f"seed is 0 or more, not {self.seed}")
 

@@ -145,11 +145,11 @@ def load(
     """
     key = data if data in NAMED else str(path_of(data))
     root = os.environ.get("REGARD_DATA", "") if data in NAMED else own.digest(path_of(data), kind)
-    return _load(key, size, cut, corrupt, download, root, kind)
+    return _load(key, size, cut, corrupt, download, root)
 
 
 @lru_cache(maxsize=2)
-def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str, kind: str) -> ImageSet:
+def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str) -> ImageSet:
     if data in ("digits", "digits-canvas"):
         canvas = data == "digits-canvas"
         image_set = digits(None if cut or canvas else size, canvas=size if canvas else None)
@@ -160,7 +160,7 @@ def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: b
     elif data in TORCHVISION:
         image_set = torchvision_set(data, size, cut, corrupt, download)
     else:
-        image_set = own.load(Path(data), size, corrupt, kind)
+        image_set = own.load(Path(data), size, corrupt, root)
     for split in (image_set.train, image_set.test):
         height, width = split.pixels.shape[1:3]
         if (height < size[0] or width < size[1]) and not image_set.canvas:

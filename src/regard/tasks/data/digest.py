@@ -7,8 +7,6 @@ the first 4 KiB: it is fast, and does not notice a change elsewhere in a file.
 import hashlib
 import json
 import os
-import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -16,8 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from regard.core import ConfigError, DataError
+from regard.core import ConfigError, DataError, StoreError
 from regard.core.paths import readable
+from regard.store.files import write_atomically
+
+from .progress import ProgressLine
 
 VERSION = 2
 """Of `of_files`; a part of the identity. Version 1 had no such part, and was that of `index`."""
@@ -136,25 +137,19 @@ class _Cache:
         """Write what is known, if it has changed; without a cache the files are read again the next time."""
         if self.found == self.known:
             return
-        with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, suffix=".tmp", delete=False) as file:
-                json.dump(self.found, file)
-            os.replace(file.name, self.path)
+        with suppress(StoreError):
+            write_atomically(self.path, json.dumps(self.found))
 
 
 class _Progress:
-    """Lines on standard error: the share of the bytes that is read, after two seconds and then every ten."""
+    """Lines about the share of the bytes that is read."""
 
     def __init__(self, root: Path, total: int) -> None:
-        self.root, self.total, self.done, self.next = root, total, 0, time.monotonic() + 2
+        self.root, self.total, self.done, self.line = root, total, 0, ProgressLine()
 
     def add(self, number: int) -> None:
         self.done += number
-        if time.monotonic() > self.next and sys.stderr is not None:
-            self.next = time.monotonic() + 10
-            text = f"reading {self.root} for the run's key: {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB"
-            print(text, file=sys.stderr, flush=True)
+        self.line.show(f"reading {self.root} for the run's key: {self.done / 1e9:.1f} of {self.total / 1e9:.1f} GB")
 
 
 def _status(file: Path) -> tuple[int, int, int]:

@@ -74,17 +74,17 @@ def digest(path: Path, kind: str = "") -> str:
     return digests.identity_of(path, tables or digests.relative(path, _image_files(path)), kind)
 
 
-def load(path: Path, size: tuple[int, int], corrupt: str, kind: str = "") -> ImageSet:
+def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "") -> ImageSet:
     """The user's own folder or parquet files as RGB images of 8/7 of `size`, which are cropped to `size` later.
 
     Splits are folders of class folders or .parquet files. The training split is named train or training, the test split
     test, val, valid or validation, in upper or lower case; the first of these names is used. Without a test split,
     every fifth image of a fixed permutation is for the test. Hidden folders and files are left out.
-    kind: of the digest.
+    total: the `digest` of the data, "" = it is computed.
     Raises: DataError, also for a class without a training image.
     """
     classes, splits = read_splits(path)
-    total = digest(path, kind)
+    total = total or digest(path)
     images = {}
     for split, (sources, names, labels) in splits.items():
         check_labels(f"the {split} split of {path}", labels, len(classes))
