@@ -23,7 +23,7 @@ from turns import in_turns
 from regard.core.allocator import ALLOCATOR
 
 SETTINGS = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
-EXECUTIONS = ("auto", "native", "lean-dense", "lean-grouped", "dense", "gather", "grouped")
+EXECUTIONS = ("auto", "native", "dense", "gather", "grouped")
 CASES = ("196,25,25", "1024,25,25", "1024,64,64", "4096,128,128", "16384,128,128")
 CHOICES = tuple(
     f"{n},{m},{m}" for m in (25, 64) for n in (196, 256, 400, 576, 784, 1024, 1600, 2304, 4096, 9216, 16384)
@@ -88,14 +88,14 @@ def speed(cases: list[Case], dtype: object, options: argparse.Namespace) -> None
 
 def choice(cases: list[Case], dtype: object, options: argparse.Namespace) -> None:
     """The time of "auto" divided by that of the fastest execution, without those that need too much memory."""
-    from regard.mixers.shared.native_build import native_enabled
+    from regard.mixers.shared.native import native_enabled
 
     print(f"{options.rounds} rounds, CPU-time medians")
     print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'forward':>8}  {'fastest':<13} {'for+back':>8}  {'fastest':<13}")
     for case in cases:
         tokens, _, top = case
-        names = ["lean-grouped", "grouped"]
-        names += ["lean-dense", "dense"] if tokens**2 <= DENSE else []
+        names = ["grouped"]
+        names += ["dense"] if tokens**2 <= DENSE else []
         names += ["gather"] if tokens * top <= COPIES else []
         names += ["native"] if native_enabled() else []
         times, _ = in_turns(*candidates(case, ["auto", *names], dtype, options), options.rounds)
@@ -114,7 +114,7 @@ def memory(cases: list[Case], dtype: object, options: argparse.Namespace) -> Non
         f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'execution':<12} "
         f"{'forward':>9} {'ratio':>6} {'for+back':>9} {'ratio':>6}"
     )
-    names = options.executions or ["auto", "grouped", "lean-grouped"]
+    names = options.executions or ["auto", "grouped"]
     peaks: dict[tuple[str, Case], list[float]] = {}
     for case in cases:
         alone = (case[0], 1, 1)  # softmax attention has no landmarks

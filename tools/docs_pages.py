@@ -201,8 +201,8 @@ do not change fused queries, keys and values.
 
 `torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and with any
 batch size if its dimension is dynamic (ViT3: one batch size only; DynamicConv: up to a maximum that you give, such as
-`Dim("batch", max=64)`). Every mechanism was compared with ONNX Runtime. Exported graphs do not contain the compiled
-kernels (`REGARD_NATIVE=1`). For `torch.fx`, as in torchvision's feature extraction, a swapped layer is one node:
+`Dim("batch", max=64)`). Every mechanism was compared with ONNX Runtime. Exported graphs contain PyTorch's operators
+only, not the compiled kernels. For `torch.fx`, as in torchvision's feature extraction, a swapped layer is one node:
 `tracer_kwargs={{"leaf_modules": [Port]}}`, with `from regard import Port`.
 """
 

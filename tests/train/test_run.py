@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels import needs_kernels
 from regard import Softmax
 from regard.core import ConfigError, StoreError
 from regard.mixers.spelling import parse, spell
@@ -180,11 +181,12 @@ def test_threads_of_the_first_start_are_used_again(tmp_path: Path, caplog: pytes
         torch.set_num_threads(1)
 
 
+@needs_kernels
 def test_who_goes_on_in_another_way_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
-    monkeypatch.delenv("REGARD_NATIVE", raising=False)
+    monkeypatch.setenv("REGARD_NATIVE", "0")
     with pytest.raises(Interrupted):
         run.execute(store, device="cpu", watch=stop_at(4))
     monkeypatch.setenv("REGARD_NATIVE", "1")

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from regard.core import RegardError
-from regard.mixers.shared.native_build import native_enabled, processor_name
+from regard.mixers.shared.native import native_enabled, processor_name
 from regard.store.files import read_json, write_json
 from regard.store.results import Results
 from regard.train.autocast import mixed

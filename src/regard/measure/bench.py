@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, nearest
 from regard.core.allocator import ALLOCATOR
 from regard.mixers.shared.heads import HeadMixer
-from regard.mixers.shared.native_build import native_enabled
+from regard.mixers.shared.native import instruction_set, native_enabled
 from regard.mixers.spelling import spell
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -113,7 +113,8 @@ def one_thread() -> Iterator[None]:
 
 def conditions() -> list[str]:
     """What else the times of this process depend on, as lines of text."""
-    lines = ["compiled kernels where there are some (REGARD_NATIVE)"] if native_enabled() else []
+    kernels = f"compiled kernels for {instruction_set()}" if native_enabled() else "no compiled kernels"
+    lines = [f"MiTA and deformable convolution: {kernels}"]
     if not all(name in os.environ for name in ALLOCATOR):
         lines.append("the allocator's settings were not fixed: page faults may dominate")
     return lines

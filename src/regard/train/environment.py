@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regard.core import DeviceError, require
-from regard.mixers.shared.native_build import native_enabled, processor_name
+from regard.mixers.shared.native import native_enabled, processor_name
 
 ENVIRONMENT_ERRORS = (OSError, MemoryError, torch.OutOfMemoryError, ImportError, DeviceError)
 """Errors of the machine, not of the run, which may succeed later or elsewhere; `StoreError` and `Busy` are OSErrors."""
@@ -53,8 +53,8 @@ def environment(device: torch.device, precision: str, devices: int = 1, compiled
 
 
 def step_execution(compiled: bool) -> dict[str, bool]:
-    """Whether training steps use Regard's compiled kernels (in eager mode only) or torch.compile."""
-    return {"compiled kernels": native_enabled() and not compiled, "torch.compile": compiled}
+    """Whether training steps use Regard's compiled kernels, and torch.compile."""
+    return {"compiled kernels": native_enabled(), "torch.compile": compiled}
 
 
 def quiet_lightning() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from timm.layers import StdConv2d
 from torch import nn
 
-from compiler import needs_compiler
+from kernels import needs_kernels
 from regard.core import ConfigError, Grid, ShapeError, Site, UnsupportedError
 from regard.mixers.convolutions.deformable import (
     DeformableConv,
@@ -21,7 +21,7 @@ from regard.mixers.convolutions.deformable import (
 )
 from regard.mixers.convolutions.sampling import sample_maps, sample_rows
 
-EXECUTIONS = pytest.mark.parametrize("execution", ["eager", pytest.param("native", marks=needs_compiler)])
+EXECUTIONS = pytest.mark.parametrize("execution", ["eager", pytest.param("native", marks=needs_kernels)])
 BOTH = pytest.mark.parametrize("call", [deformable_conv, deformable_conv_reference], ids=lambda f: f.__name__)
 PLACES = [
     {"padding": 1},
@@ -276,7 +276,7 @@ def test_costs_by_hand():
 # Compiled code
 
 
-@needs_compiler
+@needs_kernels
 def test_gradcheck_of_compiled_sampling():
     for mask in (True, False):
         x, weight, offsets, factors = inputs(groups=2, channels=6, outputs=2, sides=(4, 5), padding=1)
@@ -290,7 +290,7 @@ def test_gradcheck_of_compiled_sampling():
         assert torch.autograd.gradcheck(run, leaves)
 
 
-@needs_compiler
+@needs_kernels
 def test_points_far_out_at_the_border_and_unknown():
     """Beyond the border there is nothing, on a whole cell just that cell; NaN is seen in its own output alone."""
     x, weight = torch.randn(1, 3, 4, 4, dtype=torch.float64), torch.randn(2, 3, 1, 1, dtype=torch.float64)
@@ -309,7 +309,7 @@ def test_points_far_out_at_the_border_and_unknown():
     assert grads[2].isnan().sum() == 2
 
 
-@needs_compiler
+@needs_kernels
 def test_threads_and_layouts_change_rounding_at_most():
     x, weight, offsets, mask = (t.float() for t in inputs(groups=2, padding=1))
     before, found = torch.get_num_threads(), []
@@ -326,31 +326,52 @@ def test_threads_and_layouts_change_rounding_at_most():
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-@needs_compiler
-def test_auto_takes_compiled_code_when_the_environment_asks(monkeypatch):
+@needs_kernels
+def test_auto_takes_the_kernel_unless_the_environment_forbids(monkeypatch):
     x, weight, offsets, _ = inputs(padding=1)
     x.requires_grad_()
 
     def taken(**options):
-        seen, nodes = set(), [deformable_conv(x, weight, offsets, padding=1, **options).grad_fn]
-        while nodes:
-            node = nodes.pop()
-            seen.add(type(node).__name__)
-            nodes += [parent for parent, _ in node.next_functions if parent is not None]
-        return "SampleBackward" in seen
+        with torch.profiler.profile() as profile:
+            deformable_conv(x, weight, offsets, padding=1, **options)
+        return any(event.key == "regard::deformable_sample" for event in profile.key_averages())
 
-    assert not taken()
-    monkeypatch.setenv("REGARD_NATIVE", "1")
-    assert taken()
+    for value, wanted in (("", True), ("1", True), ("0", False)):
+        monkeypatch.setenv("REGARD_NATIVE", value)
+        assert taken() == wanted
+    monkeypatch.delenv("REGARD_NATIVE")
     assert not taken(execution="eager")
     compiled = torch.compile(lambda: deformable_conv(x.detach(), weight, offsets, padding=1), backend="eager")
     assert torch.allclose(compiled(), deformable_conv(x, weight, offsets, padding=1), rtol=0, atol=1e-12)
+    (grad,) = torch.autograd.grad(deformable_conv(x, weight, offsets, padding=1).sum(), x, create_graph=True)
     with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
-        torch.autograd.grad(deformable_conv(x, weight, offsets, padding=1).sum(), x, create_graph=True)
-    with pytest.raises(UnsupportedError, match="eager mode on the CPU"):
-        torch.func.vmap(lambda t: deformable_conv(t[None], weight, offsets[:1], padding=1, execution="native"))(x)
+        grad.sum().backward()
     with pytest.raises(ConfigError, match="execution is auto, eager or native"):
         deformable_conv(x, weight, offsets, padding=1, execution="fast")
+    with pytest.raises(UnsupportedError, match="without torch.func.grad"):
+        torch.func.grad(lambda x: deformable_conv(x, weight, offsets, padding=1, execution="native").sum())(x)
+
+
+@needs_kernels
+def test_the_kernel_under_vmap():
+    x, weight, offsets, mask = inputs(groups=2, padding=1)
+    stacked = [torch.stack([t, t.flip(0)]) for t in (x, offsets, mask)]
+
+    def run(x, offsets, mask):
+        return deformable_conv(x, weight, offsets, mask=mask, padding=1, execution="native")
+
+    mapped = torch.vmap(run)(*stacked)
+    assert torch.allclose(mapped[0], run(x, offsets, mask), rtol=0, atol=1e-12)
+    assert torch.allclose(mapped[1], mapped[0].flip(0), rtol=0, atol=1e-12)
+
+
+@needs_kernels
+@pytest.mark.untyped
+@pytest.mark.parametrize("factors", [True, False])
+def test_opcheck_of_the_kernel(factors):
+    rows, points = torch.randn(2, 5, 6, 4).requires_grad_(), (4 * torch.rand(2, 2, 3, 7, 2)).requires_grad_()
+    weights = torch.rand(2, 2, 3, 7).requires_grad_() if factors else None
+    torch.library.opcheck(torch.ops.regard.deformable_sample, (rows, points, weights))
 
 
 @EXECUTIONS

@@ -20,7 +20,7 @@ from regard.testing.external.published_layers import mita_by_query
 from regard.testing.subject import gap
 
 GRIDS = (Grid(4, 6, 2), Grid(6, 4, 1), Grid(3, 5, 1, 2), Grid(7, 8), Grid(1, 12))
-FORMS = ("dense", "gather", "grouped", "lean-dense", "lean-grouped")
+FORMS = ("dense", "gather", "grouped")
 TRACED = FORMS[:3]
 
 
@@ -189,24 +189,20 @@ def test_what_is_kept_for_the_backward_grows_with_the_tokens() -> None:
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
-            mita(q, k, v, landmarks, 40, execution="lean-grouped")
+            mita(q, k, v, landmarks, 40, execution="native")
         kept.append(total / (3 * q.numel() * q.element_size()))
     assert max(kept) < 1.2  # times q, k and v
     assert max(kept) < 1.1 * min(kept)
 
 
-def test_the_lean_forms_run_only_where_they_can() -> None:
+def test_a_bias_can_be_trained_and_plain_forms_differentiated_twice() -> None:
     q, k, v = draw(Grid(4, 6))
     landmarks = pool_landmarks(q, Grid(4, 6), 4)
     bias = torch.randn(1, 24, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(UnsupportedError, match="bias that is trained"):
-        mita(q, k, v, landmarks, 5, mask=Mask(bias=bias), execution="lean-dense")
     (grad,) = torch.autograd.grad(mita(q, k, v, landmarks, 5, mask=Mask(bias=bias)).sum(), bias)
     assert grad.any()
     (once,) = torch.autograd.grad(mita(q, k, v, landmarks, 5, execution="dense").sum(), q, create_graph=True)
     assert torch.autograd.grad(once.pow(2).sum(), q)[0].any()
-    with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
-        torch.autograd.grad(mita(q, k, v, landmarks, 5).sum(), q, create_graph=True)
 
 
 # Bad input
@@ -669,10 +665,10 @@ def test_operators_refuse_what_does_not_fit() -> None:
         mita(q, k, v, landmarks, 5, mask=Mask(bias=torch.zeros(24, 24)))
     with pytest.raises(ConfigError, match="branches is one of both, route, compress"):
         mita(q, k, v, landmarks, 5, branches="routes")
-    for form in ("grouped", "gather", "lean-grouped"):
+    for form in ("grouped", "gather"):
         with pytest.raises(UnsupportedError, match="shared keys once"):
             mita(q, k, v, landmarks, 5, experts=2, duplicates="union", execution=form)
-    with pytest.raises(ConfigError, match="execution is auto, lean-dense"):
+    with pytest.raises(ConfigError, match="execution is auto, native"):
         mita(q, k, v, landmarks, 5, execution="lean")
     with pytest.raises(ConfigError, match="execution is auto, .*not 'nonsense'"):
         mita(q, k, v, landmarks, 5, branches="compress", execution="nonsense")

@@ -1,22 +1,18 @@
-"""MiTA in compiled code against the plain form; skipped where there is no compiler."""
+"""MiTA as a compiled kernel against the plain form; skipped where the installation has no kernels."""
 
 import math
-import subprocess
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from compiler import needs_compiler
+from kernels import needs_kernels
 from operators import check_heads_apart
 from regard import Grid, Mask, MiTA, Site
 from regard.core import ShapeError, UnsupportedError
-from regard.mixers.mita.native import SOURCE
 from regard.mixers.mita.routing import MitaPlan
-from regard.mixers.shared import native_build as compiling
-from regard.mixers.shared.native_build import load_library, native_enabled
+from regard.mixers.shared.native import native_enabled
 from regard.ops import mita, mita_plan, mita_reference, pool_landmarks
 from regard.testing import check
 from regard.testing.subject import gap
@@ -45,7 +41,7 @@ SIZES = [
 ]
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("branches", ["both", "route"])
 @pytest.mark.parametrize("factor", [1.0, 0.6])
@@ -61,7 +57,7 @@ def test_it_equals_the_plain_form(size: tuple[int, ...], branches: str, factor: 
         assert gap(one, other) < 1e-12
 
 
-@needs_compiler
+@needs_kernels
 def test_gradcheck() -> None:
     inputs = draw(13, 11, 3, 4, 5, seed=3)
     for branches in ("both", "route"):
@@ -72,7 +68,7 @@ def test_gradcheck() -> None:
         assert torch.autograd.gradcheck(run, inputs)
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("spread", [1.0, 30.0, 1000.0])
 def test_float32_is_as_exact_as_the_plain_form(spread: float) -> None:
     """Logits up to thousands: weights down to exact zeros."""
@@ -85,7 +81,7 @@ def test_float32_is_as_exact_as_the_plain_form(spread: float) -> None:
     assert gap(mita(*single, 20, plan=plan, execution="native").double(), exact) <= 4 * own + 1e-6
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_with_the_same_plan(dtype: torch.dtype) -> None:
     half = [x.detach().to(dtype).requires_grad_() for x in draw(50, 40, 6, 16, 16)]
@@ -101,7 +97,7 @@ def test_half_precision_with_the_same_plan(dtype: torch.dtype) -> None:
         assert gap(one.double(), other) < 2e-2 * other.abs().max().item()
 
 
-@needs_compiler
+@needs_kernels
 def test_inputs_may_have_any_strides() -> None:
     """A model's packed q, k, v; keys that samples share; a transposed width."""
     torch.manual_seed(0)
@@ -118,7 +114,7 @@ def test_inputs_may_have_any_strides() -> None:
         assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
 
 
-@needs_compiler
+@needs_kernels
 def test_threads_change_no_bit() -> None:
     inputs = [x.detach().float().requires_grad_() for x in draw(100, 100, 4)]
     before, found = torch.get_num_threads(), []
@@ -132,7 +128,7 @@ def test_threads_change_no_bit() -> None:
     assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("branches", ["both", "route"])
 def test_padding_bias_and_left_out_landmarks(branches: str) -> None:
     inputs = draw(20, 24, 6)
@@ -148,7 +144,7 @@ def test_padding_bias_and_left_out_landmarks(branches: str) -> None:
         assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
 
 
-@needs_compiler
+@needs_kernels
 def test_queries_to_which_nothing_is_left_get_zeros() -> None:
     inputs = draw(20, 24, 6)
     keep = torch.tensor([[True], [False]]).expand(-1, 24)
@@ -159,13 +155,13 @@ def test_queries_to_which_nothing_is_left_get_zeros() -> None:
     assert all(not grad[1].any() and grad.isfinite().all() for grad in gradients(out, inputs, torch.ones_like(out)))
 
 
-@needs_compiler
+@needs_kernels
 def test_what_is_not_finite_stays_in_its_head() -> None:
     *inputs, landmarks = draw(24, 24, 6)
     check_heads_apart(lambda *x: mita(*x, landmarks.detach(), 5, execution="native"), inputs)
 
 
-@needs_compiler
+@needs_kernels
 def test_an_unknown_score_is_chosen_and_seen() -> None:
     """NaN counts as the largest, so that it does not hide where only chosen keys are attended to."""
     inputs = [x.detach() for x in draw(24, 24, 6)]
@@ -176,7 +172,7 @@ def test_an_unknown_score_is_chosen_and_seen() -> None:
         assert out.isnan().sum() == out[0, 1].numel()
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_chooses_what_topk_chooses(dtype: torch.dtype) -> None:
     """With v = one-hot positions the weights of a route-only output show the keys that were chosen."""
@@ -190,7 +186,7 @@ def test_it_chooses_what_topk_chooses(dtype: torch.dtype) -> None:
         assert torch.equal(out > 0, wanted > 0)
 
 
-@needs_compiler
+@needs_kernels
 def test_equal_scores_keep_exactly_top_keys_the_first_of_them() -> None:
     q, v = torch.ones(1, 1, 2, 4), torch.eye(9)[None, None]
     k = torch.tensor([0.0, 1, 1, -1, 1, 1, 0, 1, 2])[None, None, :, None].expand(-1, -1, -1, 4)
@@ -198,7 +194,7 @@ def test_equal_scores_keep_exactly_top_keys_the_first_of_them() -> None:
     assert [set(row.nonzero()[:, 0].tolist()) for row in out[0, 0]] == [{1, 2, 8}] * 2
 
 
-@needs_compiler
+@needs_kernels
 def test_a_given_plan_is_used_and_checked() -> None:
     inputs = draw(20, 24, 6)
     plan = mita_plan(inputs[0], inputs[1], inputs[3], 5)
@@ -210,41 +206,126 @@ def test_a_given_plan_is_used_and_checked() -> None:
             mita(*inputs, 5, plan=bad, execution="native")
 
 
-@needs_compiler
+@needs_kernels
 def test_what_it_cannot_do_is_refused() -> None:
     inputs = draw(20, 24, 6)
     with pytest.raises(UnsupportedError, match="one expert per query, not 2"):
         mita(*inputs, 5, experts=2, execution="native")
+    bias = torch.zeros(24, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="does not train a bias"):
+        mita(*inputs, 5, mask=Mask(bias=bias[None, None, None]), execution="native")
+    (grad,) = torch.autograd.grad(mita(*inputs, 5, execution="native").sum(), inputs[0], create_graph=True)
     with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
-        torch.autograd.grad(mita(*inputs, 5, execution="native").sum(), inputs[0], create_graph=True)
+        grad.sum().backward()
 
 
-# When it runs, and how it is made
+# As an operator of PyTorch
 
 
-@needs_compiler
-def test_auto_takes_it_when_the_environment_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+@needs_kernels
+@pytest.mark.untyped
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("given", [False, True], ids=["chosen", "given"])
+def test_opcheck(dtype: torch.dtype, given: bool) -> None:
+    inputs = [x.detach().to(dtype).requires_grad_() for x in draw(12, 15, 3)]
+    plan = mita_plan(*(inputs[i].detach() for i in (0, 1, 3)), 4) if given else (None, None)
+    bias = torch.randn(2, 2, 3 + 15, dtype=torch.promote_types(dtype, torch.float32))
+    loose = {"atol": 1e-2, "rtol": 1e-2} if dtype == torch.bfloat16 else {}
+    torch.library.opcheck(torch.ops.regard.mita, (*inputs, bias, *plan, 4, True, 0.3, 1.0), test_utils=CHECKS, **loose)
+
+
+@needs_kernels
+def test_vmap_and_grad_of_functions() -> None:
+    """`execution="native"` inside function transforms; "auto" takes PyTorch's operators there."""
+    inputs = [x.detach() for x in draw(20, 24, 6)]
+    stacked = [torch.stack([x, x.flip(0)]) for x in inputs]
+    for execution in ("native", "auto"):
+
+        def run(*x: Tensor, execution: str = execution) -> Tensor:
+            return mita(*x, 5, execution=execution)
+
+        mapped = torch.vmap(run)(*stacked)
+        assert gap(mapped[0], mita_reference(*inputs, 5)) < 1e-13
+        assert gap(mapped[1], mapped[0].flip(0)) < 1e-13
+        shared = torch.vmap(run, in_dims=(0, None, None, None))(stacked[0], *inputs[1:])
+        assert gap(shared[0], mapped[0]) < 1e-13
+    grad = torch.func.grad(lambda q: mita(q, *inputs[1:], 5).sum())
+    q = inputs[0].clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(mita_reference(q, *inputs[1:], 5).sum(), q)
+    assert gap(grad(inputs[0]), wanted) < 1e-12
+    with pytest.raises(UnsupportedError, match="without torch.func.grad"):
+        torch.func.grad(lambda q: mita(q, *inputs[1:], 5, execution="native").sum())(inputs[0])
+
+
+@needs_kernels
+@pytest.mark.untyped
+def test_torch_compile_takes_it_and_export_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGARD_NATIVE", raising=False)
+    layer, x = MiTA(m=4, k=5).build(Site(16, 2, Grid(4, 6))), torch.randn(2, 24, 16)
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph.code)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=keep, fullgraph=True)
+    assert gap(compiled(x, Grid(4, 6)), layer(x, Grid(4, 6))) < 1e-6
+    assert "torch.ops.regard.mita" in graphs[0]
+
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return layer(x, Grid(4, 6))
+
+    program = torch.export.export(Model(), (x,), strict=False)
+    assert "regard" not in str(program.graph)
+    assert gap(program.module()(x), layer(x, Grid(4, 6))) < 1e-6
+
+
+@needs_kernels
+def test_its_work_is_counted_as_that_of_the_gathered_form() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    inputs = draw(20, 24, 6, d=8, e=4)
+    for branches in ("both", "route"):
+        counts = {}
+        for form in ("native", "gather"):
+            with FlopCounterMode(display=False) as counter:
+                mita(*inputs, 5, branches=branches, execution=form).sum().backward()
+            counts[form] = counter.get_total_flops()
+        assert counts["native"] == counts["gather"]
+
+
+# When it runs
+
+
+@needs_kernels
+def test_auto_takes_it_unless_the_environment_forbids(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(20, 24, 6)
 
     def taken(**options: int) -> bool:
-        return "Native" in type(mita(*inputs, 5, **options).grad_fn).__name__
+        with torch.profiler.profile() as profile:
+            mita(*inputs, 5, **options)
+        return any(event.key == "regard::mita" for event in profile.key_averages())
 
-    for value, wanted in (("", False), ("0", False), ("1", True)):
+    for value, wanted in (("", True), ("1", True), ("0", False)):
         monkeypatch.setenv("REGARD_NATIVE", value)
         assert native_enabled() == taken() == wanted
-    assert not taken(experts=2)
-    assert not torch.compile(lambda: mita(*(x.detach() for x in inputs), 5), backend="eager")().isnan().any()
     monkeypatch.delenv("REGARD_NATIVE")
-    assert not taken()
+    assert taken()
+    assert not taken(experts=2)
 
 
-@needs_compiler
-def test_the_contract_holds_in_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGARD_NATIVE", "1")
-    check(MiTA(m=4, k=5), skip={"compile": "runs the traced forms"})
+@needs_kernels
+def test_the_contract_holds_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_NATIVE", "0")
+    check(MiTA(m=4, k=5), skip={"compile": "tested by test_mita"})
 
 
-@needs_compiler
+@needs_kernels
 def test_a_layer_trains_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = MiTA(m=4, k=5).build(Site(32, 2, Grid(4, 6))), torch.randn(3, 24, 32)
@@ -255,45 +336,3 @@ def test_a_layer_trains_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> No
             out = layer(x, Grid(4, 6))
         grads.append(torch.autograd.grad(out.float().square().sum(), list(layer.parameters())))
     assert all(gap(one, other) < 0.03 * other.abs().max() for one, other in zip(*grads, strict=True))
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache; what was loaded is forgotten, and again afterwards."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiling, "load_library", compiling.load_library.__wrapped__)
-    return tmp_path / "cache" / "regard"
-
-
-def test_without_a_compiler_it_says_what_to_do(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UnsupportedError, match=r"no-such-compiler is not installed; install g\+\+"):
-        compiling.load_library(SOURCE)
-
-
-@needs_compiler
-def test_what_the_compiler_refuses_is_shown(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-std=c++1"))
-    with pytest.raises(UnsupportedError, match="could not compile native.cpp"):
-        compiling.load_library(SOURCE)
-    assert not list(fresh.glob("*"))
-
-
-@needs_compiler
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(UnsupportedError, match="no compiled kernels in"):
-        load_library.__wrapped__(SOURCE)
-
-
-@needs_compiler
-def test_it_is_compiled_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    run = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: calls.append(command) or run(command, **options))
-    for _ in range(2):
-        compiling.load_library(SOURCE)
-    assert [("-o" in command) for command in calls] == [False, True, False]
-    (library,) = fresh.glob("*")
-    assert library.name.startswith("mita-native-")

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError, check_accounting, operator_function
-from regard.mixers.shared.native_build import runs_native
+from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 
 from .deformable_native import sample_native
@@ -94,10 +94,10 @@ def deformable_conv(
     offsets: P = 2 groups taps channels: group of contiguous input channels, tap (row by row), (dy, dx); in grid cells,
     in float32 or better (bfloat16 is off by a quarter of a cell at 64). mask: Q = groups taps factors of the samples.
     weight: c = C / weight groups, which are independent of the offsets' groups. Pairs are (rows, columns).
-    execution: "eager", "native" (compiled code for the CPU; needs a C++ compiler once, cannot be differentiated twice)
-    or "auto", which is torchvision's kernel on CUDA and else eager, or native if REGARD_NATIVE=1 is in the environment.
+    execution: "eager", "native" (a compiled kernel for the CPU, which cannot be differentiated twice) or "auto":
+    torchvision's kernel on CUDA, "native" on the CPU where this installation has it, else "eager".
     Raises: ShapeError for tensors that do not fit; ConfigError for an unknown execution; UnsupportedError where
-    compiled code cannot run.
+    the compiled kernel cannot run.
     """
     if execution not in ("auto", "eager", "native"):
         raise ConfigError(f"execution is auto, eager or native, not {execution!r}")

@@ -1,5 +1,5 @@
 // Bilinear sampling of maps, zero beyond the border, with its gradient; all channels of a grid cell at a time.
-// Standard C++17; compiled by mixers/shared/native_build.py when it is needed.
+// Standard C++17; CMakeLists.txt compiles it.
 //
 // Contiguous: x (B, h * w, C), points (B, g, K, L, 2) of (y, x) in grid cells, factors (B, g, K, L) or null, out (B, L, K, C).
 // Group i of g has the channels from i C / g on.

@@ -32,7 +32,7 @@ from regard.core import (
     linear_cost,
     operator_function,
 )
-from regard.mixers.shared.native_build import in_function_transform
+from regard.mixers.shared.native import in_function_transform
 
 from .sampling import TapsConfig, TapsMixer, check_groups, margins, shifted, views
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import Grid, Mask, UnsupportedError, softmax_rows
-from regard.mixers.shared.native_build import eager_on_cpu
+from regard.mixers.shared.native import eager_on_cpu
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import split_tokens
 

@@ -25,6 +25,7 @@ from regard.core import (
     Operator,
     ShapeError,
     Site,
+    UnsupportedError,
     hide,
     operator_function,
     softmax_rows,
@@ -32,18 +33,17 @@ from regard.core import (
 from regard.mixers.shared.checks import check_heads, check_qkv
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.landmarks import EXTRACTORS, Landmarks, landmark_count, landmark_windows, pool_landmarks
+from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 
-from .eager import LEAN, Lean, lean_form
-from .native import Native
-from .pieces import Rule
+from .native import mita_native
 from .routed import FORMS, Parts, choose_form
 from .routing import MitaPlan, check_counts, check_plan, choose, key_bias, mita_plan, without
 
 __all__ = ["MiTA", "mita", "mita_plan", "mita_reference", "pool_landmarks"]
 
 BRANCHES = ("both", "route", "compress")
-EXECUTIONS = ("auto", *LEAN, *FORMS)
+EXECUTIONS = ("auto", "native", *FORMS)
 DUPLICATES = ("multiset", "union")
 
 
@@ -110,11 +110,10 @@ def mita(
     query share counts twice ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: factor of the
     landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
-    "auto", "lean-dense", "lean-grouped", "native", "dense", "gather" or "grouped", which differ in speed and memory
-    only ("union" of several experts: the dense ones). The lean forms, which "auto" takes in eager mode on a CPU for
-    short and for long inputs, cannot be differentiated twice; neither can "native", compiled code for one expert per
-    query, which needs a C++ compiler once and which "auto" takes if REGARD_NATIVE=1 is in the environment. Function
-    transforms (`torch.func.grad`, `vmap`, `jvp`) take "dense", "gather" and "grouped", and "auto" one of these. With
+    "auto", "native", "dense", "gather" or "grouped", which differ in speed and memory only. "native" is a compiled
+    kernel for one expert per query; it cannot be differentiated twice. "auto" takes it on the CPU where this
+    installation has it, except in function transforms (`torch.func.grad`, `vmap`, `jvp`), in `torch.export` and for a
+    bias that is trained; elsewhere "dense" for short inputs and for the union of several experts, else "grouped". With
     branches="compress" nothing is routed: all executions are the same few products, in PyTorch.
     Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
     are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer allowed keys than
@@ -136,14 +135,14 @@ def mita(
         check_plan(plan, q, k, landmarks, top, experts)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     once = duplicates == "union" and experts > 1
-    bias = key_bias("mita", mask, upcast(k)[..., 0])
+    bias = None if mask is None else key_bias("mita", mask, upcast(k)[..., 0])
     k, v = hide(k, mask), hide(v, mask)
-    form = None if branches == "compress" else lean_form(execution, q, k, bias, experts, once)
-    if form is not None:
-        rule = Rule(top, experts, branches == "both", landmark_scale, scale, once, form)
+    if branches != "compress" and _runs_native(execution, q, bias, experts):
         drop = None if landmark_keep is None else ~landmark_keep
-        run = Native if form == "native" else Lean
-        return cast(Tensor, run.apply(q, k, v, landmarks, bias, drop, plan, rule))  # type: ignore[no-untyped-call]
+        return mita_native(
+            q, k, v, landmarks, top, shared=branches == "both", scale=scale, factor=landmark_scale, bias=bias,
+            drop=drop, plan=plan,
+        )  # fmt: skip
     with without_autocast(q.device):
         probing = upcast(landmarks) * scale
         probe = probing @ upcast(k).mT  # (B, H, m, M)
@@ -157,6 +156,15 @@ def mita(
         plan = choose(probe, route, top, experts) if plan is None else plan
         parts = Parts(q * scale, k, v, None if branches == "route" else shared, values, plan, bias)
         return choose_form(execution, parts, once)(parts)
+
+
+def _runs_native(execution: str, q: Tensor, bias: Tensor | None, experts: int) -> bool:
+    """Whether the compiled kernel runs. Raises: UnsupportedError if it is requested and cannot."""
+    trained = bias is not None and bias.requires_grad
+    if execution == "native" and (experts > 1 or trained):
+        reason = "does not train a bias" if trained else f"has one expert per query, not {experts}"
+        raise UnsupportedError(f'mita: execution="native" {reason}; use "auto"')
+    return experts == 1 and not trained and runs_native("mita", execution, q)
 
 
 def _check_options(branches: str, duplicates: str) -> None:

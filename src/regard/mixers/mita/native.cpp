@@ -1,5 +1,5 @@
 // Mixture of top-k attention (MiTA) on a CPU, one head at a time, with its gradient. Standard C++17 and the vector
-// extensions of GCC and Clang; no library. Compiled by mixers/shared/native_build.py when it is needed.
+// extensions of GCC and Clang; no library. CMakeLists.txt compiles it.
 //
 // m landmarks l (m, d) score the keys k (M, d): each chooses its `top` best, and the weighted
 // sum of all values v (M, e) is its own value. A query of q (N, d) attends to the landmarks with these values and to the keys of its best landmark.
@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <thread>
+#include <utility>
 #include <vector>
 
 extern "C" {
@@ -32,15 +33,21 @@ namespace {
 constexpr long BLOCK = 32;   // queries at a time
 constexpr long CHUNK = 128;  // keys at a time where all are read
 
-// vectors of 64 bytes
+#if defined(__AVX512F__)
+constexpr long BYTES = 64;  // of a vector
+#elif defined(__AVX2__)
+constexpr long BYTES = 32;
+#else
+constexpr long BYTES = 16;
+#endif
 
 template <typename T>
 struct Lanes;
 
 template <>
 struct Lanes<float> {
-    typedef float Vector __attribute__((vector_size(64)));
-    typedef int32_t Whole __attribute__((vector_size(64)));
+    typedef float Vector __attribute__((vector_size(BYTES)));
+    typedef int32_t Whole __attribute__((vector_size(BYTES)));
     typedef uint32_t Ordered;
     static constexpr float TINY = -87.0f, ROUND = 12582912.0f, HIGH = 0.693359375f, LOW = -2.12194440e-4f;
     static constexpr int BIAS = 127, SHIFT = 23, DEGREE = 7;
@@ -48,8 +55,8 @@ struct Lanes<float> {
 
 template <>
 struct Lanes<double> {
-    typedef double Vector __attribute__((vector_size(64)));
-    typedef int64_t Whole __attribute__((vector_size(64)));
+    typedef double Vector __attribute__((vector_size(BYTES)));
+    typedef int64_t Whole __attribute__((vector_size(BYTES)));
     typedef uint64_t Ordered;
     static constexpr double TINY = -708.0, ROUND = 6755399441055744.0;
     static constexpr double HIGH = 6.93145751953125e-1, LOW = 1.42860682030941723212e-6;
@@ -57,7 +64,7 @@ struct Lanes<double> {
 };
 
 template <typename T>
-constexpr long WIDTH = 64 / sizeof(T);
+constexpr long WIDTH = BYTES / sizeof(T);
 
 template <typename T>
 using Vector = typename Lanes<T>::Vector;
@@ -77,6 +84,65 @@ Vector<T> load(const T* from) {
 template <typename T>
 void store(T* to, Vector<T> value) {
     std::memcpy(to, &value, sizeof value);
+}
+
+// Lanes of two vectors in another order: lane i of the result is lane Order::at(i) of a, then b.
+template <typename T, typename Order, size_t... I>
+Vector<T> shuffle(Vector<T> a, Vector<T> b, std::index_sequence<I...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, Order::at(I)...);
+#else
+    return __builtin_shuffle(a, b, typename Lanes<T>::Whole{Order::at(I)...});
+#endif
+}
+
+template <typename T, typename Order>
+Vector<T> shuffle(Vector<T> a, Vector<T> b) {
+    return shuffle<T, Order>(a, b, std::make_index_sequence<WIDTH<T>>());
+}
+
+template <int STEP>
+struct Exchange {
+    static constexpr int at(size_t i) { return int(i) ^ STEP; }
+};
+
+// Of a square of lanes whose blocks of STEP are transposed: the upper or lower of two rows that are STEP apart.
+template <int STEP, bool LOWER, long ALL>
+struct Blocks {
+    static constexpr int at(size_t i) {
+        return LOWER ? (i & STEP ? int(ALL + i) : int(i) + STEP) : (i & STEP ? int(ALL + i) - STEP : int(i));
+    }
+};
+
+// One number for all lanes, combined by a tree.
+template <typename T, int STEP = WIDTH<T> / 2, typename Combine>
+T reduce(Vector<T> x, Combine combine) {
+    x = combine(x, shuffle<T, Exchange<STEP>>(x, x));
+    if constexpr (STEP > 1) return reduce<T, STEP / 2>(x, combine);
+    return x[0];
+}
+
+template <typename T>
+T total(Vector<T> x) {
+    return reduce<T>(x, [](Vector<T> a, Vector<T> b) { return a + b; });
+}
+
+// The larger numbers; NaN is larger than all.
+template <typename T>
+Vector<T> larger(Vector<T> a, Vector<T> b) {
+    return (b > a) | (b != b) ? b : a;
+}
+
+// Rows of a square become its columns.
+template <typename T, int STEP = WIDTH<T> / 2>
+void transpose(Vector<T>* rows) {
+    for (int i = 0; i < WIDTH<T>; ++i) {
+        if (i & STEP) continue;
+        const Vector<T> upper = rows[i], lower = rows[i + STEP];
+        rows[i] = shuffle<T, Blocks<STEP, false, WIDTH<T>>>(upper, lower);
+        rows[i + STEP] = shuffle<T, Blocks<STEP, true, WIDTH<T>>>(upper, lower);
+    }
+    if constexpr (STEP > 1) transpose<T, STEP / 2>(rows);
 }
 
 // exp of numbers that are at most 0; what is too small becomes exactly 0, NaN stays NaN
@@ -136,12 +202,8 @@ void product(long rows, long cols, long len, const T* a, long row, long column, 
 template <typename T>
 void softmax(T* row, long length) {
     Vector<T> most = load(row);
-    for (long i = WIDTH<T>; i < length; i += WIDTH<T>) {
-        Vector<T> next = load(row + i);
-        most = (next > most) | (next != next) ? next : most;
-    }
-    T top = most[0];
-    for (long i = 1; i < WIDTH<T>; ++i) top = most[i] > top || most[i] != most[i] ? most[i] : top;
+    for (long i = WIDTH<T>; i < length; i += WIDTH<T>) most = larger<T>(most, load(row + i));
+    const T top = reduce<T>(most, larger<T>);
     if (top == -std::numeric_limits<T>::infinity()) {
         std::fill(row, row + length, T(0));
         return;
@@ -152,9 +214,8 @@ void softmax(T* row, long length) {
         sums += weight;
         store(row + i, weight);
     }
-    T sum = 0;
-    for (long i = 0; i < WIDTH<T>; ++i) sum += sums[i];
-    for (long i = 0; i < length; i += WIDTH<T>) store(row + i, load(row + i) * (1 / sum));
+    const T share = 1 / total<T>(sums);
+    for (long i = 0; i < length; i += WIDTH<T>) store(row + i, load(row + i) * share);
 }
 
 
@@ -177,7 +238,14 @@ void turn(Row row, long count, long width, T* to, long wide, T factor = 1) {
     for (long first = 0; first < count; first += WIDTH<T>) {
         const T* at[WIDTH<T>];
         for (long c = 0; c < WIDTH<T>; ++c) at[c] = row(std::min(first + c, count - 1));
-        for (long i = 0; i < width; ++i) {
+        long i = 0;
+        for (; i + WIDTH<T> <= width; i += WIDTH<T>) {
+            Vector<T> square[WIDTH<T>];
+            for (long c = 0; c < WIDTH<T>; ++c) square[c] = load(at[c] + i);
+            transpose<T>(square);
+            for (long c = 0; c < WIDTH<T>; ++c) store(to + (i + c) * wide + first, square[c] * factor);
+        }
+        for (; i < width; ++i) {
             T* line = to + i * wide + first;
             for (long c = 0; c < WIDTH<T>; ++c) line[c] = at[c][i] * factor;
         }
@@ -193,6 +261,39 @@ struct Rows {
     T* operator()(long i) const { return first + i * stride; }
 };
 
+// Zeroed memory of one call, taken piece by piece. A thread keeps up to KEPT bytes of it for its next call, because
+// memory that the system gives anew costs more than the work on short inputs.
+struct Arena {
+    static constexpr size_t KEPT = 4 << 20, LINE = 64;
+    size_t used = 0;
+    char* start;
+    std::vector<char> own;
+
+    explicit Arena(size_t bytes) {
+        static thread_local std::vector<char> kept;
+        std::vector<char>& from = bytes <= KEPT ? kept : own;
+        if (from.size() < bytes + LINE) from = std::vector<char>(bytes + LINE);
+        start = from.data() + (LINE - reinterpret_cast<uintptr_t>(from.data()) % LINE) % LINE;
+        std::memset(start, 0, bytes);
+    }
+};
+
+template <typename T>
+struct Array {
+    T* first = nullptr;
+    size_t length;
+    Array(size_t length) : length(length) {}
+    size_t bytes() const { return (length * sizeof(T) + Arena::LINE - 1) / Arena::LINE * Arena::LINE; }
+    void take(Arena& arena) {
+        first = reinterpret_cast<T*>(arena.start + arena.used);
+        arena.used += bytes();
+    }
+    T& operator[](size_t i) { return first[i]; }
+    T* data() { return first; }
+    T* begin() { return first; }
+    T* end() { return first + length; }
+};
+
 template <typename T>
 struct Head {
     Rows<T> q, k, v, l;
@@ -202,7 +303,7 @@ struct Head {
 
 // Indices of the `top` largest, in their order; of equals the first; NaN is the largest.
 template <typename T>
-void largest(const T* row, long length, long top, int64_t* indices, std::vector<typename Lanes<T>::Ordered>& bits) {
+void largest(const T* row, long length, long top, int64_t* indices, Array<typename Lanes<T>::Ordered>& bits) {
     using U = typename Lanes<T>::Ordered;
     constexpr U SIGN = U(1) << (8 * sizeof(U) - 1);
     for (long i = 0; i < length; ++i) {
@@ -248,21 +349,42 @@ struct Work {
     const Sizes& s;
     const T scale, factor;
     const long wd, we, wl, wk, wm, wide, ldp;
-    std::vector<T> probe, values, change;    // (m, ldp) logits or weights of landmarks with keys, (m, we), as probe
-    std::vector<T> landmarks, landmarksT;    // scaled, (m, wd), (d, wl)
-    std::vector<T> joint, jointT, all, allT;  // scaled keys (wide, wd), (d, wide), values (wide, we), (e, wide)
-    std::vector<T> bias, queries, grad_rows, w, slope, products, rows, rowsT;
-    std::vector<T> to_landmarks, to_values, to_keys, to_own;
-    std::vector<typename Lanes<T>::Ordered> bits;
+    Array<T> probe, values;             // (m, ldp) logits or weights of landmarks with keys, (m, we)
+    Array<T> change, means;             // gradients of some columns of probe (m, CHUNK), (m)
+    Array<T> route;                     // (N, wl) logits of queries with landmarks, where they are computed once
+    Array<T> landmarks, landmarksT;     // scaled, (m, wd), (d, wl)
+    Array<T> joint, jointT, all, allT;  // scaled keys (wide, wd), (d, wide), values (wide, we), (e, wide)
+    Array<T> bias, queries, grad_rows, w, slope, products, rows, rowsT;
+    Array<T> to_landmarks, to_values, to_keys, to_own;
+    Array<typename Lanes<T>::Ordered> bits;
+    Arena arena;
 
     Work(const Sizes& s, bool backward)
         : s(s), scale(s.scale), factor(s.factor), wd(padded<T>(s.d)), we(padded<T>(s.e)), wl(padded<T>(s.m)),
           wk(padded<T>(s.top)), wm(s.shared ? wl : 0), wide(wm + wk), ldp(padded<T>(s.M)), probe(s.m * ldp),
-          values(s.m * we), change(backward ? s.m * ldp : 0), landmarks(s.m * wd), landmarksT(s.d * wl),
-          joint(wide * wd), jointT(s.d * wide), all(wide * we), allT(s.e * wide), bias(wide), queries(BLOCK * wd),
-          grad_rows(BLOCK * we), w(BLOCK * wide), slope(BLOCK * wide), products(CHUNK * std::max(wd, we)),
-          rows(CHUNK * std::max(wd, we)), rowsT(CHUNK * std::max(s.d, s.e)), to_landmarks(s.m * wd),
-          to_values(s.m * we), to_keys(s.top * wd), to_own(s.top * we), bits(s.M) {}
+          values(s.m * we), change(backward ? s.m * CHUNK : 0), means(s.m), route(s.has_plan ? 0 : s.N * wl), landmarks(s.m * wd),
+          landmarksT(s.d * wl), joint(wide * wd), jointT(s.d * wide), all(wide * we), allT(s.e * wide), bias(wide),
+          queries(BLOCK * wd), grad_rows(BLOCK * we), w(BLOCK * wide), slope(BLOCK * wide),
+          products(CHUNK * std::max(wd, we)), rows(CHUNK * std::max(wd, we)), rowsT(CHUNK * std::max(s.d, s.e)),
+          to_landmarks(s.m * wd), to_values(s.m * we), to_keys(s.top * wd), to_own(s.top * we), bits(s.M),
+          arena(measure()) {
+        each([&](auto& array) { array.take(arena); });
+    }
+
+    template <typename Visit>
+    void each(Visit visit) {
+        for (auto* array : {&probe, &values, &change, &means, &route, &landmarks, &landmarksT, &joint, &jointT, &all, &allT,
+                            &bias, &queries, &grad_rows, &w, &slope, &products, &rows, &rowsT, &to_landmarks,
+                            &to_values, &to_keys, &to_own})
+            visit(*array);
+        visit(bits);
+    }
+
+    size_t measure() {
+        size_t bytes = 0;
+        each([&](auto& array) { bytes += array.bytes(); });
+        return bytes;
+    }
 
     // Rows whose length is a multiple of the vector: copies where it is not.
     const T* whole_rows(const Rows<T>& from, long first, long count, long width, long& ld) {
@@ -293,17 +415,22 @@ struct Work {
 
     void choose(const Head<T>& x) {
         for (long j = 0; j < s.m; ++j) largest(&probe[j * ldp], s.M, s.top, x.chosen + j * s.top, bits);
-        std::vector<T> route(BLOCK * wl);
         turn([&](long j) { return x.l(j); }, s.m, s.d, landmarksT.data(), wl, scale);
-        for (long at = 0; at < s.N; at += BLOCK) {
-            const long count = std::min(BLOCK, s.N - at);
-            product<T, false>(count, wl, s.d, x.q(at), x.q.stride, 1, landmarksT.data(), wl, route.data(), wl);
-            for (long r = 0; r < count; ++r) {
-                T* row = &route[r * wl];
-                if (x.bias) add(x.bias, s.m, row);
-                x.experts[at + r] = std::max_element(row, row + s.m) - row;
-            }
+        product<T, false>(s.N, wl, s.d, x.q(0), x.q.stride, 1, landmarksT.data(), wl, route.data(), wl);
+        for (long i = 0; i < s.N; ++i) {
+            T* row = &route[i * wl];
+            if (x.bias) add(x.bias, s.m, row);
+            x.experts[i] = best(row);
         }
+    }
+
+    // The first of the largest of a row of m.
+    long best(T* row) {
+        std::fill(row + s.m, row + wl, -std::numeric_limits<T>::infinity());
+        Vector<T> most = load(row);
+        for (long j = WIDTH<T>; j < wl; j += WIDTH<T>) most = larger<T>(most, load(row + j));
+        const T top = reduce<T>(most, larger<T>);
+        return std::min(long(std::find(row, row + s.m, top) - row), s.m - 1);  // NaN: any
     }
 
     // The landmarks' values, from their weights in place of their logits; and what all experts share.
@@ -341,10 +468,16 @@ struct Work {
     // Gathers some queries and computes their weights.
     void weigh(const Head<T>& x, const long* query, long count) {
         for (long r = 0; r < count; ++r) copy(x.q(query[r]), s.d, &queries[r * wd]);
-        product<T, false>(count, wide, s.d, queries.data(), wd, 1, jointT.data(), wide, w.data(), wide);
+        const long known = s.has_plan || x.bias ? 0 : wm;  // logits of landmarks that chose the experts
+        product<T, false>(count, wide - known, s.d, queries.data(), wd, 1, &jointT[known], wide, &w[known], wide);
         for (long r = 0; r < count; ++r) {
-            add(bias.data(), wide, &w[r * wide]);
-            softmax(&w[r * wide], wide);
+            T* row = &w[r * wide];
+            if (known) {
+                copy(&route[query[r] * wl], s.m, row, factor);
+                std::fill(row + s.m, row + known, -std::numeric_limits<T>::infinity());
+            }
+            add(&bias[known], wide - known, row + known);
+            softmax(row, wide);
         }
     }
 
@@ -407,27 +540,33 @@ struct Work {
     static void descend(const T* weight, T* change, long length) {
         Vector<T> sums{};
         for (long i = 0; i < length; i += WIDTH<T>) sums += load(weight + i) * load(change + i);
-        T sum = 0;
-        for (long i = 0; i < WIDTH<T>; ++i) sum += sums[i];
-        for (long i = 0; i < length; i += WIDTH<T>) store(change + i, load(weight + i) * (load(change + i) - sum));
+        descend(weight, change, length, total<T>(sums));
+    }
+
+    // The same for a part of a row; mean: of the gradient of weights, by these weights.
+    static void descend(const T* weight, T* change, long length, T mean) {
+        for (long i = 0; i < length; i += WIDTH<T>) store(change + i, load(weight + i) * (load(change + i) - mean));
     }
 
     // From the gradient of the landmarks' values through their weights to values, keys and landmarks.
     void expand(const Head<T>& x, Rows<T> to_k, Rows<T> to_v, Rows<T> to_l) {
-        chunks([&](long first, long count) {
-            turn([&](long i) { return x.v(first + i); }, count, s.e, rowsT.data(), CHUNK);
-            product<T, false>(s.m, padded<T>(count), s.e, to_values.data(), we, 1, rowsT.data(), CHUNK, &change[first], ldp);
-        });
-        for (long j = 0; j < s.m; ++j) descend(&probe[j * ldp], &change[j * ldp], ldp);
         std::fill(to_landmarks.begin(), to_landmarks.end(), T(0));
+        for (long j = 0; j < s.m; ++j) {  // the mean of a row is that of its values
+            means[j] = 0;
+            for (long c = 0; c < s.e; ++c) means[j] += to_values[j * we + c] * values[j * we + c];
+        }
         chunks([&](long first, long count) {
+            const long cols = padded<T>(count);
+            turn([&](long i) { return x.v(first + i); }, count, s.e, rowsT.data(), CHUNK);
+            product<T, false>(s.m, cols, s.e, to_values.data(), we, 1, rowsT.data(), CHUNK, change.data(), CHUNK);
+            for (long j = 0; j < s.m; ++j) descend(&probe[j * ldp + first], &change[j * CHUNK], cols, means[j]);
             product<T, false>(count, we, s.m, &probe[first], 1, ldp, to_values.data(), we, products.data(), we);
             for (long i = 0; i < count; ++i) add(&products[i * we], s.e, to_v(first + i));
-            product<T, false>(count, wd, s.m, &change[first], 1, ldp, landmarks.data(), wd, products.data(), wd);
+            product<T, false>(count, wd, s.m, change.data(), 1, CHUNK, landmarks.data(), wd, products.data(), wd);
             for (long i = 0; i < count; ++i) add(&products[i * wd], s.d, to_k(first + i));
             long ld;
             const T* from = whole_rows(x.k, first, count, s.d, ld);
-            product<T, true>(s.m, wd, count, &change[first], ldp, 1, from, ld, to_landmarks.data(), wd);
+            product<T, true>(s.m, wd, count, change.data(), CHUNK, 1, from, ld, to_landmarks.data(), wd);
         });
         for (long j = 0; j < s.m; ++j) add(&to_landmarks[j * wd], s.d, to_l(j), scale);
     }

@@ -1,91 +1,59 @@
-"""MiTA with one expert per query in compiled code (native.cpp): one head at a time; only inputs and plan are saved."""
+"""MiTA with one expert per query as a compiled kernel (native.cpp): one head at a time; only inputs and plan are saved.
 
-import ctypes
-from ctypes import POINTER, byref, c_double, c_int, c_long, c_void_p
-from pathlib import Path
+`torch.ops.regard.mita` and its gradient are operators of `torch.library`, so that `torch.compile`, `torch.export` and
+function transforms take them as they take PyTorch's own.
+"""
+
+import struct
+from collections.abc import Sequence
+from ctypes import c_char_p, c_void_p
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from regard.core import UnsupportedError
-from regard.mixers.shared.native_build import native_function
+from regard.mixers.shared.native import batch_rule, kernel
 
-from .pieces import Rule
 from .routing import MitaPlan
 
-SOURCE = Path(__file__).with_name("native.cpp")
+_SIZES = struct.Struct("9q2i2d")
+"""`Sizes` of native.cpp: B, H, N, M, m, top, d, e, threads; shared, has_plan; scale, factor."""
+_ARGUMENTS = (c_char_p, c_char_p, c_void_p, c_void_p, c_void_p, c_char_p)
+"""Sizes, views of inputs, bias or None, keys and experts of the plan, views of outputs."""
 
 
-class _Sizes(ctypes.Structure):
-    _fields_ = (
-        *((name, c_long) for name in ("B", "H", "N", "M", "m", "top", "d", "e", "threads")),
-        ("shared", c_int),
-        ("has_plan", c_int),
-        ("scale", c_double),
-        ("factor", c_double),
-    )
+def mita_native(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    top: int,
+    *,
+    shared: bool,
+    scale: float,
+    factor: float,
+    bias: Tensor | None,
+    drop: Tensor | None,
+    plan: MitaPlan | None,
+) -> Tensor:
+    """q (B,H,N,d), k (B,H,M,d), v (B,H,M,e), landmarks (B,H,m,d) -> (B,H,N,e), in float32 for half precision.
+
+    top: keys of an expert. shared: whether queries attend to the landmarks too. scale: of all logits. factor: of the
+    landmarks' logits, beside scale. bias (B|1,H|1,1,M): of the keys' logits. drop (B,m): landmarks that are not used.
+    Raises: UnsupportedError without compiled kernels, and for a second derivative.
+    """
+    added = _added_bias(q, landmarks.shape[2], k.shape[2], bias, drop)
+    keys, experts = (None, None) if plan is None else plan
+    out: Tensor = torch.ops.regard.mita(q, k, v, landmarks, added, keys, experts, top, shared, scale, factor)[0]
+    return out
 
 
-class _View(ctypes.Structure):
-    _fields_ = (("data", c_void_p), ("batch", c_long), ("head", c_long), ("row", c_long))
-
-
-class Native(torch.autograd.Function):
-    """The compiled counterpart of `Lean`: q, k, v, landmarks (B, H, ...) -> (B, H, N, e). Raises: UnsupportedError."""
-
-    @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        landmarks: Tensor,
-        bias: Tensor | None,
-        drop: Tensor | None,
-        plan: MitaPlan | None,
-        rule: Rule,
-    ) -> Tensor:
-        b, h, n = q.shape[:3]
-        m, keys = landmarks.shape[2], k.shape[2]
-        inputs = _wide(q, k, v, landmarks)
-        selection = MitaPlan(
-            torch.empty(b, h, m, rule.top, dtype=torch.int64), torch.empty(b, h, n, 1, dtype=torch.int64)
-        )
-        if plan is not None:
-            selection = MitaPlan(*(x.long().contiguous() for x in plan))
-        added = _added(inputs[0], bias, drop, m, keys)
-        out = _heads_last(inputs[0], (b, h, n, v.shape[-1]))
-        _call("forward", inputs, added, selection, [out], rule, has_plan=plan is not None)
-        ctx.save_for_backward(q, k, v, landmarks, bias, drop, *selection)
-        ctx.rule = rule
-        return out.to(v.dtype)
-
-    @staticmethod
-    def backward(ctx, grad_out: Tensor):  # type: ignore[no-untyped-def, override]
-        if torch.is_grad_enabled():  # create_graph=True
-            raise UnsupportedError(
-                'mita: execution="native" cannot be differentiated twice; use "dense", "gather" or "grouped"'
-            )
-        q, k, v, landmarks, bias, drop, *selection = ctx.saved_tensors
-        inputs = _wide(q, k, v, landmarks, grad_out)
-        added = _added(inputs[0], bias, drop, landmarks.shape[2], k.shape[2])
-        grads = [_heads_last(inputs[0], x.shape) for x in (q, k, v, landmarks)]
-        _call("backward", inputs, added, MitaPlan(*selection), grads, ctx.rule, has_plan=True)
-        return *(grad.to(x.dtype) for grad, x in zip(grads, (q, k, v, landmarks), strict=True)), None, None, None, None
-
-
-def _wide(*arrays: Tensor) -> list[Tensor]:
-    """The arrays in float32 or float64, with contiguous rows."""
-    dtype = torch.promote_types(arrays[0].dtype, torch.float32)
-    upcast = [array.to(dtype) for array in arrays]
-    return [array if array.stride(-1) == 1 or array.shape[-1] == 1 else array.contiguous() for array in upcast]
-
-
-def _added(like: Tensor, bias: Tensor | None, drop: Tensor | None, m: int, keys: int) -> Tensor | None:
-    """The bias of the logits of landmarks and keys (B, H, m + M), or None. bias (B|1, H|1, 1, M), drop (B, m)."""
+def _added_bias(q: Tensor, m: int, keys: int, bias: Tensor | None, drop: Tensor | None) -> Tensor | None:
+    """The bias of the logits of landmarks and keys (B, H, m + M), in float32 or float64, or None."""
     if bias is None and drop is None:
         return None
-    added = like.new_zeros(*like.shape[:2], m + keys)
+    added = q.new_zeros(*q.shape[:2], m + keys, dtype=torch.promote_types(q.dtype, torch.float32))
     if drop is not None:
         added[..., :m].masked_fill_(drop[:, None], -torch.inf)
     if bias is not None:
@@ -93,7 +61,122 @@ def _added(like: Tensor, bias: Tensor | None, drop: Tensor | None, m: int, keys:
     return added
 
 
-def _heads_last(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+@torch.library.custom_op("regard::mita", mutates_args=(), device_types="cpu")
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    bias: Tensor | None,
+    keys: Tensor | None,
+    experts: Tensor | None,
+    top: int,
+    shared: bool,
+    scale: float,
+    factor: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (B, H, N, e) and the plan, chosen here if `keys` and `experts` are None."""
+    out, chosen_keys, chosen_experts = _empty_results(q, k, v, landmarks, bias, keys, experts, top)
+    inputs = _upcast(q, k, v, landmarks)
+    has_plan = keys is not None and experts is not None
+    if has_plan:
+        chosen_keys.copy_(keys)
+        chosen_experts.copy_(experts)
+    wide = out if out.dtype == inputs[0].dtype else _heads_last(inputs[0], out.shape)
+    _call("forward", inputs, bias, (chosen_keys, chosen_experts), [wide], (shared, has_plan, scale, factor))
+    return out if wide is out else out.copy_(wide), chosen_keys, chosen_experts
+
+
+@_forward.register_fake
+def _empty_results(q, k, v, landmarks, bias, keys, experts, top, *_):  # type: ignore[no-untyped-def]
+    b, h, n = q.shape[:3]
+    return (
+        _heads_last(v, (b, h, n, v.shape[-1])),
+        q.new_empty(b, h, landmarks.shape[2], top, dtype=torch.int64),
+        q.new_empty(b, h, n, 1, dtype=torch.int64),
+    )
+
+
+@torch.library.custom_op("regard::mita_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    bias: Tensor | None,
+    keys: Tensor,
+    experts: Tensor,
+    shared: bool,
+    scale: float,
+    factor: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v and landmarks."""
+    inputs = _upcast(q, k, v, landmarks, grad)
+    wide = [_heads_last(inputs[0], x.shape) for x in (q, k, v, landmarks)]
+    _call("backward", inputs, bias, (keys, experts), wide, (shared, True, scale, factor))
+    grads = [x.to(q.dtype) for x in wide]
+    return grads[0], grads[1], grads[2], grads[3]
+
+
+@_backward.register_fake
+def _empty_gradients(grad, q, k, v, landmarks, *_):  # type: ignore[no-untyped-def]
+    return tuple(_heads_last(q, x.shape) for x in (q, k, v, landmarks))
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    q, k, v, landmarks, bias, _, _, _, *ctx.options = inputs
+    _, keys, experts = output
+    ctx.mark_non_differentiable(keys, experts)
+    ctx.save_for_backward(q, k, v, landmarks, bias, keys, experts)
+
+
+def _differentiate(ctx, grad, *_):  # type: ignore[no-untyped-def]
+    grads = torch.ops.regard.mita_backward(grad, *ctx.saved_tensors, *ctx.options)
+    return *grads, *[None] * 7
+
+
+def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
+    raise UnsupportedError(
+        'mita: execution="native" cannot be differentiated twice; use "dense", "gather" or "grouped"'
+    )
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+_backward.register_autograd(_refuse)
+
+
+for _operator in (_forward, _backward):
+    _operator.register_vmap(batch_rule(_operator))
+
+
+@register_flop_formula(torch.ops.regard.mita)
+def _flops(q, k, v, landmarks, bias, keys, experts, top, shared, *_, **__) -> int:  # type: ignore[no-untyped-def]
+    return 2 * (_landmark_macs(q, k, v, landmarks, shared) + _routed_macs(q, v, top))
+
+
+@register_flop_formula(torch.ops.regard.mita_backward)
+def _backward_flops(grad, q, k, v, landmarks, bias, keys, experts, shared, *_, **__) -> int:  # type: ignore[no-untyped-def]
+    shared_macs = _landmark_macs(q, k, v, landmarks, True) if shared else 0  # nothing is learned through the selection
+    return 4 * (shared_macs + _routed_macs(q, v, keys[3]))
+
+
+def _landmark_macs(q: Sequence[int], k: Sequence[int], v: Sequence[int], landmarks: Sequence[int], shared: bool) -> int:
+    return q[0] * q[1] * landmarks[2] * (k[2] + q[2]) * (q[3] + (v[3] if shared else 0))
+
+
+def _routed_macs(q: Sequence[int], v: Sequence[int], top: int) -> int:
+    return q[0] * q[1] * q[2] * top * (q[3] + v[3])
+
+
+def _upcast(*arrays: Tensor) -> list[Tensor]:
+    """The arrays in float32 or float64, with contiguous rows."""
+    dtype = torch.promote_types(arrays[0].dtype, torch.float32)
+    upcast = [array if array.dtype == dtype else array.to(dtype) for array in arrays]
+    return [array if array.stride(-1) == 1 or array.shape[-1] == 1 else array.contiguous() for array in upcast]
+
+
+def _heads_last(like: Tensor, shape: Sequence[int]) -> Tensor:
     """An empty (B, H, N, width), in memory (B, N, H, width) like SDPA's output, so that merging heads is a view."""
     b, h, n, width = shape
     return like.new_empty(b, n, h, width).transpose(1, 2)
@@ -102,24 +185,25 @@ def _heads_last(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _call(
     direction: str,
     inputs: list[Tensor],
-    added: Tensor | None,
-    plan: MitaPlan,
+    bias: Tensor | None,
+    plan: tuple[Tensor, Tensor],
     outputs: list[Tensor],
-    rule: Rule,
-    *,
-    has_plan: bool,
+    options: tuple[bool, bool, float, float],
 ) -> None:
+    """options: shared, has_plan, scale, factor of `_Sizes`."""
     q, k, v, landmarks = inputs[:4]
-    sizes = _Sizes(
-        *(*q.shape[:3], k.shape[2], landmarks.shape[2], rule.top, q.shape[3], v.shape[3]),
-        *(torch.get_num_threads(), rule.shared, has_plan, rule.scale, rule.factor),
+    keys, experts = plan
+    sizes = (*q.shape[:3], k.shape[2], landmarks.shape[2], keys.shape[3], q.shape[3], v.shape[3])
+    kernel(f"mita_{direction}", q.dtype, _ARGUMENTS)(
+        _SIZES.pack(*sizes, torch.get_num_threads(), *options),
+        _views(inputs),
+        None if bias is None else bias.data_ptr(),
+        keys.data_ptr(),
+        experts.data_ptr(),
+        _views(outputs),
     )
-    views = [(_View * len(arrays))(*map(_view, arrays)) for arrays in (inputs, outputs)]
-    function = native_function(SOURCE, f"mita_{direction}", q.dtype)
-    function.argtypes = [POINTER(_Sizes), POINTER(_View), c_void_p, c_void_p, c_void_p, POINTER(_View)]
-    bias = None if added is None else added.data_ptr()
-    function(byref(sizes), views[0], bias, plan.keys.data_ptr(), plan.experts.data_ptr(), views[1])
 
 
-def _view(array: Tensor) -> _View:
-    return _View(array.data_ptr(), *array.stride()[:3])
+def _views(arrays: list[Tensor]) -> bytes:
+    """`View` of native.cpp for each array: its address, and the strides of samples, heads and rows in numbers."""
+    return struct.pack(f"{4 * len(arrays)}q", *(x for array in arrays for x in (array.data_ptr(), *array.stride()[:3])))

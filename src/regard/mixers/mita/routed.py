@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.core import ConfigError, UnsupportedError, softmax_rows
-from regard.mixers.shared.native_build import eager_on_cpu, in_function_transform
+from regard.mixers.shared.native import eager_on_cpu, in_function_transform
 from regard.mixers.shared.precision import upcast
 
 from .routing import Blocks, FromBlocks, MitaPlan, ToBlocks, block_size, lay_out

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.core import Mask, ShapeError, UnsupportedError, hide, operator_function
 from regard.mixers.shared.checks import check_heads
-from regard.mixers.shared.native_build import eager_on_cpu
+from regard.mixers.shared.native import eager_on_cpu
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.stable_sort import stable_sort
 

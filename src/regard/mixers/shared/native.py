@@ -1,0 +1,135 @@
+"""Compiled kernels: C++ functions of the libraries that CMakeLists.txt builds, and where they may run.
+
+A library is built for each instruction set and lies in the folder `native` of the package; a package that was built
+without a compiler has none. `REGARD_NATIVE=0` in the environment turns all of them off.
+"""
+
+import ctypes
+import os
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.core import UnsupportedError
+
+REMEDY = (
+    "install a wheel of your platform, or a C++ compiler (g++ or clang++) before you install Regard from its source"
+)
+
+
+def eager_on_cpu(x: Tensor) -> bool:
+    """Whether code that reads memory may run on this tensor: a plain CPU tensor, not traced and not transformed."""
+    eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or in_function_transform())
+    return eager and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
+
+
+def in_function_transform() -> bool:
+    """Whether a function transform such as `torch.func.grad`, `vmap` or `jvp` runs in eager mode."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _in_vmap() -> bool:
+    return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Vmap
+
+
+def runs_native(name: str, execution: str, x: Tensor) -> bool:
+    """Whether a compiled kernel runs: execution is "native", or "auto" where there are kernels for this tensor.
+
+    "auto" leaves function transforms to PyTorch's operators, and `torch.export` too, so that exported programs need
+    no Regard. `torch.compile` takes kernels as operators of its graph.
+    Raises: UnsupportedError if execution is "native" and no kernel can run.
+    """
+    if execution == "native":
+        if x.device.type != "cpu":
+            raise UnsupportedError(f'{name}: execution="native" runs on the CPU, x is on {x.device}; use "auto"')
+        if in_function_transform() and not _in_vmap():
+            raise UnsupportedError(f'{name}: execution="native" runs without torch.func.grad and jvp; use "auto"')
+        kernels()
+        return True
+    if execution != "auto" or x.device.type != "cpu" or not native_enabled():
+        return False
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()
+    return eager_on_cpu(x)
+
+
+def native_enabled() -> bool:
+    """Whether execution="auto" takes compiled kernels: this package has them, and REGARD_NATIVE is not 0."""
+    return LIBRARY is not None and os.environ.get("REGARD_NATIVE", "") != "0"
+
+
+def instruction_set() -> str:
+    """The instruction set that PyTorch takes, which ATEN_CPU_CAPABILITY can lower: "avx512", "avx2", "neon" or ""."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return "neon"
+    capability = torch.backends.cpu.get_cpu_capability().lower()
+    return capability if capability in ("avx2", "avx512") else ""
+
+
+def _library() -> Path | None:
+    """The library for this processor, or None if the package has none."""
+    try:
+        path = Path(str(distribution("regard").locate_file(f"regard/native/kernels-{instruction_set()}.so")))
+    except PackageNotFoundError:  # a source tree that was never installed
+        return None
+    return path if path.is_file() else None
+
+
+LIBRARY = _library()
+
+
+@cache
+def kernels() -> ctypes.CDLL:
+    """The library of compiled kernels. Raises: UnsupportedError if there is none or it cannot be loaded."""
+    if LIBRARY is None:
+        level = instruction_set() or f"this processor ({platform.machine()})"
+        raise UnsupportedError(f"this installation of Regard has no compiled kernels for {level}; {REMEDY}")
+    try:
+        return ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise UnsupportedError(f"{LIBRARY} cannot be loaded ({error}); install Regard again") from error
+
+
+@cache
+def kernel(name: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Any:
+    """A function without a result, for float32 or float64. arguments: their types, of `ctypes`.
+
+    Raises: UnsupportedError as `kernels`.
+    """
+    function = getattr(kernels(), f"{name}_{str(dtype).removeprefix('torch.')}")
+    function.restype, function.argtypes = None, arguments
+    return function
+
+
+def batch_rule(operator: Any) -> Any:
+    """The rule of an operator under `vmap`: the mapped axis becomes part of each tensor's batch."""
+
+    def rule(info, in_dims, *args):  # type: ignore[no-untyped-def]
+        size = info.batch_size
+
+        def fold(x, axis):  # type: ignore[no-untyped-def]
+            if not isinstance(x, Tensor):
+                return x
+            x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
+            return x.flatten(0, 1)
+
+        results = operator(*map(fold, args, in_dims))
+        if isinstance(results, Tensor):
+            return results.unflatten(0, (size, -1)), 0
+        return tuple(x.unflatten(0, (size, -1)) for x in results), (0,) * len(results)
+
+    return rule
+
+
+def processor_name(*names: str) -> str:
+    """The first entry of /proc/cpuinfo with one of these names; without that file, Python's processor name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), platform.processor())
