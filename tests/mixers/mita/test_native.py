@@ -326,13 +326,13 @@ def test_the_contract_holds_without_kernels(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_kernels
-def test_a_layer_trains_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_trains_in_half_precision() -> None:
     torch.manual_seed(0)
     layer, x = MiTA(m=4, k=5).build(Site(32, 2, Grid(4, 6))), torch.randn(3, 24, 32)
     grads = []
-    for value in ("0", "1"):
-        monkeypatch.setenv("REGARD_NATIVE", value)
-        with torch.autocast("cpu", torch.bfloat16):
+    for half in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
             out = layer(x, Grid(4, 6))
         grads.append(torch.autograd.grad(out.float().square().sum(), list(layer.parameters())))
-    assert all(gap(one, other) < 0.03 * other.abs().max() for one, other in zip(*grads, strict=True))
+    for exact, rounded in zip(*grads, strict=True):  # a rounded score may choose another key
+        assert (rounded - exact).norm() < 0.1 * exact.norm()

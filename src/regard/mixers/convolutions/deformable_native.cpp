@@ -4,10 +4,9 @@
 // Contiguous: x (B, h * w, C), points (B, g, K, L, 2) of (y, x) in grid cells, factors (B, g, K, L) or null, out (B, L, K, C).
 // Group i of g has the channels from i C / g on.
 
-#include <algorithm>
 #include <cmath>
-#include <thread>
-#include <vector>
+
+#include "../shared/native.h"
 
 extern "C" {
 
@@ -40,20 +39,10 @@ struct Corners {
     }
 };
 
-template <typename Work>
-void each(long count, long threads, Work work) {
-    threads = std::max(1L, std::min(threads, count));
-    std::vector<std::thread> workers;
-    auto part = [&](long thread) { work(thread * count / threads, (thread + 1) * count / threads); };
-    for (long thread = 1; thread < threads; ++thread) workers.emplace_back(part, thread);
-    part(0);
-    for (auto& worker : workers) worker.join();
-}
-
 template <typename T>
 void forward(const Sizes& s, const T* x, const T* points, const T* factors, T* out) {
     const long width = s.C / s.g;
-    each(s.B * s.L, s.threads, [&](long first, long last) {
+    divide(s.B * s.L, s.threads, [&](long first, long last) {
         const std::vector<T> zeros(width, T(0));
         for (long position = first; position < last; ++position) {
             const long b = position / s.L, l = position % s.L;
@@ -86,7 +75,7 @@ template <typename T>
 void backward(const Sizes& s, const T* x, const T* points, const T* factors, const T* grad_out, T* grad_x, T* grad_points,
               T* grad_factors) {
     const long width = s.C / s.g;
-    each(s.B * s.g, s.threads, [&](long first, long last) {
+    divide(s.B * s.g, s.threads, [&](long first, long last) {
         std::vector<T> zeros(width, T(0)), discarded(width);
         for (long group = first; group < last; ++group) {
             const long b = group / s.g, i = group % s.g, begin = b * s.h * s.w * s.C + i * width;

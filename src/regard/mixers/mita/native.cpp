@@ -4,13 +4,12 @@
 // m landmarks l (m, d) score the keys k (M, d): each chooses its `top` best, and the weighted
 // sum of all values v (M, e) is its own value. A query of q (N, d) attends to the landmarks with these values and to the keys of its best landmark.
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <utility>
-#include <vector>
+
+#include "../shared/native.h"
 
 extern "C" {
 
@@ -20,12 +19,6 @@ struct Sizes {
     double scale, factor;  // factors of all logits, and again of those of landmarks
 };
 
-// (B, H, rows, width): strides of samples, heads and rows in numbers; a row is contiguous.
-struct View {
-    void* data;
-    long batch, head, row;
-};
-
 }
 
 namespace {
@@ -33,12 +26,13 @@ namespace {
 constexpr long BLOCK = 32;   // queries at a time
 constexpr long CHUNK = 128;  // keys at a time where all are read
 
+// Bytes of a vector, and rows of a tile of sums: two vectors of each row stay in registers.
 #if defined(__AVX512F__)
-constexpr long BYTES = 64;  // of a vector
+constexpr long BYTES = 64, TILE = 8;
 #elif defined(__AVX2__)
-constexpr long BYTES = 32;
+constexpr long BYTES = 32, TILE = 6;
 #else
-constexpr long BYTES = 16;
+constexpr long BYTES = 16, TILE = 8;
 #endif
 
 template <typename T>
@@ -177,17 +171,18 @@ void tile(const T* a, long row, long column, const T* b, long ldb, T* c, long ld
         for (int j = 0; j < VECTORS; ++j) store(c + r * ldc + j * WIDTH<T>, sums[r][j]);
 }
 
+// The last rows of a strip, fewer than a tile.
+template <typename T, int ROWS, int VECTORS, bool ADD>
+void rest(long rows, const T* a, long row, long column, const T* b, long ldb, T* c, long ldc, long len) {
+    if (rows == ROWS) return tile<T, ROWS, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
+    if constexpr (ROWS > 1) rest<T, ROWS - 1, VECTORS, ADD>(rows, a, row, column, b, ldb, c, ldc, len);
+}
+
 template <typename T, int VECTORS, bool ADD>
 void strip(long rows, const T* a, long row, long column, const T* b, long ldb, T* c, long ldc, long len) {
-    for (; rows >= 6; rows -= 6, a += 6 * row, c += 6 * ldc)
-        tile<T, 6, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
-    switch (rows) {
-        case 5: return tile<T, 5, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
-        case 4: return tile<T, 4, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
-        case 3: return tile<T, 3, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
-        case 2: return tile<T, 2, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
-        case 1: return tile<T, 1, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
-    }
+    for (; rows >= TILE; rows -= TILE, a += TILE * row, c += TILE * ldc)
+        tile<T, TILE, VECTORS, ADD>(a, row, column, b, ldb, c, ldc, len);
+    rest<T, TILE - 1, VECTORS, ADD>(rows, a, row, column, b, ldb, c, ldc, len);
 }
 
 template <typename T, bool ADD>
@@ -251,15 +246,6 @@ void turn(Row row, long count, long width, T* to, long wide, T factor = 1) {
         }
     }
 }
-
-template <typename T>
-struct Rows {
-    T* first;
-    long stride;
-    Rows(const View& view, long b, long h)
-        : first(static_cast<T*>(view.data) + b * view.batch + h * view.head), stride(view.row) {}
-    T* operator()(long i) const { return first + i * stride; }
-};
 
 // Zeroed memory of one call, taken piece by piece. A thread keeps up to KEPT bytes of it for its next call, because
 // memory that the system gives anew costs more than the work on short inputs.
@@ -575,20 +561,15 @@ struct Work {
 // Divides the heads among threads.
 template <typename T, typename Each>
 void heads(const Sizes& s, const View* in, const T* bias, int64_t* chosen, int64_t* experts, bool backward, Each each) {
-    const long all = s.B * s.H, threads = std::max(1L, std::min(s.threads, all));
-    auto part = [&](long number) {
+    divide(s.B * s.H, s.threads, [&](long first, long last) {
         Work<T> work(s, backward);
-        for (long g = number * all / threads; g < (number + 1) * all / threads; ++g) {
+        for (long g = first; g < last; ++g) {
             const long b = g / s.H, h = g % s.H;
             Head<T> x{{in[0], b, h}, {in[1], b, h}, {in[2], b, h}, {in[3], b, h}, bias ? bias + g * (s.m + s.M) : bias,
                       chosen + g * s.m * s.top, experts + g * s.N};
             each(work, x, b, h);
         }
-    };
-    std::vector<std::thread> others;
-    for (long number = 1; number < threads; ++number) others.emplace_back(part, number);
-    part(0);
-    for (auto& other : others) other.join();
+    });
 }
 
 // in: q, k, v, l. out: the output.

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from regard.core import UnsupportedError
-from regard.mixers.shared.native import batch_rule, kernel
+from regard.mixers.shared.native import batch_rule, empty_heads, kernel, views
 
 from .routing import MitaPlan
 
@@ -82,7 +82,7 @@ def _forward(
     if has_plan:
         chosen_keys.copy_(keys)
         chosen_experts.copy_(experts)
-    wide = out if out.dtype == inputs[0].dtype else _heads_last(inputs[0], out.shape)
+    wide = out if out.dtype == inputs[0].dtype else empty_heads(inputs[0], out.shape)
     _call("forward", inputs, bias, (chosen_keys, chosen_experts), [wide], (shared, has_plan, scale, factor))
     return out if wide is out else out.copy_(wide), chosen_keys, chosen_experts
 
@@ -91,7 +91,7 @@ def _forward(
 def _empty_results(q, k, v, landmarks, bias, keys, experts, top, *_):  # type: ignore[no-untyped-def]
     b, h, n = q.shape[:3]
     return (
-        _heads_last(v, (b, h, n, v.shape[-1])),
+        empty_heads(v, (b, h, n, v.shape[-1])),
         q.new_empty(b, h, landmarks.shape[2], top, dtype=torch.int64),
         q.new_empty(b, h, n, 1, dtype=torch.int64),
     )
@@ -113,7 +113,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and landmarks."""
     inputs = _upcast(q, k, v, landmarks, grad)
-    wide = [_heads_last(inputs[0], x.shape) for x in (q, k, v, landmarks)]
+    wide = [empty_heads(inputs[0], x.shape) for x in (q, k, v, landmarks)]
     _call("backward", inputs, bias, (keys, experts), wide, (shared, True, scale, factor))
     grads = [x.to(q.dtype) for x in wide]
     return grads[0], grads[1], grads[2], grads[3]
@@ -121,7 +121,7 @@ def _backward(
 
 @_backward.register_fake
 def _empty_gradients(grad, q, k, v, landmarks, *_):  # type: ignore[no-untyped-def]
-    return tuple(_heads_last(q, x.shape) for x in (q, k, v, landmarks))
+    return tuple(empty_heads(q, x.shape) for x in (q, k, v, landmarks))
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -176,12 +176,6 @@ def _upcast(*arrays: Tensor) -> list[Tensor]:
     return [array if array.stride(-1) == 1 or array.shape[-1] == 1 else array.contiguous() for array in upcast]
 
 
-def _heads_last(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """An empty (B, H, N, width), in memory (B, N, H, width) like SDPA's output, so that merging heads is a view."""
-    b, h, n, width = shape
-    return like.new_empty(b, n, h, width).transpose(1, 2)
-
-
 def _call(
     direction: str,
     inputs: list[Tensor],
@@ -196,14 +190,9 @@ def _call(
     sizes = (*q.shape[:3], k.shape[2], landmarks.shape[2], keys.shape[3], q.shape[3], v.shape[3])
     kernel(f"mita_{direction}", q.dtype, _ARGUMENTS)(
         _SIZES.pack(*sizes, torch.get_num_threads(), *options),
-        _views(inputs),
+        views(inputs),
         None if bias is None else bias.data_ptr(),
         keys.data_ptr(),
         experts.data_ptr(),
-        _views(outputs),
+        views(outputs),
     )
-
-
-def _views(arrays: list[Tensor]) -> bytes:
-    """`View` of native.cpp for each array: its address, and the strides of samples, heads and rows in numbers."""
-    return struct.pack(f"{4 * len(arrays)}q", *(x for array in arrays for x in (array.data_ptr(), *array.stride()[:3])))

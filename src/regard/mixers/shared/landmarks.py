@@ -6,7 +6,7 @@ floor((i + 1) h / m_h) - 1 and do not overlap. Class and register tokens are not
 """
 
 import math
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Cost, Grid, GridError, Site, only_kept, operator_function
+
+from .native import runs_native
+from .pool_native import pool_native
 
 Windows = int | tuple[int, int]
 
@@ -88,6 +91,9 @@ def pool_landmarks(
         return (matrix / matrix.sum(-1, keepdim=True).clamp_min(1e-6))[:, None] @ x
     first = grid.prefix if start is None else start
     cells = x[..., first : first + grid.cells, :]
+    if runs_native("pool_landmarks", "auto", x):
+        windows = (_edges(grid.height, rows, policy), _edges(grid.width, columns, policy))
+        return cast(Tensor, pool_native(x, first, grid.width, *windows))
     if grid.height % rows == 0 and grid.width % columns == 0:
         bands = cells.unflatten(-2, (rows, grid.height // rows, grid.width)).mean(-3)  # long rows first: faster
         return bands.unflatten(-2, (columns, grid.width // columns)).mean(-2).flatten(-3, -2)
@@ -106,6 +112,12 @@ def nonempty_landmarks(
     """True for landmarks whose window has at least one token that is kept."""
     matrix = pool_matrix(grid, m, start=start, policy=policy, device=keep.device)
     return keep.to(matrix.dtype) @ matrix.mT > 0
+
+
+def _edges(size: int, windows: int, policy: str) -> list[int]:
+    """Begin and end of each window of an axis, one after the other."""
+    inside = 0 if policy == "partition" else windows - 1  # adaptive windows end at the next whole number
+    return [edge for i in range(windows) for edge in (i * size // windows, ((i + 1) * size + inside) // windows)]
 
 
 def _averages(size: int, windows: int, policy: str, dtype: torch.dtype, device: torch.device | None) -> Tensor:

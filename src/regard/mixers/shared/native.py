@@ -7,6 +7,8 @@ without a compiler has none. `REGARD_NATIVE=0` in the environment turns all of t
 import ctypes
 import os
 import platform
+import struct
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -124,6 +126,17 @@ def batch_rule(operator: Any) -> Any:
         return tuple(x.unflatten(0, (size, -1)) for x in results), (0,) * len(results)
 
     return rule
+
+
+def views(arrays: Sequence[Tensor]) -> bytes:
+    """`View` of native.h for each array (B, H, N, width): its address, and strides of samples, heads and rows."""
+    return struct.pack(f"{4 * len(arrays)}q", *(x for array in arrays for x in (array.data_ptr(), *array.stride()[:3])))
+
+
+def empty_heads(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """An empty (B, H, N, width), in memory (B, N, H, width) like SDPA's output, so that merging heads is a view."""
+    b, h, n, width = shape
+    return like.new_empty(b, n, h, width).transpose(1, 2)
 
 
 def processor_name(*names: str) -> str:

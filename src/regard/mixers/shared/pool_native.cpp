@@ -1,0 +1,65 @@
+// Means of patch tokens over windows of the grid, with their gradient; each head by itself. CMakeLists.txt compiles it.
+
+#include "native.h"
+
+extern "C" {
+
+// Tokens x (B, H, N, d), landmarks y (B, H, rows * columns, d). The image begins at token `first` and has `width`
+// columns. Windows are pairs of begin and end, first those of rows, then those of columns.
+struct PoolSizes {
+    long B, H, N, d, first, width, rows, columns, threads;
+};
+
+}
+
+namespace {
+
+// Calls each(window, token, 1 / size of the window) for all tokens of all windows.
+template <typename T, typename Each>
+void windows(const PoolSizes& s, const long* edges, Each each) {
+    const long* across = edges + 2 * s.rows;
+    for (long i = 0; i < s.rows; ++i)
+        for (long j = 0; j < s.columns; ++j) {
+            const long top = edges[2 * i], bottom = edges[2 * i + 1], left = across[2 * j], right = across[2 * j + 1];
+            const T share = T(1) / T((bottom - top) * (right - left));
+            for (long r = top; r < bottom; ++r)
+                for (long c = left; c < right; ++c) each(i * s.columns + j, s.first + r * s.width + c, share);
+        }
+}
+
+template <typename T>
+void add(const T* from, long length, T factor, T* to) {
+#pragma omp simd
+    for (long i = 0; i < length; ++i) to[i] += factor * from[i];
+}
+
+template <typename T>
+void pool(const PoolSizes& s, const long* edges, const View& x, const View& y, bool backward) {
+    divide(s.B * s.H, s.threads, [&](long begin, long end) {
+        for (long g = begin; g < end; ++g) {
+            const Rows<T> tokens(x, g / s.H, g % s.H), landmarks(y, g / s.H, g % s.H);
+            const Rows<T>& to = backward ? tokens : landmarks;
+            for (long i = 0; i < (backward ? s.N : s.rows * s.columns); ++i) std::fill(to(i), to(i) + s.d, T(0));
+            windows<T>(s, edges, [&](long window, long token, T share) {
+                if (backward)
+                    add(landmarks(window), s.d, share, tokens(token));
+                else
+                    add(tokens(token), s.d, share, landmarks(window));
+            });
+        }
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void pool_float32(const PoolSizes* s, const long* edges, const View* x, const View* y, int backward) {
+    pool<float>(*s, edges, *x, *y, backward);
+}
+
+void pool_float64(const PoolSizes* s, const long* edges, const View* x, const View* y, int backward) {
+    pool<double>(*s, edges, *x, *y, backward);
+}
+
+}
