@@ -17,6 +17,7 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 
+from goals import goals, verdict
 from peaks import in_fresh_process, peak_growth
 from turns import in_turns
 
@@ -75,15 +76,22 @@ def speed(cases: list[Case], dtype: object, options: argparse.Namespace) -> None
     """Every execution to softmax attention."""
     print(f"{options.rounds} rounds, CPU-time medians")
     print(f"{'N':>6} {'m':>4} {'k':>4}  {'dtype':<9} {'execution':<12} {'forward':>9} {'for+back':>9} {'faults':>9}")
-    names = options.executions or ["auto", "native"]
+    names = options.executions or ["auto", "grouped"]
     for case in cases:
         times, faults = in_turns(*candidates(case, ["softmax", *names], dtype, options), options.rounds)
         for name in names:
             ratio = {part: times[name, part] / times["softmax", part] for part in ("f", "fb")}
             losses = " and ".join(part for part in ratio if ratio[part] > 1)
             numbers = f"{ratio['f']:>9.3f} {ratio['fb']:>9.3f} {faults[name]:>9.0f}"
-            print(f"{_sizes(case, dtype)} {name:<12} {numbers}{f' (loss: {losses})' if losses else ''}", flush=True)
-    print("ratio to softmax attention; (loss) marks ratios above 1; faults: minor page faults a measured call")
+            goal = (
+                goals("mita", str(dtype).removeprefix("torch.")).get(",".join(map(str, case)))
+                if name == "auto"
+                else None
+            )
+            notes = [f"loss: {losses}"] if losses else []
+            notes += [verdict(list(ratio.values()), goal)] if goal else []
+            print(f"{_sizes(case, dtype)} {name:<12} {numbers}  {'; '.join(notes)}".rstrip(), flush=True)
+    print("ratio to softmax attention; faults: minor page faults a measured call")
 
 
 def choice(cases: list[Case], dtype: object, options: argparse.Namespace) -> None:
