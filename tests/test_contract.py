@@ -60,11 +60,11 @@ def test_compiles_without_a_graph_break(text: str) -> None:
 
 
 class OnGrid(nn.Module):
-    """A layer on one grid, as `torch.export` takes it."""
+    """A layer on one grid, as `torch.export` takes it; in float64, as its graph has no compiled kernels."""
 
     def __init__(self, text: str, grid: Grid) -> None:
         super().__init__()
-        self.grid, self.layer = grid, parse(text).build(Site(16, 2, grid)).eval()
+        self.grid, self.layer = grid, parse(text).build(Site(16, 2, grid)).eval().double()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x, self.grid)
@@ -89,11 +89,11 @@ def test_exports_on_a_fixed_grid(text: str) -> None:
     """For any batch but for ViT3, in which each image has a convolution of its own: a group, whose number is fixed."""
     torch.manual_seed(0)
     grid, fixed = Grid(4, 6, 1), text.startswith("ViT3")
-    model, x = OnGrid(text, grid), torch.randn(2, grid.tokens, 16)
+    model, x = OnGrid(text, grid), torch.randn(2, grid.tokens, 16, dtype=torch.float64)
     graph = exported(model, x, None if fixed else torch.export.Dim("batch", max=64))
-    more = x if fixed else torch.randn(5, grid.tokens, 16)
+    more = x if fixed else torch.randn(5, grid.tokens, 16, dtype=torch.float64)
     with torch.no_grad():
-        assert torch.allclose(graph(more), model(more), rtol=0, atol=1e-6)
+        assert torch.allclose(graph(more), model(more), rtol=0, atol=1e-12)
 
 
 @pytest.mark.untyped
@@ -105,10 +105,10 @@ def test_exports_on_a_fixed_grid(text: str) -> None:
 def test_exports_for_any_batch_in_other_options(text: str) -> None:
     torch.manual_seed(0)
     grid = Grid(4, 6, 1)
-    model, x = OnGrid(text, grid), torch.randn(5, grid.tokens, 16)
+    model, x = OnGrid(text, grid), torch.randn(5, grid.tokens, 16, dtype=torch.float64)
     graph = exported(model, x[:2], torch.export.Dim("batch", max=64))
     with torch.no_grad():
-        assert torch.allclose(graph(x), model(x), rtol=0, atol=1e-6)
+        assert torch.allclose(graph(x), model(x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.untyped
@@ -117,10 +117,10 @@ def test_exports_what_sorts_many_tokens_or_adds_a_learned_bias(text: str) -> Non
     """And with gradients on, as an unwary user has it, where the order of memory differs from graph to graph."""
     torch.manual_seed(0)
     grid = Grid(14, 14)
-    model, x = OnGrid(text, grid), torch.randn(2, grid.tokens, 16)
+    model, x = OnGrid(text, grid), torch.randn(2, grid.tokens, 16, dtype=torch.float64)
     graph = exported(model, x)
     with torch.no_grad():
-        assert torch.allclose(graph(x), model(x), rtol=0, atol=1e-6)
+        assert torch.allclose(graph(x), model(x), rtol=0, atol=1e-12)
 
 
 # Mechanisms that break one item each; the contract must name it.
