@@ -124,15 +124,19 @@ def _with_options(message: str) -> str:
     return re.sub(r"""\b(init|corrupt)=(["'])(zero|fan_in|host|skip|stop)\2""", r"--set task.\1=\3", message)
 
 
-def main() -> int:
-    """Run the command line of `sys.argv` and return its exit code; a bug is reported in one line."""
+def main(interrupts: Sequence[int] = ()) -> int:
+    """Run the command line of `sys.argv` and return its exit code; a bug is reported in one line.
+
+    interrupts: grows with each Ctrl-C. An error that follows one is its consequence: libraries turn it into other
+    errors while they are imported.
+    """
     arguments = sys.argv[1:]
     if arguments[:1] in (["bench"], ["advise"]):
         _fix_allocator(arguments)
     try:
         return run(arguments)
     except Exception as error:
-        if bugs.is_interrupt(error):
+        if interrupts:
             print(MESSAGE, file=sys.stderr)
             return INTERRUPTED
         print(f"regard: {bugs.report(error, arguments, shown=TRACEBACK in arguments)}", file=sys.stderr)

@@ -26,15 +26,6 @@ def report(error: Exception, arguments: Sequence[str], shown: bool = False) -> s
     return f"{described}; this is a bug of Regard, or of a module of --import: {place}"
 
 
-def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an error follows from Ctrl-C, which libraries turn into other errors while they are imported."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def _written(error: Exception, arguments: Sequence[str]) -> str:
     from regard import __version__
 

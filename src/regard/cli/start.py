@@ -29,10 +29,16 @@ def main() -> None:
         sys.exit(2)
     from .app import main as run
 
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
     try:
         if not ignored:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = run()
+            signal.signal(signal.SIGINT, interrupt)
+        code = run(interrupts)
     except KeyboardInterrupt:  # between two lines of this function, or while the message is printed
         print(MESSAGE, file=sys.stderr)
         code = INTERRUPTED
