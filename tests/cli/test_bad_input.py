@@ -148,7 +148,14 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
         (HOST, ("--set", "task.limit=1.5"), ("task.limit is a whole number, not 1.5",)),
         (HOST, ("--set", "recipe.betas=0.9"), ("recipe.betas is several numbers",)),
         (HOST, ("--set", "recipe.augment=crp"), ("unknown augment 'crp'", "did you mean crop")),
-        (HOST, ("--set", "task.init=foo"), ("--set task.init=foo: init is one of",)),
+        (
+            HOST,
+            ("--set", "task.init=foo"),
+            (
+                "--set task.init=foo:",
+                "init is zero, fan_in or host",
+            ),
+        ),
         (HOST, ("--set", "recipe.optimizer=adamww"), ("unknown optimizer", "did you mean adamw")),
         (HOST, ("--precision", "bf16"), ("--set recipe.precision=bf16: precision is one of", "not 'bf16'")),
         (HOST, ("--device", "gpu"), ("--device is auto, cpu, cuda or mps, not 'gpu'",)),

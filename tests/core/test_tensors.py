@@ -8,7 +8,7 @@ import torch
 
 from regard import Grid, MiTA, Site, Softmax
 from regard.core import Mask, RegardError, ShapeError
-from regard.ops import moba, softmax, softmax_reference
+from regard.ops import moba, softmax, softmax_reference, xca_reference
 
 pytestmark = pytest.mark.untyped
 
@@ -79,3 +79,9 @@ def test_right_inputs_of_unusual_layout_pass() -> None:
     assert layer(x[:0], GRID).shape == (0, 16, 16)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x, GRID).isfinite().all()
+
+
+def test_an_axis_of_fixed_length_has_that_length() -> None:
+    x = torch.randn(2, 2, 16, 8)
+    with pytest.raises(ShapeError, match=r"temperature has shape \(2, 1, 0\)"):
+        xca_reference(x, x, x, torch.ones(2, 1, 0))

@@ -132,3 +132,10 @@ def test_an_annotation_that_cannot_be_read_is_no_error() -> None:
         value: "Missing" = 3  # type: ignore[name-defined]  # noqa: F821
 
     check_fields(Later())
+
+
+@pytest.mark.parametrize("text", ["Factors(positions=10**12)", "Performer(features=10**12)", "Reformer(rounds=10**12)"])
+def test_tables_outside_the_parameters_are_refused_with_their_bytes(text: str) -> None:
+    config = parse(text.replace("10**12", str(10**12)))
+    with pytest.raises(ConfigError, match=r"needs [\d,]+ bytes, more than this machine's memory"):
+        config.build(Site(16, 2, Grid(4, 5, 1)))

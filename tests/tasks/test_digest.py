@@ -87,7 +87,7 @@ def test_above_the_limit_the_user_chooses(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.untyped
 def test_an_unknown_digest_is_refused() -> None:
-    with pytest.raises(ConfigError, match="digest is one of"):
+    with pytest.raises(ConfigError, match="digest is '', bytes or index"):
         on("digits", digest="names")
 
 

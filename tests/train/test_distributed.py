@@ -97,7 +97,7 @@ def test_an_error_of_a_device_reaches_the_caller(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_an_outcome_of_all_devices(tmp_path: Path) -> None:
-    run = Run(task=Tiny(), recipe=Recipe(epochs=3, batch=32, lr=1e30, clip=0.0, warmup=0.0))
+    run = Run(task=Tiny(), recipe=Recipe(epochs=3, batch=32, lr=1e18, clip=0.0, warmup=0.0))
     outcome = run.execute(Results(tmp_path), 2, device="cpu")
     assert outcome["status"] == "failed"
     assert "the loss is nan" in outcome["error"] or "the loss is inf" in outcome["error"]

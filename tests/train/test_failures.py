@@ -194,7 +194,7 @@ def test_a_study_survives_the_kill_of_its_worker(tmp_path: Path) -> None:
 
 def test_a_failure_in_a_study_is_one_failed_run(tmp_path: Path) -> None:
     """NaN, and data that are not there: the store says why, and the next run is carried out."""
-    wild = dataclasses.replace(SHORT, lr=1e30, clip=0.0, warmup=0.0)
+    wild = dataclasses.replace(SHORT, lr=1e18, clip=0.0, warmup=0.0)
     runs = [
         Run(task=Tiny(), recipe=wild),
         Run(task=Tiny(limit=0, split="held"), recipe=SHORT),

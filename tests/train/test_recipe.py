@@ -93,3 +93,26 @@ def test_it_resumes_with_the_same_bits(tmp_path: Path) -> None:
     RUN.execute(store, device="cpu")
     whole, parts = (checkpoint.trained_weights(tmp_path / part / RUN.key) for part in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("cls", "fields", "message"),
+    [
+        (Recipe, {"epochs": 2.5}, "Recipe has epochs=2.5; a whole number is expected"),
+        (Recipe, {"lr": math.nan}, "Recipe has lr=nan; a finite number is expected"),
+        (Recipe, {"betas": (0.9,)}, "Recipe has betas="),
+        (Recipe, {"milestones": (True,)}, "Recipe has milestones="),
+        (Tiny, {"limit": "9"}, "Tiny has limit='9'; a whole number is expected"),
+        (Tiny, {"split": "train"}, "Tiny has no split='train': split is test or held"),
+        (Tiny, {"class_weights": (math.inf,)}, "Tiny has class_weights="),
+        (Run, {"task": Tiny(), "seed": 2.5}, "Run has seed=2.5; a whole number is expected"),
+        (Run, {"task": "digits"}, "Run has task='digits'; a Task"),
+        (Run, {"task": Tiny(), "removed": 1}, "Run has removed=1; True or False is expected"),
+    ],
+    ids=lambda value: next(reversed(value)) if isinstance(value, dict) else "",
+)
+def test_a_field_of_another_kind_is_refused_by_name(cls: type, fields: dict, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        cls(**fields)
+    assert message in str(error.value)

@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_a_nan_loss_is_a_failed_outcome_with_its_step(tmp_path: Path) -> None:
-    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e30, clip=0.0, warmup=0.0))
+    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, lr=1e18, clip=0.0, warmup=0.0))
     outcome = run.execute(Results(tmp_path), device="cpu")
     assert outcome["status"] == "failed"
     assert outcome["step"] >= 1
@@ -134,7 +134,7 @@ def test_a_nan_loss_is_a_failed_outcome_with_its_step(tmp_path: Path) -> None:
 
 def test_a_test_loss_that_is_not_finite_is_a_failed_outcome(tmp_path: Path) -> None:
     """One step: its training loss is that of the first weights, and only the evaluation sees what became of them."""
-    run = Run(task=Tiny(), recipe=Recipe(epochs=1, batch=128, augment="none", lr=1e30, warmup=0.0))
+    run = Run(task=Tiny(), recipe=Recipe(epochs=1, batch=128, augment="none", lr=1e18, warmup=0.0))
     outcome = run.execute(Results(tmp_path), device="cpu")
     assert (outcome["status"], outcome["diverged"], outcome["metrics"]) == ("failed", True, {})
     assert outcome["error"].startswith("the test loss is nan at step 0; try a smaller lr")

@@ -190,6 +190,8 @@ def _check_axes(name: str, label: str, x: Tensor, kind: _TensorArgument, sizes: 
     if x.ndim != len(kind.axes):
         raise ShapeError(f"{name}: {label} has shape {tuple(x.shape)}; expected {kind.words}")
     for axis, size in zip(kind.axes, x.shape, strict=True):
+        if axis.isdigit() and size != int(axis):
+            raise ShapeError(f"{name}: {label} has shape {tuple(x.shape)}; expected {kind.words}")
         if not axis.isidentifier():
             continue
         other, expected = sizes.setdefault(axis, (label, size))

@@ -69,6 +69,8 @@ def nsa_reference(
     plan: BlockPlan | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """gates . (softmax over block means, softmax over chosen blocks, softmax over the window), with N x N logits."""
+    check_blocks("nsa", q, k, v, grid, block, top, plan)
+    _check_numbers(q, window, group)
     mask = padding_only("nsa", mask)
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -102,6 +104,13 @@ def _choose(weights: Tensor, any_token: Tensor, top: int, group: int) -> BlockPl
     return BlockPlan(total.topk(top, sorted=False).indices.repeat_interleave(group, 1))
 
 
+def _check_numbers(q: Tensor, window: int, group: int) -> None:
+    if window < 1 or window % 2 == 0:
+        raise ConfigError(f"nsa: window is the odd side of a square of cells, not {window}")
+    if group < 1 or q.shape[1] % group:
+        raise ConfigError(f"nsa: group={group} does not divide {q.shape[1]} heads")
+
+
 @operator_function
 def nsa(
     q: Float[Tensor, "B H N d"],
@@ -129,10 +138,7 @@ def nsa(
     CPU); UnsupportedError for other masks; ConfigError for impossible numbers.
     """
     check_blocks("nsa", q, k, v, grid, block, top, plan)
-    if window < 1 or window % 2 == 0:
-        raise ConfigError(f"nsa: window is the odd side of a square of cells, not {window}")
-    if group < 1 or q.shape[1] % group:
-        raise ConfigError(f"nsa: group={group} does not divide {q.shape[1]} heads")
+    _check_numbers(q, window, group)
     if tuple(gates.shape) != (*q.shape[:3], 3):
         raise ShapeError(f"nsa: gates have shape {tuple(gates.shape)}; expected {(*q.shape[:3], 3)}")
     mask = padding_only("nsa", mask)

@@ -28,6 +28,7 @@ from regard.core import (
     only_kept,
     operator_function,
 )
+from regard.core.memory import check_bytes
 from regard.mixers.shared.checks import check_qkv_and_padding
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.kernel_features import bfloat16_like, kernel_weights, safe_divide
@@ -205,7 +206,9 @@ class PerformerOperator(Operator):
     def __init__(self, config: Performer, site: Site) -> None:
         super().__init__()
         self.config = config
-        self.register_buffer("features", torch.empty(config.number(site.width), site.width))
+        number = config.number(site.width)
+        check_bytes(f"{number} random features", 32 * number * site.width)  # four matrices in float64
+        self.register_buffer("features", torch.empty(number, site.width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -7,7 +7,8 @@ counts it in every round that contains it. The chunk before the first is the las
 code of another round). Prefix and suffix tokens are hashed like all others.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
+from regard.core.memory import check_bytes
 from regard.mixers.shared.checks import check_heads, padding_only
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import upcast, without_autocast
@@ -86,6 +88,7 @@ def reformer_reference(
     mask: Mask | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """softmax over all keys, with the logarithm of the number of rounds that contain them added to the logits."""
+    _check(qk, v, plan, chunk, duplicates)
     mask = padding_only("reformer", mask)
     qk_keys, v = hide(qk, mask), hide(v, mask)
     chunks = _chunks(_order(plan, mask), chunk)
@@ -208,7 +211,7 @@ class Reformer(HeadMixerConfig):
     rounds: int = 4
     duplicates: Literal["once", "every"] = "once"
     scale: float | None = None
-    seed: int = 0
+    seed: int = field(default=0, metadata={"least": -(2**53), "most": 2**53})
 
     card: ClassVar[Card] = Card(
         title="Locality-sensitive hashing attention",
@@ -268,6 +271,7 @@ class ReformerOperator(Operator):
         self.config = config
         source = torch.Generator().manual_seed(config.seed * 1000 + site.layer)
         shape = (config.rounds, site.width, config.buckets(site) // 2)
+        check_bytes(f"rotations of {config.rounds} rounds", 4 * math.prod(shape))
         rotations = torch.randn(shape, generator=source, device="cpu").to(torch.get_default_dtype())
         self.register_buffer("rotations", rotations, persistent=False)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, MixerConfig, UnsupportedError
+from regard.core.validation import check_fields
 
 if TYPE_CHECKING:
     from typing import Self
@@ -85,6 +86,8 @@ class Task(ABC):
     fine-tuning on other data keeps.
     A model is called by its forward pass only. Where training needs more than the prediction, the model takes the
     targets as further arguments and returns what the loss needs; without them it returns predictions.
+    Subclasses with a `__post_init__` call this one first.
+    Raises: ConfigError for a field whose value its annotation does not allow.
     """
 
     name: ClassVar[str]
@@ -102,6 +105,9 @@ class Task(ABC):
     host: str
     data: str
     extra: Extra = field(default=(), compare=False, repr=False, metadata={"spelled": False})
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,6 @@ from regard.core import ConfigError
 from regard.models.sizes import size_of, sized
 
 from .base import Task
-from .data.digest import KINDS
 from .normalise import Statistics, expected, is_pretrained, normalised
 
 if TYPE_CHECKING:
@@ -32,22 +31,9 @@ class ImageTask(Task):
     digest: Literal["", "bytes", "index"] = ""
 
     def __post_init__(self) -> None:
-        self.check_choices(digest=("", *KINDS))
-        for name in ("host", "data"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name} is a name or a spelling, not {getattr(self, name)!r}")
-        if (
-            not isinstance(self.size, tuple)
-            or len(self.size) != 2
-            or not all(isinstance(side, int) and side > 0 for side in self.size)
-        ):
-            raise ConfigError(f"size is (height, width) in whole pixels, not {self.size}")
-
-    def check_choices(self, **choices: tuple[str, ...]) -> None:
-        """Raises: ConfigError for a field whose value is not among its choices."""
-        for name, options in choices.items():
-            if getattr(self, name) not in options:
-                raise ConfigError(f"{name} is one of {', '.join(options)}, not {getattr(self, name)!r}")
+        super().__post_init__()
+        if min(self.size) < 1:
+            raise ConfigError(f"size is (height, width) in pixels, at least 1 each, not {self.size}")
 
     def in_host(self, host: str, size: tuple[int, int] | None = None) -> "Self":
         """As in `Task`; a host without a size gets its own default size."""

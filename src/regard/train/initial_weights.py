@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from regard.core import ConfigError
+from regard.core.validation import check_fields
 from regard.models.saving import read_description
 
 log = logging.getLogger("regard.lab")
@@ -18,6 +19,9 @@ class Saved:
     """The weights of a folder that `save` wrote. A run's key contains a digest of them, not the path."""
 
     folder: str
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def identity(self) -> "Saved":
         """The digest instead of the path. Raises: StoreError if `save` did not write the folder."""

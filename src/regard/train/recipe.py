@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from regard.core import ConfigError
+from regard.core.validation import check_fields
 
 SCHEDULES = ("cosine", "linear", "poly", "step", "rsqrt")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
@@ -55,21 +56,20 @@ class Recipe:
     average: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         counts = (self.epochs, self.batch, self.accumulate)
-        if any(not isinstance(count, int) or count < 1 for count in counts):
-            raise ConfigError(
-                f"epochs, batch and accumulate are whole numbers from 1, not {', '.join(map(str, counts))}"
-            )
-        if not isinstance(self.stop_after, int) or not 0 <= self.stop_after <= self.epochs:
+        if min(counts) < 1:
+            raise ConfigError(f"epochs, batch and accumulate are at least 1, not {', '.join(map(str, counts))}")
+        if not 0 <= self.stop_after <= self.epochs:
             raise ConfigError(f"stop_after is between 1 and epochs={self.epochs}, or 0 for all, not {self.stop_after}")
-        if not self.lr > 0 or not math.isfinite(self.lr):
+        if not self.lr > 0:
             raise ConfigError(f"lr is a positive number, not {self.lr}")
         for name in ("warmup", "floor", "smoothing", "ema", "erasing", "cooldown"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is a fraction, at least 0 and below 1, not {getattr(self, name)}")
         if self.warmup + self.cooldown >= 1:
             raise ConfigError(f"warmup + cooldown is below 1, not {self.warmup} + {self.cooldown}")
-        if len(self.betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in self.betas):
+        if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas are two fractions, such as 0.9,0.98, not {self.betas}")
         for name in ("weight_decay", "clip", "mixup", "cutmix"):
             if not getattr(self, name) >= 0:
@@ -83,7 +83,7 @@ class Recipe:
             )
         if not self.power > 0:
             raise ConfigError(f"power is a positive number, not {self.power}")
-        if not isinstance(self.average, int) or not 0 <= self.average <= self.trained_epochs:
+        if not 0 <= self.average <= self.trained_epochs:
             raise ConfigError(f"average is a number of epochs, at most {self.trained_epochs}, not {self.average}")
         if self.average and self.ema:
             raise ConfigError("ema and average are two averages of the weights: set one of them")

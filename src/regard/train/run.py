@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from regard.core import ConfigError, Extra, MixerConfig, StoreError
+from regard.core.validation import check_fields
 from regard.mixers.spelling import parse
 from regard.store.files import store_errors
 from regard.store.import_checks import spelled_fields
@@ -76,6 +77,7 @@ class Run:
     teacher: "Run | str | None" = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_removed(self.mixer, self.removed)
         if self.seed < 0:
             raise ConfigError(f"seed is 0 or more, not {self.seed}")

@@ -230,7 +230,8 @@ def test_wrong_fields_are_explained(tmp_path):
             DIGITS.check(recipe)
     for fields, message in (
         ({"length": 60}, "square image here; nearest to 60: 49, 64"),
-        ({"length": -1}, "length is a whole number"),
+        ({"length": -1}, "0 or more, not -1"),
+        ({"length": True}, "length"),
         ({"data": "pathfinder-mini", "length": 100}, "length is 576, the pixels of pathfinder-mini"),
     ):
         with pytest.raises(ConfigError, match=message):

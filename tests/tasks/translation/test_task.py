@@ -254,8 +254,8 @@ def test_what_only_images_have_is_refused(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"place": "decoder"}, "place is one of self, encoder, cross"),
-        ({"split": "train"}, "split is one of test, val"),
+        ({"place": "decoder"}, "place is self, encoder or cross"),
+        ({"split": "train"}, "split is test or val"),
         ({"beam": 0}, "beam at least 1"),
         ({"longest": 1}, "longest is at least 2"),
         ({"target": "en"}, "two languages"),

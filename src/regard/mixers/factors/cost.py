@@ -4,6 +4,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 from regard.core import Grid, Site
+from regard.core.memory import check_bytes
 
 from .forms import PRESETS, feature_width, product_pays, reach, sinusoid_basis, table_size
 from .inputs import strided_grid
@@ -150,6 +151,7 @@ def _compressed(config: FactorFields, site: Site, keys: Grid, sides: tuple[tuple
         base = config.base or PRESETS[config.preset][0]
         width = config.width_of_positions(site) // config.axes
         for (q, k), side in zip(sides, (source.width, source.height), strict=False):
+            check_bytes(f"a basis of {width} sinusoids for {k} keys", 24 * k * width)  # three matrices in float64
             rank = sinusoid_basis(side, width, base, config.magnitude, config.key_stride).shape[1]
             features += rank
             macs += (grid.cells if e2 else q) * rank * inner + (q * k * rank * inner if rank < k else 0)

@@ -45,6 +45,7 @@ from .forms import PRESETS, Tables, inside_window, pairwise, sinusoids, table_si
 from .inputs import (
     Bases,
     check_case,
+    check_needed,
     check_query_stride,
     check_terms,
     check_window,
@@ -74,8 +75,10 @@ def factor_logits(
 ) -> dict[str, Float[Tensor, "#B H N M"]]:
     """The logits of each factor in `terms`, "E1" to "E4", before the scale, with an r for every pair. For pictures.
 
-    Raises: UnsupportedError above 2^30 entries in r; the fast form `factors` has no such limit.
+    Raises: ConfigError if an argument that the terms need is None; UnsupportedError above 2^30 entries in r (the fast
+    form `factors` has no such limit).
     """
+    check_needed(terms, q, k, u, t, tables)
     keys = key_grid or strided_grid(grid, stride)
     on, n, m = [flag == "1" for flag in terms], grid.tokens, keys.tokens
     logits = {}

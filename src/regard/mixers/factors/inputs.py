@@ -71,11 +71,8 @@ def check_case(
     sides = ((grid.height, keys.height), (grid.width, keys.width))
     if window and not all(_one_side(*side, stride, query_stride) for side in sides):
         raise UnsupportedError(f"a window needs keys on the grid of the queries ({grid}), not on {keys}")
-    e1, e2, e3, e4 = (flag == "1" for flag in terms)
-    needed = {"q": (e1 or e2, q), "k": (e1 or e3, k), "u": (e3, u), "t": (e4, t), "tables": (e2 or e4, tables)}
-    for name, (used, value) in needed.items():
-        if used and value is None:
-            raise ConfigError(f"factors with terms {terms!r} needs {name}, which is None")
+    e2, e4 = terms[1] == "1", terms[3] == "1"
+    needed = check_needed(terms, q, k, u, t, tables)
     check_heads("factors", v=v, **{name: cast(Tensor, needed[name][1]) for name in "qk" if needed[name][0]})
     keys.check(v)
     if needed["q"][0]:
@@ -90,6 +87,20 @@ def check_case(
                 f"a basis has shape {tuple(u_r.shape)}; expected ({side}, r) for {side} keys along its axis"
             )
     return keys
+
+
+def check_needed(
+    terms: str, q: Tensor | None, k: Tensor | None, u: Tensor | None, t: Tensor | None, tables: Tables | None
+) -> dict[str, tuple[bool, Tensor | Tables | None]]:
+    """Each argument by name: whether the terms use it, and its value. Raises: ConfigError if a used one is None."""
+    e1, e2, e3, e4 = (flag == "1" for flag in terms)
+    needed: dict[str, tuple[bool, Tensor | Tables | None]] = {
+        "q": (e1 or e2, q), "k": (e1 or e3, k), "u": (e3, u), "t": (e4, t), "tables": (e2 or e4, tables),
+    }  # fmt: skip
+    for name, (used, value) in needed.items():
+        if used and value is None:
+            raise ConfigError(f"factors with terms {terms!r} needs {name}, which is None")
+    return needed
 
 
 def check_query_stride(query_stride: int) -> None:

@@ -68,6 +68,7 @@ def cska_reference(
     activation: str = "softmax",
 ) -> Float[Tensor, "B H N e"]:
     """The sum over taps of static-key logits of shifted queries; `path` has no effect."""
+    _check(q, weight, bias, v, grid)
     heads, kernel, v = q.shape[1], weight.shape[-1], hide(v, mask)
     image = q.unflatten(2, (grid.height, grid.width))
     image = F.pad(image, (0, 0, *(kernel // 2,) * 4))
@@ -78,7 +79,7 @@ def cska_reference(
             shifted = image[:, :, row : row + grid.height, column : column + grid.width].flatten(2, 3)
             logits = logits + shifted @ taps[..., row, column].mT
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return weigh((mask or NO_MASK).added(logits * scale), activation) @ v
+    return weigh((mask or NO_MASK).added(logits * scale), activation).to(v.dtype) @ v
 
 
 @operator_function

@@ -52,7 +52,7 @@ def ska_reference(
     """activation(scale q keys^T + bias) v; scale None = d^-0.5. A forbidden key has the weight 0 for any activation."""
     v = hide(v, mask)
     logits = q @ keys.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return weigh((mask or NO_MASK).added(logits), activation) @ v
+    return weigh((mask or NO_MASK).added(logits), activation).to(v.dtype) @ v
 
 
 @operator_function

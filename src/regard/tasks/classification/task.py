@@ -61,7 +61,6 @@ class Classification(ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_choices(init=("zero", "fan_in", "host"), split=("test", "held"), corrupt=("stop", "skip"))
         if self.classes < 0 or self.limit < 0:
             raise ConfigError(f"classes and limit are 0 or more, not {self.classes} and {self.limit}")
         if any(not weight >= 0 for weight in self.class_weights):

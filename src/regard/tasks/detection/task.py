@@ -77,11 +77,8 @@ class Boxes(ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_choices(
-            detector=self.detectors, resize=("stretch", "fit"), split=("val", "test"), corrupt=("stop", "skip")
-        )
-        for name in ("scales", "strides", "ratios", "proposals", "mask_head"):  # --set gives lists
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.detector not in self.detectors:
+            raise ConfigError(f"detector is one of {', '.join(self.detectors)}, not {self.detector!r}")
         if min(self.limit, self.detections, self.candidates) < 0:
             given = f"{self.limit}, {self.detections} and {self.candidates}"
             raise ConfigError(f"limit, detections and candidates are 0 or more, not {given}")
@@ -90,12 +87,8 @@ class Boxes(ImageTask):
         if not self.strides or any(2 * fine != coarse for fine, coarse in pairwise(self.strides)):
             raise ConfigError(f"strides are each the double of the one before, such as 8,16,32, not {self.strides}")
         counts = (*self.proposals, *self.mask_head, self.width, self.rois, self.head)
-        pairs = len(self.proposals) == len(self.mask_head) == 2
-        if not pairs or any(not isinstance(count, int) or count < 1 for count in counts):
-            raise ConfigError(
-                "width, rois and head are whole numbers from 1, proposals (training, test) and mask_head (channels, "
-                f"convolutions) are two; not {counts}"
-            )
+        if min(counts) < 1:
+            raise ConfigError(f"proposals, mask_head, width, rois and head are at least 1, not {counts}")
 
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:

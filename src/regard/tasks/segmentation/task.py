@@ -82,9 +82,7 @@ class Segmentation(ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_choices(split=("test", "val"))
-        object.__setattr__(self, "scales", tuple(self.scales))  # --set gives lists
-        if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
+        if not 0 < self.scales[0] <= self.scales[1]:
             raise ConfigError(f"scales are the smallest and the largest factor, such as 0.5,2.0, not {self.scales}")
         if not 0 < self.stride <= 1:
             raise ConfigError(f"stride is a fraction of a window, above 0 and at most 1, not {self.stride}")

@@ -69,17 +69,11 @@ class Sequences(Task):
     tested: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("host", "data"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name} is a name or a spelling, not {getattr(self, name)!r}")
-        for name in ("length", "limit", "tested"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ConfigError(f"{name} is a whole number, 0 or more, not {value!r}")
-        if self.split not in ("test", "held"):
-            raise ConfigError(f"split is one of test, held, not {self.split!r}")
-        if not isinstance(self.mask, bool):
-            raise ConfigError(f"mask is True or False, not {self.mask!r}")
+        super().__post_init__()
+        if min(self.length, self.limit, self.tested) < 0:
+            raise ConfigError(
+                f"length, limit and tested are 0 or more, not {self.length}, {self.limit} and {self.tested}"
+            )
         self._check_length()
 
     def _check_length(self) -> None:

@@ -70,13 +70,10 @@ class Translation(Task):
     limit: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("host", "data"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name} is a name or a spelling, not {getattr(self, name)!r}")
-        for name, choices in (("place", ("self", "encoder", "cross")), ("split", ("test", "val"))):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        super().__post_init__()
         texts.check_languages(self.source, self.target)
+        if self.vocabulary < 1:
+            raise ConfigError(f"vocabulary is a number of tokens, at least 1, not {self.vocabulary}")
         if self.longest < 2 or self.beam < 1 or self.penalty < 0 or self.limit < 0:
             raise ConfigError(
                 "longest is at least 2, beam at least 1, penalty and limit at least 0, not "
