@@ -1,10 +1,8 @@
-"""Peak memory of a pass, measured in a fresh process; Linux only, where /proc has the peak of a process."""
+"""Peak memory of a pass, measured in a fresh process; Linux only."""
 
-import gc
 import multiprocessing
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,14 +14,10 @@ def in_fresh_process(run: Callable[..., Any], *arguments: object, **settings: st
 
 
 def peak_growth(run: Callable[[], object]) -> int:
-    """Bytes by which a call's peak exceeds the memory of the process before it."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = _bytes("VmRSS")
-    run()
-    return _bytes("VmHWM") - before
+    """Bytes by which a call's peak exceeds the memory of the process before it. Raises: OSError if not on Linux."""
+    from regard.measure.memory import peak_growth as growth
 
-
-def _bytes(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    peak = growth(run)
+    if peak is None:
+        raise OSError("peaks of memory are known on Linux only")
+    return peak

@@ -45,7 +45,8 @@ PLACEHOLDERS = {
 }
 SMALLER = {
     r"regard check": "--no-compile",
-    r"regard bench": "--seconds 0.01 --grid 6x6 --dim 8",
+    r"regard bench (?!.*--model)": "--seconds 0.01 --grid 6x6 --dim 8",
+    r"regard bench .*--model": "--seconds 0.01 --batch 1 --size 32",
     r"regard advise": "--seconds 0.001 --batch 1 --size 32x32 --mixers SKA",
     r"regard (train|finetune)": "--set recipe.epochs=1 --set task.limit=32",
     r"regard study show": "--no-estimate",

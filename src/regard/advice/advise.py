@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Cost, Extra, Mask, Mixer, MixerConfig, RegardError, Site
-from regard.measure.bench import DTYPES, bench_layers, check_numbers
+from regard.measure.bench import DTYPES, check_numbers, layer_pass
 from regard.measure.cost import count_cost, host_and_image
+from regard.measure.turns import in_turns, one_thread
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.models.catalog import user_ports
@@ -148,11 +149,13 @@ def advise(
             other_grid[config] &= _takes_another_grid(layer)
         grid, mask, grids = kind.site.grid, _zero_bias(kind, placement), batch * kind.windows
         for total, backward in ((forward, False), (both, True)):
-            timings = bench_layers(
-                layers, grid, mask, grids, placement, backward=backward, part="layer", seconds=seconds
-            )
-            for config, timing in zip(usable, timings, strict=True):
-                total[config] += number * timing.seconds
+            passes = [
+                layer_pass(layer, grid, mask, grids, placement, backward=backward, part="layer") for layer in layers
+            ]
+            with one_thread():
+                summaries = in_turns(passes, seconds, placement[0])
+            for config, summary in zip(usable, summaries, strict=True):
+                total[config] += number * summary.median
     results = [
         Advice(
             mixer=spell(config),

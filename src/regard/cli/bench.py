@@ -1,23 +1,29 @@
-"""`regard bench`: compare the speed of mechanisms on this machine."""
+"""`regard bench`: compare the speed and the memory of mechanisms on this machine."""
 
 import dataclasses
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from regard.core import ConfigError
 
 from .imports import Imports, imported
 from .mixers import read_mixer
 from .run_options import timed_device
-from .sizes import check_heads, read_grids
+from .sizes import check_heads, read_grids, read_size
 from .tables import AsJson, show
+
+if TYPE_CHECKING:
+    from regard.measure.bench import Timing
 
 
 def bench(
     mixers: Annotated[
-        list[str], typer.Argument(help="Mechanisms; the first is the one that all others are compared with.")
-    ],
-    grid: Annotated[str, typer.Option(help="Grids of patch tokens, such as 14x14,32x32.")] = "14x14,32x32",
+        list[str] | None,
+        typer.Argument(help="Mechanisms; all are compared with the first. Default: softmax attention and all others."),
+    ] = None,
+    grid: Annotated[str, typer.Option(help="Grids of patch tokens. [default: 14x14,32x32]")] = "",
     backward: Annotated[
         bool, typer.Option("--backward", help="Time forward and backward pass together. Default: forward only.")
     ] = False,
@@ -25,57 +31,89 @@ def bench(
     dim: Annotated[int, typer.Option(help="Channels.")] = 128,
     heads: Annotated[int, typer.Option(help="Heads.")] = 2,
     batch: Annotated[int, typer.Option(help="Images in a batch.")] = 4,
-    part: Annotated[str, typer.Option(help="operator (on heads) or layer (with its projections).")] = "operator",
+    part: Annotated[
+        str, typer.Option(help="operator (on heads) or layer (with projections). [default: operator; layer for all]")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Time this whole model, with its own attention and with each mechanism.")]
+    = "",
+    size: Annotated[str, typer.Option(help="Image sizes for --model, such as 224,512. Default: the model's own.")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seconds: Annotated[float, typer.Option(help="Seconds for each mechanism on each grid.")] = 2.0,
+    page: Annotated[
+        str, typer.Option(help="Write an offline page with curves, of forward passes and of training, to this file.")
+    ] = "",
     as_json: AsJson = False,
     modules: Imports = None,
-) -> None:
-    """Time mechanisms in turn; print medians, quartiles and the ratio to the first (of CPU time, or of CUDA)."""
-    grids = read_grids(grid)
+) -> None:  # fmt: skip
+    """Time mechanisms in turn; print medians and their ratio to the first (of CPU time, or of CUDA), the share of the
+    bound that is reached, and peak memory.
+    """
+    if model and grid:
+        raise ConfigError("--grid is of one mechanism: give --size, the size of images, with --model")
+    if size and not model:
+        raise ConfigError("--size is the image size of a model: give --model too, or use --grid for mechanisms")
+    sizes = [read_size(text) for text in size.split(",")] if size else None
+    grids = read_grids(grid or "14x14,32x32")
+    part = part or ("operator" if mixers else "layer")
     import torch
 
     from regard.measure.bench import bench as run
     from regard.measure.bench import conditions
+    from regard.measure.bench_model import bench_model
+    from regard.mixers import MIXERS
 
     check_heads(dim, heads)
     clock_device = timed_device(device)
     extra = imported(modules)
-    configs = [read_mixer(text, extra) for text in mixers]
-    timings = run(
-        configs,
-        grids,
-        dim=dim,
-        heads=heads,
-        batch=batch,
-        dtype=dtype,
-        backward=backward,
-        part=part,
-        device=str(clock_device),
-        seconds=seconds,
-        report=lambda line: print(line, file=sys.stderr),
-    )
-    rows = [dataclasses.asdict(timing) for timing in timings]
-    if as_json:
-        show(rows, as_json)
-        return
-    mode = "forward and backward" if backward else "forward"
+    configs = [read_mixer(text, extra) for text in mixers] if mixers else [cls() for cls in MIXERS]
+    refused: list[str] = []
+    timings: list[Timing] = []
+    for trained in (False, True) if page else (backward,):
+        common: dict[str, Any] = {
+            "batch": batch, "dtype": dtype, "backward": trained, "device": str(clock_device), "seconds": seconds,
+            "report": _report,
+        }  # fmt: skip
+        if model:
+            timings += bench_model(model, configs, sizes, extra=extra, **common)
+        else:
+            refuse = None if mixers else refused.append
+            timings += run(configs, grids, dim=dim, heads=heads, part=part, refuse=refuse, **common)
     clock = "CUDA events" if clock_device.type == "cuda" else "CPU time of one thread"
-    notes = [
-        f"{part}, {mode}, {dtype}, batch {batch}, {dim} channels, {heads} heads; {clock}; torch {torch.__version__}",
-        *conditions(),
-    ]
-    show([_row(row) for row in rows], notes=notes)
+    of = f"{model}" if model else f"{part}, {dim} channels, {heads} heads"
+    notes = [f"{of}; {dtype}, batch {batch}; {clock}; torch {torch.__version__}", *conditions()]
+    notes += [f"left out: {reason}" for reason in dict.fromkeys(refused)]
+    if page:
+        from regard.report.bench_page import write_bench
+
+        print(f"page: {write_bench(page, timings, model, notes)}", file=sys.stderr)
+    if as_json:
+        show([dataclasses.asdict(timing) for timing in timings], as_json)
+        return
+    notes.append(
+        "of bound: the time of the products alone at this machine's matrix speed, or of reading and writing, divided "
+        "by the time; peak: memory that a pass adds; N^: growth of the time with the tokens since the grid before"
+    )
+    show([_row(timing) for timing in timings], notes=notes)
 
 
-def _row(row: dict) -> dict:
-    milliseconds = {name: row[name] * 1000 for name in ("seconds", "low", "high")}
-    return {
-        "mechanism": row["mixer"],
-        "grid": row["grid"],
-        "ms": milliseconds["seconds"],
-        "quartiles": f"{milliseconds['low']:.3g} - {milliseconds['high']:.3g}",
-        "ratio": round(row["ratio"], 3),
-        "rounds": row["rounds"],
-        "system": f"{row['system']:.0%}" + (" !" if row["system"] > 0.05 else ""),
+def _report(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _row(timing: "Timing") -> dict[str, Any]:
+    row = {
+        "mechanism": timing.mixer,
+        "grid": timing.grid,
+        "pass": "training" if timing.backward else "forward",
+        "ms": timing.seconds * 1000,
+        "quartiles": f"{timing.low * 1000:.3g} - {timing.high * 1000:.3g}",
+        "ratio": round(timing.ratio, 3),
+        "of bound": f"{timing.bound / timing.seconds:.0%}" if timing.seconds else "",
+        "peak MB": None if timing.memory is None else round(timing.memory / 1e6, 1),
+        "N^": None if timing.exponent is None else round(timing.exponent, 2),
+        "rounds": timing.rounds,
+        "system": f"{timing.system:.0%}" + (" !" if timing.system > 0.05 else ""),
     }
+    if timing.estimated:
+        row |= {"quartiles": "not run: estimate", "ratio": None, "of bound": "", "rounds": None, "system": ""}
+    return row

@@ -38,7 +38,10 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """One table. published: the columns that have the paper's own numbers. Raises: ConfigError."""
+    """One table. published: the columns that have the paper's own numbers. folded: opens below its chart by a click.
+
+    Raises: ConfigError.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -46,6 +49,7 @@ class Sheet:
     note: str = ""
     chart: Chart | None = None
     published: tuple[str, ...] = ()
+    folded: bool = False
 
     def __post_init__(self) -> None:
         for row in self.rows:

@@ -1,4 +1,4 @@
-"""Comparing the speed of mechanisms: interleaved passes, medians, ratios to the first, CPU seconds of one thread.
+"""Comparing mechanisms: interleaved passes, medians, ratios to the first, beside the bound, the memory and the growth.
 
 Wall-clock time varies on a shared machine; the CPU time of one thread repeats to a few per cent. Times are comparable
 within one call only, so every row has its ratio to the first mechanism of its grid. On CUDA, events measure time.
@@ -6,44 +6,70 @@ within one call only, so every row has its ratio to the first mechanism of its g
 
 import math
 import os
-import resource
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Site, nearest
+from regard.core import ConfigError, Cost, Grid, Mask, Mixer, MixerConfig, RegardError, Site, nearest
 from regard.core.allocator import ALLOCATOR
-from regard.mixers.shared.heads import HeadMixer
+from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.shared.native import instruction_set, native_enabled
 from regard.mixers.spelling import spell
 
+from .bounds import speed
+from .memory import peak_growth, total_memory
+from .turns import ROUNDS, Summary, in_turns, one_thread, timed
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 PARTS = ("operator", "layer")
+LONGEST = 60.0
+"""Seconds: a mechanism whose rounds on one grid are estimated to take longer is not run."""
+MOST_MEMORY = 0.25
+"""Of the memory of the machine or device: a pass that is estimated to need more is not run."""
+_UNKNOWN = 2304
+"""Tokens above which a mechanism is estimated from a smaller grid first."""
+
+Run = Callable[[], object]
+Placement = tuple[torch.device, torch.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One mechanism at one grid: median and quartiles of seconds a pass, and the ratio of medians to the first.
+    """One mechanism at one grid, or one model: median and quartiles of seconds a pass, ratio of medians to the first.
 
-    faults: page faults per pass. system: share of the time in the kernel (above 0.05: much time for memory allocation).
+    tokens: of the grid; 0 for a whole model. bound: the least seconds, as `Speed.bound`. memory: bytes that a pass adds
+    at its peak, None where the system does not tell. exponent: e, where time grew with tokens^e since the grid before;
+    None on the first grid. faults: page faults per pass. system: share of the time in the kernel (above 0.05: much time
+    for memory allocation). estimated: the row was not run; seconds and memory are the estimate, and rounds is 0.
     """
 
     mixer: str
     grid: str
     tokens: int
+    backward: bool
     seconds: float
     low: float
     high: float
     ratio: float
+    bound: float
+    memory: int | None
+    exponent: float | None
     rounds: int
     faults: float
     system: float
+    estimated: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is timed in one row. macs: of a forward pass. traffic: bytes that it reads and writes at least."""
+
+    name: str
+    run: Run
+    macs: int
+    traffic: int
 
 
 def bench(
@@ -59,23 +85,41 @@ def bench(
     device: str = "cpu",
     seconds: float = 2.0,
     report: Callable[[str], None] | None = None,
+    refuse: Callable[[str], None] | None = None,
 ) -> list[Timing]:
-    """Time every mechanism on every grid. part: "operator" is the mechanism on heads, "layer" adds its projections.
+    """Time every mechanism on every grid, in the order of the grids. part: "operator" is the mechanism on heads,
+    "layer" adds its projections.
 
     seconds: how long each mechanism is repeated on each grid (at least 5 rounds). report: called with a line of text
-    before each grid. Raises: ConfigError for an unknown dtype or part, a number that is not positive, or
-    part="operator" for a mechanism without heads.
+    before each grid. refuse: called with a sentence for each mechanism that a grid does not fit, which is then left
+    out; without it, that is an error. A row that is estimated to take over a minute or a quarter of the memory is not
+    run: its numbers are the estimate, from the row before by the growth of its multiply-accumulates.
+    Raises: ConfigError for an unknown dtype or part, a number that is not positive, or part="operator" for a mechanism
+    without heads; RegardError for a mechanism that does not fit a grid.
     """
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r}; {nearest(part, PARTS)}")
     check_numbers(dtype, dim=dim, heads=heads, batch=batch, seconds=seconds)
-    timings = []
+    placement = (torch.device(device), DTYPES[dtype])
+    timings: list[Timing] = []
     for grid in grids:
         if report is not None:
             report(f"timing {len(configs)} mechanisms on {grid}")
-        layers = [_built(config, Site(dim, heads, grid)) for config in configs]
-        placement = (torch.device(device), DTYPES[dtype])
-        timings += bench_layers(layers, grid, None, batch, placement, backward=backward, part=part, seconds=seconds)
+        before = {timing.mixer: timing for timing in timings}
+        rows: list[Candidate | Timing] = []
+        for config in configs:
+            try:
+                site = Site(dim, heads, grid)
+                estimate = _estimate(config, site, batch, placement, backward, part, before.get(spell(config)))
+                if estimate is not None and too_much(estimate, placement[0]):
+                    rows.append(replace(estimate, grid=_name(grid), tokens=grid.tokens))
+                else:
+                    rows.append(_candidate(config, site, batch, placement, backward, part))
+            except RegardError as error:
+                if refuse is None:
+                    raise
+                refuse(f"{spell(config)} on {_name(grid)}: {error}")
+        timings += measured(rows, _name(grid), grid.tokens, placement, backward, seconds, before)
     return timings
 
 
@@ -88,48 +132,38 @@ def check_numbers(dtype: str, **numbers: int | float) -> None:
             raise ConfigError(f"{name} is a positive number, not {number}")
 
 
-def bench_layers(
-    layers: Sequence[Mixer], grid: Grid, mask: Mask | None, batch: int, placement: tuple[torch.device, torch.dtype],
-    *, backward: bool, part: str, seconds: float,
+def measured(
+    rows: Sequence[Candidate | Timing], name: str, tokens: int, placement: Placement, backward: bool, seconds: float,
+    before: Mapping[str, Timing],
 ) -> list[Timing]:  # fmt: skip
-    """`bench` of built layers, on inputs (batch, tokens of grid, channels). placement: device and dtype."""
+    """The timings of candidates, which take turns; rows that are estimates already stay as they are.
+
+    name, tokens: of the grid. before: the timing of each candidate on the grid before.
+    """
+    device, dtype = placement
+    candidates = [row for row in rows if isinstance(row, Candidate)]
     with one_thread():
-        runs = [_prepare(layer, grid, mask, batch, placement, backward, part) for layer in layers]
-        samples = _interleave(runs, seconds, placement[0])
-    first = statistics.median(sample[0] for sample in samples[0])
-    return [_summary(layer.config, grid, sample, first) for layer, sample in zip(layers, samples, strict=True)]
+        summaries = iter(in_turns([candidate.run for candidate in candidates], seconds, device))
+        timings = []
+        for row in rows:
+            if isinstance(row, Timing):
+                timings.append(row)
+                continue
+            passes = 3 if backward else 1  # the gradients of both factors of each product
+            bound = speed(device, dtype).bound(passes * row.macs, (2 if backward else 1) * row.traffic)
+            timing = _timing(row.name, name, tokens, backward, next(summaries), bound, peak_growth(row.run, device))
+            timings.append(replace(timing, exponent=_exponent(before.get(row.name), timing)))
+    first = timings[0].seconds if timings else 0.0
+    return [replace(timing, ratio=timing.seconds / first if first else math.nan) for timing in timings]
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread inside the `with` block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def layer_pass(
+    layer: Mixer, grid: Grid, mask: Mask | None, batch: int, placement: Placement, *, backward: bool, part: str
+) -> Run:
+    """One pass of a built layer as a function without arguments, on random inputs (batch, tokens, channels).
 
-
-def conditions() -> list[str]:
-    """What else the times of this process depend on, as lines of text."""
-    kernels = f"compiled kernels for {instruction_set()}" if native_enabled() else "no compiled kernels"
-    lines = [f"MiTA and deformable convolution: {kernels}"]
-    if not all(name in os.environ for name in ALLOCATOR):
-        lines.append("the allocator's settings were not fixed: page faults may dominate")
-    return lines
-
-
-def _built(config: MixerConfig, site: Site) -> Mixer:
-    torch.manual_seed(0)
-    return config.build(site)
-
-
-def _prepare(
-    layer: Mixer, grid: Grid, mask: Mask | None, batch: int, placement: tuple[torch.device, torch.dtype],
-    backward: bool, part: str,
-) -> Callable[[], object]:  # fmt: skip
-    """One pass as a function without arguments."""
+    Raises: ConfigError for part="operator" of a mechanism without heads.
+    """
     device, dtype = placement
     layer = layer.to(device, dtype)
     torch.manual_seed(0)
@@ -146,9 +180,11 @@ def _prepare(
         operator = layer.operator
         run = lambda: operator(roles["q"], roles["k"], roles["v"], grid=grid)  # noqa: E731
         leaves = [y for y in roles.values() if y is not None] + list(operator.parameters())
-    if not backward:
-        return torch.no_grad()(run)
+    return with_gradients(run, leaves) if backward else torch.no_grad()(run)
 
+
+def with_gradients(run: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Run:
+    """A pass that also computes the gradients of tensors."""
     gradient = torch.ones_like(run().detach())
 
     def forward_and_backward() -> None:
@@ -157,50 +193,86 @@ def _prepare(
     return forward_and_backward
 
 
-def _interleave(
-    runs: list[Callable[[], object]], seconds: float, device: torch.device
-) -> list[list[tuple[float, float, float]]]:
-    """A B C A B C ...: (seconds, system seconds, page faults) of every pass, after one round to warm up."""
-    samples: list[list[tuple[float, float, float]]] = [[] for _ in runs]
-    for run in runs:
-        run()
-    total = 0.0
-    while len(samples[0]) < 5 or total < seconds * len(runs):
-        for run, sample in zip(runs, samples, strict=True):
-            before = resource.getrusage(resource.RUSAGE_SELF)
-            elapsed = _time_once(run, device)
-            after = resource.getrusage(resource.RUSAGE_SELF)
-            sample.append((elapsed, after.ru_stime - before.ru_stime, float(after.ru_minflt - before.ru_minflt)))
-            total += elapsed
-        if len(samples[0]) >= 2000:
-            break
-    return samples
+def conditions() -> list[str]:
+    """What else the times of this process depend on, as lines of text."""
+    kernels = f"compiled kernels for {instruction_set()}" if native_enabled() else "no compiled kernels"
+    lines = [f"MiTA and deformable convolution: {kernels}"]
+    if not all(name in os.environ for name in ALLOCATOR):
+        lines.append("the allocator's settings were not fixed: page faults may dominate")
+    return lines
 
 
-def _time_once(run: Callable[[], object], device: torch.device) -> float:
-    if device.type != "cuda":
-        start = time.process_time()
-        run()
-        return time.process_time() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+def too_much(timing: Timing, device: torch.device) -> bool:
+    """Whether an estimated row is not to be run."""
+    too_large = (timing.memory or 0) > MOST_MEMORY * total_memory(device)
+    return timing.seconds * (ROUNDS + 1) > LONGEST or too_large
+
+
+def scaled(timing: Timing, growth: float) -> Timing:
+    """The estimate of a row from a smaller one. growth: of the multiply-accumulates."""
+    seconds, memory = timing.seconds * growth, None if timing.memory is None else round(timing.memory * growth)
+    return replace(
+        timing, seconds=seconds, low=seconds, high=seconds, memory=memory, bound=timing.bound * growth, exponent=None,
+        rounds=0, faults=0.0, system=0.0, estimated=True,
+    )  # fmt: skip
+
+
+def _name(grid: Grid) -> str:
+    return f"{grid.height}x{grid.width}"
+
+
+def _built(config: MixerConfig, site: Site) -> Mixer:
+    torch.manual_seed(0)
+    return config.build(site)
+
+
+def _cost(config: MixerConfig, site: Site, part: str) -> Cost:
+    if part == "operator" and isinstance(config, HeadMixerConfig):
+        return config.operator_cost(site)
+    return config.cost(site)
+
+
+def _candidate(
+    config: MixerConfig, site: Site, batch: int, placement: Placement, backward: bool, part: str
+) -> Candidate:
+    """Its pass has run once, so that what it refuses is known. Raises: RegardError."""
+    run = layer_pass(_built(config, site), site.grid, None, batch, placement, backward=backward, part=part)
     run()
-    end.record()
-    torch.cuda.synchronize(device)
-    return cast(float, begin.elapsed_time(end)) / 1000
+    cost = _cost(config, site, part)
+    tensors = len(config.uses) + 1 if part == "operator" else 2  # inputs and the output
+    numbers = cost.params + tensors * batch * site.grid.tokens * site.dim
+    return Candidate(spell(config), run, batch * cost.macs, numbers * placement[1].itemsize)
 
 
-def _summary(config: MixerConfig, grid: Grid, samples: list[tuple[float, float, float]], first: float) -> Timing:
-    low, median, high = statistics.quantiles([sample[0] for sample in samples], n=4)
+def _estimate(
+    config: MixerConfig, site: Site, batch: int, placement: Placement, backward: bool, part: str, before: Timing | None
+) -> Timing | None:  # fmt: skip
+    """The row as estimated from the one before, or from a small grid where the first is large; None: not needed."""
+    small = replace(site, grid=replace(site.grid, height=32, width=32))
+    if before is None:
+        if site.grid.tokens <= _UNKNOWN:
+            return None
+        candidate = _candidate(config, small, batch, placement, backward, part)
+        with one_thread():
+            memory, once = peak_growth(candidate.run, placement[0]), timed(candidate.run, placement[0])
+        summary = Summary(once.seconds, once.seconds, once.seconds, 1, 0.0, 0.0)
+        before = _timing(candidate.name, "32x32", small.grid.tokens, backward, summary, 0.0, memory)
+    side = (int(text) for text in before.grid.split("x"))
+    last = replace(site, grid=replace(site.grid, height=next(side), width=next(side)))
+    return scaled(before, _cost(config, site, part).macs / max(1, _cost(config, last, part).macs))
+
+
+def _timing(
+    mixer: str, grid: str, tokens: int, backward: bool, summary: Summary, bound: float, memory: int | None
+) -> Timing:
     return Timing(
-        mixer=spell(config),
-        grid=f"{grid.height}x{grid.width}",
-        tokens=grid.tokens,
-        seconds=median,
-        low=low,
-        high=high,
-        ratio=median / first if first else float("nan"),
-        rounds=len(samples),
-        faults=statistics.mean(sample[2] for sample in samples),
-        system=sum(sample[1] for sample in samples) / max(sum(sample[0] for sample in samples), 1e-9),
-    )
+        mixer=mixer, grid=grid, tokens=tokens, backward=backward, seconds=summary.median, low=summary.low,
+        high=summary.high, ratio=1.0, bound=bound, memory=memory, exponent=None, rounds=summary.rounds,
+        faults=summary.faults, system=summary.system,
+    )  # fmt: skip
+
+
+def _exponent(before: Timing | None, now: Timing) -> float | None:
+    if before is None or before.estimated or before.tokens == now.tokens or not before.seconds:
+        return None
+    return math.log(now.seconds / before.seconds) / math.log(now.tokens / before.tokens)

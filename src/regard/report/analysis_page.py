@@ -43,7 +43,7 @@ def render_analysis(value: Mapping[str, Any]) -> str:
 def _sheet_view(sheet: Mapping[str, Any]) -> dict[str, Any]:
     """The template's fields of a sheet."""
     svg = chart(sheet)
-    collapsed = bool(svg) and len(sheet["rows"]) > MAX_OPEN_ROWS
+    collapsed = bool(svg) and (sheet.get("folded") or len(sheet["rows"]) > MAX_OPEN_ROWS)
     return {**sheet, "svg": Markup(svg), "text_columns": _text_columns(sheet), "collapsed": collapsed}
 
 

@@ -1,0 +1,88 @@
+"""Whole models with swapped attention beside the model as it was: time and peak memory of a pass over images."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Extra, MixerConfig
+from regard.mixers.spelling import spell
+from regard.models.catalog import user_ports
+from regard.swapping.swap import swap
+
+from .bench import DTYPES, Candidate, Run, Timing, check_numbers, measured, with_gradients
+from .cost import count_cost, host_and_image
+
+OWN = "None"
+"""The row of the model with its own attention."""
+
+
+def bench_model(
+    host: str,
+    configs: Sequence[MixerConfig],
+    sizes: Sequence[tuple[int, int]] | None = None,
+    *,
+    batch: int = 4,
+    dtype: str = "fp32",
+    backward: bool = False,
+    device: str = "cpu",
+    seconds: float = 2.0,
+    report: Callable[[str], None] | None = None,
+    extra: Extra = (),
+) -> list[Timing]:
+    """Time a model with its own attention, the first row of each size, and with each mechanism; weights are random.
+
+    sizes: (height, width) of images, None = the host's own. batch: images. The other arguments are those of `bench`.
+    Raises: ConfigError for an unknown host or dtype, or a size that the host does not take; SwapError where the
+    attention cannot be replaced.
+    """
+    check_numbers(dtype, batch=batch, seconds=seconds)
+    placement = (torch.device(device), DTYPES[dtype])
+    timings: list[Timing] = []
+    for size in sizes or (None,):
+        with torch.device("meta"):
+            height, width = host_and_image(host, size, extra)[1].shape[-2:]
+        name = f"{height}x{width}"
+        if report is not None:
+            report(f"timing {host} at {name} with {len(configs)} mechanisms")
+        before = {timing.mixer: timing for timing in timings}
+        rows = [_candidate(host, config, size, batch, placement, backward, extra) for config in (None, *configs)]
+        timings += measured(rows, name, 0, placement, backward, seconds, before)
+    return timings
+
+
+def _candidate(
+    host: str, config: MixerConfig | None, size: tuple[int, int] | None, batch: int,
+    placement: tuple[torch.device, torch.dtype], backward: bool, extra: Extra,
+) -> Candidate:  # fmt: skip
+    device, dtype = placement
+    torch.manual_seed(0)
+    model, example = host_and_image(host, size, extra)
+    if config is not None:
+        swap(model, config, example=example, ports=user_ports(extra))
+    with torch.device("meta"):
+        counted, image = host_and_image(host, size, extra)
+        if config is not None:
+            swap(counted, config, example=image, ports=user_ports(extra))
+        cost = count_cost(counted, image)
+    images = torch.randn(batch, *example.shape[1:], device=device, dtype=dtype)
+    run = _pass(model.to(device, dtype), images, backward)
+    traffic = (cost.params + images.numel()) * dtype.itemsize
+    return Candidate(OWN if config is None else spell(config), run, batch * cost.macs, traffic)
+
+
+def _pass(model: nn.Module, images: Tensor, backward: bool) -> Run:
+    def run() -> Tensor:
+        return first_tensor(model(images))
+
+    if not backward:
+        return torch.no_grad()(run)
+    return with_gradients(run, [parameter for parameter in model.train().parameters() if parameter.requires_grad])
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The first tensor of a model's output: itself, or of a tuple, a list or a mapping."""
+    while not isinstance(output, Tensor):
+        output = next(iter(output.values() if isinstance(output, Mapping) else output))
+    return output

@@ -1,0 +1,45 @@
+"""Peak memory of a pass: what it adds to the memory that the process, or the device, holds before it."""
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from regard.core.memory import memory_bytes
+
+
+def peak_growth(run: Callable[[], object], device: torch.device | None = None) -> int | None:
+    """Bytes by which a call's peak exceeds the memory before it; None where the system does not tell (not Linux, CUDA).
+
+    On a CPU it is the peak of the whole process, so that memory which libraries take is counted too. Free memory is
+    returned to the system first. Small peaks (below about 1 MB) are not exact.
+    """
+    gc.collect()
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        return torch.cuda.max_memory_allocated(device) - before
+    if sys.platform != "linux":
+        return None
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = _process_bytes("VmRSS")
+    run()
+    return max(0, _process_bytes("VmHWM") - before)
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory of a device; of a CPU, those that the process may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return memory_bytes()
+
+
+def _process_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
