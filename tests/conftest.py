@@ -11,10 +11,10 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
-# `make test`: few examples, always the same. `make fuzz`: an hour of new ones
+# `make test`: few examples, always the same. `make fuzz`: new ones in each round
 settings.register_profile("test", derandomize=True, max_examples=60, deadline=None, database=None)
 settings.register_profile(
-    "fuzz", max_examples=100_000, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
+    "fuzz", max_examples=1500, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 

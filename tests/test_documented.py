@@ -39,6 +39,7 @@ PLACEHOLDERS = {
     "<Name>": "SKA",
     "regard train MECHANISM --task TASK --data DATA": "regard train SKA --task segmentation --data cued-digits",
     "regard card NAME": "regard card MiTA",
+    "--model NAME": "--model vit_desk",
     "regard swap-check NAME": "regard swap-check vit_desk",
     "regard study show NAME": "regard study show quickstart",
     "regard maps MODEL IMAGE": "regard maps vit_desk flower",
@@ -46,7 +47,7 @@ PLACEHOLDERS = {
 SMALLER = {
     r"regard check": "--no-compile",
     r"regard bench (?!.*--model)": "--seconds 0.01 --grid 6x6 --dim 8",
-    r"regard bench .*--model": "--seconds 0.01 --batch 1 --size 32",
+    r"regard bench .*--model": "--seconds 0.01 --batch 1 --size 96",
     r"regard advise": "--seconds 0.001 --batch 1 --size 32x32 --mixers SKA",
     r"regard (train|finetune)": "--set recipe.epochs=1 --set task.limit=32",
     r"regard study show": "--no-estimate",

@@ -44,10 +44,18 @@ def test_ctrl_c_while_the_command_loads_is_one_line(tmp_path: Path, delay: float
     assert (process.returncode, message) == (130, "regard: interrupted; finished work is kept\n")
 
 
-@pytest.mark.parametrize("line", ["{} list >&-", "{} list | head -1", "PYTHONIOENCODING=ascii {} card SKA | cat"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{} list >&-",
+        "{} list | head -1",
+        "{} taxonomy --json | true; exit ${{PIPESTATUS[0]}}",
+        "PYTHONIOENCODING=ascii {} card SKA | cat",
+    ],
+)
 def test_streams_that_are_closed_or_narrow(line: str) -> None:
     command = line.format(f"{sys.executable} -m regard")
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, "")
 
 

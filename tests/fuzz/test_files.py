@@ -82,14 +82,14 @@ def flipped(content: bytes, place: int) -> bytes:
 
 
 @every_kind
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(place=st.integers(0, 2**40))
 def test_a_flipped_bit_is_noticed(root: Path, name: str, place: int) -> None:
     assert noticed(root, name, flipped((root / name).read_bytes(), place))
 
 
 @every_kind
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(share=st.floats(0, 1, exclude_max=True), tail=st.binary(max_size=9))
 def test_a_cut_is_noticed(root: Path, name: str, share: float, tail: bytes) -> None:
     content = (root / name).read_bytes()
@@ -131,7 +131,7 @@ def test_a_checkpoint_cut_at_every_byte_falls_back_to_the_one_before(
         checkpoint.load(tmp_path)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused(root: Path, content: bytes) -> None:
     for name in READERS:
@@ -146,7 +146,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_field_of_another_value_never_ends_in_a_traceback(root: Path, data: st.DataObject) -> None:
     """Of version 1, whose files have no checksum: refused with one sentence, or read."""

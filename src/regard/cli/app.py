@@ -103,7 +103,9 @@ def run(arguments: Sequence[str]) -> int:
             traceback.print_exception(error)
         print(f"regard: {_with_options(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, (ValueError, NotImplementedError, ImportError)) else 1
-    except BrokenPipeError:  # `regard list | head`
+    except (BrokenPipeError, SystemExit) as error:  # `regard list | head`; the parser exits by itself
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError as error:

@@ -52,7 +52,8 @@ def sample_points_reference(x: Float[Tensor, "B c h w"], points: Float[Tensor, "
     for axis, side in enumerate(x.shape[-2:]):
         position = points[..., axis].clamp(0, side - 1)
         weights.append(F.relu(1 - (position[..., None] - torch.arange(side, device=x.device)).abs()))  # (B, s, side)
-    return torch.einsum("bchw,bsh,bsw->bcs", x, *weights)
+    wide = upcast(x)
+    return torch.einsum("bchw,bsh,bsw->bcs", wide, *(weight.to(wide.dtype) for weight in weights)).to(x.dtype)
 
 
 @operator_function

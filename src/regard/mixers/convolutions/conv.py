@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, Site, check_accounting
 
-from .sampling import TapsConfig, TapsMixer, check_groups, grouped, margins, shifted
+from .sampling import TapsConfig, TapsMixer, check_dilation, check_groups, grouped, margins, shifted
 
 __all__ = ["Conv"]
 
@@ -57,8 +57,9 @@ class Conv(TapsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.groups, self.dilation) < 1:
-            raise ConfigError(f"groups and dilation are at least 1, not {self.groups}, {self.dilation}")
+        if self.groups < 1:
+            raise ConfigError(f"groups is at least 1, not {self.groups}")
+        check_dilation(self.dilation)
 
     def build(self, site: Site, shared: nn.Module | None = None) -> "ConvMixer":
         check_groups("Conv", self.groups, site)

@@ -25,6 +25,7 @@ from .deformable_native import sample_native
 from .sampling import (
     TapsConfig,
     TapsMixer,
+    check_dilation,
     check_groups,
     grouped,
     line_reference,
@@ -261,9 +262,9 @@ class DeformableConv(TapsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.groups, self.dilation, self.offset_kernel) < 1:
-            numbers = f"groups={self.groups}, dilation={self.dilation}, offset_kernel={self.offset_kernel}"
-            raise ConfigError(f"groups, dilation and offset_kernel are at least 1, not {numbers}")
+        if min(self.groups, self.offset_kernel) < 1:
+            raise ConfigError(f"groups and offset_kernel are at least 1, not {self.groups} and {self.offset_kernel}")
+        check_dilation(self.dilation)
         if self.offset_kernel % 2 == 0 and not self.causal:
             raise ConfigError(f"offset_kernel is odd (any where causal), not {self.offset_kernel}")
         if not 0 < self.mask_init <= 1:

@@ -105,6 +105,16 @@ class TapsMixer(Mixer):
         return total.to(out.dtype)[:, None]
 
 
+LARGEST_DILATION = 1024
+"""Cells: taps farther apart read nothing but padding, which takes memory."""
+
+
+def check_dilation(dilation: int) -> None:
+    """Raises: ConfigError unless a dilation is between 1 and `LARGEST_DILATION`."""
+    if not 1 <= dilation <= LARGEST_DILATION:
+        raise ConfigError(f"dilation is between 1 and {LARGEST_DILATION} cells, not {dilation}")
+
+
 def margins(sides: tuple[int, int], dilation: int, causal: bool) -> tuple[int, int, int, int]:
     """The padding (left, right, top, bottom) with which the output of a convolution is as large as its input."""
     rows, columns = ((side - 1) * dilation for side in sides)

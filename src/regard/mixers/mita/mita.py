@@ -65,6 +65,7 @@ def mita_reference(
     plan: MitaPlan | None = None,
 ) -> Float[Tensor, "B H N e"]:
     """Every query scores all m + M candidates; a key counts once for each of the query's experts that contains it."""
+    check_counts("mita", k.shape[-2], landmarks.shape[-2], top, experts)
     k, v = hide(k, mask), hide(v, mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     probe = landmarks @ k.mT * scale  # (B, H, m, M)
