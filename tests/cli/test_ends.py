@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard.cli import bugs
+from regard.cli import app, bugs
 from regard.explain.pictures import figure
 from regard.report.charts import chart
 
@@ -29,6 +29,44 @@ def test_a_bug_is_one_line_and_a_file(tmp_path: Path, shown: bool, capsys, monke
     files = list(tmp_path.glob("regard-bug-*.txt"))
     assert ("Traceback" in capsys.readouterr().err) == shown == (not files)
     assert shown or "ZeroDivisionError" in files[0].read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "written"),
+    [
+        (ZeroDivisionError("planted"), "ZeroDivisionError: planted; this is a bug", True),
+        (MemoryError("2 GiB"), "this machine has too little memory (MemoryError: 2 GiB)", False),
+        (PermissionError(13, "denied"), "check the disk, the permissions", False),
+    ],
+    ids=["bug", "memory", "rights"],
+)
+@pytest.mark.parametrize("flags", [[], ["--traceback"]], ids=["quiet", "traceback"])
+def test_main_reports_a_bug_in_one_line(  # type: ignore[no-untyped-def]
+    error: Exception, said: str, written: bool, flags: list[str], tmp_path: Path, capsys, monkeypatch
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["regard", "fail", *flags])
+    monkeypatch.setattr(app.app, "registered_commands", list(app.app.registered_commands))
+    app.app.command("fail")(fail)
+    assert app.main() == 1
+    shown = capsys.readouterr().err
+    assert ("Traceback" in shown) == bool(flags)
+    assert shown.splitlines()[-1].startswith("regard: ")
+    assert said in shown.splitlines()[-1]
+    assert flags or shown.count("\n") == 1
+    assert len(list(tmp_path.glob("regard-bug-*.txt"))) == (written and not flags)
+
+
+@pytest.mark.parametrize("text", ["raise SystemExit(3)", "class Own(BaseException): pass\nraise Own", "1/0"])
+def test_a_module_that_ends_the_process_is_refused(tmp_path: Path, text: str, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "mine_that_ends.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert app.run(["card", "SKA", "--import", "mine_that_ends"]) == 2
+    assert capsys.readouterr().err.startswith("regard: --import mine_that_ends: ")
 
 
 @pytest.mark.parametrize("delay", [0.15, 0.6])

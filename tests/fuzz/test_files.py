@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pilot_store import make_store
@@ -91,6 +91,7 @@ def test_a_flipped_bit_is_noticed(root: Path, name: str, place: int) -> None:
 @every_kind
 @settings(max_examples=settings.default.max_examples // 5)
 @given(share=st.floats(0, 1, exclude_max=True), tail=st.binary(max_size=9))
+@example(share=0.99, tail="θ".encode())
 def test_a_cut_is_noticed(root: Path, name: str, share: float, tail: bytes) -> None:
     content = (root / name).read_bytes()
     damaged = content[: int(share * len(content))] + tail

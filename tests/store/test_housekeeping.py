@@ -79,9 +79,10 @@ def states(store: Results) -> list[str]:
         (["--state", "done", "--yes"], "", 0, ["failed", "begun"]),
         (["--larger", "0.004", "--yes"], "", 0, ["done", "failed"]),
         (["--older", "1", "--yes"], "", 0, ["done", "failed", "begun"]),
+        (["--larger", "1e308", "--yes"], "", 0, ["done", "failed", "begun"]),
         (["--state", "finished"], "", 2, ["done", "failed", "begun"]),
     ],
-    ids=["no", "default", "no answer", "y", "yes", "state", "larger", "older", "unknown"],
+    ids=["no", "default", "no answer", "y", "yes", "state", "larger", "older", "larger than all", "unknown"],
 )
 def test_prune_asks_before_it_deletes(store, monkeypatch, capsys, more, answer, code, left) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))

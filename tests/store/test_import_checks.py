@@ -25,6 +25,8 @@ SNAPSHOT = {"version": 1, "study": "x", "scale": "desk", "metric": "top1", "base
         ({**OUTCOME, "metrics": [1.0]}, "metrics of an outcome is of type list, expected dict or null"),
         ({**OUTCOME, "metrics": {"top1": "high"}}, "metric 'top1' is 'high'"),
         ({**OUTCOME, "bits": 5}, "bits of an outcome is of type int"),
+        ({**OUTCOME, "diverged": 1}, "diverged of an outcome is of type int"),
+        ({**OUTCOME, "code": ["x"]}, "code of an outcome is of type list"),
         ({**SNAPSHOT, "version": 7}, "has version 7"),
         ({**SNAPSHOT, "study": "../x"}, "not the name of a study"),
         ({**SNAPSHOT, "rows": [{"spelling": "SKA()"}]}, "a row of a snapshot lacks label"),

@@ -97,6 +97,9 @@ def test_a_silent_lock_of_another_machine_becomes_stale(tmp_path: Path) -> None:
     lock.write_text('{"host": "another machine", "pid": 1}')
     with pytest.raises(Busy, match="another machine"), store.lock(KEY):
         pass
+    lock.write_text('{"host": "a name\\nof two lines", "pid": 1}')
+    with pytest.raises(Busy, match="on a name of two lines"), store.lock(KEY):
+        pass
     old = time.time() - results.STALE_SECONDS - 1
     os.utime(lock, (old, old))
     with store.lock(KEY):

@@ -73,6 +73,21 @@ def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in read if path.suffix == ".png"] == ["0.png"]
 
 
+@pytest.mark.parametrize("damage", ["fifo", "nested", "text"])
+def test_a_cache_that_cannot_be_read_is_made_anew(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "UNSETTLED", -1.0)
+    root = class_folders(tmp_path / "data")
+    name = on(root).identity().data
+    (cache,) = (tmp_path / "cache").rglob("digests/*.json")
+    cache.unlink()
+    if damage == "fifo":
+        os.mkfifo(cache)
+    else:
+        cache.write_text("[" * 100_000 if damage == "nested" else "{")
+    own.digest.cache_clear()
+    assert on(root).identity().data == name
+
+
 def test_above_the_limit_the_user_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest, "LIMIT", 1000)
     root = class_folders(tmp_path / "data")

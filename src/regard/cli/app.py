@@ -86,7 +86,7 @@ app.command("report")(report)
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; messages about errors go to standard error.
 
-    An exception that is not a `RegardError` is a bug and is raised; `main` reports it.
+    Other exceptions than `RegardError` (bugs, too little memory) are raised; `main` reports them.
     """
     shown = TRACEBACK in arguments
     arguments = [argument for argument in arguments if argument != TRACEBACK]
@@ -108,9 +108,6 @@ def run(arguments: Sequence[str]) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except MemoryError as error:
-        print(f"regard: this machine has too little memory ({error}); choose smaller sizes or batches", file=sys.stderr)
-        return 1
     except Exception as error:
         # an error of the parser: an unknown verb or option, a missing argument
         show = getattr(error, "show", None)

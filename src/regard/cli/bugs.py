@@ -20,7 +20,11 @@ def report(error: Exception, arguments: Sequence[str], shown: bool = False) -> s
         traceback.print_exception(error)
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         return f"{described}; check the disk, the permissions and --results, and repeat the command"
-    if type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error):
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    ):
         return f"this machine has too little memory ({described}); choose smaller sizes or batches"
     place = "the traceback is above" if shown else _written(error, arguments)
     return f"{described}; this is a bug of Regard, or of a module of --import: {place}"

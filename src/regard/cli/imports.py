@@ -37,7 +37,9 @@ def imported(modules: Sequence[str] | None) -> Extra:
 def _items(name: str) -> list[Any]:
     try:
         module = import_module(name)
-    except Exception as error:  # the user's module may raise any error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's module may raise any error, and may call sys.exit
         raise ConfigError(f"--import {name}: {type(error).__name__}: {error}") from error
     items: list[Any] = []
     for label in TUPLES:

@@ -81,7 +81,7 @@ def _selected(store: Results, states: str, days: float, megabytes: float) -> lis
     for name in names:
         if name not in STATES:
             raise ConfigError(f"--state has no {name!r}; {nearest(name, STATES)}")
-    return selected(stored_runs(store), names, days, int(megabytes * 1e6))
+    return selected(stored_runs(store), names, days, megabytes * 1e6)
 
 
 def _confirm(question: str, yes: bool) -> None:

@@ -72,7 +72,7 @@ class Worker:
         ending.join(patience)
         if ending.is_alive():
             with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows every signal kills
             ending.join(patience)
 
     def close(self) -> None:

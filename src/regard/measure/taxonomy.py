@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.core import MixerConfig, StoreError, require
+from regard.core.paths import regular_file
 from regard.core.plain_text import plain_text
 from regard.mixers import MIXERS
 
@@ -49,8 +50,9 @@ def taxonomy_rows(configs: Iterable[MixerConfig] = ()) -> list[dict[str, Any]]:
 
 @plain_text()
 def write_picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write `picture` as an SVG file. Raises: StoreError if it cannot be written."""
+    """Write `picture` as an SVG file. Raises: StoreError if it cannot be written, DataError if it is no file."""
     require("matplotlib")
+    regular_file(path)
 
     from matplotlib import rc_context
 

@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +16,10 @@ from typing import Any
 
 from regard.core import StoreError
 
-if sys.platform != "win32":
+try:
     import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -47,10 +48,11 @@ def prepared(path: Path | str, data: bytes | str) -> Iterator[Any]:
     Without that call the temporary file is deleted. Raises: StoreError, as `write_atomically`.
     """
     target = Path(path)
-    part = target.with_name(f".{secrets.token_hex(12)}{TEMPORARY}")
+    part = target.parent / f".{secrets.token_hex(12)}{TEMPORARY}"
     with store_errors(target):
         content = data.encode() if isinstance(data, str) else data
         target.parent.mkdir(parents=True, exist_ok=True)
+        _check_replaceable(target)
     try:
         with store_errors(target), open(os.open(part, _NEW | _NO_LINK | _BINARY, 0o666), "wb") as file:
             file.write(content)
@@ -113,7 +115,18 @@ def _opened(path: Path, handle: int) -> Iterator[Any]:
 
 
 def _check_regular(path: Path, handle: int) -> None:
-    mode = os.fstat(handle).st_mode
+    _check_mode(path, os.fstat(handle).st_mode)
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raises: StoreError for a FIFO, socket or device, which a rename would replace; it refuses a folder itself."""
+    with suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISLNK(mode) and not stat.S_ISDIR(mode):
+            _check_mode(path, mode)
+
+
+def _check_mode(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO, socket or device"
         raise StoreError(f"{path} is {kind}, expected a file; move it away")
@@ -127,7 +140,7 @@ def one_writer(folder: Path) -> Iterator[None]:
     """
     with store_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY) if sys.platform != "win32" else None
+        handle = None if fcntl is None else os.open(folder, os.O_RDONLY)
     try:
         if handle is not None:
             with suppress(OSError):

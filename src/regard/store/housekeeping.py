@@ -38,7 +38,7 @@ def stored_runs(store: Results) -> list[StoredRun]:
 
 
 def selected(
-    runs: Sequence[StoredRun], states: Sequence[str] = STATES, days: float = 0.0, size: int = 0
+    runs: Sequence[StoredRun], states: Sequence[str] = STATES, days: float = 0.0, size: float | int = 0
 ) -> list[StoredRun]:
     """The runs in one of these states, unchanged for at least so many days, and of at least so many bytes."""
     return [run for run in runs if run.state in states and run.days >= days and run.size >= size]

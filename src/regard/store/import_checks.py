@@ -30,8 +30,9 @@ _OUTCOME = {
     "error": _OPTIONAL_TEXT, "study": _OPTIONAL_TEXT, "row": _OPTIONAL_TEXT, "scale": _OPTIONAL_TEXT,
     "spelling": _OPTIONAL_TEXT, "seed": _INTEGER, "step": _INTEGER, "peak_memory_bytes": _INTEGER, "model": _MAPPING,
     "best": _MAPPING, "images_per_second": _NUMBER, "finished": _OPTIONAL_TEXT, "notes": (list, type(None)),
+    "code": _OPTIONAL_TEXT, "diverged": (bool, type(None)),
 }  # fmt: skip
-OUTCOME_FIELDS = frozenset({*_OUTCOME, "code", "diverged"})
+OUTCOME_FIELDS = frozenset(_OUTCOME)
 """All that an outcome may have."""
 PERCENT = frozenset({"top1", "miou", "pixels", "bleu", "chrf", "map", "ap50", "ap75"})
 """Metrics in percent."""
@@ -240,7 +241,9 @@ def _check(path: Path, item: str, value: Any, types: Mapping[str, tuple[type, ..
     if missing:
         raise StoreError(f"{path}: {item} lacks {', '.join(missing)}; the file is damaged or was not written by regard")
     for name, allowed in types.items():
-        if name in value and (not isinstance(value[name], allowed) or isinstance(value[name], bool)):
+        if name in value and (
+            not isinstance(value[name], allowed) or (isinstance(value[name], bool) and bool not in allowed)
+        ):
             expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
             actual = type(value[name]).__name__
             raise StoreError(f"{path}: {name} of {item} is of type {actual}, expected {expected}; the file is damaged")

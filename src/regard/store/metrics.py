@@ -96,7 +96,7 @@ class Metrics:
             rows.append({name: value for name, value in row.items() if name != CHECKSUM})
         if new and len(lines[-1]) > DIGITS and _digest(last, lines[-1][:-1][:-DIGITS]) == lines[-1][:-1][-DIGITS:]:
             raise self._damaged("the end of its last line was changed")
-        if not re.fullmatch(r"[\w.,+-]*", lines[-1]):
+        if not re.fullmatch(r"[\w.,+-]*", lines[-1], re.ASCII):
             raise self._damaged("its end is not text of metrics")
         return rows, last
 

@@ -167,7 +167,7 @@ def check_held(folder: Path) -> None:
     holder = _read(folder / "lock") or {}
     ours = _local(holder) and holder.get("pid") in (os.getpid(), os.getppid())
     if "pid" in holder and not ours:
-        who = f"process {holder['pid']} on {holder.get('host')} has taken it over"
+        who = f"process {holder['pid']} on {_host(holder)} has taken it over"
     elif (folder / "outcome.json").exists():
         who = "another process has finished it"
     else:
@@ -194,7 +194,7 @@ def _acquire(folder: Path, key: str) -> dict[str, Any]:
 def _busy(lock: Path, key: str) -> str:
     """Whose lock it is, when it was renewed, and how to clear it."""
     holder = _read(lock) or {}
-    whose = f"process {holder.get('pid')} on {holder.get('host')}" if holder.get("host") else "an unknown process"
+    whose = f"process {holder.get('pid')} on {_host(holder)}" if holder.get("host") else "an unknown process"
     try:
         renewed = lock.stat().st_mtime
         date = datetime.fromtimestamp(renewed, UTC).isoformat(" ", "seconds")
@@ -207,6 +207,11 @@ def _busy(lock: Path, key: str) -> str:
         f"run {key} is executed by {whose}, whose lock was renewed at {date}{future} by the clock of the files; wait "
         f"for it or, if that process is gone, delete {lock}"
     )
+
+
+def _host(holder: Mapping[str, Any]) -> str:
+    """The machine of a lock, in one line whatever the file holds."""
+    return " ".join(str(holder.get("host")).split())[:80]
 
 
 def _remove_temporary(folder: Path) -> None:
@@ -225,12 +230,11 @@ def _create(path: Path, content: dict[str, Any]) -> bool:
         except FileExistsError:
             return False
         try:
-            os.write(handle, json.dumps(content).encode())
+            with open(handle, "wb") as file:
+                file.write(json.dumps(content).encode())
         except OSError:  # the disk is full: an empty lock would block the run for a minute
             path.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(handle)
     return True
 
 

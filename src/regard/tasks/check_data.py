@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from regard.core import ConfigError, DataError, nearest
 from regard.core.paths import user_path
 
 from .data import own
-from .data.images import Source, decode
+from .data.images import Source, check_labels, decode
 from .data.progress import ProgressLine
 from .detection import data as detection
 from .detection import voc
@@ -167,8 +167,10 @@ def _classification(path: Path, report: DataReport) -> None:
             found = [one for row in rows if (one := pictures.add(split, sources[row], names[row]))]
             line = {"split": split, "class": name, "images": len(rows), "unreadable": len(rows) - len(found)}
             report.rows.append(line | _ranges(found))
-        for row in np.flatnonzero((labels < 0) | (labels >= len(classes))):
-            report.problems.append(f"{names[row]} has the label {labels[row]}; there are {len(classes)} classes")
+        try:
+            check_labels(f"the {split} split", labels, len(classes))
+        except DataError as error:
+            report.problems.append(str(error))
     _only_in_test(report, "images")
     pictures.compare()
 
@@ -227,8 +229,8 @@ def _detection(path: Path, report: DataReport) -> None:
     pictures.compare()
 
 
-def _lengths(lengths: Iterable[int]) -> dict[str, int | None]:
-    ordered = np.sort(np.fromiter(lengths, np.int64))
+def _lengths(lengths: Sequence[int] | np.ndarray) -> dict[str, int | None]:
+    ordered = np.sort(np.asarray(lengths, np.int64))
     if not len(ordered):
         return {"shortest": None, "median": None, "longest": None}
     return {"shortest": int(ordered[0]), "median": int(ordered[len(ordered) // 2]), "longest": int(ordered[-1])}
@@ -257,7 +259,7 @@ def _translation(path: Path, source: str, target: str, report: DataReport) -> No
     seen: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for split, sentences in corpus.splits.items():
         for language, lines in ((source, sentences.source), (target, sentences.target)):
-            lengths = _lengths(len(line.split()) for line in lines)
+            lengths = _lengths([len(line.split()) for line in lines])
             report.rows.append({"split": split, "language": language, "sentences": len(lines), **lengths})
         for number, both in enumerate(zip(sentences.source, sentences.target, strict=True), 1):
             seen[both].setdefault(split, f"line {number}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from regard.core import ConfigError, DataError, StoreError
 from regard.core.paths import readable
-from regard.store.files import write_atomically
+from regard.store.files import read_json, write_atomically
 
 from .progress import ProgressLine
 
@@ -107,8 +107,8 @@ class _Cache:
         name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
         self.path = cache_folder() / "digests" / f"{name}.json"
         self.known: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            known = json.loads(self.path.read_text(encoding="utf-8"))
+        with suppress(StoreError):
+            known = read_json(self.path)
             self.known = known if isinstance(known, dict) else {}
         self.found: dict[str, list[Any]] = {}
 
