@@ -9,6 +9,7 @@ VENV ?= .venv
 UV ?=
 CONSTRAINTS ?=
 WORKERS ?= 2
+FUZZ_MINUTES ?= 60
 SLOW_PART ?=
 SLOW_PARTS := 8
 RESULTS ?= results

@@ -39,6 +39,7 @@ PACKAGES = {
     "lightning_fabric": "lightning-fabric",
     "performer_pytorch": "performer-pytorch",
     "sklearn": "scikit-learn",
+    "triton": "torch",  # whose wheels for Linux bring it
 }
 
 

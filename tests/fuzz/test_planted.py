@@ -1,4 +1,4 @@
-"""One fault planted in each family of the fuzz tests, which must find it."""
+"""One fault planted in each family of the fuzz tests, which pass without it and must find it."""
 
 import json
 from collections.abc import Callable
@@ -17,6 +17,17 @@ from regard.store import records
 from regard.tasks.data.images import read_image
 
 pytestmark = [pytest.mark.slow, pytest.mark.untyped]
+
+
+FOUND = (Exception, BaseExceptionGroup, pytest.fail.Exception)
+"""Hypothesis raises a failure, or a group of different ones."""
+
+
+def kinds(found: BaseException) -> set[type[BaseException]]:
+    """The kinds of error that a test has found."""
+    if isinstance(found, BaseExceptionGroup):
+        return set().union(*map(kinds, found.exceptions))
+    return {type(found)}
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -74,25 +85,50 @@ def test_a_planted_fault_is_found(
     test, place, fault = VALUES[family]
     needed = {"images": {"tmp_path_factory": tmp_path_factory}, "command lines": {"elsewhere": None}}
     monkeypatch.chdir(tmp_path)
+    test(**needed.get(family, {}))
     monkeypatch.setattr(place, fault)
-    with pytest.raises((Exception, AssertionError)):
+    with pytest.raises(FOUND) as found:
         test(**needed.get(family, {}))
+    assert kinds(found.value) <= {AssertionError, KeyError, OSError, RecursionError, TypeError, pytest.fail.Exception}
 
 
-@pytest.mark.parametrize("name", [f"{FOLDER}/run.json", "model/model.json", f"{FOLDER}/outcome.json"])
-def test_a_checksum_that_is_not_compared_is_found(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_checksum_that_is_not_compared_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Of an outcome; run.json and model.json are also compared with what they describe."""
+    name = f"{FOLDER}/outcome.json"
+
     def unchecked(path: Path, data: bytes, fields: Any = ()) -> Any:
         try:
             return {key: value for key, value in json.loads(data).items() if key != "checksum"}
         except ValueError as error:
             raise test_files.StoreError(f"{path} is damaged") from error
 
+    test_files.test_a_flipped_bit_is_noticed(root=root, name=name)
     monkeypatch.setattr(records, "parse_record", unchecked)
-    with pytest.raises(BaseException):  # noqa: B017, PT011  # of one failure or a group of several
+    with pytest.raises(FOUND) as found:
         test_files.test_a_flipped_bit_is_noticed(root=root, name=name)
+    assert kinds(found.value) <= {AssertionError, KeyError, TypeError, ValueError, AttributeError}
+
+
+def test_a_keyword_read_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_one_wins(text: str) -> Any:
+        given = dict(part.split("=") for part in text[len("MiTA(") : -1].split(", "))
+        return parse(f"MiTA({', '.join(f'{name}={value}' for name, value in given.items())})")
+
+    monkeypatch.setattr("fuzz.test_values.parse", last_one_wins)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_values.test_no_keyword_is_read_twice()
+
+
+def test_a_silent_fall_back_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("regard.train.checkpoint.log.warning", nothing)
+    with pytest.raises(AssertionError):
+        test_files.test_a_checkpoint_cut_at_every_byte_falls_back_to_the_one_before(tmp_path, caplog)
 
 
 def test_a_checkpoint_whose_bytes_are_not_compared_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    test_files.test_a_flipped_bit_is_noticed(root=root, name=f"{FOLDER}/last.ckpt")
     monkeypatch.setattr("regard.train.checkpoint.unseal", lambda path, data: data[records._HEADER_LENGTH :])
-    with pytest.raises(BaseException):  # noqa: B017, PT011
+    with pytest.raises(FOUND):
         test_files.test_a_flipped_bit_is_noticed(root=root, name=f"{FOLDER}/last.ckpt")

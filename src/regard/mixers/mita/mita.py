@@ -43,7 +43,7 @@ from .routing import MitaPlan, check_counts, check_plan, choose, key_bias, mita_
 __all__ = ["MiTA", "mita", "mita_plan", "mita_reference", "pool_landmarks"]
 
 BRANCHES = ("both", "route", "compress")
-EXECUTIONS = ("auto", "native", *FORMS)
+EXECUTIONS = ("auto", "native", "triton", *FORMS)
 DUPLICATES = ("multiset", "union")
 
 
@@ -111,8 +111,9 @@ def mita(
     query share counts twice ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: factor of the
     landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
-    "auto", "native", "dense", "gather" or "grouped", which differ in speed and memory only. "native" is a compiled
-    kernel for one expert per query; it cannot be differentiated twice. "auto" takes it on the CPU where this
+    "auto", "native", "triton", "dense", "gather" or "grouped", which differ in speed and memory only. "native" is a
+    compiled kernel for one expert per query, "triton" one for GPUs, which nobody has timed yet and "auto" never takes;
+    neither can be differentiated twice. "auto" takes the compiled one on the CPU where this
     installation has it, except in function transforms (`torch.func.grad`, `vmap`, `jvp`), in `torch.export` and for a
     bias that is trained; elsewhere "dense" for short inputs and for the union of several experts, else "grouped". With
     branches="compress" nothing is routed: all executions are the same few products, in PyTorch.
@@ -156,6 +157,8 @@ def mita(
             return softmax_rows(shared).to(v.dtype) @ cast(Tensor, values)
         plan = choose(probe, route, top, experts) if plan is None else plan
         parts = Parts(q * scale, k, v, None if branches == "route" else shared, values, plan, bias)
+        if execution == "triton":
+            return _by_triton(parts)
         return choose_form(execution, parts, once)(parts)
 
 
@@ -166,6 +169,15 @@ def _runs_native(execution: str, q: Tensor, bias: Tensor | None, experts: int) -
         reason = "does not train a bias" if trained else f"has one expert per query, not {experts}"
         raise UnsupportedError(f'mita: execution="native" {reason}; use "auto"')
     return experts == 1 and not trained and runs_native("mita", execution, q)
+
+
+def _by_triton(parts: Parts) -> Tensor:
+    """Raises: UnsupportedError without Triton, or for what its kernels cannot do."""
+    try:
+        from .triton_kernels import triton_routed
+    except ImportError as error:
+        raise UnsupportedError(f'mita: execution="triton" needs the package triton ({error}); use "auto"') from error
+    return triton_routed(parts)
 
 
 def _check_options(branches: str, duplicates: str) -> None:
