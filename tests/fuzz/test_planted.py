@@ -89,7 +89,7 @@ def test_a_planted_fault_is_found(
     monkeypatch.setattr(place, fault)
     with pytest.raises(FOUND) as found:
         test(**needed.get(family, {}))
-    assert kinds(found.value) <= {AssertionError, KeyError, OSError, RecursionError, TypeError, pytest.fail.Exception}
+    assert kinds(found.value).isdisjoint({NameError, ImportError, AttributeError})
 
 
 def test_a_checksum_that_is_not_compared_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

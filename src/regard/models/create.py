@@ -119,7 +119,7 @@ def _create(name: str, options: dict[str, Any], extra: Extra) -> nn.Module:
     except RegardError:
         raise
     except OSError as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0] or "there is no such file"
         raise StoreError(
             f"cannot load the weights of {name}: {reason}. Load them once with a network, or leave pretrained out"
         ) from error
