@@ -34,6 +34,10 @@ SNAPSHOT = {"version": 1, "study": "x", "scale": "desk", "metric": "top1", "base
         ({**SNAPSHOT, "runs": [{"key": "x", "row": "a", "seed": 0}]}, "expected 12 hexadecimal digits"),
         ({**OUTCOME, "status": "fine"}, "the status is 'fine', expected done or failed"),
         ({**OUTCOME, "bits": "8A==", "data": {"test": 8}}, "has top1 1, but its bits have 50 % correct"),
+        (
+            {**OUTCOME, "metrics": {"top1": None, "loss": 1.0}, "bits": "8A==", "data": {"test": 8}},
+            "has top1 null, but its bits have 50 % correct",
+        ),
         ({**SNAPSHOT, "rows": [{"label": "a", "paper": {"top1": "x"}}]}, "the paper number 'top1' is 'x'"),
         ({**SNAPSHOT, "rows": [{"label": "a", "card": {"x": 1}}]}, "a card lacks title"),
         ({**SNAPSHOT, "runs": [{"key": KEY, "row": "a", "seed": True}]}, "seed of a run of a snapshot is of type bool"),

@@ -153,3 +153,18 @@ def test_old_files_are_read_with_one_note_a_process(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "3\n"
     assert done.stderr.count("have no checksums: damage in them would not be noticed") == 1
+
+
+def test_the_metrics_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Their checksums cover the key of the run, which is the folder's name."""
+    row = {"epoch": 1, "step": 2, "train_loss": 0.5, "lr": 0.1, "top1": 50.0, "seconds": 1.0}
+    for name in ("a" * 12, "b" * 12):
+        (tmp_path / name).mkdir()
+        metrics = Metrics(tmp_path / name / "metrics.csv", ("top1",))
+        metrics.cut(0)
+        metrics.append(row)
+        assert len(metrics.read()) == 1
+    first, second = (tmp_path / name / "metrics.csv" for name in ("a" * 12, "b" * 12))
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(StoreError, match="line 2 does not fit its checksum"):
+        Metrics(second).read()

@@ -1,7 +1,8 @@
 """metrics.csv: the table of a run's epochs, cut to the step of the checkpoint when a run continues. Needs no torch.
 
-The last column of each line is a checksum of the line and of all lines before it, so that lines can be added; a line
-that a killed process left incomplete has no end, and is left out.
+The last column of each line is a checksum of the line, of all lines before it and of the run's key, so that lines can
+be added; a line that a killed process left incomplete has no end, and is left out. A file whose checksums begin without
+the key, as the first versions with checksums wrote it, is read.
 """
 
 import csv
@@ -43,7 +44,7 @@ class Metrics:
         Raises: StoreError if the file is damaged; it then stays as it is.
         """
         lines = [",".join((*self.columns, CHECKSUM))]
-        last = _digest("", lines[0])
+        last = _digest(self.path.parent.name, lines[0])
         rows = [row for row in self.read() if int(row["step"]) <= step]
         if rows and int(rows[-1]["epoch"]) < epochs:
             raise self._damaged(f"it ends with epoch {rows[-1]['epoch']}, but {epochs} were trained")
@@ -75,7 +76,7 @@ class Metrics:
         """(rows, checksum of the last line). Raises: StoreError."""
         data = read_if_present(self.path)
         if data is None:
-            return [], _digest("", ",".join((*self.columns, CHECKSUM)))
+            return [], _digest(self.path.parent.name, ",".join((*self.columns, CHECKSUM)))
         try:
             text = data.decode()
             header, *lines = (text.replace("\r\n", "\n") if CHECKSUM not in text else text).split("\n")
@@ -87,7 +88,10 @@ class Metrics:
             raise self._damaged("its first line does not have the columns of metrics")
         if not new:
             note_old_file()
-        rows, last = list[dict[str, str]](), _digest("", header)
+        rows, last = list[dict[str, str]](), _digest(self.path.parent.name, header)
+        without_key = _digest("", header)
+        if len(lines) > 1 and _digest(without_key, lines[0][:-DIGITS]) == lines[0][-DIGITS:]:
+            last = without_key
         for number, line in enumerate(lines[:-1], 2):
             if new and _digest(last, line[:-DIGITS]) != line[-DIGITS:]:
                 raise self._damaged(f"line {number} does not fit its checksum")
