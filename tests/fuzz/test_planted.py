@@ -47,8 +47,8 @@ def unread(read: Callable[..., Any], error: type[Exception]) -> Callable[..., An
 
 
 def code_or_key_error(arguments: list[str]) -> int:
-    if "--grid" in arguments:
-        raise KeyError("--grid")
+    if any(argument.startswith("--") for argument in arguments):
+        raise KeyError("an option")
     return run(arguments)
 
 
