@@ -1,8 +1,6 @@
 """CPU seconds of passes that are timed in turns."""
 
-import resource
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,9 @@ def in_turns(
     """
     import torch
 
+    from regard.measure.turns import timed
+
+    cpu = torch.device("cpu")
     times: dict[tuple[str, str], list[float]] = {(name, part): [] for name in runs for part in ("f", "fb")}
     faults = dict.fromkeys(runs, 0.0)
     grads: dict[str, list[torch.Tensor]] = {}
@@ -29,20 +30,13 @@ def in_turns(
                 out = run()
                 grads[name] = [torch.ones_like(y) for y in ([out] if isinstance(out, torch.Tensor) else out)]
                 del out
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             with torch.no_grad():
-                forward = _seconds(run)
-            both = _seconds(lambda run=run, name=name: torch.autograd.backward(run(), grads[name]))  # type: ignore[misc]
+                forward = timed(run, cpu)
+            both = timed(lambda run=run, name=name: torch.autograd.backward(run(), grads[name]), cpu)  # type: ignore[misc]
             for leaf in leaves:
                 leaf.grad = None
             if turn:
-                faults[name] += (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / rounds / 2
-                times[name, "f"].append(forward)
-                times[name, "fb"].append(both)
+                faults[name] += (forward.faults + both.faults) / rounds / 2
+                times[name, "f"].append(forward.seconds)
+                times[name, "fb"].append(both.seconds)
     return {key: statistics.median(values) for key, values in times.items()}, faults
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.process_time()
-    run()
-    return time.process_time() - start

@@ -147,3 +147,20 @@ def test_without_mechanisms_all_are_timed_and_those_that_do_not_fit_are_named(
 def test_wrong_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_loses_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("x")
+    small = ["--grid", "4x4", "--dim", "16", "--batch", "1", "--seconds", "0.001"]
+    assert run(["bench", "Softmax", *small, "--page", str(tmp_path / "file" / "page.html")]) == 1
+    shown = capsys.readouterr()
+    assert "Softmax()" in shown.out
+    assert "cannot write" in shown.err
+
+
+def test_mechanisms_that_a_model_cannot_take_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a list of mechanisms; `MiTA(k=25)` needs more keys than these 17 tokens."""
+    assert run(["bench", "--model", HOST, "--batch", "1", "--seconds", "0.001"]) == 0
+    out = capsys.readouterr().out
+    assert "SKA()" in out
+    assert "left out: MiTA() in vit_desk" in out

@@ -48,6 +48,8 @@ def bench(
     """Time mechanisms in turn; print medians and their ratio to the first (of CPU time, or of CUDA), the share of the
     bound that is reached, and peak memory.
     """
+    if page:
+        from regard.report.bench_page import write_bench  # first: a missing extra is said before minutes of timing
     if model and grid:
         raise ConfigError("--grid is of one mechanism: give --size, the size of images, with --model")
     if size and not model:
@@ -71,29 +73,28 @@ def bench(
     for trained in (False, True) if page else (backward,):
         common: dict[str, Any] = {
             "batch": batch, "dtype": dtype, "backward": trained, "device": str(clock_device), "seconds": seconds,
-            "report": _report,
+            "report": _report, "refuse": None if mixers else refused.append,
         }  # fmt: skip
         if model:
             timings += bench_model(model, configs, sizes, extra=extra, **common)
         else:
-            refuse = None if mixers else refused.append
-            timings += run(configs, grids, dim=dim, heads=heads, part=part, refuse=refuse, **common)
+            timings += run(configs, grids, dim=dim, heads=heads, part=part, **common)
     clock = "CUDA events" if clock_device.type == "cuda" else "CPU time of one thread"
     of = f"{model}" if model else f"{part}, {dim} channels, {heads} heads"
     notes = [f"{of}; {dtype}, batch {batch}; {clock}; torch {torch.__version__}", *conditions()]
     notes += [f"left out: {reason}" for reason in dict.fromkeys(refused)]
-    if page:
-        from regard.report.bench_page import write_bench
-
-        print(f"page: {write_bench(page, timings, model, notes)}", file=sys.stderr)
     if as_json:
         show([dataclasses.asdict(timing) for timing in timings], as_json)
-        return
-    notes.append(
-        "of bound: the time of the products alone at this machine's matrix speed, or of reading and writing, divided "
-        "by the time; peak: memory that a pass adds; N^: growth of the time with the tokens since the grid before"
-    )
-    show([_row(timing) for timing in timings], notes=notes)
+    else:
+        show([_row(timing) for timing in timings], notes=[*notes, _COLUMNS])
+    if page:  # after the table, which a page that cannot be written does not lose
+        print(f"page: {write_bench(page, timings, model, notes)}", file=sys.stderr)
+
+
+_COLUMNS = (
+    "of bound: the time of the products alone at this machine's matrix speed, or of reading and writing, divided "
+    "by the time; peak: memory that a pass adds; N^: growth of the time with the tokens since the grid before"
+)
 
 
 def _report(line: str) -> None:

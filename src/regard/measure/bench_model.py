@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import Extra, MixerConfig
+from regard.core import Extra, MixerConfig, RegardError
 from regard.mixers.spelling import spell
 from regard.models.catalog import user_ports
 from regard.swapping.swap import swap
 
 from .bench import DTYPES, Candidate, Run, Timing, check_numbers, measured, with_gradients
-from .cost import count_cost, host_and_image
+from .cost import host_and_image, model_cost
 
 OWN = "None"
 """The row of the model with its own attention."""
@@ -29,13 +29,15 @@ def bench_model(
     device: str = "cpu",
     seconds: float = 2.0,
     report: Callable[[str], None] | None = None,
+    refuse: Callable[[str], None] | None = None,
     extra: Extra = (),
 ) -> list[Timing]:
     """Time a model with its own attention, the first row of each size, and with each mechanism; weights are random.
 
     sizes: (height, width) of images, None = the host's own. batch: images. The other arguments are those of `bench`.
-    Raises: ConfigError for an unknown host or dtype, or a size that the host does not take; SwapError where the
-    attention cannot be replaced.
+    refuse: called with a sentence for each mechanism that the model cannot take, which is then left out.
+    Raises: ConfigError for an unknown host or dtype, or a size that the host does not take; without `refuse`,
+    RegardError where the attention cannot be replaced.
     """
     check_numbers(dtype, batch=batch, seconds=seconds)
     placement = (torch.device(device), DTYPES[dtype])
@@ -47,7 +49,14 @@ def bench_model(
         if report is not None:
             report(f"timing {host} at {name} with {len(configs)} mechanisms")
         before = {timing.mixer: timing for timing in timings}
-        rows = [_candidate(host, config, size, batch, placement, backward, extra) for config in (None, *configs)]
+        rows = [_candidate(host, None, size, batch, placement, backward, extra)]
+        for config in configs:
+            try:
+                rows.append(_candidate(host, config, size, batch, placement, backward, extra))
+            except RegardError as error:
+                if refuse is None:
+                    raise
+                refuse(f"{spell(config)} in {host} at {name}: {error}")
         timings += measured(rows, name, 0, placement, backward, seconds, before)
     return timings
 
@@ -61,11 +70,7 @@ def _candidate(
     model, example = host_and_image(host, size, extra)
     if config is not None:
         swap(model, config, example=example, ports=user_ports(extra))
-    with torch.device("meta"):
-        counted, image = host_and_image(host, size, extra)
-        if config is not None:
-            swap(counted, config, example=image, ports=user_ports(extra))
-        cost = count_cost(counted, image)
+    cost = model_cost(host, config, size, extra=extra)
     images = torch.randn(batch, *example.shape[1:], device=device, dtype=dtype)
     run = _pass(model.to(device, dtype), images, backward)
     traffic = (cost.params + images.numel()) * dtype.itemsize
@@ -74,14 +79,14 @@ def _candidate(
 
 def _pass(model: nn.Module, images: Tensor, backward: bool) -> Run:
     def run() -> Tensor:
-        return first_tensor(model(images))
+        return output_tensor(model(images))
 
     if not backward:
         return torch.no_grad()(run)
     return with_gradients(run, [parameter for parameter in model.train().parameters() if parameter.requires_grad])
 
 
-def first_tensor(output: Any) -> Tensor:
+def output_tensor(output: Any) -> Tensor:
     """The first tensor of a model's output: itself, or of a tuple, a list or a mapping."""
     while not isinstance(output, Tensor):
         output = next(iter(output.values() if isinstance(output, Mapping) else output))
