@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from regard.mixers.convolutions.conv import Conv as Conv
     from regard.mixers.convolutions.deformable import DeformableConv as DeformableConv
     from regard.mixers.convolutions.dynamic import DynamicConv as DynamicConv
-    from regard.mixers.dat import DAT as DAT
+    from regard.mixers.dat.dat import DAT as DAT
     from regard.mixers.factors.factors import Factors as Factors
     from regard.mixers.flatten import FLatten as FLatten
     from regard.mixers.inline import InLine as InLine
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from regard.mixers.softmax import Softmax as Softmax
     from regard.mixers.static_keys.cska import CSKA as CSKA
     from regard.mixers.static_keys.ska import SKA as SKA
-    from regard.mixers.topk import TopK as TopK
+    from regard.mixers.topk.topk import TopK as TopK
     from regard.mixers.vit3 import ViT3 as ViT3
     from regard.mixers.window import Window as Window
     from regard.mixers.xca import XCA as XCA
@@ -117,11 +117,11 @@ _MODULES: dict[str, str] = {
     "Linformer": "regard.mixers.linformer",
     "Nystrom": "regard.mixers.nystrom",
     "PVT": "regard.mixers.pvt",
-    "TopK": "regard.mixers.topk",
+    "TopK": "regard.mixers.topk.topk",
     "BRA": "regard.mixers.bra",
     "MoBA": "regard.mixers.moba",
     "Reformer": "regard.mixers.reformer",
-    "DAT": "regard.mixers.dat",
+    "DAT": "regard.mixers.dat.dat",
     "Window": "regard.mixers.window",
     "MiTA": "regard.mixers.mita.mita",
     "NSA": "regard.mixers.nsa",

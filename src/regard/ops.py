@@ -7,7 +7,7 @@ from regard.mixers.agent import agent, agent_reference
 from regard.mixers.bra import bra, bra_plan, bra_reference
 from regard.mixers.convolutions.deformable import deformable_conv, deformable_conv_reference
 from regard.mixers.convolutions.dynamic import dynamic_conv, dynamic_conv_reference
-from regard.mixers.dat import sample_points, sample_points_reference
+from regard.mixers.dat.dat import sample_points, sample_points_reference
 from regard.mixers.factors.factors import factor_logits, factors, factors_reference
 from regard.mixers.flatten import flatten, flatten_reference
 from regard.mixers.inline import inline, inline_reference
@@ -24,7 +24,7 @@ from regard.mixers.reformer import lsh_plan, reformer, reformer_reference
 from regard.mixers.softmax import softmax, softmax_reference
 from regard.mixers.static_keys.cska import cska, cska_reference
 from regard.mixers.static_keys.ska import ska, ska_reference
-from regard.mixers.topk import topk, topk_plan, topk_reference
+from regard.mixers.topk.topk import topk, topk_plan, topk_reference
 from regard.mixers.vit3 import ttt, ttt_conv, ttt_conv_reference, ttt_reference
 from regard.mixers.window import window, window_reference
 from regard.mixers.xca import xca, xca_reference

@@ -8,7 +8,7 @@ from .bra import BRA as BRA
 from .convolutions.conv import Conv as Conv
 from .convolutions.deformable import DeformableConv as DeformableConv
 from .convolutions.dynamic import DynamicConv as DynamicConv
-from .dat import DAT as DAT
+from .dat.dat import DAT as DAT
 from .factors.factors import Factors as Factors
 from .flatten import FLatten as FLatten
 from .inline import InLine as InLine
@@ -26,7 +26,7 @@ from .reformer import Reformer as Reformer
 from .softmax import Softmax as Softmax
 from .static_keys.cska import CSKA as CSKA
 from .static_keys.ska import SKA as SKA
-from .topk import TopK as TopK
+from .topk.topk import TopK as TopK
 from .vit3 import ViT3 as ViT3
 from .window import Window as Window
 from .xca import XCA as XCA

@@ -32,11 +32,11 @@ FAMILIES: dict[str, dict[str, str]] = {
         "PVT": "pvt",
     },
     "some keys: the best, of the best regions, sampled, or near": {
-        "TopK": "topk",
+        "TopK": "topk.topk",
         "BRA": "bra",
         "MoBA": "moba",
         "Reformer": "reformer",
-        "DAT": "dat",
+        "DAT": "dat.dat",
         "Window": "window",
     },
     "both: pooled keys and chosen ones": {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import needs_kernels
+from kernels import check_compile_takes_it_and_export_does_not, needs_kernels
 from operators import check_heads_apart
 from regard import Grid, Mask, MiTA, Site
 from regard.core import ShapeError, UnsupportedError
@@ -264,25 +264,7 @@ def test_vmap_and_grad_of_functions() -> None:
 @pytest.mark.untyped
 def test_torch_compile_takes_it_and_export_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGARD_NATIVE", raising=False)
-    layer, x = MiTA(m=4, k=5).build(Site(16, 2, Grid(4, 6))), torch.randn(2, 24, 16)
-    graphs = []
-
-    def keep(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
-        graphs.append(graph.code)
-        return graph
-
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, backend=keep, fullgraph=True)
-    assert gap(compiled(x, Grid(4, 6)), layer(x, Grid(4, 6))) < 1e-6
-    assert "torch.ops.regard.mita" in graphs[0]
-
-    class Model(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return layer(x, Grid(4, 6))
-
-    program = torch.export.export(Model(), (x,), strict=False)
-    assert "regard" not in str(program.graph)
-    assert gap(program.module()(x), layer(x, Grid(4, 6))) < 1e-6
+    check_compile_takes_it_and_export_does_not(MiTA(m=4, k=5), "mita")
 
 
 @needs_kernels

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from regard.core import UnsupportedError
-from regard.mixers.shared.native import batch_rule, empty_heads, kernel, views
+from regard.mixers.shared.native import batch_rule, empty_heads, kernel, upcast_rows, views
 
 from .routing import MitaPlan
 
@@ -77,7 +77,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B, H, N, e) and the plan, chosen here if `keys` and `experts` are None."""
     out, chosen_keys, chosen_experts = _empty_results(q, k, v, landmarks, bias, keys, experts, top)
-    inputs = _upcast(q, k, v, landmarks)
+    inputs = upcast_rows(q, k, v, landmarks)
     has_plan = keys is not None and experts is not None
     if has_plan:
         chosen_keys.copy_(keys)
@@ -112,7 +112,7 @@ def _backward(
     factor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v and landmarks."""
-    inputs = _upcast(q, k, v, landmarks, grad)
+    inputs = upcast_rows(q, k, v, landmarks, grad)
     wide = [empty_heads(inputs[0], x.shape) for x in (q, k, v, landmarks)]
     _call("backward", inputs, bias, (keys, experts), wide, (shared, True, scale, factor))
     grads = [x.to(q.dtype) for x in wide]
@@ -167,13 +167,6 @@ def _landmark_macs(q: Sequence[int], k: Sequence[int], v: Sequence[int], landmar
 
 def _routed_macs(q: Sequence[int], v: Sequence[int], top: int) -> int:
     return q[0] * q[1] * q[2] * top * (q[3] + v[3])
-
-
-def _upcast(*arrays: Tensor) -> list[Tensor]:
-    """The arrays in float32 or float64, with contiguous rows."""
-    dtype = torch.promote_types(arrays[0].dtype, torch.float32)
-    upcast = [array if array.dtype == dtype else array.to(dtype) for array in arrays]
-    return [array if array.stride(-1) == 1 or array.shape[-1] == 1 else array.contiguous() for array in upcast]
 
 
 def _call(

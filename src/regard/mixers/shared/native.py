@@ -133,6 +133,13 @@ def views(arrays: Sequence[Tensor]) -> bytes:
     return struct.pack(f"{4 * len(arrays)}q", *(x for array in arrays for x in (array.data_ptr(), *array.stride()[:3])))
 
 
+def upcast_rows(*arrays: Tensor) -> list[Tensor]:
+    """The arrays in float32 or float64, that of the first, with contiguous rows."""
+    dtype = torch.promote_types(arrays[0].dtype, torch.float32)
+    upcast = [array if array.dtype == dtype else array.to(dtype) for array in arrays]
+    return [array if array.stride(-1) == 1 or array.shape[-1] == 1 else array.contiguous() for array in upcast]
+
+
 def empty_heads(like: Tensor, shape: Sequence[int]) -> Tensor:
     """An empty (B, H, N, width), in memory (B, N, H, width) like SDPA's output, so that merging heads is a view."""
     b, h, n, width = shape

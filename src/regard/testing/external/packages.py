@@ -187,7 +187,7 @@ def sampling_pairs() -> Pairs:
     """DAT's samples: a 1x1 deformable convolution with the identity as its weight samples at cell + offset."""
     import torchvision
 
-    from regard.mixers.dat import sample_points
+    from regard.mixers.dat.dat import sample_points
 
     torch.manual_seed(0)
     x = torch.randn(2, 3, 5, 7)

@@ -31,10 +31,12 @@ from regard.core import (
     operator_function,
 )
 from regard.mixers.shared.memory import MemoryMixerConfig
+from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.sdpa import sdpa
+from regard.mixers.softmax import softmax_reference
 
-from .softmax import softmax_reference
+from .native import position_bias_native
 
 __all__ = ["DAT", "sample_points", "sample_points_reference"]
 
@@ -202,8 +204,12 @@ class DATOperator(Operator):
 
     def _bias(self, points: Tensor, grid: Grid, dtype: torch.dtype, plain: bool) -> Tensor:
         """The table at (query - point), (B, H, N, M); 0 for prefix and suffix tokens. Stretched for another grid."""
+        own = cast(Tensor, self.table)
+        fits = own.shape[-2:] == (2 * grid.height - 1, 2 * grid.width - 1)
+        if not plain and fits and runs_native("DAT", "auto", own):
+            return position_bias_native(own, points, grid).to(dtype)
         batch, groups, number = points.shape[:3]
-        table = upcast(cast(Tensor, self.table)).unflatten(0, (groups, -1))  # (G, H/G, ...)
+        table = upcast(own).unflatten(0, (groups, -1))  # (G, H/G, ...)
         table = table.expand(batch, -1, -1, -1, -1).flatten(0, 1)
         cell = torch.arange(grid.cells, device=points.device)
         cell = torch.stack([cell // grid.width, cell % grid.width], -1)

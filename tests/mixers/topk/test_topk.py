@@ -9,8 +9,8 @@ from torch import Tensor
 from operators import check_gradients, check_hidden
 from regard import ConfigError, Grid, Mask, Site, TopK
 from regard.core import ShapeError
-from regard.mixers.topk import TopKPlan
-from regard.mixers.topk_index import Lightning, spark_logits
+from regard.mixers.topk.index import Lightning, spark_logits
+from regard.mixers.topk.topk import TopKPlan
 from regard.ops import softmax_reference, topk, topk_plan, topk_reference
 from regard.testing.subject import gap
 
@@ -193,7 +193,7 @@ def test_what_is_refused() -> None:
                 topk(q, k, v, 3, plan=plan, execution=form)
     with pytest.raises(ShapeError, match="rank=8 of 8 channels"):
         topk(q, k, v, 3, rank=8)
-    with pytest.raises(ConfigError, match="auto, dense or gather"):
+    with pytest.raises(ConfigError, match="auto, native, dense or gather"):
         topk(q, k, v, 3, execution="fast")
     with pytest.raises(ConfigError, match="k=25, but the site of a.b has 12 keys"):
         TopK().build(Site(16, 2, Grid(3, 4), name="a.b"))

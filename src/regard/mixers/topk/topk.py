@@ -25,6 +25,7 @@ from regard.core import (
     Operator,
     ShapeError,
     Site,
+    UnsupportedError,
     hide,
     linear_cost,
     operator_function,
@@ -33,9 +34,11 @@ from regard.core import (
 from regard.mixers.mita.routing import check_chosen
 from regard.mixers.shared.checks import check_qkv, check_site, check_top
 from regard.mixers.shared.heads import HeadMixerConfig
+from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 
-from .topk_index import Lightning, forbid, spark_logits
+from .index import Lightning, forbid, spark_logits
+from .native import topk_native
 
 __all__ = ["TopK", "topk", "topk_plan", "topk_reference"]
 
@@ -101,32 +104,45 @@ def topk(
     may attend to fewer than `top` keys the others have weight exactly 0, and a query without any key gives zeros.
     scores: ranked instead of the logits, with one head for a selection that all heads share; without gradient. plan: a
     selection to use instead. rank: Spark's predictor, the first `rank` channels (see `spark_logits`); 0 = none.
-    execution: "dense" multiplies all values, "gather" copies those of each query; "auto" takes the faster. Exactly
-    `top` keys are kept; ties are broken arbitrarily. A row with an infinite or NaN logit gives NaN, as softmax does.
+    execution: "native" is a compiled kernel for rank 0 without masks, "dense" multiplies all values, "gather" copies
+    those of each query; "auto" takes the first that can run, and the faster of the other two. Exactly `top` keys are
+    kept; ties are broken arbitrarily. A row with an infinite or NaN logit gives NaN, as softmax does.
     Raises: ShapeError for tensors that do not fit or top not in 1..M, also indices of a plan (read in eager mode on the
-    CPU); ConfigError for an unknown execution.
+    CPU); ConfigError for an unknown execution; UnsupportedError for "native" where it cannot run.
     """
     check_qkv("topk", q, k, v)
     check_top("topk", top, k.shape[-2], "keys")
     _check_scores(q, k, scores, plan, top, rank)
-    if execution not in ("auto", "dense", "gather"):
-        raise ConfigError(f"execution is auto, dense or gather, not {execution!r}")
+    if execution not in ("auto", "native", "dense", "gather"):
+        raise ConfigError(f"execution is auto, native, dense or gather, not {execution!r}")
     mask = mask or NO_MASK
+    native = _runs_native(execution, q, mask, rank)
     k, v = hide(k, mask), hide(v, mask)
     with without_autocast(q.device):
+        if plan is None and (rank or scores is not None):
+            ranked = _spark_scores(upcast(q), upcast(k), rank, scale) if scores is None else upcast(scores)
+            plan = topk_plan(forbid(ranked, mask), top)
+        if native:
+            factor = q.shape[-1] ** -0.5 if scale is None else scale
+            return topk_native(q, k, v, top, factor, None if plan is None else plan.keys)
         logits = _logits(q, k, rank, scale, mask)
-        if plan is None and scores is None and not rank:
+        if plan is None:
             best, keys = logits.topk(top, sorted=False)
         else:
-            if plan is None:
-                ranked = _spark_scores(upcast(q), upcast(k), rank, scale) if scores is None else upcast(scores)
-                plan = topk_plan(forbid(ranked, mask), top)
             keys = plan.keys.expand(-1, q.shape[1], -1, -1)
             best = logits.gather(-1, keys)
         a = (softmax_rows(best) if mask.kinds else best.softmax(-1)).to(v.dtype)  # (B, H, N, top)
         if execution == "gather" or (execution == "auto" and _gather_is_faster(k.shape[-2], top)):
             return _gather_values(a, keys, v)
         return a.new_zeros(*a.shape[:-1], k.shape[-2]).scatter(-1, keys, a) @ v
+
+
+def _runs_native(execution: str, q: Tensor, mask: Mask, rank: int) -> bool:
+    """Whether the compiled kernel runs. Raises: UnsupportedError if it is requested and cannot."""
+    if execution == "native" and (rank or mask.kinds):
+        reason = "masks" if mask.kinds else "Spark's indexer"
+        raise UnsupportedError(f'topk: execution="native" has no {reason}; use "auto"')
+    return not rank and not mask.kinds and runs_native("topk", execution, q)
 
 
 def _logits(q: Tensor, k: Tensor, rank: int, scale: float | None, mask: Mask) -> Tensor:

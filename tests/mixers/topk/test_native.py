@@ -1,0 +1,174 @@
+"""Top-k attention as a compiled kernel against the plain form; skipped where the installation has no kernels."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import check_compile_takes_it_and_export_does_not, needs_kernels
+from operators import check_heads_apart
+from regard import Mask, TopK
+from regard.core import UnsupportedError
+from regard.mixers.topk.topk import TopKPlan
+from regard.ops import topk, topk_plan, topk_reference
+from regard.testing import check
+from regard.testing.subject import gap
+
+pytestmark = needs_kernels
+
+
+def draw(n: int, keys: int, d: int = 8, e: int = 8, seed: int = 0) -> list[Tensor]:
+    """q, k and v of two samples and heads, in float64."""
+    torch.manual_seed(seed)
+    shapes = ((n, d), (keys, d), (keys, e))
+    return [torch.randn(2, 2, *shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+
+def native(*inputs: Tensor, top: int = 5, **options: object) -> Tensor:
+    return topk(*inputs, top, execution="native", **options)  # type: ignore[arg-type]
+
+
+# (queries, keys, top, d, e): around blocks (32), chunks (128), vectors (8 in float64) and groups of maxima
+SIZES = [
+    (1, 1, 1, 1, 1),
+    (31, 127, 7, 8, 8),
+    (32, 128, 8, 16, 16),
+    (33, 129, 9, 7, 9),
+    (65, 300, 300, 3, 17),
+    (20, 40, 40, 33, 1),
+    (97, 1000, 1, 8, 5),
+    (40, 1025, 25, 64, 40),
+]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["chosen", "given"])
+def test_it_equals_the_plain_form(size: tuple[int, ...], given: bool) -> None:
+    n, keys, top, d, e = size
+    inputs = draw(n, keys, d, e)
+    plan = topk_plan(torch.rand(2, 1, n, keys), top) if given else None
+    plain = topk_reference(*inputs, top, plan=plan, scale=-0.7)
+    fast = native(*inputs, top=top, plan=plan, scale=-0.7)
+    assert gap(fast, plain) < 1e-13
+    ahead = torch.randn_like(plain)
+    grads = (torch.autograd.grad(out, inputs, ahead) for out in (fast, plain))
+    assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
+
+
+def test_gradcheck() -> None:
+    assert torch.autograd.gradcheck(native, draw(13, 11, 4, 5, seed=3))
+
+
+@pytest.mark.parametrize("keys", [30, 700])
+def test_equal_logits_keep_exactly_top_keys_the_first_of_them(keys: int) -> None:
+    q, v = torch.ones(1, 1, 2, 4), torch.eye(keys)[None, None]
+    k = torch.zeros(1, 1, keys, 4)
+    assert [row.nonzero()[:, 0].tolist() for row in native(q, k, v)[0, 0]] == [[0, 1, 2, 3, 4]] * 2
+    k[..., [7, 11, 20, 29], :] = 1
+    assert [row.nonzero()[:, 0].tolist() for row in native(q, k, v)[0, 0]] == [[0, 7, 11, 20, 29]] * 2
+
+
+@pytest.mark.parametrize("keys", [24, 700])
+def test_what_is_not_finite_is_seen_and_stays_in_its_head(keys: int) -> None:
+    if keys == 24:  # each key is chosen by a query
+        check_heads_apart(native, draw(24, keys))
+    inputs = [x.detach() for x in draw(24, keys)]
+    inputs[1][0, 1, keys - 2] = math.nan
+    out = native(*inputs)
+    assert out[0, 1].isnan().all()
+    assert out.isnan().sum() == out[0, 1].numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_other_precisions_with_the_same_plan(dtype: torch.dtype) -> None:
+    single = [x.detach().to(dtype).requires_grad_() for x in draw(50, 40, 16, 16)]
+    exact_inputs = [x.detach().double().requires_grad_() for x in single]
+    plan = topk_plan(torch.rand(2, 2, 50, 40), 9)
+    exact, out = topk_reference(*exact_inputs, 9, plan=plan), native(*single, top=9, plan=plan)
+    assert out.dtype == dtype
+    allowed = 1e-6 if dtype == torch.float32 else 2e-2
+    ahead = torch.randn_like(exact)
+    grads = torch.autograd.grad(out, single, ahead.to(dtype)), torch.autograd.grad(exact, exact_inputs, ahead)
+    for one, other in zip((out, *grads[0]), (exact, *grads[1]), strict=True):
+        assert one.dtype == dtype
+        assert gap(one.double(), other) < allowed * other.abs().max().item()
+
+
+def test_inputs_may_have_any_strides_and_threads_change_no_bit() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 30, 3, 2, 8, dtype=torch.float64).permute(2, 0, 3, 1, 4)
+    turned = torch.randn(2, 2, 8, 30, dtype=torch.float64).mT
+    static = torch.randn(1, 2, 30, 8, dtype=torch.float64).expand(2, -1, -1, -1)
+    before = torch.get_num_threads()
+    for keys, values in ((k, v), (static, v), (turned, turned)):
+        inputs = [x.detach().requires_grad_() for x in (q, keys, values)]
+        ahead = torch.randn(2, 30, 2, 8, dtype=torch.float64).transpose(1, 2)
+        found = []
+        try:
+            for threads in (1, 3, 8):  # there are four heads
+                torch.set_num_threads(threads)
+                out = native(*inputs)
+                found.append((out, *torch.autograd.grad(out, inputs, ahead)))
+        finally:
+            torch.set_num_threads(before)
+        plain = topk_reference(*inputs, 5)
+        wanted = (plain, *torch.autograd.grad(plain, inputs, ahead))
+        assert max(gap(one, other) for one, other in zip(found[0], wanted, strict=True)) < 1e-12
+        assert all(torch.equal(one, other) for more in found[1:] for one, other in zip(found[0], more, strict=True))
+
+
+def test_what_it_cannot_do_is_refused_and_auto_takes_another_form() -> None:
+    inputs = draw(20, 24)
+    for options, reason in (({"mask": Mask(causal=True)}, "masks"), ({"rank": 3}, "Spark")):
+        with pytest.raises(UnsupportedError, match=f"has no {reason}"):
+            native(inputs[0][:, :, :24], *inputs[1:], **options)
+    assert gap(topk(*inputs, 5, rank=3), topk_reference(*inputs, 5, rank=3)) < 1e-13
+    (grad,) = torch.autograd.grad(native(*inputs).sum(), inputs[0], create_graph=True)
+    with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
+        grad.sum().backward()
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("given", [False, True], ids=["chosen", "given"])
+def test_opcheck(dtype: torch.dtype, given: bool) -> None:
+    inputs = [x.detach().to(dtype).requires_grad_() for x in draw(12, 15)]
+    keys = topk_plan(torch.rand(2, 1, 12, 15), 4).keys if given else None
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    loose = {"atol": 1e-2, "rtol": 1e-2} if dtype == torch.bfloat16 else {}
+    torch.library.opcheck(torch.ops.regard.topk, (*inputs, keys, 4, 0.3), test_utils=checks, **loose)
+
+
+def test_vmap_and_grad_of_functions() -> None:
+    """`execution="native"` inside `vmap`; "auto" takes PyTorch's operators there."""
+    inputs = [x.detach() for x in draw(20, 24)]
+    stacked = [torch.stack([x, x.flip(0)]) for x in inputs]
+    for run in (native, lambda *x: topk(*x, 5)):
+        mapped = torch.vmap(run)(*stacked)
+        assert gap(mapped[0], topk_reference(*inputs, 5)) < 1e-13
+        assert gap(mapped[1], mapped[0].flip(0)) < 1e-13
+    grad = torch.func.grad(lambda q: topk(q, *inputs[1:], 5).sum())(inputs[0])
+    q = inputs[0].clone().requires_grad_()
+    assert gap(grad, torch.autograd.grad(topk_reference(q, *inputs[1:], 5).sum(), q)[0]) < 1e-12
+
+
+@pytest.mark.untyped
+def test_torch_compile_takes_it_and_export_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGARD_NATIVE", raising=False)
+    check_compile_takes_it_and_export_does_not(TopK(k=5), "topk")
+
+
+@pytest.mark.parametrize("plan", [None, TopKPlan(torch.arange(5).expand(2, 2, 20, 5))])
+def test_its_work_is_counted(plan: TopKPlan | None) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        native(*draw(20, 24, d=8, e=4), plan=plan).sum().backward()
+    ranked = 24 if plan is None else 5
+    assert counter.get_total_flops() == 2 * 4 * 20 * (ranked * 8 + 5 * 4) + 4 * 4 * 20 * 5 * (8 + 4)
+
+
+def test_the_contract_holds_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_NATIVE", "0")
+    check(TopK(k=5), skip={"compile": "tested by test_contract"})
