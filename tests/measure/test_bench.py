@@ -22,22 +22,18 @@ HOST = "vit_desk(size=16, patch=4, dim=16, depth=1, heads=2)"
 
 def test_the_peak_is_what_a_pass_holds_at_once() -> None:
     def one() -> None:
-        torch.ones(2**24)  # 64 MiB: large blocks are returned when they are freed
+        torch.ones(2**24)  # 64 MiB
 
     def two_at_once() -> None:
         first, second = torch.ones(2**24), torch.ones(2**24)
         del first, second
 
-    def two_in_turn() -> None:
-        one()
-        one()
-
-    single, at_once, in_turn = (peak_growth(pass_) for pass_ in (one, two_at_once, two_in_turn))
+    # Two in turn are not tested: when a freed block leaves the process is the allocator's and the system's choice.
+    single, at_once = (peak_growth(pass_) for pass_ in (one, two_at_once))
     if single is None:
         pytest.skip("the system does not tell the peak of a process")
     assert single == pytest.approx(2**26, rel=0.1)
     assert at_once == pytest.approx(2**27, rel=0.1)
-    assert in_turn == pytest.approx(2**26, rel=0.1)
 
 
 def test_the_bound_is_the_longer_of_products_and_traffic() -> None:

@@ -196,7 +196,7 @@ def with_gradients(run: Callable[[], Tensor], leaves: Sequence[Tensor]) -> Run:
 def conditions() -> list[str]:
     """What else the times of this process depend on, as lines of text."""
     kernels = f"compiled kernels for {instruction_set()}" if native_enabled() else "no compiled kernels"
-    lines = [f"MiTA and deformable convolution: {kernels}"]
+    lines = [f"MiTA, TopK, DAT and deformable convolution: {kernels}"]
     if not all(name in os.environ for name in ALLOCATOR):
         lines.append("the allocator's settings were not fixed: page faults may dominate")
     return lines

@@ -110,8 +110,9 @@ def _curves(title: str, y: str, timings: Sequence[Timing], model: str, value: Ca
 def _numbers(timings: Sequence[Timing]) -> Sheet:
     note = (
         "Passes in turn in one process; medians. ratio: to the first row of the grid. % of bound: the time of the "
-        "products at this machine's speed for a large matrix product, or of reading and writing once, divided by the "
-        "time. growth: e, where time grew with tokens to the power e since the grid before."
+        "products (in training three times those of the forward pass, also where fewer keys have a gradient) at this "
+        "machine's speed for a large matrix product, or of reading and writing once, divided by the time. growth: e, "
+        "where time grew with tokens to the power e since the grid before."
     )
     rows = tuple(
         (
