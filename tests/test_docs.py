@@ -1,6 +1,7 @@
 """Pages follow from the code: tables, errata, links. What they show to type is run by test_documented.py."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -39,9 +40,10 @@ def tables(page: str) -> list[list[str]]:
     return [[row.split("|")[1].strip().strip("`") for row in table] for table in rows]
 
 
+FAMILIES = json.loads((DOCS / "ports.json").read_text())["families"]
 NAMES = {
     "mechanisms.md": [[cls.__name__ for cls in MIXERS]] * 2 + [[cls.__name__ for cls in PROJECTIONS]],
-    "hosts.md": [list(HOSTS), [port.__name__ for port in PORTS]],
+    "hosts.md": [list(HOSTS), [port.__name__ for port in PORTS], [*FAMILIES, "all"]],
     "studies.md": [[*STUDIES, *ANALYSES]],
 }
 

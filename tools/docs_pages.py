@@ -4,6 +4,7 @@ tests/test_docs.py fails when they are stale.
 """
 
 import inspect
+import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -113,6 +114,18 @@ A projection computes queries, keys and values. Every mechanism with heads accep
 """
 
 
+def counted_ports() -> str:
+    """The table of docs/ports.json, which tools/count_ports.py writes, with a line of totals."""
+    stored = json.loads((DOCS / "ports.json").read_text())
+    states = ("served", "partly", "not compared", "refused")
+    rows = [
+        [code(family), *(str(row[state]) for state in states), row["reason"]]
+        for family, row in stored["families"].items()
+    ]
+    totals = [str(sum(row[state] for row in stored["families"].values())) for state in states]
+    return table(("family of timm " + stored["timm"], *states, "why not"), [*rows, ["all", *totals, ""]])
+
+
 def hosts() -> str:
     """Regard's own models, the ports, and how to use models of other libraries."""
     own = [(code(name), summary(make)) for name, make in HOSTS.items()]
@@ -138,6 +151,13 @@ A port tells Regard how an attention class works. A swap leaves layers without a
 layer at all is an error.
 
 {table(("port", "which attention"), ports)}
+
+Counted in names of timm's models that have attention (`python tools/count_ports.py`). Served: a swap takes every
+attention, class attention apart, and a small model with the same class and parameters gives the same logits after a
+swap to softmax. Partly: other attention in the model stays. Not compared: a swap takes every attention, but no small
+model has this one. Refused: no layer can be swapped.
+
+{counted_ports()}
 
 ## torchvision and Hugging Face
 

@@ -181,7 +181,7 @@ def layer_grids(
     for name, port in layers.items():
         if name not in shapes:
             raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
-        grid = port.host_grid(original_attention(modules[name]))
+        grid = port.input_grid(original_attention(modules[name]), shapes[name])
         if grid is None:
             cells, tokens = sources[name].grid(0).cells, shapes[name][1]
             if tokens < cells:

@@ -13,7 +13,7 @@ from regard.projections.linear import LinearProjection, role_rows
 
 from .grid_source import GridSource
 from .host_parameters import fused_site
-from .separate_qkv import PairProjection, SeparateProjection, fused_roles, joined_qkv, match_host_projection
+from .separate_qkv import HostMap, PairProjection, SeparateProjection, fused_roles, joined_qkv, match_host_projection
 
 MIXER_CHILD = "regard"
 """The name of the mixer among the children of a port; all new parameters are below it in the state dict."""
@@ -46,7 +46,8 @@ class Port(nn.Module):
     Hooks, to override where the default does not fit:
     matches, belongs, refusal: which modules are replaced, and why one cannot be.
     site: dim, heads and biases of the module; the default reads timm's names (num_heads, qkv or q_proj, proj).
-    host_grid, grid: the grid, for a port without `watch`.
+    host_grid, input_grid, grid: the grid, for a port without `watch`.
+    host_masks: the kinds of mask, where they differ between modules of one class.
     build_mixer: the mixer, where the ordinary one needs a change.
     forward: always.
 
@@ -109,6 +110,16 @@ class Port(nn.Module):
         """The grid that a module to be replaced has, for a port without `watch`; None if `watch` gives it."""
         return None
 
+    @classmethod
+    def input_grid(cls, module: Any, shape: torch.Size) -> Grid | None:
+        """`host_grid` for an input of this shape, to override where the input is a map."""
+        return cls.host_grid(module)
+
+    @classmethod
+    def host_masks(cls, module: Any) -> frozenset[str]:
+        """The kinds of mask that a module always gets; by default `mask_kinds`."""
+        return cls.mask_kinds
+
     def grid(self) -> Grid:
         """The grid of the current forward pass."""
         return self.source.grid(self.prefix)
@@ -155,7 +166,7 @@ class Port(nn.Module):
 
     def _same_meaning(self, mixer_key: str) -> bool:
         """Whether a key of the mixer means what the host's key of that name means."""
-        linear = (LinearProjection, SeparateProjection, PairProjection)
+        linear = (LinearProjection, SeparateProjection, PairProjection, HostMap)
         return not mixer_key.startswith("qkv.") or isinstance(getattr(self.mixer, "qkv", None), linear)
 
     def matched_roles(self) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """Projections for hosts with separate matrices, or only separate biases, of queries, keys and values."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -50,6 +52,37 @@ class PairProjection(Projection):
         if set(roles) & set(self.pair):
             projected |= zip(self.pair, self.kv(x).chunk(len(self.pair), -1), strict=True)
         return tuple(heads(projected[role], self.heads) for role in roles)
+
+
+class HostMap(Projection):
+    """A host's own fused map `map` of queries, keys and values: a linear layer or a 1x1 convolution.
+
+    by_head: whether its rows are ordered (heads, 3, width), not (3, heads, width). All its rows are kept.
+    """
+
+    def __init__(self, host_map: nn.Linear | nn.Conv2d, heads: int, by_head: bool) -> None:
+        super().__init__()
+        self.map, self.heads, self.by_head, self.roles = copy.deepcopy(host_map), heads, by_head, "qkv"
+
+    def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        y = on_tokens(self.map, x)
+        if self.by_head:
+            parts = y.unflatten(-1, (self.heads, 3, -1)).unbind(-2)
+        else:
+            parts = y.unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        return tuple(parts["qkv".index(role)].transpose(1, 2) for role in roles)
+
+
+class TokenConv(nn.Conv2d):
+    """A 1x1 convolution that takes tokens (B, N, C) instead of a map."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return on_tokens(self, x)
+
+
+def on_tokens(layer: nn.Linear | nn.Conv2d, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N D"]:
+    """A linear layer or a 1x1 convolution, applied to tokens."""
+    return F.linear(x, layer.weight.flatten(1), layer.bias) if isinstance(layer, nn.Conv2d) else layer(x)
 
 
 class SeparateBiases(LinearProjection):

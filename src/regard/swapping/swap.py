@@ -296,7 +296,7 @@ def _checked(model: nn.Module) -> nn.Module:
 def _check_supported(port: type[Port], module: nn.Module, name: str, mixer: MixerConfig) -> None:
     """Raises: SwapError for altered weights, UnsupportedError if the port or the mechanism cannot be used here."""
     _check_plain(module, name)
-    missing = sorted(port.mask_kinds - mixer.masks) if mixer.uses else []
+    missing = sorted(port.host_masks(original_attention(module)) - mixer.masks) if mixer.uses else []
     if reason := port.refusal(original_attention(module)):
         raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
     if missing:

@@ -3,8 +3,9 @@
 from regard.swapping.layer import Port
 
 from .hugging_face import HuggingCLIP, HuggingDINOv3, HuggingSegformer, HuggingViT
-from .timm.biased import TimmBeit, TimmSwin
+from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
 from .timm.cait import TimmCaiT
+from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
 from .timm.metaformer import TimmMetaFormer
 from .timm.pvt import TimmPVT
 from .timm.vit import TimmRope, TimmViT
@@ -20,6 +21,12 @@ PORTS: tuple[type[Port], ...] = (
     TimmSwin,
     TimmBeit,
     TimmCaiT,
+    TimmRelPos,
+    TimmSwinV2,
+    TimmSwinV2Cr,
+    TimmMaxViT,
+    TimmCoAtNet,
+    TimmFastViT,
     TorchvisionViT,
     HuggingViT,
     HuggingDINOv3,

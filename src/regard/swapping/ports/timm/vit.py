@@ -15,10 +15,10 @@ from regard.swapping.separate_qkv import SEPARATE_BIASES, SEPARATE_MATRICES
 
 
 class TimmViT(Port):
-    """timm.layers.Attention: ViT, DeiT, DINOv2 and other models that use this class."""
+    """timm.layers.Attention: ViT, DeiT, DINOv2, PiT and other models that use this class."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention,)
-    watch: ClassVar[str] = "patch_embed.proj"
+    watch: ClassVar[str] = "patch_embed.proj|pool.conv|patch_embed.conv"
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str:

@@ -1,0 +1,99 @@
+"""Ports of timm's families keep what the host computes: biases, scales, norms, layouts, windows, other channels."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from regard.core import UnsupportedError
+from regard.mixers.factors.factors import Factors
+from regard.mixers.linear import Linear
+from regard.mixers.softmax import Softmax
+from regard.projections.sne import PSNE
+from regard.swapping.layer import Port
+from regard.swapping.swap import remove, restore, swap
+from small_hosts import TIMM_HOSTS, HostAndInput
+
+ROOT = Path(__file__).parents[2]
+ROUNDING = 2e-6
+"""Largest difference relative to the largest logit, float32."""
+
+
+@pytest.fixture(params=TIMM_HOSTS)
+def host(request: pytest.FixtureRequest) -> HostAndInput:
+    """A small host in evaluation mode, float32, all of whose parameters are drawn anew, tables that start at 0 too."""
+    torch.manual_seed(0)
+    model, x = TIMM_HOSTS[request.param]()
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.15 * torch.randn_like(value))
+    return model.eval(), x
+
+
+@torch.no_grad()
+def test_softmax_computes_what_the_host_computes(host: HostAndInput) -> None:
+    model, x = host
+    before, state = model(x), copy.deepcopy(model.state_dict())
+    swap(model, Softmax(), example=x[:1])
+    assert (model(x) - before).abs().max() <= ROUNDING * before.abs().max()
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    model.load_state_dict(state)
+    restore(model)
+    assert torch.equal(model(x), before)
+    assert not any(isinstance(module, Port) for module in model.modules())
+
+
+@torch.no_grad()
+def test_another_mechanism_computes_something_else(host: HostAndInput) -> None:
+    model, x = host
+    before = model(x)
+    mixer = Softmax(scale=10.0) if type(model).__name__ == "Cait" else Factors(terms="0000")
+    swap(model, mixer, example=x[:1])
+    assert (model(x) - before).abs().max() > 1e-3 * before.abs().max()
+    restore(model)
+    assert torch.equal(model(x), before)
+
+
+def test_a_gradient_reaches_every_new_parameter(host: HostAndInput) -> None:
+    model, x = host
+    swap(model, Softmax(projection=PSNE()), example=x[:1])
+    model.train()(x).square().sum().backward()
+    new = {name: value for name, value in model.named_parameters() if ".regard." in name}
+    assert new
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in new.values())
+    assert all(value.grad.any() for name, value in new.items() if name.endswith("weight"))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["relpos", "swinv2", "swinv2 cr", "maxvit", "coatnet with bias"])
+def test_a_mechanism_without_biases_is_refused(name: str) -> None:
+    model, x = TIMM_HOSTS[name]()
+    modules = list(model.modules())
+    with pytest.raises(UnsupportedError, match="bias mask, which Linear"):
+        swap(model, Linear(), example=x[:1])
+    assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
+
+
+def test_a_removal_that_would_need_other_channels_is_refused() -> None:
+    model, x = TIMM_HOSTS["coatnet"]()
+    modules = list(model.modules())
+    with pytest.raises(UnsupportedError, match="makes 64 channels of 32, which Removed cannot"):
+        remove(model, example=x[:1])
+    assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
+
+
+@pytest.mark.slow
+def test_the_counted_table_is_not_stale() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    import count_ports
+
+    stored = json.loads(count_ports.FILE.read_text())
+    if stored["timm"] != timm.__version__:
+        pytest.skip(f"counted with timm {stored['timm']}")
+    names = [name for name in timm.list_models() if name.startswith(("swinv2", "hiera", "levit", "davit"))]
+    for family, row in count_ports.summary(count_ports.count(names)).items():
+        assert stored["families"][family] == row

@@ -1,0 +1,128 @@
+"""Count timm's models that the ports serve: `python tools/count_ports.py` writes docs/ports.json in a few minutes.
+
+`make generated` writes the table of docs/hosts.md from that file. Counted are the names whose model builds on the meta
+device and has an attention module; gates and attention pools are left out, and class attention may stay. A model is
+served if a port takes every attention and one with the same class and parameters is in a small host of the tests,
+whose output was compared before and after a swap.
+"""
+
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import timm
+import torch
+from timm.models import is_model
+from torch import nn
+
+from regard.core import RegardError
+from regard.swapping.grid_source import watched_module
+from regard.swapping.inspect import port_of
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "docs" / "ports.json"
+ATTENTION = re.compile(r"Attn|Attention|MHSA|^XCA$")
+APART = re.compile(
+    r"AttentionPool|Class|SplitAttn|SelectiveKernel|SpatialAttention$|BilinearAttn|^(?:Light)?(?:Channel|Spatial)Attn$"
+)
+SERVED, PARTLY, UNCHECKED, REFUSED = "served", "partly", "not compared", "refused"
+
+
+def attentions(model: nn.Module) -> dict[str, nn.Module]:
+    """The attention modules by name, without modules that only contain another one."""
+    found = {name: module for name, module in model.named_modules() if ATTENTION.search(type(module).__name__)}
+    return {
+        name: module
+        for name, module in found.items()
+        if not APART.search(type(module).__name__) and not any(other.startswith(f"{name}.") for other in found)
+    }
+
+
+def signature(module: nn.Module) -> str:
+    """The class of an attention and the names of its parameters, which show the options that it was made with."""
+    names = sorted(key for key, _ in module.named_parameters())
+    return f"{type(module).__module__}.{type(module).__name__}({', '.join(names)}{_options(module)})"
+
+
+def _options(module: nn.Module) -> str:
+    names = ("head_first", "rotate_half", "qkv_bias_separate", "linear")
+    return "".join(f", {name}" for name in names if getattr(module, name, False))
+
+
+def refusal(model: nn.Module, name: str, module: nn.Module) -> str:
+    """Why no port takes a module; "" if one does."""
+    port = port_of(module)
+    if port is None or not port.belongs(model, name):
+        return f"{type(module).__name__} has no port"
+    try:
+        reason = port.refusal(module)
+    except RegardError as error:
+        return str(error)
+    if not reason and port.watch and watched_module(model, name, port.watch) is None:
+        return "the grid of its tokens is unknown"
+    return reason
+
+
+def verdict(model: nn.Module, compared: set[str]) -> tuple[str, str] | None:
+    """The state of a model and the reason; None for one without attention. compared: signatures of small hosts."""
+    layers = attentions(model)
+    if not layers:
+        return None
+    reasons = {name: refusal(model, name, module) for name, module in layers.items()}
+    first = next(filter(None, reasons.values()), "")
+    if all(reasons.values()):
+        return REFUSED, first
+    if first:
+        return PARTLY, first
+    missing = sorted({signature(module) for module in layers.values()} - compared)
+    return (UNCHECKED, f"no small host has {missing[0]}") if missing else (SERVED, "")
+
+
+def small_signatures() -> set[str]:
+    """The signatures of all attentions in the small hosts of the tests."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from small_hosts import HOSTS, TIMM_HOSTS  # the tests' own, not a part of the package
+
+    return {signature(module) for make in (HOSTS | TIMM_HOSTS).values() for module in attentions(make()[0]).values()}
+
+
+def count(names: list[str]) -> dict[str, tuple[str, str, str]]:
+    """Name -> (family, state, reason) for the names whose model has attention."""
+    compared, results = small_signatures(), {}
+    for name in names:
+        try:
+            with torch.device("meta"):
+                model = timm.create_model(name)
+        except (RuntimeError, NotImplementedError):  # it does not build on the meta device
+            continue
+        if found := verdict(model, compared):
+            results[name] = (type(model).__module__.rpartition(".")[2], *found)
+    return results
+
+
+def summary(results: dict[str, tuple[str, str, str]]) -> dict[str, dict[str, object]]:
+    """Family -> the number of names in each state, and the most frequent reason."""
+    states: dict[str, Counter[str]] = defaultdict(Counter)
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for family, state, reason in results.values():
+        states[family][state] += 1
+        if reason:
+            reasons[family][reason] += 1
+    order = (SERVED, PARTLY, UNCHECKED, REFUSED)
+    return {
+        family: {state: numbers[state] for state in order}
+        | {"reason": reasons[family].most_common(1)[0][0] if reasons[family] else ""}
+        for family, numbers in sorted(states.items())
+    }
+
+
+if __name__ == "__main__":
+    results = count([name for name in timm.list_models() if is_model(name)])
+    families = summary(results)
+    FILE.write_text(json.dumps({"timm": timm.__version__, "families": families}, indent=1) + "\n")
+    states = Counter(state for _, state, _ in results.values())
+    print(len(results), "names:", ", ".join(f"{number} {state}" for state, number in states.items()))
+    for reason, number in Counter(reason for *_, reason in results.values() if reason).most_common():
+        print(f"{number:4} {reason}")
