@@ -14,6 +14,7 @@ from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.mixers.static_keys.ska import SKA
+from regard.mixers.topk.topk import TopK
 from regard.mixers.xca import XCA
 
 HOST = "vit_desk(size=(16, 24), patch=4, dim=16, depth=3, heads=2)"
@@ -111,3 +112,11 @@ def test_the_verb_prints_a_row_a_mechanism(capsys: pytest.CaptureFixture[str]) -
     assert shown.err.startswith("timing 3 with 16 channels, 2 heads on 4x6")
     assert command(["advise", HOST, "--mixers", "None"]) == 2
     assert command(["advise", "resnet18", "--mixers", "SKA"]) == 2
+
+
+@pytest.mark.parametrize(("host", "masks"), [("maxvit_pico_rw_256", {"bias"}), ("swinv2_tiny_window8_256", {"bias"})])
+def test_hosts_whose_biases_a_port_copies_are_timed(host: str, masks: set[str]) -> None:
+    assert all(kind.masks == masks for kind in attention_kinds(host))
+    rows = advise(host, [TopK(k=4)], batch=1, seconds=0.001)
+    assert len(rows) == 2
+    assert all(row.both for row in rows)

@@ -53,11 +53,15 @@ class Advice:
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """A kind of attention layer of a model. windows: grids per image. port: the layer that a swap installs."""
+    """A kind of attention layer of a model. windows: grids per image. port: the layer that a swap installs.
+
+    masks: the kinds of mask that the host always passes.
+    """
 
     site: Site
     windows: int
     port: type[Port]
+    masks: frozenset[str] = frozenset()
 
 
 class _Counts(NamedTuple):
@@ -89,7 +93,12 @@ def _kinds(model: nn.Module, image: Tensor) -> dict[Port, AttentionKind]:
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Port)}
     shapes = input_shapes(model, layers, image)
     return {
-        layer: AttentionKind(replace(layer.mixer.site, layer=0, name="", drop=0.0), shapes[name][0], type(layer))
+        layer: AttentionKind(
+            replace(layer.mixer.site, layer=0, name="", drop=0.0),
+            shapes[name][0],
+            type(layer),
+            layer.host_masks(layer.host),
+        )
         for name, layer in layers.items()
     }
 
@@ -177,12 +186,20 @@ def advise(
 def _built(layer: Port, config: MixerConfig, site: Site) -> Mixer:
     """The mixer that the port of a layer builds for a site, with weights; in evaluation mode, for batches of one."""
     torch.manual_seed(0)
-    return layer.build_mixer(config, site, config.shared()).eval()
+    mixer = layer.build_mixer(config, site, config.shared()).eval()
+    for module in mixer.modules():  # what a port copies from its host is on the meta device; times need no values
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.is_meta:
+                module._parameters[name] = nn.Parameter(0.02 * torch.randn(weight.shape, dtype=weight.dtype))
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
+    return mixer
 
 
 def _zero_bias(kind: AttentionKind, placement: tuple[torch.device, torch.dtype]) -> Mask | None:
     """A mask of the kind that the host always passes: a bias of zeros, or None."""
-    if "bias" not in kind.port.mask_kinds:
+    if "bias" not in kind.masks:
         return None
     tokens, (device, dtype) = kind.site.grid.tokens, placement
     return Mask(bias=torch.zeros(1, 1, tokens, tokens, device=device, dtype=dtype))
