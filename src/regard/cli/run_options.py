@@ -124,10 +124,12 @@ def make_run(
     start: "Run | Saved | None" = None,
     extra: Extra = (),
     task: str = "classification",
+    plan: str = "",
 ) -> "Run":
     """The run that the options describe; empty ones have the task's defaults.
 
-    mixer: a spelling, "host" (the host's own attention) or "None" (attention is removed). changes: values of --set,
+    mixer: a spelling, "host" (the host's own attention) or "None" (attention is removed). plan: of layers, in the place
+    of a mixer. changes: values of --set,
     such as "recipe.lr=1e-3". defaults: fields of task and recipe that `changes` may replace.
     Raises: ConfigError.
     """
@@ -172,6 +174,7 @@ def make_run(
         seed=seed,
         removed=mixer == "None",
         start=start,
+        plan=plan,
     )
 
 

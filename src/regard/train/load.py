@@ -55,7 +55,7 @@ def _of_run(target: Path, extra: Extra, best: bool, download: bool) -> nn.Module
         task = dataclasses.replace(run.task, host=saving.local_host(run.task.host))  # its weights come from the run
         if not download:
             saving.check_local(target / "run.json", task.host)
-        model = task.model(run.mixer, run.seed, run.removed, outcome.get("data"))
+        model = dataclasses.replace(run, task=task).model(outcome.get("data"))
     else:
         with saving.description_errors(target, "outcome.json"):
             if not download:
@@ -83,7 +83,7 @@ def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
     """
     weights = checkpoint.trained_weights(store.folder(run.key), best, bool(run.recipe.ema or run.recipe.average))
     record = (store.outcome(run.key) or {}).get("data")
-    model = run.task.model(run.mixer, run.seed, run.removed, record)
+    model = run.model(record)
     with checkpoint.load_errors(store.folder(run.key)):
         model.load_state_dict(weights)
     return model.eval()
