@@ -8,7 +8,7 @@ import typer
 
 from .imports import Imports, imported
 from .mixers import read_mixer
-from .run_options import timed_device
+from .run_options import find_device
 from .sizes import read_size, short_grid
 from .tables import AsJson, show
 
@@ -32,7 +32,7 @@ def advise(
     from regard.measure.bench import conditions
     from regard.mixers import MIXERS
 
-    clock_device = str(timed_device(device))
+    clock_device = str(find_device(device))
     texts = [text for text in mixers.split(";") if text.strip()]
     extra = imported(modules)
     configs = [read_mixer(text, extra) for text in texts] or [cls() for cls in MIXERS]

@@ -5,12 +5,14 @@ from typing import Any
 from torch import nn
 
 from regard.core import ConfigError, DeviceError, nearest
+from regard.core.validation import checked
 
 from .recipe import Recipe
 
 _NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_position_bias_table", "temperature")
 
 
+@checked
 def param_groups(model: nn.Module, weight_decay: float, lr: float | None = None) -> list[dict[str, Any]]:
     """Parameter groups with and without weight decay: none on vectors, biases, position embeddings, and parameters that
     a module's `no_weight_decay()` names.

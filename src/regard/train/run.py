@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from regard.core import ConfigError, Extra, MixerConfig, StoreError
 from regard.core.validation import check_fields
 from regard.mixers.spelling import parse
+from regard.models.create import parse_host
 from regard.store.files import store_errors
 from regard.store.import_checks import spelled_fields
 from regard.store.records import read_record
@@ -81,6 +82,8 @@ class Run:
         check_removed(self.mixer, self.removed)
         if self.seed < 0:
             raise ConfigError(f"seed is 0 or more, not {self.seed}")
+        if isinstance(self.teacher, str) and not parse_host(self.teacher)[0]:
+            raise ConfigError("teacher is a run, or a pretrained host such as 'regnety_160(pretrained=True)', not ''")
 
     @property
     def key(self) -> str:
