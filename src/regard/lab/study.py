@@ -116,6 +116,8 @@ class Setting:
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ConfigError(f"the seeds of a setting are different numbers from 0, at least one, not {shown(seeds)}")
         object.__setattr__(self, "seeds", seeds)
+        if not self.rows:
+            raise ConfigError("a setting needs at least one row")
         labels = [row.label for row in self.rows]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
@@ -154,6 +156,8 @@ class Study:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_part_of_a_file_name("name of a study", self.name or "?")
+        if not self.metric:
+            raise ConfigError(f"{self.name}: the metric is a name such as 'top1', not ''")
         unknown = sorted(set(self.settings) - set(SCALES))
         if unknown:
             raise ConfigError(f"{self.name}: scales are {', '.join(SCALES)}, not {', '.join(unknown)}")
@@ -234,6 +238,8 @@ class Study:
         """
         if data is None and host is None and size is None:
             return self
+        if "" in (data, host):
+            raise ConfigError("data and host are names, or None for those of the setting, not ''")
         setting = self.setting(scale)
         task = replace(setting.task, extra=tuple(extra))
         task = task.on(data) if data is not None else task

@@ -115,7 +115,9 @@ def explained_inputs(model: nn.Module, example: Tensor) -> Iterator[None]:
         yield
     except RegardError:
         raise
-    except (RuntimeError, AssertionError, ValueError, IndexError, TypeError, AttributeError) as error:
+    except (
+        RuntimeError, AssertionError, ValueError, IndexError, TypeError, AttributeError, ArithmeticError,
+    ) as error:  # fmt: skip
         shape = "x".join(map(str, example.shape[1:]))
         raise ConfigError(
             f"{type(model).__name__} does not take inputs of {shape} (channels, height, width): "
