@@ -12,7 +12,7 @@ from regard.core.paths import user_path
 
 from .imports import Imports, imported
 from .mixers import read_mixer
-from .run_options import ResultsOption, RootOption, checked_text, find_device, timed_device, use_data
+from .run_options import ResultsOption, RootOption, checked_text, find_device, use_data
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
 
@@ -144,7 +144,7 @@ def _costs_only(
     from regard.measure.bench import conditions
     from regard.mixers import MIXERS
 
-    clock_device = str(timed_device(device))
+    clock_device = str(find_device(device))
     layers: list[str] = []
 
     def report(kind: AttentionKind, number: int) -> None:

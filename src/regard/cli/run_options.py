@@ -261,14 +261,6 @@ def find_device(name: str) -> Any:
     return torch.device(name)
 
 
-def timed_device(name: str) -> Any:
-    """`find_device` for timing. Raises: ConfigError, also for devices other than the CPU and CUDA."""
-    device = find_device(name)
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"nothing can be timed on {device.type} yet; pass --device cpu or cuda")
-    return device
-
-
 def all_changes(change: list[str] | None, precision: str, digest: str | None = None) -> list[str]:
     """The values of --set; --precision and --digest are added as the last ones."""
     more = [f"recipe.precision={precision}"] if precision else []

@@ -15,6 +15,7 @@ from regard.core import ConfigError, Extra, MixerConfig, StoreError
 from regard.core.validation import check_fields
 from regard.mixers.spelling import parse, spell
 from regard.models.catalog import user_ports
+from regard.models.create import parse_host
 from regard.store.files import store_errors
 from regard.store.import_checks import spelled_fields
 from regard.store.records import read_record
@@ -91,6 +92,8 @@ class Run:
             raise ConfigError("a plan names the mechanism of each layer: leave mixer and removed out")
         if self.seed < 0:
             raise ConfigError(f"seed is 0 or more, not {self.seed}")
+        if isinstance(self.teacher, str) and not parse_host(self.teacher)[0]:
+            raise ConfigError("teacher is a run, or a pretrained host such as 'regnety_160(pretrained=True)', not ''")
 
     @property
     def key(self) -> str:
