@@ -69,7 +69,8 @@ def _counterparts(old: nn.Module, new: nn.Module) -> Iterator[tuple[str, nn.Modu
         if isinstance(new, Port) and not isinstance(old, Port):
             there = f"{MIXER_CHILD}.{new.mixer_name(path)}"
         target = modules.get(renamed.get(there, there))
-        yield path, module, target if type(target) is type(module) else None
+        same = type(target) is type(module) and getattr(target, "out_features", 0) == getattr(module, "out_features", 0)
+        yield path, module, target if same else None
 
 
 def _is_bound_below(hook: Any, module: nn.Module) -> bool:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site
-from regard.projections.linear import LinearProjection, role_rows
+from regard.projections.linear import LinearQKV, role_rows
 
 from .grid_source import GridSource
 from .host_parameters import fused_site
-from .separate_qkv import HostMap, PairProjection, SeparateProjection, fused_roles, joined_qkv, match_host_projection
+from .separate_qkv import fused_roles, joined_qkv, match_host_projection
 
 MIXER_CHILD = "regard"
 """The name of the mixer among the children of a port; all new parameters are below it in the state dict."""
@@ -38,7 +38,8 @@ class Port(nn.Module):
     watch: path of the module whose output (B, C, h, w) gives the grid, looked up from the layer upwards; "a|b" means
     either path. "" if the port knows the grid: then define `host_grid` and `grid`.
     parameter_names: the host's name of a parameter or child -> the mixer's, where they differ, such as
-    {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q`, `qkv.k`, `qkv.v`), `proj`, `q_norm`, `k_norm`, `operator`.
+    {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q_proj`, `qkv.k_proj`, `qkv.v_proj`), `proj`, `q_norm`, `k_norm`
+    and `operator`.
     kept_parameters: parameters that the port itself keeps and uses, such as a table of relative position biases.
     mask_kinds: the kinds of mask that the host always passes ("causal", "padding", "bias"); mechanisms that cannot
     apply them are refused.
@@ -166,8 +167,8 @@ class Port(nn.Module):
 
     def _same_meaning(self, mixer_key: str) -> bool:
         """Whether a key of the mixer means what the host's key of that name means."""
-        linear = (LinearProjection, SeparateProjection, PairProjection, HostMap)
-        return not mixer_key.startswith("qkv.") or isinstance(getattr(self.mixer, "qkv", None), linear)
+        projection = getattr(self.mixer.config, "projection", None)
+        return not mixer_key.startswith("qkv.") or isinstance(projection, LinearQKV)
 
     def matched_roles(self) -> dict[str, str]:
         """The host's keys that the mixer has parameters for -> the roles that it has.
@@ -175,14 +176,14 @@ class Port(nn.Module):
         "qkv" means the whole tensor; "qv", for example, that the mixer has only the rows of queries and values of a
         fused matrix. A mechanism with another number of heads has no row of the host.
         """
-        mixer_state, projection = self.mixer.state_dict(), getattr(self.mixer, "qkv", None)
+        mixer_state, present = self.mixer.state_dict(), getattr(self.mixer, "qkv_roles", "")
         matched = {}
         for key, shape in self.host_shapes.items():
             name = self.mixer_name(key)
             if name not in mixer_state or not self._same_meaning(name):
                 continue
             host_roles = fused_roles(name)
-            roles = "".join(role for role in getattr(projection, "roles", "") if role in host_roles)
+            roles = "".join(role for role in present if role in host_roles)
             if roles == host_roles:
                 fits, roles = mixer_state[name].shape == shape, "qkv"
             else:
@@ -306,7 +307,8 @@ class Port(nn.Module):
     def _initialise_projection(self, state: dict[str, Tensor]) -> None:
         """Offer the host's q, k, v to a projection of another kind: SNE(init="svd") starts from them."""
         projection, config = getattr(self.mixer, "qkv", None), cast(Any, self.mixer.config)
-        if not isinstance(projection, Projection) or self._same_meaning("qkv.weight"):
+        by_head = getattr(self.mixer, "qkv_by_head", False)
+        if not isinstance(projection, Projection) or self._same_meaning("qkv.weight") or by_head:
             return
         fused = joined_qkv({self.mixer_name(key): value for key, value in state.items()})
         if fused is None or len(fused[0]) != 3 * self.mixer.site.inner:
@@ -418,14 +420,19 @@ class Port(nn.Module):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
+        path, _, leaf = self.parameter_names.get(name, name).rpartition(".")
         if name in self.parameter_names and isinstance(value, Tensor):  # functional_call by the host's name
-            *path, leaf = self.parameter_names[name].split(".")
-            owner: nn.Module = self.mixer
-            for part in path:
-                owner = getattr(owner, part)
-            owner._parameters[leaf] = value  # type: ignore[assignment]
-            return
-        super().__setattr__(name, value)
+            self.mixer.get_submodule(path)._parameters[leaf] = value  # type: ignore[assignment]
+        elif isinstance(value, nn.Module) and self._has_in_mixer(name):  # an adapter around a projection
+            setattr(self.mixer.get_submodule(path), leaf, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _has_in_mixer(self, name: str) -> bool:
+        """Whether a child of the host, by its name, is a child of the mixer now."""
+        if "_host" not in self.__dict__ or name not in self.host._modules:
+            return False
+        return self.mixer_name(name) in dict(self.mixer.named_modules())
 
 
 def first_tensor(module: nn.Module) -> Tensor:
