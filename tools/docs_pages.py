@@ -214,10 +214,9 @@ is refused; use `regard.capture` to collect attention maps.
 ## Adapters, pruning and export
 
 A swap reads the host's weights where its library stores them. It refuses weights that are wrapped (LoRA, pruning,
-weight norm, quantisation), so that nothing is lost: merge the wrapper first, or add it after the swap. In a swapped
-model LoRA of PEFT finds fused queries, keys and values with `target_parameters=["qkv.weight"]`, and those of Hugging
-Face's models with `target_modules=["qkv.q", "qkv.v"]`. Tools that look for `nn.Linear`, such as dynamic quantisation,
-do not change fused queries, keys and values.
+weight norm, quantisation), so that nothing is lost: merge the wrapper first, or add it after the swap. The linear
+projections of a swapped layer are plain `nn.Linear` modules under the host's names, so LoRA of PEFT finds them with the
+same `target_modules` as before the swap, and dynamic quantisation and torchao change them.
 
 `torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and with any
 batch size if its dimension is dynamic (ViT3: one batch size only; DynamicConv: up to a maximum that you give, such as

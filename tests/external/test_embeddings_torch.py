@@ -78,5 +78,5 @@ def test_attention_on_embeddings_is_torchs_attention_on_the_same_roles(config):
             "out_proj.bias": layer.proj.bias,
         }
     )
-    q, k, v = (flat(y) for y in layer.qkv(x, "qkv"))
+    q, k, v = (flat(y) for y in layer.project(x, "qkv"))
     assert torch.allclose(layer(x, SITE.grid), own(q, k, v, need_weights=False)[0], atol=1e-12)

@@ -226,7 +226,7 @@ def test_an_explicit_scale_is_the_scale_of_cvt(host):
     mixer = swap(model, SKA(scale=1.0), "stages.2.*").stages[2].blocks[0].attn.mixer
     grid = mixer.site.grid
     tokens = torch.randn(2, grid.tokens, 384, dtype=torch.float64)
-    raw = mixer.qkv(convolved(mixer, "q", tokens, grid), "q")[0]
+    raw = mixer.project(convolved(mixer, "q", tokens, grid), "q")[0]
     assert torch.equal(mixer.project_heads(tokens, grid)["q"], raw)
 
 

@@ -14,7 +14,7 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import parse, spell
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
-from regard.projections.linear import LinearQKV
+from regard.projections.linear import LinearQKV, project_roles
 from regard.projections.sne import FSNE, PSNE, SNE, Codes, fsne_reference
 
 F64 = torch.float64
@@ -170,7 +170,7 @@ def test_e6_twice_the_width_holds_a_linear_projection_exactly():
             made.bias1[24 * i : 24 * i + 24] = torch.cat([bias, -bias])
             made.weight2[12 * i : 12 * i + 12] = torch.cat([eye, -eye], 1)
         made.bias2.zero_()
-    for a, b in zip(made(x, "qkv"), linear(x, "qkv"), strict=True):
+    for a, b in zip(made(x, "qkv"), project_roles(linear, x, "qkv", "qkv", 3), strict=True):
         assert torch.allclose(a, b, atol=1e-12)
 
 
@@ -182,9 +182,9 @@ def test_e7_a_lifted_width_of_c_holds_it_while_nothing_is_cut():
         made.bias1.fill_(lift)
         made.weight2.copy_(torch.eye(12).repeat(3, 1))
         made.bias2.copy_(linear.bias - lift)
-    for a, b in zip(made(x, "qkv"), linear(x, "qkv"), strict=True):
+    for a, b in zip(made(x, "qkv"), project_roles(linear, x, "qkv", "qkv", 3), strict=True):
         assert torch.allclose(a, b, atol=1e-11)
-    assert not torch.allclose(made(3 * x, "q")[0], linear(3 * x, "q")[0], atol=1e-3)
+    assert not torch.allclose(made(3 * x, "q")[0], project_roles(linear, 3 * x, "qkv", "q", 3)[0], atol=1e-3)
 
 
 def test_e8_sharing_the_first_layer_too_needs_codes():

@@ -272,6 +272,20 @@ def test_hooks_of_parts_that_are_gone_are_named() -> None:
         restore(model)
 
 
+def test_a_hook_of_a_projection_that_stays_moves_with_it() -> None:
+    """Fused queries, keys and values are one linear layer in the host and after the swap."""
+    shapes = []
+    model, x = vit()
+    handle = model.blocks[1].attn.qkv.register_forward_hook(lambda module, args, out: shapes.append(out.shape))
+    swap(model, Softmax())
+    shapes.clear()
+    model(x)
+    assert shapes == [(3, 25, 96)]
+    handle.remove()
+    restore(model)(x)
+    assert len(shapes) == 1
+
+
 # modules and parameters in several places
 
 

@@ -25,7 +25,7 @@ def test_maps_times_values_are_the_output():
     a = maps["blocks.1.attn"]
     assert (a.shape, a.dtype) == ((3, 2, 29, 29), torch.float32)
     assert torch.allclose(a.sum(-1), torch.ones(()), atol=1e-5)
-    values = mixer.qkv(kept["x"], "v")[0]
+    values = mixer.project(kept["x"], "v")[0]
     assert torch.allclose(mixer.proj(merge(a.double() @ values)), kept["out"], rtol=1e-4, atol=1e-4)
 
 

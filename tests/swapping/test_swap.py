@@ -497,7 +497,7 @@ def test_biases_apart_follow_their_roles():
     assert {"blocks.0.attn.q_bias", "blocks.0.attn.v_bias"} <= set(model.state_dict())
     query, key, value = (theirs.qkv(token) + torch.cat([theirs.q_bias, theirs.k_bias, theirs.v_bias])).chunk(3, -1)
     for role, expected in (("q", query), ("v", value)):
-        got = model.blocks[0].attn.regard.qkv(token, role)[0]
+        got = model.blocks[0].attn.regard.project(token, role)[0]
         assert torch.allclose(got.flatten(), expected.flatten(), atol=1e-6), role
 
 

@@ -54,8 +54,11 @@ class ProjectionConfig(ABC):
         check_fields(self)
 
     @abstractmethod
-    def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> Projection:
-        """The module. shared: what `shared` returned, when the layers of a model have parameters in common."""
+    def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> nn.Module:
+        """A `Projection`, or one layer from x (B, N, C) to the roles side by side (B, N, R * inner), in their order.
+
+        shared: what `shared` returned, when the layers of a model have parameters in common.
+        """
 
     @abstractmethod
     def cost(self, site: Site, roles: str) -> Cost:

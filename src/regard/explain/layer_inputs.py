@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, GridError, UnsupportedError
+from regard.swapping.host_names import MIXER_CHILD
 from regard.swapping.inspect import layer_calls
-from regard.swapping.layer import MIXER_CHILD
 
 
 class Call(NamedTuple):

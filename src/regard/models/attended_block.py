@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torchvision.models import resnet as torchvision_resnet
 
 from regard.core import Grid, MixerConfig, Site
-from regard.swapping.layer import MIXER_CHILD, Port
+from regard.swapping.host_names import MIXER_CHILD
+from regard.swapping.layer import Port
 
 
 class Attended(Port):

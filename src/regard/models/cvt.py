@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Mixer, MixerConfig, Site, UnsupportedError, heads, merge
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.projections.linear import LinearProjection
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SeparateProjection, roles_with_bias
 
@@ -70,7 +69,7 @@ class ConvMixer(HeadMixer):
     def __init__(self, config: HeadMixerConfig, site: Site, shared: nn.Module | None, host: Any) -> None:
         super().__init__(config, site, shared)
         roles = config.roles
-        if isinstance(self.qkv, LinearProjection):
+        if isinstance(self.qkv, nn.Linear):
             biases = roles_with_bias(q=host.proj_q, k=host.proj_k, v=host.proj_v)
             self.qkv = SeparateProjection(site, roles, biases)
         self.stride = host.kv_stride
@@ -87,7 +86,7 @@ class ConvMixer(HeadMixer):
         projected: dict[str, Tensor | None] = dict.fromkeys("qkv")
         for role in self.config.roles:
             projected[role] = self.normalise_and_rotate(
-                role, self.qkv(convolved(self, role, x, grid), role)[0], grid, rope
+                role, self.project(convolved(self, role, x, grid), role)[0], grid, rope
             )
         if projected["q"] is not None and self.factor != 1.0:
             projected["q"] = projected["q"] * self.factor

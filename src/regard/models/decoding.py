@@ -62,7 +62,7 @@ class CrossCache:
         if self.by_heads:
             roles = [role for role in cross.config.roles if role in "kv"]
             grid = Grid.sequence(memory.shape[1])
-            projected = dict(zip(roles, cross.qkv(memory, "".join(roles)), strict=True))
+            projected = dict(zip(roles, cross.project(memory, "".join(roles)), strict=True))
             self.memory = [
                 only_kept(cross.normalise_and_rotate(role, projected[role], grid, None), keep)
                 if role in projected
@@ -78,7 +78,7 @@ class CrossCache:
             return attend(self.cross, cast(Tensor, self.inputs[0]), cast(Tensor, self.memory[0]), self.keep)[:, -1:]
         q = None
         if "q" in self.cross.config.roles:
-            q = self.cross.normalise_and_rotate("q", self.cross.qkv(x, "q")[0], ONE, None)
+            q = self.cross.normalise_and_rotate("q", self.cross.project(x, "q")[0], ONE, None)
         k, v = self.memory[0], cast(Tensor, self.memory[1])
         out = self.cross.operator.one_query(self.index, q, k, v, mask=Mask(bias=self.hidden))
         self.index += 1

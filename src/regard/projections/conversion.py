@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Projection, ShapeError, Site, UnsupportedError
 
-from .linear import LinearProjection
+from .linear import fused_linear
 
 LIFT = 8.0  # standard deviations of a hidden unit on tokens with uncorrelated channels of variance 1
 
@@ -139,7 +139,7 @@ def _put(parameter: Tensor | None, value: Tensor) -> None:
 
 
 @torch.no_grad()
-def fuse(projection: LayeredProjection) -> LinearProjection:
+def fuse(projection: LayeredProjection) -> nn.Linear:
     """The equivalent linear projection of an embedding without activation (any number of layers).
 
     The new module shares no parameter. Raises: UnsupportedError if there is an activation between two layers.
@@ -155,7 +155,7 @@ def fuse(projection: LayeredProjection) -> LinearProjection:
     biased = example.shape[1] != channels or any(name.startswith("bias") for name, _ in projection.named_parameters())
     width = projection.inner // projection.heads
     site = Site(dim=channels, heads=projection.heads, width=width, grid=Grid(1, 1), qkv_bias=biased)
-    fused = LinearProjection(site, projection.roles).to(example.device, example.dtype)
+    fused = fused_linear(site, projection.roles).to(example.device, example.dtype)
     _put(fused.weight, (outputs[1:] - outputs[0]).mT)
     _put(fused.bias, outputs[0])
     return fused.train(projection.training)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Cost, Projection, ProjectionConfig, Site, heads
 
-from .linear import LinearProjection, LinearQKV
+from .linear import LinearQKV, draw_linear, fused_linear, project_roles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +33,19 @@ class IdentityQueryProjection(Projection):
     def __init__(self, site: Site, roles: str) -> None:
         super().__init__()
         self.roles, self.heads = roles, site.heads
-        linear_roles = roles.replace("q", "")
-        self.linear = LinearProjection(site, linear_roles) if linear_roles else None
+        self.linear_roles = roles.replace("q", "")
+        self.linear = fused_linear(site, self.linear_roles) if self.linear_roles else None
 
     def reset_parameters(self) -> None:
         """Draw the matrices of k and v anew."""
         if self.linear is not None:
-            self.linear.reset_parameters()
+            draw_linear(self.linear)
 
     def adopt_linear(self, weight: Float[Tensor, "R_inner C"], bias: Float[Tensor, " R_inner"] | None) -> bool:
         """Copy the host's rows of k and v; those of q are not used."""
         if self.linear is None:
             return False
-        rows = [self.roles.index(role) for role in self.linear.roles]
+        rows = [self.roles.index(role) for role in self.linear_roles]
         for parameter, value in ((self.linear.weight, weight), (self.linear.bias, bias)):
             if parameter is not None and value is not None:
                 parameter.data.copy_(value.unflatten(0, (len(self.roles), -1))[rows].flatten(0, 1))
@@ -53,8 +53,11 @@ class IdentityQueryProjection(Projection):
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
         """Under autocast the queries get its dtype, like k and v, unless they are float64."""
-        linear_roles = roles.replace("q", "")
-        outputs = dict(zip(linear_roles, self.linear(x, linear_roles), strict=True)) if self.linear is not None else {}
+        outputs = {}
+        if self.linear is not None:
+            linear_roles = roles.replace("q", "")
+            projected = project_roles(self.linear, x, self.linear_roles, linear_roles, self.heads)
+            outputs = dict(zip(linear_roles, projected, strict=True))
         device = x.device.type
         if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))

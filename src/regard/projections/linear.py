@@ -2,25 +2,42 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
-from regard.core import Cost, Projection, ProjectionConfig, Site, heads, linear_cost
+from regard.core import Cost, ProjectionConfig, Site, heads, linear_cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearQKV(ProjectionConfig):
-    """q, k, v = W x + b, one fused matrix with the rows of the roles in order."""
+    """q, k, v = W x + b: one plain `nn.Linear`, which tools find, with the rows of the roles in order."""
 
-    def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> "LinearProjection":
-        return LinearProjection(site, roles)
+    def build(self, site: Site, roles: str, shared: nn.Module | None = None) -> nn.Linear:
+        return fused_linear(site, roles)
 
     def cost(self, site: Site, roles: str) -> Cost:
         return sum((linear_cost(site.tokens(role), site.dim, site.inner, site.qkv_bias) for role in roles), Cost())
+
+
+def fused_linear(site: Site, roles: str) -> nn.Linear:
+    """weight (R * inner, C) and bias (R * inner,), where the site has one; R = number of roles."""
+    linear = skip_init(
+        nn.Linear, site.dim, len(roles) * site.inner, bias=site.qkv_bias, device=torch.get_default_device()
+    )
+    draw_linear(linear)
+    return linear
+
+
+def draw_linear(linear: nn.Linear) -> None:
+    """Draw the weight uniform in +-1/sqrt(C), as PyTorch does, and set the bias to zero, in place."""
+    bound = 1 / math.sqrt(linear.in_features)
+    nn.init.uniform_(linear.weight, -bound, bound)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
 
 
 def role_rows(fused: Float[Tensor, "R_inner ..."], all_roles: str, roles: str) -> Float[Tensor, "S_inner ..."]:
@@ -31,48 +48,33 @@ def role_rows(fused: Float[Tensor, "R_inner ..."], all_roles: str, roles: str) -
     return torch.cat([blocks[all_roles.index(role)] for role in roles])
 
 
-class LinearProjection(Projection):
-    """weight (R * inner, C) and bias (R * inner,) under the names of a fused `nn.Linear`; R = number of roles."""
+def project_roles(
+    layer: nn.Module, x: Float[Tensor, "B N C"], all_roles: str, roles: str, number: int, by_head: bool = False
+) -> tuple[Float[Tensor, "B H N d"], ...]:
+    """Some roles of x, in their order, by a layer that gives all of them: an `nn.Linear`, or what a tool has put there.
 
-    def __init__(self, site: Site, roles: str) -> None:
-        super().__init__()
-        self.roles, self.heads = roles, site.heads
-        self.weight = nn.Parameter(torch.empty(len(roles) * site.inner, site.dim))
-        self.bias = nn.Parameter(torch.empty(len(roles) * site.inner)) if site.qkv_bias else None
-        self.reset_parameters()
+    number: of heads. by_head: whether its rows are ordered (heads, roles, width), not (roles, heads, width).
+    Only the rows of these roles are computed where the layer is plain; an adapter or a quantised layer computes all.
+    """
+    if not roles:
+        return ()
+    if by_head:
+        parts = layer(x).unflatten(-1, (number, len(all_roles), -1)).unbind(-2)
+        return tuple(parts[all_roles.index(role)].transpose(1, 2) for role in roles)
+    if roles != all_roles and isinstance(layer, nn.Linear) and _is_plain(layer):
+        bias = None if layer.bias is None else role_rows(layer.bias, all_roles, roles)
+        parts = F.linear(x, role_rows(layer.weight, all_roles, roles), bias).chunk(len(roles), -1)
+        return tuple(heads(y, number) for y in parts)
+    parts = layer(x).chunk(len(all_roles), -1)
+    return tuple(heads(parts[all_roles.index(role)], number) for role in roles)
 
-    def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(C), as `nn.Linear` does; biases zero."""
-        bound = 1 / math.sqrt(self.weight.shape[1])
-        nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        if f"{prefix}weight1" in state_dict and f"{prefix}weight" not in state_dict:
-            error_msgs.append(
-                f"{prefix}weight1 belongs to an embedding with hidden layers, LinearQKV has weight; load it into a "
-                "model with the projection that was trained: SNE(...), PSNE(...) or FSNE(...)"
-            )
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-    def offset(self, roles: str) -> Float[Tensor, " R_inner"] | None:
-        """The bias of these roles."""
-        return None if self.bias is None else role_rows(self.bias, self.roles, roles)
-
-    def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
-        if not roles:
-            return ()
-        weight, bias = role_rows(self.weight, self.roles, roles), self.offset(roles)
-        return tuple(heads(y, self.heads) for y in F.linear(x, weight, bias).chunk(len(roles), -1))
+def _is_plain(layer: nn.Linear) -> bool:
+    """Whether nothing but its weight and bias decides what a linear layer computes: no hook, adapter, int8."""
+    return (
+        type(layer) is nn.Linear
+        and "forward" not in vars(layer)
+        and not layer._forward_pre_hooks
+        and not layer._forward_hooks
+        and not hasattr(layer.weight, "__tensor_flatten__")
+    )

@@ -1,11 +1,12 @@
 """Hooks of a replaced module: they move to the module in its place."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import nn
 
-from .layer import MIXER_CHILD, Port
+from .host_names import MIXER_CHILD
+from .layer import Port
 
 KINDS = {
     "_forward_hooks": "forward hook",
@@ -21,10 +22,15 @@ KINDS = {
 OPTIONS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 
 
-def lost_hooks(old: nn.Module, new: nn.Module) -> list[str]:
-    """The hooks below `old` that `move_hooks` leaves behind, such as "forward hook record of qkv"."""
+def lost_hooks(old: nn.Module, new: nn.Module, moved: Collection[str] = ()) -> list[str]:
+    """The hooks below `old` that `move_hooks` leaves behind, such as "forward hook record of qkv".
+
+    moved: paths of adapters that will be parts of `new`, with all that they have.
+    """
     lost = []
     for path, module, target in _counterparts(old, new):
+        if target is module or any(f"{path}.".startswith(f"{each}.") for each in moved):
+            continue
         for attribute, kind in KINDS.items():
             for hook in vars(module)[attribute].values():
                 if (target is None or _is_bound_below(hook, old)) and not _is_own(hook, module):
@@ -39,7 +45,7 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
     The new modules get the same containers, so that the handles of the hooks still remove them.
     """
     for _, module, target in list(_counterparts(old, new)):
-        if target is None:
+        if target is None or target is module:
             continue
         target.training = module.training
         for attribute in (*KINDS, *OPTIONS):
@@ -69,7 +75,8 @@ def _counterparts(old: nn.Module, new: nn.Module) -> Iterator[tuple[str, nn.Modu
         if isinstance(new, Port) and not isinstance(old, Port):
             there = f"{MIXER_CHILD}.{new.mixer_name(path)}"
         target = modules.get(renamed.get(there, there))
-        yield path, module, target if type(target) is type(module) else None
+        same = type(target) is type(module) and getattr(target, "out_features", 0) == getattr(module, "out_features", 0)
+        yield path, module, target if same else None
 
 
 def _is_bound_below(hook: Any, module: nn.Module) -> bool:

@@ -1,9 +1,9 @@
-"""Reading a host: the site of its attention, what a swap cannot replace, altered weights, and checkpoint files."""
+"""Reading a host: the site of its attention, what a swap cannot replace, and checkpoint files."""
 
 import argparse
 import io
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,14 +11,11 @@ import torch
 from safetensors.torch import load as load_tensors
 from timm.models import clean_state_dict
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from regard.core import ConfigError, Grid, Projection, Site, StoreError
+from regard.core import ConfigError, Grid, Site, StoreError
 from regard.store.files import read_bytes
 from regard.store.records import is_sealed, unseal
 from regard.store.tensor_files import decode
-
-LIBRARIES = frozenset({"torch", "timm", "torchvision", "transformers", "regard"})
 
 
 def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -63,35 +60,6 @@ def fused_refusal(module: Any) -> str:
     if module.proj.out_features != (module.q_proj if module.qkv is None else module.qkv).in_features:
         return "it changes the number of channels"
     return ""
-
-
-def alteration(layer: nn.Module, further: Collection[str] = (), skip: str = "") -> str:
-    """How a tool has wrapped or replaced a linear layer, so that its weights are not in `weight` and `bias`; "" if not.
-
-    It detects adapters such as LoRA, pruning, parametrisations such as weight norm, and quantisation. further: other
-    packages whose modules are accepted. skip: the name of a child that is not checked.
-    """
-    accepted = LIBRARIES | {package_name(layer), *further}
-    for name, part in layer.named_modules():
-        if skip and name.partition(".")[0] == skip:
-            continue
-        kind, subject = type(part), f"its {name}" if name else "it"
-        plain = isinstance(part, nn.Linear) and kind.forward is nn.Linear.forward
-        has_linear = any(isinstance(inner, nn.Linear | Projection) for inner in part.modules())
-        if is_parametrized(part):
-            return f"{subject} is parametrised"
-        if "forward" in vars(part):
-            return f"{subject} has a forward of its own"
-        if (has_linear and not plain and package_name(part) not in accepted) or kind.__module__.startswith("torch.ao."):
-            return f"{subject} is of {kind.__module__}.{kind.__qualname__}"
-        if any(type(hook).__module__.startswith("torch.nn.utils.") for hook in part._forward_pre_hooks.values()):
-            return f"{subject} is pruned or normalised by torch.nn.utils"
-    return ""
-
-
-def package_name(value: object) -> str:
-    """The package that the type of a value is from, such as "timm"."""
-    return type(value).__module__.partition(".")[0]
 
 
 def read_tensors(path: str | os.PathLike[str], *names: str) -> dict[str, Tensor]:

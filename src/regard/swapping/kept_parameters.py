@@ -53,7 +53,15 @@ def convert_others(module: nn.Module, kept: Iterable[Tensor], example: Tensor) -
 
 
 def check_wrapper(model: nn.Module, layers: Iterable[str]) -> None:
-    """Raises: SwapError for DDP and FSDP, which know the parameters, inference mode, and layers compiled alone."""
+    """Raises: SwapError for what is around a model or some of its layers and would not work after a change of them.
+
+    These are DDP, DataParallel and FSDP, torch.compile, adapters around a whole attention, and inference mode.
+    """
+    if inside := [name for name in layers if ".base_layer" in f".{name}"]:
+        raise SwapError(
+            f"{inside[0]} has an adapter around the whole attention; merge it first (merge_and_unload() of PEFT), or "
+            "leave the layer out with where="
+        )
     if compiled := [name for name in layers if name.endswith("._orig_mod")]:
         raise SwapError(f"{compiled[0]} is compiled by itself, so it would still run; swap or restore it before that")
     if any(value.is_inference() for value in model.parameters()):

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site
-from regard.projections.linear import LinearProjection, role_rows
+from regard.projections.linear import role_rows
 
+from .adapters import adapted_name, adapters
 from .grid_source import GridSource
+from .host_names import MIXER_CHILD, HostNames
 from .host_parameters import fused_site
-from .separate_qkv import HostMap, PairProjection, SeparateProjection, fused_roles, joined_qkv, match_host_projection
-
-MIXER_CHILD = "regard"
-"""The name of the mixer among the children of a port; all new parameters are below it in the state dict."""
+from .separate_qkv import joined_qkv, match_host_projection
 
 
-class Port(nn.Module):
+class Port(HostNames):
     """The layer that takes the place of one kind of attention; write a subclass for an attention class of your own.
 
     A port has the forward signature of the attention that it replaces and calls the mixer, its child `regard`, with
@@ -38,7 +37,8 @@ class Port(nn.Module):
     watch: path of the module whose output (B, C, h, w) gives the grid, looked up from the layer upwards; "a|b" means
     either path. "" if the port knows the grid: then define `host_grid` and `grid`.
     parameter_names: the host's name of a parameter or child -> the mixer's, where they differ, such as
-    {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q`, `qkv.k`, `qkv.v`), `proj`, `q_norm`, `k_norm`, `operator`.
+    {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q_proj`, `qkv.k_proj`, `qkv.v_proj`), `proj`, `q_norm`, `k_norm`
+    and `operator`.
     kept_parameters: parameters that the port itself keeps and uses, such as a table of relative position biases.
     mask_kinds: the kinds of mask that the host always passes ("causal", "padding", "bias"); mechanisms that cannot
     apply them are refused.
@@ -59,8 +59,6 @@ class Port(nn.Module):
     replaces: ClassVar[tuple[type, ...]] = ()
     watch: ClassVar[str] = ""
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
-    parameter_names: ClassVar[dict[str, str]] = {}
-    kept_parameters: ClassVar[tuple[str, ...]] = ()
 
     placeholder: Tensor
     """An empty buffer with the model's device and dtype, for a mixer that has no parameters."""
@@ -133,16 +131,6 @@ class Port(nn.Module):
 
     # the mixer and the host
 
-    @property
-    def mixer(self) -> Mixer:
-        """The mixer in place; the same as `.regard`."""
-        return self._modules[MIXER_CHILD]  # type: ignore[return-value]
-
-    @property
-    def host(self) -> nn.Module:
-        """The library's module, hidden from registration; parameters that the mixer has in full are on `meta`."""
-        return self._host[0]
-
     def new_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         """A mixer with the host's device, dtype and q/k normalisation, and q, k, v fused or separate as there."""
         mixer = self.build_mixer(config, site, shared)
@@ -154,135 +142,6 @@ class Port(nn.Module):
                 setattr(mixer, name, copy.deepcopy(norm))
         example = next(present.parameters(), self.placeholder)
         return mixer.to(example.device, example.dtype)
-
-    # parameters: the host's names and the mixer's
-
-    def mixer_name(self, key: str) -> str:
-        """The mixer's name for the host's key."""
-        for host_name, mixer_name in self.parameter_names.items():
-            if key == host_name or key.startswith(host_name + "."):
-                return mixer_name + key[len(host_name) :]
-        return key
-
-    def _same_meaning(self, mixer_key: str) -> bool:
-        """Whether a key of the mixer means what the host's key of that name means."""
-        linear = (LinearProjection, SeparateProjection, PairProjection, HostMap)
-        return not mixer_key.startswith("qkv.") or isinstance(getattr(self.mixer, "qkv", None), linear)
-
-    def matched_roles(self) -> dict[str, str]:
-        """The host's keys that the mixer has parameters for -> the roles that it has.
-
-        "qkv" means the whole tensor; "qv", for example, that the mixer has only the rows of queries and values of a
-        fused matrix. A mechanism with another number of heads has no row of the host.
-        """
-        mixer_state, projection = self.mixer.state_dict(), getattr(self.mixer, "qkv", None)
-        matched = {}
-        for key, shape in self.host_shapes.items():
-            name = self.mixer_name(key)
-            if name not in mixer_state or not self._same_meaning(name):
-                continue
-            host_roles = fused_roles(name)
-            roles = "".join(role for role in getattr(projection, "roles", "") if role in host_roles)
-            if roles == host_roles:
-                fits, roles = mixer_state[name].shape == shape, "qkv"
-            else:
-                same_height = mixer_state[name].shape[0] * len(host_roles) == shape[0] * len(roles)
-                fits = same_height and mixer_state[name].shape[1:] == shape[1:]
-            if fits and roles:
-                matched[key] = roles
-        return matched
-
-    def to_mixer(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The host's tensors under the mixer's names, as far as it has them; of fused tensors the rows that it uses.
-
-        A tensor of another shape than the host's is passed on, so that loading reports it.
-        """
-        mixer_state, matched, converted = self.mixer.state_dict(), self.matched_roles(), {}
-        for key, value in state.items():
-            name, roles = self.mixer_name(key), matched.get(key, "")
-            if value.shape != self.host_shapes[key]:
-                if name in mixer_state and self._same_meaning(name):
-                    converted[name] = value
-            elif roles == "qkv":
-                converted[name] = value
-            elif roles:
-                converted[name] = role_rows(value, fused_roles(name), roles)
-        return converted
-
-    def fully_kept(self) -> set[str]:
-        """Keys of the host that the swapped layer has in full."""
-        return {key for key, roles in self.matched_roles().items() if roles == "qkv"} | (
-            self.host_shapes.keys() & self._parameters.keys()
-        )
-
-    def parameter_changes(self) -> tuple[list[str], list[str], list[str]]:
-        """The names of kept, new and dropped parameters; `qkv.weight[qv]` are the rows of these roles."""
-        new, kept, dropped = set(self.mixer.state_dict()), [], []
-        full, matched = self.fully_kept(), self.matched_roles()
-        for key in self.host_shapes:
-            if key in full:
-                kept.append(key)
-            elif roles := matched.get(key):
-                kept.append(f"{key}[{roles}]")
-                unused = (role for role in fused_roles(self.mixer_name(key)) if role not in roles)
-                dropped.append(f"{key}[{''.join(unused)}]")
-            else:
-                dropped.append(key)
-                continue
-            new.discard(self.mixer_name(key))
-        return kept, sorted(f"{MIXER_CHILD}.{key}" for key in new), dropped
-
-    def host_state(self) -> dict[str, Tensor]:
-        """The host's whole state: the mixer's current tensors where they fit, what was dropped as it was."""
-        mixer_state, state = self.mixer.state_dict(), dict(self.host.state_dict())
-        matched = self.matched_roles()
-        for key, old in state.items():
-            name, roles = self.mixer_name(key), matched.get(key, "")
-            if key in self._parameters:
-                state[key] = getattr(self, key).detach()
-            elif roles == "qkv":
-                state[key] = mixer_state[name]
-            elif roles:
-                host_roles = fused_roles(name)
-                blocks = old.to(mixer_state[name], copy=True).unflatten(0, (len(host_roles), -1))
-                for role, value in zip(roles, mixer_state[name].unflatten(0, (len(roles), -1)), strict=True):
-                    blocks[host_roles.index(role)] = value
-                state[key] = blocks.flatten(0, 1)
-        return state
-
-    # parameters that stay the same objects
-
-    def layer_name(self, key: str) -> str:
-        """This layer's own name for the host's key, which `named_parameters` has; `state_dict` has the host's."""
-        return key if key in self._parameters else f"{MIXER_CHILD}.{self.mixer_name(key)}"
-
-    def host_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that the host has in full, by its names."""
-        own = dict(self.named_parameters(remove_duplicate=False))
-        return {key: own[name] for key in self.fully_kept() if (name := self.layer_name(key)) in own}
-
-    def frozen_parameters(self) -> set[str]:
-        """The host's frozen parameters: as their replacements are now, and dropped ones as they were."""
-        trained = {name: value.requires_grad for name, value in self.host.named_parameters(remove_duplicate=False)}
-        mixer_parameters = dict(self.mixer.named_parameters(remove_duplicate=False))
-        present = {key: mixer_parameters.get(self.mixer_name(key)) for key in self.matched_roles()}
-        present |= {key: self._parameters.get(key) for key in self.kept_parameters}
-        trained |= {key: value.requires_grad for key, value in present.items() if key in trained and value is not None}
-        return {name for name, requires_grad in trained.items() if not requires_grad}
-
-    def freeze(self, names: set[str], further: set[str]) -> None:
-        """Freeze these of the host's parameters, here and in the hidden host, and no other of the host's.
-
-        further: other parameters to freeze, by their names in this layer.
-        """
-        for name, value in self.host.named_parameters(remove_duplicate=False):
-            value.requires_grad_(name not in names)
-        host_names = {self.layer_name(key): key for key in (*self.matched_roles(), *self.kept_parameters)}
-        for name, value in self.named_parameters(remove_duplicate=False):
-            if name in host_names:
-                value.requires_grad_(host_names[name] not in names)
-            elif name in further:
-                value.requires_grad_(False)
 
     # swapping in and out
 
@@ -306,7 +165,8 @@ class Port(nn.Module):
     def _initialise_projection(self, state: dict[str, Tensor]) -> None:
         """Offer the host's q, k, v to a projection of another kind: SNE(init="svd") starts from them."""
         projection, config = getattr(self.mixer, "qkv", None), cast(Any, self.mixer.config)
-        if not isinstance(projection, Projection) or self._same_meaning("qkv.weight"):
+        by_head = getattr(self.mixer, "qkv_by_head", False)
+        if not isinstance(projection, Projection) or self._same_meaning("qkv.weight") or by_head:
             return
         fused = joined_qkv({self.mixer_name(key): value for key, value in state.items()})
         if fused is None or len(fused[0]) != 3 * self.mixer.site.inner:
@@ -351,15 +211,11 @@ class Port(nn.Module):
         """
         quiet = self._without("_state_dict_hooks")
         state = nn.Module.state_dict(quiet, *args, destination=destination, prefix=prefix, keep_vars=keep_vars)
-        kept = self.fully_kept()
         start = f"{prefix}{MIXER_CHILD}."
-        mixer_state = {key[len(start) :]: state.pop(key) for key in list(state) if key.startswith(start)}
-        for key in self.host_shapes:
-            if key in self._parameters:
-                state[prefix + key] = state.pop(prefix + key)
-            elif key in kept:
-                state[prefix + key] = mixer_state.pop(self.mixer_name(key))
-        state.update({start + key: value for key, value in mixer_state.items()})
+        rest = {key: state.pop(key) for key in list(state) if key.startswith(start)}
+        for name, own in self.host_names().items():
+            state[prefix + name] = (rest if own.startswith(f"{MIXER_CHILD}.") else state).pop(prefix + own)
+        state.update(rest)
         for hook in self._state_dict_hooks.values():
             changed = hook(self, state, prefix, getattr(state, "_metadata", {}).get(prefix[:-1], {}))
             state = state if changed is None else changed
@@ -384,10 +240,15 @@ class Port(nn.Module):
     ) -> None:
         for hook in self._load_state_dict_pre_hooks.values():
             hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        for path, own in self.host_adapters().items():
+            for key in [key for key in state_dict if key.startswith(f"{prefix}{path}.")]:
+                if key.removeprefix(prefix) not in self.host_shapes:
+                    name = f"{prefix}{MIXER_CHILD}.{own}{key.removeprefix(prefix + path)}"
+                    state_dict.setdefault(name, state_dict.pop(key))
         keys = [key for key in self.host_shapes if key not in self._parameters and prefix + key in state_dict]
-        host_tensors = {key: state_dict.pop(prefix + key) for key in keys}
+        host_tensors, paths = {key: state_dict.pop(prefix + key) for key in keys}, adapters(self.mixer)
         for name, value in self.to_mixer(host_tensors).items():
-            state_dict.setdefault(f"{prefix}{MIXER_CHILD}.{name}", value)
+            state_dict.setdefault(f"{prefix}{MIXER_CHILD}.{adapted_name(paths, name)}", value)
         for key in self.kept_parameters:
             if key not in self._parameters:
                 state_dict.pop(prefix + key, None)
@@ -418,14 +279,20 @@ class Port(nn.Module):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
+        path, _, leaf = self.parameter_names.get(name, name).rpartition(".")
         if name in self.parameter_names and isinstance(value, Tensor):  # functional_call by the host's name
-            *path, leaf = self.parameter_names[name].split(".")
-            owner: nn.Module = self.mixer
-            for part in path:
-                owner = getattr(owner, part)
-            owner._parameters[leaf] = value  # type: ignore[assignment]
-            return
-        super().__setattr__(name, value)
+            path, _, leaf = adapted_name(adapters(self.mixer), f"{path}.{leaf}").rpartition(".")
+            self.mixer.get_submodule(path)._parameters[leaf] = value  # type: ignore[assignment]
+        elif isinstance(value, nn.Module) and self._has_in_mixer(name):  # an adapter around a projection
+            setattr(self.mixer.get_submodule(path), leaf, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _has_in_mixer(self, name: str) -> bool:
+        """Whether a child of the host, by its name, is a child of the mixer now."""
+        if "_host" not in self.__dict__ or name not in self.host._modules:
+            return False
+        return self.mixer_name(name) in dict(self.mixer.named_modules())
 
 
 def first_tensor(module: nn.Module) -> Tensor:

@@ -1,8 +1,6 @@
-"""Projections for hosts with separate matrices, or only separate biases, of queries, keys and values."""
+"""Queries, keys and values of hosts with separate matrices or biases, or another order of rows."""
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,28 +9,28 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Projection, Site, heads
-from regard.projections.linear import LinearProjection
+from regard.mixers.shared.heads import HeadLayer
 
 SEPARATE_BIASES = {"q_bias": "qkv.q_bias", "v_bias": "qkv.v_bias"}
 """The host's names of separate biases -> those of `SeparateBiases`."""
-SEPARATE_MATRICES = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v"}
-"""The host's names of separate matrices -> those of `SeparateProjection`."""
+SEPARATE_MATRICES = {"q_proj": "qkv.q_proj", "k_proj": "qkv.k_proj", "v_proj": "qkv.v_proj"}
+"""The host's names of separate matrices -> those of `SeparateProjection`, which tools find by the host's names."""
 
 
 class SeparateProjection(Projection):
-    """Linear children q, k and v for the roles in use: `LinearQKV` of a host with three matrices.
+    """A linear child for each role in use: `LinearQKV` of a host with three matrices.
 
-    biases: the roles that have a bias.
+    biases: the roles that have a bias. ending: of the children's names, q_proj, k_proj and v_proj for "_proj".
     """
 
-    def __init__(self, site: Site, roles: str, biases: str) -> None:
+    def __init__(self, site: Site, roles: str, biases: str, ending: str = "") -> None:
         super().__init__()
-        self.roles, self.heads = roles, site.heads
+        self.heads, self.ending = site.heads, ending
         for role in roles:
-            self.add_module(role, nn.Linear(site.dim, site.inner, bias=role in biases))
+            self.add_module(role + ending, nn.Linear(site.dim, site.inner, bias=role in biases))
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
-        return tuple(heads(self.get_submodule(role)(x), self.heads) for role in roles)
+        return tuple(heads(self.get_submodule(role + self.ending)(x), self.heads) for role in roles)
 
 
 class PairProjection(Projection):
@@ -54,48 +52,26 @@ class PairProjection(Projection):
         return tuple(heads(projected[role], self.heads) for role in roles)
 
 
-class HostMap(Projection):
-    """A host's own fused map `map` of queries, keys and values: a linear layer or a 1x1 convolution.
-
-    by_head: whether its rows are ordered (heads, 3, width), not (3, heads, width). All its rows are kept.
-    """
-
-    def __init__(self, host_map: nn.Linear | nn.Conv2d, heads: int, by_head: bool) -> None:
-        super().__init__()
-        self.map, self.heads, self.by_head, self.roles = copy.deepcopy(host_map), heads, by_head, "qkv"
-
-    def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
-        y = on_tokens(self.map, x)
-        if self.by_head:
-            parts = y.unflatten(-1, (self.heads, 3, -1)).unbind(-2)
-        else:
-            parts = y.unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        return tuple(parts["qkv".index(role)].transpose(1, 2) for role in roles)
-
-
 class TokenConv(nn.Conv2d):
     """A 1x1 convolution that takes tokens (B, N, C) instead of a map."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return on_tokens(self, x)
+    def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N D"]:
+        return F.linear(x, self.weight.flatten(1), self.bias)
 
 
-def on_tokens(layer: nn.Linear | nn.Conv2d, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N D"]:
-    """A linear layer or a 1x1 convolution, applied to tokens."""
-    return F.linear(x, layer.weight.flatten(1), layer.bias) if isinstance(layer, nn.Conv2d) else layer(x)
-
-
-class SeparateBiases(LinearProjection):
+class SeparateBiases(nn.Linear):
     """One fused matrix, and biases q_bias and v_bias for the roles in use; keys have none."""
 
     def __init__(self, site: Site, roles: str) -> None:
-        super().__init__(replace(site, qkv_bias=False), roles)
+        super().__init__(site.dim, len(roles) * site.inner, bias=False)
+        self.roles = roles
         for role in set(roles) & set("qv"):
             self.register_parameter(f"{role}_bias", nn.Parameter(torch.zeros(site.inner)))
 
-    def offset(self, roles: str) -> Float[Tensor, " R_inner"]:
+    def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N R_inner"]:
         zeros = self.weight.new_zeros(len(self.weight) // len(self.roles))
-        return torch.cat([self._parameters.get(f"{role}_bias", zeros) for role in roles])  # type: ignore[misc]
+        biases = [self._parameters.get(f"{role}_bias", zeros) for role in self.roles]
+        return F.linear(x, self.weight, torch.cat(biases))  # type: ignore[arg-type]
 
 
 def match_host_projection(mixer: Any, host: Any) -> None:
@@ -104,15 +80,24 @@ def match_host_projection(mixer: Any, host: Any) -> None:
     These are q and kv, or q_proj, k_proj and v_proj, or q_bias and v_bias. Where the host has one matrix and one bias,
     nothing changes.
     """
-    if not isinstance(getattr(mixer, "qkv", None), LinearProjection):
+    if not isinstance(mixer, HeadLayer) or type(mixer.qkv) is not nn.Linear:
         return
     roles = mixer.config.roles
     if hasattr(host, "kv"):
         mixer.qkv = PairProjection(mixer.site, roles)
     elif getattr(host, "q_proj", None) is not None:
-        mixer.qkv = SeparateProjection(mixer.site, roles, roles_with_bias(q=host.q_proj, k=host.k_proj, v=host.v_proj))
+        biases = roles_with_bias(q=host.q_proj, k=host.k_proj, v=host.v_proj)
+        mixer.qkv = SeparateProjection(mixer.site, roles, biases, "_proj")
     elif getattr(host, "q_bias", None) is not None:
         mixer.qkv = SeparateBiases(mixer.site, roles)
+
+
+def keep_fused(mixer: HeadLayer, host: Any) -> None:
+    """Give a mixer, in place, a map like the host's `qkv`, a linear layer or a 1x1 convolution, with all its rows."""
+    (rows, channels), bias = host.qkv.weight.shape[:2], host.qkv.bias is not None
+    linear = host.qkv.weight.ndim == 2
+    mixer.qkv = nn.Linear(channels, rows, bias) if linear else TokenConv(channels, rows, 1, bias=bias)
+    mixer.qkv_roles = "qkv"
 
 
 def fused_roles(name: str) -> str:
@@ -123,10 +108,10 @@ def fused_roles(name: str) -> str:
 def joined_qkv(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None] | None:
     """The joined weight (3 inner, C) and bias of q, k and v of a state by the mixer's names; None if it has none."""
     if "qkv.weight" in state:
-        weight = state["qkv.weight"]
+        weight = state["qkv.weight"].flatten(1)
         biases = _joined_biases([state.get(f"qkv.{role}_bias") for role in "qkv"], weight.chunk(3))
         return weight, state.get("qkv.bias", biases)
-    for names in (("q", "k", "v"), ("q", "kv")):
+    for names in (("q", "k", "v"), ("q_proj", "k_proj", "v_proj"), ("q", "kv")):
         parts = [state[f"qkv.{name}.weight"] for name in names if f"qkv.{name}.weight" in state]
         if len(parts) == len(names) and all(part.ndim == 2 for part in parts):
             return torch.cat(parts), _joined_biases([state.get(f"qkv.{name}.bias") for name in names], parts)

@@ -12,7 +12,8 @@ from regard.swapping.ports.hugging_face import mark_configuration
 
 from .grid_source import GridSource, watched_module
 from .hooks import move_hooks
-from .layer import MIXER_CHILD, Port
+from .host_names import MIXER_CHILD
+from .layer import Port
 
 
 def check_where(where: object) -> None:

@@ -1,36 +1,28 @@
 """Swapping: a mechanism in the place of a model's attention, with the model's weights and parameter names kept."""
 
 import copy
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedError, nearest
 from regard.mixers.spelling import parse_mixer, parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
+from .adapters import adapters, alteration, package_name, remove_adapters
 from .hooks import empty_hooks, lost_hooks, move_hooks
-from .host_parameters import alteration, package_name
-from .inspect import attention_layers, example_input, input_shapes, layer_grids, matching_layers, original_attention
-from .kept_parameters import (
-    check_tied,
-    check_wrapper,
-    convert_others,
-    parameter_uses,
-    set_parameters,
-    take_state,
-    tensor_at,
-)
-from .layer import MIXER_CHILD, Port, first_tensor
+from .host_names import MIXER_CHILD
+from .inspect import attention_layers, example_input, input_shapes, layer_grids, matching_layers
+from .kept_parameters import check_tied, check_wrapper, parameter_uses, set_parameters, take_state
+from .layer import Port
 from .layer_plan import LayerPlan, PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan
 from .removed import Removed
 from .shared_state import replace_modules, shared_module, swapped_layers
 from .transaction import unchanged_on_error
+from .transfer import host_adapters, host_tensors, movable_adapters, same_parameters, transfer, transfer_shared
 
 
 @dataclass
@@ -41,6 +33,8 @@ class PlannedSite:
     new_objects: names in `model.named_parameters()` after the swap of parameters that an optimizer made before it does
     not have: new ones, and kept rows of a fused matrix. All others are the same objects.
     lost_hooks: hooks that cannot move, such as those of a part that the new layer does not have; the others move to it.
+    adapters: projections around which an adapter of PEFT goes on working. lost_adapters: projections that the new layer
+    does not have in full, so that the adapter around them would be lost; `SwapPlan.apply` refuses this.
     """
 
     name: str
@@ -52,10 +46,17 @@ class PlannedSite:
     notes: list[str] = field(default_factory=list)
     new_objects: list[str] = field(default_factory=list)
     lost_hooks: list[str] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)
+    lost_adapters: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         lists = (("kept", self.kept), ("new", self.new), ("dropped", self.dropped))
-        further = (("note", self.notes), ("hooks left behind", self.lost_hooks))
+        further = (
+            ("adapters kept", self.adapters),
+            ("adapters lost", self.lost_adapters),
+            ("note", self.notes),
+            ("hooks left behind", self.lost_hooks),
+        )
         changes = "; ".join(f"{label} {', '.join(items)}" for label, items in (*lists, *further) if items)
         return f"{self.name} ({type(self.layer).__name__}, {self.layer.mixer.site.grid}): {changes}"
 
@@ -82,7 +83,7 @@ class SwapPlan:
     def layers(self) -> dict[str, Port]:
         """The new layers by name with copies of their weights, outside of the model, which is not changed."""
         for site in self.sites:
-            _transfer(site, faithful=True)
+            transfer(site.before, site.layer, faithful=True)
         return copy.deepcopy({site.name: site.layer for site in self.sites})  # at once: what they share stays shared
 
     def apply(self, faithful: bool = True) -> nn.Module:
@@ -92,7 +93,7 @@ class SwapPlan:
         faithful: a new convolution (`dwc=`) is initialised with zeros, so that it changes nothing at first; False
         initialises it as PyTorch does, for training from scratch. A forward pass of the example checks that every layer
         runs. After any exception, Ctrl-C too, the model is as it was; no other thread may use it meanwhile.
-        Raises: SwapError if a layer does not run, or was changed since the plan was made.
+        Raises: SwapError if a layer does not run, was changed since the plan was made, or would lose an adapter.
         """
         return unchanged_on_error(self.model, lambda: self._apply(faithful))
 
@@ -100,16 +101,19 @@ class SwapPlan:
         for site in self.sites:
             if self.model.get_submodule(site.name) is not site.before:
                 raise SwapError(f"{site.name} changed since the plan was made; make a new plan")
+            if site.lost_adapters:
+                raise lost_adapters_error(site.name, site.lost_adapters)
         for site in self.sites:
-            _transfer(site, faithful)
-        _transfer_shared(self.model, self.sites)
-        replace_modules(self.model, {site.before: site.layer for site in self.sites})
+            transfer(site.before, site.layer, faithful)
+        replaced = {site.before: site.layer for site in self.sites}
+        transfer_shared(self.model, replaced)
+        replace_modules(self.model, replaced)
         shapes = input_shapes(self.model, {site.name: site.layer for site in self.sites}, self.example)
         unused = [site.name for site in self.sites if site.name not in shapes]
         if unused:
             raise SwapError(f"the forward pass did not enter {', '.join(unused)}")
         for site in self.sites:
-            site.layer.drop_host_weights(_host_tensors(site))
+            site.layer.drop_host_weights(host_tensors(site.before, site.layer))
         return self.model
 
 
@@ -125,9 +129,9 @@ def plan_swap(
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
     every self-attention. example: an input (1, C, H, W), needed where the model does not name its image size. ports:
     for attention classes of your own (see `Port`); not needed where the class names its port.
-    Raises: SwapError if nothing matches, a layer cannot be read, its weights are wrapped by an adapter (LoRA), which a
-    swap would lose, or the model is wrapped for distributed training; UnsupportedError if the host passes masks that
-    the mechanism cannot apply; ConfigError if mixer is no configuration.
+    Raises: SwapError if nothing matches, a layer cannot be read, a tool has wrapped its weights (pruning, weight norm,
+    quantisation), or the model is wrapped for distributed training; UnsupportedError if the host passes masks that the
+    mechanism cannot apply; ConfigError if mixer is no configuration.
     """
     config = parse_mixer(mixer) if isinstance(mixer, str) else mixer
     if not isinstance(model, nn.Module):
@@ -166,8 +170,9 @@ def _plan(
         raise SwapError(f"{type(model).__name__} has no attention that a port knows at {', '.join(unknown)}")
     order = {name: index for index, name in enumerate(layers)}
     check_wrapper(model, names)
-    for name in names:
-        _check_supported(layers[name], model.get_submodule(name), name, mixer)
+    hosts = {name: _host_copy(model.get_submodule(name), name) for name in names}
+    for name, host in hosts.items():
+        _check_supported(layers[name], host, name, mixer)
     forward_grids = layer_grids(model, {name: layers[name] for name in names}, example)
     shared = mixer.shared()
     if shared is not None:
@@ -177,8 +182,8 @@ def _plan(
     for name in names:
         module, port = model.get_submodule(name), layers[name]
         grid, source = forward_grids[name]
-        site = port.site(original_attention(module), grids.get(name, grid), name, order[name])
-        host = _host_copy(module, name)
+        host = hosts[name]
+        site = port.site(host, grids.get(name, grid), name, order[name])
         layer = port(host, mixer, site, shared)
         layer.source = source
         planned.append(_planned_site(uses, name, module, layer, _notes(host, mixer, site.qkv_bias)))
@@ -186,25 +191,35 @@ def _plan(
 
 
 def _host_copy(module: nn.Module, name: str) -> nn.Module:
-    """A copy of the host's attention without hooks, on which a plan works. Raises: SwapError if it has none."""
+    """A copy of the host's attention without hooks and adapters, on which a plan works.
+
+    Raises: SwapError if a tool has changed its weights, or it cannot be copied.
+    """
+    _check_plain(module, name)
     if isinstance(module, Port):
         return module.restored_attention()
     try:
-        return copy.deepcopy(module, empty_hooks(module))
+        host = copy.deepcopy(module, empty_hooks(module))
     except Exception as error:  # copying calls whatever the module holds
         raise SwapError(
             f"{name} cannot be copied, so it cannot be restored: {error}; leave it out with where="
         ) from error
+    remove_adapters(host)
+    return host
 
 
 def _planned_site(uses: Mapping[int, int], name: str, before: nn.Module, layer: Port, notes: list[str]) -> PlannedSite:
     """What becomes of the parameters and hooks of one layer. Raises: SwapError for parameters tied to others."""
     kept, new, dropped = layer.parameter_changes()
-    same = _same_parameters(before, layer)
-    check_tied(uses, name, before, same.values())
+    same = same_parameters(before, layer)
+    moved, lost = movable_adapters(before, layer)
+    check_tied(
+        uses, name, before, [*same.values(), *(each for adapter in moved.values() for each in adapter.parameters())]
+    )
     own = [own for own, _ in layer.named_parameters(remove_duplicate=False)]
     new_objects = [f"{name}.{each}" for each in own if each not in same]
-    return PlannedSite(name, layer, before, kept, new, dropped, notes, new_objects, lost_hooks(before, layer))
+    hooks = lost_hooks(before, layer, moved)
+    return PlannedSite(name, layer, before, kept, new, dropped, notes, new_objects, hooks, list(moved), lost)
 
 
 def swap(
@@ -257,10 +272,10 @@ def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) ->
 def restore(model: nn.Module, where: str = "*") -> nn.Module:
     """Put the host's own attention back, in place, with the current weights where they fit; returns the model.
 
-    Parameters that the swapped layer has in full stay the same objects, and hooks move back; a warning names those that
-    cannot. After any exception, Ctrl-C too, the model is as it was.
-    Raises: SwapError if no swapped layer matches, an adapter (LoRA) is around the weights of one, or the model is
-    wrapped for distributed training.
+    Parameters that the swapped layer has in full stay the same objects, with the adapters around them, and hooks move
+    back; a warning names those that cannot. After any exception, Ctrl-C too, the model is as it was.
+    Raises: SwapError if no swapped layer matches, a tool has wrapped the weights of one, an adapter is around weights
+    that the host does not have, or the model is wrapped for distributed training.
     """
     return unchanged_on_error(_checked(model), lambda: _restore(model, where))
 
@@ -273,8 +288,12 @@ def _restore(model: nn.Module, where: str) -> nn.Module:
     for name in names:
         layer: Any = model.get_submodule(name)
         _check_plain(layer, name)
-        host = layer.restored_attention()
+        host, own = layer.restored_attention(), host_adapters(layer)
+        if others := [path for path, adapter in adapters(layer.mixer).items() if adapter not in own.values()]:
+            raise lost_adapters_error(name, others)
         set_parameters(host, layer.host_parameters())
+        for path, adapter in own.items():
+            host.set_submodule(path, adapter)
         lost[name] = lost_hooks(layer, host)
         replacements[layer] = host
     _warn_of_lost_hooks(lost)
@@ -286,8 +305,8 @@ def retune(model: nn.Module, where: str = "*", **changes: Any) -> nn.Module:
     """Change fields of the mechanisms of a trained model, in place, such as retune(model, m=49, k=49).
 
     Every parameter stays the same object, and hooks move to the new modules. After any exception, Ctrl-C too, the model
-    is as it was. Raises: SwapError if no swapped layer matches or an adapter (LoRA) is around the weights of one,
-    ConfigError for an unknown field or for one that would change the parameters.
+    is as it was. Raises: SwapError if no swapped layer matches or a tool has wrapped the weights of one, ConfigError
+    for an unknown field or for one that would change the parameters.
     """
     return unchanged_on_error(_checked(model), lambda: _retune(model, where, changes))
 
@@ -303,6 +322,8 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
             if key not in names:
                 raise ConfigError(f"{type(config).__name__} has no {key!r}; {nearest(key, names)}")
         new = layer.new_mixer(replace(config, **changes), old.site, shared_module(layer))
+        for path, adapter in adapters(old).items():
+            new.set_submodule(path, adapter)
         try:
             take_state(new, old)
         except RuntimeError as error:
@@ -326,18 +347,17 @@ def _checked(model: nn.Module) -> nn.Module:
 # checks
 
 
-def _check_supported(port: type[Port], module: nn.Module, name: str, mixer: MixerConfig) -> None:
-    """Raises: SwapError for altered weights, UnsupportedError if the port or the mechanism cannot be used here."""
-    _check_plain(module, name)
-    missing = sorted(port.host_masks(original_attention(module)) - mixer.masks) if mixer.uses else []
-    if reason := port.refusal(original_attention(module)):
+def _check_supported(port: type[Port], host: nn.Module, name: str, mixer: MixerConfig) -> None:
+    """Raises: UnsupportedError if the port or the mechanism cannot be used here. host: the library's module."""
+    missing = sorted(port.host_masks(host) - mixer.masks) if mixer.uses else []
+    if reason := port.refusal(host):
         raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
     if missing:
         raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
 
 
 def _check_plain(layer: nn.Module, name: str) -> None:
-    """Raises: SwapError if a tool has wrapped or replaced the weights of a layer (LoRA, pruning, quantisation)."""
+    """Raises: SwapError if a tool has wrapped or replaced the weights of a layer (pruning, quantisation)."""
     if isinstance(layer, Port):
         reason = alteration(layer.mixer, {package_name(part) for part in parts(layer.mixer.config)}, skip="operator")
     else:
@@ -347,6 +367,14 @@ def _check_plain(layer: nn.Module, name: str) -> None:
             f"{name}: {reason}, whose weights would be lost; merge or remove it first (merge_and_unload() of PEFT, "
             "prune.remove() or remove_parametrizations() of torch), or leave the layer out with where="
         )
+
+
+def lost_adapters_error(name: str, paths: list[str]) -> SwapError:
+    """The error for adapters around weights that do not stay."""
+    return SwapError(
+        f"{name}: the adapter around {', '.join(paths)} would be lost, as those weights do not stay in full; merge it "
+        "first (merge_and_unload() of PEFT), or leave the layer out with where="
+    )
 
 
 def _warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
@@ -371,99 +399,3 @@ def _dropout(host: nn.Module) -> float:
     values = [getattr(host, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
     rates = (value.p if isinstance(value, nn.Dropout) else value for value in values)
     return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
-
-
-# weights
-
-
-def _transfer(site: PlannedSite, faithful: bool) -> None:
-    """Give the new layer its weights: the host's, and those of the previous mixer that mean the same.
-
-    What it has in full is the same parameter; the rest is copied. The model is not changed.
-    """
-    layer, before = site.layer, site.before
-    same, example = _same_parameters(before, layer), first_tensor(before)
-    convert_others(layer, same.values(), example)
-    filled = layer.load_host_state(_host_tensors(site), same)
-    filled |= {name.removeprefix(f"{MIXER_CHILD}.") for name in same}
-    if isinstance(before, Port):
-        filled |= _copy_same_buffers(before, layer)
-    dwc = getattr(layer.mixer, "dwc", None)
-    if faithful and isinstance(dwc, nn.Conv2d) and "dwc.weight" not in filled:
-        for value in dwc.parameters():
-            nn.init.zeros_(value)
-    set_parameters(layer, same)
-    frozen = {name for name, value in before.named_parameters(remove_duplicate=False) if not value.requires_grad}
-    if isinstance(before, Port):  # a new parameter may have the name of an old one that meant something else
-        further = {name for name in frozen if name in same or not name.startswith(f"{MIXER_CHILD}.")}
-        layer.freeze(before.frozen_parameters(), further)
-    else:
-        layer.freeze(frozen, set())
-
-
-def _host_tensors(site: PlannedSite) -> dict[str, Tensor]:
-    """The host's present tensors, by its names."""
-    before = site.before
-    if isinstance(before, Port):
-        return before.host_state()
-    return {key: tensor_at(before, key).detach() for key in site.layer.host_shapes}
-
-
-def _same_parameters(before: nn.Module, layer: Port) -> dict[str, nn.Parameter]:
-    """By the new layer's own names: the parameters of the module in its place that it takes over as they are."""
-    if not isinstance(before, Port):
-        own = dict(before.named_parameters(remove_duplicate=False))
-        return {layer.layer_name(key): own[key] for key in layer.fully_kept() if key in own}
-    own = before.host_parameters()
-    same = {layer.layer_name(key): own[key] for key in layer.fully_kept() if key in own}
-    old = dict(before.mixer.named_parameters(remove_duplicate=False))
-    return same | {f"{MIXER_CHILD}.{key}": old[key] for key in _same_meaning(before, layer) if key in old}
-
-
-def _same_meaning(before: Port, layer: Port) -> set[str]:
-    """The keys of the old mixer's state that mean the same in the new one."""
-    old, new = before.mixer, layer.mixer
-    a, b = old.config, new.config
-    same = {"qkv": _same_projection(before, layer), "operator": type(a) is type(b)}
-    source, target = old.state_dict(), new.state_dict()
-    other = {key for key, value in target.items() if key not in source or source[key].shape != value.shape}
-    other |= {key for key in target if re.sub(r"\bbias$", "weight", key) in other}  # a bias belongs to its weight
-    return {key for key in target if key not in other and same.get(key.split(".")[0], True)}
-
-
-def _same_projection(before: Port, layer: Port) -> bool:
-    """Whether both mixers project the same roles in the same way."""
-    a, b = before.mixer.config, layer.mixer.config
-    same_roles = getattr(a, "roles", a.uses) == getattr(b, "roles", b.uses)
-    return same_roles and getattr(a, "projection", None) == getattr(b, "projection", None)
-
-
-@torch.no_grad()
-def _copy_same_buffers(before: Port, layer: Port) -> set[str]:
-    """Copy the buffers of the old mixer that mean the same in the new one; returns the names of all that do."""
-    keys = _same_meaning(before, layer)
-    old, new = dict(before.mixer.named_buffers()), dict(layer.mixer.named_buffers())
-    for key in keys & old.keys() & new.keys():
-        new[key].copy_(old[key])
-    return keys
-
-
-@torch.no_grad()
-def _transfer_shared(model: nn.Module, sites: Sequence[PlannedSite]) -> None:
-    """Give the module that the new layers share what the old ones share; the same parameters if no other layer does."""
-    replaced = {site.before for site in sites}
-    others = [module for module in model.modules() if isinstance(module, Port) and module not in replaced]
-    sources: dict[nn.Module, nn.Module] = {}
-    for site in sites:
-        new = shared_module(site.layer)
-        old = shared_module(site.before) if isinstance(site.before, Port) else None
-        if new is not None and old is not None and _same_projection(site.before, site.layer):  # type: ignore[arg-type]
-            sources[old] = new
-    still_used = {shared_module(layer) for layer in others}
-    for old, new in sources.items():
-        if old in still_used or len(sources) > 1:
-            new.load_state_dict(old.state_dict())
-            for value, old_value in zip(new.parameters(), old.parameters(), strict=True):
-                value.requires_grad_(old_value.requires_grad)
-        else:
-            take_state(new, old)

@@ -12,7 +12,6 @@ from torch import nn
 
 from regard.core import ConfigError, Mixer, MixerConfig, Operator, Projection
 from regard.mixers.spelling import spell
-from regard.projections.linear import LinearProjection
 from regard.projections.sne import Codes
 from regard.swapping.inspect import attention_layers
 from regard.tasks.data.streams import number
@@ -69,7 +68,7 @@ def _redraw_module(module: nn.Module, name: str, seed: int) -> bool:
     with_children = isinstance(module, Operator | Projection | Codes)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         layer = isinstance(module, _LAYERS)
-        if isinstance(module, LinearProjection) or (layer and not _has_own_reset(module)):
+        if layer and not _has_own_reset(module):
             for label, parameter in parameters.items():
                 draw(parameter, seed, f"{name}.{label}")
         elif reset is not None and (layer or with_children or (parameters and _is_of_torch(module))):

@@ -582,7 +582,7 @@ def test_spatial_3_5_a_window_of_one_cell_is_the_value_map(terms):
     grid = Grid(4, 6)
     layer = Factors(terms, window=1).build(Site(16, 2, grid, qkv_bias=False)).double()
     x = torch.randn(3, 24, 16, dtype=torch.float64)
-    expected = layer.proj(layer.qkv(x, "v")[0].transpose(1, 2).flatten(2))
+    expected = layer.proj(layer.project(x, "v")[0].transpose(1, 2).flatten(2))
     assert torch.allclose(layer(x, grid), expected, rtol=0, atol=1e-12)
 
 

@@ -447,7 +447,7 @@ def test_cross_attention_frees_the_grid_of_the_queries():
     memory = torch.randn(3, 7, 16, dtype=F64)
     for grid in (Grid(4, 6), Grid(5, 9)):
         x = torch.randn(3, grid.tokens, 16, dtype=F64)
-        (q,), (v,) = layer.qkv(x, "q"), layer.qkv(memory, "v")
+        (q,), (v,) = layer.project(x, "q"), layer.project(memory, "v")
         out = layer.operator.reference(q, None, v, grid=grid, memory=Grid(2, 3, 1))
         made = layer(x, grid, memory=memory, memory_grid=Grid(2, 3, 1))
         assert torch.allclose(made, layer.proj(out.transpose(1, 2).flatten(2)), atol=1e-12)

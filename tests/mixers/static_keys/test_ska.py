@@ -316,7 +316,7 @@ def test_cross_attention_has_a_key_for_every_token_of_the_memory():
     layer = SKA(init="paper").build_cross(site).double()
     x, memory = torch.randn(3, 5, 16, dtype=F64), torch.randn(3, 9, 16, dtype=F64)
     out = layer(x, Grid.sequence(5), memory=memory, memory_grid=Grid(2, 4, 1))
-    (q,), (v,) = layer.qkv(x, "q"), layer.qkv(memory, "v")
+    (q,), (v,) = layer.project(x, "q"), layer.project(memory, "v")
     expected = ska_reference(q, layer.operator.keys_on(Grid(2, 4, 1)), v)
     assert torch.allclose(out, layer.proj(expected.transpose(1, 2).flatten(2)), atol=1e-12)
 
@@ -496,7 +496,7 @@ def test_strided_keys_lie_on_the_grid_of_the_values():
     assert layer.operator.keys.shape == (2, 6, 8)
     x, memory = torch.randn(2, 80, 16, dtype=F64), torch.randn(2, 20, 16, dtype=F64)
     out = layer(x, Grid(8, 10), memory=memory, memory_grid=Grid(4, 5))
-    (q,), (v,) = layer.qkv(x, "q"), layer.qkv(memory, "v")
+    (q,), (v,) = layer.project(x, "q"), layer.project(memory, "v")
     expected = ska(q, resample(layer.operator.keys, Grid(2, 3), Grid(4, 5)), v)
     assert torch.allclose(out, layer.proj(expected.transpose(1, 2).flatten(2)), atol=1e-12)
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from regard.core import (
     Mixer,
     MixerConfig,
     Operator,
+    Projection,
     ProjectionConfig,
     ShapeError,
     Site,
@@ -26,7 +27,7 @@ from regard.core import (
     merge,
 )
 from regard.core.tensors import check_place, check_tensor
-from regard.projections.linear import LinearQKV
+from regard.projections.linear import LinearQKV, project_roles
 
 from .checks import check_odd_kernel
 
@@ -100,13 +101,17 @@ class HeadMixerConfig(MixerConfig):
 
 
 class HeadLayer(Mixer):
-    """The common part of self- and cross-attention; children qkv, operator, proj and optional dwc, gate and norms."""
+    """The common part of self- and cross-attention; children qkv, operator, proj and optional dwc, gate and norms.
+
+    qkv_roles, qkv_by_head: of the rows of a fused `qkv`, of a host's too, as in `project_roles`.
+    """
 
     config: HeadMixerConfig
+    qkv_by_head = False
 
     def __init__(self, config: HeadMixerConfig, site: Site, shared: nn.Module | None = None) -> None:
         super().__init__(config, site)
-        self.qkv = config.projection.build(site, config.roles, shared)
+        self.qkv, self.qkv_roles = config.projection.build(site, config.roles, shared), config.roles
         self.operator = config.operator(site)
         inner = site.inner
         self.dwc = nn.Conv2d(inner, inner, config.dwc, padding=config.dwc // 2, groups=inner) if config.dwc else None
@@ -115,6 +120,12 @@ class HeadLayer(Mixer):
         for role in "qk":
             self.add_module(f"{role}_norm", norm(site.width) if site.qk_norm and role in config.roles else None)
         self.proj = nn.Linear(inner, site.dim, bias=site.out_bias)
+
+    def project(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
+        """Some of the projected roles, such as "qv", in this order: as they come from `qkv`."""
+        if isinstance(self.qkv, Projection):
+            return cast(tuple[Tensor, ...], self.qkv(x, roles))
+        return project_roles(self.qkv, x, self.qkv_roles, roles, self.site.heads, self.qkv_by_head)
 
     def normalise_and_rotate(self, role: str, x: Tensor, grid: Grid, rope: Tensor | None) -> Tensor:
         """q or k after its normalisation and rotation; v as it is."""
@@ -145,6 +156,25 @@ class HeadLayer(Mixer):
             out = F.silu(self.gate(x)) * out
         return F.dropout(self.proj(out), self.site.drop, self.training)
 
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if f"{prefix}qkv.weight1" in state_dict and not isinstance(self.qkv, Projection):
+            error_msgs.append(
+                f"{prefix}qkv.weight1 belongs to an embedding with hidden layers, LinearQKV has weight; load it into a "
+                "model with the projection that was trained: SNE(...), PSNE(...) or FSNE(...)"
+            )
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
 
 class HeadMixer(HeadLayer):
     """Self-attention at a site of a network, with any operator and any projection."""
@@ -162,7 +192,7 @@ class HeadMixer(HeadLayer):
     def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
         """q, k, v (B, H, N, d) as the operator gets them; None for a role that is not projected."""
         heads: dict[str, Tensor | None] = dict.fromkeys("qkv")
-        for role, y in zip(self.config.roles, self.qkv(x, self.config.roles), strict=True):
+        for role, y in zip(self.config.roles, self.project(x, self.config.roles), strict=True):
             heads[role] = self.normalise_and_rotate(role, y, grid, rope)
         return heads
 
@@ -208,7 +238,7 @@ class CrossMixer(HeadLayer):
         heads: dict[str, Tensor | None] = dict.fromkeys("qkv")
         for roles, y, of in (("q", x, grid), ("kv", memory, memory_grid)):
             if projected := "".join(role for role in self.config.roles if role in roles):
-                for role, z in zip(projected, self.qkv(y, projected), strict=True):
+                for role, z in zip(projected, self.project(y, projected), strict=True):
                     heads[role] = self.normalise_and_rotate(role, z, of, rope)
         out = merge(self.operator(*heads.values(), grid=grid, memory=memory_grid, mask=mask))
         return self.project_output(x, self.add_branches(x, out, heads["v"], grid, mask))

@@ -53,11 +53,11 @@ class MemoryMixer(HeadMixer):
         return self._heads_and_bias(x, grid, plain=False)[0]
 
     def _heads_and_bias(self, x: Tensor, grid: Grid, plain: bool) -> tuple[dict[str, Tensor | None], Mask | None]:
-        q = self.normalise_and_rotate("q", self.qkv(x, "q")[0], grid, None)
+        q = self.normalise_and_rotate("q", self.project(x, "q")[0], grid, None)
         operator: Any = self.operator
         memory, bias = operator.memory(x, q, grid, plain)
-        k, v = self.qkv(memory, "kv")
-        heads = {"q": q, "k": self.normalise_and_rotate("k", k, grid, None), "v": v}
+        k, v = self.project(memory, "kv")
+        heads: dict[str, Tensor | None] = {"q": q, "k": self.normalise_and_rotate("k", k, grid, None), "v": v}
         return heads, None if bias is None else Mask(bias=bias)
 
     def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer
-from regard.projections.linear import LinearProjection
 from regard.swapping.layer import Port
-from regard.swapping.separate_qkv import HostMap, TokenConv
+from regard.swapping.separate_qkv import TokenConv, keep_fused
 
 from .biased import keep_biases, mix_biased
 
@@ -31,7 +30,6 @@ class TimmMaxViT(Port):
     """Attention on maps with channels last, in windows and grids, of MaxViT and MaxxViT; its biases are kept."""
 
     replaces: ClassVar[tuple[type, ...]] = (AttentionCl,)
-    parameter_names: ClassVar[dict[str, str]] = {"qkv": "qkv.map"}
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
@@ -69,8 +67,9 @@ class TimmMaxViT(Port):
             mixer.proj = nn.Linear(mixer.site.inner, out, bias=site.out_bias)
         if isinstance(mixer, HeadMixer):
             keep_biases(mixer, host, "rel_pos", site.name)
-            if isinstance(mixer.qkv, LinearProjection) and mixer.site.heads == site.heads:
-                mixer.qkv = HostMap(host.qkv, site.heads, getattr(host, "head_first", False))
+            mixer.qkv_by_head = getattr(host, "head_first", False)
+            if isinstance(mixer.qkv, nn.Linear) and mixer.site.heads == site.heads:
+                keep_fused(mixer, host)
             if isinstance(host.proj, nn.Conv2d):
                 mixer.add_module("proj", TokenConv(mixer.site.inner, out, 1, bias=site.out_bias))
         return mixer
