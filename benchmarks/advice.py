@@ -4,7 +4,7 @@
 RUN is a finished run of `regard train host`, the user's model. Needs the data of the run.
 
 The rule, which was written down before anything was fine-tuned: all candidates learn layer by layer as in
-`regard advise`; 400 assignments are drawn with `DRAW_SEED`, each layer uniformly over its own attention and the
+`regard advise`; 200 assignments are drawn with `DRAW_SEED`, each layer uniformly over its own attention and the
 candidates; they are sorted by their predicted loss (the divergence of the class scores of the whole assignment, on
 images that nothing learned from) and cut into quartiles; from each quartile a quarter of the plans is taken, evenly
 spaced in it. The plan that `advise` recommends for latency=0.8x is fine-tuned beside them. Each starts from its learned
@@ -23,7 +23,7 @@ from typing import Any
 
 from regard.core.allocator import ALLOCATOR
 
-DRAW_SEED, DRAWN, BOOTSTRAP = 20261124, 400, 10_000
+DRAW_SEED, DRAWN, BOOTSTRAP = 20261124, 200, 10_000
 STEPS, IMAGES, BATCH = 150, 480, 8
 EPOCHS, RATE = 1, 5e-4
 FILE = "evidence.json"
@@ -184,8 +184,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--limit", type=int, default=10_000)
     arguments = parser.parse_args()
-    if any(name not in os.environ for name in ALLOCATOR):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1"})
+    settings = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
+    if any(os.environ.get(name) != value for name, value in settings.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
     from regard.store.results import Results
     from regard.train.run import read_run
 

@@ -91,3 +91,12 @@ def test_windows_of_an_image_are_one_image() -> None:
         )
         assert all(change.error.shape == (4,) for change in outputs.values())
         assert np.allclose(outputs[substitutes.names[0], Removed()].error, 1)
+
+
+def test_a_mechanism_that_fails_on_what_a_layer_gets_is_refused() -> None:
+    """MiTA applies biases of keys; Swin's are for each pair of a query and a key, which only a pass shows."""
+    host = "swin_tiny_patch4_window7_224(img_size=32, window_size=4, depths=(2,), embed_dim=8, num_heads=(2,))"
+    network = create_model(host, None, num_classes=5).eval()
+    with Substitutes(network, [MiTA(m=4, k=4), Removed()], torch.randn(1, 3, 32, 32)) as substitutes:
+        assert all(substitutes.choices(name) == [Removed()] for name in substitutes.names)
+        assert all("bias" in reason for reason in substitutes.refused.values())

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from regard import swap
-from regard.advice.recommend import Question, recommend
+from regard.advice.recommend import Question, candidates, recommend
 from regard.advice.search import Budget
+from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import load_user_model, read_user_images, split_images
 from regard.cli.app import run as command
 from regard.core import ConfigError, DataError, SwapError
@@ -16,6 +17,7 @@ from regard.mixers.linear import Linear
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.models.saving import load, save
+from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
 
 from .models import HOST, images, user_model
@@ -109,3 +111,10 @@ def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert "SKA()" in outcome["row"] or "None" in outcome["row"]
     assert outcome["row"].startswith("blocks.")
     assert load(new) is not None
+
+
+def test_candidates_suit_the_layer_with_the_fewest_tokens() -> None:
+    spelled = [spell_or_none(mixer) for mixer in candidates(user_model())]
+    assert spelled == ["MiTA(m=4, k=4)", "Agent(m=4)", "Linear()", "SKA()", "Window(size=3)", "None"]
+    with Substitutes(user_model().network, candidates(user_model()), user_model().example) as substitutes:
+        assert not substitutes.refused

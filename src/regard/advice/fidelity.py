@@ -96,7 +96,7 @@ class Fidelity:
         for before, after in zip(self.original, changed, strict=True):
             kl.append(_image_mean((before.exp() * (before - after)).sum(1)))
             agrees.append(_image_mean((before.argmax(1) == after.argmax(1)).float()))
-        return ScoreChange(torch.cat(kl).double().cpu().numpy(), torch.cat(agrees).double().cpu().numpy())
+        return ScoreChange(torch.cat(kl).clamp_min(0).double().cpu().numpy(), torch.cat(agrees).double().cpu().numpy())
 
     def alone(
         self, report: Callable[[str, MixerConfig], None] | None = None

@@ -6,6 +6,7 @@ verify the best end to end, on images that nothing has learned from. What predic
 divergence of the class scores of the whole plan after that learning (docs/results/advice.md).
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from regard.store.records import is_sealed, seal, unseal
 from regard.store.tensor_files import decode, encode
 from regard.swapping.layer_plan import spell_layer_plan, spell_or_none
 from regard.swapping.removed import Removed
+from regard.swapping.swap import plan_swap
 from regard.tasks.data.images import Images
 
 from .attention_use import AttentionUse, attention_use
@@ -37,9 +39,6 @@ from .search import Budget, Choice, added, additive_loss, as_plan, front, spread
 from .substitutes import Substitutes
 from .user_model import UserModel, split_images, tensors
 
-CANDIDATES: tuple[MixerConfig, ...] = (MiTA(), Agent(), Linear(), SKA(), Window(), Removed())
-"""Mechanisms that are tried unless the user names others: cheaper than softmax attention at many tokens, each of
-another kind; and no attention at all."""
 VERIFIED = 8
 """Plans that are verified end to end."""
 LEARNING, ALONE = 0.5, 0.3
@@ -51,11 +50,12 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What the user asks. mixers: to try. minutes: to spend. batch: images of a pass whose time and memory are
-    measured. steps: of learning at most. where: a glob on layer names. Raises: ConfigError."""
+    """What the user asks. mixers: to try, () = `candidates` of the model. minutes: to spend. batch: images of a pass
+    whose time and memory are measured. steps: of learning at most. where: a glob on layer names. Raises: ConfigError.
+    """
 
     budget: Budget = Budget()
-    mixers: tuple[MixerConfig, ...] = CANDIDATES
+    mixers: tuple[MixerConfig, ...] = ()
     minutes: float = 15.0
     batch: int = 4
     steps: int = 200
@@ -66,8 +66,19 @@ class Question:
             raise ConfigError(
                 f"minutes and batch are positive, steps 0 or more, not {self.minutes}, {self.batch}, {self.steps}"
             )
-        if not self.mixers:
-            raise ConfigError("give at least one mechanism to try")
+
+
+def candidates(model: UserModel, where: str = "*") -> tuple[MixerConfig, ...]:
+    """Mechanisms that are tried unless the user names others: each of another kind, and no attention at all.
+
+    Their numbers suit the layer with the fewest tokens: a landmark for about nine tokens, 64 at most (25 at 14 x 14, as
+    in the paper of MiTA). Raises: SwapError if the model has no attention that can be replaced.
+    """
+    sites = plan_swap(model.network, Removed(), where, model.example, model.ports).sites
+    grids = [site.layer.mixer.site.grid for site in sites]
+    landmarks = min(max(1, min(8, round(math.sqrt(grid.cells) / 3))) ** 2 for grid in grids)
+    window = min(7, *(side - 1 + side % 2 for grid in grids for side in (grid.height, grid.width)))
+    return (MiTA(m=landmarks, k=landmarks), Agent(m=landmarks), Linear(), SKA(), Window(size=window), Removed())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +157,8 @@ class _Work:
     def __init__(
         self, model: UserModel, images: Images, question: Question, folder: Path | None, report: Report
     ) -> None:
+        if not question.mixers:
+            question = replace(question, mixers=candidates(model, question.where))
         self.model, self.question, self.report = model, question, report
         self.start = time.monotonic()
         self.learned, self.judged = split_images(images)

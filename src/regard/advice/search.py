@@ -67,7 +67,7 @@ def additive_loss(choice: Choice, losses: Mapping[str, Mapping[MixerConfig, floa
 
 
 def front(losses: Mapping[str, Mapping[MixerConfig, float]], costs: Costs, kind: str) -> list[Choice]:
-    """The choices that lose least for their cost, from the model's own attention to the cheapest.
+    """The choices that lose least for their cost, the model's own attention first, the cheapest last.
 
     losses: of each layer and mechanism alone; only mechanisms in both tables are chosen. For sums, a knapsack over the
     layers with costs in `STEPS` steps; for memory, whose peak is that of one layer, every bound on a layer's peak.
@@ -76,18 +76,14 @@ def front(losses: Mapping[str, Mapping[MixerConfig, float]], costs: Costs, kind:
         name: [(0.0, cost_of(costs[name][OWN], kind), OWN), *_useful(losses[name], costs[name], kind)] for name in costs
     }
     choices = _by_bound(options) if kind == "memory" else _by_sum(options)
-    best: list[tuple[float, float, Choice]] = []
-    for choice in choices:
-        loss, cost = additive_loss(choice, losses), added(choice, costs, kind)
-        best.append((cost, loss, choice))
-    best.sort(key=lambda item: (item[0], item[1]))
+    rated = [(added(choice, costs, kind), additive_loss(choice, losses), choice) for choice in choices]
     kept: list[Choice] = []
-    least = float("inf")
-    for _, loss, choice in best:
-        if loss < least:
+    least = math.inf
+    for _, loss, choice in sorted(rated, key=lambda item: (item[0], item[1])):
+        if loss < least and as_plan(choice):
             kept.append(choice)
             least = loss
-    return kept[::-1]
+    return [dict.fromkeys(costs, OWN), *kept[::-1]]
 
 
 _Options = dict[str, list[tuple[float, float, MixerConfig | None]]]

@@ -43,8 +43,10 @@ class Substitutes:
         self.layers: dict[str, dict[MixerConfig, Port]] = {name: {} for name in self.names}
         self.refused: dict[tuple[str, MixerConfig], str] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._example_calls = self.calls(example)
         for mixer in self.mixers:
             self._add(mixer, ports)
+        self._example_calls = {}
         if not any(self.layers.values()):
             raise SwapError(f"no mechanism fits a layer: {next(iter(self.refused.values()), 'none was given')}")
         self._watch()
@@ -68,7 +70,20 @@ class Substitutes:
                     groups += [[name] for name in names]
                 continue
             for name, layer in layers.items():
-                self.layers[name][mixer] = layer.eval()
+                if reason := self._runs(name, layer.eval()):
+                    self.refused[name, mixer] = reason
+                else:
+                    self.layers[name][mixer] = layer
+
+    def _runs(self, name: str, layer: Port) -> str:
+        """ "" if a layer takes what the layer in its place gets, such as a bias of each query; else the reason."""
+        args, kwargs = self._example_calls[name]
+        try:
+            with torch.no_grad():
+                layer(*args, **kwargs)
+        except RegardError as error:
+            return str(error)
+        return ""
 
     def _watch(self) -> None:
         """Let all substitutes read the grid from the model's own passes."""

@@ -68,7 +68,7 @@ def advise(
                     extra)  # fmt: skip
         return
     use_data(data_root)
-    from regard.advice.recommend import CANDIDATES, Question, recommend
+    from regard.advice.recommend import Question, recommend
     from regard.advice.search import Budget, read_budget
     from regard.advice.user_model import load_user_model, read_user_images
     from regard.report.advice_page import answer, write_advice
@@ -76,7 +76,7 @@ def advise(
 
     question = Question(
         budget=read_budget(budget) if budget else Budget(),
-        mixers=tuple(_mixer_or_none(text, extra) for text in texts) or CANDIDATES,
+        mixers=tuple(_mixer_or_none(text, extra) for text in texts),
         minutes=minutes,
         batch=batch,
         where=where,
