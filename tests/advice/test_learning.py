@@ -78,3 +78,16 @@ def test_a_distilled_model_is_saved_and_closer_to_the_original(tmp_path: Path) -
 def test_wrong_numbers_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Distillation(**fields)  # type: ignore[arg-type]
+
+
+def test_lora_learns_the_scores_and_leaves_no_adapter(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    model = user_model()
+    scores = Distillation(steps=30, batch=8, lr=5e-3)
+    outcome = distill_model(model, "*=SKA()", images(), Distillation(steps=5), scores, tmp_path / "out", rank=4)
+    before, after = (outcome.changes[step].kl.mean() for step in ("layers learned", "scores learned"))
+    assert after < before
+    assert not any("lora" in name for name, _ in outcome.model.named_modules())
+    assert all(value.requires_grad for value in outcome.model.parameters() if value.ndim > 1)
+    inputs = model.prepared(tensors(images(8)))
+    assert torch.allclose(load(tmp_path / "out")(inputs), outcome.model(inputs), atol=1e-6)

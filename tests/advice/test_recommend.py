@@ -22,7 +22,7 @@ from regard.swapping.removed import Removed
 
 from .models import HOST, images, user_model
 
-QUESTION = Question(budget=Budget("macs", 0.9), mixers=(SKA(), Linear(), Removed()), minutes=0.1, batch=2, steps=10)
+QUESTION = Question(budget=Budget("macs", 0.9), mixers=(SKA(), Linear(), Removed()), minutes=0.02, batch=2, steps=10)
 
 
 def test_the_plan_meets_the_budget_and_is_what_was_measured(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_a_budget_that_cannot_be_met_gives_the_nearest_plan() -> None:
     result = recommend(user_model(), images(), question)
     assert not result.met
     assert result.best.macs == min(plan.macs for plan in result.plans)
-    assert "no plan of these mechanisms meets macs=0.01x" in result.doubts[0]
+    assert any("no plan of these mechanisms meets macs=0.01x" in doubt for doubt in result.doubts)
 
 
 def test_images_of_a_folder_are_read_whatever_its_form(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[st
     rows = json.loads(capsys.readouterr().out)
     assert [row["layer"] for row in rows] == ["blocks.0.attn", "blocks.1.attn", "all"]
     out = str(tmp_path / "advice")
-    arguments = ["--data", "digits", "--images", "48", "--minutes", "0.1", "--mixers", "SKA; None", "--out", out]
+    arguments = ["--data", "digits", "--images", "48", "--minutes", "0.02", "--mixers", "SKA; None", "--out", out]
     assert command(["advise", saved, "--budget", "macs=0.95x", *arguments]) == 0
-    assert "Recommended: " in capsys.readouterr().out
+    assert "Recommended " in capsys.readouterr().out
     page = (tmp_path / "advice" / "advice.html").read_text()
     assert "Where attention looks" in page
     assert "http://" not in page.replace("http://www.w3.org", "")

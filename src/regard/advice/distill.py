@@ -57,11 +57,13 @@ def distill_model(
     scores: Distillation,
     folder: Path | None = None,
     *,
+    rank: int = 0,
     extra: Extra = (),
     report: Callable[[str], None] | None = None,
 ) -> Distilled:
     """Swap a copy of the model by a plan and teach it. layers, scores: how each layer, then the whole model, learns.
 
+    rank: of LoRA with which the whole model learns, 0 = all weights learn (`ScoreDistillation`).
     folder: the new model is saved there, and its state while it learns, from which the same call goes on with the same
     bits; None keeps nothing. report: called with a line of text at each step. The model is not changed.
     Raises: as `recommend`; ConfigError for a model that cannot be saved, before anything is learned.
@@ -69,7 +71,7 @@ def distill_model(
     say = report or (lambda text: None)
     choice = plan_of(model, plan, extra)
     learned, judged = split_images(images)
-    state = _State(folder, _key(model, choice, images, layers, scores))
+    state = _State(folder, f"{_key(model, choice, images, layers, scores)}|{rank}")
     with Substitutes(model.network, tuple(choice.values()), model.example, ports=model.ports) as substitutes:
         substitutes.keep_only(choice)
         device = next(model.network.parameters()).device
@@ -85,8 +87,9 @@ def distill_model(
             say(_line("after learning layer by layer", changes["layers learned"]))
         student = substitutes.applied(choice, model.ports)
         if scores.steps:
-            learning_scores = ScoreDistillation(student, model, learned, scores)
+            learning_scores = ScoreDistillation(student, model, learned, scores, rank)
             state.run(learning_scores, "scores", say)
+            student = learning_scores.end()
             changes["scores learned"] = fidelity.of_model(student)
             say(_line("after learning the class scores", changes["scores learned"]))
     if folder is not None:

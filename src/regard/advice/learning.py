@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError
+from regard.core import ConfigError, require
 from regard.core.eval_mode import eval_mode
 from regard.measure.bench_model import output_tensor
-from regard.swapping.layer import MIXER_CHILD
+from regard.swapping.host_names import MIXER_CHILD
+from regard.swapping.layer import Port
 from regard.tasks.data.feed import Batches
 from regard.tasks.data.images import Images
 
@@ -124,11 +125,16 @@ class LayerDistillation:
 class ScoreDistillation:
     """A swapped copy of a model learning the original's class probabilities, all weights that can be trained.
 
-    The loss is the Kullback-Leibler divergence. `run`, `state` and `resume` are those of `LayerDistillation`.
-    Raises: ConfigError if no weight can be trained; UnsupportedError, by `run`, without class scores.
+    The loss is the Kullback-Leibler divergence. `run`, `state` and `resume` are those of `LayerDistillation`; `end`
+    returns the student. rank: of LoRA around every linear layer, which then learns in its place, beside the parameters
+    that are new in the swapped layers; `end` adds it to the weights. 0: all weights learn themselves.
+    Raises: ConfigError if no weight can be trained; MissingExtra for LoRA without PEFT; UnsupportedError, by `run`,
+    without class scores.
     """
 
-    def __init__(self, student: nn.Module, model: UserModel, images: Images, how: Distillation) -> None:
+    def __init__(self, student: nn.Module, model: UserModel, images: Images, how: Distillation, rank: int = 0) -> None:
+        self.trained = {name: value.requires_grad for name, value in student.named_parameters()}
+        self.adapted = _with_lora(student, rank) if rank else None
         self.student, self.model, self.how = student.eval(), model, how
         self.batches = Batches(images, model.size, min(how.batch, len(images)), how.augment, how.seed)
         self.step = 0
@@ -163,6 +169,36 @@ class ScoreDistillation:
         self.student.load_state_dict(state["weights"])
         self.step = state["step"]
         restore_moments(self.optimizer, state["moments"])
+
+    def end(self) -> nn.Module:
+        """The student without adapters, whose weights have what they learned."""
+        if self.adapted is not None:
+            self.student = self.adapted.merge_and_unload()
+            self.adapted = None
+            for name, value in self.student.named_parameters():
+                value.requires_grad_(self.trained[name])
+        return self.student
+
+
+def _with_lora(student: nn.Module, rank: int) -> Any:
+    """PEFT's LoRA around every linear layer of a model, in place; what is new in swapped layers also learns."""
+    require("peft", extra="lora")
+
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraModel
+
+    linear = [name for name, module in student.named_modules() if isinstance(module, nn.Linear)]
+    new = [value for name, layer in student.named_modules() if isinstance(layer, Port) for value in _new_values(layer)]
+    adapted = LoraModel(student, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear), "default")
+    for value in new:
+        value.requires_grad_(True)
+    return adapted
+
+
+def _new_values(layer: Port) -> list[nn.Parameter]:
+    """The parameters of a swapped layer that its host does not have, which can be trained."""
+    own = {layer.layer_name(key) for key in layer.host_parameters()}
+    return [value for name, value in layer.named_parameters() if name not in own and value.requires_grad]
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from .distill import BETWEEN_SAVES, digest
 from .fidelity import Fidelity, ScoreChange, means
 from .layer_costs import Costs, ModelUsage, layer_costs, measured_usage
 from .learning import Distillation, LayerDistillation
-from .search import Budget, Choice, added, additive_loss, as_plan, front, spread_out
+from .search import Budget, Choice, added, additive_loss, as_plan, cost_of, front, spread_out
 from .substitutes import Substitutes
 from .user_model import UserModel, split_images, tensors
 
@@ -314,6 +314,10 @@ def doubts(result: Recommendation, model: UserModel) -> list[str]:
             f"the weights of {model.label} are random, so nothing here says what a trained model would lose: give "
             "--pretrained, a saved folder or a run"
         )
+    if slower := _never_cheaper(result):
+        lines.append(
+            f"{', '.join(slower)} cost no less than the model's own attention at any layer, so no plan has them"
+        )
     if not result.met:
         lines.append(
             f"no plan of these mechanisms meets {result.budget}; the nearest reaches "
@@ -338,6 +342,21 @@ def doubts(result: Recommendation, model: UserModel) -> list[str]:
     if result.images[1] < 50:
         lines.append(f"{result.images[1]} images judge the plans; 200 or more make the intervals narrower")
     return lines
+
+
+def _never_cheaper(result: Recommendation) -> list[str]:
+    """The mechanisms that save nothing at any layer, by what the budget is about."""
+    kind = result.budget.kind
+    mixers = dict.fromkeys(mixer for _, mixer in result.alone)
+    return [
+        spell_or_none(mixer)
+        for mixer in mixers
+        if all(
+            cost_of(usage[mixer], kind) >= cost_of(usage[None], kind)
+            for usage in result.costs.values()
+            if mixer in usage
+        )
+    ]
 
 
 def _key(model: UserModel, images: Images, question: Question) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.core import ConfigError, DataError, Extra, StoreError
 from regard.core.paths import files_below, printable, user_path
 from regard.models.catalog import user_ports
-from regard.models.create import build_sized, create_model
+from regard.models.create import build_sized, create_model, spell_host
 from regard.store.results import Results
 from regard.swapping.inspect import example_input, explained_inputs
 from regard.swapping.layer import Port
@@ -90,7 +90,7 @@ def load_user_model(
     with explained_inputs(network, example), torch.no_grad():
         network(example)
     height, width = example.shape[-2:]
-    return UserModel(network, text, (height, width), normal, trained, user_ports(extra))
+    return UserModel(network, _label(network, text), (height, width), normal, trained, user_ports(extra))
 
 
 def _folder(text: str, results: Path) -> Path | None:
@@ -105,6 +105,13 @@ def _folder(text: str, results: Path) -> Path | None:
     if path.is_dir():
         raise StoreError(f"{text} is neither a saved model (model.json) nor a run (run.json)")
     return None
+
+
+def _label(network: nn.Module, text: str) -> str:
+    """The text, with the host's spelling where it names a folder or a run."""
+    record = network.__dict__.get("regard_host")
+    host = "" if record is None else spell_host(*record)
+    return text if host == text or not host else f"{host.partition('(')[0]} ({Path(text).name})"
 
 
 def _recorded_normal(folder: Path) -> Statistics | None:

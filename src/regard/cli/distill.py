@@ -34,6 +34,9 @@ def distill(
     score_steps: Annotated[
         int, typer.Option(min=0, help="Steps after that in which the whole model learns the original's class scores.")
     ] = 0,
+    lora: Annotated[
+        int, typer.Option(min=0, help="Rank of LoRA with which the whole model learns; 0: all weights learn.")
+    ] = 0,
     lr: Annotated[float, typer.Option(help="Learning rate of the layers; a tenth of it for the whole model.")] = 1e-3,
     batch: Annotated[int, typer.Option(min=1, help="Images of a step.")] = 16,
     images: Annotated[int, typer.Option(min=16, help="Images to use; a quarter of them judges.")] = 400,
@@ -71,7 +74,15 @@ def distill(
     layers = Distillation(steps=steps, lr=lr, batch=batch)
     scores = Distillation(steps=score_steps, lr=lr / 10, batch=batch)
     outcome = distill_model(
-        user, plan, pictures, layers, scores, out, extra=extra, report=lambda text: print(text, file=sys.stderr)
+        user,
+        plan,
+        pictures,
+        layers,
+        scores,
+        out,
+        rank=lora,
+        extra=extra,
+        report=lambda text: print(text, file=sys.stderr),
     )
     if as_json:
         show(_rows(outcome), as_json)

@@ -108,16 +108,18 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Interval:
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Spearman's correlation of pairs, ties with their mean rank; None for fewer than three pairs or equal values."""
-    require("scipy")
-
-    from scipy.stats import rankdata
-
-    if len(a) < 3:
+    if len(a) < FEWEST:
         return None
-    x, y = rankdata(a), rankdata(b)
+    x, y = _ranks(a), _ranks(b)
     if not x.std() or not y.std():
         return None
     return float(np.corrcoef(x, y)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
+    """Ranks from 1; equal values have the mean of theirs."""
+    _, rows, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[rows]
 
 
 def pooled(table: Mapping[str, Mapping[int, float]]) -> Pooled:

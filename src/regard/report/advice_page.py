@@ -17,6 +17,7 @@ from regard.swapping.layer_plan import spell_or_none
 from .analysis_page import render_analysis
 
 OWN = "its own"
+LABELS = "ABCDEFGHIJKLMNOP"
 
 
 def write_advice(path: Path | str, result: Recommendation) -> Path:
@@ -32,11 +33,10 @@ def render_advice(result: Recommendation) -> str:
         "analysis": "regard advise",
         "title": f"{result.model}: which attention at which layer",
         "source": "",
-        "question": f"Which plan changes the class scores least within {result.budget}?",
+        "question": " ".join(answer(result)),
         "of": "",
         "scale": "",
         "notes": [
-            *answer(result),
             *(f"Not sure: {doubt}." for doubt in result.doubts),
             f"{learned} images to learn from ({result.steps} steps), {judged} others to judge by; no label was read. "
             f"Times: one thread, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
@@ -57,9 +57,9 @@ def answer(result: Recommendation) -> list[str]:
     memory = "" if best.memory is None else f", {best.memory:.2f}x the peak memory"
     costs = f"{best.latency:.2f}x the time{memory}, {best.macs:.2f}x the multiply-accumulates"
     if not best.spelling:
-        return [f"Keep the model as it is: no plan within {result.budget} was found"]
+        return [f"Keep the model as it is: no plan within {result.budget} was found."]
     return [
-        f"Recommended: {best.spelling}.",
+        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {best.spelling}.",
         f"It needs {costs}, and keeps the best class of {interval_text(best.agreement)} % of the images "
         f"(divergence {interval_text(best.divergence)} nats).",
     ]
@@ -84,7 +84,7 @@ def _sheets(result: Recommendation) -> Iterable[Sheet]:
 def _plans(result: Recommendation) -> Sheet:
     """The verified plans, with a chart of divergence over the budget's kind."""
     kind = {"latency": "time", "memory": "peak memory", "macs": "multiply-accumulates"}[result.budget.kind]
-    columns = ("plan", kind, "divergence", "interval", "agreement %", "expected divergence", f"expected {kind}", "role")
+    columns = ("plan", kind, "divergence", "interval", "agreement %", "sum of single changes", "role")
     rows = tuple(
         (
             f"{label}: {_short(plan)}",
@@ -93,19 +93,13 @@ def _plans(result: Recommendation) -> Sheet:
             interval_text(plan.divergence),
             round(plan.agreement.mean or 0.0, 1),
             round(plan.predicted, 5),
-            round(plan.expected, 3),
-            "recommended" if plan is result.best else "as it was" if not plan.spelling else "verified",
+            "recommended" if plan is result.best else "others",
         )
-        for label, plan in zip("ABCDEFGHIJKLMNOP", result.plans, strict=False)
+        for label, plan in zip(LABELS, result.plans, strict=False)
     )
-    note = "Each plan was run end to end. expected: from its layers one by one, before it was run."
-    return Sheet(
-        title="Plans",
-        columns=columns,
-        rows=rows,
-        note=note,
-        chart=Chart(x=kind, y="divergence", series="role", kind="points"),
-    )
+    note = "Each plan was run end to end. sum of single changes: the divergence that was expected before that."
+    chart = Chart(x=kind, y="divergence", series="role")
+    return Sheet(title="Plans", columns=columns, rows=rows, note=note, chart=chart)
 
 
 def _short(plan: VerifiedPlan) -> str:
@@ -124,7 +118,7 @@ def _label(mixer: MixerConfig) -> str:
 
 def _assignments(result: Recommendation) -> Sheet:
     layers = list(result.best.choice)
-    labels = "ABCDEFGHIJKLMNOP"[: len(result.plans)]
+    labels = LABELS[: len(result.plans)]
     rows = tuple(
         (
             name,
