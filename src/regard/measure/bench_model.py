@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import Extra, MixerConfig, RegardError
+from regard.core import ConfigError, Extra, MixerConfig, RegardError
 from regard.core.memory import check_bytes
 from regard.core.validation import checked
 from regard.mixers.spelling import spell
@@ -74,6 +74,8 @@ def _candidate(
         swap(model, config, example=example, ports=user_ports(extra))
     cost = model_cost(host, config, size, extra=extra)
     check_bytes(f"a batch of {batch} images", batch * example.numel() * dtype.itemsize)
+    if not example.is_floating_point():
+        raise ConfigError(f"{host} takes token ids; models of images are timed, `regard bench` times mechanisms alone")
     images = torch.randn(batch, *example.shape[1:], device=device, dtype=dtype)
     run = _pass(model.to(device, dtype), images, backward)
     traffic = (cost.params + images.numel()) * dtype.itemsize
