@@ -16,7 +16,8 @@ from regard.mixers.softmax import Softmax
 from regard.projections.sne import PSNE
 from regard.swapping.layer import Port
 from regard.swapping.swap import remove, restore, swap
-from small_hosts import TIMM_HOSTS, HostAndInput
+from small_hosts import HostAndInput
+from timm_hosts import TIMM_HOSTS
 
 ROOT = Path(__file__).parents[2]
 ROUNDING = 2e-6

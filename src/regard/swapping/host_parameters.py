@@ -33,7 +33,7 @@ def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:
         qkv_bias=first.bias is not None or getattr(module, "q_bias", None) is not None,
         out_bias=module.proj.bias is not None,
         qk_norm=normalisation(module, name),
-        drop=module.proj_drop.p,
+        drop=getattr(getattr(module, "proj_drop", None), "p", 0.0),
         layer=layer,
         name=name,
     )

@@ -47,6 +47,7 @@ class Port(nn.Module):
     matches, belongs, refusal: which modules are replaced, and why one cannot be.
     site: dim, heads and biases of the module; the default reads timm's names (num_heads, qkv or q_proj, proj).
     host_grid, input_grid, grid: the grid, for a port without `watch`.
+    watch_path, call_grid: `watch` for one layer; the grid of one call.
     host_masks: the kinds of mask, where they differ between modules of one class.
     build_mixer: the mixer, where the ordinary one needs a change.
     forward: always.
@@ -114,6 +115,20 @@ class Port(nn.Module):
     def input_grid(cls, module: Any, shape: torch.Size) -> Grid | None:
         """`host_grid` for an input of this shape, to override where the input is a map."""
         return cls.host_grid(module)
+
+    @classmethod
+    def watch_path(cls, name: str) -> str:
+        """`watch` for the layer `name` of a model, to override where layers of one class watch different modules."""
+        return cls.watch
+
+    @classmethod
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid | None:
+        """The grid of a call's tokens, to override where the arguments of `forward` give it.
+
+        inputs: the arguments. watched: the grid that `watch` gives, without prefix tokens. By default `input_grid`;
+        None means the watched grid, and other tokens before it.
+        """
+        return cls.input_grid(module, inputs[0].shape)
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
@@ -340,7 +355,8 @@ class Port(nn.Module):
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = converted(buffer)
-        return host.train(self.training)
+        host.train(self.training)  # LeViT's returns nothing
+        return host
 
     # methods of nn.Module
 

@@ -22,17 +22,23 @@ SEPARATE_MATRICES = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v"}
 class SeparateProjection(Projection):
     """Linear children q, k and v for the roles in use: `LinearQKV` of a host with three matrices.
 
-    biases: the roles that have a bias.
+    biases: the roles that have a bias. groups: query heads that share one head of keys and values.
     """
 
-    def __init__(self, site: Site, roles: str, biases: str) -> None:
+    def __init__(self, site: Site, roles: str, biases: str, groups: int = 1) -> None:
         super().__init__()
         self.roles, self.heads = roles, site.heads
+        self.repeats = {"q": 1, "k": groups, "v": groups}
         for role in roles:
-            self.add_module(role, nn.Linear(site.dim, site.inner, bias=role in biases))
+            self.add_module(role, nn.Linear(site.dim, site.inner // self.repeats[role], bias=role in biases))
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
-        return tuple(heads(self.get_submodule(role)(x), self.heads) for role in roles)
+        return tuple(self._heads(role, self.get_submodule(role)(x)) for role in roles)
+
+    def _heads(self, role: str, y: Tensor) -> Tensor:
+        times = self.repeats[role]
+        y = heads(y, self.heads // times)
+        return y if times == 1 else y.repeat_interleave(times, 1)
 
 
 class PairProjection(Projection):
@@ -110,7 +116,8 @@ def match_host_projection(mixer: Any, host: Any) -> None:
     if hasattr(host, "kv"):
         mixer.qkv = PairProjection(mixer.site, roles)
     elif getattr(host, "q_proj", None) is not None:
-        mixer.qkv = SeparateProjection(mixer.site, roles, roles_with_bias(q=host.q_proj, k=host.k_proj, v=host.v_proj))
+        biases = roles_with_bias(q=host.q_proj, k=host.k_proj, v=host.v_proj)
+        mixer.qkv = SeparateProjection(mixer.site, roles, biases, getattr(host, "num_kv_groups", 1))
     elif getattr(host, "q_bias", None) is not None:
         mixer.qkv = SeparateBiases(mixer.site, roles)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.core import (
     Cost,
     Grid,
+    Inputs,
     Mask,
     Mixer,
     MixerConfig,
@@ -169,6 +170,10 @@ class HeadMixer(HeadLayer):
     def memory_grid(self, grid: Grid) -> Grid | None:
         """The grid of keys and values; None where it is that of the queries, as here."""
         return None
+
+    def operator_inputs(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None) -> Inputs:
+        """What the operator gets for the arguments of `forward`."""
+        return Inputs(**self.project_heads(x, grid, rope), grid=grid, memory=self.memory_grid(grid), mask=mask)
 
     def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         memory = self.memory_grid(grid)

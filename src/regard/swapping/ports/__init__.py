@@ -8,13 +8,14 @@ from .timm.cait import TimmCaiT
 from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
 from .timm.metaformer import TimmMetaFormer
 from .timm.pvt import TimmPVT
-from .timm.vit import TimmRope, TimmViT
+from .timm.vit import TimmRope, TimmRopeHalves, TimmViT
 from .timm.xcit import TimmXCiT
 from .torchvision import TorchvisionViT
 
 PORTS: tuple[type[Port], ...] = (
     TimmViT,
     TimmRope,
+    TimmRopeHalves,
     TimmXCiT,
     TimmMetaFormer,
     TimmPVT,

@@ -8,23 +8,14 @@ from timm.models.maxxvit import Attention2d, AttentionCl
 from timm.models.visformer import Attention as VisformerAttention
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
+from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
 from regard.projections.linear import LinearProjection
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import HostMap, TokenConv
 
 from .biased import keep_biases, mix_biased
-
-
-class WideningMixer(HeadMixer):
-    """A mixer whose output projection gives another number of channels than the input has."""
-
-    def forward(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=False)
-
-    def reference(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=True)
+from .extended import extended
 
 
 class TimmMaxViT(Port):
@@ -57,22 +48,14 @@ class TimmMaxViT(Port):
         )
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer, host = super().build_mixer(config, site, shared), cast(Any, self.host)
-        out = len(host.proj.weight)
-        if out != site.dim:
-            if type(mixer) is not HeadMixer:
-                raise UnsupportedError(
-                    f"{site.name} makes {out} channels of {site.dim}, which {type(config).__name__} cannot; leave the "
-                    "layer out with where="
-                )
-            mixer = WideningMixer(mixer.config, mixer.site, shared)
-            mixer.proj = nn.Linear(mixer.site.inner, out, bias=site.out_bias)
+        host = cast(Any, self.host)
+        mixer = extended(super().build_mixer(config, site, shared), host, shared)
         if isinstance(mixer, HeadMixer):
             keep_biases(mixer, host, "rel_pos", site.name)
             if isinstance(mixer.qkv, LinearProjection) and mixer.site.heads == site.heads:
                 mixer.qkv = HostMap(host.qkv, site.heads, getattr(host, "head_first", False))
             if isinstance(host.proj, nn.Conv2d):
-                mixer.add_module("proj", TokenConv(mixer.site.inner, out, 1, bias=site.out_bias))
+                mixer.add_module("proj", TokenConv(mixer.site.inner, len(host.proj.weight), 1, bias=site.out_bias))
         return mixer
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
