@@ -83,6 +83,22 @@ def naflexvit(**options: object) -> HostAndInput:
     return host, torch.randn(3, 3, 64, 96)
 
 
+def levit(name: str) -> HostAndInput:
+    """Grids of 4 x 6 and 2 x 3; values are wider than keys."""
+    return small_timm(name, embed_dim=(16, 32), key_dim=4, depth=(1, 1), num_heads=(2, 3))
+
+
+def tiny_vit() -> HostAndInput:
+    """Windows of 4 x 4, then of 3 x 3."""
+    options = {"embed_dims": (8, 16, 32), "depths": (1, 1, 1), "num_heads": (1, 2, 4), "window_sizes": (4, 4, 3)}
+    return create_model("tiny_vit_5m_224", None, num_classes=7, **options), torch.randn(3, 3, 64, 96)
+
+
+def efficientformer() -> HostAndInput:
+    options = {"depths": (1, 1, 1, 2), "embed_dims": (8, 8, 16, 16), "num_vit": 1, "num_classes": 7}
+    return create_model("efficientformer_l1", None, **options), torch.randn(3, 3, 224, 224)
+
+
 TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit without bias of qkv": lambda: vit(1, qkv_bias=False),
     "vit without biases": lambda: vit(1, qkv_bias=False, proj_bias=False),
@@ -115,6 +131,10 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "csatv2": csatv2,
     "crossvit": crossvit,
     "naflexvit": naflexvit,
+    "levit": lambda: levit("levit_128s"),
+    "levit with convolutions": lambda: levit("levit_conv_128s"),
+    "tiny_vit": tiny_vit,
+    "efficientformer": efficientformer,
     "naflexvit with rope": lambda: naflexvit(rope_type="axial"),
 }
 """Further families of timm, each option of their attention once; images of 64 x 96 pixels."""

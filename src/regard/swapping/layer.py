@@ -168,7 +168,12 @@ class Port(nn.Module):
             if isinstance(norm, nn.Module) and isinstance(getattr(mixer, name, None), nn.Module) and site.qk_norm:
                 setattr(mixer, name, copy.deepcopy(norm))
         example = next(present.parameters(), self.placeholder)
-        return mixer.to(example.device, example.dtype)
+
+        def converted(value: Tensor) -> Tensor:  # parts of a hidden host have no weights until `retune` sets them
+            device = value.device if value.is_meta else example.device
+            return value.to(device, example.dtype if value.is_floating_point() else None)
+
+        return mixer._apply(converted)
 
     # parameters: the host's names and the mixer's
 

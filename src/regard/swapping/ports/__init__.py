@@ -9,6 +9,7 @@ from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
 from .timm.metaformer import TimmMetaFormer
 from .timm.pvt import TimmPVT
 from .timm.vit import TimmRope, TimmRopeHalves, TimmViT
+from .timm.wide import TimmEfficientFormer, TimmLeViT, TimmLeViTDownsample, TimmTinyViT
 from .timm.xcit import TimmXCiT
 from .torchvision import TorchvisionViT
 
@@ -28,6 +29,10 @@ PORTS: tuple[type[Port], ...] = (
     TimmMaxViT,
     TimmCoAtNet,
     TimmFastViT,
+    TimmLeViT,
+    TimmLeViTDownsample,
+    TimmEfficientFormer,
+    TimmTinyViT,
     TorchvisionViT,
     HuggingViT,
     HuggingDINOv3,

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, UnsupportedError
+from regard.core import Mixer, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.host_mixer import ResizingMixer
 
 
-class ExtendedMixer(HeadMixer):
+class ExtendedMixer(ResizingMixer):
     """proj(sigmoid(host_gate(x)) * norm(out)), with copies of the host's modules; proj may change the channels."""
 
     def __init__(self, mixer: HeadMixer, host: Any, shared: nn.Module | None) -> None:
@@ -18,12 +19,6 @@ class ExtendedMixer(HeadMixer):
         self.norm = copy.deepcopy(getattr(host, "norm", None))
         self.host_gate = copy.deepcopy(getattr(host, "gate", None))
         self.proj = nn.Linear(mixer.site.inner, len(host.proj.weight), bias=mixer.site.out_bias)
-
-    def forward(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=False)
-
-    def reference(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=True)
 
     def project_output(self, x: Tensor, out: Tensor) -> Tensor:
         out = out if self.norm is None else self.norm(out)
