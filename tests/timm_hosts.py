@@ -3,8 +3,14 @@
 from collections.abc import Callable
 
 import torch
+from timm.layers import RmsNorm2d
 from timm.layers.attention import Attention
+from timm.models._efficientnet_blocks import MobileAttention
+from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
+from timm.models.nest import Nest
+from timm.models.nextvit import NextTransformerBlock
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
+from torch import nn
 
 from regard.models.create import create_model
 from small_hosts import HostAndInput, vit
@@ -99,6 +105,75 @@ def efficientformer() -> HostAndInput:
     return create_model("efficientformer_l1", None, **options), torch.randn(3, 3, 224, 224)
 
 
+def davit() -> HostAndInput:
+    """Windows of 4 x 4, padded; of its two kinds of blocks only those with windows."""
+    options = {"depths": (1, 1), "embed_dims": (8, 16), "num_heads": (1, 2), "window_size": 4, "num_classes": 7}
+    return create_model("davit_tiny", None, attn_types=("spatial",), **options), torch.randn(3, 3, 64, 96)
+
+
+def twins(name: str) -> HostAndInput:
+    """Windows of 4 x 4, padded, and keys on maps that a convolution reduces by 2; the last stage has no reduction."""
+    options = {"embed_dims": (8, 16, 16), "num_heads": (1, 2, 2), "depths": (2, 2, 1), "sr_ratios": (2, 2, 1)}
+    windows = {"wss": (4, 4, 4)} if "svt" in name else {}
+    return small_timm(name, mlp_ratios=(2, 2, 2), **options, **windows)
+
+
+def nest() -> HostAndInput:
+    """A square image, as the model needs; blocks of 4 x 4 and 2 x 2 patches."""
+    options = {"num_levels": 2, "embed_dims": (8, 16), "num_heads": (2, 4), "depths": (1, 1), "num_classes": 7}
+    return sized(Nest(img_size=64, patch_size=8, **options), (64, 64)), torch.randn(3, 3, 64, 64)
+
+
+def hiera() -> HostAndInput:
+    """Two stages with mask units of 4 x 4 and 2 x 2, then global attention; queries are pooled between stages."""
+    options = {"embed_dim": 8, "stages": (1, 2, 2), "q_pool": 2, "mask_unit_size": (4, 4)}
+    return small_timm("hiera_tiny_224", mask_unit_attn=(True, True, False), **options)
+
+
+def hieradet() -> HostAndInput:
+    """Windows of 4 x 4 and 2 x 3, then global attention; queries are pooled between stages."""
+    options = {"embed_dim": 8, "stages": (1, 1, 2), "q_pool": 2, "window_spec": (4, 2, 3), "global_att_blocks": (3,)}
+    return create_model("hieradet_small", None, num_classes=7, **options), torch.randn(3, 3, 64, 96)
+
+
+def mvitv2(**options: object) -> HostAndInput:
+    """Queries are pooled between stages, keys in each."""
+    cfg = MultiScaleVitCfg(depths=(1, 2), embed_dim=8, stride_q=((1, 1), (2, 2)), stride_kv_adaptive=(2, 2), **options)
+    model = MultiScaleVit(cfg, img_size=(64, 64), num_classes=7)
+    return sized(model, (64, 64)), torch.randn(3, 3, 64, 64)
+
+
+def sized(model: nn.Module, size: tuple[int, int]) -> nn.Module:
+    """A model that names its image size."""
+    model.img_size = size
+    return model
+
+
+def in_stem(*blocks: nn.Module) -> HostAndInput:
+    """Blocks on maps of 16 channels, of 4 x 6 at first, between a convolution and a classifier."""
+    stem = nn.Conv2d(3, 16, 16, 16)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(7))
+    model, x = nn.Sequential(stem, *blocks, head), torch.randn(3, 3, 64, 96)
+    model(x)
+    return sized(model, (64, 96)), x
+
+
+def nextvit() -> HostAndInput:
+    """Keys and values of runs of 4 tokens, then of single tokens."""
+    blocks = [NextTransformerBlock(128, 128, drop_path=0.0, head_dim=8, sr_ratio=ratio) for ratio in (2, 1)]
+    return in_stem(nn.Conv2d(16, 128, 1), *blocks)
+
+
+def mobilenetv4(**options: object) -> HostAndInput:
+    """Heads that share keys on a coarser map, heads that share keys, and heads with keys of their own."""
+    shared = {"num_heads": 4, "key_dim": 4, "value_dim": 4, "use_multi_query": True, **options}
+    return in_stem(
+        MobileAttention(16, 16, kv_stride=2, **shared),
+        MobileAttention(16, 16, **shared),
+        MobileAttention(16, 16, num_heads=4),
+    )
+
+
 TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit without bias of qkv": lambda: vit(1, qkv_bias=False),
     "vit without biases": lambda: vit(1, qkv_bias=False, proj_bias=False),
@@ -131,6 +206,17 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "csatv2": csatv2,
     "crossvit": crossvit,
     "naflexvit": naflexvit,
+    "davit": davit,
+    "twins": lambda: twins("twins_pcpvt_small"),
+    "twins with windows": lambda: twins("twins_svt_small"),
+    "nest": nest,
+    "hiera": hiera,
+    "hieradet": hieradet,
+    "mvitv2": mvitv2,
+    "mvitv2 with class token": lambda: mvitv2(use_cls_token=True),
+    "nextvit": nextvit,
+    "mobilenetv4": mobilenetv4,
+    "mobilenetv5": lambda: mobilenetv4(norm_layer=RmsNorm2d),
     "levit": lambda: levit("levit_128s"),
     "levit with convolutions": lambda: levit("levit_conv_128s"),
     "tiny_vit": tiny_vit,

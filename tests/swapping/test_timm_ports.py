@@ -9,16 +9,19 @@ import pytest
 import timm
 import torch
 from timm.models.cait import TalkingHeadAttn
+from timm.models.twins import GlobalSubSampleAttn
 from torch import nn
 
-from regard.core import UnsupportedError
+from regard.core import Grid, UnsupportedError
 from regard.mixers.factors.factors import Factors
 from regard.mixers.linear import Linear
+from regard.mixers.pvt import PVT
 from regard.mixers.softmax import Softmax
 from regard.projections.sne import PSNE
 from regard.swapping.host_mixer import HostPort
 from regard.swapping.inspect import attention_layers, layer_calls
 from regard.swapping.layer import Port
+from regard.swapping.ports.timm.pooled import rolled, unrolled
 from regard.swapping.swap import remove, restore, retune, swap
 from small_hosts import HostAndInput
 from timm_hosts import TIMM_HOSTS
@@ -45,15 +48,17 @@ def host(request: pytest.FixtureRequest) -> HostAndInput:
 
 @torch.no_grad()
 def test_softmax_computes_what_the_host_computes(host: HostAndInput) -> None:
+    """`PVT` where the host attends to keys on a map that a convolution reduces by 2."""
     model, x = host
     before, state = model(x), copy.deepcopy(model.state_dict())
+    reduced = [name for name, module in model.named_modules() if isinstance(module, GlobalSubSampleAttn) and module.sr]
     swap(model, Softmax(), example=x[:1])
+    for name in reduced:
+        swap(model, PVT(ratio=2), name, example=x[:1])
     assert (model(x) - before).abs().max() <= ROUNDING * before.abs().max()
     assert list(model.state_dict()) == list(state)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     model.load_state_dict(state)
-    retune(model, scale=None)
-    assert (model(x) - before).abs().max() <= ROUNDING * before.abs().max()
     restore(model)
     assert torch.equal(model(x), before)
     assert not any(isinstance(module, Port) for module in model.modules())
@@ -96,6 +101,27 @@ def test_a_mechanism_without_biases_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError, match="bias mask, which Linear"):
         swap(model, Linear(), example=x[:1])
     assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["maxvit", "vit with norm", "levit", "mvitv2", "hiera"])
+def test_retune_keeps_what_the_layer_keeps_of_the_host(name: str) -> None:
+    model, x = TIMM_HOSTS[name]()
+    before = swap(model.eval(), Softmax(), example=x[:1])(x)
+    retune(model, scale=2.0)
+    assert not torch.equal(model(x), before)
+    retune(model, scale=None)
+    assert torch.equal(model(x), before)
+
+
+@torch.no_grad()
+def test_tokens_of_hiera_are_brought_into_the_order_of_the_map() -> None:
+    model, _ = TIMM_HOSTS["hiera"]()
+    x = torch.arange(16.0 * 24).reshape(1, -1, 1)
+    unrolled_tokens = model.unroll(x)  # type: ignore[operator]
+    assert not torch.equal(unrolled_tokens, x)
+    assert torch.equal(rolled(unrolled_tokens, Grid(16, 24), 2), x)
+    assert torch.equal(unrolled(x, Grid(16, 24), 2), unrolled_tokens)
 
 
 def test_a_removal_that_would_need_other_channels_is_refused() -> None:

@@ -7,9 +7,11 @@ from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2C
 from .timm.cait import TimmCaiT
 from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
 from .timm.metaformer import TimmMetaFormer
-from .timm.pvt import TimmPVT
+from .timm.pooled import TimmHiera, TimmHieraDetPooled, TimmHieraPooled, TimmMultiQuery, TimmMViT, TimmNextViT
+from .timm.pvt import TimmPVT, TimmTwins
 from .timm.vit import TimmRope, TimmRopeHalves, TimmViT
 from .timm.wide import TimmEfficientFormer, TimmLeViT, TimmLeViTDownsample, TimmTinyViT
+from .timm.windows import TimmDaViT, TimmNesT, TimmTwinsLocal
 from .timm.xcit import TimmXCiT
 from .torchvision import TorchvisionViT
 
@@ -20,6 +22,8 @@ PORTS: tuple[type[Port], ...] = (
     TimmXCiT,
     TimmMetaFormer,
     TimmPVT,
+    TimmTwins,
+    TimmTwinsLocal,
     TimmSwin,
     TimmBeit,
     TimmCaiT,
@@ -33,6 +37,14 @@ PORTS: tuple[type[Port], ...] = (
     TimmLeViTDownsample,
     TimmEfficientFormer,
     TimmTinyViT,
+    TimmDaViT,
+    TimmNesT,
+    TimmHiera,
+    TimmHieraPooled,
+    TimmHieraDetPooled,
+    TimmMViT,
+    TimmNextViT,
+    TimmMultiQuery,
     TorchvisionViT,
     HuggingViT,
     HuggingDINOv3,

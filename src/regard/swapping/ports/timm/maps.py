@@ -1,16 +1,20 @@
-"""Ports of timm's attention on maps: MaxViT, MaxxViT, CoAtNet, FastViT and Visformer."""
+"""Ports of timm's attention on maps: MaxViT, MaxxViT, CoAtNet, FastViT, Visformer and others with their layout."""
 
 from typing import Any, ClassVar, cast
 
 import torch
+from timm.layers.attention2d import Attention2d as MobileAttention
 from timm.models.fastvit import Attention as FastViTAttention
+from timm.models.hieradet_sam2 import MultiScaleAttention
 from timm.models.maxxvit import Attention2d, AttentionCl
 from timm.models.visformer import Attention as VisformerAttention
+from timm.models.volo import Attention as VoloAttention
 from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
 from regard.projections.linear import LinearProjection
+from regard.swapping.host_parameters import output_dropout
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import HostMap, TokenConv
 
@@ -19,10 +23,14 @@ from .extended import extended
 
 
 class TimmMaxViT(Port):
-    """Attention on maps with channels last, in windows and grids, of MaxViT and MaxxViT; its biases are kept."""
+    """Attention on maps with channels last, maybe in windows: MaxViT, MaxxViT, Hiera of SAM 2, VOLO; keeps biases."""
 
-    replaces: ClassVar[tuple[type, ...]] = (AttentionCl,)
+    replaces: ClassVar[tuple[type, ...]] = (AttentionCl, MultiScaleAttention, VoloAttention)
     parameter_names: ClassVar[dict[str, str]] = {"qkv": "qkv.map"}
+
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
+        return super().matches(module) and getattr(module, "q_pool", None) is None
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
@@ -42,7 +50,7 @@ class TimmMaxViT(Port):
             width=rows // (3 * module.num_heads),
             qkv_bias=module.qkv.bias is not None,
             out_bias=module.proj.bias is not None,
-            drop=module.proj_drop.p,
+            drop=output_dropout(module),
             layer=layer,
             name=name,
         )
@@ -66,9 +74,9 @@ class TimmMaxViT(Port):
 
 
 class TimmCoAtNet(TimmMaxViT):
-    """Attention on maps with channels first, from 1x1 convolutions: CoAtNet and Visformer; its biases are kept."""
+    """Attention on maps with channels first, of 1x1 convolutions: CoAtNet, Visformer, MobileNetV4; keeps biases."""
 
-    replaces: ClassVar[tuple[type, ...]] = (Attention2d, VisformerAttention)
+    replaces: ClassVar[tuple[type, ...]] = (Attention2d, VisformerAttention, MobileAttention)
 
     @classmethod
     def input_grid(cls, module: Any, shape: torch.Size) -> Grid:
