@@ -6,6 +6,9 @@ import torch
 from timm.layers import RmsNorm2d
 from timm.layers.attention import Attention
 from timm.models._efficientnet_blocks import MobileAttention
+from timm.models.cpubone import ConvAttention as CPUBoneAttention
+from timm.models.gcvit import GlobalContextVit
+from timm.models.lowformer import ConvAttention as LowFormerAttention
 from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from timm.models.nest import Nest
 from timm.models.nextvit import NextTransformerBlock
@@ -174,6 +177,36 @@ def mobilenetv4(**options: object) -> HostAndInput:
     )
 
 
+def conv_attention(kind: type[nn.Module], strides: tuple[int, ...] = (2, 1), **options: object) -> HostAndInput:
+    """Attention on coarser maps, from one of 4 x 6."""
+    shared = {"head_dim_mul": 1.0, "att_kernel": 3, "fuse_out_proj": True, **options}
+    return in_stem(nn.Conv2d(16, 64, 1), *(kind(64, att_stride=stride, **shared) for stride in strides))
+
+
+def gcvit() -> HostAndInput:
+    """Windows of 2 x 3 and 4 x 6; every second layer has queries of the whole image."""
+    model = GlobalContextVit(img_size=(64, 96), embed_dim=8, depths=(2, 2, 2, 2), num_heads=(1, 2, 2, 2), num_classes=7)
+    return sized(model, (64, 96)), torch.randn(3, 3, 64, 96)
+
+
+def sam() -> HostAndInput:
+    """Windows of 3 x 3, padded, then global attention."""
+    options = {"depth": 2, "embed_dim": 32, "num_heads": 2, "window_size": 3, "global_attn_indexes": (1,)}
+    return small_timm("samvit_base_patch16", **options)
+
+
+def efficientformer_v2() -> HostAndInput:
+    """Attention on a halved map in stage 3, on the map in stage 4, and with fewer queries between them."""
+    options = {"depths": (1, 1, 2, 2), "embed_dims": (8, 8, 8, 16), "num_vit": 1, "mlp_ratios": (2.0,) * 4}
+    return small_timm("efficientformerv2_s0", **options)
+
+
+def tnt() -> HostAndInput:
+    """Square images, as the pixels of a patch have no other shape."""
+    options = {"depth": 2, "embed_dim": 32, "inner_dim": 8, "num_heads_inner": 2, "num_heads_outer": 2}
+    return create_model("tnt_s_patch16_224", None, img_size=64, num_classes=7, **options), torch.randn(3, 3, 64, 64)
+
+
 TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit without bias of qkv": lambda: vit(1, qkv_bias=False),
     "vit without biases": lambda: vit(1, qkv_bias=False, proj_bias=False),
@@ -206,6 +239,15 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "csatv2": csatv2,
     "crossvit": crossvit,
     "naflexvit": naflexvit,
+    "lowformer": lambda: conv_attention(LowFormerAttention),
+    "cpubone": lambda: conv_attention(CPUBoneAttention, upsample_mode="nearest"),
+    "cpubone with small kernels": lambda: conv_attention(
+        CPUBoneAttention, (4, 1), upsample_mode="nearest", small_kernels=True
+    ),
+    "gcvit": gcvit,
+    "sam": sam,
+    "efficientformer_v2": efficientformer_v2,
+    "tnt": tnt,
     "davit": davit,
     "twins": lambda: twins("twins_pcpvt_small"),
     "twins with windows": lambda: twins("twins_svt_small"),

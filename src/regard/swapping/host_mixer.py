@@ -146,7 +146,8 @@ class HostPort(Port):
         width = self.value_width(self.host, site)
         if width != site.width:
             check_value_width(mixer, width)
-        return self.mixer_class(mixer, self.host, tuple(self.parameter_names))
+        names = [name for name, path in self.parameter_names.items() if path == f"around.{name}"]
+        return self.mixer_class(mixer, self.host, names)
 
 
 @torch.no_grad()

@@ -86,7 +86,7 @@ class TokenConv(nn.Conv2d):
         return on_tokens(self, x)
 
 
-def on_tokens(layer: nn.Linear | nn.Conv2d, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N D"]:
+def on_tokens(layer: nn.Linear | nn.Conv2d, x: Float[Tensor, "*B N C"]) -> Float[Tensor, "*B N D"]:
     """A linear layer or a 1x1 convolution, applied to tokens."""
     return F.linear(x, layer.weight.flatten(1), layer.bias) if isinstance(layer, nn.Conv2d) else layer(x)
 

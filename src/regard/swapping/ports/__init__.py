@@ -5,6 +5,14 @@ from regard.swapping.layer import Port
 from .hugging_face import HuggingCLIP, HuggingDINOv3, HuggingSegformer, HuggingViT
 from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
 from .timm.cait import TimmCaiT
+from .timm.inside import (
+    TimmConvAttention,
+    TimmEfficientFormerV2,
+    TimmEfficientFormerV2Downsample,
+    TimmGCViT,
+    TimmSAM,
+    TimmTNT,
+)
 from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
 from .timm.metaformer import TimmMetaFormer
 from .timm.pooled import TimmHiera, TimmHieraDetPooled, TimmHieraPooled, TimmMultiQuery, TimmMViT, TimmNextViT
@@ -45,6 +53,12 @@ PORTS: tuple[type[Port], ...] = (
     TimmMViT,
     TimmNextViT,
     TimmMultiQuery,
+    TimmConvAttention,
+    TimmGCViT,
+    TimmSAM,
+    TimmEfficientFormerV2,
+    TimmEfficientFormerV2Downsample,
+    TimmTNT,
     TorchvisionViT,
     HuggingViT,
     HuggingDINOv3,
