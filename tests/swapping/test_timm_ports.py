@@ -13,17 +13,22 @@ from timm.models.efficientformer_v2 import Attention2d
 from timm.models.twins import GlobalSubSampleAttn
 from torch import nn
 
-from regard.core import Grid, UnsupportedError
+from regard.core import Grid, MixerConfig, UnsupportedError
+from regard.mixers.convolutions.conv import Conv
 from regard.mixers.factors.factors import Factors
 from regard.mixers.linear import Linear
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.polaformer import PolaFormer
 from regard.mixers.pvt import PVT
 from regard.mixers.softmax import Softmax
+from regard.mixers.xca import XCA
 from regard.projections.sne import PSNE
+from regard.swapping.count import count_macs
 from regard.swapping.host_mixer import HostPort
 from regard.swapping.inspect import attention_layers, layer_calls
 from regard.swapping.layer import Port
 from regard.swapping.ports.timm.pooled import rolled, unrolled
-from regard.swapping.swap import remove, restore, retune, swap
+from regard.swapping.swap import plan_swap, remove, restore, retune, swap
 from small_hosts import HostAndInput
 from timm_hosts import TIMM_HOSTS
 
@@ -102,6 +107,33 @@ def test_a_mechanism_without_biases_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError, match="bias mask, which Linear"):
         swap(model, Linear(), example=x[:1])
     assert all(a is b for a, b in zip(model.modules(), modules, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer", "message"),
+    [
+        ("levit", MiTA(m=2, k=2), r"stages.0.blocks.0.attn: MiTA cannot apply a bias with 24 rows"),
+        ("nextvit", XCA(), "has 24 queries for 6 keys, and XCA has no cross-attention"),
+        ("hiera", Conv(), "blocks.1.attn makes its queries, keys and values, .* that Conv cannot keep"),
+        ("tnt", PolaFormer(), "makes its queries, keys and values, .* that PolaFormer cannot keep"),
+        ("efficientformer_v2", Factors(), "the host mixes its heads before and after the softmax"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_mechanism_that_cannot_serve_a_layer_is_refused_by_the_plan(
+    name: str, mixer: MixerConfig, message: str
+) -> None:
+    model, x = TIMM_HOSTS[name]()
+    with pytest.raises(UnsupportedError, match=message):
+        plan_swap(model, mixer, example=x[:1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["levit", "hiera", "lowformer"])
+def test_products_of_layers_with_the_modules_of_the_host_are_counted(name: str) -> None:
+    model, x = TIMM_HOSTS[name]()
+    own = count_macs(model.eval(), x)
+    assert count_macs(swap(model, Softmax(), example=x[:1]), x) == own
 
 
 @torch.no_grad()

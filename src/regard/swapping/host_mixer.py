@@ -55,12 +55,13 @@ class HostMixer(ResizingMixer):
     """An operator between the host's own modules `around`.
 
     A subclass says how these make queries, keys and values (`make`) and what they make of its output (`finish`).
-    role_parts: for each role, the modules that serve it alone. They are left out, as None, where the mechanism does not
-    use the role; `make` then gives None.
+    value_width: of a head's values. role_parts: for each role, the modules that serve it alone. They are left out, as
+    None, where the mechanism does not use the role; `make` then gives None.
     """
 
     role_parts: ClassVar[dict[str, tuple[str, ...]]] = {}
     around: Any
+    value_width: int
 
     def __init__(self, mixer: HeadMixer, host: Any, names: Sequence[str]) -> None:
         Mixer.__init__(self, mixer.config, mixer.site)
@@ -144,27 +145,34 @@ class HostPort(Port):
                 "cross-attention; leave the layer out with where="
             )
         width = self.value_width(self.host, site)
-        if width != site.width:
-            check_value_width(mixer, width)
+        check_operator(mixer, width, "bias" in self.host_masks(self.host))
         names = [name for name, path in self.parameter_names.items() if path == f"around.{name}"]
-        return self.mixer_class(mixer, self.host, names)
+        made = self.mixer_class(mixer, self.host, names)
+        made.value_width = width
+        return made
 
 
 @torch.no_grad()
-def check_value_width(mixer: HeadMixer, width: int) -> None:
-    """Raises: UnsupportedError if an operator cannot take values of this width; it is tried on one image of zeros."""
+def check_operator(mixer: HeadMixer, width: int, biased: bool) -> None:
+    """Try an operator on one image of zeros where values are wider than keys or a bias is added.
+
+    Raises: UnsupportedError if it cannot take values of this width, or a bias for each query and key.
+    """
     site, memory = mixer.site, mixer.site.memory or mixer.site.grid
+    if width == site.width and not biased:
+        return
     shapes = {"q": (site.grid.tokens, site.width), "k": (memory.tokens, site.width), "v": (memory.tokens, width)}
-    roles = {
-        role: torch.zeros(1, site.heads, *shape) if role in mixer.config.uses else None
-        for role, shape in shapes.items()
-    }
-    expected = (1, site.heads, site.grid.tokens, width)
+    roles = [
+        torch.zeros(1, site.heads, *shape) if role in mixer.config.uses else None for role, shape in shapes.items()
+    ]
+    mask = Mask(bias=torch.zeros(site.grid.tokens, memory.tokens)) if biased else None
     try:
-        fits = mixer.operator(**roles, grid=site.grid, memory=site.memory).shape == expected
-    except (RuntimeError, ValueError, NotImplementedError):
-        fits = False
-    if not fits:
+        y = mixer.operator(*roles, grid=site.grid, memory=site.memory, mask=mask)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{site.name}: {error}") from error
+    except (RuntimeError, ValueError):
+        y = None
+    if y is None or y.shape[-1] != width:
         raise UnsupportedError(
             f"{site.name} has values of width {width} for keys of width {site.width}, which "
             f"{type(mixer.config).__name__} cannot take; leave the layer out with where="
