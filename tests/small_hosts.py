@@ -83,48 +83,6 @@ def torchvision() -> HostAndInput:
     return model, torch.randn(3, 3, 32, 32)
 
 
-def small_timm(name: str, **options: object) -> HostAndInput:
-    """A small form of a model of timm, for images of 64 x 96 pixels."""
-    return create_model(name, None, img_size=(64, 96), num_classes=7, **options), torch.randn(3, 3, 64, 96)
-
-
-def relpos(name: str, **options: object) -> HostAndInput:
-    return small_timm(name, depth=2, embed_dim=32, num_heads=2, **options)
-
-
-def swin_v2(name: str) -> HostAndInput:
-    return small_timm(name, window_size=4, depths=(2, 2), embed_dim=8, num_heads=(2, 4))
-
-
-def maxvit(name: str) -> HostAndInput:
-    """Two stages with windows of 2 x 3."""
-    return small_timm(name, embed_dim=(32, 32), depths=(1, 1), stem_width=16)
-
-
-def coatnet(name: str) -> HostAndInput:
-    """Its last stage changes the number of channels."""
-    return small_timm(name, embed_dim=(32, 32, 32, 64), depths=(1, 1, 1, 1), stem_width=16)
-
-
-def fastvit() -> HostAndInput:
-    model = create_model("fastvit_sa12", None, layers=(1, 1, 1, 1), embed_dims=(16, 16, 16, 32), num_classes=7)
-    return model, torch.randn(3, 3, 64, 96)
-
-
-def pit() -> HostAndInput:
-    """Each stage has its own grid, and a class token."""
-    options = {"base_dims": (8, 8, 8), "depth": (1, 1, 1), "heads": (2, 4, 8), "img_size": (64, 96), "num_classes": 7}
-    return create_model("pit_ti_224", None, **options), torch.randn(3, 3, 64, 96)
-
-
-def unreduced_pvt() -> HostAndInput:
-    model = PyramidVisionTransformerV2(
-        depths=(1, 2), embed_dims=(16, 32), num_heads=(1, 2), sr_ratios=(1, 1), mlp_ratios=(2, 2), num_classes=7
-    )
-    model.pretrained_cfg = {"input_size": (3, 64, 96)}
-    return model, torch.randn(3, 3, 64, 96)
-
-
 HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit": vit,
     "vit with registers": lambda: vit(5),
@@ -141,30 +99,6 @@ HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "torchvision": torchvision,
     "vit5": vit5,
 }
-
-TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
-    "vit without bias of qkv": lambda: vit(1, qkv_bias=False),
-    "vit without biases": lambda: vit(1, qkv_bias=False, proj_bias=False),
-    "cait": lambda: relpos("cait_xxs24_224"),
-    "dinov3 with biases": lambda: relpos("vit_small_patch16_dinov3_qkvb"),
-    "pvt without reduction": unreduced_pvt,
-    "relpos": lambda: relpos("vit_relpos_small_patch16_224"),
-    "relpos with shared MLP": lambda: relpos("vit_srelpos_small_patch16_224"),
-    "relpos with MLP": lambda: relpos("vit_relpos_base_patch32_plus_rpn_256", patch_size=16),
-    "relpos with class token": lambda: relpos("vit_relpos_base_patch16_clsgap_224"),
-    "swinv2": lambda: swin_v2("swinv2_tiny_window8_256"),
-    "swinv2 cr": lambda: swin_v2("swinv2_cr_tiny_ns_224"),
-    "maxvit": lambda: maxvit("maxvit_tiny_tf_224"),
-    "maxvit with bias": lambda: maxvit("maxvit_nano_rw_256"),
-    "maxvit with MLP": lambda: maxvit("maxvit_rmlp_nano_rw_256"),
-    "coatnet": lambda: coatnet("coatnet_0_224"),
-    "coatnet with bias": lambda: coatnet("coatnet_bn_0_rw_224"),
-    "coatnet with MLP": lambda: coatnet("coatnet_rmlp_nano_rw_224"),
-    "fastvit": fastvit,
-    "visformer": lambda: small_timm("visformer_tiny", embed_dim=32, init_channels=8, num_heads=2, depth=(1, 1, 1)),
-    "pit": pit,
-}
-"""Further families of timm, each option of their attention once; images of 64 x 96 pixels."""
 
 
 def draw_large_weights(model: nn.Module) -> None:

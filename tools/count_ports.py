@@ -1,5 +1,6 @@
 """Count timm's models that the ports serve: `python tools/count_ports.py` writes docs/ports.json in a few minutes.
 
+With patterns, such as `python tools/count_ports.py 'levit*' 'pit*'`, it prints the counts of these names only.
 `make generated` writes the table of docs/hosts.md from that file. Counted are the names whose model builds on the meta
 device and has an attention module; gates and attention pools are left out, and class attention may stay. A model is
 served if a port takes every attention and one with the same class and parameters is in a small host of the tests,
@@ -27,6 +28,8 @@ ATTENTION = re.compile(r"Attn|Attention|MHSA|^XCA$")
 APART = re.compile(
     r"AttentionPool|Class|SplitAttn|SelectiveKernel|SpatialAttention$|BilinearAttn|^(?:Light)?(?:Channel|Spatial)Attn$"
 )
+APART_CLASSES = {"timm.models.crossvit.CrossAttention", "timm.models.nextvit.ConvAttention"}
+"""Attention of a class token to another branch; a convolution without queries and keys."""
 SERVED, PARTLY, UNCHECKED, REFUSED = "served", "partly", "not compared", "refused"
 
 
@@ -36,8 +39,13 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in found.items()
-        if not APART.search(type(module).__name__) and not any(other.startswith(f"{name}.") for other in found)
+        if not _apart(module) and not any(other.startswith(f"{name}.") for other in found)
     }
+
+
+def _apart(module: nn.Module) -> bool:
+    kind = type(module)
+    return bool(APART.search(kind.__name__)) or f"{kind.__module__}.{kind.__name__}" in APART_CLASSES
 
 
 def signature(module: nn.Module) -> str:
@@ -47,8 +55,11 @@ def signature(module: nn.Module) -> str:
 
 
 def _options(module: nn.Module) -> str:
-    names = ("head_first", "rotate_half", "qkv_bias_separate", "linear")
-    return "".join(f", {name}" for name in names if getattr(module, name, False))
+    names = ("head_first", "rotate_half", "qkv_bias_separate", "linear", "use_conv", "use_global")
+    options = [name for name in names if getattr(module, name, False)]
+    if getattr(module, "num_kv_groups", 1) > 1:
+        options.append("num_kv_groups")
+    return "".join(f", {name}" for name in options)
 
 
 def refusal(model: nn.Module, name: str, module: nn.Module) -> str:
@@ -60,7 +71,7 @@ def refusal(model: nn.Module, name: str, module: nn.Module) -> str:
         reason = port.refusal(module)
     except RegardError as error:
         return str(error)
-    if not reason and port.watch and watched_module(model, name, port.watch) is None:
+    if not reason and port.watch and watched_module(model, name, port.watch_path(name)) is None:
         return "the grid of its tokens is unknown"
     return reason
 
@@ -83,7 +94,8 @@ def verdict(model: nn.Module, compared: set[str]) -> tuple[str, str] | None:
 def small_signatures() -> set[str]:
     """The signatures of all attentions in the small hosts of the tests."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from small_hosts import HOSTS, TIMM_HOSTS  # the tests' own, not a part of the package
+    from small_hosts import HOSTS  # the tests' own, not a part of the package
+    from timm_hosts import TIMM_HOSTS
 
     return {signature(module) for make in (HOSTS | TIMM_HOSTS).values() for module in attentions(make()[0]).values()}
 
@@ -118,11 +130,17 @@ def summary(results: dict[str, tuple[str, str, str]]) -> dict[str, dict[str, obj
     }
 
 
-if __name__ == "__main__":
-    results = count([name for name in timm.list_models() if is_model(name)])
-    families = summary(results)
-    FILE.write_text(json.dumps({"timm": timm.__version__, "families": families}, indent=1) + "\n")
+def main(patterns: list[str]) -> None:
+    """Print the counts; without patterns, of all names of timm, which are also written to docs/ports.json."""
+    chosen = [name for pattern in patterns for name in timm.list_models(pattern)] if patterns else timm.list_models()
+    results = count([name for name in dict.fromkeys(chosen) if is_model(name)])
+    if not patterns:
+        FILE.write_text(json.dumps({"timm": timm.__version__, "families": summary(results)}, indent=1) + "\n")
     states = Counter(state for _, state, _ in results.values())
     print(len(results), "names:", ", ".join(f"{number} {state}" for state, number in states.items()))
     for reason, number in Counter(reason for *_, reason in results.values() if reason).most_common():
         print(f"{number:4} {reason}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

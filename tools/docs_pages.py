@@ -152,6 +152,11 @@ layer at all is an error.
 
 {table(("port", "which attention"), ports)}
 
+Some layers of timm do more than attention: they pool queries or keys, convolve, or have values wider than keys. There
+the mechanism gets the host's own queries, keys and values, and the host's modules before and after it stay. `plan_swap`
+refuses what does not fit: `projection=`, `dwc=`, `gate=` and `heads=`, mechanisms with a layer of their own, and, where
+there are fewer queries than keys or the reverse, mechanisms without cross-attention; `where=` leaves such layers out.
+
 Counted in names of timm's models that have attention (`python tools/count_ports.py`). Served: a swap takes every
 attention, class attention apart, and a small model with the same class and parameters gives the same logits after a
 swap to softmax. Partly: other attention in the model stays. Not compared: a swap takes every attention, but no small

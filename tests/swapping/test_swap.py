@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.func import functional_call
 
 from regard.core import ConfigError, GridError, SwapError, UnsupportedError
+from regard.mixers.convolutions.conv import Conv
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.pvt import PVT
 from regard.mixers.softmax import Softmax
@@ -423,8 +424,8 @@ def test_what_cannot_be_done_is_said():
         swap(vit()[0], Softmax(), "nowhere.*")
     with pytest.raises(SwapError, match="a port knows .TimmViT.*regard.attend.*your-own-model"):
         swap(nn.Sequential(nn.Conv2d(3, 4, 3)), Softmax())
-    with pytest.raises(SwapError, match="it has timm.models.tnt.Attention, but none that a port knows"):
-        swap(create_model("tnt_s_legacy_patch16_224(depth=1)", None), Softmax())
+    with pytest.raises(SwapError, match="it has timm.models.coat.FactorAttnConvRelPosEnc, but none that a"):
+        swap(create_model("coat_tiny", None), Softmax())
     with pytest.raises(UnsupportedError, match="passes a bias mask"):
         swap(swin()[0], XCA())
     with pytest.raises(SwapError, match="nothing is swapped"):
@@ -439,12 +440,12 @@ def test_what_cannot_be_done_is_said():
         create_model("vit_desk(__import__('os'))", None)
 
 
-def test_a_gated_attention_is_refused():
+def test_a_gated_attention_is_refused_by_a_layer_that_cannot_gate():
     model, _ = vit()
     model.blocks[1].attn = Attention(32, num_heads=2, gated=True)
-    with pytest.raises(UnsupportedError, match=r"blocks\.1\.attn: it gates"):
-        swap(model, Softmax())
-    assert isinstance(swap(model, Softmax(), "blocks.0.*").blocks[0].attn, Port)
+    with pytest.raises(UnsupportedError, match=r"blocks\.1\.attn normalises or gates its output, which Conv cannot"):
+        swap(model, Conv())
+    assert isinstance(swap(model, Conv(), "blocks.0.*").blocks[0].attn, Port)
 
 
 def test_a_failing_probe_leaves_the_model_as_it_was():

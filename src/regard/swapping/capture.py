@@ -99,9 +99,7 @@ def _recorder(maps: dict[str, Tensor], name: str, owner: threading.local) -> Cal
 
 
 def _weights(mixer: HeadMixer, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-    roles = mixer.project_heads(x, grid, rope)
-    values = roles["v"]
-    if values is None:
+    made = mixer.operator_inputs(x, grid, mask, rope)
+    if made.v is None:
         raise UnsupportedError(f"{type(mixer.config).__name__} has no values, so no weights between tokens")
-    memory = mixer.memory_grid(grid)
-    return mixer.operator.weights(roles["q"], roles["k"], values, grid=grid, memory=memory, mask=mask)
+    return mixer.operator.weights(made.q, made.k, made.v, grid=made.grid, memory=made.memory, mask=made.mask)

@@ -59,7 +59,9 @@ def _by_formula(model: nn.Module, accounting: str) -> Iterator[list[int]]:
 
 
 def _has_own_operator(mixer: HeadMixer) -> bool:
-    """Whether the operator is the mechanism's own, not one that a port has put around it."""
+    """Whether the formula holds: the operator is the mechanism's own, and its values are as wide as its keys."""
+    if getattr(mixer, "value_width", mixer.site.width) != mixer.site.width:
+        return False
     with torch.device("meta"):
         return type(mixer.operator) is type(mixer.config.operator(mixer.site))
 

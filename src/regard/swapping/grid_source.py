@@ -40,10 +40,16 @@ class GridSource:
         self._trained: set[tuple[int, int]] = set()  # grids of all passes that may run backward
         self._last, self._one = (height, width), height is not None  # of passes that may run backward; all the same
 
-    def record(self, module: nn.Module, args: tuple, output: Tensor) -> None:
-        """The forward hook; output (B, C, h, w)."""
+    def record(self, module: nn.Module, args: tuple, output: Any) -> None:
+        """The forward hook; output (B, C, h, w), or tokens and their (h, w).
+
+        Raises: GridError for tokens without (h, w), whose images may have different grids.
+        """
         size = self._thread.size
-        size.height, size.width = output.shape[-2], output.shape[-1]
+        output, sides = output if isinstance(output, tuple) else (output, output.shape[-2:])
+        if sides is None:
+            raise GridError("patches with coordinates have no common grid; pass a swapped model images (B, C, H, W)")
+        size.height, size.width = sides
         if torch.is_grad_enabled():
             self._last = (size.height, size.width)
         if not torch.compiler.is_compiling():

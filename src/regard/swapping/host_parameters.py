@@ -20,20 +20,25 @@ from regard.store.tensor_files import decode
 
 def fused_site(module: Any, grid: Grid, name: str, layer: int) -> Site:
     """The site of timm's attention, with children `proj` and `qkv`, or q_proj, k_proj and v_proj in its place."""
-    separate = module.qkv is None
+    separate, heads = module.qkv is None, module.heads if hasattr(module, "heads") else module.num_heads
     first = module.q_proj if separate else module.qkv
     return Site(
         dim=first.in_features,
-        heads=module.num_heads,
+        heads=heads,
         grid=grid,
-        width=first.out_features // (module.num_heads if separate else 3 * module.num_heads),
+        width=first.out_features // (heads if separate else 3 * heads),
         qkv_bias=first.bias is not None or getattr(module, "q_bias", None) is not None,
         out_bias=module.proj.bias is not None,
         qk_norm=normalisation(module, name),
-        drop=module.proj_drop.p,
+        drop=output_dropout(module),
         layer=layer,
         name=name,
     )
+
+
+def output_dropout(module: nn.Module) -> float:
+    """The rate of dropout after the output projection; 0 for an attention without."""
+    return float(getattr(getattr(module, "proj_drop", None), "p", 0.0))
 
 
 def normalisation(module: nn.Module, name: str) -> Literal["", "layer", "rms"]:

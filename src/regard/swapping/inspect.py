@@ -181,17 +181,18 @@ def layer_grids(
     sources, handles = _grid_sources(model, layers)
     try:
         with explained_inputs(model, example):
-            shapes = input_shapes(model, modules, example)
+            calls = layer_calls(model, modules, example, lambda args, kwargs: (*args, *kwargs.values()))
     finally:
         for handle in handles:
             handle.remove()
     grids = {}
     for name, port in layers.items():
-        if name not in shapes:
+        if name not in calls:
             raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
-        grid = port.input_grid(original_attention(modules[name]), shapes[name])
+        watched = sources[name].grid(0) if port.watch else None
+        grid = port.call_grid(original_attention(modules[name]), calls[name], watched)
         if grid is None:
-            cells, tokens = sources[name].grid(0).cells, shapes[name][1]
+            cells, tokens = sources[name].grid(0).cells, calls[name][0].shape[1]
             if tokens < cells:
                 raise SwapError(f"{name} gets {tokens} tokens, fewer than the {cells} cells of its grid")
             grid = sources[name].grid(tokens - cells)
@@ -214,7 +215,7 @@ def _grid_sources(
         if not port.watch:
             sources[name] = GridSource()
             continue
-        watched = require_watched_module(model, name, port.watch)
+        watched = require_watched_module(model, name, port.watch_path(name))
         if watched not in of_module:
             present = present_source(watched)
             of_module[watched] = present or GridSource()

@@ -47,6 +47,7 @@ class Port(HostNames):
     matches, belongs, refusal: which modules are replaced, and why one cannot be.
     site: dim, heads and biases of the module; the default reads timm's names (num_heads, qkv or q_proj, proj).
     host_grid, input_grid, grid: the grid, for a port without `watch`.
+    watch_path, call_grid: `watch` for one layer; the grid of one call.
     host_masks: the kinds of mask, where they differ between modules of one class.
     build_mixer: the mixer, where the ordinary one needs a change.
     forward: always.
@@ -114,6 +115,20 @@ class Port(HostNames):
         return cls.host_grid(module)
 
     @classmethod
+    def watch_path(cls, name: str) -> str:
+        """`watch` for the layer `name` of a model, to override where layers of one class watch different modules."""
+        return cls.watch
+
+    @classmethod
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid | None:
+        """The grid of a call's tokens, to override where the arguments of `forward` give it.
+
+        inputs: the arguments. watched: the grid that `watch` gives, without prefix tokens. By default `input_grid`;
+        None means the watched grid, and other tokens before it.
+        """
+        return cls.input_grid(module, inputs[0].shape)
+
+    @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
         """The kinds of mask that a module always gets; by default `mask_kinds`."""
         return cls.mask_kinds
@@ -141,7 +156,12 @@ class Port(HostNames):
             if isinstance(norm, nn.Module) and isinstance(getattr(mixer, name, None), nn.Module) and site.qk_norm:
                 setattr(mixer, name, copy.deepcopy(norm))
         example = next(present.parameters(), self.placeholder)
-        return mixer.to(example.device, example.dtype)
+
+        def converted(value: Tensor) -> Tensor:  # parts of a hidden host have no weights until `retune` sets them
+            device = value.device if value.is_meta else example.device
+            return value.to(device, example.dtype if value.is_floating_point() else None)
+
+        return mixer._apply(converted)
 
     # swapping in and out
 
@@ -200,7 +220,8 @@ class Port(HostNames):
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = converted(buffer)
-        return host.train(self.training)
+        host.train(self.training)  # LeViT's returns nothing
+        return host
 
     # methods of nn.Module
 

@@ -12,14 +12,20 @@ def interleaved(x: Tensor) -> Tensor:
 
 
 class Interleaved(nn.Module):
-    """`interleaved` as a module, for queries and keys; their products do not change."""
+    """`interleaved`, after a normalisation if there is one, for queries and keys; their products do not change."""
+
+    def __init__(self, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return interleaved(x)
+        return interleaved(x if self.norm is None else self.norm(x))
 
 
 def rotate_halves(mixer: Mixer) -> None:
     """Interleave the queries and keys of a mixer, in place, so that `interleaved` rotary angles fit them."""
     if isinstance(mixer, HeadMixer):
         for role in set("qk") & set(mixer.config.roles):
-            setattr(mixer, f"{role}_norm", Interleaved())
+            norm = getattr(mixer, f"{role}_norm", None)
+            if not isinstance(norm, Interleaved):
+                setattr(mixer, f"{role}_norm", Interleaved(norm))

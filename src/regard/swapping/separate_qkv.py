@@ -21,16 +21,24 @@ class SeparateProjection(Projection):
     """A linear child for each role in use: `LinearQKV` of a host with three matrices.
 
     biases: the roles that have a bias. ending: of the children's names, q_proj, k_proj and v_proj for "_proj".
+    groups: query heads that share one head of keys and values.
     """
 
-    def __init__(self, site: Site, roles: str, biases: str, ending: str = "") -> None:
+    def __init__(self, site: Site, roles: str, biases: str, ending: str = "", groups: int = 1) -> None:
         super().__init__()
         self.heads, self.ending = site.heads, ending
+        self.repeats = {"q": 1, "k": groups, "v": groups}
         for role in roles:
-            self.add_module(role + ending, nn.Linear(site.dim, site.inner, bias=role in biases))
+            inner = site.inner // self.repeats[role]
+            self.add_module(role + ending, nn.Linear(site.dim, inner, bias=role in biases))
 
     def forward(self, x: Float[Tensor, "B N C"], roles: str) -> tuple[Float[Tensor, "B H N d"], ...]:
-        return tuple(heads(self.get_submodule(role + self.ending)(x), self.heads) for role in roles)
+        return tuple(self._heads(role, self.get_submodule(role + self.ending)(x)) for role in roles)
+
+    def _heads(self, role: str, y: Tensor) -> Tensor:
+        times = self.repeats[role]
+        y = heads(y, self.heads // times)
+        return y if times == 1 else y.repeat_interleave(times, 1)
 
 
 class PairProjection(Projection):
@@ -55,7 +63,7 @@ class PairProjection(Projection):
 class TokenConv(nn.Conv2d):
     """A 1x1 convolution that takes tokens (B, N, C) instead of a map."""
 
-    def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N D"]:
+    def forward(self, x: Float[Tensor, "*B N C"]) -> Float[Tensor, "*B N D"]:
         return F.linear(x, self.weight.flatten(1), self.bias)
 
 
@@ -80,14 +88,14 @@ def match_host_projection(mixer: Any, host: Any) -> None:
     These are q and kv, or q_proj, k_proj and v_proj, or q_bias and v_bias. Where the host has one matrix and one bias,
     nothing changes.
     """
-    if not isinstance(mixer, HeadLayer) or type(mixer.qkv) is not nn.Linear:
+    if not isinstance(mixer, HeadLayer) or type(getattr(mixer, "qkv", None)) is not nn.Linear:
         return
     roles = mixer.config.roles
     if hasattr(host, "kv"):
         mixer.qkv = PairProjection(mixer.site, roles)
     elif getattr(host, "q_proj", None) is not None:
         biases = roles_with_bias(q=host.q_proj, k=host.k_proj, v=host.v_proj)
-        mixer.qkv = SeparateProjection(mixer.site, roles, biases, "_proj")
+        mixer.qkv = SeparateProjection(mixer.site, roles, biases, "_proj", getattr(host, "num_kv_groups", 1))
     elif getattr(host, "q_bias", None) is not None:
         mixer.qkv = SeparateBiases(mixer.site, roles)
 

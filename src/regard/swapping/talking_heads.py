@@ -87,8 +87,9 @@ def logits_operator(config: HeadMixerConfig, site: Site) -> Operator:
     if config.activation != "softmax" or config.resize == "window":
         option = f"activation={config.activation!r}" if config.activation != "softmax" else "resize='window'"
         raise UnsupportedError(
-            f"CaiT mixes its heads before and after one softmax over all keys, which {type(config).__name__}({option}) "
-            "does not have; leave that option out, or make the host with keep_talking=False"
+            "the host mixes its heads before and after one softmax over all keys, which "
+            f"{type(config).__name__}({option}) does not have; leave that option out, or make the host with "
+            "keep_talking=False"
         )
     if isinstance(config, SKA):
         return StaticLogits(config, site)
@@ -100,11 +101,12 @@ def logits_operator(config: HeadMixerConfig, site: Site) -> Operator:
 def no_logits_error(config: MixerConfig) -> UnsupportedError:
     """The error for a mechanism without logits over all keys."""
     return UnsupportedError(
-        f"CaiT mixes its heads before and after the softmax over all keys, which {type(config).__name__} does not "
-        "have; Softmax, SKA and CSKA have it, and cait_s_32(keep_talking=False) removes it"
+        f"the host mixes its heads before and after the softmax over all keys, which {type(config).__name__} does not "
+        "have; Softmax, SKA and CSKA have it, and the host cait_s_32(keep_talking=False) has no mixing"
     )
 
 
-def mix_heads(mix: nn.Linear, a: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
-    """A linear map of the head axis."""
-    return mix(a.movedim(1, -1)).movedim(-1, 1)
+def mix_heads(mix: nn.Module, a: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N M"]:
+    """A linear map of the head axis, which is the last one for `mix`."""
+    mixed: Tensor = mix(a.movedim(1, -1))
+    return mixed.movedim(-1, 1)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.core import (
     Cost,
     Grid,
+    Inputs,
     Mask,
     Mixer,
     MixerConfig,
@@ -166,7 +167,7 @@ class HeadLayer(Mixer):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        if f"{prefix}qkv.weight1" in state_dict and not isinstance(self.qkv, Projection):
+        if f"{prefix}qkv.weight1" in state_dict and not isinstance(getattr(self, "qkv", None), Projection):
             error_msgs.append(
                 f"{prefix}qkv.weight1 belongs to an embedding with hidden layers, LinearQKV has weight; load it into a "
                 "model with the projection that was trained: SNE(...), PSNE(...) or FSNE(...)"
@@ -199,6 +200,10 @@ class HeadMixer(HeadLayer):
     def memory_grid(self, grid: Grid) -> Grid | None:
         """The grid of keys and values; None where it is that of the queries, as here."""
         return None
+
+    def operator_inputs(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None) -> Inputs:
+        """What the operator gets for the arguments of `forward`."""
+        return Inputs(**self.project_heads(x, grid, rope), grid=grid, memory=self.memory_grid(grid), mask=mask)
 
     def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         memory = self.memory_grid(grid)

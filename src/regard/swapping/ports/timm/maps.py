@@ -1,35 +1,34 @@
-"""Ports of timm's attention on maps: MaxViT, MaxxViT, CoAtNet, FastViT and Visformer."""
+"""Ports of timm's attention on maps: MaxViT, MaxxViT, CoAtNet, FastViT, Visformer and others with their layout."""
 
 from typing import Any, ClassVar, cast
 
 import torch
+from timm.layers.attention2d import Attention2d as MobileAttention
 from timm.models.fastvit import Attention as FastViTAttention
+from timm.models.hieradet_sam2 import MultiScaleAttention
 from timm.models.maxxvit import Attention2d, AttentionCl
 from timm.models.visformer import Attention as VisformerAttention
+from timm.models.volo import Attention as VoloAttention
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
+from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.host_parameters import output_dropout
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import TokenConv, keep_fused
 
 from .biased import keep_biases, mix_biased
-
-
-class WideningMixer(HeadMixer):
-    """A mixer whose output projection gives another number of channels than the input has."""
-
-    def forward(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=False)
-
-    def reference(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
-        return self._apply_operator(x, grid, mask, rope, plain=True)
+from .extended import extended
 
 
 class TimmMaxViT(Port):
-    """Attention on maps with channels last, in windows and grids, of MaxViT and MaxxViT; its biases are kept."""
+    """Attention on maps with channels last, maybe in windows: MaxViT, MaxxViT, Hiera of SAM 2, VOLO; keeps biases."""
 
-    replaces: ClassVar[tuple[type, ...]] = (AttentionCl,)
+    replaces: ClassVar[tuple[type, ...]] = (AttentionCl, MultiScaleAttention, VoloAttention)
+
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
+        return super().matches(module) and getattr(module, "q_pool", None) is None
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
@@ -49,29 +48,21 @@ class TimmMaxViT(Port):
             width=rows // (3 * module.num_heads),
             qkv_bias=module.qkv.bias is not None,
             out_bias=module.proj.bias is not None,
-            drop=module.proj_drop.p,
+            drop=output_dropout(module),
             layer=layer,
             name=name,
         )
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer, host = super().build_mixer(config, site, shared), cast(Any, self.host)
-        out = len(host.proj.weight)
-        if out != site.dim:
-            if type(mixer) is not HeadMixer:
-                raise UnsupportedError(
-                    f"{site.name} makes {out} channels of {site.dim}, which {type(config).__name__} cannot; leave the "
-                    "layer out with where="
-                )
-            mixer = WideningMixer(mixer.config, mixer.site, shared)
-            mixer.proj = nn.Linear(mixer.site.inner, out, bias=site.out_bias)
+        host = cast(Any, self.host)
+        mixer = extended(super().build_mixer(config, site, shared), host, shared)
         if isinstance(mixer, HeadMixer):
             keep_biases(mixer, host, "rel_pos", site.name)
             mixer.qkv_by_head = getattr(host, "head_first", False)
             if isinstance(mixer.qkv, nn.Linear) and mixer.site.heads == site.heads:
                 keep_fused(mixer, host)
             if isinstance(host.proj, nn.Conv2d):
-                mixer.add_module("proj", TokenConv(mixer.site.inner, out, 1, bias=site.out_bias))
+                mixer.add_module("proj", TokenConv(mixer.site.inner, len(host.proj.weight), 1, bias=site.out_bias))
         return mixer
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
@@ -82,9 +73,9 @@ class TimmMaxViT(Port):
 
 
 class TimmCoAtNet(TimmMaxViT):
-    """Attention on maps with channels first, from 1x1 convolutions: CoAtNet and Visformer; its biases are kept."""
+    """Attention on maps with channels first, of 1x1 convolutions: CoAtNet, Visformer, MobileNetV4; keeps biases."""
 
-    replaces: ClassVar[tuple[type, ...]] = (Attention2d, VisformerAttention)
+    replaces: ClassVar[tuple[type, ...]] = (Attention2d, VisformerAttention, MobileAttention)
 
     @classmethod
     def input_grid(cls, module: Any, shape: torch.Size) -> Grid:

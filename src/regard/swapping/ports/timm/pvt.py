@@ -1,8 +1,9 @@
-"""Port of timm's PVTv2."""
+"""Ports of timm's PVTv2, and of the global attention of Twins."""
 
 from typing import Any, ClassVar
 
 from timm.models.pvt_v2 import Attention as PVTAttention
+from timm.models.twins import GlobalSubSampleAttn
 from torch import Tensor
 
 from regard.core import Grid, Site
@@ -33,3 +34,14 @@ class TimmPVT(Port):
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
         height, width = feat_size
         return self.mixer(x, Grid(height, width))
+
+
+class TimmTwins(TimmPVT):
+    """The global attention of Twins. `PVT` of the same ratio keeps the convolutions that reduce the keys."""
+
+    replaces: ClassVar[tuple[type, ...]] = (GlobalSubSampleAttn,)
+    watch: ClassVar[str] = ""
+
+    @classmethod
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        return Grid(*inputs[1])

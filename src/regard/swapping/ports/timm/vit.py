@@ -1,5 +1,6 @@
 """Ports of timm's vision transformers: ViT, DeiT, DINOv2 and 3, EVA, and models that use their attention classes."""
 
+import re
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -8,37 +9,63 @@ from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, Mixer, MixerConfig, Site
-from regard.swapping.host_parameters import fused_refusal, normalisation
 from regard.swapping.layer import Port, library_mask
 from regard.swapping.rotary import interleaved, rotate_halves
 from regard.swapping.separate_qkv import SEPARATE_BIASES, SEPARATE_MATRICES
 
+from .extended import extended
+
+
+def merged_grid(grid: Grid, tokens: int) -> Grid:
+    """The grid with this number of tokens after 2 x 2 patches were merged, maybe repeatedly; else `grid` itself."""
+    small = grid
+    while small.tokens > tokens and small.cells > 1:
+        small = replace(small, height=(small.height + 1) // 2, width=(small.width + 1) // 2)
+    return small if small.tokens == tokens else grid
+
 
 class TimmViT(Port):
-    """timm.layers.Attention: ViT, DeiT, DINOv2, PiT and other models that use this class."""
+    """timm.layers.Attention: ViT, DeiT, DINOv2, PiT, NaFlexViT, CrossViT, MobileViT, CSATv2 and other models."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention,)
-    watch: ClassVar[str] = "patch_embed.proj|pool.conv|patch_embed.conv"
+    watch: ClassVar[str] = "patch_embed.proj|pool.conv|patch_embed.conv|embeds|conv_1x1|pos_embed.proj"
+    parameter_names: ClassVar[dict[str, str]] = {"gate": "host_gate"}
 
     @classmethod
-    def refusal(cls, module: nn.Module) -> str:
-        return fused_refusal(module)
+    def watch_path(cls, name: str) -> str:
+        branch = re.search(r"blocks\.\d+\.blocks\.(\d+)\.", name)  # of CrossViT, with a patch embedding of its own
+        return f"patch_embed.{branch[1]}.proj" if branch else cls.watch
+
+    @classmethod
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid | None:
+        if watched is None:
+            return None
+        tokens = inputs[0].shape[1]
+        merged = merged_grid(watched, tokens)  # MobileViT attends between the pixels at one place of all patches
+        return merged if merged.tokens == tokens else None
+
+    def grid_of(self, x: Tensor) -> Grid:
+        """The grid of tokens (B, N, C) in the current forward pass."""
+        return merged_grid(self.grid(), x.shape[1])
+
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        return extended(super().build_mixer(config, site, shared), self.host, shared)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        return self.mixer(x, self.grid(), library_mask(attn_mask, is_causal, x))
+        return self.mixer(x, self.grid_of(x), library_mask(attn_mask, is_causal, x))
 
 
 class TimmRope(TimmViT):
-    """timm's attention with rotary embedding: vit_*_rope, EVA, EVA-02, DINOv3, Perception Encoder."""
+    """timm's attention with rotary embedding: vit_*_rope, EVA, EVA-02, Perception Encoder."""
 
     replaces: ClassVar[tuple[type, ...]] = (AttentionRope, EvaAttention)
-    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_BIASES, **SEPARATE_MATRICES}
+    parameter_names: ClassVar[dict[str, str]] = {
+        **TimmViT.parameter_names, **SEPARATE_BIASES, **SEPARATE_MATRICES,
+    }  # fmt: skip
 
     @classmethod
-    def refusal(cls, module: Any) -> str:  # type: ignore[override]
-        if getattr(module, "rotate_half", False) and normalisation(module, "it"):
-            return "it rotates halves of normalised channels, not neighbours"
-        return fused_refusal(module)
+    def matches(cls, module: nn.Module) -> bool:
+        return super().matches(module) and not getattr(module, "rotate_half", False)
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -48,20 +75,31 @@ class TimmRope(TimmViT):
             )
         return replace(super().site(module, grid, name, layer), rotary=True)
 
-    @property
-    def halves(self) -> bool:
-        """Whether the host rotates the two halves of a head's channels together, not neighbouring channels."""
-        return bool(getattr(self.host, "rotate_half", False))
+    def forward(  # type: ignore[override]
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        return self.mixer(x, self.grid_of(x), library_mask(attn_mask, is_causal, x), rope)
 
-    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer = super().build_mixer(config, site, shared)
-        if self.halves:
-            rotate_halves(mixer)
+
+class TimmRopeHalves(TimmRope):
+    """The same where the two halves of a head's channels are rotated together: DINOv3, Qwen3-ViT, DeepSeek-ViT."""
+
+    parameter_names: ClassVar[dict[str, str]] = {
+        **TimmRope.parameter_names, "q_norm": "q_norm.norm", "k_norm": "k_norm.norm",
+    }  # fmt: skip
+
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
+        return type(module) in cls.replaces and bool(getattr(module, "rotate_half", False))
+
+    def new_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().new_mixer(config, site, shared)
+        rotate_halves(mixer)
         return mixer
 
     def forward(  # type: ignore[override]
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        if self.halves and rope is not None:
+        if rope is not None:
             rope = interleaved(rope.unflatten(-1, (2, -1))).flatten(-2)
-        return self.mixer(x, self.grid(), library_mask(attn_mask, is_causal, x), rope)
+        return super().forward(x, rope, attn_mask, is_causal)

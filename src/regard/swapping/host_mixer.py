@@ -1,0 +1,199 @@
+"""A mechanism between the modules of a host that does more than project its queries, keys and values.
+
+Hosts pool their queries or keys, have values wider than keys, or convolve the output. Such a layer keeps copies of the
+host's modules, and only the operator between them is the mechanism's.
+"""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import Grid, Inputs, Mask, Mixer, MixerConfig, Site, UnsupportedError, heads
+from regard.mixers.shared.heads import HeadLayer, HeadMixer
+from regard.projections.linear import LinearQKV
+
+from .layer import Port
+
+
+def around(*names: str) -> dict[str, str]:
+    """`Port.parameter_names` for children, parameters and buffers of the host that a `HostMixer` keeps."""
+    return {name: f"around.{name}" for name in names}
+
+
+class HostParts(nn.Module):
+    """Copies of a host's children, parameters and buffers, under their names; None for one that the host lacks."""
+
+    def __init__(self, host: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        for name in names:
+            part = copy.deepcopy(getattr(host, name, None))
+            if isinstance(part, nn.Parameter):
+                self.register_parameter(name, part)
+            elif isinstance(part, Tensor):
+                self.register_buffer(name, part, persistent=name not in host._non_persistent_buffers_set)
+            else:
+                self.add_module(name, part)
+
+
+class ResizingMixer(HeadMixer):
+    """A mixer whose output may have other tokens and channels than its input."""
+
+    def forward(self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Any = None) -> Tensor:
+        return self._apply_operator(x, grid, mask, rope, plain=False)
+
+    def reference(self, x: Float[Tensor, "B N C"], grid: Grid, mask: Mask | None = None, rope: Any = None) -> Tensor:
+        return self._apply_operator(x, grid, mask, rope, plain=True)
+
+
+class HostMixer(ResizingMixer):
+    """An operator between the host's own modules `around`.
+
+    A subclass says how these make queries, keys and values (`make`) and what they make of its output (`finish`).
+    value_width: of a head's values. role_parts: for each role, the modules that serve it alone. They are left out, as
+    None, where the mechanism does not use the role; `make` then gives None.
+    """
+
+    role_parts: ClassVar[dict[str, tuple[str, ...]]] = {}
+    around: Any
+    value_width: int
+
+    def __init__(self, mixer: HeadMixer, host: Any, names: Sequence[str]) -> None:
+        Mixer.__init__(self, mixer.config, mixer.site)
+        self.operator = mixer.operator
+        unused = {name for role in set("qkv") - set(mixer.config.uses) for name in self.role_parts.get(role, ())}
+        self.around = HostParts(host, [name for name in names if name not in unused])
+        for name in unused:
+            self.around.add_module(name, None)
+
+    @abstractmethod
+    def make(self, x: Float[Tensor, "B N C"], grid: Grid, extra: Any) -> Inputs:
+        """Queries, keys and values (B, H, N, d) with their grids and the host's mask. extra: as `rope` in `forward`."""
+
+    @abstractmethod
+    def finish(self, y: Float[Tensor, "B H N e"], made: Inputs, grid: Grid) -> Float[Tensor, "B M D"]:
+        """The layer's output from that of the operator. made: from `make`. grid: of the layer's input."""
+
+    def operator_inputs(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any) -> Inputs:
+        """As in `HeadMixer`; rope: what the host passes besides the tokens."""
+        return self._used(self.make(x, grid, rope))
+
+    def _used(self, made: Inputs) -> Inputs:
+        unused: dict[str, Any] = dict.fromkeys(set("qkv") - set(self.config.uses))
+        return replace(made, **unused) if unused else made
+
+    def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
+        self.check(x, grid, None)
+        made = self.make(x, grid, rope)
+        used = self._used(made)
+        operator = self.operator.reference if plain else self.operator
+        y = operator(used.q, used.k, used.v, grid=used.grid, memory=used.memory, mask=used.mask)
+        return self.finish(y, made, grid)
+
+    def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
+        Mixer.check(self, x, grid, mask, memory)
+
+    def part_heads(self, name: str, x: Tensor) -> Tensor | None:
+        """The heads that the host's module `name` makes of tokens; None if it was left out."""
+        module = self.around.get_submodule(name) if getattr(self.around, name) is not None else None
+        return None if module is None else heads(module(x), self.site.heads)
+
+
+class HostPort(Port):
+    """A port whose layers keep the host's own modules: all of `parameter_names`, made by `around`.
+
+    Mechanisms on heads get the host's queries, keys and values. Others (convolutions) replace the whole layer, where
+    its output has the tokens and channels of its input.
+    mixer_class: what the modules compute.
+    """
+
+    mixer_class: ClassVar[type[HostMixer]]
+
+    @classmethod
+    def resizes(cls, module: Any) -> bool:
+        """Whether a module's output has other tokens or channels than its input."""
+        return False
+
+    @classmethod
+    def value_width(cls, module: Any, site: Site) -> int:
+        """The width of a head's values."""
+        return site.width
+
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer, kind = super().build_mixer(config, site, shared), type(config).__name__
+        if type(mixer) is not HeadMixer:
+            if isinstance(mixer, HeadLayer) or self.resizes(self.host):
+                raise UnsupportedError(
+                    f"{site.name} makes its queries, keys and values, or other tokens or channels, by modules that "
+                    f"{kind} cannot keep; leave the layer out with where="
+                )
+            return mixer
+        own = mixer.config
+        if own.projection != LinearQKV() or own.dwc or own.gate or mixer.site.heads != site.heads:
+            raise UnsupportedError(
+                f"{site.name} keeps the modules that make its queries, keys and values; leave projection=, dwc=, gate= "
+                f"and heads= of {kind} out"
+            )
+        if site.memory is not None and (not own.cross or own.refuses_cross):
+            raise UnsupportedError(
+                f"{site.name} has {site.grid.tokens} queries for {site.memory.tokens} keys, and {kind} has no "
+                "cross-attention; leave the layer out with where="
+            )
+        width = self.value_width(self.host, site)
+        check_operator(mixer, width, "bias" in self.host_masks(self.host))
+        names = [name for name, path in self.parameter_names.items() if path == f"around.{name}"]
+        made = self.mixer_class(mixer, self.host, names)
+        made.value_width = width
+        return made
+
+
+@torch.no_grad()
+def check_operator(mixer: HeadMixer, width: int, biased: bool) -> None:
+    """Try an operator on one image of zeros where values are wider than keys or a bias is added.
+
+    Raises: UnsupportedError if it cannot take values of this width, or a bias for each query and key.
+    """
+    site, memory = mixer.site, mixer.site.memory or mixer.site.grid
+    if width == site.width and not biased:
+        return
+    shapes = {"q": (site.grid.tokens, site.width), "k": (memory.tokens, site.width), "v": (memory.tokens, width)}
+    roles = [
+        torch.zeros(1, site.heads, *shape) if role in mixer.config.uses else None for role, shape in shapes.items()
+    ]
+    mask = Mask(bias=torch.zeros(site.grid.tokens, memory.tokens)) if biased else None
+    try:
+        y = mixer.operator(*roles, grid=site.grid, memory=site.memory, mask=mask)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{site.name}: {error}") from error
+    except (RuntimeError, ValueError):
+        y = None
+    if y is None or y.shape[-1] != width:
+        raise UnsupportedError(
+            f"{site.name} has values of width {width} for keys of width {site.width}, which "
+            f"{type(mixer.config).__name__} cannot take; leave the layer out with where="
+        )
+
+
+def map_of(x: Float[Tensor, "B N C"], grid: Grid) -> Float[Tensor, "B C h w"]:
+    """Patch tokens as a map, a view."""
+    return x.mT.unflatten(-1, (grid.height, grid.width))
+
+
+def tokens_of(x: Float[Tensor, "B C h w"]) -> Float[Tensor, "B N C"]:
+    """The inverse of `map_of`."""
+    return x.flatten(2).mT
+
+
+def heads_of_map(x: Float[Tensor, "B C h w"], count: int) -> Float[Tensor, "B H N d"]:
+    """A map as the heads of its patch tokens."""
+    return heads(tokens_of(x), count)
+
+
+def map_of_heads(y: Float[Tensor, "B H N d"], grid: Grid) -> Float[Tensor, "B C h w"]:
+    """The inverse of `heads_of_map`."""
+    return cast(Tensor, y.mT.flatten(1, 2).unflatten(-1, (grid.height, grid.width)))

@@ -1,0 +1,358 @@
+"""Ports of timm's attention with pooled queries or keys: Hiera, Hiera of SAM 2, MViTv2, Next-ViT, MobileNetV4 and 5."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from timm.layers.attention2d import MultiQueryAttention2d
+from timm.models.hiera import MaskUnitAttention
+from timm.models.hieradet_sam2 import MultiScaleAttention
+from timm.models.mvitv2 import MultiScaleAttention as MViTAttention
+from timm.models.mvitv2 import cal_rel_pos_type, reshape_post_pool, reshape_pre_pool
+from timm.models.nextvit import EfficientAttention
+from torch import Tensor
+
+from regard.core import Grid, Inputs, Mask, Site, merge
+from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.host_mixer import HostMixer, HostPort, around, heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.host_parameters import fused_site
+from regard.swapping.layer import Port
+
+from .vit import merged_grid
+from .wide import coarser
+
+
+def fused_heads(y: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (B, H, N, d) of channels in the order (3, heads, width)."""
+    q, k, v = y.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return q, k, v
+
+
+def pooled_side(size: int, kernel: int, stride: int, padding: int) -> int:
+    """The side of a map after a convolution or pooling."""
+    return (size + 2 * padding - kernel) // stride + 1
+
+
+def pooled_grid(grid: Grid, pool: Any) -> Grid:
+    """The grid after a convolution or pooling without dilation, or after None."""
+    if pool is None:
+        return grid
+    pairs = (
+        (value, value) if isinstance(value, int) else value for value in (pool.kernel_size, pool.stride, pool.padding)
+    )
+    kernel, stride, padding = pairs
+    height, width = (
+        pooled_side(side, *numbers)
+        for side, *numbers in zip((grid.height, grid.width), kernel, stride, padding, strict=True)
+    )
+    return replace(grid, height=height, width=width)
+
+
+class PooledQueriesMixer(HostMixer):
+    """Queries are pooled on the map; the output has the pooled map's tokens."""
+
+    def pool(self, x: Tensor) -> Tensor:
+        return self.around.q_pool(x)  # type: ignore[no-any-return]
+
+    def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
+        q, k, v = fused_heads(self.around.qkv(x), self.site.heads)
+        pooled = self.pool(map_of_heads(q, grid))
+        q = heads_of_map(pooled, self.site.heads)
+        return Inputs(q, k, v, Grid(*pooled.shape[-2:]), grid)
+
+    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
+        return self.around.proj(merge(y))  # type: ignore[no-any-return]
+
+
+class TimmHieraDetPooled(HostPort):
+    """SAM 2's Hiera at the begin of a stage: queries pooled in windows, which mechanisms between two grids can take."""
+
+    replaces: ClassVar[tuple[type, ...]] = (MultiScaleAttention,)
+    parameter_names: ClassVar[dict[str, str]] = around("qkv", "proj", "q_pool")
+    mixer_class: ClassVar[type[HostMixer]] = PooledQueriesMixer
+
+    @classmethod
+    def matches(cls, module: Any) -> bool:
+        return super().matches(module) and module.q_pool is not None
+
+    @classmethod
+    def resizes(cls, module: Any) -> bool:
+        return True
+
+    @classmethod
+    def input_grid(cls, module: Any, shape: Any) -> Grid:
+        return Grid(shape[1], shape[2])
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return replace(fused_site(module, grid, name, layer), grid=pooled_grid(grid, module.q_pool), memory=grid)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = Grid(*x.shape[1:3])
+        pooled = pooled_grid(grid, self.host.q_pool)
+        return self.mixer(x.flatten(1, 2), grid).unflatten(1, (pooled.height, pooled.width))
+
+
+def _order(strides: int) -> list[int]:
+    """Axes (row, column) of each split of Hiera's tokens, the finest first, in the order rows, then columns."""
+    return [*range(2 * strides, -1, -2), *range(2 * strides + 1, 0, -2)]
+
+
+def rolled(x: Tensor, grid: Grid, strides: int) -> Tensor:
+    """Hiera's tokens (B, N, C), split `strides` times by 2 x 2, the finest positions first, in the order of a map."""
+    sides = (*(2,) * (2 * strides), grid.height >> strides, grid.width >> strides)
+    axes = [axis + 1 for axis in _order(strides)]
+    return x.unflatten(1, sides).permute(0, *axes, len(axes) + 1).flatten(1, -2)
+
+
+def unrolled(x: Tensor, grid: Grid, strides: int) -> Tensor:
+    """The inverse of `rolled`."""
+    twos, order = (2,) * strides, _order(strides)
+    axes = [order.index(axis) + 1 for axis in range(len(order))]
+    sides = (grid.height >> strides, *twos, grid.width >> strides, *twos)
+    return x.unflatten(1, sides).permute(0, *axes, len(axes) + 1).flatten(1, -2)
+
+
+class TimmHiera(Port):
+    """Hiera: attention in mask units or between all tokens, which are brought into the order of the map."""
+
+    replaces: ClassVar[tuple[type, ...]] = (MaskUnitAttention,)
+    watch: ClassVar[str] = "patch_embed.proj"
+
+    @classmethod
+    def matches(cls, module: Any) -> bool:
+        return super().matches(module) and module.q_stride == 1
+
+    @classmethod
+    def refusal(cls, module: Any) -> str:  # type: ignore[override]
+        known = module.q_stride in (1, 4) and 4 ** cls.strides(module) == module.q_stride * module.window_size
+        return "" if known else "its mask units are not 2 x 2, 4 x 4, 8 x 8, ..."
+
+    @classmethod
+    def strides(cls, module: Any) -> int:
+        """How often the tokens are split by 2 x 2."""
+        return int(module.q_stride * module.window_size).bit_length() // 2
+
+    @classmethod
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid | None:
+        side = 2 ** cls.strides(module)
+        return Grid(side, side) if module.use_mask_unit_attn else merged_grid(watched, inputs[0].shape[1])  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        host: Any = self.host
+        strides, (batch, tokens) = self.strides(host), x.shape[:2]
+        if not host.use_mask_unit_attn:
+            return self.mix_rolled(x, merged_grid(self.grid(), tokens), strides)
+        side = 2**strides
+        units = x.unflatten(1, (side * side, -1)).transpose(1, 2).flatten(0, 1)
+        y = self.mix_rolled(units, Grid(side, side), strides)
+        return y.unflatten(0, (batch, -1)).transpose(1, 2).flatten(1, 2)
+
+    def mix_rolled(self, x: Tensor, grid: Grid, strides: int) -> Tensor:
+        """The mixer's output for tokens in Hiera's order."""
+        return unrolled(self.mixer(rolled(x, grid, strides), grid), grid, strides)
+
+
+class MaxPooledQueriesMixer(PooledQueriesMixer):
+    """The largest of 2 x 2 queries for each channel."""
+
+    def pool(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(x, 2)
+
+
+class TimmHieraPooled(HostPort, TimmHiera):
+    """Hiera at the begin of a stage: pooled queries, which mechanisms between two grids can take."""
+
+    parameter_names: ClassVar[dict[str, str]] = around("qkv", "proj")
+    mixer_class: ClassVar[type[HostMixer]] = MaxPooledQueriesMixer
+
+    @classmethod
+    def matches(cls, module: Any) -> bool:
+        return type(module) in cls.replaces and module.q_stride > 1
+
+    @classmethod
+    def resizes(cls, module: Any) -> bool:
+        return True
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        queries = Grid(grid.height // 2, grid.width // 2)
+        return replace(fused_site(module, grid, name, layer), grid=queries, memory=grid)
+
+    def mix_rolled(self, x: Tensor, grid: Grid, strides: int) -> Tensor:
+        queries = Grid(grid.height // 2, grid.width // 2)
+        return unrolled(self.mixer(rolled(x, grid, strides), grid), queries, strides - 1)
+
+
+class MViTMixer(HostMixer):
+    """Queries, keys and values pooled by convolutions; biases that depend on the queries; queries added at the end."""
+
+    def __init__(self, mixer: HeadMixer, host: Any, names: Sequence[str]) -> None:
+        super().__init__(mixer, host, names)
+        self.relative, self.residual = host.rel_pos_type == "spatial", host.residual_pooling
+
+    def pool(self, role: str, x: Tensor, grid: Grid) -> tuple[Tensor, Grid]:
+        """The pooled and normalised heads of a role, and their grid."""
+        conv, norm = self.around.get_submodule(f"pool_{role}"), self.around.get_submodule(f"norm_{role}")
+        cells, first = reshape_pre_pool(x, [grid.height, grid.width], grid.prefix > 0)
+        y, sides = reshape_post_pool(conv(cells), self.site.heads, first)
+        return norm(y), replace(grid, height=sides[0], width=sides[1])
+
+    def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
+        made, grids = {}, {}
+        for role, y in zip("qkv", fused_heads(self.around.qkv(x), self.site.heads), strict=True):
+            kept = getattr(self.around, f"pool_{role}") is None
+            made[role], grids[role] = (y, grid) if kept else self.pool(role, y, grid)
+        q, queries, keys = made["q"], grids["q"], grids["k"]
+        mask = None
+        if self.relative:
+            zeros = q.new_zeros(*q.shape[:3], keys.tokens)
+            sides = [[side.height, side.width] for side in (queries, keys)]
+            tables = self.around.rel_pos_h, self.around.rel_pos_w
+            mask = Mask(bias=cal_rel_pos_type(zeros, q, grid.prefix > 0, *sides, *tables))
+        return Inputs(**made, grid=queries, memory=None if queries == keys else keys, mask=mask)
+
+    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
+        return self.around.proj(merge(y + made.q if self.residual else y))  # type: ignore[no-any-return]
+
+
+class TimmMViT(HostPort):
+    """MViTv2: convolutions pool queries and keys, biases depend on queries; for mechanisms between two grids."""
+
+    replaces: ClassVar[tuple[type, ...]] = (MViTAttention,)
+    parameter_names: ClassVar[dict[str, str]] = around(
+        "qkv", "proj", "rel_pos_h", "rel_pos_w", *(f"{part}_{role}" for part in ("pool", "norm") for role in "qkv")
+    )
+    mixer_class: ClassVar[type[HostMixer]] = MViTMixer
+
+    @classmethod
+    def refusal(cls, module: Any) -> str:  # type: ignore[override]
+        return "" if module.mode == "conv" else f"it pools in the mode {module.mode!r}, not by convolutions"
+
+    @classmethod
+    def host_masks(cls, module: Any) -> frozenset[str]:
+        return frozenset({"bias"} if module.rel_pos_type == "spatial" else ())
+
+    @classmethod
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        height, width = inputs[1]
+        return Grid(height, width, int(module.has_cls_token))
+
+    @classmethod
+    def resizes(cls, module: Any) -> bool:
+        strides = () if module.pool_q is None else module.pool_q.stride
+        return any(stride > 1 for stride in strides) or module.dim_out != module.qkv.in_features
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        queries, keys = (pooled_grid(grid, pool) for pool in (module.pool_q, module.pool_k))
+        return replace(fused_site(module, grid, name, layer), grid=queries, memory=None if queries == keys else keys)
+
+    def forward(self, x: Tensor, feat_size: Sequence[int]) -> tuple[Tensor, list[int]]:
+        grid = self.call_grid(self.host, (x, feat_size), None)
+        pool = self.mixer.around.pool_q if isinstance(self.mixer, HostMixer) else None
+        queries = pooled_grid(grid, pool)
+        return self.mixer(x, grid), [queries.height, queries.width]
+
+
+class NextViTMixer(HostMixer):
+    """Keys and values come from the means of runs of tokens, normalised."""
+
+    role_parts: ClassVar[dict[str, tuple[str, ...]]] = {"q": ("q",), "k": ("k",), "v": ("v",)}
+
+    def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
+        reduced = x if self.around.sr is None else self.around.norm(self.around.sr(x.mT)).mT
+        memory = None if reduced is x else Grid.sequence(reduced.shape[1])
+        q, k, v = self.part_heads("q", x), self.part_heads("k", reduced), self.part_heads("v", reduced)
+        return Inputs(q, k, v, grid, memory)
+
+    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
+        return self.around.proj_drop(self.around.proj(merge(y)))  # type: ignore[no-any-return]
+
+
+class TimmNextViT(HostPort):
+    """Next-ViT: keys and values of runs of tokens in the order of rows, as one sequence."""
+
+    replaces: ClassVar[tuple[type, ...]] = (EfficientAttention,)
+    watch: ClassVar[str] = "patch_embed"
+    parameter_names: ClassVar[dict[str, str]] = around("q", "k", "v", "proj", "proj_drop", "sr", "norm")
+    mixer_class: ClassVar[type[HostMixer]] = NextViTMixer
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        memory = Grid.sequence(grid.cells // module.N_ratio) if module.sr_ratio > 1 else None
+        heads, width = module.num_heads, module.head_dim
+        return Site(dim=module.dim, heads=heads, grid=grid, width=width, memory=memory, layer=layer, name=name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x, self.grid())
+
+
+class MultiQueryMixer(HostMixer):
+    """All heads share keys and values, which come from a coarser map."""
+
+    role_parts: ClassVar[dict[str, tuple[str, ...]]] = {"q": ("query",), "k": ("key",), "v": ("value",)}
+
+    def __init__(self, mixer: HeadMixer, host: Any, names: Sequence[str]) -> None:
+        super().__init__(mixer, host, names)
+        self.kv_stride = host.kv_stride
+
+    def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
+        keys = coarser(grid, self.kv_stride)
+        q, k, v = (self.heads_of(name, map_of(x, grid)) for name in ("query", "key", "value"))
+        return Inputs(q, k, v, grid, None if keys == grid else keys)
+
+    def heads_of(self, name: str, x: Tensor) -> Tensor | None:
+        """The heads that a module makes of a map, keys and values the same for all; None if it was left out."""
+        module = getattr(self.around, name)
+        if module is None:
+            return None
+        heads = self.site.heads
+        return (
+            heads_of_map(module(x), heads) if name == "query" else heads_of_map(module(x), 1).expand(-1, heads, -1, -1)
+        )
+
+    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
+        return tokens_of(self.around.output(map_of_heads(y, made.grid)))
+
+
+class TimmMultiQuery(HostPort):
+    """MobileNetV4 and 5: keys and values are shared by all heads, and may come from a coarser map."""
+
+    replaces: ClassVar[tuple[type, ...]] = (MultiQueryAttention2d,)
+    parameter_names: ClassVar[dict[str, str]] = around("query", "key", "value", "output")
+    mixer_class: ClassVar[type[HostMixer]] = MultiQueryMixer
+
+    @classmethod
+    def refusal(cls, module: Any) -> str:  # type: ignore[override]
+        return "its queries are on a coarser map" if module.has_query_strides else ""
+
+    @classmethod
+    def input_grid(cls, module: Any, shape: Any) -> Grid:
+        return Grid(shape[2], shape[3])
+
+    @classmethod
+    def resizes(cls, module: Any) -> bool:
+        return bool(module.output.proj.out_channels != module.query.proj.in_channels)
+
+    @classmethod
+    def value_width(cls, module: Any, site: Site) -> int:
+        return int(module.value_dim)
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        keys = coarser(grid, module.kv_stride)
+        return Site(
+            dim=module.query.proj.in_channels,
+            heads=module.num_heads,
+            grid=grid,
+            width=module.key_dim,
+            memory=None if keys == grid else keys,
+            layer=layer,
+            name=name,
+        )
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        grid = Grid(*x.shape[-2:])
+        return map_of(self.mixer(tokens_of(x), grid), grid)

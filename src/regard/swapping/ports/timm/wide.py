@@ -1,0 +1,133 @@
+"""Ports of timm's attention with values wider than keys, biased by a table: LeViT, EfficientFormer and TinyViT."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from timm.models.efficientformer import Attention as EfficientFormerAttention
+from timm.models.levit import Attention as LevitAttention
+from timm.models.levit import AttentionDownsample
+from timm.models.tiny_vit import Attention as TinyViTAttention
+from torch import Tensor
+
+from regard.core import Grid, Inputs, Mask, Site, heads, merge
+from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.host_mixer import HostMixer, HostPort, around, map_of, tokens_of
+
+BIASES = ("attention_biases", "attention_bias_idxs")
+"""The host's table of biases for each head, and which entry is that of a query and a key."""
+
+
+class WideMixer(HostMixer):
+    """Rows of the host's `qkv` are ordered by head: d of the query, d of the key, the rest of the value.
+
+    maps: whether the host's modules take maps. stride: of the queries on the grid.
+    """
+
+    def __init__(self, mixer: HeadMixer, host: Any, names: Sequence[str]) -> None:
+        super().__init__(mixer, host, names)
+        self.maps, self.stride = getattr(host, "use_conv", False), getattr(host, "stride", 1)
+
+    def apply_part(self, name: str, x: Tensor, grid: Grid) -> Tensor:
+        """The tokens that the host's module `name` makes of tokens."""
+        module = self.around.get_submodule(name)
+        return tokens_of(module(map_of(x, grid))) if self.maps else module(x)
+
+    def split_heads(self, y: Tensor, roles: int) -> tuple[Tensor, ...]:
+        """Of each head's channels, `roles` - 1 parts as wide as a key, and the values."""
+        width, by_head = self.site.width, heads(y, self.site.heads)
+        return by_head.split([width] * (roles - 1) + [by_head.shape[-1] - width * (roles - 1)], -1)
+
+    def bias(self) -> Mask:
+        return Mask(bias=self.around.attention_biases[:, self.around.attention_bias_idxs][None])
+
+    def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
+        x = x if self.around.norm is None else self.around.norm(x)
+        q, k, v = self.split_heads(self.apply_part("qkv", x, grid), 3)
+        return Inputs(q, k, v, grid, mask=self.bias())
+
+    def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
+        return self.apply_part("proj", merge(y), made.grid)
+
+
+class DownsampleMixer(WideMixer):
+    """Queries come from a coarser grid than keys and values, and the output has its tokens."""
+
+    role_parts: ClassVar[dict[str, tuple[str, ...]]] = {"q": ("q",)}
+
+    def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
+        k, v = self.split_heads(self.apply_part("kv", x, grid), 2)
+        q = None if self.around.q is None else heads(self.apply_part("q", x, grid), self.site.heads)
+        return Inputs(q, k, v, coarser(grid, self.stride), grid, self.bias())
+
+
+def coarser(grid: Grid, stride: int) -> Grid:
+    """Every `stride`-th row and column of a grid of patch tokens, from the first on."""
+    return Grid(-(-grid.height // stride), -(-grid.width // stride))
+
+
+class TimmTinyViT(HostPort):
+    """TinyViT, in windows: a table of biases for each head; norms inside of the attention."""
+
+    replaces: ClassVar[tuple[type, ...]] = (TinyViTAttention,)
+    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
+    parameter_names: ClassVar[dict[str, str]] = around("norm", "qkv", "proj", *BIASES)
+    mixer_class: ClassVar[type[HostMixer]] = WideMixer
+
+    @classmethod
+    def host_grid(cls, module: Any) -> Grid | None:
+        return Grid(*module.resolution)
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        projection = getattr(module, "qkv", None) or module.kv
+        dim = next(projection.parameters()).shape[1]
+        return Site(dim=dim, heads=module.num_heads, grid=grid, width=module.key_dim, layer=layer, name=name)
+
+    @classmethod
+    def value_width(cls, module: Any, site: Site) -> int:
+        return int(module.val_dim)
+
+    def grid(self) -> Grid:
+        return self.host_grid(self.host) or self.source.grid(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixer(x, self.grid())
+
+
+class TimmLeViT(TimmTinyViT):
+    """LeViT: values wider than keys, a table of biases for each head; on tokens, or on maps (`levit_conv`)."""
+
+    replaces: ClassVar[tuple[type, ...]] = (LevitAttention,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 3:
+            return self.mixer(x, self.grid())
+        return map_of(self.mixer(tokens_of(x), self.grid()), self.mixer.site.grid)
+
+
+class TimmLeViTDownsample(TimmLeViT):
+    """LeViT's attention between two stages, whose queries are on a coarser grid: only for mechanisms between two."""
+
+    replaces: ClassVar[tuple[type, ...]] = (AttentionDownsample,)
+    parameter_names: ClassVar[dict[str, str]] = around("q", "kv", "proj", *BIASES)
+    mixer_class: ClassVar[type[HostMixer]] = DownsampleMixer
+
+    @classmethod
+    def resizes(cls, module: Any) -> bool:
+        return True
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return replace(super().site(module, grid, name, layer), grid=coarser(grid, module.stride), memory=grid)
+
+
+class TimmEfficientFormer(TimmTinyViT):
+    """EfficientFormer's last blocks: values wider than keys, a table of biases for each head."""
+
+    replaces: ClassVar[tuple[type, ...]] = (EfficientFormerAttention,)
+    watch: ClassVar[str] = "downsample"
+
+    @classmethod
+    def host_grid(cls, module: Any) -> None:
+        return None

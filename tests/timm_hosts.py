@@ -1,0 +1,268 @@
+"""Small models of timm, one for each class and each set of options of an attention; images of 64 x 96 pixels."""
+
+from collections.abc import Callable
+
+import torch
+from timm.layers import RmsNorm2d
+from timm.layers.attention import Attention
+from timm.models._efficientnet_blocks import MobileAttention
+from timm.models.cpubone import ConvAttention as CPUBoneAttention
+from timm.models.gcvit import GlobalContextVit
+from timm.models.lowformer import ConvAttention as LowFormerAttention
+from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
+from timm.models.nest import Nest
+from timm.models.nextvit import NextTransformerBlock
+from timm.models.pvt_v2 import PyramidVisionTransformerV2
+from torch import nn
+
+from regard.models.create import create_model
+from small_hosts import HostAndInput, vit
+
+
+def small_timm(name: str, **options: object) -> HostAndInput:
+    """A small form of a model of timm, for images of 64 x 96 pixels."""
+    return create_model(name, None, img_size=(64, 96), num_classes=7, **options), torch.randn(3, 3, 64, 96)
+
+
+def relpos(name: str, **options: object) -> HostAndInput:
+    return small_timm(name, depth=2, embed_dim=32, num_heads=2, **options)
+
+
+def swin_v2(name: str) -> HostAndInput:
+    return small_timm(name, window_size=4, depths=(2, 2), embed_dim=8, num_heads=(2, 4))
+
+
+def maxvit(name: str) -> HostAndInput:
+    """Two stages with windows of 2 x 3."""
+    return small_timm(name, embed_dim=(32, 32), depths=(1, 1), stem_width=16)
+
+
+def coatnet(name: str) -> HostAndInput:
+    """Its last stage changes the number of channels."""
+    return small_timm(name, embed_dim=(32, 32, 32, 64), depths=(1, 1, 1, 1), stem_width=16)
+
+
+def fastvit() -> HostAndInput:
+    model = create_model("fastvit_sa12", None, layers=(1, 1, 1, 1), embed_dims=(16, 16, 16, 32), num_classes=7)
+    return model, torch.randn(3, 3, 64, 96)
+
+
+def pit() -> HostAndInput:
+    """Each stage has its own grid, and a class token."""
+    options = {"base_dims": (8, 8, 8), "depth": (1, 1, 1), "heads": (2, 4, 8), "img_size": (64, 96), "num_classes": 7}
+    return create_model("pit_ti_224", None, **options), torch.randn(3, 3, 64, 96)
+
+
+def unreduced_pvt() -> HostAndInput:
+    model = PyramidVisionTransformerV2(
+        depths=(1, 2), embed_dims=(16, 32), num_heads=(1, 2), sr_ratios=(1, 1), mlp_ratios=(2, 2), num_classes=7
+    )
+    model.pretrained_cfg = {"input_size": (3, 64, 96)}
+    return model, torch.randn(3, 3, 64, 96)
+
+
+def gated_vit() -> HostAndInput:
+    model, x = vit()
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.attn = Attention(32, 2, qkv_bias=True, gated=True)
+    return model, x
+
+
+def mobilevit() -> HostAndInput:
+    """It attends between the pixels at one place of all patches of 2 x 2; the last map has an odd side."""
+    return create_model("mobilevit_xxs", None, num_classes=7), torch.randn(3, 3, 64, 96)
+
+
+def csatv2() -> HostAndInput:
+    """Attention in the last stage of convolutions, with heads of their own width."""
+    options = {"dims": (8, 16, 16, 16), "depths": (1, 1, 1, 1), "transformer_depths": (0, 0, 1, 1)}
+    return create_model("csatv2", None, num_classes=7, **options), torch.randn(3, 3, 128, 192)
+
+
+def crossvit() -> HostAndInput:
+    """Two branches with patches of 12 and 16 pixels."""
+    options = {"embed_dim": (16, 32), "depth": ((1, 2, 1),), "num_heads": (2, 2), "img_size": (120, 240)}
+    return create_model("crossvit_9_240", None, num_classes=7, **options), torch.randn(3, 3, 120, 240)
+
+
+def naflexvit(**options: object) -> HostAndInput:
+    host = create_model(
+        "naflexvit_base_patch16_gap", None, num_classes=7, embed_dim=32, depth=2, num_heads=2, **options
+    )
+    return host, torch.randn(3, 3, 64, 96)
+
+
+def levit(name: str) -> HostAndInput:
+    """Grids of 4 x 6 and 2 x 3; values are wider than keys."""
+    return small_timm(name, embed_dim=(16, 32), key_dim=4, depth=(1, 1), num_heads=(2, 3))
+
+
+def tiny_vit() -> HostAndInput:
+    """Windows of 4 x 4, then of 3 x 3."""
+    options = {"embed_dims": (8, 16, 32), "depths": (1, 1, 1), "num_heads": (1, 2, 4), "window_sizes": (4, 4, 3)}
+    return create_model("tiny_vit_5m_224", None, num_classes=7, **options), torch.randn(3, 3, 64, 96)
+
+
+def efficientformer() -> HostAndInput:
+    options = {"depths": (1, 1, 1, 2), "embed_dims": (8, 8, 16, 16), "num_vit": 1, "num_classes": 7}
+    return create_model("efficientformer_l1", None, **options), torch.randn(3, 3, 224, 224)
+
+
+def davit() -> HostAndInput:
+    """Windows of 4 x 4, padded; of its two kinds of blocks only those with windows."""
+    options = {"depths": (1, 1), "embed_dims": (8, 16), "num_heads": (1, 2), "window_size": 4, "num_classes": 7}
+    return create_model("davit_tiny", None, attn_types=("spatial",), **options), torch.randn(3, 3, 64, 96)
+
+
+def twins(name: str) -> HostAndInput:
+    """Windows of 4 x 4, padded, and keys on maps that a convolution reduces by 2; the last stage has no reduction."""
+    options = {"embed_dims": (8, 16, 16), "num_heads": (1, 2, 2), "depths": (2, 2, 1), "sr_ratios": (2, 2, 1)}
+    windows = {"wss": (4, 4, 4)} if "svt" in name else {}
+    return small_timm(name, mlp_ratios=(2, 2, 2), **options, **windows)
+
+
+def nest() -> HostAndInput:
+    """A square image, as the model needs; blocks of 4 x 4 and 2 x 2 patches."""
+    options = {"num_levels": 2, "embed_dims": (8, 16), "num_heads": (2, 4), "depths": (1, 1), "num_classes": 7}
+    return sized(Nest(img_size=64, patch_size=8, **options), (64, 64)), torch.randn(3, 3, 64, 64)
+
+
+def hiera() -> HostAndInput:
+    """Two stages with mask units of 4 x 4 and 2 x 2, then global attention; queries are pooled between stages."""
+    options = {"embed_dim": 8, "stages": (1, 2, 2), "q_pool": 2, "mask_unit_size": (4, 4)}
+    return small_timm("hiera_tiny_224", mask_unit_attn=(True, True, False), **options)
+
+
+def hieradet() -> HostAndInput:
+    """Windows of 4 x 4 and 2 x 3, then global attention; queries are pooled between stages."""
+    options = {"embed_dim": 8, "stages": (1, 1, 2), "q_pool": 2, "window_spec": (4, 2, 3), "global_att_blocks": (3,)}
+    return create_model("hieradet_small", None, num_classes=7, **options), torch.randn(3, 3, 64, 96)
+
+
+def mvitv2(**options: object) -> HostAndInput:
+    """Queries are pooled between stages, keys in each."""
+    cfg = MultiScaleVitCfg(depths=(1, 2), embed_dim=8, stride_q=((1, 1), (2, 2)), stride_kv_adaptive=(2, 2), **options)
+    model = MultiScaleVit(cfg, img_size=(64, 64), num_classes=7)
+    return sized(model, (64, 64)), torch.randn(3, 3, 64, 64)
+
+
+def sized(model: nn.Module, size: tuple[int, int]) -> nn.Module:
+    """A model that names its image size."""
+    model.img_size = size
+    return model
+
+
+def in_stem(*blocks: nn.Module) -> HostAndInput:
+    """Blocks on maps of 16 channels, of 4 x 6 at first, between a convolution and a classifier."""
+    stem = nn.Conv2d(3, 16, 16, 16)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LazyLinear(7))
+    model, x = nn.Sequential(stem, *blocks, head), torch.randn(3, 3, 64, 96)
+    model(x)
+    return sized(model, (64, 96)), x
+
+
+def nextvit() -> HostAndInput:
+    """Keys and values of runs of 4 tokens, then of single tokens."""
+    blocks = [NextTransformerBlock(128, 128, drop_path=0.0, head_dim=8, sr_ratio=ratio) for ratio in (2, 1)]
+    return in_stem(nn.Conv2d(16, 128, 1), *blocks)
+
+
+def mobilenetv4(**options: object) -> HostAndInput:
+    """Heads that share keys on a coarser map, heads that share keys, and heads with keys of their own."""
+    shared = {"num_heads": 4, "key_dim": 4, "value_dim": 4, "use_multi_query": True, **options}
+    return in_stem(
+        MobileAttention(16, 16, kv_stride=2, **shared),
+        MobileAttention(16, 16, **shared),
+        MobileAttention(16, 16, num_heads=4),
+    )
+
+
+def conv_attention(kind: type[nn.Module], strides: tuple[int, ...] = (2, 1), **options: object) -> HostAndInput:
+    """Attention on coarser maps, from one of 4 x 6."""
+    shared = {"head_dim_mul": 1.0, "att_kernel": 3, "fuse_out_proj": True, **options}
+    return in_stem(nn.Conv2d(16, 64, 1), *(kind(64, att_stride=stride, **shared) for stride in strides))
+
+
+def gcvit() -> HostAndInput:
+    """Windows of 2 x 3 and 4 x 6; every second layer has queries of the whole image."""
+    model = GlobalContextVit(img_size=(64, 96), embed_dim=8, depths=(2, 2, 2, 2), num_heads=(1, 2, 2, 2), num_classes=7)
+    return sized(model, (64, 96)), torch.randn(3, 3, 64, 96)
+
+
+def sam() -> HostAndInput:
+    """Windows of 3 x 3, padded, then global attention."""
+    options = {"depth": 2, "embed_dim": 32, "num_heads": 2, "window_size": 3, "global_attn_indexes": (1,)}
+    return small_timm("samvit_base_patch16", **options)
+
+
+def efficientformer_v2() -> HostAndInput:
+    """Attention on a halved map in stage 3, on the map in stage 4, and with fewer queries between them."""
+    options = {"depths": (1, 1, 2, 2), "embed_dims": (8, 8, 8, 16), "num_vit": 1, "mlp_ratios": (2.0,) * 4}
+    return small_timm("efficientformerv2_s0", **options)
+
+
+def tnt() -> HostAndInput:
+    """Square images, as the pixels of a patch have no other shape."""
+    options = {"depth": 2, "embed_dim": 32, "inner_dim": 8, "num_heads_inner": 2, "num_heads_outer": 2}
+    return create_model("tnt_s_patch16_224", None, img_size=64, num_classes=7, **options), torch.randn(3, 3, 64, 64)
+
+
+TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
+    "vit without bias of qkv": lambda: vit(1, qkv_bias=False),
+    "vit without biases": lambda: vit(1, qkv_bias=False, proj_bias=False),
+    "cait": lambda: relpos("cait_xxs24_224"),
+    "dinov3 with biases": lambda: relpos("vit_small_patch16_dinov3_qkvb"),
+    "pvt without reduction": unreduced_pvt,
+    "relpos": lambda: relpos("vit_relpos_small_patch16_224"),
+    "relpos with shared MLP": lambda: relpos("vit_srelpos_small_patch16_224"),
+    "relpos with MLP": lambda: relpos("vit_relpos_base_patch32_plus_rpn_256", patch_size=16),
+    "relpos with class token": lambda: relpos("vit_relpos_base_patch16_clsgap_224"),
+    "swinv2": lambda: swin_v2("swinv2_tiny_window8_256"),
+    "swinv2 cr": lambda: swin_v2("swinv2_cr_tiny_ns_224"),
+    "maxvit": lambda: maxvit("maxvit_tiny_tf_224"),
+    "maxvit with bias": lambda: maxvit("maxvit_nano_rw_256"),
+    "maxvit with MLP": lambda: maxvit("maxvit_rmlp_nano_rw_256"),
+    "coatnet": lambda: coatnet("coatnet_0_224"),
+    "coatnet with bias": lambda: coatnet("coatnet_bn_0_rw_224"),
+    "coatnet with MLP": lambda: coatnet("coatnet_rmlp_nano_rw_224"),
+    "fastvit": fastvit,
+    "visformer": lambda: small_timm("visformer_tiny", embed_dim=32, init_channels=8, num_heads=2, depth=(1, 1, 1)),
+    "pit": pit,
+    "rope without bias of qkv": lambda: relpos("vit_mediumd_patch16_rope_reg1_gap_256"),
+    "rope with halves": lambda: relpos("qwen3_vit_88m"),
+    "rope with halves and norm": lambda: relpos("vit_base_patch16_sapiens2", num_kv_heads=2),
+    "rope with halves, norm and groups": lambda: relpos("vit_base_patch16_sapiens2", num_kv_heads=1),
+    "eva with norm": lambda: relpos("eva02_base_patch16_clip_224"),
+    "vit with norm": lambda: relpos("beit3_base_patch16_224"),
+    "vit with gate": gated_vit,
+    "mobilevit": mobilevit,
+    "csatv2": csatv2,
+    "crossvit": crossvit,
+    "naflexvit": naflexvit,
+    "lowformer": lambda: conv_attention(LowFormerAttention),
+    "cpubone": lambda: conv_attention(CPUBoneAttention, upsample_mode="nearest"),
+    "cpubone with small kernels": lambda: conv_attention(
+        CPUBoneAttention, (4, 1), upsample_mode="nearest", small_kernels=True
+    ),
+    "gcvit": gcvit,
+    "sam": sam,
+    "efficientformer_v2": efficientformer_v2,
+    "tnt": tnt,
+    "davit": davit,
+    "twins": lambda: twins("twins_pcpvt_small"),
+    "twins with windows": lambda: twins("twins_svt_small"),
+    "nest": nest,
+    "hiera": hiera,
+    "hieradet": hieradet,
+    "mvitv2": mvitv2,
+    "mvitv2 with class token": lambda: mvitv2(use_cls_token=True),
+    "nextvit": nextvit,
+    "mobilenetv4": mobilenetv4,
+    "mobilenetv5": lambda: mobilenetv4(norm_layer=RmsNorm2d),
+    "levit": lambda: levit("levit_128s"),
+    "levit with convolutions": lambda: levit("levit_conv_128s"),
+    "tiny_vit": tiny_vit,
+    "efficientformer": efficientformer,
+    "naflexvit with rope": lambda: naflexvit(rope_type="axial"),
+}
+"""Further families of timm, each option of their attention once; images of 64 x 96 pixels."""
