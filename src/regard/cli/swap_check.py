@@ -1,7 +1,7 @@
 """`regard swap-check MODEL MIXER`: what a swap does to each attention layer of a model, and whether the model runs."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -35,7 +35,7 @@ def swap_check(
     torch.manual_seed(0)
     host = create_model(model, None, extra=extra, **options).eval()
     plan = plan_swap(host, config, where, ports=user_ports(extra))
-    image = torch.randn(plan.example.shape)
+    image = torch.randn(cast(torch.Tensor, plan.example).shape)
     rows = [_row(site) for site in plan.sites]
     with torch.no_grad():
         before = host(image)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site
+from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError
 from regard.projections.linear import LinearProjection, role_rows
 
 from .grid_source import GridSource
@@ -46,7 +46,7 @@ class Port(nn.Module):
     Hooks, to override where the default does not fit:
     matches, belongs, refusal: which modules are replaced, and why one cannot be.
     site: dim, heads and biases of the module; the default reads timm's names (num_heads, qkv or q_proj, proj).
-    host_grid, input_grid, grid: the grid, for a port without `watch`.
+    host_grid, input_grid, grid: the grid, for a port without `watch`. token_grid: where `watch` gives another one.
     host_masks: the kinds of mask, where they differ between modules of one class.
     build_mixer: the mixer, where the ordinary one needs a change.
     forward: always.
@@ -114,6 +114,15 @@ class Port(nn.Module):
     def input_grid(cls, module: Any, shape: torch.Size) -> Grid | None:
         """`host_grid` for an input of this shape, to override where the input is a map."""
         return cls.host_grid(module)
+
+    @classmethod
+    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
+        """The grid of an input of this shape, with the cells `patches` that `watch` gives; by default further tokens
+        are a prefix. name: of the module, for messages. Raises: SwapError for too few tokens.
+        """
+        if shape[1] < patches.cells:
+            raise SwapError(f"{name} gets {shape[1]} tokens, fewer than the {patches.cells} cells of its grid")
+        return Grid(patches.height, patches.width, shape[1] - patches.cells)
 
     @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:

@@ -17,6 +17,8 @@ SEPARATE_BIASES = {"q_bias": "qkv.q_bias", "v_bias": "qkv.v_bias"}
 """The host's names of separate biases -> those of `SeparateBiases`."""
 SEPARATE_MATRICES = {"q_proj": "qkv.q", "k_proj": "qkv.k", "v_proj": "qkv.v"}
 """The host's names of separate matrices -> those of `SeparateProjection`."""
+SHORT_MATRICES = {"query": "qkv.q", "key": "qkv.k", "value": "qkv.v"}
+"""Other names of separate matrices -> those of `SeparateProjection`."""
 
 
 class SeparateProjection(Projection):
@@ -113,6 +115,12 @@ def match_host_projection(mixer: Any, host: Any) -> None:
         mixer.qkv = SeparateProjection(mixer.site, roles, roles_with_bias(q=host.q_proj, k=host.k_proj, v=host.v_proj))
     elif getattr(host, "q_bias", None) is not None:
         mixer.qkv = SeparateBiases(mixer.site, roles)
+
+
+def split_matrices(mixer: Any, q: nn.Linear, k: nn.Linear, v: nn.Linear) -> None:
+    """Give a mixer with linear queries, keys and values one matrix for each, with the biases that the host's have."""
+    if isinstance(getattr(mixer, "qkv", None), LinearProjection):
+        mixer.qkv = SeparateProjection(mixer.site, mixer.config.roles, roles_with_bias(q=q, k=k, v=v))
 
 
 def fused_roles(name: str) -> str:

@@ -16,7 +16,15 @@ from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
 from .hooks import empty_hooks, lost_hooks, move_hooks
 from .host_parameters import alteration, package_name
-from .inspect import attention_layers, example_input, input_shapes, layer_grids, matching_layers, original_attention
+from .inspect import (
+    Example,
+    attention_layers,
+    example_input,
+    input_shapes,
+    layer_grids,
+    matching_layers,
+    original_attention,
+)
 from .kept_parameters import (
     check_tied,
     check_wrapper,
@@ -66,7 +74,7 @@ class SwapPlan:
     model: nn.Module
     mixer: MixerConfig
     sites: list[PlannedSite]
-    example: Tensor
+    example: Example
 
     def __str__(self) -> str:
         head = f"{spell(self.mixer)} into {len(self.sites)} layers of {type(self.model).__name__}"
@@ -110,14 +118,15 @@ def plan_swap(
     model: nn.Module,
     mixer: MixerConfig | str,
     where: str = "*",
-    example: Tensor | None = None,
+    example: Example | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> SwapPlan:
     """What `swap` would do to a model; runs one forward pass and does not change the model.
 
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
-    every self-attention. example: an input (1, C, H, W), needed where the model does not name its image size. ports:
-    for attention classes of your own (see `Port`); not needed where the class names its port.
+    every self-attention. example: an input (1, C, H, W), needed where the model does not name its image size, or all
+    arguments by name, {"pixel_values": ..., "input_ids": ...}, where images are not enough. ports: for attention
+    classes of your own (see `Port`); not needed where the class names its port.
     Raises: SwapError if nothing matches, a layer cannot be read, its weights are wrapped by an adapter (LoRA), which a
     swap would lose, or the model is wrapped for distributed training; UnsupportedError if the host passes masks that
     the mechanism cannot apply; ConfigError if mixer is no configuration.
@@ -134,7 +143,7 @@ def plan_layers(
     model: nn.Module,
     mixer: MixerConfig,
     names: list[str],
-    example: Tensor | None = None,
+    example: Example | None = None,
     grids: Mapping[str, Grid] | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> SwapPlan:
@@ -149,7 +158,7 @@ def _plan(
     model: nn.Module,
     mixer: MixerConfig,
     names: list[str],
-    example: Tensor | None,
+    example: Example | None,
     grids: Mapping[str, Grid],
     ports: Sequence[type[Port]],
 ) -> SwapPlan:
@@ -204,7 +213,7 @@ def swap(
     model: nn.Module,
     mixer: MixerConfig | str,
     where: str = "*",
-    example: Tensor | None = None,
+    example: Example | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> nn.Module:
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`.
@@ -216,7 +225,7 @@ def swap(
     return plan.apply()
 
 
-def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) -> nn.Module:
+def remove(model: nn.Module, where: str = "*", example: Example | None = None) -> nn.Module:
     """Replace each matching attention by zeros, in place: only the residual branch remains. `restore` undoes it."""
     return swap(model, Removed(), where, example)
 

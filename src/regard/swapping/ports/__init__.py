@@ -2,7 +2,25 @@
 
 from regard.swapping.layer import Port
 
-from .hugging_face import HuggingCLIP, HuggingDINOv3, HuggingSegformer, HuggingViT
+from .hugging_face import (
+    HuggingBeit,
+    HuggingCLIP,
+    HuggingData2Vec,
+    HuggingDETR,
+    HuggingDINOv3,
+    HuggingDPT,
+    HuggingHiera,
+    HuggingMaskFormerSwin,
+    HuggingPVT,
+    HuggingSAM,
+    HuggingSAM2,
+    HuggingSegformer,
+    HuggingSwin,
+    HuggingSwinV2,
+    HuggingVideo,
+    HuggingViT,
+    HuggingViTDet,
+)
 from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
 from .timm.cait import TimmCaiT
 from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
@@ -32,4 +50,17 @@ PORTS: tuple[type[Port], ...] = (
     HuggingDINOv3,
     HuggingSegformer,
     HuggingCLIP,
+    HuggingBeit,
+    HuggingDPT,
+    HuggingData2Vec,
+    HuggingPVT,
+    HuggingSwin,
+    HuggingSwinV2,
+    HuggingMaskFormerSwin,
+    HuggingDETR,
+    HuggingHiera,
+    HuggingSAM,
+    HuggingSAM2,
+    HuggingViTDet,
+    HuggingVideo,
 )

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from regard.core import Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer
 from regard.projections.linear import LinearProjection
+from regard.swapping.biases import keep_biases, mix_biased
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import HostMap, TokenConv
-
-from .biased import keep_biases, mix_biased
 
 
 class WideningMixer(HeadMixer):
