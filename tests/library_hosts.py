@@ -106,7 +106,7 @@ HIERA = {
     "image_size": [128, 128], "embed_dim": 16, "depths": [1, 2, 2], "num_heads": [1, 2, 4], "num_query_pool": 1,
     "masked_unit_size": [4, 4], "masked_unit_attention": [True, False, False],
 }  # fmt: skip
-PVT = {
+HUGGING_PVT = {
     "num_encoder_blocks": 2, "depths": [1, 1], "hidden_sizes": [16, 32], "patch_sizes": [7, 3], "strides": [4, 2],
     "num_attention_heads": [1, 2], "mlp_ratios": [2, 2],
 }  # fmt: skip
@@ -120,7 +120,7 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "BeitModel, no biases": beit,
     "Data2VecVisionModel": lambda: data2vec("sdpa", use_relative_position_bias=True),
     "Data2VecVisionModel, shared biases": lambda: data2vec("eager", use_shared_relative_position_bias=True),
-    "PvtV2Model": lambda: hugging("PvtV2Model", 2, **PVT, sr_ratios=[1, 1]),
+    "PvtV2Model": lambda: hugging("PvtV2Model", 2, **HUGGING_PVT, sr_ratios=[1, 1]),
     "HieraModel": lambda: hugging("HieraModel", 5, images(128, 128), **HIERA),
     "SamVisionModel": lambda: sam("sdpa"),
     "SamVisionModel, eager": lambda: sam("eager"),
@@ -139,6 +139,160 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "DPTModel": lambda: hugging("DPTModel", 2, images(64, 64), **SQUARE, backbone_out_indices=[0, 1]),
     "VitPoseBackbone": lambda: hugging("VitPoseBackbone", 2, **{**VIT, "patch_size": [16, 16]}, image_size=[64, 96]),
 }  # fmt: skip
+
+
+def vision(name: str, height: int, width: int, layers: int, **options: Any) -> LibraryHost:
+    """A model of torchvision by the name of its class."""
+    import torchvision.models as models
+
+    architecture = getattr(getattr(models, name.rpartition(".")[0]), name.rpartition(".")[2])
+    return LibraryHost(architecture(num_classes=7, **options), {"x": torch.randn(2, 3, height, width)}, layers)
+
+
+def torchvision_swin(version: str) -> LibraryHost:
+    """Windows of 4 x 3 cells on 10 x 14 cells, so that maps are padded, then on 5 x 7."""
+    from torchvision.models import swin_transformer
+
+    options: dict[str, Any] = {"patch_size": [4, 4], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
+    if version == "V2":
+        options["block"] = swin_transformer.SwinTransformerBlockV2
+        options["downsample_layer"] = swin_transformer.PatchMergingV2
+    return vision("swin_transformer.SwinTransformer", 40, 56, 4, window_size=[4, 3], **options)
+
+
+class Encoder(nn.Module):
+    """A model around nn.TransformerEncoder, which has a class token and ignores padding."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 48, batch_first=batch_first, dropout=0.0)
+        self.patch_embed, self.batch_first = nn.Conv2d(3, 32, 16, 16), batch_first
+        self.cls = nn.Parameter(torch.zeros(1, 1, 32))
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        tokens = torch.cat([self.cls.expand(len(x), -1, -1), self.patch_embed(x).flatten(2).mT], 1)
+        tokens = tokens if self.batch_first else tokens.transpose(0, 1)
+        return self.encoder(tokens, src_key_padding_mask=padding)
+
+
+def encoder(batch_first: bool, padding: bool) -> LibraryHost:
+    keys = torch.zeros(2, 25, dtype=torch.bool)
+    keys[1, 19:] = True
+    inputs = {"x": torch.randn(2, 3, 64, 96)} | ({"padding": keys} if padding else {})
+    return LibraryHost(Encoder(batch_first), inputs, 2)
+
+
+TORCH_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    "VisionTransformer": lambda: vision(
+        "vision_transformer.VisionTransformer", 64, 64, 2, image_size=64, patch_size=16, num_layers=2, num_heads=2,
+        hidden_dim=32, mlp_dim=32,
+    ),
+    "SwinTransformer": lambda: torchvision_swin("V1"),
+    "SwinTransformer V2": lambda: torchvision_swin("V2"),
+    "MaxVit": lambda: vision(
+        "maxvit.MaxVit", 64, 64, 4, input_size=(64, 64), stem_channels=8, partition_size=4, block_channels=[16, 32],
+        block_layers=[1, 1], head_dim=8, stochastic_depth_prob=0.0,
+    ),
+    "nn.TransformerEncoder": lambda: encoder(True, False),
+    "nn.TransformerEncoder, padding": lambda: encoder(True, True),
+    "nn.TransformerEncoder, batch second": lambda: encoder(False, True),
+}  # fmt: skip
+
+
+def clip(layers: int, **vision_options: Any) -> LibraryHost:
+    """A CLIP of open_clip, of which only the image tower runs and is swapped."""
+    import open_clip
+
+    sizes = {"layers": 2, "width": 32, "head_width": 16, "patch_size": 16, "image_size": [64, 96]}
+    text = {"context_length": 8, "vocab_size": 99, "width": 32, "heads": 2, "layers": 1}
+    model = open_clip.CLIP(16, {**sizes, **vision_options}, text)
+    return LibraryHost(model, {"image": torch.randn(2, 3, *model.visual.image_size)}, layers)
+
+
+OPEN_CLIP_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    "VisionTransformer": lambda: clip(2),
+    "VisionTransformer, attention pool": lambda: clip(2, attentional_pool=True, attn_pooler_queries=4),
+    "VisionTransformer, custom blocks": lambda: clip(2, block_type="custom"),
+    "VisionTransformer, normalised queries": lambda: clip(2, qk_norm=True),
+    "TimmModel": lambda: clip(
+        6, image_size=160, timm_model_name="test_vit", timm_model_pretrained=False, timm_pool="avg", timm_proj="linear"
+    ),
+}  # fmt: skip
+
+
+def diffusion(kind: str, layers: int, inputs: Mapping[str, Any], **options: Any) -> LibraryHost:
+    """A model of diffusers by the name of its class."""
+    import diffusers
+
+    return LibraryHost(getattr(diffusers, kind)(**options), dict(inputs), layers)
+
+
+STEPS = torch.tensor([3, 7])
+UNET = {"sample_size": 16, "block_out_channels": (16, 32), "layers_per_block": 1, "norm_num_groups": 4}
+
+
+def unet_2d_condition(**options: Any) -> LibraryHost:
+    inputs = {"sample": torch.randn(2, 4, 16, 24), "timestep": STEPS, "encoder_hidden_states": torch.randn(2, 5, 8)}
+    blocks = {
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    }
+    return diffusion("UNet2DConditionModel", 4, inputs, **UNET, **blocks, cross_attention_dim=8, attention_head_dim=4)
+
+
+def unet_2d() -> LibraryHost:
+    inputs = {"sample": torch.randn(2, 3, 16, 24), "timestep": STEPS}
+    blocks = {
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    }
+    return diffusion("UNet2DModel", 4, inputs, **UNET, **blocks, attention_head_dim=4)
+
+
+def dit() -> LibraryHost:
+    inputs = {"hidden_states": torch.randn(2, 4, 16, 16), "timestep": STEPS, "class_labels": torch.tensor([1, 2])}
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "sample_size": 16}
+    return diffusion("DiTTransformer2DModel", 2, inputs, **sizes, num_embeds_ada_norm=8, norm_num_groups=4)
+
+
+def pixart() -> LibraryHost:
+    """Its text is cross-attention, which stays."""
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 16, 16), "timestep": STEPS, "encoder_hidden_states": torch.randn(2, 5, 8),
+        "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+    }  # fmt: skip
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "sample_size": 16}
+    return diffusion(
+        "PixArtTransformer2DModel", 2, inputs, **sizes, cross_attention_dim=16, caption_channels=8, norm_num_groups=4,
+        use_additional_conditions=False,
+    )  # fmt: skip
+
+
+def autoencoder() -> LibraryHost:
+    inputs = {"sample": torch.randn(2, 3, 16, 24)}
+    return diffusion(
+        "AutoencoderKL", 2, inputs, block_out_channels=(8, 16), norm_num_groups=4, sample_size=16,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+    )  # fmt: skip
+
+
+DIFFUSERS_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    "DiTTransformer2DModel": dit,
+    "PixArtTransformer2DModel": pixart,
+    "UNet2DConditionModel": unet_2d_condition,
+    "UNet2DModel": unet_2d,
+    "AutoencoderKL": autoencoder,
+}
+
+
+HOSTS: dict[str, dict[str, Callable[[], LibraryHost]]] = {
+    "transformers": HUGGING_HOSTS,
+    "torchvision": TORCH_HOSTS,
+    "open_clip": OPEN_CLIP_HOSTS,
+    "diffusers": DIFFUSERS_HOSTS,
+}
+"""Hosts by the package that they need."""
 
 
 def outputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:

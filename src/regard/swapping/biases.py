@@ -129,6 +129,17 @@ class Cosine(nn.Module):
         return x_unit * (scale * x.shape[-1] ** 0.5)  # mechanisms divide by the root of the width
 
 
+class Scaled(nn.Module):
+    """Queries times a number, for a host that divides logits by another number than the root of the width."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
 def use_cosine(mixer: Mixer, logit_scale: Tensor) -> None:
     """Give a mixer cosine attention with learned scales: its norms of queries and keys become `Cosine`."""
     for role in set("qk") & set(mixer.config.uses):

@@ -155,10 +155,13 @@ def layer_calls(
         return record
 
     handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # else nn.TransformerEncoder passes padded tokens as nested tensors
     try:
         with eval_mode(model):
             _call(model, example)
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
     return results

@@ -48,6 +48,7 @@ class Port(nn.Module):
     site: dim, heads and biases of the module; the default reads timm's names (num_heads, qkv or q_proj, proj).
     host_grid, input_grid, grid: the grid, for a port without `watch`. token_grid: where `watch` gives another one.
     host_masks: the kinds of mask, where they differ between modules of one class.
+    weights_dropout: the rate of dropout of attention weights, where its name is unusual.
     build_mixer: the mixer, where the ordinary one needs a change.
     forward: always.
 
@@ -128,6 +129,13 @@ class Port(nn.Module):
     def host_masks(cls, module: Any) -> frozenset[str]:
         """The kinds of mask that a module always gets; by default `mask_kinds`."""
         return cls.mask_kinds
+
+    @classmethod
+    def weights_dropout(cls, module: Any) -> float:
+        """The rate of dropout of attention weights in a module, which a swap leaves out."""
+        values = [getattr(module, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
+        rates = (value.p if isinstance(value, nn.Dropout) else value for value in values)
+        return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
 
     def grid(self) -> Grid:
         """The grid of the current forward pass."""

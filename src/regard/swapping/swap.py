@@ -82,7 +82,8 @@ class SwapPlan:
 
     def warn(self) -> None:
         """Warn about hooks that do not move, and about dropout of attention weights, which the mechanism leaves out."""
-        for rate in sorted({_dropout(site.before) for site in self.sites if self.mixer.uses} - {0.0}):
+        rates = {site.layer.weights_dropout(original_attention(site.before)) for site in self.sites if self.mixer.uses}
+        for rate in sorted(rates - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
         _warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
 
@@ -183,7 +184,9 @@ def _plan(
         host = _host_copy(module, name)
         layer = port(host, mixer, site, shared)
         layer.source = source
-        planned.append(_planned_site(uses, name, module, layer, _notes(host, mixer, site.qkv_bias)))
+        planned.append(
+            _planned_site(uses, name, module, layer, _notes(port.weights_dropout(host), mixer, site.qkv_bias))
+        )
     return SwapPlan(model, mixer, planned, example)
 
 
@@ -331,22 +334,16 @@ def _warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
         warnings.warn(f"hooks that do not move to the new layers, and are not called any more: {texts}", stacklevel=4)
 
 
-def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:
+def _notes(rate: float, mixer: MixerConfig, bias: bool) -> list[str]:
+    """rate: of dropout of attention weights."""
     notes = []
-    if (rate := _dropout(host)) > 0:
+    if rate > 0:
         notes.append(f"dropout {rate} of attention weights is left out")
     if bias and "q" in mixer.uses:
         notes.append("q, k, v keep the host's bias (a hidden content term)")
     if isinstance(mixer, StaticConfig) and mixer.init in FROM_TEACHER:
         notes.append("static keys start at random until regard.calibrate(model, teacher, batches) sets them")
     return notes
-
-
-def _dropout(host: nn.Module) -> float:
-    """The rate of dropout of attention weights in a library's module."""
-    values = [getattr(host, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
-    rates = (value.p if isinstance(value, nn.Dropout) else value for value in values)
-    return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
 
 
 # weights

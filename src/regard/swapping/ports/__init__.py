@@ -1,7 +1,8 @@
-"""The ports for attention classes of timm, torchvision and transformers; Regard's own models name theirs themselves."""
+"""The ports for attention classes of libraries; Regard's own models name theirs themselves."""
 
 from regard.swapping.layer import Port
 
+from .diffusers import DiffusersAttention
 from .hugging_face import (
     HuggingBeit,
     HuggingCLIP,
@@ -21,6 +22,7 @@ from .hugging_face import (
     HuggingViT,
     HuggingViTDet,
 )
+from .open_clip import OpenCLIPAttention
 from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
 from .timm.cait import TimmCaiT
 from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
@@ -28,7 +30,8 @@ from .timm.metaformer import TimmMetaFormer
 from .timm.pvt import TimmPVT
 from .timm.vit import TimmRope, TimmViT
 from .timm.xcit import TimmXCiT
-from .torchvision import TorchvisionViT
+from .torch_attention import TorchAttention
+from .torchvision import TorchvisionMaxViT, TorchvisionSwin, TorchvisionSwinV2
 
 PORTS: tuple[type[Port], ...] = (
     TimmViT,
@@ -45,7 +48,12 @@ PORTS: tuple[type[Port], ...] = (
     TimmMaxViT,
     TimmCoAtNet,
     TimmFastViT,
-    TorchvisionViT,
+    TorchAttention,
+    TorchvisionSwin,
+    TorchvisionSwinV2,
+    TorchvisionMaxViT,
+    OpenCLIPAttention,
+    DiffusersAttention,
     HuggingViT,
     HuggingDINOv3,
     HuggingSegformer,

@@ -45,6 +45,11 @@ class HuggingPort(Port):
         return ""
 
     @classmethod
+    def weights_dropout(cls, module: Any) -> float:
+        inner: Any = inner_attention(module)
+        return max(super().weights_dropout(inner), getattr(inner, "dropout_prob", 0.0))
+
+    @classmethod
     def part(cls, module: nn.Module, name: str) -> Any:
         """The host's module for Regard's name, such as "qkv.q" or "proj"."""
         paths = {ours: theirs for theirs, ours in cls.parameter_names.items()}

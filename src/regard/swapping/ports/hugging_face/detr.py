@@ -2,9 +2,11 @@
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from regard.core import Mask, Mixer, MixerConfig, Site
+from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.grid_source import watched_module
 from regard.swapping.separate_qkv import SEPARATE_MATRICES
 from regard.swapping.special_mixers import PositionedMixer, rebuilt
@@ -31,7 +33,7 @@ class HuggingDETR(HuggingPort):
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
-        if not config.uses:
+        if not isinstance(mixer, HeadMixer):  # a convolution has no queries and keys
             return mixer
         qkv, mixer = mixer.qkv, rebuilt(mixer, PositionedMixer, "adds positions to queries and keys", shared)
         mixer.qkv = qkv  # type: ignore[assignment]
@@ -49,5 +51,6 @@ class HuggingDETR(HuggingPort):
         mask = None
         if attention_mask is not None:
             keys = attention_mask[:, 0, 0]
-            mask = Mask(keep=keys if keys.dtype.is_floating_point is False else keys == 0)
-        return self.mixer(hidden_states, self.grid(), mask, position_embeddings), None
+            mask = Mask(keep=keys if keys.dtype == torch.bool else keys == 0)
+        positions = position_embeddings if isinstance(self.mixer, PositionedMixer) else None
+        return self.mixer(hidden_states, self.grid(), mask, positions), None
