@@ -1,6 +1,7 @@
 """Small random models of transformers, torchvision, open_clip and diffusers, with their inputs."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -286,6 +287,28 @@ DIFFUSERS_HOSTS: dict[str, Callable[[], LibraryHost]] = {
 }
 
 
+def plain(kind: str, **options: Any) -> LibraryHost:
+    return hugging(f"{kind}Model", 2, images(64, 64), **{**SQUARE, **options})
+
+
+def dinov2(kind: str) -> LibraryHost:
+    sizes = {name: value for name, value in SQUARE.items() if name != "intermediate_size"}
+    return hugging(f"{kind}Model", 2, images(64, 64), **sizes, mlp_ratio=1)
+
+
+PLAIN_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    **{f"{kind}Model": partial(plain, kind) for kind in ("ViT", "DeiT", "IJepa", "ViTMSN")},
+    **{f"{kind}Model": partial(plain, kind) for kind in ("CLIPVision", "MetaClip2Vision", "SiglipVision")},
+    "Aimv2VisionModel": partial(plain, "Aimv2Vision"),
+    "Dinov2Model": partial(dinov2, "Dinov2"),
+    "Dinov2WithRegistersModel": partial(dinov2, "Dinov2WithRegisters"),
+    "DINOv3ViTModel": partial(plain, "DINOv3ViT", num_register_tokens=2),
+    "SegformerModel": lambda: hugging(
+        "SegformerModel", 2, depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[16, 32], num_attention_heads=[1, 2],
+        sr_ratios=[1, 1], patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2],
+    ),
+}  # fmt: skip
+"""Vision transformers of transformers without biases, which tests/swapping/test_hugging_face.py compares."""
 HOSTS: dict[str, dict[str, Callable[[], LibraryHost]]] = {
     "transformers": HUGGING_HOSTS,
     "torchvision": TORCH_HOSTS,
@@ -305,3 +328,42 @@ def _tensors(value: Any) -> list[Tensor]:
         return [value] if value.is_floating_point() else []
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def prepared(host: LibraryHost, dtype: torch.dtype = torch.float64) -> LibraryHost:
+    """The host in evaluation mode, all of whose parameters are drawn anew, tables that start at 0 too."""
+    with torch.no_grad():
+        for value in host.model.parameters():
+            value.add_(0.15 * torch.randn_like(value))
+    inputs = {
+        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in host.inputs.items()
+    }
+    return LibraryHost(host.model.to(dtype).eval(), inputs, host.layers)
+
+
+def gap(a: list[Tensor], b: list[Tensor]) -> float:
+    """The largest difference of two lists of outputs, relative to the largest value of each."""
+    assert len(a) == len(b) > 0
+    return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(a, b, strict=True))
+
+
+LEFT: dict[str, str] = {
+    "transformers.models.yolos.modeling_yolos.YolosAttention": "detection tokens follow the patch tokens; no port yet",
+    "transformers.models.siglip2.modeling_siglip2.Siglip2Attention": (
+        "images of a batch have grids of their own, padded to one length"
+    ),
+    "transformers.models.sam.modeling_sam.SamAttention": "it attends between prompts and image; it stays",
+    "transformers.models.detr.modeling_detr.DetrCrossAttention": "object queries lie on no grid; it stays",
+    "transformers.models.mask2former.modeling_mask2former.Mask2FormerAttention": (
+        "object queries lie on no grid; it stays"
+    ),
+    "transformers.models.deformable_detr.modeling_deformable_detr.DeformableDetrMultiscaleDeformableAttention": (
+        "it samples points instead of keys; it stays"
+    ),
+    "open_clip.modified_resnet.AttentionPool2d": "its one query is the mean of the image; it stays",
+    "open_clip.transformer.AttentionalPooler": "its queries lie on no grid; it stays",
+    "diffusers.models.transformers.transformer_flux.FluxAttention": "words and image are tokens of one attention",
+    "diffusers.models.attention.JointTransformerBlock": "words and image are tokens of one attention",
+}
+"""Attention of these libraries that a swap leaves as it is, with the reason."""

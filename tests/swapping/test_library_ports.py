@@ -1,11 +1,11 @@
 """Ports of transformers, torchvision, open_clip and diffusers keep what the host computes, and save and load."""
 
 import copy
+import importlib
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
 
@@ -13,12 +13,15 @@ from library_hosts import (  # noqa: E402
     HOSTS,
     HUGGING_HOSTS,
     HUGGING_PVT,
+    LEFT,
     SQUARE,
     SWIN,
     LibraryHost,
+    gap,
     hugging,
     images,
     outputs,
+    prepared,
 )
 from regard.core import GridError, SwapError, UnsupportedError  # noqa: E402
 from regard.mixers.convolutions.conv import Conv  # noqa: E402
@@ -35,6 +38,7 @@ from regard.models.hugging_face import from_pretrained, save_pretrained  # noqa:
 from regard.projections.sne import PSNE  # noqa: E402
 from regard.swapping.inspect import attention_layers  # noqa: E402
 from regard.swapping.layer import Port  # noqa: E402
+from regard.swapping.ports import PORTS  # noqa: E402
 from regard.swapping.ports.hugging_face.hiera import by_offset, row_by_row  # noqa: E402
 from regard.swapping.removed import Removed  # noqa: E402
 from regard.swapping.swap import plan_swap, restore, swap  # noqa: E402
@@ -46,30 +50,12 @@ UNASKED = frozenset({"SamVisionModel", "SamVisionModel, eager", "DPTModel", "Mas
 """Hosts that do not tell their layers, or their backbone, that attention weights are asked for."""
 
 
-def prepared(host: LibraryHost, dtype: torch.dtype = torch.float64) -> LibraryHost:
-    """The host in evaluation mode, all of whose parameters are drawn anew, tables that start at 0 too."""
-    with torch.no_grad():
-        for value in host.model.parameters():
-            value.add_(0.15 * torch.randn_like(value))
-    inputs = {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in host.inputs.items()
-    }
-    return LibraryHost(host.model.to(dtype).eval(), inputs, host.layers)
-
-
 @pytest.fixture(params=[(library, name) for library, hosts in HOSTS.items() for name in hosts], ids="-".join)
 def host(request: pytest.FixtureRequest) -> LibraryHost:
     library, name = request.param
     pytest.importorskip(library)
     torch.manual_seed(0)
     return prepared(HOSTS[library][name]())
-
-
-def gap(a: list[Tensor], b: list[Tensor]) -> float:
-    """The largest difference of two lists of outputs, relative to the largest value of each."""
-    assert len(a) == len(b) > 0
-    return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(a, b, strict=True))
 
 
 @torch.no_grad()
@@ -241,3 +227,11 @@ def test_a_gradient_reaches_every_new_parameter(host: LibraryHost) -> None:
     new = {name: value for name, value in model.named_parameters() if ".regard.qkv." in name}
     assert new
     assert all(value.grad is not None and value.grad.isfinite().all() for value in new.values())
+
+
+@pytest.mark.parametrize("path", LEFT)
+def test_what_is_left_has_no_port(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    pytest.importorskip(path.partition(".")[0])
+    kind = getattr(importlib.import_module(module), name)
+    assert not any(port.matches(kind.__new__(kind)) for port in PORTS)
