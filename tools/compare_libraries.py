@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,17 +22,22 @@ from regard.swapping.swap import swap
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "libraries.json"
-PACKAGES = {"transformers": "transformers", "torchvision": "torchvision", "open_clip": "open_clip_torch"} | {
-    "diffusers": "diffusers"
+PACKAGES = {
+    "transformers": "transformers",
+    "torchvision": "torchvision",
+    "open_clip": "open_clip_torch",
+    "diffusers": "diffusers",
 }
 """The library -> the package that has its version."""
+LARGEST, LEAST = 1e-6, 1e-3
+"""The largest difference by softmax, where a host computes it in float32, and the least by uniform attention."""
 
 sys.path.insert(0, str(ROOT / "tests"))
 from library_hosts import HOSTS, LEFT, PLAIN_HOSTS, LibraryHost, gap, outputs, prepared  # noqa: E402 the tests' own, not a part of the package
 
 
 @torch.no_grad()
-def compare(library: str, name: str, make: Callable[[], LibraryHost]) -> dict[str, object]:
+def compare(library: str, name: str, make: Callable[[], LibraryHost]) -> dict[str, Any]:
     """One host: its attention classes, its ports, the difference after softmax and after uniform attention."""
     torch.manual_seed(0)
     model, inputs, layers = prepared(make())
@@ -47,8 +53,8 @@ def compare(library: str, name: str, make: Callable[[], LibraryHost]) -> dict[st
         "classes": classes,
         "ports": sorted({port.__name__ for port in ports.values()}),
         "layers": layers,
-        "softmax": same,
-        "uniform": gap(outputs(model, inputs), before),
+        "softmax": float(f"{same:.0e}"),
+        "uniform": float(f"{gap(outputs(model, inputs), before):.0e}"),
     }
 
 
@@ -56,6 +62,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     all_hosts = {**HOSTS, "transformers": PLAIN_HOSTS | HOSTS["transformers"]}
     rows = [compare(library, name, make) for library, hosts in all_hosts.items() for name, make in hosts.items()]
+    wrong = [row["model"] for row in rows if row["softmax"] > LARGEST or row["uniform"] < LEAST]
+    if wrong:
+        sys.exit(f"softmax changes, or uniform attention does not change, the outputs of {', '.join(wrong)}")
     left = [{"class": path, "reason": reason} for path, reason in LEFT.items()]
     versions = {library: version(package) for library, package in PACKAGES.items()}
     FILE.write_text(json.dumps({"versions": versions, "compared": rows, "left": left}, indent=1) + "\n")

@@ -150,6 +150,16 @@ def compared_libraries() -> str:
     return table(("library", "attention", "port", "small models compared", "softmax", "uniform"), rows)
 
 
+def counted_classes() -> str:
+    """How many attention classes of each library are served, as a sentence."""
+    stored = json.loads((DOCS / "libraries.json").read_text())
+    compared, counts = stored["compared"], []
+    for library in stored["versions"]:
+        kinds = {kind for row in compared if row["library"] == library for kind in row["classes"]}
+        counts.append(f"{len(kinds)} attention classes of {library}")
+    return f"Served are {', '.join(counts)}."
+
+
 def left_attention() -> str:
     """The attention of other libraries that a swap leaves as it is, with the reason."""
     stored = json.loads((DOCS / "libraries.json").read_text())
@@ -199,6 +209,7 @@ open_clip and diffusers, save the state dict, and repeat the swap before you loa
 Compared in float64 with all parameters drawn at random (`python tools/compare_libraries.py`): the largest difference of
 the outputs after a swap to softmax, relative to the largest output, and, so that this means something, the least change
 by uniform attention. `SamVisionAttention` computes its softmax in float32.
+{counted_classes()}
 
 {compared_libraries()}
 

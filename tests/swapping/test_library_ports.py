@@ -2,6 +2,8 @@
 
 import copy
 import importlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +25,7 @@ from library_hosts import (  # noqa: E402
     outputs,
     prepared,
 )
-from regard.core import GridError, SwapError, UnsupportedError  # noqa: E402
+from regard.core import ConfigError, GridError, SwapError, UnsupportedError  # noqa: E402
 from regard.mixers.convolutions.conv import Conv  # noqa: E402
 from regard.mixers.factors.factors import Factors  # noqa: E402
 from regard.mixers.linear import Linear  # noqa: E402
@@ -36,6 +38,7 @@ from regard.mixers.topk.topk import TopK  # noqa: E402
 from regard.mixers.window import Window  # noqa: E402
 from regard.models.hugging_face import from_pretrained, save_pretrained  # noqa: E402
 from regard.projections.sne import PSNE  # noqa: E402
+from regard.swapping.capture import capture  # noqa: E402
 from regard.swapping.inspect import attention_layers  # noqa: E402
 from regard.swapping.layer import Port  # noqa: E402
 from regard.swapping.ports import PORTS  # noqa: E402
@@ -235,3 +238,49 @@ def test_what_is_left_has_no_port(path: str) -> None:
     pytest.importorskip(path.partition(".")[0])
     kind = getattr(importlib.import_module(module), name)
     assert not any(port.matches(kind.__new__(kind)) for port in PORTS)
+
+
+def test_the_table_of_the_docs_has_every_host() -> None:
+    stored = json.loads((Path(__file__).parents[2] / "docs" / "libraries.json").read_text())
+    compared = {(row["library"], row["model"]): row for row in stored["compared"]}
+    assert compared.keys() >= {(library, name) for library, hosts in HOSTS.items() for name in hosts}
+    assert all(row["softmax"] <= 1e-6 and row["uniform"] >= 1e-3 for row in compared.values())
+    assert {row["class"]: row["reason"] for row in stored["left"]} == LEFT
+
+
+def test_models_of_other_libraries_are_not_saved_as_those_of_transformers(tmp_path: Any) -> None:
+    pytest.importorskip("open_clip")
+    with pytest.raises(ConfigError, match=r"CLIP is not a model of transformers"):
+        save_pretrained(HOSTS["open_clip"]["VisionTransformer"]().model, tmp_path)
+
+
+@pytest.mark.untyped
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        ("torchvision", "SwinTransformer"),
+        ("torchvision", "SwinTransformer V2"),
+        ("torchvision", "nn.TransformerEncoder"),
+        ("transformers", "HieraModel"),
+        ("transformers", "SamVisionModel"),
+        ("diffusers", "DiTTransformer2DModel"),
+    ],
+)
+def test_swapped_models_compile(library: str, name: str) -> None:
+    pytest.importorskip(library)
+    torch._dynamo.reset()
+    model, inputs, _ = prepared(HOSTS[library][name]())
+    swap(model, Softmax(), example=inputs)
+    assert gap(outputs(torch.compile(model, backend="eager", fullgraph=True), inputs), outputs(model, inputs)) <= 1e-11
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["SwinModel", "HieraModel", "Sam2HieraDetModel", "SamVisionModel", "DetrModel"])
+def test_maps_of_layers_with_biases_and_pooled_queries_are_captured(name: str) -> None:
+    model, inputs, layers = prepared(HUGGING_HOSTS[name]())
+    swap(model, Softmax(), example=inputs)
+    with capture(model) as maps:
+        outputs(model, inputs)
+    assert len(maps) == layers
+    assert all(torch.allclose(rows.sum(-1), torch.ones(())) for rows in maps.values())

@@ -102,4 +102,4 @@ def _weights(mixer: HeadMixer, x: Tensor, grid: Grid, mask: Mask | None = None, 
     if values is None:
         raise UnsupportedError(f"{type(mixer.config).__name__} has no values, so no weights between tokens")
     memory = mixer.memory_grid(grid)
-    return mixer.operator.weights(roles["q"], roles["k"], values, grid=grid, memory=memory, mask=mask)
+    return mixer.operator.weights(roles["q"], roles["k"], values, grid=mixer.query_grid(grid), memory=memory, mask=mask)

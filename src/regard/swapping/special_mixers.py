@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Grid, GridError, Inputs, Mask, Mixer, Operator, UnsupportedError, merge
+from regard.core import Grid, Inputs, Mask, Mixer, Operator, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer
 
 Kind = TypeVar("Kind", bound=HeadMixer)
@@ -55,23 +55,17 @@ class PooledMixer(HeadMixer):
     def reference(self, x: Tensor, grid: Grid, mask: Mask | None = None, rope: Tensor | None = None) -> Tensor:
         return self._apply_operator(x, grid, mask, rope, plain=True)
 
-    def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
-        if self.stride == (1, 1):
-            return super()._apply_operator(x, grid, mask, rope, plain)
-        self.check(x, grid, mask)
-        heads = self.project_heads(x, grid, rope)
-        queries = self.pooled_grid(grid)
+    def project_heads(self, x: Tensor, grid: Grid, rope: Tensor | None = None) -> dict[str, Tensor | None]:
+        heads = super().project_heads(x, grid, rope)
         if heads["q"] is not None:
             heads["q"] = self._maxima(heads["q"], grid)
-        operator = self.operator.reference if plain else self.operator
-        out = merge(operator(*heads.values(), grid=queries, memory=grid, mask=mask))
-        return F.dropout(self.proj(out), self.site.drop, self.training)
+        return heads
 
-    def pooled_grid(self, grid: Grid) -> Grid:
-        """The grid of the outputs. Raises: GridError for prefix or suffix tokens."""
-        if grid.extra:
-            raise GridError(f"pooled queries need patch tokens alone, not {grid}")
+    def query_grid(self, grid: Grid) -> Grid:
         return Grid(grid.height // self.stride[0], grid.width // self.stride[1])
+
+    def memory_grid(self, grid: Grid) -> Grid | None:
+        return None if self.stride == (1, 1) else grid
 
     def _maxima(self, q: Float[Tensor, "B H N d"], grid: Grid) -> Float[Tensor, "B H n d"]:
         cells = q.mT.flatten(0, 1).unflatten(2, (grid.height, grid.width))
@@ -94,9 +88,9 @@ def pooled_mixer(mixer: Mixer, out: int, stride: tuple[int, int], shared: nn.Mod
                 f"{site.name} pools its queries, which {type(config).__name__} cannot: it needs as many queries as "
                 "keys; leave the layer out with where="
             )
-        queries = Grid(site.grid.height // stride[0], site.grid.width // stride[1])
-        pooled.operator = pooled.config.operator(replace(pooled.site, grid=queries, memory=site.grid))
-    pooled.stride = stride
+        pooled.stride = stride
+        queries = replace(site, grid=pooled.query_grid(site.grid), memory=site.grid)
+        pooled.operator = pooled.config.operator(queries)
     pooled.proj = nn.Linear(pooled.site.inner, out, bias=site.out_bias)
     return pooled
 
