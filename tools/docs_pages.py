@@ -126,6 +126,46 @@ def counted_ports() -> str:
     return table(("family of timm " + stored["timm"], *states, "why not"), [*rows, ["all", *totals, ""]])
 
 
+def compared_libraries() -> str:
+    """The table of docs/libraries.json, which tools/compare_libraries.py writes: one line for each attention class."""
+    stored = json.loads((DOCS / "libraries.json").read_text())
+    lines: dict[tuple[str, str, str], list[dict]] = {}
+    for row in stored["compared"]:
+        key = (
+            f"{row['library']} {stored['versions'][row['library']]}",
+            *map(", ".join, (row["classes"], row["ports"])),
+        )
+        lines.setdefault(key, []).append(row)
+    rows = [
+        [
+            library,
+            ", ".join(map(code, classes.split(", "))),
+            ", ".join(map(code, ports.split(", "))),
+            "; ".join(row["model"] for row in rows),
+            f"{max(row['softmax'] for row in rows):.0e}",
+            f"{min(row['uniform'] for row in rows):.0e}",
+        ]
+        for (library, classes, ports), rows in lines.items()
+    ]
+    return table(("library", "attention", "port", "small models compared", "softmax", "uniform"), rows)
+
+
+def counted_classes() -> str:
+    """How many attention classes of each library are served, as a sentence."""
+    stored = json.loads((DOCS / "libraries.json").read_text())
+    compared, counts = stored["compared"], []
+    for library in stored["versions"]:
+        kinds = {kind for row in compared if row["library"] == library for kind in row["classes"]}
+        counts.append(f"{len(kinds)} attention classes of {library}")
+    return f"Served are {', '.join(counts)}."
+
+
+def left_attention() -> str:
+    """The attention of other libraries that a swap leaves as it is, with the reason."""
+    stored = json.loads((DOCS / "libraries.json").read_text())
+    return table(("attention", "why"), [(code(row["class"]), row["reason"]) for row in stored["left"]])
+
+
 def hosts() -> str:
     """Regard's own models, the ports, and how to use models of other libraries."""
     own = [(code(name), summary(make)) for name, make in HOSTS.items()]
@@ -135,8 +175,8 @@ def hosts() -> str:
 
 A host is a model that gets a mechanism. `regard.list_models()` lists every name that `create_model` takes: Regard's own
 models first, then all of timm. `swap(model, mixer)` takes any model with attention that a port supports, also models of
-torchvision and transformers. `regard swap-check NAME 'SKA()'` shows which weights a swap keeps, which are new, and
-which layers it refuses. [Your own model](your-own-model.md) gets a port of about ten lines.
+torchvision, transformers, open_clip and diffusers. `regard swap-check NAME 'SKA()'` shows which weights a swap keeps,
+which are new, and which layers it refuses. [Your own model](your-own-model.md) gets a port of about ten lines.
 
 ## Own models
 
@@ -164,11 +204,24 @@ model has this one. Refused: no layer can be swapped.
 
 {counted_ports()}
 
-## torchvision and Hugging Face
+## torchvision, Hugging Face, open_clip and diffusers
 
 `swap(torchvision.models.vit_b_16(), SKA())` works in place, and so does a swap in a model of transformers (>= 5.9, the
-extra `hf`). Save and load such models with `regard.save_pretrained` and `regard.from_pretrained`: transformers itself
-does not save the mechanism.
+extra `hf`), open_clip or diffusers: [swap in five minutes](swap.md). Save and load models of transformers with
+`regard.save_pretrained` and `regard.from_pretrained`: transformers itself does not save the mechanism. Of models of
+open_clip and diffusers, save the state dict, and repeat the swap before you load it.
+
+Compared in float64 with all parameters drawn at random (`python tools/compare_libraries.py`): the largest difference of
+the outputs after a swap to softmax, relative to the largest output, and, so that this means something, the least change
+by uniform attention. `SamVisionAttention` computes its softmax in float32.
+{counted_classes()}
+
+{compared_libraries()}
+
+A swap leaves other attention of these libraries as it is, also cross-attention of diffusers. Video models (VideoMAE,
+ViViT, TimeSformer, V-JEPA 2) and ViT-MAE, whose tokens are shuffled, are refused with the reason.
+
+{left_attention()}
 
 ## Attention in a ResNet
 

@@ -59,7 +59,7 @@ def swap_check(
         return
     host = user.network
     plan = plan_swap(host, config, where, user.example, user.ports)
-    image = torch.randn(plan.example.shape)
+    image = torch.randn(user.example.shape)
     rows = [_row(site) for site in plan.sites]
     with torch.no_grad():
         before = host(image)

@@ -100,7 +100,7 @@ def _built(about: dict[str, Any], config: Any, extra: Extra, older: bool = False
     import transformers
 
     config.__dict__.pop("attn_implementation", None)
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = None  # transformers chooses: not all classes have "sdpa"
     architecture = getattr(transformers, about["architecture"], None)
     if not (isinstance(architecture, type) and issubclass(architecture, transformers.PreTrainedModel)):
         raise ConfigError(f"transformers has no model {about['architecture']!r}")

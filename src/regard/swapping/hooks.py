@@ -19,6 +19,8 @@ KINDS = {
     "_load_state_dict_post_hooks": "load_state_dict post-hook",
 }
 """The attributes of a module that hold its hooks, and what they are called."""
+COLLECTING = "transformers.utils.output_capturing"
+"""The module of hooks with which transformers collects attention weights, for which a swapped layer raises an error."""
 OPTIONS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 
 
@@ -33,7 +35,8 @@ def lost_hooks(old: nn.Module, new: nn.Module, moved: Collection[str] = ()) -> l
             continue
         for attribute, kind in KINDS.items():
             for hook in vars(module)[attribute].values():
-                if (target is None or _is_bound_below(hook, old)) and not _is_own(hook, module):
+                left = target is None or _is_bound_below(hook, old)
+                if left and not _is_own(hook, module) and getattr(hook, "__module__", "") != COLLECTING:
                     name = getattr(hook, "__qualname__", type(hook).__name__).rpartition("<locals>.")[2]
                     lost.append(f"{kind} {name}" + (f" of {path}" if path else ""))
     return lost

@@ -18,6 +18,8 @@ from .grid_source import GridSource, require_watched_module
 from .layer import Port
 from .shared_state import check_where, present_source
 
+Example = Tensor | Mapping[str, Any]
+"""One input of a model: images (1, C, H, W), or all arguments of its forward pass by name."""
 OWN_MODEL = "a model of your own gets a port in a few lines: docs/your-own-model.md"
 
 
@@ -109,7 +111,7 @@ def input_channels(model: nn.Module) -> int:
 
 
 @contextmanager
-def explained_inputs(model: nn.Module, example: Tensor) -> Iterator[None]:
+def explained_inputs(model: nn.Module, example: Example) -> Iterator[None]:
     """Replace an error inside the host's forward pass by one about the input's size. Raises: ConfigError."""
     try:
         yield
@@ -118,16 +120,21 @@ def explained_inputs(model: nn.Module, example: Tensor) -> Iterator[None]:
     except (
         RuntimeError, AssertionError, ValueError, IndexError, TypeError, AttributeError, ArithmeticError,
     ) as error:  # fmt: skip
-        shape = "x".join(map(str, example.shape[1:]))
         raise ConfigError(
-            f"{type(model).__name__} does not take inputs of {shape} (channels, height, width): "
+            f"{type(model).__name__} does not take inputs of {_described(example)}: "
             f"{str(error).strip() or type(error).__name__}; "
             "pass images of the size that it was built for, build it for this size (img_size=, patch_size=), or swap "
             "only the part of it that takes images"
         ) from error
 
 
-def input_shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> dict[str, torch.Size]:
+def _described(example: Example) -> str:
+    if isinstance(example, Tensor):
+        return f"{'x'.join(map(str, example.shape[1:]))} (channels, height, width)"
+    return ", ".join(f"{name} {tuple(getattr(value, 'shape', ()))}" for name, value in example.items())
+
+
+def input_shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Example) -> dict[str, torch.Size]:
     """The shape of each layer's first input in one forward pass. Layers that were not entered are left out."""
     return layer_calls(model, layers, example, lambda args, kwargs: (*args, *kwargs.values())[0].shape)
 
@@ -135,12 +142,12 @@ def input_shapes(model: nn.Module, layers: Mapping[str, nn.Module], example: Ten
 def layer_calls(
     model: nn.Module,
     layers: Mapping[str, nn.Module],
-    example: Tensor,
+    example: Example,
     read: Callable[[tuple[Any, ...], dict[str, Any]], Any] = lambda *call: call,
 ) -> dict[str, Any]:
     """What `read` returns for the arguments of each layer's last call in one forward pass, by default (args, kwargs).
 
-    The pass runs in evaluation mode; of CLIP and SigLIP only the vision tower runs.
+    The pass runs in evaluation mode; for images alone, only the vision tower of CLIP and SigLIP runs.
     Layers that were not entered are left out; the others are in the order of the network.
     """
     results: dict[str, Any] = {}
@@ -152,20 +159,36 @@ def layer_calls(
         return record
 
     handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
-    parameter = next(model.parameters())
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # else nn.TransformerEncoder passes padded tokens as nested tensors
     try:
         with eval_mode(model):
-            getattr(model, "get_image_features", model)(
-                example.to(parameter.device, parameter.dtype if example.is_floating_point() else example.dtype)
-            )
+            _call(model, example)
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
     return results
 
 
+def _call(model: nn.Module, example: Example) -> None:
+    """One forward pass, with floating-point inputs in the model's dtype."""
+    parameter = next(model.parameters())
+
+    def placed(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype)
+
+    if isinstance(example, Tensor):
+        towers = (getattr(module, "get_image_features", None) for module in model.modules())
+        next(filter(None, towers), model)(placed(example))
+    else:
+        model(**{name: placed(value) for name, value in example.items()})
+
+
 def layer_grids(
-    model: nn.Module, layers: Mapping[str, type[Port]], example: Tensor
+    model: nn.Module, layers: Mapping[str, type[Port]], example: Example
 ) -> dict[str, tuple[Grid, GridSource]]:
     """The grid of each layer in a forward pass, and the source of later grids; one source per watched module.
 
@@ -173,7 +196,7 @@ def layer_grids(
     Raises: SwapError if a layer is not entered or gets fewer tokens than its grid; ConfigError for an input that the
     model does not take, or that is no tensor.
     """
-    if not isinstance(example, Tensor):
+    if not isinstance(example, Tensor | Mapping):
         raise ConfigError(
             f"example is one input of the model, such as torch.randn(1, 3, 224, 224), not {shown(example)}"
         )
@@ -192,10 +215,7 @@ def layer_grids(
         watched = sources[name].grid(0) if port.watch else None
         grid = port.call_grid(original_attention(modules[name]), calls[name], watched)
         if grid is None:
-            cells, tokens = sources[name].grid(0).cells, calls[name][0].shape[1]
-            if tokens < cells:
-                raise SwapError(f"{name} gets {tokens} tokens, fewer than the {cells} cells of its grid")
-            grid = sources[name].grid(tokens - cells)
+            grid = port.token_grid(original_attention(modules[name]), sources[name].grid(0), calls[name][0].shape, name)
         grids[name] = (grid, sources[name])
     return grids
 

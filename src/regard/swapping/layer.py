@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site
+from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError
 from regard.projections.linear import role_rows
 
 from .adapters import adapted_name, adapters
@@ -47,8 +47,9 @@ class Port(HostNames):
     matches, belongs, refusal: which modules are replaced, and why one cannot be.
     site: dim, heads and biases of the module; the default reads timm's names (num_heads, qkv or q_proj, proj).
     host_grid, input_grid, grid: the grid, for a port without `watch`.
-    watch_path, call_grid: `watch` for one layer; the grid of one call.
+    watch_path, call_grid: `watch` for one layer; the grid of one call. token_grid: where `watch` gives another one.
     host_masks: the kinds of mask, where they differ between modules of one class.
+    weights_dropout: the rate of dropout of attention weights, where its name is unusual.
     build_mixer: the mixer, where the ordinary one needs a change.
     forward: always.
 
@@ -129,9 +130,25 @@ class Port(HostNames):
         return cls.input_grid(module, inputs[0].shape)
 
     @classmethod
+    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
+        """The grid of an input of this shape, with the cells `patches` that `watch` gives; by default further tokens
+        are a prefix. name: of the module, for messages. Raises: SwapError for too few tokens.
+        """
+        if shape[1] < patches.cells:
+            raise SwapError(f"{name} gets {shape[1]} tokens, fewer than the {patches.cells} cells of its grid")
+        return Grid(patches.height, patches.width, shape[1] - patches.cells)
+
+    @classmethod
     def host_masks(cls, module: Any) -> frozenset[str]:
         """The kinds of mask that a module always gets; by default `mask_kinds`."""
         return cls.mask_kinds
+
+    @classmethod
+    def weights_dropout(cls, module: Any) -> float:
+        """The rate of dropout of attention weights in a module, which a swap leaves out."""
+        values = [getattr(module, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
+        rates = (value.p if isinstance(value, nn.Dropout) else value for value in values)
+        return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
 
     def grid(self) -> Grid:
         """The grid of the current forward pass."""

@@ -15,6 +15,8 @@ SEPARATE_BIASES = {"q_bias": "qkv.q_bias", "v_bias": "qkv.v_bias"}
 """The host's names of separate biases -> those of `SeparateBiases`."""
 SEPARATE_MATRICES = {"q_proj": "qkv.q_proj", "k_proj": "qkv.k_proj", "v_proj": "qkv.v_proj"}
 """The host's names of separate matrices -> those of `SeparateProjection`, which tools find by the host's names."""
+SHORT_MATRICES = {"query": "qkv.q", "key": "qkv.k", "value": "qkv.v"}
+"""Other names of separate matrices -> those of `SeparateProjection`."""
 
 
 class SeparateProjection(Projection):
@@ -106,6 +108,12 @@ def keep_fused(mixer: HeadLayer, host: Any) -> None:
     linear = host.qkv.weight.ndim == 2
     mixer.qkv = nn.Linear(channels, rows, bias) if linear else TokenConv(channels, rows, 1, bias=bias)
     mixer.qkv_roles = "qkv"
+
+
+def split_matrices(mixer: Any, q: nn.Linear, k: nn.Linear, v: nn.Linear) -> None:
+    """Give a mixer with linear queries, keys and values one matrix for each, with the biases that the host's have."""
+    if isinstance(mixer, HeadLayer) and type(getattr(mixer, "qkv", None)) is nn.Linear:
+        mixer.qkv = SeparateProjection(mixer.site, mixer.config.roles, roles_with_bias(q=q, k=k, v=v))
 
 
 def fused_roles(name: str) -> str:

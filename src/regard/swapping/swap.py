@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedError, nearest
 from regard.mixers.spelling import parse_mixer, parts, spell
@@ -15,7 +15,15 @@ from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 from .adapters import adapters, alteration, package_name, remove_adapters
 from .hooks import empty_hooks, lost_hooks, move_hooks
 from .host_names import MIXER_CHILD
-from .inspect import attention_layers, example_input, input_shapes, layer_grids, matching_layers
+from .inspect import (
+    Example,
+    attention_layers,
+    example_input,
+    input_shapes,
+    layer_grids,
+    matching_layers,
+    original_attention,
+)
 from .kept_parameters import check_tied, check_wrapper, parameter_uses, set_parameters, take_state
 from .layer import Port
 from .layer_plan import LayerPlan, PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan
@@ -68,7 +76,7 @@ class SwapPlan:
     model: nn.Module
     mixer: MixerConfig
     sites: list[PlannedSite]
-    example: Tensor
+    example: Example
 
     def __str__(self) -> str:
         head = f"{spell(self.mixer)} into {len(self.sites)} layers of {type(self.model).__name__}"
@@ -76,7 +84,8 @@ class SwapPlan:
 
     def warn(self) -> None:
         """Warn about hooks that do not move, and about dropout of attention weights, which the mechanism leaves out."""
-        for rate in sorted({_dropout(site.before) for site in self.sites if self.mixer.uses} - {0.0}):
+        rates = {site.layer.weights_dropout(original_attention(site.before)) for site in self.sites if self.mixer.uses}
+        for rate in sorted(rates - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
         _warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
 
@@ -121,14 +130,15 @@ def plan_swap(
     model: nn.Module,
     mixer: MixerConfig | str,
     where: str = "*",
-    example: Tensor | None = None,
+    example: Example | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> SwapPlan:
     """What `swap` would do to a model; runs one forward pass and does not change the model.
 
     mixer: a configuration or its spelling, "MiTA(m=25)". where: a glob on layer names, such as "blocks.[0-3].*"; "*" is
-    every self-attention. example: an input (1, C, H, W), needed where the model does not name its image size. ports:
-    for attention classes of your own (see `Port`); not needed where the class names its port.
+    every self-attention. example: an input (1, C, H, W), needed where the model does not name its image size, or all
+    arguments by name, {"pixel_values": ..., "input_ids": ...}, where images are not enough. ports: for attention
+    classes of your own (see `Port`); not needed where the class names its port.
     Raises: SwapError if nothing matches, a layer cannot be read, a tool has wrapped its weights (pruning, weight norm,
     quantisation), or the model is wrapped for distributed training; UnsupportedError if the host passes masks that the
     mechanism cannot apply; ConfigError if mixer is no configuration.
@@ -145,7 +155,7 @@ def plan_layers(
     model: nn.Module,
     mixer: MixerConfig,
     names: list[str],
-    example: Tensor | None = None,
+    example: Example | None = None,
     grids: Mapping[str, Grid] | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> SwapPlan:
@@ -160,7 +170,7 @@ def _plan(
     model: nn.Module,
     mixer: MixerConfig,
     names: list[str],
-    example: Tensor | None,
+    example: Example | None,
     grids: Mapping[str, Grid],
     ports: Sequence[type[Port]],
 ) -> SwapPlan:
@@ -186,7 +196,9 @@ def _plan(
         site = port.site(host, grids.get(name, grid), name, order[name])
         layer = port(host, mixer, site, shared)
         layer.source = source
-        planned.append(_planned_site(uses, name, module, layer, _notes(host, mixer, site.qkv_bias)))
+        planned.append(
+            _planned_site(uses, name, module, layer, _notes(port.weights_dropout(host), mixer, site.qkv_bias))
+        )
     return SwapPlan(model, mixer, planned, example)
 
 
@@ -226,7 +238,7 @@ def swap(
     model: nn.Module,
     mixer: MixerConfig | PlanSource,
     where: str = "*",
-    example: Tensor | None = None,
+    example: Example | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> nn.Module:
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`.
@@ -243,7 +255,7 @@ def swap(
 
 
 def _swap_by_layer(
-    model: nn.Module, plan: LayerPlan, where: str, example: Tensor | None, ports: Sequence[type[Port]]
+    model: nn.Module, plan: LayerPlan, where: str, example: Example | None, ports: Sequence[type[Port]]
 ) -> nn.Module:
     """Swap by a plan of layers, all or nothing. Raises: also ConfigError for `where`, since the plan names layers."""
     if where != "*":
@@ -264,7 +276,7 @@ def _swap_by_layer(
     return unchanged_on_error(model, apply)
 
 
-def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) -> nn.Module:
+def remove(model: nn.Module, where: str = "*", example: Example | None = None) -> nn.Module:
     """Replace each matching attention by zeros, in place: only the residual branch remains. `restore` undoes it."""
     return swap(model, Removed(), where, example)
 
@@ -383,19 +395,13 @@ def _warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
         warnings.warn(f"hooks that do not move to the new layers, and are not called any more: {texts}", stacklevel=4)
 
 
-def _notes(host: Any, mixer: MixerConfig, bias: bool) -> list[str]:
+def _notes(rate: float, mixer: MixerConfig, bias: bool) -> list[str]:
+    """rate: of dropout of attention weights."""
     notes = []
-    if (rate := _dropout(host)) > 0:
+    if rate > 0:
         notes.append(f"dropout {rate} of attention weights is left out")
     if bias and "q" in mixer.uses:
         notes.append("q, k, v keep the host's bias (a hidden content term)")
     if isinstance(mixer, StaticConfig) and mixer.init in FROM_TEACHER:
         notes.append("static keys start at random until regard.calibrate(model, teacher, batches) sets them")
     return notes
-
-
-def _dropout(host: nn.Module) -> float:
-    """The rate of dropout of attention weights in a library's module."""
-    values = [getattr(host, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
-    rates = (value.p if isinstance(value, nn.Dropout) else value for value in values)
-    return max((rate for rate in rates if isinstance(rate, float)), default=0.0)

@@ -197,20 +197,25 @@ class HeadMixer(HeadLayer):
             heads[role] = self.normalise_and_rotate(role, y, grid, rope)
         return heads
 
+    def query_grid(self, grid: Grid) -> Grid:
+        """The grid of queries and outputs; that of the tokens, as here."""
+        return grid
+
     def memory_grid(self, grid: Grid) -> Grid | None:
         """The grid of keys and values; None where it is that of the queries, as here."""
         return None
 
     def operator_inputs(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None) -> Inputs:
         """What the operator gets for the arguments of `forward`."""
-        return Inputs(**self.project_heads(x, grid, rope), grid=grid, memory=self.memory_grid(grid), mask=mask)
+        made = self.project_heads(x, grid, rope)
+        return Inputs(**made, grid=self.query_grid(grid), memory=self.memory_grid(grid), mask=mask)
 
     def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Tensor | None, plain: bool) -> Tensor:
         memory = self.memory_grid(grid)
         self.check(x, grid, mask, memory)
         heads = self.project_heads(x, grid, rope)
         operator = self.operator.reference if plain else self.operator
-        out = merge(operator(*heads.values(), grid=grid, memory=memory, mask=mask))
+        out = merge(operator(*heads.values(), grid=self.query_grid(grid), memory=memory, mask=mask))
         return self.project_output(x, self.add_branches(x, out, heads["v"], grid, mask))
 
 

@@ -1,8 +1,28 @@
-"""The ports for attention classes of timm, torchvision and transformers; Regard's own models name theirs themselves."""
+"""The ports for attention classes of libraries; Regard's own models name theirs themselves."""
 
 from regard.swapping.layer import Port
 
-from .hugging_face import HuggingCLIP, HuggingDINOv3, HuggingSegformer, HuggingViT
+from .diffusers import DiffusersAttention
+from .hugging_face import (
+    HuggingBeit,
+    HuggingCLIP,
+    HuggingData2Vec,
+    HuggingDETR,
+    HuggingDINOv3,
+    HuggingDPT,
+    HuggingHiera,
+    HuggingMaskFormerSwin,
+    HuggingPVT,
+    HuggingSAM,
+    HuggingSAM2,
+    HuggingSegformer,
+    HuggingSwin,
+    HuggingSwinV2,
+    HuggingVideo,
+    HuggingViT,
+    HuggingViTDet,
+)
+from .open_clip import OpenCLIPAttention
 from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
 from .timm.cait import TimmCaiT
 from .timm.inside import (
@@ -21,7 +41,8 @@ from .timm.vit import TimmRope, TimmRopeHalves, TimmViT
 from .timm.wide import TimmEfficientFormer, TimmLeViT, TimmLeViTDownsample, TimmTinyViT
 from .timm.windows import TimmDaViT, TimmNesT, TimmTwinsLocal
 from .timm.xcit import TimmXCiT
-from .torchvision import TorchvisionViT
+from .torch_attention import TorchAttention
+from .torchvision import TorchvisionMaxViT, TorchvisionSwin, TorchvisionSwinV2
 
 PORTS: tuple[type[Port], ...] = (
     TimmViT,
@@ -59,9 +80,27 @@ PORTS: tuple[type[Port], ...] = (
     TimmEfficientFormerV2,
     TimmEfficientFormerV2Downsample,
     TimmTNT,
-    TorchvisionViT,
+    TorchAttention,
+    TorchvisionSwin,
+    TorchvisionSwinV2,
+    TorchvisionMaxViT,
+    OpenCLIPAttention,
+    DiffusersAttention,
     HuggingViT,
     HuggingDINOv3,
     HuggingSegformer,
     HuggingCLIP,
+    HuggingBeit,
+    HuggingDPT,
+    HuggingData2Vec,
+    HuggingPVT,
+    HuggingSwin,
+    HuggingSwinV2,
+    HuggingMaskFormerSwin,
+    HuggingDETR,
+    HuggingHiera,
+    HuggingSAM,
+    HuggingSAM2,
+    HuggingViTDet,
+    HuggingVideo,
 )

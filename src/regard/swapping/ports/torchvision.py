@@ -1,75 +1,138 @@
-"""Port of torchvision's vision transformer."""
+"""Ports of torchvision's Swin, SwinV2 and MaxViT; its ViT has PyTorch's own attention (`TorchAttention`)."""
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
+from torchvision.models.maxvit import RelativePositionalMultiHeadAttention
+from torchvision.models.swin_transformer import ShiftedWindowAttention, ShiftedWindowAttentionV2
 
-from regard.core import NO_MASK, ConfigError, Grid, Site, UnsupportedError
-from regard.swapping.grid_source import watched_module
-from regard.swapping.layer import Port, library_mask
+from regard.core import Grid, Mixer, MixerConfig, Site
+from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.biases import ContinuousBiases, Scaled, TableBiases, add_biases, mix_windows, use_cosine
+from regard.swapping.layer import Port
+from regard.swapping.map_windows import MapWindows
 
 
-class TorchvisionViT(Port):
-    """nn.MultiheadAttention in torchvision's VisionTransformer."""
+class TorchvisionSwin(Port):
+    """Swin on maps (B, h, w, C), which the layer cuts into windows; position biases and shift masks are kept."""
 
-    replaces: ClassVar[tuple[type, ...]] = (nn.MultiheadAttention,)
-    watch: ClassVar[str] = "conv_proj"
+    replaces: ClassVar[tuple[type, ...]] = (ShiftedWindowAttention,)
+    mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
     parameter_names: ClassVar[dict[str, str]] = {
-        "in_proj_weight": "qkv.weight",
-        "in_proj_bias": "qkv.bias",
-        "out_proj": "proj",
+        "relative_position_bias_table": "biases.table",
+        "relative_position_index": "biases.index",
     }
 
     @classmethod
-    def belongs(cls, model: nn.Module, name: str) -> bool:
-        """nn.MultiheadAttention is also used in decoders and pooling heads, whose tokens have no grid."""
-        return watched_module(model, name, cls.watch) is not None
+    def host_grid(cls, module: Any) -> Grid:
+        return Grid(*module.window_size)
 
     @classmethod
-    def refusal(cls, module: Any) -> str:  # type: ignore[override]
-        if (
-            not module._qkv_same_embed_dim
-            or module.bias_k is not None
-            or module.add_zero_attn
-            or not module.batch_first
-        ):
-            return "it has keys of another width, extra keys, or the batch is not the first axis"
-        return ""
+    def weights_dropout(cls, module: Any) -> float:
+        return module.attention_dropout
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
-        bias = module.in_proj_bias is not None
-        dim, heads = module.embed_dim, module.num_heads
-        return Site(dim=dim, heads=heads, grid=grid, qkv_bias=bias, out_bias=bias, layer=layer, name=name)
+        return Site(
+            dim=module.qkv.in_features,
+            heads=module.num_heads,
+            grid=grid,
+            qkv_bias=module.qkv.bias is not None,
+            out_bias=module.proj.bias is not None,
+            drop=module.dropout,
+            layer=layer,
+            name=name,
+        )
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Boolean masks are True where attention is forbidden, as in torch. The weights are always None.
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().build_mixer(config, site, shared)
+        add_biases(mixer, self.biases(), site.heads)
+        return mixer
 
-        Raises: UnsupportedError for keys or values that are not the queries' tensor; ConfigError for a padding mask
-        that is not boolean.
-        """
-        if key is not query or value is not query:
-            raise UnsupportedError(
-                "this layer was called with separate keys or values: the port is for self-attention, which gets one "
-                "tensor as query, key and value; leave the layer out with where="
-            )
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            attn_mask = ~attn_mask
-        mask = library_mask(attn_mask, is_causal and attn_mask is None, query)  # beside a mask, is_causal is a hint
-        if key_padding_mask is not None:
-            if key_padding_mask.dtype != torch.bool:
-                raise ConfigError("key_padding_mask must be boolean, True where a key is padding")
-            mask = replace(mask or NO_MASK, keep=~key_padding_mask)
-        return self.mixer(query, self.grid(), mask), None
+    def biases(self) -> nn.Module:
+        """A module that computes the biases of the host, with copies of its parameters."""
+        host: Any = self.host
+        return TableBiases(host.relative_position_bias_table, host.relative_position_index, persistent=True)
+
+    def forward(self, x: Float[Tensor, "B h w C"]) -> Float[Tensor, "B h w C"]:
+        host: Any = self.host
+        windows = MapWindows(
+            height=x.shape[1], width=x.shape[2], size=tuple(host.window_size), shift=tuple(host.shift_size)
+        )
+        tokens = windows.cut(x)
+        return windows.join(mix_windows(self.mixer, tokens, Grid(*windows.size), windows.mask(x)))
+
+
+class TorchvisionSwinV2(TorchvisionSwin):
+    """SwinV2: cosine attention with learned scales, biases of an MLP, and keys whose bias is not used."""
+
+    replaces: ClassVar[tuple[type, ...]] = (ShiftedWindowAttentionV2,)
+    parameter_names: ClassVar[dict[str, str]] = {
+        "logit_scale": "q_norm.logit_scale",
+        "cpb_mlp": "biases.mlp",
+        "relative_coords_table": "biases.coordinates",
+        "relative_position_index": "biases.index",
+    }
+
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        host: Any = self.host
+        mixer = super().build_mixer(config, site, shared)
+        if isinstance(mixer, HeadMixer):
+            use_cosine(mixer, host.logit_scale)
+            if type(mixer.qkv) is nn.Linear and mixer.site.heads == site.heads:
+                mixer.qkv = UnbiasedKeys(site.dim, len(host.qkv.weight), host.qkv.bias is not None)
+                mixer.qkv_roles = "qkv"
+        return mixer
+
+    def biases(self) -> nn.Module:
+        host: Any = self.host
+        coordinates, index = host.relative_coords_table, host.relative_position_index
+        return ContinuousBiases(host.cpb_mlp, coordinates, index, persistent=True)
+
+
+class UnbiasedKeys(nn.Linear):
+    """A fused map of queries, keys and values whose bias is not used for keys."""
+
+    def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N R_inner"]:
+        if self.bias is None:
+            return super().forward(x)
+        q, k, v = self.bias.chunk(3)
+        return F.linear(x, self.weight, torch.cat([q, torch.zeros_like(k), v]))
+
+
+class TorchvisionMaxViT(TorchvisionSwin):
+    """MaxViT in windows and grids; logits are divided by the root of all channels, and biases are kept."""
+
+    replaces: ClassVar[tuple[type, ...]] = (RelativePositionalMultiHeadAttention,)
+    parameter_names: ClassVar[dict[str, str]] = {
+        "to_qkv": "qkv",
+        "merge": "proj",
+        "relative_position_bias_table": "biases.table",
+        "relative_position_index": "biases.index",
+    }
+
+    @classmethod
+    def host_grid(cls, module: Any) -> Grid:
+        return Grid(module.size, module.size)
+
+    @classmethod
+    def weights_dropout(cls, module: Any) -> float:
+        return 0.0
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        dim = module.to_qkv.in_features
+        return Site(dim=dim, heads=module.n_heads, grid=grid, width=module.head_dim, layer=layer, name=name)
+
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().build_mixer(config, site, shared)
+        if isinstance(mixer, HeadMixer) and "q" in config.uses:
+            mixer.q_norm = Scaled((site.width / site.dim) ** 0.5)
+        return mixer
+
+    def forward(self, x: Float[Tensor, "B W N C"]) -> Float[Tensor, "B W N C"]:
+        grid = self.host_grid(self.host)
+        return mix_windows(self.mixer, x.flatten(0, 1), grid, None).unflatten(0, x.shape[:2])

@@ -1,10 +1,7 @@
 """Ports of timm's attention with relative position biases: Swin, SwinV2, BEiT and `vit_relpos`."""
 
-import copy
-import math
 from typing import Any, ClassVar, cast
 
-import torch.nn.functional as F
 from timm.models.beit import Attention as BeitAttention
 from timm.models.swin_transformer import WindowAttention
 from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
@@ -12,20 +9,19 @@ from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
 from timm.models.vision_transformer_relpos import RelPosAttention
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
+from regard.core import Grid, Mask, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.biases import (
+    check_heads,
+    continuous_biases,
+    keep_biases,
+    mix_biased,
+    use_cosine,
+    with_shift_mask,
+)
 from regard.swapping.host_parameters import fused_refusal
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SEPARATE_BIASES
-
-
-def check_heads(mixer: Mixer, heads: int, layer: str) -> None:
-    """Raises: UnsupportedError if the mechanism has another number of heads than a layer's biases."""
-    if mixer.site.heads != heads:
-        raise UnsupportedError(
-            f"{layer} adds relative position biases of {heads} heads, which do not "
-            f"fit the {mixer.site.heads} heads of {type(mixer.config).__name__}; leave heads= out"
-        )
 
 
 class TimmSwin(Port):
@@ -87,25 +83,6 @@ class TimmBeit(TimmSwin):
         return self.mix_with_biases(x, shared_rel_pos_bias)
 
 
-def keep_biases(mixer: HeadMixer, host: Any, name: str, layer: str) -> None:
-    """Give a mixer a copy of the host's module `name`, which computes biases for each head; nothing if it has none.
-
-    Raises: UnsupportedError if the mechanism has another number of heads.
-    """
-    module = getattr(host, name, None)
-    if module is None:
-        return
-    check_heads(mixer, host.num_heads, layer)
-    mixer.add_module(name, copy.deepcopy(module))
-
-
-def mix_biased(mixer: Mixer, x: Tensor, grid: Grid, shared: Tensor | None) -> Tensor:
-    """A mixer's output with the biases of its own module `rel_pos`, else with those that the host's layers share."""
-    own: Any = getattr(mixer, "rel_pos", None)
-    bias = shared if own is None else own.get_bias()
-    return mixer(x, grid, None if bias is None or not mixer.config.uses else Mask(bias=bias))
-
-
 class TimmRelPos(Port):
     """`vit_relpos` and `vit_srelpos`: biases from a table or an MLP, of each layer or shared by all."""
 
@@ -121,21 +98,6 @@ class TimmRelPos(Port):
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         return mix_biased(self.mixer, x, self.grid(), shared_rel_pos)
-
-
-class Cosine(nn.Module):
-    """Vectors (B, H, N, d) of length 1, times the learned exp(logit_scale) of each head, at most 100."""
-
-    def __init__(self, logit_scale: Tensor | None = None) -> None:
-        super().__init__()
-        self.logit_scale = None if logit_scale is None else nn.Parameter(logit_scale.detach().clone())
-
-    def forward(self, x: Tensor) -> Tensor:
-        x_unit = F.normalize(x, dim=-1)
-        if self.logit_scale is None:
-            return x_unit
-        scale = self.logit_scale.view(-1, 1, 1).clamp(max=math.log(100.0)).exp()
-        return x_unit * (scale * x.shape[-1] ** 0.5)  # mechanisms divide by the root of the width
 
 
 class TimmSwinV2(Port):
@@ -164,23 +126,19 @@ class TimmSwinV2(Port):
         mixer, host = super().build_mixer(config, site, shared), cast(Any, self.host)
         if isinstance(mixer, HeadMixer):
             keep_biases(mixer, host, self.bias_module, site.name)
-            for role in set("qk") & set(config.uses):
-                setattr(mixer, f"{role}_norm", Cosine(host.logit_scale if role == "q" else None))
+            use_cosine(mixer, host.logit_scale)
         return mixer
 
     def biases(self, heads: int, tokens: int) -> Tensor:
         """The biases (1, H, N, N) of a window."""
-        table = self.mixer.cpb_mlp(self.relative_coords_table).view(-1, heads)  # type: ignore[operator]
-        bias = table[self.relative_position_index.view(-1)].view(tokens, tokens, heads)
-        return 16 * bias.permute(2, 0, 1)[None].sigmoid()
+        mlp = cast(nn.Module, self.mixer.cpb_mlp)
+        return continuous_biases(mlp, self.relative_coords_table, self.relative_position_index)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if not self.mixer.config.uses:  # a removed attention has no logits
             return self.mixer(x, self.windows)
         bias = self.biases(self.mixer.site.heads, x.shape[1])
-        if mask is not None:
-            bias = bias + mask.repeat(x.shape[0] // len(mask), 1, 1)[:, None]
-        return self.mixer(x, self.windows, Mask(bias=bias))
+        return self.mixer(x, self.windows, Mask(bias=with_shift_mask(bias, mask, len(x))))
 
 
 class TimmSwinV2Cr(TimmSwinV2):

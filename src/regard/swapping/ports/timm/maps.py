@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.biases import keep_biases, mix_biased
 from regard.swapping.host_parameters import output_dropout
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import TokenConv, keep_fused
 
-from .biased import keep_biases, mix_biased
 from .extended import extended
 
 

@@ -1,0 +1,159 @@
+"""What the ports of transformers (>= 5.9) have in common, and the mark in the configuration of a swapped model.
+
+The mixer replaces the whole attention module, so it does not depend on the model's attention implementation.
+transformers saves neither the mechanism nor its code. The saved configuration of a swapped model therefore has
+attn_implementation="regard": loading it by transformers alone fails at once, or, where Regard is imported, at the first
+forward pass, instead of computing softmax without notice. Classes that never ask transformers which attention to use
+would not notice it; their models have a name that transformers refuses always.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from regard.core import Grid, Mixer, MixerConfig, Site, SwapError, UnsupportedError
+from regard.swapping.layer import Port, library_mask
+from regard.swapping.separate_qkv import split_matrices
+
+NAME = "regard"
+"""attn_implementation of a swapped model whose attention asks transformers for the function of that name."""
+REFUSED_NAME = "regard.from_pretrained"
+"""attn_implementation of a swapped model whose attention does not ask; transformers knows no such function."""
+
+
+class HuggingPort(Port):
+    """A port of transformers: its classes are named by their path, so that transformers need not be imported.
+
+    class_paths: the exact classes, without "transformers.models.". parameter_names: paths of the modules of queries,
+    keys and values -> qkv.q, qkv.k, qkv.v, or of one fused module -> qkv; of the output -> proj.
+    routed: whether the class asks transformers which attention function to use.
+    """
+
+    class_paths: ClassVar[frozenset[str]] = frozenset()
+    routed: ClassVar[bool] = True
+
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
+        return class_path(module) in cls.class_paths
+
+    @classmethod
+    def refusal(cls, module: Any) -> str:  # type: ignore[override]
+        used = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if used not in (None, "eager", "sdpa", NAME):
+            return f"masks for {used!r} have another form; call model.set_attn_implementation('sdpa') first"
+        return ""
+
+    @classmethod
+    def weights_dropout(cls, module: Any) -> float:
+        inner: Any = inner_attention(module)
+        return max(super().weights_dropout(inner), getattr(inner, "dropout_prob", 0.0))
+
+    @classmethod
+    def part(cls, module: nn.Module, name: str) -> Any:
+        """The host's module for Regard's name, such as "qkv.q" or "proj"."""
+        paths = {ours: theirs for theirs, ours in cls.parameter_names.items()}
+        return module.get_submodule(paths.get(name, paths.get(f"{name}_proj", name)))
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        fused = "qkv" in cls.parameter_names.values() or hasattr(module, "qkv")
+        first, out = cls.part(module, "qkv" if fused else "qkv.q"), cls.part(module, "proj")
+        inner = first.out_features // (3 if fused else 1)
+        heads = _attribute(module, "num_attention_heads", "num_heads")
+        heads = heads if heads is not None else inner // _attribute(module, "head_dim")
+        return Site(
+            dim=first.in_features,
+            heads=heads,
+            grid=grid,
+            width=inner // heads,
+            qkv_bias=first.bias is not None,
+            out_bias=out.bias is not None,
+            drop=_output_dropout(module),
+            layer=layer,
+            name=name,
+        )
+
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer = super().build_mixer(config, site, shared)
+        if "qkv.q" in self.parameter_names.values():
+            split_matrices(mixer, *(self.part(self.host, f"qkv.{role}") for role in "qkv"))
+        return mixer
+
+    def mix(
+        self, x: Tensor, attention_mask: Tensor | None, rope: Tensor | None, kwargs: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output and None in the place of weights. kwargs: of transformers; rope: sines, then cosines, (N, 2 d).
+
+        Raises: UnsupportedError for output_attentions.
+        """
+        refuse_weights(kwargs.get("output_attentions"))
+        mask = library_mask(attention_mask, bool(kwargs.get("is_causal", False)), x)
+        return self.mixer(x, self.grid(), mask, rope), None
+
+
+def refuse_weights(asked: object) -> None:
+    """Raises: UnsupportedError if attention weights are asked for."""
+    if asked:
+        raise UnsupportedError(
+            "a swapped model returns no attentions: leave output_attentions out; "
+            "`with regard.capture(model) as maps:` collects the maps of a forward pass"
+        )
+
+
+def class_path(module: nn.Module) -> str:
+    """The path of a module's class, without "transformers.models."."""
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.")
+
+
+def inner_attention(module: nn.Module) -> nn.Module:
+    """The part of an attention that has its queries, keys and values: a child `attention` or `self`, or itself."""
+    return next((child for name, child in module.named_children() if name in ("attention", "self")), module)
+
+
+def _attribute(module: nn.Module, *names: str) -> Any:
+    parts = (module, inner_attention(module))
+    return next((value for part in parts for name in names if (value := getattr(part, name, None)) is not None), None)
+
+
+def _output_dropout(module: nn.Module) -> float:
+    """The rate of dropout after the output layer."""
+    dropout = getattr(getattr(module, "output", None), "dropout", None) or getattr(module, "proj_drop", None)
+    return dropout.p if isinstance(dropout, nn.Dropout) else 0.0
+
+
+# the mark in the configuration of a swapped model
+
+
+def missing_mechanism(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """The attention function "regard" of transformers, called where the mechanism is missing. Raises: SwapError."""
+    raise SwapError(
+        f"{type(module).__name__} was saved with a mechanism of Regard and loaded without it; "
+        "load the folder by regard.from_pretrained, or make the model with attn_implementation='sdpa'"
+    )
+
+
+def mark_configuration(model: nn.Module) -> None:
+    """Set or remove the attn_implementation of a swapped model in its transformers configurations, in place."""
+    ports = [module for module in model.modules() if isinstance(module, HuggingPort)]
+    for config in {id(c): c for m in model.modules() if (c := config_of(m)) is not None}.values():
+        if ports:
+            _register()
+            config.attn_implementation = NAME if all(port.routed for port in ports) else REFUSED_NAME
+        elif config.__dict__.get("attn_implementation") in (NAME, REFUSED_NAME):
+            del config.attn_implementation
+
+
+def config_of(module: nn.Module) -> Any:
+    """The configuration that transformers gave a module, or None."""
+    config = getattr(module, "config", None)
+    return config if type(config).__module__.startswith("transformers.") else None
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, missing_mechanism)
+    AttentionMaskInterface.register(NAME, sdpa_mask)

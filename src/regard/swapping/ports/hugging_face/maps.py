@@ -1,0 +1,82 @@
+"""Ports of transformers' attention on maps (B, h, w, C): the image encoders of SAM and SAM 2, and ViTDet."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import Grid, Mixer, MixerConfig, Site
+from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.biases import check_heads
+from regard.swapping.special_mixers import DecomposedPositions, pooled_mixer
+
+from .base import HuggingPort, refuse_weights
+
+
+class HuggingSAM(HuggingPort):
+    """The image encoders of SAM and SAM-HQ, in windows and global; their decomposed position biases are kept."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {
+            "sam.modeling_sam.SamVisionAttention",
+            "sam.modeling_sam.SamVisionSdpaAttention",
+            "sam_hq.modeling_sam_hq.SamHQVisionAttention",
+            "sam_hq.modeling_sam_hq.SamHQVisionSdpaAttention",
+        }
+    )
+    routed: ClassVar[bool] = False
+    parameter_names: ClassVar[dict[str, str]] = {
+        "rel_pos_h": "operator.rel_pos_h",
+        "rel_pos_w": "operator.rel_pos_w",
+    }
+
+    @classmethod
+    def host_masks(cls, module: Any) -> frozenset[str]:
+        return frozenset({"bias"} if hasattr(module, "rel_pos_h") else ())
+
+    @classmethod
+    def input_grid(cls, module: Any, shape: torch.Size) -> Grid:
+        return Grid(shape[1], shape[2])
+
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer, host = super().build_mixer(config, site, shared), self.host
+        if isinstance(mixer, HeadMixer) and hasattr(host, "rel_pos_h"):
+            check_heads(mixer, site.heads, site.name)
+            mixer.operator = DecomposedPositions(mixer.operator, host.rel_pos_h, host.rel_pos_w)  # type: ignore
+        return mixer
+
+    def forward(self, hidden_states: Tensor, output_attentions: bool | None = False) -> tuple[Tensor, None]:
+        """Raises: UnsupportedError for output_attentions."""
+        return self.mix_map(hidden_states, output_attentions), None
+
+    def mix_map(self, x: Tensor, output_attentions: bool | None) -> Tensor:
+        """The output (B, h', w', C') for a map (B, h, w, C)."""
+        refuse_weights(output_attentions)
+        grid = Grid(x.shape[1], x.shape[2])
+        stride = getattr(self.mixer, "stride", (1, 1))
+        return self.mixer(x.flatten(1, 2), grid).unflatten(1, (grid.height // stride[0], grid.width // stride[1]))
+
+
+class HuggingViTDet(HuggingSAM):
+    """ViTDet, in windows and global; its decomposed position biases are kept."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset({"vitdet.modeling_vitdet.VitDetAttention"})
+
+    def forward(self, hidden_state: Tensor, output_attentions: bool | None = False) -> tuple[Tensor]:  # type: ignore
+        return (self.mix_map(hidden_state, output_attentions),)
+
+
+class HuggingSAM2(HuggingSAM):
+    """The Hiera of SAM 2; layers that pool their queries take mechanisms that have cross-attention."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset({"sam2.modeling_sam2.Sam2MultiScaleAttention"})
+    routed: ClassVar[bool] = True
+
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        host: Any = self.host
+        mixer = super().build_mixer(config, site, shared)
+        return pooled_mixer(mixer, host.dim_out, tuple(host.query_stride or (1, 1)), shared)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        """Raises: UnsupportedError for output_attentions."""
+        return self.mix_map(hidden_states, kwargs.get("output_attentions"))

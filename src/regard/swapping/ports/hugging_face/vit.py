@@ -1,0 +1,130 @@
+"""Ports of plain vision transformers of transformers: ViT, DINOv2 and 3, CLIP, BEiT, DPT, DETR and others."""
+
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from regard.core import Grid, Mixer, MixerConfig, Site
+from regard.swapping.grid_source import watched_module
+from regard.swapping.rotary import interleaved, rotate_halves
+from regard.swapping.separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
+
+from .base import HuggingPort, class_path, refuse_weights
+
+MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
+
+
+class HuggingViT(HuggingPort):
+    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, I-JEPA, MSN."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {
+            "vit.modeling_vit.ViTAttention",
+            "deit.modeling_deit.DeiTAttention",
+            "dinov2.modeling_dinov2.Dinov2Attention",
+            "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention",
+            "ijepa.modeling_ijepa.IJepaAttention",
+            "vit_msn.modeling_vit_msn.ViTMSNAttention",
+            MASKED,
+        }
+    )
+    watch: ClassVar[str] = "embeddings.patch_embeddings.projection"
+    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "o_proj": "proj"}
+
+    @classmethod
+    def refusal(cls, module: Any) -> str:
+        if class_path(module) == MASKED:
+            return (
+                "ViT-MAE drops and shuffles its tokens, so they lie on no grid; load its weights as a ViT, "
+                "transformers.ViTModel.from_pretrained(...)"
+            )
+        return super().refusal(module)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weights are always None; kwargs: of transformers. Raises: UnsupportedError for output_attentions."""
+        return self.mix(hidden_states, attention_mask, None, kwargs)
+
+
+class HuggingBeit(HuggingViT):
+    """BEiT: the model passes its relative position biases as an attention mask."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset({"beit.modeling_beit.BeitAttention"})
+
+    @classmethod
+    def host_masks(cls, module: Any) -> frozenset[str]:
+        config = module.config
+        biased = config.use_relative_position_bias or config.use_shared_relative_position_bias
+        return frozenset({"bias"} if biased else ())
+
+
+class HuggingDINOv3(HuggingViT):
+    """DINOv3: rotary positions of the patch tokens, no bias of keys."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset({"dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention"})
+    watch: ClassVar[str] = "embeddings.patch_embeddings"
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return replace(super().site(module, grid, name, layer), rotary=True)
+
+    def build_mixer(self, config: MixerConfig, site: Site, shared: Any) -> Mixer:
+        mixer = super().build_mixer(config, site, shared)
+        rotate_halves(mixer)
+        return mixer
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        cosines, sines = cast(tuple[Tensor, Tensor], position_embeddings)
+        rope = torch.cat([interleaved(sines), interleaved(cosines)], -1)
+        return self.mix(hidden_states, attention_mask, rope, kwargs)
+
+
+class HuggingCLIP(HuggingViT):
+    """The vision towers of CLIP, MetaCLIP 2, SigLIP, AIMv2 and OWL-ViT; text towers and pooling heads stay."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {
+            "clip.modeling_clip.CLIPAttention",
+            "metaclip_2.modeling_metaclip_2.MetaClip2Attention",
+            "siglip.modeling_siglip.SiglipAttention",
+            "aimv2.modeling_aimv2.Aimv2Attention",
+            "owlvit.modeling_owlvit.OwlViTAttention",
+            "owlv2.modeling_owlv2.Owlv2Attention",
+        }
+    )
+    watch: ClassVar[str] = "embeddings.patch_embedding|embeddings.patch_embed"
+    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "out_proj": "proj"}
+
+    @classmethod
+    def belongs(cls, model: Any, name: str) -> bool:
+        return watched_module(model, name, cls.watch) is not None
+
+
+class HuggingDPT(HuggingPort):
+    """DPT's and ViTPose's own ViT: attention in two parts, `attention` with queries, keys and values, and `output`."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {
+            "dpt.modeling_dpt.DPTViTAttention",
+            "vitpose_backbone.modeling_vitpose_backbone.VitPoseBackboneAttention",
+        }
+    )
+    watch: ClassVar[str] = HuggingViT.watch
+    parameter_names: ClassVar[dict[str, str]] = {
+        **{f"attention.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()},
+        "output.dense": "proj",
+    }
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """Raises: UnsupportedError for output_attentions."""
+        refuse_weights(kwargs.get("output_attentions"))
+        return self.mixer(hidden_states, self.grid())

@@ -1,0 +1,65 @@
+"""Port of open_clip's own attention class; its other image towers have PyTorch's attention or are models of timm.
+
+The attention pool of a ModifiedResNet has one query, the mean of the image, and stays.
+"""
+
+import copy
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from regard.core import Grid, Mixer, MixerConfig, Site
+from regard.mixers.shared.heads import HeadMixer
+from regard.swapping.grid_source import watched_module
+from regard.swapping.layer import Port, library_mask
+
+from .torch_attention import TorchAttention
+
+
+class OpenCLIPAttention(Port):
+    """The attention of open_clip's custom blocks, also with normalised queries and keys; text towers stay."""
+
+    watch: ClassVar[str] = "conv1"
+    parameter_names: ClassVar[dict[str, str]] = {
+        **TorchAttention.parameter_names,
+        "ln_q": "q_norm",
+        "ln_k": "k_norm",
+    }
+
+    @classmethod
+    def matches(cls, module: nn.Module) -> bool:
+        """By the path of the class, so that open_clip need not be imported."""
+        return f"{type(module).__module__}.{type(module).__qualname__}" == "open_clip.transformer.Attention"
+
+    @classmethod
+    def belongs(cls, model: nn.Module, name: str) -> bool:
+        return watched_module(model, name, cls.watch) is not None
+
+    @classmethod
+    def refusal(cls, module: Any) -> str:  # type: ignore[override]
+        if module.logit_scale is not None or module.head_scale is not None:
+            return "it has learned scales of its logits or heads"
+        return "" if isinstance(module.ln_inner, nn.Identity) else "it normalises its output before the projection"
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        norm: Literal["", "layer"] = "" if isinstance(module.ln_q, nn.Identity) else "layer"
+        return Site(
+            dim=module.out_proj.out_features,
+            heads=module.num_heads,
+            grid=grid,
+            qkv_bias=module.in_proj_bias is not None,
+            qk_norm=norm,
+            drop=module.out_drop.p,
+            layer=layer,
+            name=name,
+        )
+
+    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
+        mixer, host = super().build_mixer(config, site, shared), self.host
+        for role in set("qk") & set(config.uses) if site.qk_norm and isinstance(mixer, HeadMixer) else ():
+            mixer.add_module(f"{role}_norm", copy.deepcopy(host.get_submodule(f"ln_{role}")))
+        return mixer
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        return self.mixer(x, self.grid(), library_mask(attn_mask, False, x))

@@ -1,0 +1,105 @@
+"""Port of PyTorch's nn.MultiheadAttention, in torchvision's ViT, open_clip and models around nn.TransformerEncoder."""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import NO_MASK, Grid, Mask, Site, UnsupportedError
+from regard.swapping.grid_source import watched_module
+from regard.swapping.layer import Port, library_mask
+
+ACROSS = ("ln_1_kv", "query")
+"""Parts of open_clip's modules that attend to another input: blocks of its decoder, and its attention pool."""
+
+
+class TorchAttention(Port):
+    """nn.MultiheadAttention on an image's tokens: torchvision's ViT, open_clip's image towers, nn.TransformerEncoder.
+
+    The grid is the output of a convolution `conv_proj`, `conv1`, `patch_embed.proj` or `patch_embed` of the model; for
+    another name, pass a subclass with its own `watch` as ports=.
+    """
+
+    replaces: ClassVar[tuple[type, ...]] = (nn.MultiheadAttention,)
+    watch: ClassVar[str] = "conv_proj|conv1|patch_embed.proj|patch_embed"
+    parameter_names: ClassVar[dict[str, str]] = {
+        "in_proj_weight": "qkv.weight",
+        "in_proj_bias": "qkv.bias",
+        "out_proj": "proj",
+    }
+    _qkv_same_embed_dim = False  # else nn.TransformerEncoderLayer computes softmax from the weights, without a call
+
+    @classmethod
+    def belongs(cls, model: nn.Module, name: str) -> bool:
+        """nn.MultiheadAttention is also used across: in decoders and pooling heads, whose tokens have no grid."""
+        parent: Any = model.get_submodule(name.rpartition(".")[0])
+        across = isinstance(parent, nn.TransformerDecoderLayer) or any(hasattr(parent, name) for name in ACROSS)
+        return not across and isinstance(watched_module(model, name, cls.watch), nn.Conv2d)
+
+    @classmethod
+    def refusal(cls, module: Any) -> str:  # type: ignore[override]
+        if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
+            return "it has keys of another width or extra keys"
+        return ""
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        bias = module.in_proj_bias is not None
+        dim, heads = module.embed_dim, module.num_heads
+        return Site(dim=dim, heads=heads, grid=grid, qkv_bias=bias, out_bias=bias, layer=layer, name=name)
+
+    @classmethod
+    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
+        return super().token_grid(module, patches, shape if module.batch_first else shape[1::-1], name)
+
+    def __getattr__(self, name: str) -> Any:
+        """As `Port`, but None for weights that the mechanism does not have: nn.TransformerEncoderLayer asks."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in ("in_proj_weight", "in_proj_bias"):
+                return None
+            raise
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Boolean masks are True where attention is forbidden, as in torch. The weights are always None.
+
+        Raises: UnsupportedError for keys or values that are not the queries' tensor, and for nested tensors.
+        """
+        if query.is_nested:
+            raise UnsupportedError(
+                "nn.TransformerEncoder passes padded tokens as a nested tensor, which no mechanism takes: set "
+                "encoder.use_nested_tensor = False"
+            )
+        if key is not query or value is not query:
+            raise UnsupportedError(
+                "this layer was called with separate keys or values: the port is for self-attention, which gets one "
+                "tensor as query, key and value; leave the layer out with where="
+            )
+        x = query if self.batch_first else query.transpose(0, 1)
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = ~attn_mask
+        mask = library_mask(attn_mask, is_causal and attn_mask is None, x)  # beside a mask, is_causal is a hint
+        if key_padding_mask is not None:
+            mask = _with_padding(mask or NO_MASK, key_padding_mask)
+        out = self.mixer(x, self.grid(), mask)
+        return (out if self.batch_first else out.transpose(0, 1)), None
+
+
+def _with_padding(mask: Mask, padding: Tensor) -> Mask:
+    """A mask with a padding mask (B, N) of torch: boolean, or added to the logits, as nn.TransformerEncoder has it."""
+    if padding.dtype == torch.bool:
+        return replace(mask, keep=~padding)
+    bias = padding[:, None, None]
+    return replace(mask, bias=bias if mask.bias is None else mask.bias + bias)

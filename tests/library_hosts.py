@@ -1,0 +1,369 @@
+"""Small random models of transformers, torchvision, open_clip and diffusers, with their inputs."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class LibraryHost(NamedTuple):
+    """A model, the arguments of a forward pass (a batch of two), and the number of layers that a swap replaces."""
+
+    model: nn.Module
+    inputs: dict[str, Any]
+    layers: int
+
+
+def images(height: int = 64, width: int = 96) -> dict[str, Any]:
+    return {"pixel_values": torch.randn(2, 3, height, width)}
+
+
+def hugging(kind: str, layers: int, inputs: Mapping[str, Any] | None = None, **options: Any) -> LibraryHost:
+    """A model of transformers by the name of its class, made from a configuration of its own kind."""
+    import transformers
+
+    architecture = getattr(transformers, kind)
+    config = architecture.config_class(**options)
+    return LibraryHost(architecture(config), dict(inputs or images()), layers)
+
+
+VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 16}
+SQUARE = {**VIT, "image_size": 64}
+BEIT = {**SQUARE, "vocab_size": 16}
+SWIN = {"image_size": (64, 96), "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+
+
+def beit(**options: Any) -> LibraryHost:
+    return hugging("BeitModel", 2, images(64, 64), **BEIT, **options)
+
+
+def data2vec(implementation: str, **options: Any) -> LibraryHost:
+    return hugging("Data2VecVisionModel", 2, images(64, 64), **BEIT, attn_implementation=implementation, **options)
+
+
+def owlvit(kind: str) -> LibraryHost:
+    text = {**VIT, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2}
+    del text["patch_size"]
+    inputs = {"input_ids": torch.tensor([[1, 5, 2], [1, 7, 2]]), **images(64, 64)}
+    return hugging(kind, 2, inputs, text_config=text, vision_config=SQUARE, projection_dim=32)
+
+
+def mask2former() -> LibraryHost:
+    import transformers
+
+    swin = transformers.SwinConfig(
+        **{**SWIN, "depths": [1, 1, 1, 2], "num_heads": [1, 2, 2, 4]}, out_indices=[1, 2, 3, 4]
+    )
+    sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "num_attention_heads": 2, "num_queries": 5}
+    layers = {"encoder_layers": 1, "decoder_layers": 2, "encoder_feedforward_dim": 16, "dim_feedforward": 16}
+    return hugging("Mask2FormerModel", 5, images(128, 128), backbone_config=swin, num_labels=3, **sizes, **layers)
+
+
+def maskformer_swin() -> LibraryHost:
+    return hugging("MaskFormerSwinBackbone", 4, **SWIN)
+
+
+def depth_anything() -> LibraryHost:
+    import transformers
+
+    backbone = transformers.Dinov2Config(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=2, mlp_ratio=1, image_size=56, patch_size=14,
+        out_indices=[1, 2, 3, 4], reshape_hidden_states=False,
+    )  # fmt: skip
+    sizes = {"neck_hidden_sizes": [8, 8, 8, 8], "fusion_hidden_size": 8, "reassemble_hidden_size": 32, "patch_size": 14}
+    return hugging("DepthAnythingForDepthEstimation", 4, images(56, 84), backbone_config=backbone, **sizes)
+
+
+def detr(kind: str) -> LibraryHost:
+    """The second image is smaller than its canvas."""
+    import transformers
+
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+    )
+    inputs = images()
+    inputs["pixel_mask"] = torch.ones(2, 64, 96, dtype=torch.long)
+    inputs["pixel_mask"][1, 40:] = 0
+    sizes = {"d_model": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_queries": 5}
+    layers = {"encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    return hugging(kind, 2, inputs, use_timm_backbone=False, backbone_config=backbone, **sizes, **layers)
+
+
+def sam(implementation: str) -> LibraryHost:
+    sizes = {**VIT, "image_size": 96, "mlp_dim": 32, "output_channels": 16, "window_size": 4, "num_hidden_layers": 3}
+    return hugging(
+        "SamVisionModel", 3, images(96, 96), global_attn_indexes=[1], attn_implementation=implementation, **sizes
+    )
+
+
+SAM2 = {
+    "hidden_size": 16, "num_attention_heads": 1, "image_size": [64, 64], "blocks_per_stage": [1, 2, 2],
+    "embed_dim_per_stage": [16, 32, 64], "num_attention_heads_per_stage": [1, 2, 4], "window_size_per_stage": [4, 2, 3],
+    "global_attention_blocks": [4], "num_query_pool_stages": 2, "window_positional_embedding_background_size": [7, 7],
+}  # fmt: skip
+HIERA = {
+    "image_size": [128, 128], "embed_dim": 16, "depths": [1, 2, 2], "num_heads": [1, 2, 4], "num_query_pool": 1,
+    "masked_unit_size": [4, 4], "masked_unit_attention": [True, False, False],
+}  # fmt: skip
+HUGGING_PVT = {
+    "num_encoder_blocks": 2, "depths": [1, 1], "hidden_sizes": [16, 32], "patch_sizes": [7, 3], "strides": [4, 2],
+    "num_attention_heads": [1, 2], "mlp_ratios": [2, 2],
+}  # fmt: skip
+
+
+HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    "SwinModel": lambda: hugging("SwinModel", 4, **SWIN),
+    "Swinv2Model": lambda: hugging("Swinv2Model", 4, **SWIN),
+    "BeitModel": lambda: beit(use_relative_position_bias=True),
+    "BeitModel, shared biases": lambda: beit(use_shared_relative_position_bias=True),
+    "BeitModel, no biases": beit,
+    "Data2VecVisionModel": lambda: data2vec("sdpa", use_relative_position_bias=True),
+    "Data2VecVisionModel, shared biases": lambda: data2vec("eager", use_shared_relative_position_bias=True),
+    "PvtV2Model": lambda: hugging("PvtV2Model", 2, **HUGGING_PVT, sr_ratios=[1, 1]),
+    "HieraModel": lambda: hugging("HieraModel", 5, images(128, 128), **HIERA),
+    "SamVisionModel": lambda: sam("sdpa"),
+    "SamVisionModel, eager": lambda: sam("eager"),
+    "Sam2HieraDetModel": lambda: hugging("Sam2HieraDetModel", 5, images(64, 64), **SAM2),
+    "VitDetModel": lambda: hugging(
+        "VitDetModel", 2, images(96, 96), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=96,
+        window_block_indices=[0], window_size=4, use_relative_position_embeddings=True,
+    ),
+    "OwlViTModel": lambda: owlvit("OwlViTModel"),
+    "Owlv2ForObjectDetection": lambda: owlvit("Owlv2ForObjectDetection"),
+    "DepthAnythingForDepthEstimation": depth_anything,
+    "DetrModel": lambda: detr("DetrModel"),
+    "ConditionalDetrModel": lambda: detr("ConditionalDetrModel"),
+    "Mask2FormerModel": mask2former,
+    "MaskFormerSwinBackbone": maskformer_swin,
+    "DPTModel": lambda: hugging("DPTModel", 2, images(64, 64), **SQUARE, backbone_out_indices=[0, 1]),
+    "VitPoseBackbone": lambda: hugging("VitPoseBackbone", 2, **{**VIT, "patch_size": [16, 16]}, image_size=[64, 96]),
+}  # fmt: skip
+
+
+def vision(name: str, height: int, width: int, layers: int, **options: Any) -> LibraryHost:
+    """A model of torchvision by the name of its class."""
+    import torchvision.models as models
+
+    architecture = getattr(getattr(models, name.rpartition(".")[0]), name.rpartition(".")[2])
+    return LibraryHost(architecture(num_classes=7, **options), {"x": torch.randn(2, 3, height, width)}, layers)
+
+
+def torchvision_swin(version: str) -> LibraryHost:
+    """Windows of 4 x 3 cells on 10 x 14 cells, so that maps are padded, then on 5 x 7."""
+    from torchvision.models import swin_transformer
+
+    options: dict[str, Any] = {"patch_size": [4, 4], "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4]}
+    if version == "V2":
+        options["block"] = swin_transformer.SwinTransformerBlockV2
+        options["downsample_layer"] = swin_transformer.PatchMergingV2
+    return vision("swin_transformer.SwinTransformer", 40, 56, 4, window_size=[4, 3], **options)
+
+
+class Encoder(nn.Module):
+    """A model around nn.TransformerEncoder, which has a class token and ignores padding."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 48, batch_first=batch_first, dropout=0.0)
+        self.patch_embed, self.batch_first = nn.Conv2d(3, 32, 16, 16), batch_first
+        self.cls = nn.Parameter(torch.zeros(1, 1, 32))
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        tokens = torch.cat([self.cls.expand(len(x), -1, -1), self.patch_embed(x).flatten(2).mT], 1)
+        tokens = tokens if self.batch_first else tokens.transpose(0, 1)
+        return self.encoder(tokens, src_key_padding_mask=padding)
+
+
+def encoder(batch_first: bool, padding: bool) -> LibraryHost:
+    keys = torch.zeros(2, 25, dtype=torch.bool)
+    keys[1, 19:] = True
+    inputs = {"x": torch.randn(2, 3, 64, 96)} | ({"padding": keys} if padding else {})
+    return LibraryHost(Encoder(batch_first), inputs, 2)
+
+
+TORCH_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    "VisionTransformer": lambda: vision(
+        "vision_transformer.VisionTransformer", 64, 64, 2, image_size=64, patch_size=16, num_layers=2, num_heads=2,
+        hidden_dim=32, mlp_dim=32,
+    ),
+    "SwinTransformer": lambda: torchvision_swin("V1"),
+    "SwinTransformer V2": lambda: torchvision_swin("V2"),
+    "MaxVit": lambda: vision(
+        "maxvit.MaxVit", 64, 64, 4, input_size=(64, 64), stem_channels=8, partition_size=4, block_channels=[16, 32],
+        block_layers=[1, 1], head_dim=8, stochastic_depth_prob=0.0,
+    ),
+    "nn.TransformerEncoder": lambda: encoder(True, False),
+    "nn.TransformerEncoder, padding": lambda: encoder(True, True),
+    "nn.TransformerEncoder, batch second": lambda: encoder(False, True),
+}  # fmt: skip
+
+
+def clip(layers: int, **vision_options: Any) -> LibraryHost:
+    """A CLIP of open_clip, of which only the image tower runs and is swapped."""
+    import open_clip
+
+    sizes = {"layers": 2, "width": 32, "head_width": 16, "patch_size": 16, "image_size": [64, 96]}
+    text = {"context_length": 8, "vocab_size": 99, "width": 32, "heads": 2, "layers": 1}
+    model = open_clip.CLIP(16, {**sizes, **vision_options}, text)
+    return LibraryHost(model, {"image": torch.randn(2, 3, *model.visual.image_size)}, layers)
+
+
+OPEN_CLIP_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    "VisionTransformer": lambda: clip(2),
+    "VisionTransformer, attention pool": lambda: clip(2, attentional_pool=True, attn_pooler_queries=4),
+    "VisionTransformer, custom blocks": lambda: clip(2, block_type="custom"),
+    "VisionTransformer, normalised queries": lambda: clip(2, qk_norm=True),
+    "TimmModel": lambda: clip(
+        6, image_size=160, timm_model_name="test_vit", timm_model_pretrained=False, timm_pool="avg", timm_proj="linear"
+    ),
+}  # fmt: skip
+
+
+def diffusion(kind: str, layers: int, inputs: Mapping[str, Any], **options: Any) -> LibraryHost:
+    """A model of diffusers by the name of its class."""
+    import diffusers
+
+    return LibraryHost(getattr(diffusers, kind)(**options), dict(inputs), layers)
+
+
+STEPS = torch.tensor([3, 7])
+UNET = {"sample_size": 16, "block_out_channels": (16, 32), "layers_per_block": 1, "norm_num_groups": 4}
+
+
+def unet_2d_condition(**options: Any) -> LibraryHost:
+    inputs = {"sample": torch.randn(2, 4, 16, 24), "timestep": STEPS, "encoder_hidden_states": torch.randn(2, 5, 8)}
+    blocks = {
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    }
+    return diffusion("UNet2DConditionModel", 4, inputs, **UNET, **blocks, cross_attention_dim=8, attention_head_dim=4)
+
+
+def unet_2d() -> LibraryHost:
+    inputs = {"sample": torch.randn(2, 3, 16, 24), "timestep": STEPS}
+    blocks = {
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    }
+    return diffusion("UNet2DModel", 4, inputs, **UNET, **blocks, attention_head_dim=4)
+
+
+def dit() -> LibraryHost:
+    inputs = {"hidden_states": torch.randn(2, 4, 16, 16), "timestep": STEPS, "class_labels": torch.tensor([1, 2])}
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "sample_size": 16}
+    return diffusion("DiTTransformer2DModel", 2, inputs, **sizes, num_embeds_ada_norm=8, norm_num_groups=4)
+
+
+def pixart() -> LibraryHost:
+    """Its text is cross-attention, which stays."""
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 16, 16), "timestep": STEPS, "encoder_hidden_states": torch.randn(2, 5, 8),
+        "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+    }  # fmt: skip
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "num_layers": 2, "sample_size": 16}
+    return diffusion(
+        "PixArtTransformer2DModel", 2, inputs, **sizes, cross_attention_dim=16, caption_channels=8, norm_num_groups=4,
+        use_additional_conditions=False,
+    )  # fmt: skip
+
+
+def autoencoder() -> LibraryHost:
+    inputs = {"sample": torch.randn(2, 3, 16, 24)}
+    return diffusion(
+        "AutoencoderKL", 2, inputs, block_out_channels=(8, 16), norm_num_groups=4, sample_size=16,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+    )  # fmt: skip
+
+
+DIFFUSERS_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    "DiTTransformer2DModel": dit,
+    "PixArtTransformer2DModel": pixart,
+    "UNet2DConditionModel": unet_2d_condition,
+    "UNet2DModel": unet_2d,
+    "AutoencoderKL": autoencoder,
+}
+
+
+def plain(kind: str, **options: Any) -> LibraryHost:
+    return hugging(f"{kind}Model", 2, images(64, 64), **{**SQUARE, **options})
+
+
+def dinov2(kind: str) -> LibraryHost:
+    sizes = {name: value for name, value in SQUARE.items() if name != "intermediate_size"}
+    return hugging(f"{kind}Model", 2, images(64, 64), **sizes, mlp_ratio=1)
+
+
+PLAIN_HOSTS: dict[str, Callable[[], LibraryHost]] = {
+    **{f"{kind}Model": partial(plain, kind) for kind in ("ViT", "DeiT", "IJepa", "ViTMSN")},
+    **{f"{kind}Model": partial(plain, kind) for kind in ("CLIPVision", "MetaClip2Vision", "SiglipVision")},
+    "Aimv2VisionModel": partial(plain, "Aimv2Vision"),
+    "Dinov2Model": partial(dinov2, "Dinov2"),
+    "Dinov2WithRegistersModel": partial(dinov2, "Dinov2WithRegisters"),
+    "DINOv3ViTModel": partial(plain, "DINOv3ViT", num_register_tokens=2),
+    "SegformerModel": lambda: hugging(
+        "SegformerModel", 2, depths=[1, 1], num_encoder_blocks=2, hidden_sizes=[16, 32], num_attention_heads=[1, 2],
+        sr_ratios=[1, 1], patch_sizes=[7, 3], strides=[4, 2], mlp_ratios=[2, 2],
+    ),
+}  # fmt: skip
+"""Vision transformers of transformers without biases, which tests/swapping/test_hugging_face.py compares."""
+HOSTS: dict[str, dict[str, Callable[[], LibraryHost]]] = {
+    "transformers": HUGGING_HOSTS,
+    "torchvision": TORCH_HOSTS,
+    "open_clip": OPEN_CLIP_HOSTS,
+    "diffusers": DIFFUSERS_HOSTS,
+}
+"""Hosts by the package that they need."""
+
+
+def outputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
+    """All floating-point tensors that a model returns."""
+    return list(_tensors(model(**inputs)))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def prepared(host: LibraryHost, dtype: torch.dtype = torch.float64) -> LibraryHost:
+    """The host in evaluation mode, all of whose parameters are drawn anew, tables that start at 0 too."""
+    with torch.no_grad():
+        for value in host.model.parameters():
+            value.add_(0.15 * torch.randn_like(value))
+    inputs = {
+        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in host.inputs.items()
+    }
+    return LibraryHost(host.model.to(dtype).eval(), inputs, host.layers)
+
+
+def gap(a: list[Tensor], b: list[Tensor]) -> float:
+    """The largest difference of two lists of outputs, relative to the largest value of each."""
+    assert len(a) == len(b) > 0
+    return max(((x - y).abs().max() / y.abs().max()).item() for x, y in zip(a, b, strict=True))
+
+
+LEFT: dict[str, str] = {
+    "transformers.models.yolos.modeling_yolos.YolosAttention": "detection tokens follow the patch tokens; no port yet",
+    "transformers.models.siglip2.modeling_siglip2.Siglip2Attention": (
+        "images of a batch have grids of their own, padded to one length"
+    ),
+    "transformers.models.sam.modeling_sam.SamAttention": "it attends between prompts and image; it stays",
+    "transformers.models.detr.modeling_detr.DetrCrossAttention": "object queries lie on no grid; it stays",
+    "transformers.models.mask2former.modeling_mask2former.Mask2FormerAttention": (
+        "object queries lie on no grid; it stays"
+    ),
+    "transformers.models.deformable_detr.modeling_deformable_detr.DeformableDetrMultiscaleDeformableAttention": (
+        "it samples points instead of keys; it stays"
+    ),
+    "open_clip.modified_resnet.AttentionPool2d": "its one query is the mean of the image; it stays",
+    "open_clip.transformer.AttentionalPooler": "its queries lie on no grid; it stays",
+    "diffusers.models.transformers.transformer_flux.FluxAttention": "words and image are tokens of one attention",
+    "diffusers.models.attention.JointTransformerBlock": "words and image are tokens of one attention",
+}
+"""Attention of these libraries that a swap leaves as it is, with the reason."""
