@@ -41,9 +41,17 @@ def tables(page: str) -> list[list[str]]:
 
 
 FAMILIES = json.loads((DOCS / "ports.json").read_text())["families"]
+LIBRARIES = json.loads((DOCS / "libraries.json").read_text())
+KINDS = dict.fromkeys((row["library"], *row["classes"], *row["ports"]) for row in LIBRARIES["compared"])
 NAMES = {
     "mechanisms.md": [[cls.__name__ for cls in MIXERS]] * 2 + [[cls.__name__ for cls in PROJECTIONS]],
-    "hosts.md": [list(HOSTS), [port.__name__ for port in PORTS], [*FAMILIES, "all"]],
+    "hosts.md": [
+        list(HOSTS),
+        [port.__name__ for port in PORTS],
+        [*FAMILIES, "all"],
+        [f"{library} {LIBRARIES['versions'][library]}" for library, *_ in KINDS],
+        [row["class"] for row in LIBRARIES["left"]],
+    ],
     "studies.md": [[*STUDIES, *ANALYSES]],
 }
 
