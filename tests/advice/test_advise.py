@@ -6,7 +6,7 @@ import pytest
 
 from regard.advice.advise import Advice, _dominates, advise, attention_kinds
 from regard.cli.app import run as command
-from regard.core import Grid, MixerConfig
+from regard.core import Grid, MixerConfig, UnsupportedError
 from regard.measure.cost import model_cost
 from regard.mixers.factors.factors import Factors
 from regard.mixers.mhla import MHLA
@@ -120,3 +120,8 @@ def test_hosts_whose_biases_a_port_copies_are_timed(host: str, masks: set[str]) 
     rows = advise(host, [TopK(k=4)], batch=1, seconds=0.001)
     assert len(rows) == 2
     assert all(row.both for row in rows)
+
+
+def test_layers_that_keep_modules_of_the_host_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"stages.1.blocks.0.attn keeps modules of the host"):
+        attention_kinds("tiny_vit_5m_224")

@@ -13,7 +13,7 @@ from timm.models.efficientformer_v2 import Attention2d
 from timm.models.twins import GlobalSubSampleAttn
 from torch import nn
 
-from regard.core import Grid, MixerConfig, UnsupportedError
+from regard.core import Grid, GridError, MixerConfig, UnsupportedError
 from regard.mixers.convolutions.conv import Conv
 from regard.mixers.factors.factors import Factors
 from regard.mixers.linear import Linear
@@ -145,6 +145,14 @@ def test_retune_keeps_what_the_layer_keeps_of_the_host(name: str) -> None:
     assert not torch.equal(model(x), before)
     retune(model, scale=None)
     assert torch.equal(model(x), before)
+
+
+def test_patches_with_coordinates_have_no_common_grid() -> None:
+    model, x = TIMM_HOSTS["naflexvit"]()
+    swap(model.eval(), Softmax(), example=x[:1])
+    coordinates = torch.tensor([[[0, 0], [0, 1]], [[0, 0], [1, 0]]])
+    with pytest.raises(GridError, match="no common grid; pass a swapped model images"):
+        model(torch.randn(2, 2, 768), patch_coord=coordinates, patch_valid=torch.ones(2, 2, dtype=torch.bool))
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.core import Cost, Extra, Mask, Mixer, MixerConfig, RegardError, Site
+from regard.core import Cost, Extra, Mask, Mixer, MixerConfig, RegardError, Site, UnsupportedError
 from regard.core.validation import checked
 from regard.measure.bench import checked_placement, layer_pass
 from regard.measure.cost import count_cost, host_and_image
@@ -23,6 +23,7 @@ from regard.measure.turns import in_turns, one_thread
 from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.models.catalog import user_ports
+from regard.swapping.host_mixer import HostPort
 from regard.swapping.inspect import input_shapes
 from regard.swapping.layer import Port
 from regard.swapping.per_window import PerWindow
@@ -90,8 +91,16 @@ def _swapped(model: nn.Module, config: MixerConfig, image: Tensor, ports: Sequen
 
 
 def _kinds(model: nn.Module, image: Tensor) -> dict[Port, AttentionKind]:
-    """The kind of each swapped layer of a model; windows of an image are a larger batch."""
+    """The kind of each swapped layer of a model; windows of an image are a larger batch.
+
+    Raises: UnsupportedError for a layer that keeps modules of the host, whose input a site does not describe.
+    """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Port)}
+    if kept := [name for name, layer in layers.items() if isinstance(layer, HostPort)]:
+        raise UnsupportedError(
+            f"{kept[0]} keeps modules of the host around its attention, and such layers are not timed alone yet; "
+            "measure the whole model with regard bench --model"
+        )
     shapes = input_shapes(model, layers, image)
     return {
         layer: AttentionKind(

@@ -88,7 +88,7 @@ class HostMixer(ResizingMixer):
         return replace(made, **unused) if unused else made
 
     def _apply_operator(self, x: Tensor, grid: Grid, mask: Mask | None, rope: Any, plain: bool) -> Tensor:
-        self.check(x, grid, None)
+        self.check(x, grid, mask)
         made = self.make(x, grid, rope)
         used = self._used(made)
         operator = self.operator.reference if plain else self.operator
@@ -96,6 +96,12 @@ class HostMixer(ResizingMixer):
         return self.finish(y, made, grid)
 
     def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
+        """The checks of every mixer. Raises: also UnsupportedError for a mask besides the host's own."""
+        if mask is not None:
+            kinds = " and ".join(sorted(mask.kinds))
+            raise UnsupportedError(
+                f"{self.site.name or 'this layer'} keeps modules of the host and takes no {kinds} mask"
+            )
         Mixer.check(self, x, grid, mask, memory)
 
     def part_heads(self, name: str, x: Tensor) -> Tensor | None:

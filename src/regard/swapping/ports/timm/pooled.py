@@ -353,6 +353,6 @@ class TimmMultiQuery(HostPort):
             name=name,
         )
 
-    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         grid = Grid(*x.shape[-2:])
         return map_of(self.mixer(tokens_of(x), grid), grid)
