@@ -124,16 +124,24 @@ def test_a_pretrained_host_is_normalised_as_its_weights_say() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_model_of_several_mechanisms_keeps_them(tmp_path: Path) -> None:
+    """Also where only some layers are swapped; --mixer and --plan replace them."""
+    save(swap(create_model(HOST, SKA()), Softmax(), "blocks.0.*"), tmp_path / "mixed")
+    save(swap(create_model(HOST, None), SKA(), "blocks.1.*"), tmp_path / "part")
+    mixed, part = (still(str(tmp_path / name), tmp_path) for name in ("mixed", "part"))
+    assert (mixed.mixer, part.mixer) == (None, None)
+    assert mixed.plan.startswith("blocks.0.attn=Softmax(); blocks.1.attn=SKA()")
+    assert part.plan == "blocks.1.attn=SKA()"
+    kinds = [type(getattr(block.attn, "mixer", None)).__name__ for block in part.model().blocks]  # type: ignore[union-attr]
+    assert kinds[:2] == ["NoneType", "HeadMixer"]
+
+
 def test_what_cannot_be_started_from_is_named(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no saved folder, no run in .* and no model of timm"):
         still("no_such_thing", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="neither a saved model"):
         still(str(tmp_path / "empty"), tmp_path)
-    model = create_model(HOST, SKA())
-    save(swap(model, Softmax(), "blocks.0.*"), tmp_path / "mixed")
-    with pytest.raises(ConfigError, match="--mixer which one"):
-        still(str(tmp_path / "mixed"), tmp_path)
     folder = tmp_path / "there" / "0123456789ab"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")

@@ -163,3 +163,15 @@ def test_what_was_computed_in_several_ways_is_said_and_not_compared(study):
     assert "<dt>threads</dt><dd>1 (8 runs)<br>not recorded (7 runs)</dd>" in page
     assert "The runs differ in torch.compile and threads: compare rows by MACs and parameters, not by time" in page
     assert '<select id="x-axis"><option value="macs">' in page
+
+
+def test_a_damaged_outcome_stops_the_page_of_its_study_only(study, tmp_path):
+    root = study()
+    snapshot = json.loads((root / "studies" / "demo-desk.json").read_text())
+    snapshot |= {"scale": "smoke", "runs": snapshot["runs"][:-1]}
+    (root / "studies" / "demo-smoke.json").write_text(json.dumps(snapshot))
+    damaged = root / json.loads((root / "studies" / "demo-desk.json").read_text())["runs"][-1]["key"] / "outcome.json"
+    damaged.write_text(damaged.read_text()[:-20])
+    with pytest.raises(StoreError, match=rf"{damaged.parent.name}.*1 other pages were written"):
+        write_report(root, tmp_path / "pages")
+    assert [page.name for page in (tmp_path / "pages").iterdir()] == ["demo-smoke.html"]

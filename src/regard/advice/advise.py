@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Cost, Extra, Mask, Mixer, MixerConfig, RegardError, Site
-from regard.measure.bench import DTYPES, check_numbers, layer_pass
+from regard.core.validation import checked
+from regard.measure.bench import checked_placement, layer_pass
 from regard.measure.cost import count_cost, host_and_image
 from regard.measure.turns import in_turns, one_thread
 from regard.mixers.softmax import Softmax
@@ -123,6 +124,7 @@ def _count(host: str, configs: Sequence[MixerConfig], size: tuple[int, int] | No
     return _Counts(rest, costs, refused, layers)
 
 
+@checked
 def advise(
     host: str,
     configs: Sequence[MixerConfig],
@@ -143,13 +145,12 @@ def advise(
     that cannot be swapped in come last, with the reason. extra: the user's own models and ports.
     Raises: ConfigError as `bench` or for an unknown host, SwapError if it has no attention to replace.
     """
-    check_numbers(dtype, batch=batch, seconds=seconds)
+    placement = checked_placement(device, dtype, batch=batch, seconds=seconds)
     counts = _count(host, configs, size, extra)
     usable = list(counts.costs)
     example_of = {kind: layer for layer, kind in reversed(counts.layers.items())}
     forward, both = dict.fromkeys(usable, 0.0), dict.fromkeys(usable, 0.0)
     other_grid = dict.fromkeys(usable, True)
-    placement = (torch.device(device), DTYPES[dtype])
     for kind, number in Counter(counts.layers.values()).items():
         if report is not None:
             report(kind, number)

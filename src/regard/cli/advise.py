@@ -1,41 +1,150 @@
-"""`regard advise MODEL`: cost and time of each mechanism in a model's attention layers, on this machine."""
+"""`regard advise MODEL`: which attention for a model: costs and times, and with images a measured recommendation."""
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.core import ConfigError, Extra
+from regard.core.paths import user_path
+
 from .imports import Imports, imported
 from .mixers import read_mixer
-from .run_options import timed_device
+from .run_options import ResultsOption, RootOption, checked_text, find_device, use_data
 from .sizes import read_size, short_grid
-from .tables import AsJson, show
+from .tables import AsJson, show, wrapped
+
+if TYPE_CHECKING:
+    from regard.advice.recommend import Recommendation
+    from regard.core import MixerConfig
+
+WITHOUT_IMAGES = (
+    "accuracy is not measured: with --data DIR (a folder of your images, no label is read) this command finds a "
+    "plan of layers within a budget and measures what it would lose"
+)
 
 
 def advise(
-    model: Annotated[str, typer.Argument(help="A host model, such as deit_tiny_patch16_224.")],
+    model: Annotated[
+        str, typer.Argument(help="A host model, such as deit_tiny_patch16_224; with --data also a saved folder or run.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(help="A folder of images, flat or nested, or a set by name; no label is read.",
+                     callback=checked_text),
+    ] = None,
+    budget: Annotated[str, typer.Option(help="latency=0.7x, memory=0.5x or macs=0.6x of what the model needs.")] = "",
+    minutes: Annotated[float, typer.Option(help="Time for the recommendation, with --data.")] = 15.0,
+    images: Annotated[int, typer.Option(min=16, help="Images to use, with --data: most to learn from.")] = 400,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load timm's published weights.")] = False,
+    out: Annotated[
+        Path, typer.Option(help="The folder of page, plan and state, with --data.", parser=user_path, metavar="PATH")
+    ] = Path("advice"),
     mixers: Annotated[
-        str, typer.Option(help="Mechanisms, separated by semicolons: 'SKA; MiTA(m=9, k=9)'. Default: all.")
+        str, typer.Option(help="Mechanisms, separated by semicolons: 'SKA; MiTA(m=9, k=9); None'. Default: a choice.")
     ] = "",
-    size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the host's own.")] = "",
-    batch: Annotated[int, typer.Option(help="Images in a batch.")] = 4,
-    dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64.")] = "fp32",
+    where: Annotated[str, typer.Option(help="Only layers whose name matches, with --data.")] = "*",
+    size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the model's own.")] = "",
+    batch: Annotated[int, typer.Option(help="Images in a batch whose time is measured.")] = 4,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64; without --data.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seconds: Annotated[float, typer.Option(help="Seconds for each mechanism and each kind of layer.")] = 0.3,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds for each mechanism and each kind of layer; without --data.")
+    ] = 0.3,
+    data_root: RootOption = None,
+    results: ResultsOption = Path("results"),
     as_json: AsJson = False,
     modules: Imports = None,
-) -> None:
-    """Rank mechanisms for a model's attention layers by their time on this machine; accuracy is not measured."""
+) -> None:  # fmt: skip
+    """Find the attention that suits a model: with --data a measured plan of layers, without it costs and times only."""
+    extra = imported(modules)
+    texts = [text for text in mixers.split(";") if text.strip()]
+    if data is None:
+        if budget or pretrained:
+            raise ConfigError("--budget and --pretrained need --data, images on which a plan is measured")
+        _costs_only(model, [read_mixer(text, extra) for text in texts], size, batch, dtype, device, seconds, as_json,
+                    extra)  # fmt: skip
+        return
+    use_data(data_root)
+    from regard.advice.recommend import CANDIDATES, Question, recommend
+    from regard.advice.search import Budget, read_budget
+    from regard.advice.user_model import load_user_model, read_user_images
+    from regard.report.advice_page import answer, write_advice
+    from regard.swapping.layer_plan import write_layer_plan
+
+    question = Question(
+        budget=read_budget(budget) if budget else Budget(),
+        mixers=tuple(_mixer_or_none(text, extra) for text in texts) or CANDIDATES,
+        minutes=minutes,
+        batch=batch,
+        where=where,
+    )
+    user = load_user_model(
+        model, size=read_size(size) if size else None, pretrained=pretrained, results=results, extra=extra
+    )
+    user.network.to(find_device(device))
+    pictures, damaged = read_user_images(data, user.size, user.channels, images)
+    for line in damaged:
+        print(f"left out: {line}", file=sys.stderr)
+    result = recommend(user, pictures, question, folder=out, report=lambda text: print(text, file=sys.stderr))
+    page = write_advice(out / "advice.html", result)
+    plan = write_layer_plan(_plan(result), out / "plan.json", model) if result.best.spelling else None
+    if as_json:
+        show(_rows(result), as_json)
+        return
+    hints = [f"page: {page}"]
+    if plan is not None:
+        hints += [
+            f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it",
+            f"regard distill {model!r} --plan {plan} --data {data} teaches it without labels",
+        ]
+    show(_rows(result), notes=wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts), *hints]))
+
+
+def _mixer_or_none(text: str, extra: Extra) -> "MixerConfig":
+    """The mechanism of a text; "None" is no attention."""
+    from regard.mixers.spelling import parse_mixer
+    from regard.swapping.removed import Removed
+
+    return parse_mixer(text.strip(), extra) or Removed()
+
+
+def _plan(result: "Recommendation") -> "dict[str, MixerConfig]":
+    from regard.advice.search import as_plan
+
+    return as_plan(result.best.choice)
+
+
+def _rows(result: "Recommendation") -> list[dict[str, Any]]:
+    return [
+        {
+            "": "*" if plan is result.best else "",
+            "plan": plan.spelling or "as it was",
+            "time": round(plan.latency, 3),
+            "peak memory": None if plan.memory is None else round(plan.memory, 3),
+            "MACs": round(plan.macs, 3),
+            "divergence": plan.divergence.mean,
+            "low": plan.divergence.low,
+            "high": plan.divergence.high,
+            "agreement %": plan.agreement.mean,
+        }
+        for plan in result.plans
+    ]
+
+
+def _costs_only(
+    model: str, configs: "list[MixerConfig]", size: str, batch: int, dtype: str, device: str, seconds: float,
+    as_json: bool, extra: Extra,
+) -> None:  # fmt: skip
+    """Rank mechanisms for a model's attention layers by their time on this machine."""
     from regard.advice.advise import AttentionKind
     from regard.advice.advise import advise as run
     from regard.measure.bench import conditions
     from regard.mixers import MIXERS
 
-    clock_device = str(timed_device(device))
-    texts = [text for text in mixers.split(";") if text.strip()]
-    extra = imported(modules)
-    configs = [read_mixer(text, extra) for text in texts] or [cls() for cls in MIXERS]
+    clock_device = str(find_device(device))
     layers: list[str] = []
 
     def report(kind: AttentionKind, number: int) -> None:
@@ -44,8 +153,8 @@ def advise(
         layers.append(f"{number} with {kind.site.dim} channels, {kind.site.heads} heads on {windows}{grid} tokens")
         print(f"timing {layers[-1]}", file=sys.stderr)
 
-    results = run(model, configs, size=read_size(size) if size else None, batch=batch, dtype=dtype,
-                  device=clock_device, seconds=seconds, report=report, extra=extra)  # fmt: skip
+    results = run(model, configs or [cls() for cls in MIXERS], size=read_size(size) if size else None, batch=batch,
+                  dtype=dtype, device=clock_device, seconds=seconds, report=report, extra=extra)  # fmt: skip
     if as_json:
         show([asdict(result) for result in results], as_json)
         return
@@ -55,6 +164,7 @@ def advise(
         "and backward, divided by that of softmax attention; *: no other mechanism is better in parameters, MACs and "
         "this time together",
         *(f"{result.mixer} is left out: {result.refused}" for result in results if result.refused),
+        WITHOUT_IMAGES,
         *conditions(),
     ]
     show([_row(result) for result in results if not result.refused], notes=notes)

@@ -21,6 +21,7 @@ from .card import card
 from .check import check
 from .cost import cost
 from .data import data_app
+from .distill import distill
 from .exit_codes import INTERRUPTED, MESSAGE
 from .export import export
 from .finetune import finetune
@@ -35,6 +36,8 @@ from .taxonomy import taxonomy
 from .train import evaluate, train
 
 TRACEBACK = "--traceback"
+COMPUTING = ("advise", "bench", "distill", "finetune", "swap-check", "train")
+"""Verbs that compute in this process, with the settings of `ALLOCATOR`; studies set them for their workers."""
 
 app = typer.Typer(
     name="regard",
@@ -71,6 +74,7 @@ app.command("cost")(cost)
 app.command("bench")(bench)
 app.command("swap-check")(swap_check)
 app.command("advise")(advise)
+app.command("distill")(distill)
 app.command("train")(train)
 app.command("eval")(evaluate)
 app.command("finetune")(finetune)
@@ -130,7 +134,7 @@ def main(interrupts: Sequence[int] = ()) -> int:
     errors while they are imported.
     """
     arguments = sys.argv[1:]
-    if arguments[:1] in (["bench"], ["advise"]):
+    if arguments and arguments[0] in COMPUTING:
         _fix_allocator(arguments)
     try:
         return run(arguments)

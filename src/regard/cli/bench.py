@@ -10,7 +10,7 @@ from regard.core import ConfigError
 
 from .imports import Imports, imported
 from .mixers import read_mixer
-from .run_options import timed_device
+from .run_options import find_device
 from .sizes import check_heads, read_grids, read_size
 from .tables import AsJson, show
 
@@ -65,7 +65,7 @@ def bench(
     from regard.mixers import MIXERS
 
     check_heads(dim, heads)
-    clock_device = timed_device(device)
+    clock_device = find_device(device)
     extra = imported(modules)
     configs = [read_mixer(text, extra) for text in mixers] if mixers else [cls() for cls in MIXERS]
     refused: list[str] = []

@@ -56,6 +56,9 @@ def finetune(
             help='A new mechanism, such as "MiTA(m=9, k=9)"; "host" restores the host\'s own. Default: the present one.'
         ),
     ] = "",
+    plan: Annotated[
+        str, typer.Option(help="A mechanism for each layer: plan.json of `regard advise`, or 'LAYER=MECHANISM; ...'.")
+    ] = "",
     size: Size = "",
     seed: Seed = 0,
     change: Changes = None,
@@ -77,7 +80,7 @@ def finetune(
     use_data(data_root)
     run = finetuning(
         start, mixer, data, read_size(size) if size else None, seed, all_changes(change, precision, digest), download,
-        results, imported(modules), task,
+        results, imported(modules), task, plan,
     )  # fmt: skip
     execute_run(run, results, device, devices, workers, logger, compile, as_json)
 
@@ -93,12 +96,19 @@ def finetuning(
     results: Path,
     extra: Extra = (),
     task: str = "",
+    plan: str = "",
 ) -> "Run":
     """The run that starts from the weights of `start`. Raises: ConfigError, StoreError."""
     from regard.models.sizes import size_of, sized
     from regard.train.run import Run
 
-    host, present, source = _start(start, results, extra)
+    host, present, present_plan, source = _start(start, results, extra)
+    if plan:
+        from regard.swapping.layer_plan import read_layer_plan, spell_layer_plan
+
+        if mixer:
+            raise ConfigError("--plan names the mechanism of each layer: leave --mixer out")
+        present, present_plan = "host", spell_layer_plan(read_layer_plan(plan, extra))
     task = task or (source.task.name if isinstance(source, Run) else "classification")
     kind = find_task(task, extra)
     defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS, "task": {}}
@@ -109,11 +119,15 @@ def finetuning(
     if "size" in kind.__dataclass_fields__:
         size = size or (getattr(source.task, "size", None) if isinstance(source, Run) else None) or size_of(host, extra)
         host = sized(host, size, extra)
-    return make_run(mixer or present, data, host, size, seed, changes, download, defaults, source, extra, task)
+    return make_run(mixer or present, data, host, size, seed, changes, download, defaults, source, extra, task,
+                    "" if mixer else present_plan)  # fmt: skip
 
 
-def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, Run | Saved | None]":
-    """(host, its present mechanism, source of the weights); source None: timm's weights, by the host's spelling."""
+def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run | Saved | None]":
+    """(host, its present mechanism, its plan of layers if it has one, source of the weights).
+
+    source None: timm's weights, by the host's spelling.
+    """
     from regard.mixers.spelling import spell
     from regard.models.catalog import own_models
     from regard.models.create import parse_host, spell_host
@@ -125,11 +139,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, Run | Sa
         from regard.models.saving import read_description
 
         description = read_description(folder)
-        mixers = {group["mixer"] for group in description["swaps"]}
-        if len(mixers) > 1:
-            raise ConfigError(f"{start} mixes {', '.join(sorted(mixers))}; choose with --mixer which one to train")
-        present = next(iter(mixers)).replace("removed", "None") if mixers else "host"
-        return _bare(description["host"]), present, Saved(str(folder))
+        return _bare(description["host"]), *_present(description, extra), Saved(str(folder))
     if (stored := optional_run(start, results)) is not None:
         store, key = stored
         if store.root.resolve() != results.resolve():
@@ -138,7 +148,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, Run | Sa
         if store.status(key) != "done":
             raise ConfigError(f"run {key} is not finished; finish it first, with the command that started it")
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
-        return _bare(run.task.host), mixer, run
+        return _bare(run.task.host), mixer, run.plan, run
     if folder.is_dir():
         raise ConfigError(f"{start} is neither a saved model (model.json) nor a run (run.json)")
     name, options = parse_host(start)
@@ -146,7 +156,27 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, Run | Sa
 
     if name not in own_models(extra) and not timm.is_model(name.partition(".")[0]):
         raise ConfigError(f"{start!r} is no saved folder, no run in {results} and no model of timm or of --import")
-    return spell_host(name, {**options, "pretrained": True}), "host", None
+    return spell_host(name, {**options, "pretrained": True}), "host", "", None
+
+
+def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:
+    """The mechanism that all layers of a saved model have, or else its plan of layers: one of them, the other empty."""
+    import torch
+
+    from regard.models.catalog import user_ports
+    from regard.models.create import create_model
+    from regard.swapping.inspect import attention_layers
+    from regard.swapping.layer_plan import read_layer_plan, spell_layer_plan
+
+    groups = description["swaps"]
+    mixers = {layer: group["mixer"].replace("removed", "None") for group in groups for layer in group["layers"]}
+    if not mixers:
+        return "host", ""
+    with torch.device("meta"):
+        layers = attention_layers(create_model(_bare(description["host"]), None, extra=extra), user_ports(extra))
+    if len(set(mixers.values())) == 1 and mixers.keys() == layers.keys():
+        return next(iter(mixers.values())), ""
+    return "host", spell_layer_plan(read_layer_plan(mixers, extra))
 
 
 def _bare(host: str) -> str:

@@ -124,10 +124,12 @@ def make_run(
     start: "Run | Saved | None" = None,
     extra: Extra = (),
     task: str = "classification",
+    plan: str = "",
 ) -> "Run":
     """The run that the options describe; empty ones have the task's defaults.
 
-    mixer: a spelling, "host" (the host's own attention) or "None" (attention is removed). changes: values of --set,
+    mixer: a spelling, "host" (the host's own attention) or "None" (attention is removed). plan: of layers, in the place
+    of a mixer. changes: values of --set,
     such as "recipe.lr=1e-3". defaults: fields of task and recipe that `changes` may replace.
     Raises: ConfigError.
     """
@@ -172,6 +174,7 @@ def make_run(
         seed=seed,
         removed=mixer == "None",
         start=start,
+        plan=plan,
     )
 
 
@@ -256,14 +259,6 @@ def find_device(name: str) -> Any:
     if (name == "cuda" and not torch.cuda.is_available()) or (name == "mps" and not torch.backends.mps.is_available()):
         raise ConfigError(f"this machine has no {name} device; pass --device cpu")
     return torch.device(name)
-
-
-def timed_device(name: str) -> Any:
-    """`find_device` for timing. Raises: ConfigError, also for devices other than the CPU and CUDA."""
-    device = find_device(name)
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"nothing can be timed on {device.type} yet; pass --device cpu or cuda")
-    return device
 
 
 def all_changes(change: list[str] | None, precision: str, digest: str | None = None) -> list[str]:

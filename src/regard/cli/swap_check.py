@@ -1,40 +1,64 @@
-"""`regard swap-check MODEL MIXER`: what a swap does to each attention layer of a model, and whether the model runs."""
+"""`regard swap-check MODEL MIXER`: what a swap does to each attention layer of a model, and whether the model runs.
 
+With images: how far each layer's output and the class scores change.
+"""
+
+import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.core import Extra
+
 from .imports import Imports, imported
 from .mixers import read_mixer
+from .run_options import ResultsOption, RootOption, checked_text, use_data
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
 
+if TYPE_CHECKING:
+    from regard.advice.fidelity import ScoreChange
+
 
 def swap_check(
-    model: Annotated[str, typer.Argument(help="A host model, such as deit_tiny_patch16_224.")],
+    model: Annotated[
+        str, typer.Argument(help="A host model, such as deit_tiny_patch16_224, a saved folder or a run.")
+    ],
     mixer: Annotated[str, typer.Argument(help="A mechanism, such as 'MiTA(m=25, k=25)'.")],
     where: Annotated[str, typer.Option(help="Only layers whose name matches, such as 'blocks.[0-3].*'.")] = "*",
+    data: Annotated[
+        str | None,
+        typer.Option(help="A folder of images, flat or nested, or a set by name: also measure how far outputs change.",
+                     callback=checked_text),
+    ] = None,
+    images: Annotated[int, typer.Option(min=16, help="Images to use, with --data.")] = 64,
     size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the host's own.")] = "",
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the model's published weights.")] = False,
+    data_root: RootOption = None,
+    results: ResultsOption = Path("results"),
     as_json: AsJson = False,
     modules: Imports = None,
-) -> None:
+) -> None:  # fmt: skip
     """Swap a mechanism into a model; show which weights are kept, new or dropped, and how much the output changes."""
     import torch
 
-    from regard.models.catalog import user_ports
-    from regard.models.create import create_model
+    from regard.advice.user_model import load_user_model
     from regard.swapping.swap import plan_swap
 
+    use_data(data_root)
     extra = imported(modules)
     config = read_mixer(mixer, extra)
-    options: dict[str, Any] = {"pretrained": True} if pretrained else {}
-    if size:
-        options["img_size"] = read_size(size)
     torch.manual_seed(0)
-    host = create_model(model, None, extra=extra, **options).eval()
-    plan = plan_swap(host, config, where, ports=user_ports(extra))
+    user = load_user_model(
+        model, size=read_size(size) if size else None, pretrained=pretrained, results=results, extra=extra
+    )
+    if data is not None:
+        _fidelity(user, mixer, where, data, images, as_json, extra)
+        return
+    host = user.network
+    plan = plan_swap(host, config, where, user.example, user.ports)
     image = torch.randn(plan.example.shape)
     rows = [_row(site) for site in plan.sites]
     with torch.no_grad():
@@ -56,6 +80,57 @@ def swap_check(
         f"relative change of the output: {change:.3g}{finite}",
     ]
     show(table, notes=wrapped([*_weights(rows), *notes]))
+
+
+def _fidelity(user: Any, mixer: str, where: str, data: str, number: int, as_json: bool, extra: Extra) -> None:
+    """The table of changes for each layer alone, and for all of them."""
+    from regard.advice.fidelity import Fidelity
+    from regard.advice.substitutes import Substitutes
+    from regard.advice.user_model import read_user_images, tensors
+
+    config = read_mixer(mixer, extra)
+    pictures, damaged = read_user_images(data, user.size, user.channels, number)
+    for line in damaged:
+        print(f"left out: {line}", file=sys.stderr)
+    with Substitutes(user.network, [config], user.example, where, user.ports) as substitutes:
+        fidelity = Fidelity(substitutes, user.prepared(tensors(pictures)))
+        outputs = fidelity.outputs()
+        alone = fidelity.alone(lambda name, _: print(f"{name} alone", file=sys.stderr))
+        layers = [name for name in substitutes.names if substitutes.choices(name)]
+        together = fidelity.scores(dict.fromkeys(layers, config))
+        refused = {name: reason for (name, _), reason in substitutes.refused.items()}
+    rows = [
+        {
+            "layer": name,
+            "output error": float(outputs[name, config].error.mean()),
+            "cosine": float(outputs[name, config].cosine.mean()),
+            **_scores(alone[name, config]),
+        }
+        for name in layers
+    ]
+    rows.append({"layer": "all", "output error": None, "cosine": None, **_scores(together)})
+    notes = [
+        f"{len(pictures)} images, no label is read. output error and cosine: of the layer's output on the inputs that "
+        "it has in the original. divergence: of the class probabilities, in nats; agreement: of the best class; both "
+        "with 95 % intervals over images, for one layer alone, and for all",
+        "right after the swap, nothing has learned: `regard distill` teaches the new layers without labels",
+        *(f"{name} is left out: {reason}" for name, reason in refused.items()),
+    ]
+    if not user.trained:
+        notes.insert(0, f"the weights of {user.label} are random: give --pretrained, a saved folder or a run")
+    show(rows, as_json, notes=wrapped(notes))
+
+
+def _scores(change: "ScoreChange") -> dict[str, float | None]:
+    divergence, agreement = change.divergence, change.agreement
+    return {
+        "divergence": divergence.mean,
+        "from": divergence.low,
+        "to": divergence.high,
+        "agreement %": agreement.mean,
+        "from %": agreement.low,
+        "to %": agreement.high,
+    }
 
 
 def _row(site: Any) -> dict[str, Any]:

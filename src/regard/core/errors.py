@@ -60,11 +60,14 @@ def require(package: str, extra: str = "lab") -> None:
         raise MissingExtra(error.name or package, extra) from error
 
 
-def nearest(name: str, options: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: the closest options, or all of them when they are few."""
+def nearest(name: object, options: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the closest options, or all of them when they are few.
+
+    name: what came, a string or not.
+    """
     options = sorted(options)
-    close = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
-    if not close:
+    close = difflib.get_close_matches(name, options, n=3, cutoff=0.5) if isinstance(name, str) else []
+    if not close and isinstance(name, str):
         lower = {option.lower(): option for option in options}
         close = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)]
     if close:

@@ -68,6 +68,8 @@ class Grid:
 
     def check(self, x: Tensor) -> None:
         """Raises GridError unless the second last axis of x (..., N, C) has as many entries as the grid has tokens."""
+        if not isinstance(x, Tensor) or x.ndim < 2:
+            raise GridError(f"tokens are a tensor (..., {self.tokens}, channels), not {_shape(x)}")
         self.check_number(x.shape[-2])
 
     def check_number(self, tokens: int) -> None:
@@ -85,10 +87,12 @@ class Grid:
 
     def from_map(self, extra: Float[Tensor, "*B E C"], cells: Float[Tensor, "*B C h w"]) -> Float[Tensor, "*B N C"]:
         """The inverse of `to_map`."""
-        if cells.shape[-2:] != (self.height, self.width) or extra.shape[-2] != self.extra:
-            shapes = f"a map of {'x'.join(map(str, cells.shape[-2:]))} and {extra.shape[-2]} other tokens"
-            raise GridError(f"{shapes} do not fit {self}")
+        fit = isinstance(cells, Tensor) and isinstance(extra, Tensor) and cells.ndim >= 3 and extra.ndim >= 2
+        if not fit or cells.shape[-2:] != (self.height, self.width) or extra.shape[-2] != self.extra:
+            raise GridError(f"a map of {_shape(cells)} and {_shape(extra)} other tokens do not fit {self}")
         tokens = cells.flatten(-2).mT
+        if self.extra and extra.shape[:-2] + extra.shape[-1:] != tokens.shape[:-2] + tokens.shape[-1:]:
+            raise GridError(f"a map of {_shape(cells)} and {_shape(extra)} other tokens differ in batch or channels")
         if not self.extra:
             return tokens
         return torch.cat([extra[..., : self.prefix, :], tokens, extra[..., self.prefix :, :]], -2)
@@ -109,6 +113,10 @@ class Grid:
             )
         aspect = math.log(self.height / self.width)
         return min(options, key=lambda rc: (round(abs(math.log(rc[0] / rc[1]) - aspect), 9), -rc[0]))
+
+
+def _shape(x: object) -> str:
+    return "x".join(map(str, x.shape)) if isinstance(x, Tensor) else shown(x)
 
 
 def _whole(name: str, value: object) -> int:

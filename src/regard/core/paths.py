@@ -9,16 +9,17 @@ from pathlib import Path
 from .errors import ConfigError, DataError, RegardError
 
 
-def user_path(text: str | Path, error: type[RegardError] = ConfigError) -> Path:
+def user_path(text: str | os.PathLike[str], error: type[RegardError] = ConfigError) -> Path:
     """The path that a user gives, with `~` replaced by the home folder; it need not exist.
 
     Raises: `error` for an empty path, an unknown `~user`, a name that is too long or not UTF-8, a folder on the way
     that may not be entered, and links that form a loop.
     """
-    shown = printable(str(text))
-    if not str(text).strip():
+    text = os.fspath(text)
+    shown = printable(text)
+    if not text.strip():
         raise error("the path is empty; give a path, or leave the option out")
-    if "\0" in str(text):
+    if "\0" in text:
         raise error(f"the path {shown} has a null character")
     check_utf8(Path(text), error)
     try:

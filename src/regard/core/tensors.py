@@ -39,12 +39,20 @@ class _TensorArgument(NamedTuple):
     optional: bool
 
 
+class _Plan(NamedTuple):
+    """A selection as an argument: its class, and the tensors that it holds. optional: whether it may be None."""
+
+    cls: type
+    tensors: dict[str, _TensorArgument]
+    optional: bool
+
+
 def operator_function(function: Function) -> Function:
     """A function of tensors whose arguments are compared with its annotations before it runs.
 
     Raises: ShapeError for an argument that is no tensor, holds other numbers, has another number of axes, is sparse,
     nested or on another device, or whose axis of a name has another length than that of another argument; also for
-    what is no Grid, Mask, or finite number where one is expected.
+    what is no Grid, Mask, plan, or finite number where one is expected.
     """
     name = function.__name__
     hints = typing.get_type_hints(function, include_extras=True)
@@ -163,6 +171,9 @@ def _check_arguments(name: str, kinds: dict[str, Any], given: Iterable[tuple[str
                 floating = floating or (label, value)
                 _check_dtype(f"{name}: {label}", value, *floating)
             _check_axes(name, label, value, kind, sizes)
+        elif isinstance(kind, _Plan):
+            if value is not None or not kind.optional:
+                _check_plan(f"{name}: {label}", value, kind, first)
         elif kind is Grid or kind is Mask:
             if not isinstance(value, kind):
                 if kind is Mask and value is None:
@@ -184,6 +195,19 @@ def _check_arguments(name: str, kinds: dict[str, Any], given: Iterable[tuple[str
             mask.check_bias(number["B"], number["H"], number["N"], number.get("M", number["N"]))
 
 
+def _check_plan(label: str, plan: object, kind: _Plan, first: tuple[str, Tensor] | None) -> None:
+    """Raises ShapeError unless it is of the class, and its tensors are of the kind and number of axes annotated."""
+    if not isinstance(plan, kind.cls):
+        raise ShapeError(f"{label} is {_kind(plan)}; expected a {kind.cls.__name__}")
+    for field, argument in kind.tensors.items():
+        x = getattr(plan, field)
+        check_tensor(f"{label}.{field}", x, argument.words, argument.floating)
+        if not argument.floating and x.dtype == torch.bool:
+            raise ShapeError(f"{label}.{field} is torch.bool; expected whole numbers")
+        check_place(f"{label}.{field}", x, *(first or (field, x)))
+        _check_axes(label, field, x, argument, {})
+
+
 def _check_axes(name: str, label: str, x: Tensor, kind: _TensorArgument, sizes: dict[str, tuple[str, int]]) -> None:
     if kind.axes is None:
         return
@@ -200,7 +224,7 @@ def _check_axes(name: str, label: str, x: Tensor, kind: _TensorArgument, sizes: 
             raise ShapeError(f"{name}: {label} has {word} {size}, {other} has {expected}; they must be equal")
 
 
-def _argument(hint: Any) -> "_TensorArgument | Rule | type | None":
+def _argument(hint: Any) -> "_TensorArgument | _Plan | Rule | type | None":
     """What is checked of an argument with this annotation; None if nothing."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     optional = type(None) in parts
@@ -211,6 +235,10 @@ def _argument(hint: Any) -> "_TensorArgument | Rule | type | None":
         words = ", ".join(_WORDS.get(axis, axis) for axis in names)
         floating = any("float" in dtype for dtype in kinds[0].dtypes)
         return _TensorArgument(floating, None if free else names, f"({words})", optional)
+    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], tuple) and hasattr(kinds[0], "_fields"):
+        tensors = {name: _argument(part) for name, part in typing.get_type_hints(kinds[0]).items()}
+        held = {name: part for name, part in tensors.items() if isinstance(part, _TensorArgument)}
+        return _Plan(kinds[0], held, optional)
     if kinds[0] in (Grid, Mask) and len(kinds) == 1:
         return None if kinds[0] is Grid and optional else kinds[0]
     return field_rule(hint) if set(kinds) <= {int, float, bool, str} else None

@@ -1,4 +1,4 @@
-"""Validation of configurations: the value of every field has a type that its annotation allows.
+"""Validation of configurations and arguments: every value has a type that its annotation allows.
 
 Otherwise k=2.5 would pass the check k >= 1 and fail much later with an error of torch, or give a cost that is not
 a whole number. Needs no torch.
@@ -6,12 +6,13 @@ a whole number. Needs no torch.
 
 import dataclasses
 import functools
+import inspect
 import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from .errors import ConfigError, RegardError, nearest
 
@@ -23,6 +24,8 @@ class Rule(NamedTuple):
     expected: str
     options: tuple[Any, ...] = ()
 
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 LARGEST_WHOLE = 2**63 - 1
 """Whole numbers beyond it have no place in a tensor."""
@@ -67,9 +70,7 @@ def check_fields(config: object, error: type[RegardError] = ConfigError) -> None
     """
     for name, rule in _rules(type(config)):  # type: ignore[arg-type]  # classes are hashable
         given = getattr(config, name)
-        value = plain_number(given)
-        if isinstance(value, list) and not rule.holds(value) and rule.holds(tuple(value)):
-            value = tuple(value)
+        value = _plain(given, rule)
         if value is not given:
             object.__setattr__(config, name, value)
         if rule.holds(value):
@@ -80,6 +81,42 @@ def check_fields(config: object, error: type[RegardError] = ConfigError) -> None
         close = nearest(str(value), map(str, rule.options)) if isinstance(value, str) and len(value) < 100 else ""
         hint = f"; {close}" if close.startswith("did") else ""
         raise error(f"{cls} has no {name}={shown(value)}: {name} is {rule.expected}{hint}")
+
+
+def checked(function: Function) -> Function:
+    """A function whose arguments are compared with its annotations before it runs, as `check_fields` does for fields.
+
+    Raises: ConfigError, such as "bench: dim is '16'; a whole number is expected".
+    """
+    signature = inspect.signature(function)
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def compared(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        for label, rule in _argument_rules(function).items():
+            if label not in bound.arguments:
+                continue
+            value = _plain(bound.arguments[label], rule)
+            if not rule.holds(value):
+                raise ConfigError(f"{name}: {label} is {shown(value)}; {rule.expected} is expected{_size_hint(value)}")
+            bound.arguments[label] = value
+        return function(*bound.args, **bound.kwargs)
+
+    return typing.cast(Function, compared)
+
+
+@functools.cache
+def _argument_rules(function: Callable[..., Any]) -> dict[str, Rule]:
+    rules = {name: field_rule(kind) for name, kind in _hints(function).items() if name != "return"}
+    return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+def _plain(given: Any, rule: Rule) -> Any:
+    """A value with numbers of NumPy as Python's, and a list as a tuple where one is expected."""
+    value = plain_number(given)
+    is_tuple = isinstance(value, list) and not rule.holds(value) and rule.holds(tuple(value))
+    return tuple(value) if is_tuple else value
 
 
 def shown(value: object, length: int = 80) -> str:
@@ -105,10 +142,7 @@ def _size_hint(value: object) -> str:
 @functools.cache
 def _rules(cls: type) -> tuple[tuple[str, Rule], ...]:
     """Name and rule of every field that has one."""
-    try:
-        kinds = typing.get_type_hints(cls)
-    except NameError:  # a user's annotation that only type checkers can read
-        kinds = {}
+    kinds = _hints(cls)
     rules = []
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         kind = kinds.get(field.name)
@@ -120,6 +154,20 @@ def _rules(cls: type) -> tuple[tuple[str, Rule], ...]:
             rule = rule._replace(expected=f"{rule.expected} such as {field.default!r}")
         rules.append((field.name, rule))
     return tuple(rules)
+
+
+def _hints(owner: Any) -> dict[str, Any]:
+    """Annotations of a class or function by name; what only type checkers can read is Any."""
+    unknown: dict[str, Any] = {}
+    while True:
+        try:
+            return typing.get_type_hints(owner, localns=unknown or None)
+        except NameError as error:
+            if not error.name or error.name in unknown:
+                return {}
+            unknown[error.name] = Any
+        except (AttributeError, TypeError):  # a part of an unknown module
+            return {}
 
 
 def _bounded(rule: Rule, least: int | float | None, most: int | float | None) -> Rule:
@@ -147,6 +195,8 @@ def field_rule(kind: Any) -> Rule | None:
     if origin is tuple:
         return _tuple_of([field_rule(arg) for arg in args if arg is not ...], args[-1:] == (...,))
     cls = origin or kind
+    if cls in (Sequence, Mapping) and args:
+        return _collection_of(cls, [field_rule(arg) for arg in args])
     try:
         isinstance(None, cls)
     except TypeError:  # Any, a protocol or a type variable, which isinstance does not take
@@ -175,6 +225,19 @@ def _tuple_of(rules: list[Rule | None], repeated: bool) -> Rule:
 
     names = ["anything" if rule is None else rule.expected for rule in rules]
     return Rule(holds, f"({', '.join([*names, '...'] if repeated else names)})")
+
+
+def _collection_of(cls: type, rules: list[Rule | None]) -> Rule:
+    """A Sequence with a rule for its entries, or a Mapping with rules for its keys and values."""
+
+    def holds(value: Any) -> bool:
+        if not isinstance(value, cls) or isinstance(value, str | bytes):
+            return False
+        parts: Any = (value.keys(), value.values()) if isinstance(value, Mapping) else (value,)
+        return all(rule is None or all(map(rule.holds, part)) for rule, part in zip(rules, parts, strict=True))
+
+    words = ["anything" if rule is None else rule.expected for rule in rules]
+    return Rule(holds, f"a mapping ({words[0]}: {words[1]})" if cls is Mapping else f"a list (each entry {words[0]})")
 
 
 def _either(names: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from regard.core.validation import checked
 from regard.store.results import Results
 from regard.train.distributed import check_devices
 from regard.train.run import Run
@@ -12,6 +13,7 @@ from .study import Study
 from .workers import Job, run_all
 
 
+@checked
 def run_study(
     study: Study,
     scale: str,

@@ -1,12 +1,14 @@
 """Study: the rows, scales and claims of one table or figure, as data."""
 
 import fnmatch
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, Extra, nearest
+from regard.core.validation import check_fields, checked, shown
 from regard.store.layout import slug
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 Scale = Literal["smoke", "desk", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "desk", "paper")
+MOST_SEEDS = 10_000
+"""Of a row."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,16 @@ class Row:
     teacher: "Row | str | None" = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.removed and self.mixer is not None:
             raise ConfigError(f"row {self.label!r}: removed=True needs mixer=None, not a mechanism")
+        if self.mixer is not None:  # imported here, since a study needs no torch
+            from regard.core import MixerConfig
+
+            if not isinstance(self.mixer, MixerConfig):
+                raise ConfigError(
+                    f"row {self.label!r}: mixer is a configuration such as SKA(), or None, not {shown(self.mixer)}"
+                )
 
 
 @dataclass(frozen=True)
@@ -68,8 +80,7 @@ class Claim:
     than: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
-        if self.than is not None and not (isinstance(self.than, tuple) and len(self.than) == 2):
-            raise ConfigError(f"than= takes the labels of two rows, not {self.than!r}")
+        check_fields(self)
         if self.than is not None and (self.within is not None or self.by is not None):
             raise ConfigError("a claim with than= takes neither within= nor by=")
         if self.within is not None and (self.by is not None or self.within <= 0):
@@ -88,14 +99,25 @@ class Setting:
     task: "Task"
     recipe: "Recipe | None"
     rows: tuple[Row, ...]
-    seeds: int | tuple[int, ...] = 3
+    seeds: int | tuple[int, ...] = field(default=3, metadata={"least": 1, "most": MOST_SEEDS})
     variant: str = ""
 
     def __post_init__(self) -> None:
-        seeds = tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(self.seeds)
-        if not seeds:
-            raise ConfigError("a setting needs at least one seed")
+        from regard.tasks.base import Task
+        from regard.train.recipe import Recipe
+
+        check_fields(self)
+        for name, kind in (("task", Task), ("recipe", Recipe)):
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (name == "task" or value is not None):
+                raise ConfigError(f"{name} of a setting is a {kind.__name__}, not {shown(value)}")
+        _check_part_of_a_file_name("variant of a setting", self.variant)
+        seeds = self.numbers
+        if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+            raise ConfigError(f"the seeds of a setting are different numbers from 0, at least one, not {shown(seeds)}")
         object.__setattr__(self, "seeds", seeds)
+        if not self.rows:
+            raise ConfigError("a setting needs at least one row")
         labels = [row.label for row in self.rows]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
@@ -132,6 +154,10 @@ class Study:
     pooled: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        _check_part_of_a_file_name("name of a study", self.name or "?")
+        if not self.metric:
+            raise ConfigError(f"{self.name}: the metric is a name such as 'top1', not ''")
         unknown = sorted(set(self.settings) - set(SCALES))
         if unknown:
             raise ConfigError(f"{self.name}: scales are {', '.join(SCALES)}, not {', '.join(unknown)}")
@@ -141,12 +167,14 @@ class Study:
             if label not in labels:
                 raise ConfigError(f"{self.name}: no row {label!r}; {nearest(label, labels)}")
 
+    @checked
     def setting(self, scale: str) -> Setting:
         """The setting of a scale. Raises: ConfigError for a scale that this study does not have."""
         if scale not in self.settings:
             raise ConfigError(f"{self.name} has no scale {scale!r}; {nearest(scale, self.settings)}")
         return self.settings[scale]
 
+    @checked
     def rows(self, scale: str, glob: str = "*") -> tuple[Row, ...]:
         """Rows whose label equals `glob` or matches it; several globs are separated by commas.
 
@@ -160,6 +188,7 @@ class Study:
                 raise ConfigError(f"no row of {self.name} matches {part!r}; {nearest(part, (r.label for r in rows))}")
         return tuple(row for row in rows if any(_matches(row.label, part) for part in globs))
 
+    @checked
     def runs(self, scale: str, glob: str = "*", seeds: int | None = None) -> "tuple[tuple[Row, Run], ...]":
         """Every (row, run) of a scale, seed by seed: a study that is stopped early has runs of all rows.
 
@@ -167,8 +196,8 @@ class Study:
         Raises: ConfigError.
         """
         setting = self.setting(scale)
-        if seeds is not None and seeds < 1:
-            raise ConfigError(f"the number of seeds is at least 1, not {seeds}")
+        if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+            raise ConfigError(f"the number of seeds is 1 to {MOST_SEEDS}, not {seeds}")
         numbers = setting.numbers if seeds is None else _first(seeds, setting.numbers)
         rows = self.rows(scale, glob)
         return tuple((row, self.run(scale, row, seed)) for seed in numbers for row in rows)
@@ -191,6 +220,7 @@ class Study:
             teacher=self.run(scale, row.teacher, seed) if isinstance(row.teacher, Row) else row.teacher,
         )
 
+    @checked
     def elsewhere(
         self,
         scale: str,
@@ -208,6 +238,8 @@ class Study:
         """
         if data is None and host is None and size is None:
             return self
+        if "" in (data, host):
+            raise ConfigError("data and host are names, or None for those of the setting, not ''")
         setting = self.setting(scale)
         task = replace(setting.task, extra=tuple(extra))
         task = task.on(data) if data is not None else task
@@ -224,6 +256,12 @@ class Study:
         """The name of a scale's results: the scale, and what `elsewhere` changed."""
         variant = self.setting(scale).variant
         return f"{scale}+{variant}" if variant else scale
+
+
+def _check_part_of_a_file_name(what: str, text: str) -> None:
+    """Raises: ConfigError for characters with which a result could be written elsewhere."""
+    if not re.fullmatch(r"[\w.+-]*", text, re.ASCII) or text.startswith("."):
+        raise ConfigError(f"the {what} has letters, digits and any of _ . + - only, not {shown(text)}")
 
 
 def _matches(label: str, pattern: str) -> bool:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from regard.core import ConfigError, Cost, Grid, Mask, Mixer, MixerConfig, RegardError, Site, nearest
 from regard.core.allocator import ALLOCATOR
+from regard.core.memory import check_bytes
+from regard.core.validation import checked, shown
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.mixers.shared.native import instruction_set, native_enabled
 from regard.mixers.spelling import spell
@@ -72,6 +74,7 @@ class Candidate:
     traffic: int
 
 
+@checked
 def bench(
     configs: Sequence[MixerConfig],
     grids: Sequence[Grid],
@@ -99,8 +102,7 @@ def bench(
     """
     if part not in PARTS:
         raise ConfigError(f"unknown part {part!r}; {nearest(part, PARTS)}")
-    check_numbers(dtype, dim=dim, heads=heads, batch=batch, seconds=seconds)
-    placement = (torch.device(device), DTYPES[dtype])
+    placement = checked_placement(device, dtype, dim=dim, heads=heads, batch=batch, seconds=seconds)
     timings: list[Timing] = []
     for grid in grids:
         if report is not None:
@@ -123,13 +125,24 @@ def bench(
     return timings
 
 
-def check_numbers(dtype: str, **numbers: int | float) -> None:
-    """Raises: ConfigError for an unknown dtype or a number that is not positive."""
+def checked_placement(device: str, dtype: str, **numbers: int | float) -> Placement:
+    """The device and the numbers' type by name.
+
+    Raises: ConfigError for an unknown dtype, a device that this machine lacks or on which nothing can be timed, or a
+    number that is not positive.
+    """
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
     for name, number in numbers.items():
-        if not 0 < number < math.inf:
+        if number <= 0:
             raise ConfigError(f"{name} is a positive number, not {number}")
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"nothing can be timed on {shown(device)} yet; the device is cpu or cuda")
+    number = int(index) if index.isdecimal() else -1 if index else 0
+    if number not in range(torch.cuda.device_count() if kind == "cuda" else 1):
+        raise ConfigError(f"this machine has no device {shown(device)}; pass device='cpu'")
+    return torch.device(device), DTYPES[dtype]
 
 
 def measured(
@@ -166,6 +179,7 @@ def layer_pass(
     """
     device, dtype = placement
     layer = layer.to(device, dtype)
+    check_bytes(f"a batch of {batch} grids", batch * grid.tokens * layer.site.dim * dtype.itemsize)
     torch.manual_seed(0)
     x = torch.randn(batch, grid.tokens, layer.site.dim, device=device, dtype=dtype, requires_grad=backward)
     rope = torch.rand(grid.cells, 2 * layer.site.width, device=device, dtype=dtype) if layer.site.rotary else None

@@ -7,17 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Extra, MixerConfig, RegardError
+from regard.core.memory import check_bytes
+from regard.core.validation import checked
 from regard.mixers.spelling import spell
 from regard.models.catalog import user_ports
 from regard.swapping.swap import swap
 
-from .bench import DTYPES, Candidate, Run, Timing, check_numbers, measured, with_gradients
+from .bench import Candidate, Run, Timing, checked_placement, measured, with_gradients
 from .cost import host_and_image, model_cost
 
 OWN = "None"
 """The row of the model with its own attention."""
 
 
+@checked
 def bench_model(
     host: str,
     configs: Sequence[MixerConfig],
@@ -39,8 +42,7 @@ def bench_model(
     Raises: ConfigError for an unknown host or dtype, or a size that the host does not take; without `refuse`,
     RegardError where the attention cannot be replaced.
     """
-    check_numbers(dtype, batch=batch, seconds=seconds)
-    placement = (torch.device(device), DTYPES[dtype])
+    placement = checked_placement(device, dtype, batch=batch, seconds=seconds)
     timings: list[Timing] = []
     for size in sizes or (None,):
         with torch.device("meta"):
@@ -71,6 +73,7 @@ def _candidate(
     if config is not None:
         swap(model, config, example=example, ports=user_ports(extra))
     cost = model_cost(host, config, size, extra=extra)
+    check_bytes(f"a batch of {batch} images", batch * example.numel() * dtype.itemsize)
     images = torch.randn(batch, *example.shape[1:], device=device, dtype=dtype)
     run = _pass(model.to(device, dtype), images, backward)
     traffic = (cost.params + images.numel()) * dtype.itemsize

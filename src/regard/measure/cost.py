@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import Cost, Extra, MixerConfig
+from regard.core.validation import checked
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model
 from regard.swapping.count import count_macs
@@ -14,6 +15,7 @@ from regard.swapping.inspect import example_input, explained_inputs, input_chann
 from regard.swapping.swap import swap
 
 
+@checked
 def model_cost(
     host: str,
     mixer: MixerConfig | None,

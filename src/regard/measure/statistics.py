@@ -87,9 +87,37 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(n, mean, mean - half, mean + half, sd)
 
 
+def share_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval:
+    """Percent of values that are 1, with its 95 % Wilson interval, which holds also where all are 1.
+
+    values: 0 or 1 for each of n independent items, or shares between them. Raises: ValueError without values.
+    """
+    n = len(values)
+    if n == 0:
+        raise ValueError("a share needs at least one value")
+    share, z = math.fsum(values) / n, 1.959964
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return Interval(n, 100 * share, 100 * (middle - half), 100 * (middle + half))
+
+
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Interval:
     """The interval of a - b over the seeds that both have."""
     return interval([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Spearman's correlation of pairs, ties with their mean rank; None for fewer than three pairs or equal values."""
+    require("scipy")
+
+    from scipy.stats import rankdata
+
+    if len(a) < 3:
+        return None
+    x, y = rankdata(a), rankdata(b)
+    if not x.std() or not y.std():
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
 
 
 def pooled(table: Mapping[str, Mapping[int, float]]) -> Pooled:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from regard.core import ConfigError, Extra, MixerConfig, RegardError, StoreError, nearest
-from regard.core.validation import plain_number, shown
+from regard.core.validation import checked, plain_number, shown
 from regard.mixers.spelling import YOUR_OWN, place_of, read_expression, spell
 from regard.swapping.swap import plan_swap
 
@@ -21,6 +21,7 @@ _DEPTHS = ("depth", "depths", "num_layers", "layers")
 _PLAIN = "name(option=value, ...) with plain values"
 
 
+@checked
 def create_model(name: str, mixer: MixerConfig | None, *, extra: Extra = (), **timm_options: Any) -> nn.Module:
     """A host with a mechanism; mixer=None keeps the host's own attention.
 

@@ -12,6 +12,8 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from regard.core import ConfigError, Extra, MissingExtra, StoreError
+from regard.core.paths import user_path
+from regard.core.validation import checked
 from regard.store.files import read_bytes, read_json, write_atomically
 from regard.store.records import read_record, write_record
 from regard.swapping.ports.hugging_face import config_of
@@ -29,6 +31,7 @@ from .saving import (
 FILE = "regard.json"
 
 
+@checked
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write a swapped model of transformers: config.json, model.safetensors and regard.json; returns the folder.
 
@@ -49,7 +52,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
             f"{type(model).__name__}, built again, is not this model: {differences}. Merge adapters "
             "(merge_and_unload() of PEFT), or save model.state_dict() with safetensors"
         )
-    target = Path(folder)
+    target = user_path(folder, StoreError)
     try:
         target.mkdir(parents=True, exist_ok=True)
         config.save_pretrained(target)
@@ -62,6 +65,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     return target
 
 
+@checked
 def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Module:
     """The model that `save_pretrained` wrote, in evaluation mode, on the CPU, in the dtype of its weights.
 
@@ -74,7 +78,7 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
     except ImportError as error:
         raise MissingExtra("transformers", "hf") from error
 
-    target = Path(folder)
+    target = user_path(folder, StoreError)
     for name in (FILE, "config.json", "model.safetensors"):
         if not (target / name).exists():
             raise StoreError(f"{target} has no {name}; expected a swapped model")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet as torchvision_resnet
 
 from regard.core import ConfigError, MixerConfig, SwapError
+from regard.core.validation import checked
 from regard.mixers.convolutions.deformable import DeformableConv, DeformableConv2d
 from regard.mixers.spelling import parse_mixer, spell
 from regard.swapping.inspect import example_input
@@ -19,6 +20,7 @@ from regard.swapping.swap import plan_layers
 from .attended_block import BLOCKS, Attended, Slot
 
 
+@checked
 def attend(
     model: nn.Module,
     mixer: MixerConfig | str | None,

@@ -16,6 +16,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Extra, Grid, MixerConfig, RegardError, StoreError
+from regard.core.paths import user_path
+from regard.core.validation import checked
 from regard.mixers.spelling import parse_mixer, parts, previous_revisions, spell
 from regard.store.files import one_writer, prepared, read_if_present
 from regard.store.records import parse_record, record_text
@@ -38,6 +40,7 @@ _OTHER_WEIGHTS = (
 _HUBS = ("hf-hub:", "hf_hub:", "local-dir:", "http:", "https:", "file:", "timm:")
 
 
+@checked
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write a model of `create_model` (swapped or not, retuned or not) to a folder; returns the folder.
 
@@ -54,7 +57,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
         **recipe,
         "sha256": hashlib.sha256(data).hexdigest(),
     }
-    target = Path(folder)
+    target = user_path(folder, StoreError)
     with (
         one_writer(target),
         prepared(target / "model.safetensors", data) as replace_weights,

@@ -41,6 +41,8 @@ _FACTORS = {"query_content": "query content", "key_content": "key content", "rel
 def write_report(results: Path | str, out: Path | str, name: str | None = None) -> list[Path]:
     """Write `out/NAME-SCALE.html` for every study in the store, or for all scales of one; returns the files.
 
+    A damaged file stops the page of its study only: verdicts without one of the runs would look final. The others are
+    written first.
     Raises: ConfigError if the store has no study of that name; StoreError if the store is empty or damaged, or a
     page cannot be written.
     """
@@ -50,11 +52,18 @@ def write_report(results: Path | str, out: Path | str, name: str | None = None) 
     chosen = [(study, scale) for study, scale in stored if name in (None, study, f"{study}-{scale}")]
     if not chosen:
         raise ConfigError(f"no results of {name!r} in {results}; {nearest(str(name), {study for study, _ in stored})}")
-    pages = []
+    pages: list[Path] = []
+    errors: list[StoreError] = []
     for study, scale in chosen:
         path = Path(out) / f"{study}-{scale}.html"
-        write_atomically(path, render(results, study, scale))
-        pages.append(path)
+        try:
+            write_atomically(path, render(results, study, scale))
+            pages.append(path)
+        except StoreError as error:
+            errors.append(error)
+    if errors:
+        written = f" ({len(pages)} other pages were written to {out})" if pages else ""
+        raise StoreError("; ".join(map(str, errors)) + written) from errors[0]
     return pages
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import StoreError, require
+from regard.core.paths import user_path
+from regard.core.validation import checked
 
 from .files import TEMPORARY, parse_json, read_if_present, store_errors
 from .import_checks import OUTCOME_FIELDS, check_outcome, check_same_run
@@ -41,8 +43,9 @@ class Busy(StoreError):
 class Results:
     """The store in the folder `root`, which is created when something is written."""
 
+    @checked
     def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).expanduser()
+        self.root = user_path(root, StoreError)
 
     def __repr__(self) -> str:
         return f"Results({str(self.root)!r})"

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Grid, Mask, UnsupportedError
+from regard.core.validation import checked
 from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.softmax import Softmax
 
@@ -58,6 +59,7 @@ def _same_output(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwarg
     return torch.allclose(out, expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
+@checked
 @contextmanager
 def capture(model: nn.Module, layers: str = "*") -> Iterator[dict[str, Tensor]]:
     """Collect attention maps during a forward pass: `with capture(model) as maps: model(x)`.

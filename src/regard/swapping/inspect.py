@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Grid, RegardError, SwapError
 from regard.core.eval_mode import eval_mode
+from regard.core.validation import shown
 from regard.swapping.ports import PORTS
 
 from .grid_source import GridSource, require_watched_module
 from .layer import Port
-from .shared_state import present_source
+from .shared_state import check_where, present_source
 
 OWN_MODEL = "a model of your own gets a port in a few lines: docs/your-own-model.md"
 
@@ -52,10 +53,11 @@ def attention_layers(model: nn.Module, ports: Sequence[type[Port]] = ()) -> dict
 def matching_layers(model: nn.Module, where: str = "*", ports: Sequence[type[Port]] = ()) -> list[str]:
     """Names of the layers that match a glob.
 
-    Raises: SwapError if there are none, ConfigError if `where` is no string.
+    Raises: SwapError if there are none, ConfigError if `where` is no string or `ports` no list of ports.
     """
-    if not isinstance(where, str):
-        raise ConfigError(f"where is a glob on layer names, such as 'blocks.[0-3].*', not {where!r}; swap name by name")
+    check_where(where)
+    if not isinstance(ports, Sequence) or not all(isinstance(each, type) and issubclass(each, Port) for each in ports):
+        raise ConfigError(f"ports is a list of subclasses of Port, such as [MyPort], not {shown(ports)}")
     layers = attention_layers(model, ports)
     names = [name for name in layers if fnmatchcase(name, where)]
     if not names:
@@ -113,7 +115,9 @@ def explained_inputs(model: nn.Module, example: Tensor) -> Iterator[None]:
         yield
     except RegardError:
         raise
-    except (RuntimeError, AssertionError, ValueError, IndexError, TypeError, AttributeError) as error:
+    except (
+        RuntimeError, AssertionError, ValueError, IndexError, TypeError, AttributeError, ArithmeticError,
+    ) as error:  # fmt: skip
         shape = "x".join(map(str, example.shape[1:]))
         raise ConfigError(
             f"{type(model).__name__} does not take inputs of {shape} (channels, height, width): "
@@ -167,8 +171,12 @@ def layer_grids(
 
     layers: names, with the port of each.
     Raises: SwapError if a layer is not entered or gets fewer tokens than its grid; ConfigError for an input that the
-    model does not take.
+    model does not take, or that is no tensor.
     """
+    if not isinstance(example, Tensor):
+        raise ConfigError(
+            f"example is one input of the model, such as torch.randn(1, 3, 224, 224), not {shown(example)}"
+        )
     modules = {name: model.get_submodule(name) for name in layers}
     sources, handles = _grid_sources(model, layers)
     try:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from regard.core import SwapError
+from regard.core import ConfigError, SwapError
+from regard.core.validation import shown
 from regard.swapping.ports.hugging_face import mark_configuration
 
 from .grid_source import GridSource, watched_module
@@ -15,8 +16,15 @@ from .host_names import MIXER_CHILD
 from .layer import Port
 
 
+def check_where(where: object) -> None:
+    """Raises: ConfigError unless this is a glob on layer names, a string."""
+    if not isinstance(where, str):
+        raise ConfigError(f"where is a glob on layer names, such as 'blocks.[0-3].*', not {shown(where)}")
+
+
 def swapped_layers(model: nn.Module, where: str = "*") -> list[str]:
-    """Names of the swapped layers that match. Raises: SwapError if there are none."""
+    """Names of the swapped layers that match. Raises: SwapError if there are none; ConfigError as `check_where`."""
+    check_where(where)
     all_names = [name for name, module in model.named_modules() if isinstance(module, Port)]
     names = [name for name in all_names if fnmatchcase(name, where)]
     if not names:

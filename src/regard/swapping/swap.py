@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from .host_names import MIXER_CHILD
 from .inspect import attention_layers, example_input, input_shapes, layer_grids, matching_layers
 from .kept_parameters import check_tied, check_wrapper, parameter_uses, set_parameters, take_state
 from .layer import Port
+from .layer_plan import LayerPlan, PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan
 from .removed import Removed
 from .shared_state import replace_modules, shared_module, swapped_layers
 from .transaction import unchanged_on_error
@@ -78,6 +79,12 @@ class SwapPlan:
         for rate in sorted({_dropout(site.before) for site in self.sites if self.mixer.uses} - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
         _warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
+
+    def layers(self) -> dict[str, Port]:
+        """The new layers by name with copies of their weights, outside of the model, which is not changed."""
+        for site in self.sites:
+            transfer(site.before, site.layer, faithful=True)
+        return copy.deepcopy({site.name: site.layer for site in self.sites})  # at once: what they share stays shared
 
     def apply(self, faithful: bool = True) -> nn.Module:
         """Install the layers, with the weights that the host has now; returns the model.
@@ -217,18 +224,44 @@ def _planned_site(uses: Mapping[int, int], name: str, before: nn.Module, layer: 
 
 def swap(
     model: nn.Module,
-    mixer: MixerConfig | str,
+    mixer: MixerConfig | PlanSource,
     where: str = "*",
     example: Tensor | None = None,
     ports: Sequence[type[Port]] = (),
 ) -> nn.Module:
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`.
 
+    mixer: also a plan of layers, such as {"blocks.0.attn": "SKA()", "blocks.[1-3].attn": MiTA(m=25, k=25)}, its text
+    "blocks.0.attn=SKA(); ...", or the path of a file that `regard advise` wrote; None removes a layer's attention.
     After any exception, Ctrl-C too, the model is as it was. No other thread may use the model meanwhile.
     """
-    plan = plan_swap(model, mixer, where, example, ports)
+    if is_layer_plan(mixer):
+        return _swap_by_layer(model, read_layer_plan(cast(PlanSource, mixer)), where, example, ports)
+    plan = plan_swap(model, cast(MixerConfig | str, mixer), where, example, ports)
     plan.warn()
     return plan.apply()
+
+
+def _swap_by_layer(
+    model: nn.Module, plan: LayerPlan, where: str, example: Tensor | None, ports: Sequence[type[Port]]
+) -> nn.Module:
+    """Swap by a plan of layers, all or nothing. Raises: also ConfigError for `where`, since the plan names layers."""
+    if where != "*":
+        raise ConfigError(f"a plan names its layers: leave where={where!r} out")
+    mixers = mixers_by_layer(plan, list(attention_layers(_checked(model), ports)))
+    groups: dict[MixerConfig, list[str]] = {}
+    for name, mixer in mixers.items():
+        groups.setdefault(mixer, []).append(name)
+    plans = [plan_layers(model, mixer, names, example, ports=ports) for mixer, names in groups.items()]
+    for part in plans:
+        part.warn()
+
+    def apply() -> nn.Module:
+        for part in plans:
+            part.apply()
+        return model
+
+    return unchanged_on_error(model, apply)
 
 
 def remove(model: nn.Module, where: str = "*", example: Tensor | None = None) -> nn.Module:

@@ -127,7 +127,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
     `execute` calls this with the folder locked, and writes the outcome.
     """
     peak = PeakMemory(fabric.device)
-    model = run.task.model(run.mixer, run.seed, run.removed)
+    model = run.model()
     if run.start is not None:
         copy_weights(
             trained(run.start, store) if isinstance(run.start, Run) else load(run.start.folder, run.task.extra), model
@@ -138,7 +138,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         "error": None,
         "study": None,
         "scale": None,
-        "row": spell(run.mixer) if not run.removed else "w/o",
+        "row": run.label,
         "seed": run.seed,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "environment": environment(fabric.device, run.recipe.precision, fabric.world_size, watch.compile),

@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 
 from regard.core import Extra, StoreError
+from regard.core.paths import user_path
+from regard.core.validation import checked
 from regard.models import saving
 from regard.store.files import store_errors
 from regard.store.import_checks import spelled_fields
@@ -19,6 +21,7 @@ from . import checkpoint
 from .run import Run, read_run, run_file
 
 
+@checked
 def load(folder: str | os.PathLike[str], extra: Extra = (), *, best: bool = False, download: bool = False) -> nn.Module:
     """The trained model in a folder that `save` wrote, or of a finished run, in evaluation mode, on the CPU.
 
@@ -29,7 +32,7 @@ def load(folder: str | os.PathLike[str], extra: Extra = (), *, best: bool = Fals
     Raises: StoreError if neither `save` nor a run wrote the folder, it is incomplete or damaged, the run is not
     finished, or its description names other weights without `download`; DataError.
     """
-    target = Path(folder).expanduser()
+    target = user_path(folder, StoreError)
     with store_errors(target, "read"):
         is_run = (target / "run.json").exists() and not (target / "model.json").exists()
     if is_run:
@@ -55,7 +58,7 @@ def _of_run(target: Path, extra: Extra, best: bool, download: bool) -> nn.Module
         task = dataclasses.replace(run.task, host=saving.local_host(run.task.host))  # its weights come from the run
         if not download:
             saving.check_local(target / "run.json", task.host)
-        model = task.model(run.mixer, run.seed, run.removed, outcome.get("data"))
+        model = dataclasses.replace(run, task=task).model(outcome.get("data"))
     else:
         with saving.description_errors(target, "outcome.json"):
             if not download:
@@ -83,7 +86,7 @@ def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
     """
     weights = checkpoint.trained_weights(store.folder(run.key), best, bool(run.recipe.ema or run.recipe.average))
     record = (store.outcome(run.key) or {}).get("data")
-    model = run.task.model(run.mixer, run.seed, run.removed, record)
+    model = run.model(record)
     with checkpoint.load_errors(store.folder(run.key)):
         model.load_state_dict(weights)
     return model.eval()

@@ -5,12 +5,14 @@ from typing import Any
 from torch import nn
 
 from regard.core import ConfigError, DeviceError, nearest
+from regard.core.validation import checked
 
 from .recipe import Recipe
 
 _NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_position_bias_table", "temperature")
 
 
+@checked
 def param_groups(model: nn.Module, weight_decay: float, lr: float | None = None) -> list[dict[str, Any]]:
     """Parameter groups with and without weight decay: none on vectors, biases, position embeddings, and parameters that
     a module's `no_weight_decay()` names.
@@ -18,7 +20,11 @@ def param_groups(model: nn.Module, weight_decay: float, lr: float | None = None)
     Parameters that a module's `lr_scale()` names (offsets of deformable convolutions) get separate groups: with a
     scaled "lr", for PyTorch's optimizers; or, if lr is None, with "lr_scale", which timm's schedulers read. Frozen
     parameters are left out.
+    Raises: ConfigError for a weight decay or learning rate below 0.
     """
+    for name, number in (("weight_decay", weight_decay), ("lr", lr)):
+        if number is not None and number < 0:
+            raise ConfigError(f"{name} is 0 or more, not {number}")
     undecayed: set[str] = set()
     scales: dict[str, float] = {}
     for name, module in model.named_modules():

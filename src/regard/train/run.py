@@ -4,21 +4,27 @@ import dataclasses
 import hashlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import nn
+
 from regard.core import ConfigError, Extra, MixerConfig, StoreError
 from regard.core.validation import check_fields
-from regard.mixers.spelling import parse
+from regard.mixers.spelling import parse, spell
+from regard.models.catalog import user_ports
+from regard.models.create import parse_host
 from regard.store.files import store_errors
 from regard.store.import_checks import spelled_fields
 from regard.store.records import read_record
 from regard.store.results import Results
+from regard.swapping.layer_plan import read_layer_plan
+from regard.swapping.swap import swap
 from regard.tasks import TASKS
 from regard.tasks.base import Task
-from regard.tasks.weights import check_removed
+from regard.tasks.weights import check_removed, host_seed
 
 from .initial_weights import Saved
 from .loop import Progress, Watch
@@ -63,6 +69,8 @@ class Run:
     start: a run whose trained weights are this run's initial weights (it is executed first), or a saved model.
     teacher: a run whose trained model gives a second label to each image (hard distillation; it is executed first), or
     the spelling of a pretrained host such as "regnety_160(pretrained=True)".
+    plan: with mixer None, a plan of layers as text, "blocks.0.attn=SKA(); blocks.1.attn=None"; layers that it does not
+    name keep their attention. "" = none.
     Raises: ConfigError.
     """
 
@@ -75,12 +83,17 @@ class Run:
     start: "Run | Saved | None" = None
     removed: bool = False
     teacher: "Run | str | None" = None
+    plan: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_removed(self.mixer, self.removed)
+        if self.plan and (self.mixer is not None or self.removed):
+            raise ConfigError("a plan names the mechanism of each layer: leave mixer and removed out")
         if self.seed < 0:
             raise ConfigError(f"seed is 0 or more, not {self.seed}")
+        if isinstance(self.teacher, str) and not parse_host(self.teacher)[0]:
+            raise ConfigError("teacher is a run, or a pretrained host such as 'regnety_160(pretrained=True)', not ''")
 
     @property
     def key(self) -> str:
@@ -99,6 +112,22 @@ class Run:
         start = self.start.identity() if isinstance(self.start, Run) else self.start and self.start.identity()
         teacher = self.teacher.identity() if isinstance(self.teacher, Run) else self.teacher
         return dataclasses.replace(self, task=self.task.identity(), start=start, teacher=teacher)
+
+    def model(self, record: Mapping[str, Any] | None = None) -> nn.Module:
+        """The model with its initial weights, before those of `start`. record: as for `Task.model`.
+
+        Raises: ConfigError, DataError; SwapError for a plan that does not fit the model.
+        """
+        model = self.task.model(self.mixer, self.seed, self.removed, record)
+        if self.plan:
+            with host_seed(self.seed):
+                swap(model, read_layer_plan(self.plan, self.task.extra), ports=user_ports(self.task.extra))
+        return model
+
+    @property
+    def label(self) -> str:
+        """What the model attends with, as text."""
+        return self.plan or ("w/o" if self.removed else spell(self.mixer))
 
     def needs(self) -> "list[Run]":
         """The runs that are executed before this one: its start and its teacher."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, Cost, Grid, GridError, Operator, Site, SwapError, softmax_rows
 from regard.core.eval_mode import eval_mode
+from regard.core.validation import checked
 from regard.mixers.shared.checks import check_prefix_suffix
 from regard.mixers.shared.heads import CrossMixer, HeadMixer, HeadMixerConfig
 from regard.mixers.shared.tiles import join_tokens
@@ -230,6 +231,7 @@ def _thaw(module: StaticOperator, incompatible: object) -> None:
     module.freeze(None)
 
 
+@checked
 def freeze_keys(model: nn.Module, *inputs: Tensor) -> list[str]:
     """Freeze the static keys of a whole model for the grids of one forward pass; returns the names of the operators.
 
@@ -266,6 +268,7 @@ def _operators(model: nn.Module) -> dict[str, StaticOperator]:
     return {name: module for name, module in model.named_modules() if isinstance(module, StaticOperator)}
 
 
+@checked
 def calibrate(student: nn.Module, teacher: nn.Module, batches: Iterable[Tensor] = ()) -> list[str]:
     """Set static keys from a trained model; returns the names of the operators whose keys were set.
 

@@ -73,6 +73,7 @@ def topk_reference(
     rank: int = 0,
 ) -> Float[Tensor, "B H N e"]:
     """softmax over all keys, with those outside the selection at -inf."""
+    _check_scores(q, k, scores, plan, top, rank)
     k, v = hide(k, mask), hide(v, mask)
     logits = spark_logits(q, k, rank, scale) if rank else q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     logits = (mask or NO_MASK).added(logits)

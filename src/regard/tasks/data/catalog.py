@@ -15,6 +15,7 @@ from regard.core.paths import user_path
 
 from . import imagenet, own
 from .digest import fingerprint
+from .generated import revised
 from .images import Images, ImageSet, Source, cached, check_labels, decode_all, size_before_crop
 from .streams import generator
 
@@ -113,7 +114,7 @@ def identity(data: str, kind: str = "") -> str:
     kind: of the digest, see `regard.tasks.data.digest`.
     Raises: DataError if it is neither a known name nor an existing path.
     """
-    return data if data in NAMED else f"own:{own.digest(path_of(data), kind)}"
+    return revised(data) if data in NAMED else f"own:{own.digest(path_of(data), kind)}"
 
 
 def path_of(data: str) -> Path:

@@ -11,6 +11,7 @@ from regard.tasks.data.catalog import data_root
 from regard.tasks.data.cued import COUNTS, CUED, canvas
 from regard.tasks.data.cued import SIZE as CUED_SIZE
 from regard.tasks.data.cued import checksum as cued_checksum
+from regard.tasks.data.generated import revised
 from regard.tasks.data.own import SUFFIXES
 from regard.tasks.data.streams import generator
 
@@ -29,7 +30,7 @@ def identity(data: str, kind: str = "") -> str:
 
     kind: of the digest, see `regard.tasks.data.digest`. Raises: DataError.
     """
-    return data if data in NAMED else f"own:{digest(path_of(data), kind)}"
+    return revised(data) if data in NAMED else f"own:{digest(path_of(data), kind)}"
 
 
 def path_of(data: str) -> Path:

@@ -17,6 +17,7 @@ from regard.swapping.inspect import input_channels
 from regard.tasks.data import cued
 from regard.tasks.data.augment import scaled_pixels
 from regard.tasks.data.feed import to_tensor
+from regard.tasks.data.generated import revised
 from regard.tasks.data.images import read_image
 from regard.tasks.data.order import check_parts
 
@@ -102,7 +103,7 @@ class Segmentation(ImageTask):
 
     def identity(self) -> "Segmentation":
         if self.data in NAMED:
-            return dataclasses.replace(self, digest="", extra=())
+            return dataclasses.replace(self, data=revised(self.data), digest="", extra=())
         total = own_digest(path_of(self.data), self.digest)
         return dataclasses.replace(self, data=f"own:{total}", digest="", extra=())
 

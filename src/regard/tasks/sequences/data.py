@@ -11,6 +11,7 @@ import numpy as np
 from regard.core import DataError, nearest
 from regard.core.paths import user_path
 from regard.tasks.data import catalog
+from regard.tasks.data.generated import revised
 
 from . import listops, pathfinder, pixels, text
 from .tokens import SequenceSet
@@ -71,7 +72,7 @@ def known_counts(data: str) -> tuple[int, int] | None:
 
 def identity(data: str) -> str:
     """The data in a run's key: the name of a named set, or a digest of the user's own tables. Raises: DataError."""
-    return data if data in NAMED else f"own:{text.digest(path_of(data))}"
+    return revised(data) if data in NAMED else f"own:{text.digest(path_of(data))}"
 
 
 def path_of(data: str) -> Path:

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from regard.core import DataError
+from regard.tasks.data.generated import REVISIONS
 from regard.tasks.data.streams import number
 
 from .cache import generated
@@ -108,7 +109,7 @@ def load(name: str) -> SequenceSet:
     spec = LISTOPS[name]
     sizes = (-(-size // PART) for size in spec.sizes)
     splits = [
-        generated(f"{name}-1-{split}", parts, partial(_part, spec, split))
+        generated(f"{name}-{REVISIONS[name]}-{split}", parts, partial(_part, spec, split))
         for split, parts in zip(("train", "held", "test"), sizes, strict=True)
     ]
     seen: set[bytes] = set()

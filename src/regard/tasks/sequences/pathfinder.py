@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from regard.tasks.data.generated import REVISIONS
 from regard.tasks.data.streams import generator
 
 from .cache import generated
@@ -214,7 +215,7 @@ def load(name: str) -> SequenceSet:
     """A set of `PATHFINDER`, generated once and then read from the cache."""
     spec = PATHFINDER[name]
     train, held, test = (
-        generated(f"{name}-1-{split}", size // PART, partial(_part, spec, split))
+        generated(f"{name}-{REVISIONS[name]}-{split}", size // PART, partial(_part, spec, split))
         for split, size in zip(("train", "held", "test"), spec.sizes, strict=True)
     )
     return SequenceSet(name, ("two contours", "one contour"), train, test, "pixels", 256, False, held)

@@ -10,6 +10,7 @@ from pathlib import Path
 from regard.core import ConfigError, DataError, nearest
 from regard.core.paths import regular_file, user_path
 from regard.tasks.data.catalog import data_root
+from regard.tasks.data.generated import revised
 
 from .numbers_text import number_sentences
 
@@ -71,7 +72,7 @@ def load(data: str, source: str, target: str) -> Corpus:
 
 def identity(data: str, source: str, target: str) -> str:
     """The data in a run's key: the name of a named set, or a digest of the user's texts. Raises: DataError."""
-    return data if data in NAMED else load(data, source, target).name
+    return revised(data) if data in NAMED else load(data, source, target).name
 
 
 def check_languages(source: str, target: str) -> None:

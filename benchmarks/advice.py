@@ -1,0 +1,215 @@
+"""Is the advice right? Predicted and real accuracy and time of plans that are drawn by a rule, and then fine-tuned.
+
+`python benchmarks/advice.py RUN --results DIR --data NAME --out DIR [--plans 16] [--seeds 2] [--limit 10000]`
+RUN is a finished run of `regard train host`, the user's model. Needs the data of the run.
+
+The rule, which was written down before anything was fine-tuned: all candidates learn layer by layer as in
+`regard advise`; 400 assignments are drawn with `DRAW_SEED`, each layer uniformly over its own attention and the
+candidates; they are sorted by their predicted loss (the divergence of the class scores of the whole assignment, on
+images that nothing learned from) and cut into quartiles; from each quartile a quarter of the plans is taken, evenly
+spaced in it. The plan that `advise` recommends for latency=0.8x is fine-tuned beside them. Each starts from its learned
+layers and is fine-tuned for one epoch on the first `--limit` training images, with the same recipe and seeds; accuracy
+is that on all test images. Intermediate results are kept in --out, so that the same command goes on after a stop.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from regard.core.allocator import ALLOCATOR
+
+DRAW_SEED, DRAWN, BOOTSTRAP = 20261124, 400, 10_000
+STEPS, IMAGES, BATCH = 150, 480, 8
+EPOCHS, RATE = 1, 5e-4
+FILE = "evidence.json"
+PREDICTORS = {
+    "divergence": "divergence of the class scores after learning layer by layer",
+    "additive": "sum of the divergences of each change alone, after learning",
+    "swapped": "divergence of the class scores right after the swap",
+    "layer_error": "mean relative error of the layers' outputs, after learning",
+    "agreement": "share of images with another best class, after learning",
+    "macs": "multiply-accumulates (more is better), no look at the model at all",
+}
+
+
+def candidates(tokens: int) -> tuple[Any, ...]:
+    """The mechanisms of `regard advise`, with numbers that suit few tokens."""
+    from regard import SKA, Agent, Linear, MiTA, Window
+    from regard.swapping.removed import Removed
+
+    m = round(math.sqrt(tokens) / 3) ** 2
+    return (MiTA(m=m, k=m), Agent(m=m), Linear(), SKA(), Window(size=5), Removed())
+
+
+def draw(names: list[str], choices: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """`DRAWN` different assignments, each layer uniformly over its choices (None: its own attention)."""
+    import numpy as np
+
+    rng, plans = np.random.default_rng(DRAW_SEED), []
+    while len(plans) < min(DRAWN, math.prod(len(choices[name]) + 1 for name in names) - 1):
+        plan = {name: ([None, *choices[name]])[rng.integers(len(choices[name]) + 1)] for name in names}
+        if plan not in plans and any(mixer is not None for mixer in plan.values()):
+            plans.append(plan)
+    return plans
+
+
+def by_quartile(plans: list[Any], losses: list[float], number: int) -> list[int]:
+    """The rows of `number` plans, a quarter from each quartile of the losses, evenly spaced in it."""
+    order = sorted(range(len(plans)), key=lambda row: losses[row])
+    rows = []
+    for quartile in range(4):
+        part = order[quartile * len(order) // 4 : (quartile + 1) * len(order) // 4]
+        each = number // 4
+        rows += [part[(2 * i + 1) * len(part) // (2 * each)] for i in range(each)]
+    return rows
+
+
+def predict(run: Any, store: Any, arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
+    """The drawn plans with what is predicted of them; starts for fine-tuning are saved below `out`."""
+    import torch
+
+    from regard.advice.fidelity import Fidelity, means
+    from regard.advice.layer_costs import layer_costs, measured_usage
+    from regard.advice.learning import Distillation, LayerDistillation
+    from regard.advice.search import added, additive_loss, as_plan, front
+    from regard.advice.substitutes import Substitutes
+    from regard.advice.user_model import load_user_model, read_user_images, split_images, tensors
+    from regard.models.saving import save
+    from regard.swapping.layer_plan import spell_layer_plan
+
+    torch.manual_seed(0)
+    model = load_user_model(str(store.folder(run.key)))
+    images, _ = read_user_images(arguments.data, model.size, model.channels, IMAGES)
+    learned, judged = split_images(images)
+    inputs = model.prepared(tensors(judged))
+    patch = model.network.patch_embed.patch_size[0]
+    mixers = candidates(model.size[0] * model.size[1] // patch**2)
+    with Substitutes(model.network, mixers, model.example) as substitutes:
+        fidelity = Fidelity(substitutes, inputs)
+        names, choices = substitutes.names, {name: substitutes.choices(name) for name in substitutes.names}
+        plans = draw(names, choices)
+        swapped = [float(fidelity.scores(as_plan(plan)).kl.mean()) for plan in plans]
+        print(f"{len(plans)} plans drawn; learning", flush=True)
+        LayerDistillation(substitutes, model, learned, Distillation(steps=STEPS)).run()
+        errors = fidelity.outputs()
+        losses = means(fidelity.alone())
+        changes = [fidelity.scores(as_plan(plan)) for plan in plans]
+        print("predicted; measuring costs", flush=True)
+        costs = layer_costs(substitutes, inputs[:BATCH], seconds=0.5)
+        rows = by_quartile(plans, [float(change.kl.mean()) for change in changes], arguments.plans)
+        own = measured_usage(substitutes, {"own": {}}, inputs[:BATCH], 2.0)["own"]
+        within = [c for c in front(losses, costs, "latency") if added(c, costs, "latency") <= -0.2 * own.seconds]
+        verified = [(float(fidelity.scores(as_plan(choice)).kl.mean()), choice) for choice in within[:4]]
+        recommended = min(verified, key=lambda pair: pair[0])[1] if verified else {}
+        chosen = [*(plans[row] for row in rows), recommended]
+        usage = measured_usage(
+            substitutes, {"own": {}} | {str(i): as_plan(plan) for i, plan in enumerate(chosen)}, inputs[:BATCH], 1.0
+        )
+        records = []
+        for index, plan in enumerate(chosen):
+            change = fidelity.scores(as_plan(plan))
+            row = rows[index] if index < len(rows) else None
+            folder = save(substitutes.applied(as_plan(plan)), out / f"start-{index}")
+            records.append({
+                "plan": spell_layer_plan(as_plan(plan)), "start": folder.name, "recommended": row is None,
+                "divergence": float(change.kl.mean()), "additive": additive_loss(plan, losses),
+                "swapped": None if row is None else swapped[row],
+                "layer_error": sum(float(errors[n, m].error.mean()) for n, m in as_plan(plan).items()) / len(names),
+                "agreement": 1 - float(change.agrees.mean()), "macs": -usage[str(index)].macs / usage["own"].macs,
+                "latency_predicted": 1 + added(plan, costs, "latency") / own.seconds,
+                "latency_measured": usage[str(index)].seconds / usage["own"].seconds,
+            })  # fmt: skip
+    return {"mixers": [repr(mixer) for mixer in mixers], "records": records}
+
+
+def finetune(run: Any, record: dict[str, Any], seed: int, arguments: argparse.Namespace, out: Path) -> float:
+    """The accuracy of a plan after fine-tuning from its learned layers, percent."""
+    from regard import Recipe, Run
+    from regard.store.results import Results
+    from regard.train.initial_weights import Saved
+
+    task = replace(run.task, init="host", limit=arguments.limit)
+    recipe = Recipe(epochs=EPOCHS, lr=RATE, augment=run.recipe.augment)
+    tuned = Run(task=task, plan=record["plan"], recipe=recipe, seed=seed, start=Saved(str(out / record["start"])))
+    outcome = tuned.execute(Results(out / "runs"), device="cpu")
+    return float(outcome["metrics"]["top1"])
+
+
+def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rank correlations with bootstrap intervals over plans, and how far the recommended plan is from the best."""
+    import numpy as np
+
+    from regard.measure.statistics import rank_correlation
+
+    drawn = [record for record in records if not record["recommended"] and record["top1"]]
+    accuracy = [-float(np.mean(record["top1"])) for record in drawn]
+
+    def correlation(a: list[float], b: list[float]) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        samples = [rng.integers(len(a), size=len(a)) for _ in range(BOOTSTRAP)]
+        values = [rank_correlation([a[i] for i in rows], [b[i] for i in rows]) for rows in samples]
+        low, high = np.quantile([value for value in values if value is not None], [0.025, 0.975])
+        return {"value": rank_correlation(a, b), "low": float(low), "high": float(high), "n": len(a)}
+
+    better = sorted(range(len(drawn)), key=lambda i: drawn[i]["divergence"])[: len(drawn) // 2]
+    result: dict[str, Any] = {name: correlation([record[name] for record in drawn], accuracy) for name in PREDICTORS}
+    half = [drawn[i]["divergence"] for i in better], [accuracy[i] for i in better]
+    result["divergence, better half"] = correlation(*half)
+    result["latency"] = correlation(
+        [record["latency_predicted"] for record in drawn], [record["latency_measured"] for record in drawn]
+    )
+    recommended = next(record for record in records if record["recommended"])
+    within = [record for record in drawn if record["latency_measured"] <= 0.8]
+    result["recommended"] = {
+        "top1": float(np.mean(recommended["top1"])),
+        "latency": recommended["latency_measured"],
+        "best of those within the budget": max((float(np.mean(record["top1"])) for record in within), default=None),
+        "best of all": -min(accuracy),
+    }
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--plans", type=int, default=16)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=10_000)
+    arguments = parser.parse_args()
+    if any(name not in os.environ for name in ALLOCATOR):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1"})
+    from regard.store.results import Results
+    from regard.train.run import read_run
+
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / FILE
+    store = Results(arguments.results)
+    run = read_run(store, arguments.run)
+    before = (store.outcome(run.key) or {})["metrics"]["top1"]
+    content = json.loads(file.read_text()) if file.exists() else predict(run, store, arguments, arguments.out)
+    file.write_text(json.dumps(content, indent=1) + "\n")
+    for record in content["records"]:
+        scores = record.setdefault("top1", [])
+        while len(scores) < arguments.seeds:
+            scores.append(finetune(run, record, len(scores), arguments, arguments.out))
+            file.write_text(json.dumps(content, indent=1) + "\n")
+            print(f"{scores[-1]:.2f}  divergence {record['divergence']:.4f}  {record['plan']}", flush=True)
+    about = {
+        "host": run.task.host, "data": run.task.data, "top1": before, "limit": arguments.limit,
+        "seeds": arguments.seeds, "epochs": EPOCHS, "lr": RATE, "steps": STEPS, "images": IMAGES,
+    }  # fmt: skip
+    content = {"about": about, **content, "summary": summarise(content["records"])}
+    file.write_text(json.dumps(content, indent=1) + "\n")
+    print(json.dumps(content["summary"], indent=1))
+
+
+if __name__ == "__main__":
+    main()

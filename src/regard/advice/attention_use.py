@@ -1,0 +1,84 @@
+"""How a model uses its attention: how many tokens a query takes in, and how far away they are."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.core import Grid, RegardError
+from regard.core.eval_mode import eval_mode
+from regard.explain.layer_inputs import effective_cells
+from regard.swapping.capture import capture, with_regard_softmax
+from regard.swapping.layer import Port
+
+from .user_model import UserModel
+
+LOCAL, GLOBAL = 0.6, 0.9
+"""Of the distance under equal weights: below the first a layer is called local, above the second global."""
+
+
+@dataclass(frozen=True)
+class AttentionUse:
+    """Of one layer, means over images, heads and patch tokens as queries.
+
+    tokens: share of all tokens that a query takes in (exp of the entropy of its weights, divided by their number).
+    distance: of the attended patch tokens, divided by that under equal weights. prefix: share of the weights on prefix
+    and suffix tokens.
+    """
+
+    tokens: float
+    distance: float
+    prefix: float
+
+    @property
+    def word(self) -> str:
+        """local, global or mixed."""
+        return "local" if self.distance < LOCAL else "global" if self.distance > GLOBAL else "mixed"
+
+
+def attention_use(model: UserModel, images: Tensor) -> dict[str, AttentionUse] | str:
+    """By layer, for prepared images; a sentence instead where the attention is no plain softmax or has no such maps."""
+    try:
+        swapped = with_regard_softmax(model.network, images)
+        with capture(swapped) as maps, eval_mode(swapped):
+            swapped(images)
+    except RegardError as error:
+        return f"where attention looks is not known: {error}"
+    uses = {}
+    for name, weights in maps.items():
+        layer = swapped.get_submodule(name)
+        assert isinstance(layer, Port)
+        grid = layer.mixer.site.grid
+        if weights.shape[-1] == weights.shape[-2] == grid.tokens:  # keys may be fewer (spatial reduction)
+            uses[name] = _use(weights, grid)
+    return uses or "where attention looks is not known: its keys are not the tokens of a grid"
+
+
+def _use(weights: Tensor, grid: Grid) -> AttentionUse:
+    cells = slice(grid.prefix, grid.prefix + grid.cells)
+    rows = weights[:, :, cells]
+    places = torch.cartesian_prod(torch.arange(grid.height), torch.arange(grid.width)).double()
+    distance = torch.cdist(places, places)
+    inside = rows[..., cells].double()
+    inside = inside / inside.sum(-1, keepdim=True).clamp_min(1e-12)
+    return AttentionUse(
+        tokens=float(effective_cells(rows).mean()) / grid.tokens,
+        distance=float((inside * distance).sum(-1).mean()) / max(float(distance.mean()), 1e-12),
+        prefix=1 - float(rows[..., cells].sum(-1).mean()),
+    )
+
+
+def summary(uses: dict[str, AttentionUse], losses: dict[str, float], threshold: float = 0.01) -> Sequence[str]:
+    """Sentences on where attention is local, global or hardly used. losses: divergence of the scores without a layer's
+    attention, in nats, before any learning."""
+    lines = []
+    for word in ("local", "global"):
+        names = [name for name, use in uses.items() if use.word == word]
+        if names:
+            lines.append(f"{word} attention: {', '.join(names)}")
+    unused = [name for name, loss in losses.items() if math.isfinite(loss) and loss < threshold]
+    if unused:
+        lines.append(f"hardly used (the scores change by less than {threshold} nats without it): {', '.join(unused)}")
+    return lines

@@ -1,0 +1,164 @@
+"""Fidelity: how far a model's layers and class scores change when other mechanisms stand in the place of attention.
+
+Nothing here reads labels: the model as it was is the reference.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.core import MixerConfig, UnsupportedError
+from regard.core.eval_mode import eval_mode
+from regard.measure.bench_model import output_tensor
+from regard.measure.statistics import Interval, interval, share_interval
+from regard.swapping.layer_plan import LayerPlan
+
+from .substitutes import Substitutes
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreChange:
+    """The change of a model's class scores, for each image.
+
+    kl: Kullback-Leibler divergence of the new class probabilities from the old ones, in nats, (n,). agrees: whether
+    the best class is the same, (n,); of dense predictions the mean and the share over positions.
+    """
+
+    kl: Float[np.ndarray, " n"]
+    agrees: Float[np.ndarray, " n"]
+
+    @classmethod
+    def of(cls, kl: Sequence[float], agrees: Sequence[float]) -> "ScoreChange":
+        """From plain numbers."""
+        return cls(np.asarray(kl, np.float64), np.asarray(agrees, np.float64))
+
+    @property
+    def divergence(self) -> Interval:
+        """Mean of `kl` over images, with its 95 % interval."""
+        return interval(self.kl.tolist())
+
+    @property
+    def agreement(self) -> Interval:
+        """Percent of images with the same best class, with its 95 % interval."""
+        return share_interval(self.agrees)
+
+
+@dataclass(frozen=True, eq=False)
+class OutputChange:
+    """The change of one layer's output on the original's inputs, for each image.
+
+    error: norm of the difference, divided by the norm of the original's output, (n,). cosine: of both outputs, (n,).
+    """
+
+    error: Float[np.ndarray, " n"]
+    cosine: Float[np.ndarray, " n"]
+
+
+class Fidelity:
+    """Compares plans of layers with the model as it was, on prepared images (n, C, H, W).
+
+    Raises: UnsupportedError if the model returns no class scores.
+    """
+
+    def __init__(self, substitutes: Substitutes, images: Tensor, batch: int = 16) -> None:
+        self.substitutes = substitutes
+        self.batches = images.split(batch)
+        self.original = self._log_probabilities()
+
+    def _log_probabilities(self, model: nn.Module | None = None) -> list[Tensor]:
+        model = self.substitutes.model if model is None else model
+        with eval_mode(model):
+            return [class_scores(model(batch)).log_softmax(1) for batch in self.batches]
+
+    def part(self, number: int) -> "Fidelity":
+        """The same comparison on the first `number` batches."""
+        part = copy.copy(self)
+        part.batches, part.original = self.batches[:number], self.original[:number]
+        return part
+
+    def scores(self, plan: LayerPlan) -> ScoreChange:
+        """What a plan of layers changes in the class scores."""
+        with self.substitutes.installed(plan):
+            return self._change_to(self._log_probabilities())
+
+    def of_model(self, model: nn.Module) -> ScoreChange:
+        """What another model, such as a swapped copy, changes in the class scores."""
+        return self._change_to(self._log_probabilities(model))
+
+    def _change_to(self, changed: list[Tensor]) -> ScoreChange:
+        kl, agrees = [], []
+        for before, after in zip(self.original, changed, strict=True):
+            kl.append(_image_mean((before.exp() * (before - after)).sum(1)))
+            agrees.append(_image_mean((before.argmax(1) == after.argmax(1)).float()))
+        return ScoreChange(torch.cat(kl).double().cpu().numpy(), torch.cat(agrees).double().cpu().numpy())
+
+    def alone(
+        self, report: Callable[[str, MixerConfig], None] | None = None
+    ) -> dict[tuple[str, MixerConfig], ScoreChange]:
+        """`scores` for each layer and mechanism alone, all other layers as they were. report: called before each."""
+        changes = {}
+        for name, layers in self.substitutes.layers.items():
+            for mixer in layers:
+                if report is not None:
+                    report(name, mixer)
+                changes[name, mixer] = self.scores({name: mixer})
+        return changes
+
+    def outputs(self) -> dict[tuple[str, MixerConfig], OutputChange]:
+        """The change of each layer's output by each mechanism, on the inputs that the layer has in the original."""
+        errors: dict[tuple[str, MixerConfig], list[tuple[Tensor, Tensor]]] = {}
+        images = 0
+
+        def compare(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            for mixer, layer in self.substitutes.layers[name].items():
+                pair = _change(output, output_tensor(layer(*args, **kwargs)), images)
+                errors.setdefault((name, mixer), []).append(pair)
+
+        with self.substitutes.observed(compare):
+            for batch in self.batches:
+                images = len(batch)
+                self.substitutes.model(batch)
+        return {key: OutputChange(*map(_joined, zip(*pairs, strict=True))) for key, pairs in errors.items()}
+
+
+def class_scores(output: Any) -> Float[Tensor, "B K ..."]:
+    """Class scores in a model's output: (B, classes), or (B, classes, h, w) of dense predictions, float32.
+
+    Raises: UnsupportedError if there are none.
+    """
+    tensor = output.logits if isinstance(getattr(output, "logits", None), Tensor) else output_tensor(output)
+    if tensor.ndim not in (2, 4) or tensor.shape[1] < 2:
+        raise UnsupportedError(
+            f"the model returns a tensor of shape {tuple(tensor.shape)}, no class scores (B, classes) or "
+            "(B, classes, h, w); use a model with its classifier"
+        )
+    return tensor.float()
+
+
+def _image_mean(values: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
+    return values.reshape(len(values), -1).mean(1)
+
+
+def _change(before: Tensor, after: Tensor, images: int) -> tuple[Tensor, Tensor]:
+    """Relative error and cosine for each image; windows of an image lie one after another."""
+    x, y = (value.reshape(images, -1).double() for value in (before, after))
+    norm = x.norm(dim=1)
+    return (y - x).norm(dim=1) / norm.clamp_min(1e-30), (x * y).sum(1) / (norm * y.norm(dim=1)).clamp_min(1e-30)
+
+
+def _joined(parts: Sequence[Tensor]) -> np.ndarray:
+    return torch.cat(list(parts)).cpu().numpy()
+
+
+def means(changes: Mapping[tuple[str, MixerConfig], ScoreChange]) -> dict[str, dict[MixerConfig, float]]:
+    """The mean divergence by layer and mechanism."""
+    table: dict[str, dict[MixerConfig, float]] = {}
+    for (name, mixer), change in changes.items():
+        table.setdefault(name, {})[mixer] = float(change.kl.mean())
+    return table

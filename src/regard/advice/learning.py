@@ -1,0 +1,177 @@
+"""Distillation without labels: substitutes learn the outputs of the layers that they replace, then a model its scores.
+
+Layer by layer, all at once: in each pass of the original, every substitute gets the inputs of its layer and learns its
+output (Zhang et al. 2024, LoLCATs, call this attention transfer). Steps are pure functions of (seed, step), so that an
+interrupted distillation continues with the same bits.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import ConfigError
+from regard.core.eval_mode import eval_mode
+from regard.measure.bench_model import output_tensor
+from regard.swapping.layer import MIXER_CHILD
+from regard.tasks.data.feed import Batches
+from regard.tasks.data.images import Images
+
+from .fidelity import class_scores
+from .substitutes import Substitutes
+from .user_model import UserModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """How substitutes learn. steps, batch: of images. lr: of weights that the original has; new ones learn `faster`
+    times as fast, since they start at random. augment: of the images, as in a recipe. Raises: ConfigError."""
+
+    steps: int = 120
+    batch: int = 16
+    lr: float = 1e-3
+    faster: float = 4.0
+    augment: str = "flip"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.batch < 1 or not 0 < self.lr < 1 or not self.faster > 0:
+            raise ConfigError(
+                f"steps is 0 or more, batch at least 1, lr between 0 and 1, not {self.steps}, {self.batch}, {self.lr}"
+            )
+
+    def rate(self, step: int) -> float:
+        """The factor of the learning rate in a step: warm-up over a tenth, then a cosine to zero."""
+        warm = max(1, self.steps // 10)
+        if step < warm:
+            return (step + 1) / warm
+        return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+
+
+class LayerDistillation:
+    """All substitutes learning at once; `run` makes steps, `state` and `resume` keep and restore where it is.
+
+    losses: by layer and mechanism (its spelling), the squared error of the last step, divided by the variance of the
+    original's output.
+    """
+
+    def __init__(self, substitutes: Substitutes, model: UserModel, images: Images, how: Distillation) -> None:
+        self.substitutes, self.model, self.how = substitutes, model, how
+        self.batches = Batches(images, model.size, min(how.batch, len(images)), how.augment, how.seed)
+        self.step = 0
+        self.losses: dict[tuple[str, Any], float] = {}
+        new: list[nn.Parameter] = []
+        kept: list[nn.Parameter] = []
+        for layers in substitutes.layers.values():
+            for layer in layers.values():
+                own = {layer.layer_name(key) for key in layer.host_parameters()}
+                for name, value in layer.named_parameters(remove_duplicate=False):
+                    if value.requires_grad:
+                        (kept if name in own or not name.startswith(MIXER_CHILD) else new).append(value)
+        self.groups = [(values, rate) for values, rate in ((kept, how.lr), (new, how.lr * how.faster)) if values]
+        groups = [{"params": values, "lr": rate} for values, rate in self.groups]
+        self.optimizer = torch.optim.Adam(groups, betas=(0.9, 0.98)) if groups else None
+
+    def run(self, seconds: int | float = math.inf) -> bool:
+        """Make the remaining steps, or as many as begin within `seconds`; returns whether all steps are made."""
+        end = time.monotonic() + seconds
+        if self.optimizer is None:
+            self.step = self.how.steps
+        while self.step < self.how.steps:
+            if time.monotonic() > end:
+                return False
+            assert self.optimizer is not None
+            for group, (_, rate) in zip(self.optimizer.param_groups, self.groups, strict=True):
+                group["lr"] = rate * self.how.rate(self.step)
+            self.optimizer.zero_grad(set_to_none=True)
+            device = next(self.model.network.parameters()).device
+            images = self.model.prepared(self.batches[self.step][0], device)
+            with self.substitutes.observed(self._learn):
+                self.model.network(images)
+            self.optimizer.step()
+            self.step += 1
+        return True
+
+    def _learn(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        """Add the gradients of the substitutes of one layer; their graphs end here, so that few are in memory."""
+        scale = 1 / output.var().clamp_min(1e-12)
+        for mixer, layer in self.substitutes.layers[name].items():
+            if not any(value.requires_grad for value in layer.parameters()):
+                continue
+            with torch.enable_grad():
+                error = (output_tensor(layer(*args, **kwargs)) - output).square().mean() * scale
+            if error.isfinite():
+                error.backward()
+            self.losses[name, mixer] = float(error.detach())
+
+    def state(self) -> dict[str, Any]:
+        """Where it is, with all weights."""
+        moments = {} if self.optimizer is None else moments_of(self.optimizer)
+        return {"step": self.step, "steps": self.how.steps, "weights": self.substitutes.weights(), "moments": moments}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        self.substitutes.load_weights(state["weights"])
+        self.step = state["step"]
+        if self.optimizer is not None:
+            restore_moments(self.optimizer, state["moments"])
+
+
+class ScoreDistillation:
+    """A swapped copy of a model learning the original's class probabilities, all weights that can be trained.
+
+    The loss is the Kullback-Leibler divergence. `run`, `state` and `resume` are those of `LayerDistillation`.
+    Raises: ConfigError if no weight can be trained; UnsupportedError, by `run`, without class scores.
+    """
+
+    def __init__(self, student: nn.Module, model: UserModel, images: Images, how: Distillation) -> None:
+        self.student, self.model, self.how = student.eval(), model, how
+        self.batches = Batches(images, model.size, min(how.batch, len(images)), how.augment, how.seed)
+        self.step = 0
+        self.parameters = [value for value in student.parameters() if value.requires_grad]
+        if not self.parameters:
+            raise ConfigError("all weights of the model are frozen, so it cannot learn its class scores")
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=how.lr, betas=(0.9, 0.98), weight_decay=0.0)
+
+    def run(self, seconds: int | float = math.inf) -> bool:
+        end = time.monotonic() + seconds
+        while self.step < self.how.steps:
+            if time.monotonic() > end:
+                return False
+            self.optimizer.param_groups[0]["lr"] = self.how.lr * self.how.rate(self.step)
+            inputs = self.model.prepared(self.batches[self.step][0], self.parameters[0].device)
+            with eval_mode(self.model.network):
+                target = class_scores(self.model.network(inputs)).log_softmax(1)
+            scores = class_scores(self.student(inputs)).log_softmax(1)
+            loss = (target.exp() * (target - scores)).sum(1).mean()
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.parameters, 1.0)
+            self.optimizer.step()
+            self.step += 1
+        return True
+
+    def state(self) -> dict[str, Any]:
+        weights = dict(self.student.state_dict())
+        return {"step": self.step, "weights": weights, "moments": moments_of(self.optimizer)}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        self.student.load_state_dict(state["weights"])
+        self.step = state["step"]
+        restore_moments(self.optimizer, state["moments"])
+
+
+def moments_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer remembers of each parameter, by its number as text."""
+    return {str(key): value for key, value in optimizer.state_dict()["state"].items()}
+
+
+def restore_moments(optimizer: torch.optim.Optimizer, moments: Mapping[str, Any]) -> None:
+    """The inverse of `moments_of`."""
+    if moments:
+        state = {int(key): value for key, value in moments.items()}
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -1,0 +1,185 @@
+"""Substitutes: for each attention layer of a model, layers with other mechanisms that can take its place for a pass."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.core import MixerConfig, RegardError, SwapError
+from regard.core.eval_mode import eval_mode
+from regard.measure.bench_model import output_tensor
+from regard.swapping.grid_source import watched_module
+from regard.swapping.inspect import layer_calls, matching_layers
+from regard.swapping.layer import Port
+from regard.swapping.layer_plan import LayerPlan, spell_or_none
+from regard.swapping.shared_state import present_source
+from regard.swapping.swap import plan_layers, swap
+
+
+class Substitutes:
+    """Layers beside a model, which itself does not change: `layers[name][mechanism]` has weights of its own.
+
+    They start as a swap starts them: with the weights of the layer as far as the mechanism has them. A plan of layers
+    is `installed` for the length of a `with` block. refused: why a mechanism cannot stand at a layer. Close it at the
+    end (or use it in a `with` statement): it takes its hooks from the model.
+    Raises: SwapError if the model has no attention that can be replaced, or no mechanism fits any layer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mixers: Sequence[MixerConfig],
+        example: Tensor,
+        where: str = "*",
+        ports: Sequence[type[Port]] = (),
+    ) -> None:
+        self.model, self.example, self.mixers = model, example, tuple(dict.fromkeys(mixers))
+        self.names = matching_layers(model, where, ports)
+        if swapped := [name for name in self.names if isinstance(model.get_submodule(name), Port)]:
+            raise SwapError(f"{swapped[0]} is swapped already; restore the model first, or leave the layer out")
+        self.layers: dict[str, dict[MixerConfig, Port]] = {name: {} for name in self.names}
+        self.refused: dict[tuple[str, MixerConfig], str] = {}
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        for mixer in self.mixers:
+            self._add(mixer, ports)
+        if not any(self.layers.values()):
+            raise SwapError(f"no mechanism fits a layer: {next(iter(self.refused.values()), 'none was given')}")
+        self._watch()
+
+    def _add(self, mixer: MixerConfig, ports: Sequence[type[Port]]) -> None:
+        if mixer.shared() is not None:
+            reason = "its layers share parameters, so it cannot be chosen for one layer alone"
+            self.refused |= {(name, mixer): reason for name in self.names}
+            return
+        groups = [self.names]
+        while groups:
+            names = groups.pop()
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(0)
+                    layers = plan_layers(self.model, mixer, names, self.example, ports=ports).layers()
+            except RegardError as error:
+                if len(names) == 1:
+                    self.refused[names[0], mixer] = str(error)
+                else:  # which of them it is
+                    groups += [[name] for name in names]
+                continue
+            for name, layer in layers.items():
+                self.layers[name][mixer] = layer.eval()
+
+    def _watch(self) -> None:
+        """Let all substitutes read the grid from the model's own passes."""
+        for name, substitutes in self.layers.items():
+            for layer in substitutes.values():
+                watched = watched_module(self.model, name, layer.watch) if layer.watch else None
+                if watched is None:
+                    continue
+                present = present_source(watched)
+                if present is None:
+                    self._handles.append(watched.register_forward_hook(layer.source.record))
+                else:
+                    layer.source = present
+                layer.source.users.add(layer)
+
+    def keep_only(self, plan: LayerPlan) -> None:
+        """Drop all substitutes but those of a plan. Raises: SwapError for a mechanism that a layer does not have."""
+        with self.installed(plan):
+            pass
+        self.layers = {name: {mixer: self.layers[name][mixer]} for name, mixer in plan.items()}
+        self.names = list(plan)
+
+    def close(self) -> None:
+        """Take the hooks from the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def __enter__(self) -> "Substitutes":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @contextmanager
+    def installed(self, plan: LayerPlan) -> Iterator[nn.Module]:
+        """The model with substitutes at the layers of a plan, and its own attention at the others.
+
+        plan: exact names of layers. Raises: SwapError for a mechanism that a layer does not have.
+        """
+        replaced: list[tuple[nn.Module, str, nn.Module]] = []
+        try:
+            for name, mixer in plan.items():
+                layer = self.layers.get(name, {}).get(mixer)
+                if layer is None:
+                    reason = self.refused.get((name, mixer), "it is not among the substitutes")
+                    raise SwapError(f"{name} cannot have {spell_or_none(mixer)}: {reason}")
+                path, _, leaf = name.rpartition(".")
+                parent = self.model.get_submodule(path)
+                replaced.append((parent, leaf, parent.get_submodule(leaf)))
+                parent._modules[leaf] = layer
+            yield self.model
+        finally:
+            for parent, leaf, module in replaced:
+                parent._modules[leaf] = module
+
+    def choices(self, name: str) -> list[MixerConfig]:
+        """The mechanisms that can stand at a layer, in the order in which they were given."""
+        return [mixer for mixer in self.mixers if mixer in self.layers[name]]
+
+    def calls(self, images: Tensor) -> dict[str, Any]:
+        """(args, kwargs) of each layer in a pass of prepared images, in the order of the network."""
+        return layer_calls(self.model, {name: self.model.get_submodule(name) for name in self.names}, images)
+
+    @contextmanager
+    def observed(self, see: Callable[[str, tuple[Any, ...], dict[str, Any], Tensor], None]) -> Iterator[None]:
+        """Within it, each pass of the model calls `see` with each layer's name, arguments and output (a tensor)."""
+
+        def hook(name: str) -> Callable[..., None]:
+            def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+                see(name, args, kwargs, output_tensor(output).detach())
+
+            return after
+
+        modules = {name: self.model.get_submodule(name) for name in self.names}
+        handles = [module.register_forward_hook(hook(name), with_kwargs=True) for name, module in modules.items()]
+        try:
+            with eval_mode(self.model):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors of all substitutes by "layer|mechanism|name"."""
+        return {
+            f"{name}|{spell_or_none(mixer)}|{key}": value
+            for name, substitutes in self.layers.items()
+            for mixer, layer in substitutes.items()
+            for key, value in layer.state_dict().items()
+        }
+
+    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load what `weights` returned. Raises: RuntimeError if names or shapes differ."""
+        for name, substitutes in self.layers.items():
+            for mixer, layer in substitutes.items():
+                start = f"{name}|{spell_or_none(mixer)}|"
+                own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+                layer.load_state_dict(own)
+
+    def applied(self, plan: LayerPlan, ports: Sequence[type[Port]] = ()) -> nn.Module:
+        """A copy of the model swapped by a plan, with the weights of the substitutes; hooks are those of a swap."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        try:
+            model = copy.deepcopy(self.model)
+        finally:
+            self._watch()
+        if plan:
+            swap(model, dict(plan), example=self.example, ports=ports)
+        for name, mixer in plan.items():
+            model.get_submodule(name).load_state_dict(self.layers[name][mixer].state_dict())
+        return model

@@ -1,0 +1,189 @@
+"""The user's model and images: what swap-check, distill and advise look at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.core import ConfigError, DataError, Extra, StoreError
+from regard.core.paths import files_below, printable, user_path
+from regard.models.catalog import user_ports
+from regard.models.create import build_sized, create_model
+from regard.store.results import Results
+from regard.swapping.inspect import example_input, explained_inputs
+from regard.swapping.layer import Port
+from regard.tasks.data import catalog, own
+from regard.tasks.data.augment import centre
+from regard.tasks.data.feed import to_tensor
+from regard.tasks.data.imagenet import NORMAL
+from regard.tasks.data.images import Images, read_image, size_before_crop
+from regard.tasks.normalise import Statistics, normalised
+from regard.train.load import load
+
+FEWEST_IMAGES = 16
+"""Fewer say too little of a model."""
+
+
+@dataclass(frozen=True, eq=False)
+class UserModel:
+    """A model in evaluation mode and how its images are prepared.
+
+    label: its name or folder, for pages and messages. size: (height, width) of its images; statistics: mean and
+    deviation by which they are normalised. trained: whether the weights are trained, as far as is known.
+    """
+
+    network: nn.Module
+    label: str
+    size: tuple[int, int]
+    statistics: Statistics
+    trained: bool = True
+    ports: Sequence[type[Port]] = ()
+
+    @property
+    def channels(self) -> int:
+        return len(self.statistics[0])
+
+    @property
+    def example(self) -> Tensor:
+        """Zeros (1, C, H, W)."""
+        return torch.zeros(1, self.channels, *self.size)
+
+    def prepared(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
+        """uint8 images (n, C, H, W) as the model takes them: float32, normalised, on the device."""
+        return normalised(images, self.statistics, torch.device(device))
+
+
+def load_user_model(
+    text: str, *, size: tuple[int, int] | None = None, pretrained: bool = False, results: Path = Path("results"),
+    extra: Extra = (),
+) -> UserModel:  # fmt: skip
+    """The model of a run (its folder or its key in `results`), of a folder that `save` wrote, or of a name.
+
+    size: (height, width) of images, None = the model's own. pretrained: load timm's weights, for a name. A run prepares
+    images as in its training, other models as timm does for their weights.
+    Raises: ConfigError for an unknown name or a size that the model does not take, StoreError for a damaged folder.
+    """
+    folder = _folder(text, results)
+    normal: Statistics | None = None
+    trained = True
+    if folder is not None:
+        if pretrained:
+            raise ConfigError(f"{text} has trained weights of its own: leave --pretrained out")
+        network = load(folder, extra)
+        normal = _recorded_normal(folder)
+    else:
+        options: dict[str, Any] = {"pretrained": True} if pretrained else {}
+        network = build_sized(text, None, size, extra, **options) if size else create_model(
+            text, None, extra=extra, **options
+        )  # fmt: skip
+        trained = pretrained or "pretrained=True" in text.replace(" ", "")
+    network = network.eval()
+    example = example_input(network, default=(224, 224))
+    if size is not None and tuple(example.shape[-2:]) != size:
+        example = _resized(network, example, size)
+    if normal is None:
+        normal = _usual_normal(network, example.shape[1])
+    with explained_inputs(network, example), torch.no_grad():
+        network(example)
+    height, width = example.shape[-2:]
+    return UserModel(network, text, (height, width), normal, trained, user_ports(extra))
+
+
+def _folder(text: str, results: Path) -> Path | None:
+    """The folder of a saved model or a run; None for the name of a model."""
+    if "(" in text:
+        return None
+    path = user_path(text)
+    if (path / "model.json").exists() or (path / "run.json").exists():
+        return path
+    if Path(text).name == text and (results / text / "run.json").exists():
+        return results / text
+    if path.is_dir():
+        raise StoreError(f"{text} is neither a saved model (model.json) nor a run (run.json)")
+    return None
+
+
+def _recorded_normal(folder: Path) -> Statistics | None:
+    """The normalisation of a run's images, from its outcome."""
+    folder = folder.resolve()
+    outcome = Results(folder.parent).outcome(folder.name) if (folder / "run.json").exists() else None
+    normal = ((outcome or {}).get("data") or {}).get("normal")
+    return (normal[0], normal[1]) if normal else None
+
+
+def _usual_normal(network: nn.Module, channels: int) -> Statistics:
+    """What timm's configuration of the model names, else ImageNet's; averaged where the number of channels differs."""
+    config = getattr(network, "pretrained_cfg", None) or {}
+    mean, std = (list(config.get(name) or usual) for name, usual in zip(("mean", "std"), NORMAL, strict=True))
+    if len(mean) != channels:
+        mean, std = [sum(mean) / len(mean)] * channels, [sum(std) / len(std)] * channels
+    return mean, std
+
+
+def _resized(network: nn.Module, example: Tensor, size: tuple[int, int]) -> Tensor:
+    """An image of another size, for a model whose position embedding can be resized. Raises: ConfigError."""
+    set_size = getattr(network, "set_input_size", None)
+    if callable(set_size):
+        set_size(img_size=size)
+    return torch.zeros(*example.shape[:2], *size)
+
+
+def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int) -> tuple[Images, list[str]]:
+    """At most `limit` evenly spaced images of a folder, flat or nested, or of a named set; labels are never read.
+
+    Of a named set, training images. Returned are the pixels (n, H, W, C), and a sentence for each image that cannot be
+    read and is left out. Raises: DataError if fewer than `FEWEST_IMAGES` can be read.
+    """
+    if data in catalog.NAMED:
+        return _named_images(data, size, channels, limit), []
+    folder = user_path(data, DataError)
+    if not folder.is_dir():
+        raise DataError(f"{data} is no folder of images and no named set; expected a folder, flat or nested")
+    files = files_below(folder, own.SUFFIXES)
+    number = min(limit, len(files))
+    readable: list[np.ndarray] = []
+    damaged: list[str] = []
+    for row in range(number):
+        try:
+            image = read_image(files[row * len(files) // number], size_before_crop(size), channels)
+        except DataError as error:
+            damaged.append(printable(str(error)))
+        else:
+            readable.append(centre(image[None], size)[0])
+    if len(readable) < FEWEST_IMAGES:
+        raise DataError(
+            f"{data} has {len(readable)} readable images ({', '.join(sorted(own.SUFFIXES))}); at least "
+            f"{FEWEST_IMAGES} are needed{'; ' + damaged[0] if damaged else ''}"
+        )
+    return Images(np.stack(readable), np.zeros(len(readable), np.int64)), damaged
+
+
+def _named_images(data: str, size: tuple[int, int], channels: int, limit: int) -> Images:
+    images = catalog.load(data, size, cut=data in catalog.SIZES and catalog.SIZES[data] != size).train
+    number = min(limit, len(images))
+    pixels = _as_channels(np.asarray(images.pixels[np.arange(number) * len(images) // number]), channels)
+    return Images(centre(pixels, size), np.zeros(number, np.int64))
+
+
+def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    """Grey images as colour ones, or the other way round."""
+    if pixels.shape[-1] == channels:
+        return pixels
+    grey = pixels.mean(-1, keepdims=True).round().astype(np.uint8)
+    return grey.repeat(channels, -1)
+
+
+def split_images(images: Images, share: float = 0.25) -> tuple[Images, Images]:
+    """(to learn from, to judge by): every n-th image is in the second part, at least `FEWEST_IMAGES` // 2."""
+    step = max(2, min(round(1 / share), 2 * len(images) // FEWEST_IMAGES))
+    judged = np.arange(len(images)) % step == step - 1
+    return images.take(np.flatnonzero(~judged)), images.take(np.flatnonzero(judged))
+
+
+def tensors(images: Images) -> Tensor:
+    """uint8 (n, C, H, W)."""
+    return to_tensor(images.pixels)

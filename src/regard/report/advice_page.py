@@ -1,0 +1,191 @@
+"""The page of `regard advise --data`: the recommended plan, the verified plans, each layer, and the doubts."""
+
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from regard import __version__
+from regard.advice.recommend import Recommendation, VerifiedPlan
+from regard.core import MixerConfig
+from regard.lab.analysis import Cell, Chart, Sheet
+from regard.measure.statistics import Interval
+from regard.store.files import write_atomically
+from regard.swapping.layer_plan import spell_or_none
+
+from .analysis_page import render_analysis
+
+OWN = "its own"
+
+
+def write_advice(path: Path | str, result: Recommendation) -> Path:
+    """Write the page; returns the file. Raises: StoreError."""
+    write_atomically(Path(path), render_advice(result))
+    return Path(path)
+
+
+def render_advice(result: Recommendation) -> str:
+    """The page as HTML."""
+    learned, judged = result.images
+    return render_analysis({
+        "analysis": "regard advise",
+        "title": f"{result.model}: which attention at which layer",
+        "source": "",
+        "question": f"Which plan changes the class scores least within {result.budget}?",
+        "of": "",
+        "scale": "",
+        "notes": [
+            *answer(result),
+            *(f"Not sure: {doubt}." for doubt in result.doubts),
+            f"{learned} images to learn from ({result.steps} steps), {judged} others to judge by; no label was read. "
+            f"Times: one thread, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
+            "Divergence: of the class probabilities with a plan from those of the model as it was, in nats, with 95 % "
+            "intervals over images; 0 is no change. Agreement: images with the same best class.",
+        ],
+        "sheets": [asdict(sheet) for sheet in _sheets(result)],
+        "pictures": [],
+        "environment": {"machine": f"{platform.system()} {platform.machine()}", "python": platform.python_version()},
+        "code": __version__,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    })  # fmt: skip
+
+
+def answer(result: Recommendation) -> list[str]:
+    """The recommendation as sentences."""
+    best = result.best
+    memory = "" if best.memory is None else f", {best.memory:.2f}x the peak memory"
+    costs = f"{best.latency:.2f}x the time{memory}, {best.macs:.2f}x the multiply-accumulates"
+    if not best.spelling:
+        return [f"Keep the model as it is: no plan within {result.budget} was found"]
+    return [
+        f"Recommended: {best.spelling}.",
+        f"It needs {costs}, and keeps the best class of {interval_text(best.agreement)} % of the images "
+        f"(divergence {interval_text(best.divergence)} nats).",
+    ]
+
+
+def interval_text(value: Interval) -> str:
+    """Mean with its interval."""
+    if value.low is None or value.high is None:
+        return f"{value.mean:.3g}"
+    return f"{value.mean:.3g} [{max(value.low, 0.0):.3g}, {value.high:.3g}]"
+
+
+def _sheets(result: Recommendation) -> Iterable[Sheet]:
+    yield _plans(result)
+    yield _assignments(result)
+    yield _alone(result)
+    if isinstance(result.use, Mapping):
+        yield _use(result)
+    yield _costs(result)
+
+
+def _plans(result: Recommendation) -> Sheet:
+    """The verified plans, with a chart of divergence over the budget's kind."""
+    kind = {"latency": "time", "memory": "peak memory", "macs": "multiply-accumulates"}[result.budget.kind]
+    columns = ("plan", kind, "divergence", "interval", "agreement %", "expected divergence", f"expected {kind}", "role")
+    rows = tuple(
+        (
+            f"{label}: {_short(plan)}",
+            round(plan.share(result.budget.kind), 3),
+            round(plan.divergence.mean or 0.0, 5),
+            interval_text(plan.divergence),
+            round(plan.agreement.mean or 0.0, 1),
+            round(plan.predicted, 5),
+            round(plan.expected, 3),
+            "recommended" if plan is result.best else "as it was" if not plan.spelling else "verified",
+        )
+        for label, plan in zip("ABCDEFGHIJKLMNOP", result.plans, strict=False)
+    )
+    note = "Each plan was run end to end. expected: from its layers one by one, before it was run."
+    return Sheet(
+        title="Plans",
+        columns=columns,
+        rows=rows,
+        note=note,
+        chart=Chart(x=kind, y="divergence", series="role", kind="points"),
+    )
+
+
+def _short(plan: VerifiedPlan) -> str:
+    """The mechanisms of a plan with their numbers of layers."""
+    counts: dict[str, int] = {}
+    for mixer in plan.choice.values():
+        label = OWN if mixer is None else _label(mixer)
+        counts[label] = counts.get(label, 0) + 1
+    return ", ".join(f"{number} x {label}" for label, number in counts.items())
+
+
+def _label(mixer: MixerConfig) -> str:
+    spelling = spell_or_none(mixer)
+    return "none" if spelling == "None" else spelling.removesuffix("()")
+
+
+def _assignments(result: Recommendation) -> Sheet:
+    layers = list(result.best.choice)
+    labels = "ABCDEFGHIJKLMNOP"[: len(result.plans)]
+    rows = tuple(
+        (
+            name,
+            *(OWN if (mixer := plan.choice[name]) is None else _label(mixer) for plan in result.plans[: len(labels)]),
+        )
+        for name in layers
+    )
+    return Sheet(title="What each plan has at each layer", columns=("layer", *labels), rows=rows)
+
+
+def _alone(result: Recommendation) -> Sheet:
+    mixers = list(dict.fromkeys(mixer for _, mixer in result.alone))
+    names = list(dict.fromkeys(name for name, _ in result.alone))
+
+    def value(name: str, mixer: MixerConfig) -> Cell:
+        change = result.alone.get((name, mixer))
+        return "refused" if change is None else round(float(change.kl.mean()), 5)
+
+    rows = tuple((name, *(value(name, mixer) for mixer in mixers)) for name in names)
+    note = "Divergence of the class scores with one change alone, after learning. none: without attention."
+    if result.refused:
+        reasons = "; ".join(dict.fromkeys(f"{_label(mixer)}: {why}" for (_, mixer), why in result.refused.items()))
+        note = f"{note} Refused: {reasons}."
+    return Sheet(title="Each layer alone", columns=("layer", *map(_label, mixers)), rows=rows, note=note)
+
+
+def _use(result: Recommendation) -> Sheet:
+    assert isinstance(result.use, Mapping)
+    rows = tuple(
+        (name, use.word, round(use.distance, 3), round(use.tokens, 3), round(use.prefix, 3))
+        for name, use in result.use.items()
+    )
+    note = (
+        "Of the model as it was, means over images, heads and queries. distance: of the attended tokens, 1 is that "
+        "under equal weights. tokens: share that a query takes in. prefix: weight on class tokens and registers."
+    )
+    return Sheet(
+        title="Where attention looks", columns=("layer", "attention", "distance", "tokens", "prefix"), rows=rows,
+        note=note,
+    )  # fmt: skip
+
+
+def _costs(result: Recommendation) -> Sheet:
+    rows: list[tuple[Cell, ...]] = []
+    seen = []
+    for name, usage in result.costs.items():
+        if usage in seen:
+            continue
+        seen.append(usage)
+        own = usage[None]
+        for mixer, used in usage.items():
+            rows.append(
+                (
+                    name,
+                    OWN if mixer is None else _label(mixer),
+                    round(used.seconds * 1e3, 3),
+                    round(used.seconds / own.seconds, 3),
+                    None if used.memory is None else round(used.memory / 1e6, 2),
+                    round(used.macs / max(own.macs, 1), 3),
+                )
+            )
+    columns = ("layer", "mechanism", "ms", "time", "peak MB", "multiply-accumulates")
+    note = "One layer of each kind; time and multiply-accumulates also as shares of its own attention."
+    return Sheet(title="Costs of a layer", columns=columns, rows=tuple(rows), note=note, folded=False)

@@ -1,0 +1,111 @@
+"""The recommendation, end to end on a small model, and through the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard import swap
+from regard.advice.recommend import Question, recommend
+from regard.advice.search import Budget
+from regard.advice.user_model import load_user_model, read_user_images, split_images
+from regard.cli.app import run as command
+from regard.core import ConfigError, DataError, SwapError
+from regard.mixers.linear import Linear
+from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
+from regard.models.saving import load, save
+from regard.swapping.removed import Removed
+
+from .models import HOST, images, user_model
+
+QUESTION = Question(budget=Budget("macs", 0.9), mixers=(SKA(), Linear(), Removed()), minutes=0.1, batch=2, steps=10)
+
+
+def test_the_plan_meets_the_budget_and_is_what_was_measured(tmp_path: Path) -> None:
+    model = user_model()
+    before = {key: value.clone() for key, value in model.network.state_dict().items()}
+    result = recommend(model, images(), QUESTION, folder=tmp_path)
+    assert result.met
+    assert result.best.macs <= 0.9
+    assert result.best.divergence.mean == min(
+        plan.divergence.mean
+        for plan in result.plans
+        if plan.macs <= 0.9  # type: ignore[type-var]
+    )
+    first = result.plans[0]
+    assert (first.spelling, first.latency, first.macs, first.divergence.mean) == ("", 1.0, 1.0, 0.0)
+    assert all(plan.expected == pytest.approx(plan.macs, abs=0.02) for plan in result.plans)
+    assert all(torch.equal(value, before[key]) for key, value in model.network.state_dict().items())
+    lines: list[str] = []
+    again = recommend(user_model(), images(), QUESTION, folder=tmp_path, report=lines.append)
+    assert any("continuing" in line for line in lines)
+    assert [plan.divergence for plan in again.plans] == [plan.divergence for plan in result.plans]
+
+
+def test_a_budget_that_cannot_be_met_gives_the_nearest_plan() -> None:
+    question = Question(budget=Budget("macs", 0.01), mixers=(SKA(),), minutes=0.1, batch=2, steps=0)
+    result = recommend(user_model(), images(), question)
+    assert not result.met
+    assert result.best.macs == min(plan.macs for plan in result.plans)
+    assert "no plan of these mechanisms meets macs=0.01x" in result.doubts[0]
+
+
+def test_images_of_a_folder_are_read_whatever_its_form(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for row in range(20):
+        folder = tmp_path / ("nested/deep" if row % 2 else ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (12 * row, 0, 0)).save(folder / f"{row}.png")
+    (tmp_path / "damaged.png").write_bytes(b"no image")
+    pictures, damaged = read_user_images(str(tmp_path), (16, 24), 3, 100)
+    assert pictures.pixels.shape == (20, 16, 24, 3)
+    assert len(damaged) == 1
+    assert "damaged.png" in damaged[0]
+    few, _ = read_user_images(str(tmp_path), (16, 24), 1, 17)
+    assert few.pixels.shape[-1] == 1
+    learned, judged = split_images(pictures)
+    assert (len(learned), len(judged)) == (10, 10)
+    learned, judged = split_images(images(80))
+    assert (len(learned), len(judged)) == (60, 20)
+    with pytest.raises(DataError, match="at least 16"):
+        read_user_images(str(tmp_path / "nested"), (16, 24), 3, 100)
+
+
+def test_models_that_give_no_answer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave --pretrained out"):
+        load_user_model(str(save(create_model(HOST, None), tmp_path / "saved")), pretrained=True)
+    model = user_model()
+    swap(model.network, SKA())
+    with pytest.raises(SwapError, match="is swapped already"):
+        recommend(model, images(), QUESTION)
+
+
+def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """swap-check, advise, distill and finetune, one after another, on a saved model and digits."""
+    host = "vit_desk(size=8, patch=2, dim=16, depth=2, heads=2, in_chans=1)"
+    saved = str(save(create_model(host, None), tmp_path / "saved"))
+    assert command(["swap-check", saved, "SKA()", "--data", "digits", "--images", "32", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["layer"] for row in rows] == ["blocks.0.attn", "blocks.1.attn", "all"]
+    out = str(tmp_path / "advice")
+    arguments = ["--data", "digits", "--images", "48", "--minutes", "0.1", "--mixers", "SKA; None", "--out", out]
+    assert command(["advise", saved, "--budget", "macs=0.95x", *arguments]) == 0
+    assert "Recommended: " in capsys.readouterr().out
+    page = (tmp_path / "advice" / "advice.html").read_text()
+    assert "Where attention looks" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    plan = str(tmp_path / "advice" / "plan.json")
+    new = str(tmp_path / "new")
+    options = ["--data", "digits", "--images", "48", "--steps", "3", "--score-steps", "2", "--out", new]
+    assert command(["distill", saved, "--plan", plan, *options]) == 0
+    capsys.readouterr()
+    changes = ["--set", "recipe.epochs=1", "--set", "task.limit=64", "--results", str(tmp_path / "results"), "--json"]
+    for start, further in ((new, []), (saved, ["--plan", plan])):
+        assert command(["finetune", start, "--data", "digits", "--size", "8x8", *further, *changes]) == 0
+        outcome = json.loads(capsys.readouterr().out)
+        assert "SKA()" in outcome["row"] or "None" in outcome["row"]
+    assert outcome["row"].startswith("blocks.")
+    assert load(new) is not None
