@@ -61,7 +61,8 @@ def convert_others(module: nn.Module, kept: Iterable[Tensor], example: Tensor) -
 def check_wrapper(model: nn.Module, layers: Iterable[str]) -> None:
     """Raises: SwapError for what is around a model or some of its layers and would not work after a change of them.
 
-    These are DDP, DataParallel and FSDP, torch.compile, adapters around a whole attention, and inference mode.
+    These are DDP and FSDP, which know the parameters, an adapter around a whole attention or a layer compiled by
+    itself, and inference mode.
     """
     if inside := [name for name in layers if ".base_layer" in f".{name}"]:
         raise SwapError(
