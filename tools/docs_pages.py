@@ -206,7 +206,7 @@ Each cell is a test with small models (`tests/swapping/test_matrix.py`).
 | `lightning.Trainer` | yes | yes | yes | yes | yes |
 | int8 by `quantize_dynamic` | yes | yes | yes | yes | yes |
 | int8 by torchao | yes | yes | yes | yes | yes |
-| DDP and FSDP2 on two processes | yes | yes | yes | yes | yes |
+| DDP and FSDP2 on two processes | yes | yes | not compared | yes | yes |
 
 The message about the image height is torchvision's own. After a swap, a quantised layer runs but cannot be swapped or
 restored any more; a `SwapError` says so. `regard.save` and `regard.save_pretrained` save mechanisms too.
