@@ -242,6 +242,33 @@ print(torch.equal(model(images), plain))  # True: attention starts with a factor
 `deformable=True` also makes the 3x3 convolution before the attention deformable; at first its output stays the same, up
 to rounding. `swap`, `remove` and `restore` work on this model as on any other.
 
+## What works after a swap
+
+Each cell is a test with small models (`tests/swapping/test_matrix.py`).
+
+| after a swap | timm ViT | timm Swin | timm XCiT | torchvision ViT | Hugging Face ViT |
+| --- | --- | --- | --- | --- | --- |
+| `torch.compile(fullgraph=True)` | yes | yes | yes | yes | yes |
+| `torch.export` | yes | yes | yes | yes | yes |
+| ONNX | yes | yes | yes | yes | yes |
+| gradient checkpointing | yes | yes | yes | yes | yes |
+| autocast | yes | yes | yes | yes | yes |
+| moving average of the weights | yes | yes | yes | yes | yes |
+| `copy.deepcopy` | yes | yes | yes | yes | yes |
+| pickle, `torch.save(model)` | yes | yes | yes | yes | yes |
+| state dicts, both ways | yes | yes | yes | yes | yes |
+| another image size | yes | yes | yes | refused: Wrong image height | yes |
+| features of inner layers | yes | yes | yes | yes | yes |
+| accelerate | yes | yes | yes | yes | yes |
+| `transformers.Trainer` | yes | yes | yes | yes | yes |
+| `lightning.Trainer` | yes | yes | yes | yes | yes |
+| int8 by `quantize_dynamic` | yes | yes | yes | yes | yes |
+| int8 by torchao | yes | yes | yes | yes | yes |
+| DDP and FSDP2 on two processes | yes | yes | not compared | yes | yes |
+
+The message about the image height is torchvision's own. After a swap, a quantised layer runs but cannot be swapped or
+restored any more; a `SwapError` says so. `regard.save` and `regard.save_pretrained` save mechanisms too.
+
 ## Training
 
 A swapped model trains under DDP and FSDP2, alone or in Lightning, accelerate and the trainers of Hugging Face.
@@ -271,10 +298,13 @@ is refused; use `regard.capture` to collect attention maps.
 
 ## Adapters, pruning and export
 
-A swap reads the host's weights where its library stores them. It refuses weights that are wrapped (LoRA, pruning,
-weight norm, quantisation), so that nothing is lost: merge the wrapper first, or add it after the swap. The linear
-projections of a swapped layer are plain `nn.Linear` modules under the host's names, so LoRA of PEFT finds them with the
-same `target_modules` as before the swap, and dynamic quantisation and torchao change them.
+The linear projections of a swapped layer are plain `nn.Linear` modules under the host's names, so LoRA of PEFT finds
+them with the same `target_modules` as before the swap (torchvision's fused matrix is `qkv`), and dynamic quantisation
+and torchao change them. For LoRA before a swap: adapters around projections that the new layer has in full stay, as the
+same modules; a plan lists them as `site.adapters`. Those around projections that are replaced, such as fused queries,
+keys and values where the mechanism has no keys, are `site.lost_adapters`, and the swap is refused; nothing is merged in
+silence. Saved adapters have the names of modules: load those from before a swap before you swap. A swap refuses weights
+that are pruned, parametrised (weight norm) or quantised; undo this first, or do it after the swap.
 
 `torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and with any
 batch size if its dimension is dynamic (ViT3: one batch size only; DynamicConv: up to a maximum that you give, such as

@@ -1,7 +1,5 @@
 """Swapped models under DDP and FSDP2: two processes on gloo train as one does."""
 
-import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from regard.mixers.spelling import spell
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.projections.sne import FSNE
+from two_processes import free_port, started
 
 DESK = "vit_desk(size=(16, 24), dim=16, depth=2, heads=2)"
 STEPS = 3
@@ -38,12 +37,6 @@ def train(model, images):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
-
-
-def started(rank, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
 
 
 def work(rank, port, folder, config):
@@ -84,10 +77,7 @@ def spawned(worker, folder, config):
     """Images (steps, batch, C, h, w) that two processes trained on, and the state they ended with."""
     images = torch.randn(STEPS, 4, 3, 16, 24, dtype=torch.float64)
     torch.save(images, folder / "images.pt")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(worker, (port, str(folder), config), nprocs=2)
+    mp.spawn(worker, (free_port(), str(folder), config), nprocs=2)
     return images, torch.load(folder / "state.pt")
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
+from in_onnx import agrees
 from regard.swapping.swap import swap
 from small_hosts import HOSTS, vit
 
@@ -13,7 +13,6 @@ PAIRS = (
     ("vit", "MiTA(m=4, k=3)"),
     ("vit", "Reformer(chunk=5)"),
     ("vit", "DAT(stride=2, kernel=3)"),  # a learned bias, with gradients on: memory in another order
-    ("swin", "Softmax()"),
     ("vit", "Factors(projection=FSNE(code=8), dwc=3, gate=True)"),
 )
 
@@ -32,13 +31,3 @@ def test_tokens_are_sorted_by_expert_in_onnx(tmp_path: Path) -> None:
     """196 tokens, which MiTA groups; few are taken in one dense piece."""
     model, _ = vit(img_size=(112, 112))
     agrees(swap(model, "MiTA(m=16, k=9)").eval(), torch.randn(2, 3, 112, 112), tmp_path / "model.onnx")
-
-
-def agrees(model: nn.Module, x: Tensor, file: Path) -> None:
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    torch.onnx.export(model, (x,), file, dynamo=True, verbose=False)
-    session = runtime.InferenceSession(file)
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(found), model(x), rtol=1e-4, atol=1e-5)

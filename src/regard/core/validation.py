@@ -83,6 +83,9 @@ def check_fields(config: object, error: type[RegardError] = ConfigError) -> None
         raise error(f"{cls} has no {name}={shown(value)}: {name} is {rule.expected}{hint}")
 
 
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def checked(function: Function) -> Function:
     """A function whose arguments are compared with its annotations before it runs, as `check_fields` does for fields.
 
@@ -95,7 +98,7 @@ def checked(function: Function) -> Function:
     def compared(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         for label, rule in _argument_rules(function).items():
-            if label not in bound.arguments:
+            if label not in bound.arguments or signature.parameters[label].kind in _SEVERAL:
                 continue
             value = _plain(bound.arguments[label], rule)
             if not rule.holds(value):

@@ -23,7 +23,6 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.shared.checks import check_qkv
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.sdpa import sdpa
 
@@ -59,7 +58,6 @@ def softmax(
     Keys hidden by padding may hold any value, even NaN.
     Raises: ShapeError if q, k and v do not fit together.
     """
-    check_qkv("softmax", q, k, v)
     mask = mask or NO_MASK
     k, v = hide(k, mask), hide(v, mask)
     if mask.kinds == {"causal"} and q.shape[-2] == k.shape[-2]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from regard.core import Cost, ProjectionConfig, Site, heads, linear_cost
+from regard.core import Cost, ProjectionConfig, Site, linear_cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +58,16 @@ def project_roles(
     """
     if not roles:
         return ()
-    if by_head:
-        parts = layer(x).unflatten(-1, (number, len(all_roles), -1)).unbind(-2)
-        return tuple(parts[all_roles.index(role)].transpose(1, 2) for role in roles)
-    if roles != all_roles and isinstance(layer, nn.Linear) and _is_plain(layer):
+    if roles != all_roles and not by_head and isinstance(layer, nn.Linear) and _is_plain(layer):
         bias = None if layer.bias is None else role_rows(layer.bias, all_roles, roles)
-        parts = F.linear(x, role_rows(layer.weight, all_roles, roles), bias).chunk(len(roles), -1)
-        return tuple(heads(y, number) for y in parts)
-    parts = layer(x).chunk(len(all_roles), -1)
-    return tuple(heads(parts[all_roles.index(role)], number) for role in roles)
+        y, all_roles = F.linear(x, role_rows(layer.weight, all_roles, roles), bias), roles
+    else:
+        y = layer(x)
+    if by_head:
+        parts = y.unflatten(-1, (number, len(all_roles), -1)).permute(3, 0, 2, 1, 4).unbind()
+    else:
+        parts = y.unflatten(-1, (len(all_roles), number, -1)).permute(2, 0, 3, 1, 4).unbind()
+    return parts if roles == all_roles else tuple(parts[all_roles.index(role)] for role in roles)
 
 
 def _is_plain(layer: nn.Linear) -> bool:

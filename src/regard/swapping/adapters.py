@@ -73,6 +73,8 @@ def alteration(layer: nn.Module, further: Collection[str] = (), skip: str = "") 
             return f"{subject} has a forward of its own"
         if (has_linear and not plain and package_name(part) not in accepted) or kind.__module__.startswith("torch.ao."):
             return f"{subject} is of {kind.__module__}.{kind.__qualname__}"
+        if hasattr(getattr(part, "weight", None), "__tensor_flatten__"):  # torchao replaces the weight, not the layer
+            return f"{subject} has weights of {type(part.weight).__module__}"
         if any(type(hook).__module__.startswith("torch.nn.utils.") for hook in part._forward_pre_hooks.values()):
             return f"{subject} is pruned or normalised by torch.nn.utils"
     return ""

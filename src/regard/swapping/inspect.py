@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from regard.core import ConfigError, Grid, RegardError, SwapError
 from regard.core.eval_mode import eval_mode
@@ -15,7 +17,7 @@ from regard.core.validation import shown
 from regard.swapping.ports import PORTS
 
 from .grid_source import GridSource, require_watched_module
-from .layer import Port
+from .layer import Port, first_tensor
 from .shared_state import check_where, present_source
 
 Example = Tensor | Mapping[str, Any]
@@ -187,10 +189,71 @@ def _call(model: nn.Module, example: Example) -> None:
         model(**{name: placed(value) for name, value in example.items()})
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerCall:
+    """A call of a layer in a forward pass. grid: of its tokens. shape: of its output, the first one of several."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    grid: Grid
+    shape: torch.Size
+
+    @torch.no_grad()
+    def check(self, layer: Port, name: str) -> None:
+        """Run the layer that takes the place of the one that was called, in evaluation mode.
+
+        Raises: SwapError if its output has another shape; whatever the layer raises for this input.
+        """
+        example = first_tensor(layer)
+
+        def here(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(example.device, example.dtype if value.is_floating_point() else None)
+
+        height, width = self.grid.height, self.grid.width
+        with eval_mode(layer):
+            layer.source.record(layer, (), torch.empty(1, 0, height, width))
+            args, kwargs = tree_map(here, (self.args, self.kwargs))
+            shape = _output_shape(layer(*args, **kwargs))
+        if shape != self.shape:
+            raise SwapError(
+                f"{type(layer).__name__} at {name} returns a tensor {tuple(shape)}, the model's own attention one of "
+                f"{tuple(self.shape)}: correct the port's forward"
+            )
+
+
+def _output_shape(output: Any) -> torch.Size:
+    return (output[0] if isinstance(output, tuple | list) else output).shape
+
+
+@contextmanager
+def stand_ins(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
+    """Twins of layers, with the same parts, in their places for the length of a `with` block.
+
+    A twin has hooks of its own beside those of the layer, and runs only where the model calls what is in its place.
+    """
+    twins: dict[nn.Module, Any] = {}
+    for layer in layers.values():
+        twins[layer] = object.__new__(type(layer))
+        twins[layer].__dict__ = {
+            name: value.copy() if "_hooks" in name else value for name, value in vars(layer).items()
+        }
+    places = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
+    places = [(parent, name, child) for parent, name, child in places if child in twins]
+    try:
+        for parent, name, child in places:
+            parent._modules[name] = twins[child]  # type: ignore[index]
+        yield {name: twins[layer] for name, layer in layers.items()}
+    finally:
+        for parent, name, child in places:
+            parent._modules[name] = child
+
+
 def layer_grids(
     model: nn.Module, layers: Mapping[str, type[Port]], example: Example
-) -> dict[str, tuple[Grid, GridSource]]:
-    """The grid of each layer in a forward pass, and the source of later grids; one source per watched module.
+) -> dict[str, tuple[Grid, GridSource, LayerCall]]:
+    """The grid of each layer in a forward pass, the source of later grids, and the call; one source per watched module.
 
     layers: names, with the port of each.
     Raises: SwapError if a layer is not entered or gets fewer tokens than its grid; ConfigError for an input that the
@@ -202,9 +265,12 @@ def layer_grids(
         )
     modules = {name: model.get_submodule(name) for name in layers}
     sources, handles = _grid_sources(model, layers)
+    outputs: dict[nn.Module, torch.Size] = {}
     try:
-        with explained_inputs(model, example):
-            calls = layer_calls(model, modules, example, lambda args, kwargs: (*args, *kwargs.values()))
+        with explained_inputs(model, example), stand_ins(model, modules) as twins:
+            for twin in twins.values():
+                twin.register_forward_hook(lambda twin, args, output: outputs.update({twin: _output_shape(output)}))
+            calls = layer_calls(model, twins, example)
     finally:
         for handle in handles:
             handle.remove()
@@ -212,11 +278,15 @@ def layer_grids(
     for name, port in layers.items():
         if name not in calls:
             raise SwapError(f"the forward pass does not enter {name}; leave it out with where=")
+        args, kwargs = calls[name]
+        inputs = (*args, *kwargs.values())
+        host = original_attention(twins[name])  # which ran, and may know its grid since then
         watched = sources[name].grid(0) if port.watch else None
-        grid = port.call_grid(original_attention(modules[name]), calls[name], watched)
+        grid = port.call_grid(host, inputs, watched)
         if grid is None:
-            grid = port.token_grid(original_attention(modules[name]), sources[name].grid(0), calls[name][0].shape, name)
-        grids[name] = (grid, sources[name])
+            grid = port.token_grid(host, sources[name].grid(0), inputs[0].shape, name)
+        call = LayerCall(args=args, kwargs=kwargs, grid=grid, shape=outputs[twins[name]])
+        grids[name] = (grid, sources[name], call)
     return grids
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,6 +28,11 @@ def set_parameters(module: nn.Module, parameters: Mapping[str, nn.Parameter]) ->
     for key, value in parameters.items():
         owner, name = owner_of(module, key)
         owner._parameters[name] = value
+
+
+def empty_parameters(module: nn.Module) -> dict[int, nn.Parameter]:
+    """The memo with which `copy.deepcopy` copies a module with parameters of any values."""
+    return {id(value): nn.Parameter(torch.empty_like(value), value.requires_grad) for value in module.parameters()}
 
 
 def take_state(new: nn.Module, old: nn.Module) -> None:
@@ -55,7 +61,8 @@ def convert_others(module: nn.Module, kept: Iterable[Tensor], example: Tensor) -
 def check_wrapper(model: nn.Module, layers: Iterable[str]) -> None:
     """Raises: SwapError for what is around a model or some of its layers and would not work after a change of them.
 
-    These are DDP, DataParallel and FSDP, torch.compile, adapters around a whole attention, and inference mode.
+    These are DDP and FSDP, which know the parameters, an adapter around a whole attention or a layer compiled by
+    itself, and inference mode.
     """
     if inside := [name for name in layers if ".base_layer" in f".{name}"]:
         raise SwapError(

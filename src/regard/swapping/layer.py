@@ -261,7 +261,7 @@ class Port(HostNames):
 
     def _without(self, hooks: str) -> "Port":
         """This layer, with the same tensors, without one kind of hooks."""
-        quiet = self.__class__.__new__(self.__class__)
+        quiet = object.__new__(type(self))  # FSDP2 gives the class another __new__
         quiet.__dict__.update(self.__dict__)
         quiet.__dict__[hooks] = OrderedDict()
         return quiet

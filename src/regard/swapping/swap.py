@@ -17,27 +17,28 @@ from .hooks import empty_hooks, lost_hooks, move_hooks
 from .host_names import MIXER_CHILD
 from .inspect import (
     Example,
+    LayerCall,
     attention_layers,
     example_input,
-    input_shapes,
     layer_grids,
     matching_layers,
     original_attention,
 )
-from .kept_parameters import check_tied, check_wrapper, parameter_uses, set_parameters, take_state
+from .kept_parameters import check_tied, check_wrapper, empty_parameters, parameter_uses, set_parameters, take_state
 from .layer import Port
 from .layer_plan import LayerPlan, PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan
 from .removed import Removed
 from .shared_state import replace_modules, shared_module, swapped_layers
 from .transaction import unchanged_on_error
-from .transfer import host_adapters, host_tensors, movable_adapters, same_parameters, transfer, transfer_shared
+from .transfer import host_adapters, movable_adapters, same_parameters, transfer, transfer_shared
 
 
 @dataclass
 class PlannedSite:
     """One layer of a plan: its name, the port that will replace it, and what becomes of the host's parameters.
 
-    before: the module that is replaced. kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
+    before: the module that is replaced. call: its call in the plan's forward pass.
+    kept, new, dropped: names of parameters, as `Port.parameter_changes` has them.
     new_objects: names in `model.named_parameters()` after the swap of parameters that an optimizer made before it does
     not have: new ones, and kept rows of a fused matrix. All others are the same objects.
     lost_hooks: hooks that cannot move, such as those of a part that the new layer does not have; the others move to it.
@@ -48,6 +49,7 @@ class PlannedSite:
     name: str
     layer: Port
     before: nn.Module
+    call: LayerCall
     kept: list[str]
     new: list[str]
     dropped: list[str]
@@ -100,8 +102,9 @@ class SwapPlan:
 
         Parameters that are kept in full stay the same objects; hooks move to the new layers.
         faithful: a new convolution (`dwc=`) is initialised with zeros, so that it changes nothing at first; False
-        initialises it as PyTorch does, for training from scratch. A forward pass of the example checks that every layer
-        runs. After any exception, Ctrl-C too, the model is as it was; no other thread may use it meanwhile.
+        initialises it as PyTorch does, for training from scratch. Every new layer runs once, on the input that the old
+        one had in the plan's forward pass. After any exception, Ctrl-C too, the model is as it was; no other thread may
+        use it meanwhile.
         Raises: SwapError if a layer does not run, was changed since the plan was made, or would lose an adapter.
         """
         return unchanged_on_error(self.model, lambda: self._apply(faithful))
@@ -117,12 +120,8 @@ class SwapPlan:
         replaced = {site.before: site.layer for site in self.sites}
         transfer_shared(self.model, replaced)
         replace_modules(self.model, replaced)
-        shapes = input_shapes(self.model, {site.name: site.layer for site in self.sites}, self.example)
-        unused = [site.name for site in self.sites if site.name not in shapes]
-        if unused:
-            raise SwapError(f"the forward pass did not enter {', '.join(unused)}")
         for site in self.sites:
-            site.layer.drop_host_weights(host_tensors(site.before, site.layer))
+            site.call.check(site.layer, site.name)
         return self.model
 
 
@@ -191,19 +190,18 @@ def _plan(
     planned, uses = [], parameter_uses(model)
     for name in names:
         module, port = model.get_submodule(name), layers[name]
-        grid, source = forward_grids[name]
+        grid, source, call = forward_grids[name]
         host = hosts[name]
         site = port.site(host, grids.get(name, grid), name, order[name])
         layer = port(host, mixer, site, shared)
         layer.source = source
-        planned.append(
-            _planned_site(uses, name, module, layer, _notes(port.weights_dropout(host), mixer, site.qkv_bias))
-        )
+        notes = _notes(port.weights_dropout(host), mixer, site.qkv_bias)
+        planned.append(_planned_site(uses, name, module, layer, call, notes))
     return SwapPlan(model, mixer, planned, example)
 
 
 def _host_copy(module: nn.Module, name: str) -> nn.Module:
-    """A copy of the host's attention without hooks and adapters, on which a plan works.
+    """A copy of the host's attention without hooks, adapters and values of parameters, on which a plan works.
 
     Raises: SwapError if a tool has changed its weights, or it cannot be copied.
     """
@@ -211,7 +209,7 @@ def _host_copy(module: nn.Module, name: str) -> nn.Module:
     if isinstance(module, Port):
         return module.restored_attention()
     try:
-        host = copy.deepcopy(module, empty_hooks(module))
+        host = copy.deepcopy(module, empty_hooks(module) | empty_parameters(module))
     except Exception as error:  # copying calls whatever the module holds
         raise SwapError(
             f"{name} cannot be copied, so it cannot be restored: {error}; leave it out with where="
@@ -220,7 +218,9 @@ def _host_copy(module: nn.Module, name: str) -> nn.Module:
     return host
 
 
-def _planned_site(uses: Mapping[int, int], name: str, before: nn.Module, layer: Port, notes: list[str]) -> PlannedSite:
+def _planned_site(
+    uses: Mapping[int, int], name: str, before: nn.Module, layer: Port, call: LayerCall, notes: list[str]
+) -> PlannedSite:
     """What becomes of the parameters and hooks of one layer. Raises: SwapError for parameters tied to others."""
     kept, new, dropped = layer.parameter_changes()
     same = same_parameters(before, layer)
@@ -231,7 +231,7 @@ def _planned_site(uses: Mapping[int, int], name: str, before: nn.Module, layer: 
     own = [own for own, _ in layer.named_parameters(remove_duplicate=False)]
     new_objects = [f"{name}.{each}" for each in own if each not in same]
     hooks = lost_hooks(before, layer, moved)
-    return PlannedSite(name, layer, before, kept, new, dropped, notes, new_objects, hooks, list(moved), lost)
+    return PlannedSite(name, layer, before, call, kept, new, dropped, notes, new_objects, hooks, list(moved), lost)
 
 
 def swap(

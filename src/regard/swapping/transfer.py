@@ -19,9 +19,9 @@ def transfer(before: nn.Module, layer: Port, faithful: bool) -> None:
     What it has in full is the same parameter, with the adapter around it; the rest is copied. The model is not changed.
     faithful: as in `SwapPlan.apply`.
     """
-    same, example = same_parameters(before, layer), first_tensor(before)
+    same, example, host_state = same_parameters(before, layer), first_tensor(before), host_tensors(before, layer)
     convert_others(layer, same.values(), example)
-    filled = layer.load_host_state(host_tensors(before, layer), same)
+    filled = layer.load_host_state(host_state, same)
     filled |= {name.removeprefix(f"{MIXER_CHILD}.") for name in same}
     if isinstance(before, Port):
         filled |= _copy_same_buffers(before, layer)
@@ -37,6 +37,7 @@ def transfer(before: nn.Module, layer: Port, faithful: bool) -> None:
         layer.freeze(before.frozen_parameters(), further)
     else:
         layer.freeze(frozen, set())
+    layer.drop_host_weights(host_state)
     for path, adapter in movable_adapters(before, layer)[0].items():
         layer.mixer.set_submodule(layer.mixer_name(path), adapter)
 

@@ -62,7 +62,7 @@ def maps_of(model: nn.Module, inputs: Float[Tensor, "B C H W"], layers: str = "*
     """
     sites = attention_layers(model)
     ports = {name: sites[name] for name in matching_layers(model, layers)}
-    grids = {name: grid for name, (grid, _) in layer_grids(model, ports, inputs[:1]).items()}
+    grids = {name: grid for name, (grid, *_) in layer_grids(model, ports, inputs[:1]).items()}
     reader = with_regard_softmax(model, inputs, layers)
     with eval_mode(reader), capture(reader, layers) as captured:
         reader(inputs)

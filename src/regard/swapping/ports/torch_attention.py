@@ -82,7 +82,7 @@ class TorchAttention(Port):
                 "nn.TransformerEncoder passes padded tokens as a nested tensor, which no mechanism takes: set "
                 "encoder.use_nested_tensor = False"
             )
-        if key is not query or value is not query:
+        if not (_is_one(key, query) and _is_one(value, query)):
             raise UnsupportedError(
                 "this layer was called with separate keys or values: the port is for self-attention, which gets one "
                 "tensor as query, key and value; leave the layer out with where="
@@ -103,3 +103,8 @@ def _with_padding(mask: Mask, padding: Tensor) -> Mask:
         return replace(mask, keep=~padding)
     bias = padding[:, None, None]
     return replace(mask, bias=bias if mask.bias is None else mask.bias + bias)
+
+
+def _is_one(x: Tensor, query: Tensor) -> bool:
+    """Whether an argument is the queries' tensor; FSDP2 hands every argument on as an alias of its own."""
+    return x is query or (x.shape == query.shape and x.data_ptr() == query.data_ptr())
