@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import Grid, Mask, UnsupportedError, softmax_rows
+from regard.mixers.shared.executions import Situation, choose
 from regard.mixers.shared.native import eager_on_cpu
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import split_tokens
@@ -52,13 +53,17 @@ class Case(NamedTuple):
 
 def choose_backend(case: Case) -> str:
     """The backend of "auto": it depends on shapes, device and compiler, never on values."""
-    if case.content is not None or case.mask.kinds or (case.per_query and cut_of(case) is not None):
-        return "compressed"
-    if not case.per_query:
-        return "factorised"
     batch, heads, _, e = case.v.shape
-    pays = product_pays(batch, heads, e, case.grid, case.keys)
-    return "factorised" if pays and eager_on_cpu(case.v) else "compressed"
+    fits = product_pays(batch, heads, e, case.grid, case.keys) and eager_on_cpu(case.v)
+    facts = {
+        "content": case.content is not None, "mask": case.mask.kinds, "per query": case.per_query,
+        "tiles": case.per_query and cut_of(case) is not None, "fits": fits,
+    }  # fmt: skip
+    situation = Situation(
+        device=case.v.device, dtype=case.v.dtype, tokens=case.grid.tokens, keys=case.keys.tokens,
+        facts=frozenset(name for name, holds in facts.items() if holds),
+    )  # fmt: skip
+    return choose("Factors", "auto", situation)
 
 
 def product_pays(batch: int, heads: int, e: int, grid: Grid, keys: Grid) -> bool:
