@@ -152,8 +152,7 @@ def bra(
         device=q.device, dtype=q.dtype, tokens=grid.cells, keys=grid.cells, m=tiles.number, top=top * tiles.area,
         trains=trains(q, k, v),
     )  # fmt: skip
-    possible = ["regions"] + ["triton"] * (q.is_cuda and has_triton())
-    if choose("BRA", execution, situation, possible) == "triton":
+    if choose("BRA", execution, situation, lambda: ["regions"] + ["triton"] * (q.is_cuda and has_triton())) == "triton":
         cells = _routed(q, k, v, grid, tiles, plan, scale, mask)
     else:
         cells = _by_regions(q, k, v, grid, tiles, plan, scale, mask)

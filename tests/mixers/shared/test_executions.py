@@ -56,7 +56,7 @@ def situation(tokens: int = 1024, *facts: str, **more: object) -> Situation:
     ],
 )
 def test_the_table(mechanism: str, case: Situation, execution: str) -> None:
-    assert choose(mechanism, "auto", case, MEASURED.get(mechanism, ())) == execution
+    assert choose(mechanism, "auto", case, lambda: MEASURED.get(mechanism, ())) == execution
     assert choose(mechanism, "named", case) == "named"
 
 
@@ -76,7 +76,7 @@ def test_the_fastest_that_was_measured_near_is_taken() -> None:
     write_calibration(CPU, rows)
 
     def taken(tokens: int, **options: object) -> str:
-        return choose("MiTA", "auto", situation(tokens, **options), ("dense", "grouped", "gather"))
+        return choose("MiTA", "auto", situation(tokens, **options), lambda: ("dense", "grouped", "gather"))
 
     assert taken(1024) == taken(1600) == "dense"  # triton cannot run here
     assert taken(4096) == taken(3000) == "grouped"
@@ -108,17 +108,17 @@ def test_the_fastest_that_was_measured_near_is_taken() -> None:
 )
 def test_a_damaged_or_foreign_file_is_left_out_with_one_warning(change) -> None:
     path = write_calibration(CPU, [row(dense=1.5)])
-    assert choose("MiTA", "auto", situation(), ("dense",)) == "dense"
+    assert choose("MiTA", "auto", situation(), lambda: ("dense",)) == "dense"
     path.write_text(change(path.read_text()))
     calibration.calibration.cache_clear()
     fastest.cache_clear()
     with pytest.warns(UserWarning, match="does not count.*--calibrate") as found:
-        taken = [choose("MiTA", "auto", situation(tokens), ("dense",)) for tokens in (1024, 2000)]
+        taken = [choose("MiTA", "auto", situation(tokens), lambda: ("dense",)) for tokens in (1024, 2000)]
     assert taken == ["grouped", "grouped"]
     assert len(found) == 1
 
 
 def test_without_a_file_nothing_is_said(recwarn: pytest.WarningsRecorder) -> None:
-    assert choose("MiTA", "auto", situation(), ("dense",)) == "grouped"
+    assert choose("MiTA", "auto", situation(), lambda: ("dense",)) == "grouped"
     assert not recwarn
     assert not calibration_file(CPU).exists()

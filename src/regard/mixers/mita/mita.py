@@ -175,7 +175,10 @@ def _execution(
         reason = "does not train a bias" if trained else f"has one expert per query, not {experts}"
         raise UnsupportedError(f'mita: execution="native" {reason}; use "auto"')
     native = experts == 1 and not trained and runs_native("mita", execution, q)
-    possible = [] if once else runnable(q, k.shape[-2], top * experts, bias) + ["native"] * native
+
+    def possible() -> list[str]:
+        return ["dense"] if once else runnable(q, k.shape[-2], top * experts, bias) + ["native"] * native
+
     situation = Situation(
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=m, top=top * experts,
         trains=trains(q, k, v), facts=frozenset(["native"] * native + ["union"] * once),

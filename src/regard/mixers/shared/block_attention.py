@@ -3,6 +3,7 @@
 It is routed attention: a group is an expert, and prefix and suffix tokens are the shared branch.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -101,7 +102,7 @@ def attend_groups(
             device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=groups.shape[-2], top=chosen,
             trains=trains(q, k, v),
         )  # fmt: skip
-        possible = runnable(q, k.shape[-2], chosen, bias) if rules in MEASURED else ()
+        possible = partial(runnable, q, k.shape[-2], chosen, bias) if rules in MEASURED else None
         return attend(choose(rules, execution, situation, possible), parts)
 
 

@@ -6,18 +6,18 @@ measured on a GPU: there the kernels for GPUs run only after a calibration.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from regard.core import ConfigError
 
-from .calibration import fastest
+from .calibration import calibration, fastest
 from .native import in_function_transform
 
 
-@dataclass(frozen=True, kw_only=True)
-class Situation:
+class Situation(NamedTuple):
     """What decides. tokens, keys: N and M. m, top: experts of a head, and keys of each; 0 where there are none.
 
     facts: what else rules and kernels depend on, such as "native": a compiled kernel can run. trains: whether
@@ -31,7 +31,7 @@ class Situation:
     m: int = 0
     top: int = 0
     trains: bool = False
-    facts: frozenset[str] = field(default_factory=frozenset)
+    facts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -110,17 +110,20 @@ def _few(s: Situation) -> bool:
     return s.keys > 1024 and s.keys > 64 * s.top
 
 
-def choose(mechanism: str, execution: str, situation: Situation, possible: Sequence[str] = ()) -> str:
+def choose(
+    mechanism: str, execution: str, situation: Situation, possible: Callable[[], Sequence[str]] | None = None
+) -> str:
     """The execution: the named one; for "auto" the fastest measured one of the possible, else the table's.
 
-    mechanism: of `RULES`. possible: of `MEASURED`, those that can run here; none: what was measured does not matter.
+    mechanism: of `RULES`. possible: gives those of `MEASURED` that can run here; None: nothing is measured.
     Compiled, exported and transformed code follows the table, so that a graph depends on no file.
     """
     if execution != "auto":
         return execution
-    if possible and not (torch.compiler.is_compiling() or torch.jit.is_tracing() or in_function_transform()):
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or in_function_transform()
+    if possible is not None and not traced and calibration(situation.device):
         s = situation
-        best = fastest(mechanism, s.device, s.dtype, s.trains, (s.tokens, s.m, s.top), tuple(possible))
+        best = fastest(mechanism, s.device, s.dtype, s.trains, (s.tokens, s.m, s.top), tuple(possible()))
         if best is not None:
             return best
     return next(rule.execution for rule in RULES[mechanism] if rule.holds(situation))

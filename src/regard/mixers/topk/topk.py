@@ -147,8 +147,12 @@ def _execution(execution: str, q: Tensor, k: Tensor, v: Tensor, top: int, mask: 
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], top=top, trains=trains(q, k, v),
         facts=frozenset(["native"] * native),
     )  # fmt: skip
-    copies = q.shape[:-1].numel() * top * v.shape[-1] <= COPIES
-    return choose("TopK", execution, situation, ["dense"] + ["gather"] * copies + ["native"] * native)
+
+    def possible() -> list[str]:
+        copies = q.shape[:-1].numel() * top * v.shape[-1] <= COPIES
+        return ["dense"] + ["gather"] * copies + ["native"] * native
+
+    return choose("TopK", execution, situation, possible)
 
 
 def _logits(q: Tensor, k: Tensor, rank: int, scale: float | None, mask: Mask) -> Tensor:
