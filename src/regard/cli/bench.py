@@ -101,11 +101,11 @@ def bench(
 
 def _calibrate(device: str, seconds: float, as_json: bool) -> None:
     """Measure the executions of this device, print them and keep them for "auto"."""
-    from regard.measure.calibrate import calibrate
+    from regard.measure.executions import time_executions
     from regard.mixers.shared.calibration import write_calibration
 
     clock_device = timed_device(device)
-    rows = calibrate(clock_device, seconds=seconds / 10, report=_report)
+    rows = time_executions(clock_device, seconds=seconds / 10, report=_report)
     path = write_calibration(clock_device, rows)
     if as_json:
         show([dataclasses.asdict(row) for row in rows], as_json)

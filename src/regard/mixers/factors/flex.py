@@ -50,6 +50,8 @@ def flex(case: Case) -> Tensor:
     if keep is not None:
         images = batch if case.mask.kinds else None
         blocks = create_block_mask(keep, images, None, rows, k.shape[-2], device=v.device, BLOCK_SIZE=BLOCK)
+    if not v.is_cuda:
+        q, k, v = q.detach(), k.detach(), v.detach()
     run = _compiled() if v.is_cuda else flex_attention
     return cast(Tensor, run(q, k, v, score_mod=score, block_mask=blocks, scale=1.0))[..., : case.v.shape[-1]]
 

@@ -108,6 +108,19 @@ def kernel(name: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Any:
     return function
 
 
+@cache
+def half_products(dtype: torch.dtype) -> int:
+    """How products of this dtype run: 0 in float32 or float64, 1 by AVX512-BF16's dot products, 2 by AMX's tiles.
+
+    ONEDNN_MAX_CPU_ISA, which holds PyTorch's products to an older instruction set, holds these too.
+    """
+    if dtype is not torch.bfloat16:
+        return 0
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    allowed = 2 if most in ("", "ALL", "DEFAULT") or "AMX" in most else 1 if most.endswith(("BF16", "FP16")) else 0
+    return min(allowed, int(kernels().half_products()))
+
+
 def batch_rule(operator: Any) -> Any:
     """The rule of an operator under `vmap`: the mapped axis becomes part of each tensor's batch."""
 

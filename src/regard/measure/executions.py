@@ -48,7 +48,7 @@ def cases(small: bool) -> Iterator[Case]:
             yield Case("BRA", grid, (grid.cells, regions**2, 4 * part), _bra(regions))
 
 
-def calibrate(
+def time_executions(
     device: torch.device, *, dtypes: Sequence[str] = ("fp32", "bf16"), seconds: float = 0.3, small: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> list[Measured]:  # fmt: skip
@@ -74,7 +74,7 @@ def calibrate(
 def _measured(case: Case, device: torch.device, dtype: torch.dtype, trains: bool, seconds: float) -> Measured | None:
     torch.manual_seed(0)
     shape = (1, HEADS, case.grid.tokens, WIDTH)
-    leaves = [torch.randn(shape, device=device, dtype=dtype).requires_grad_(trains) for _ in range(3)]
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype).requires_grad_(trains) for _ in range(3))
     runs: dict[str, Callable[[], object]] = {}
     for name in MEASURED[case.mechanism]:
         copied = {"dense": case.grid.tokens, "gather": case.sizes[2] * WIDTH}.get(name, 0)
@@ -82,10 +82,10 @@ def _measured(case: Case, device: torch.device, dtype: torch.dtype, trains: bool
             continue
 
         def run(name: str = name) -> Tensor:
-            return case.attend(*leaves, case.grid, name)
+            return case.attend(q, k, v, case.grid, name)
 
         try:
-            runs[name] = with_gradients(run, leaves) if trains else torch.no_grad()(run)
+            runs[name] = with_gradients(run, [q, k, v]) if trains else torch.no_grad()(run)
             runs[name]()
         except UnsupportedError:
             runs.pop(name, None)
