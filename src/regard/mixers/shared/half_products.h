@@ -19,6 +19,9 @@ enum Half { NO_HALF = 0, DOT_PRODUCTS = 1, TILES = 2 };
 
 #define WITH_HALF __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")))
 
+// GCC's functions for tiles do not say that they read memory: what was written before must not be moved behind them.
+inline void finish_writing() { asm volatile("" ::: "memory"); }
+
 // What this processor and its system have.
 inline int half_level() {
     unsigned a, b, c, d;
@@ -39,6 +42,7 @@ struct TileSetting {
             uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
         } setting;
+        asm volatile("" : : "r"(&setting) : "memory");
         _tile_loadconfig(&setting);
     }
     WITH_HALF ~TileSetting() {
@@ -127,6 +131,7 @@ template <bool ADD>
 WITH_HALF void by_tiles(const Packed& packed, long at, float* c, long ldc) {
     const long pairs = packed.pairs, bytes = ldc * sizeof(float);
     const uint32_t *a = packed.left.data(), *b = &packed.right[at * pairs];
+    finish_writing();
     if (ADD) {
         _tile_loadd(0, c, bytes);
         _tile_loadd(1, c + SIDE, bytes);
