@@ -329,7 +329,7 @@ def time_blocks(setting: Setting) -> Result:
         grid = Grid(side, side)
         q, k, v = leaves(setting, grid, 1 if setting.small else 8)
         runs: dict[str, Callable] = {"softmax attention": _softmax(q, k, v)}
-        for name in ("triton", "varlen", "grouped"):
+        for name in ("triton", "grouped"):
             runs[f"MoBA {name}"] = lambda n=name, g=grid, x=(q, k, v): moba(*x, g, (4, 4), 3, execution=n)
         for name in ("triton", "regions"):
             runs[f"BRA {name}"] = lambda n=name, g=grid, x=(q, k, v): bra(*x, g, 4, 4, execution=n)
@@ -380,7 +380,7 @@ def time_step(setting: Setting) -> Result:
     from torch import nn
 
     from regard import MiTA, create_model, swap
-    from regard.measure.bench import Candidate, measured
+    from regard.measure.bench import Candidate
     from regard.mixers.mita.mita import MiTAOperator
 
     name, size, batch, m = (
@@ -411,8 +411,7 @@ def time_step(setting: Setting) -> Result:
     rows = [Candidate("softmax attention", step(""), 1, 1)]
     rows += [Candidate(f"MiTA(m={m}, k={m}) {form}", step(form), 1, 1) for form in ("triton", "grouped")]
     placement = (torch.device(setting.device), torch.bfloat16)
-    seconds = 0.01 if setting.small else 3.0
-    timings = measured(rows, f"{name} {size}x{size}", 0, placement, True, seconds, {})
+    timings = _measured(rows, f"{size}x{size}", (size // 16) ** 2 + 1, placement, True, setting)
     return Result([f"{name}, {size} pixels, {batch} images"], [dataclasses.asdict(t) for t in timings])
 
 
@@ -506,7 +505,7 @@ def _timed(runs: dict[str, Callable], used: list[Any], grid: Any, setting: Setti
     import torch
 
     from regard.core import UnsupportedError
-    from regard.measure.bench import Candidate, measured, with_gradients
+    from regard.measure.bench import Candidate, with_gradients
 
     notes, timings = [], []
     placement = (torch.device(setting.device), setting.dtype)
@@ -515,14 +514,33 @@ def _timed(runs: dict[str, Callable], used: list[Any], grid: Any, setting: Setti
         for name, run in runs.items():
             try:
                 once = with_gradients(run, used) if backward else torch.no_grad()(run)
-                once()
+                if not backward:  # `with_gradients` has run the forward pass
+                    once()
                 rows.append(Candidate(name, once, 1, 1))
             except UnsupportedError as error:
                 notes.append(f"{name}, {'training' if backward else 'forward'}: left out, {error}")
-        seconds = 0.001 if setting.small else 1.0
         label = f"{grid.height}x{grid.width}"
-        timings += measured(rows, label, grid.tokens, placement, backward, seconds, {})
+        timings += _measured(rows, label, grid.tokens, placement, backward, setting)
     return Result(notes, [dataclasses.asdict(timing) for timing in timings])
+
+
+def _measured(
+    rows: list[Any], label: str, tokens: int, placement: tuple[Any, Any], backward: bool, setting: Setting
+) -> list[Any]:
+    """The timings of candidates in turn; in the interpreter of one pass each."""
+    from regard.measure.bench import Timing, measured
+    from regard.measure.turns import timed
+
+    if not setting.small:
+        return measured(rows, label, tokens, placement, backward, 1.0, {})
+    seconds = [timed(row.run, placement[0]).seconds for row in rows]
+    return [
+        Timing(
+            mixer=row.name, grid=label, tokens=tokens, backward=backward, seconds=once, low=once, high=once,
+            ratio=once / seconds[0], bound=0.0, memory=None, exponent=None, rounds=1, faults=0.0, system=0.0,
+        )
+        for row, once in zip(rows, seconds, strict=True)
+    ]  # fmt: skip
 
 
 def _without(package: str, what: str) -> str:

@@ -32,20 +32,24 @@ class Case(NamedTuple):
     attend: Attend
 
 
+SIZES = ((14, 25, 25), (32, 25, 25), (32, 64, 64), (64, 64, 64), (64, 128, 128), (128, 128, 128))
+"""Side of the grid, m and top; about a factor of four apart in tokens."""
+SMALL = ((6, 4, 4),)
+
+
 def cases(small: bool) -> Iterator[Case]:
-    """Sizes that lie about a factor of four apart in tokens. small: two of them, to try the way."""
-    for side, m, top in ((14, 25, 25), (32, 25, 25), (32, 64, 64), (64, 64, 64), (64, 128, 128), (128, 128, 128)):
-        if small and side > 14:
-            return
+    """What is measured. small: one tiny size, to try the way."""
+    for side, m, top in SMALL if small else SIZES:
         grid = Grid(side, side)
         yield Case("MiTA", grid, (grid.cells, m, top), _mita(m, top))
-        if m != 128:
+        if m < 128:
             yield Case("TopK", grid, (grid.cells, 0, top), _topk(top))
-        if m == 25:
-            block, regions = (7, 7) if side == 14 else (8, 8), 7 if side == 14 else 8
-            area, part = block[0] * block[1], (side // regions) ** 2
-            yield Case("MoBA, NSA", grid, (grid.cells, grid.cells // area, 2 * area), _moba(block))
-            yield Case("BRA", grid, (grid.cells, regions**2, 4 * part), _bra(regions))
+        if m < 64:  # of these two the number of keys follows from the grid
+            parts = {6: 2, 14: 2, 32: 4}[side]
+            block = side // parts
+            yield Case("MoBA, NSA", grid, (grid.cells, parts**2, 2 * block**2), _moba((block, block)))
+            regions = {6: 3, 14: 7, 32: 8}[side]
+            yield Case("BRA", grid, (grid.cells, regions**2, 4 * (side // regions) ** 2), _bra(regions))
 
 
 def time_executions(

@@ -11,7 +11,7 @@ extern "C" {
 struct Sizes {
     long B, H, N, M, m, top, d, e, threads;
     int shared, has_plan;  // whether landmarks are attended to; whether the plan is an input
-    int half, unused;      // whether products round to bfloat16, and how: `Half`
+    int half, unused;      // whether products round to bfloat16
     double scale, factor;  // factors of all logits, and again of those of landmarks
 };
 
@@ -320,8 +320,8 @@ void backward(const Sizes& s, const View* in, const T* bias, int64_t* chosen, in
 
 extern "C" {
 
-// How products of bfloat16 can run here: `Half`.
-int half_products() { return half_level(); }
+// Whether products can round to bfloat16 here.
+int half_products() { return has_tiles(); }
 
 void mita_forward_float32(const Sizes* s, const View* in, const float* bias, int64_t* chosen, int64_t* experts, const View* out) {
     forward(*s, in, bias, chosen, experts, out);

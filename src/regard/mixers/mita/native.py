@@ -1,7 +1,7 @@
 """MiTA with one expert per query as a compiled kernel (native.cpp): one head at a time; only inputs and plan are saved.
 
-For bfloat16 its products round to bfloat16 and sum in float32, where the processor has instructions for that; scores
-that select are exact in both.
+For bfloat16 its products round to bfloat16 and sum in float32, on processors with AMX; scores that select are exact
+products there too.
 
 `torch.ops.regard.mita` and its gradient are operators of `torch.library`, so that `torch.compile`, `torch.export` and
 function transforms take them as they take PyTorch's own.
@@ -180,7 +180,7 @@ def _call(
     bias: Tensor | None,
     plan: tuple[Tensor, Tensor],
     outputs: list[Tensor],
-    options: tuple[bool, bool, int, float, float],
+    options: tuple[bool, bool, bool, float, float],
 ) -> None:
     """options: shared, has_plan, half, scale, factor of `_Sizes`."""
     q, k, v, landmarks = inputs[:4]

@@ -109,16 +109,14 @@ def kernel(name: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Any:
 
 
 @cache
-def half_products(dtype: torch.dtype) -> int:
-    """How products of this dtype run: 0 in float32 or float64, 1 by AVX512-BF16's dot products, 2 by AMX's tiles.
+def half_products(dtype: torch.dtype) -> bool:
+    """Whether products of this dtype run in bfloat16, by AMX's tiles; else they run in float32 or float64.
 
     ONEDNN_MAX_CPU_ISA, which holds PyTorch's products to an older instruction set, holds these too.
     """
-    if dtype is not torch.bfloat16:
-        return 0
     most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-    allowed = 2 if most in ("", "ALL", "DEFAULT") or "AMX" in most else 1 if most.endswith(("BF16", "FP16")) else 0
-    return min(allowed, int(kernels().half_products()))
+    allowed = most in ("", "ALL", "DEFAULT") or "AMX" in most
+    return dtype is torch.bfloat16 and allowed and bool(kernels().half_products())
 
 
 def batch_rule(operator: Any) -> Any:
