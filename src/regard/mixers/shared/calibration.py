@@ -72,7 +72,10 @@ def write_calibration(device: torch.device, rows: Sequence[Measured]) -> Path:
 @cache
 def calibration(device: torch.device) -> tuple[Measured, ...]:
     """The times of a device; none, with a warning, if the file is damaged or was written elsewhere."""
-    path = calibration_file(device)
+    try:
+        path = calibration_file(device)
+    except RuntimeError:  # a user without a home folder
+        return ()
     try:
         content = json.loads(path.read_text())
         if (content["format"], content["device"]) != (FORMAT, device_name(device)):
