@@ -11,6 +11,7 @@ import typer
 
 from regard import MIXERS, PROJECTIONS
 from regard.cli.app import app, run
+from regard.mixers.shared.executions import RULES
 from regard.models.catalog import HOSTS
 from regard.studies import ANALYSES, STUDIES
 from regard.swapping.ports import PORTS
@@ -42,7 +43,11 @@ def tables(page: str) -> list[list[str]]:
 
 FAMILIES = json.loads((DOCS / "ports.json").read_text())["families"]
 NAMES = {
-    "mechanisms.md": [[cls.__name__ for cls in MIXERS]] * 2 + [[cls.__name__ for cls in PROJECTIONS]],
+    "mechanisms.md": [
+        *([cls.__name__ for cls in MIXERS],) * 2,
+        [mechanism for mechanism, rules in RULES.items() for _ in rules],
+        [cls.__name__ for cls in PROJECTIONS],
+    ],
     "hosts.md": [list(HOSTS), [port.__name__ for port in PORTS], [*FAMILIES, "all"]],
     "studies.md": [[*STUDIES, *ANALYSES]],
 }
