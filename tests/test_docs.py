@@ -11,6 +11,7 @@ import typer
 
 from regard import MIXERS, PROJECTIONS
 from regard.cli.app import app, run
+from regard.mixers.shared.executions import RULES
 from regard.models.catalog import HOSTS
 from regard.studies import ANALYSES, STUDIES
 from regard.swapping.ports import PORTS
@@ -44,7 +45,11 @@ FAMILIES = json.loads((DOCS / "ports.json").read_text())["families"]
 LIBRARIES = json.loads((DOCS / "libraries.json").read_text())
 KINDS = dict.fromkeys((row["library"], *row["classes"], *row["ports"]) for row in LIBRARIES["compared"])
 NAMES = {
-    "mechanisms.md": [[cls.__name__ for cls in MIXERS]] * 2 + [[cls.__name__ for cls in PROJECTIONS]],
+    "mechanisms.md": [
+        *([cls.__name__ for cls in MIXERS],) * 2,
+        [mechanism for mechanism, rules in RULES.items() for _ in rules],
+        [cls.__name__ for cls in PROJECTIONS],
+    ],
     "hosts.md": [
         list(HOSTS),
         [port.__name__ for port in PORTS],

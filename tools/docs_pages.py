@@ -12,6 +12,7 @@ from pathlib import Path
 from regard.lab.analysis import markdown, run_analysis
 from regard.measure.taxonomy import taxonomy_rows, write_picture
 from regard.mixers import MIXERS
+from regard.mixers.shared.executions import RULES
 from regard.models.catalog import HOSTS
 from regard.projections import PROJECTIONS
 from regard.store.results import Results
@@ -46,6 +47,7 @@ def first_line(documented: object) -> str:
 def mechanisms() -> str:
     """The tables of `regard list`, `regard taxonomy` and `regard list projections`."""
     configs = [cls() for cls in MIXERS]
+    names = {cls.__name__ for cls in MIXERS}
     mechanism_rows = [
         (
             code(type(config).__name__),
@@ -61,6 +63,11 @@ def mechanisms() -> str:
         (code(row["mechanism"]), row["strategy"], row["experts"], row["number"], row["construction"], row["topology"])
         + (row["conditions"],)
         for row in taxonomy_rows()
+    ]
+    execution_rows = [
+        (code(mechanism) if mechanism in names else mechanism, code(rule.execution), rule.when)
+        for mechanism, rules in RULES.items()
+        for rule in rules
     ]
     return f"""{NOTE}
 # Mechanisms
@@ -85,6 +92,19 @@ depend on. `regard taxonomy` prints and filters this table, as in
 ![Mechanisms by strategy and number of experts](taxonomy.svg)
 
 {table(("name", "strategy", "experts", "number", "construction", "topology", "conditions"), strategy_rows)}
+
+## Which execution runs when
+
+Some mechanisms have several executions, with the same result and different speed and memory; `execution=` of their
+operator functions (`backend=` of `factors`) names one. "auto", the default, takes the first of its rows that holds:
+
+{table(("mechanism", "execution", "runs"), execution_rows)}
+
+`regard bench --calibrate` times those of MiTA, MoBA, NSA, BRA and TopK on this device, from 196 to 16,384 tokens, and
+keeps the times in `~/.cache/regard/executions` (or below `XDG_CACHE_HOME`). From then on "auto" takes the fastest that
+was measured within a factor of 2.5 of the tokens, landmarks and keys at hand. A GPU's kernels ("triton", "varlen") are
+never taken without such a measurement. Another device or other versions need a new one; remove the file to undo it.
+Compiled, exported and transformed code follows the table.
 
 ## Static keys
 

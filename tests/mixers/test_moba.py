@@ -116,7 +116,7 @@ def test_what_is_refused() -> None:
         moba(q, k, v, grid, 4, 1, mask=Mask(causal=True))
     with pytest.raises(ShapeError, match="plan.blocks"):
         moba(q, k, v, grid, 4, 1, plan=BlockPlan(torch.zeros(3, 2, 24, 2, dtype=torch.long)))
-    with pytest.raises(ConfigError, match="execution is auto, dense, gather, grouped, not 'native'"):
+    with pytest.raises(ConfigError, match="execution is auto, triton, varlen, dense, gather or grouped, not 'native'"):
         moba(q, k, v, grid, 4, 1, execution="native")
     plan = BlockPlan(torch.arange(24).expand(3, 2, -1)[..., None] % 7)
     for form in FORMS:

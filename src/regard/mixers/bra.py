@@ -6,6 +6,7 @@ Prefix and suffix tokens have no region: they attend to all tokens, and all toke
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -26,10 +27,12 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.mita.routing import check_chosen
-from regard.mixers.shared.checks import check_qkv_on_grid, check_top, padding_only
+from regard.mixers.shared.block_attention import attend_groups
+from regard.mixers.shared.checks import check_chosen, check_qkv_on_grid, check_top, padding_only
+from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import upcast, without_autocast
+from regard.mixers.shared.routed_attention import has_triton
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import (
     Side,
@@ -125,15 +128,19 @@ def bra(
     scale: float | None = None,
     mask: Mask | None = None,
     plan: BRAPlan | None = None,
+    execution: str = "auto",
 ) -> Float[Tensor, "B H N e"]:
     """Attention from each region (regions: a number per side, or (rows, columns)) to the `top` regions that it chooses.
 
     Where they do not divide the grid, regions differ by one row or column. scale: None = d^-0.5. mask: padding only.
-    plan: a selection to use instead of the best. A query without any key gives zeros.
+    plan: a selection to use instead of the best. A query without any key gives zeros. execution: "regions" copies the
+    keys of each region, "triton" gathers them in a kernel for GPUs; "auto" follows the table in docs/mechanisms.md.
     Raises: ShapeError, GridError for tensors, regions or plans that do not fit (indices of a plan are read in eager
-    mode on the CPU); UnsupportedError for other masks.
+    mode on the CPU); UnsupportedError for other masks and for "triton" where it cannot run; ConfigError for an unknown
+    execution.
     """
     check_qkv_on_grid("bra", q, k, v, grid)
+    check_execution(execution, ("regions", "triton"))
     mask = padding_only("bra", mask)
     k, v = hide(k, mask), hide(v, mask)
     tiles = balanced_tiles(grid, pair(regions), q.device)
@@ -141,6 +148,22 @@ def bra(
         plan = bra_plan(q, k, grid, regions, top, mask=mask)
     else:
         check_chosen("bra: plan.regions", plan.regions, (q.shape[0], tiles.number, top), tiles.number)
+    situation = Situation(
+        device=q.device, dtype=q.dtype, tokens=grid.cells, keys=grid.cells, m=tiles.number, top=top * tiles.area,
+        trains=trains(q, k, v),
+    )  # fmt: skip
+    if choose("BRA", execution, situation, lambda: ["regions"] + ["triton"] * (q.is_cuda and has_triton())) == "triton":
+        cells = _routed(q, k, v, grid, tiles, plan, scale, mask)
+    else:
+        cells = _by_regions(q, k, v, grid, tiles, plan, scale, mask)
+    return join_global_tokens(cells, q, k, v, grid, scale, mask)
+
+
+def _by_regions(
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, tiles: Tiles, plan: BRAPlan, scale: float | None, mask: Mask
+) -> Tensor:
+    """The patch tokens' outputs: fused attention of each region to copies of its keys."""
+    top = plan.regions.shape[-1]
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
     groups = q.shape[0] * q.shape[1]
     start = tiles.number * torch.arange(groups, device=q.device).view(*q.shape[:2], 1, 1)
@@ -149,8 +172,18 @@ def bra(
     values = _chosen(tiles.cut(v_cells), rows, top, v_extra)
     queries = tiles.cut(q_cells).flatten(1, 2)
     out = sdpa(queries, keys, values, attn_mask=_allowed(tiles, plan, mask, grid, q.shape[1]), scale=scale)
-    cells = tiles.join(out.unflatten(1, (q.shape[1], tiles.number)))
-    return join_global_tokens(cells, q, k, v, grid, scale, mask)
+    return tiles.join(out.unflatten(1, (q.shape[1], tiles.number)))
+
+
+def _routed(
+    q: Tensor, k: Tensor, v: Tensor, grid: Grid, tiles: Tiles, plan: BRAPlan, scale: float | None, mask: Mask
+) -> Tensor:
+    """The same as routed attention: a region is an expert, its keys are the cells of the regions that it chose."""
+    cells = tiles.tables.cell[plan.regions].flatten(2)[:, None]  # (B, 1, R, top*A)
+    real = None if tiles.even else tiles.tables.real[plan.regions].flatten(2)[:, None]
+    choice = tiles.tile_of_cell[:, None].expand(*q.shape[:2], -1, -1)
+    queries = split_tokens(q, grid)[1]
+    return attend_groups(queries, k, v, grid, cells, real, choice, scale=scale, mask=mask, execution="triton")
 
 
 def _chosen(x: Tensor, rows: Tensor, top: int, extra: Tensor) -> Tensor:
@@ -248,14 +281,14 @@ class BRA(HeadMixerConfig):
 
 
 class BRAOperator(Operator):
-    """No parameters."""
+    """No parameters. execution: see `bra`."""
 
-    def __init__(self, config: BRA, site: Site) -> None:
+    def __init__(self, config: BRA, site: Site, execution: str = "auto") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.execution = config, execution
         self.scale = site.inner**-0.5 if config.preset == "official" and config.scale is None else config.scale
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        form, config = bra_reference if plain else bra, self.config
+        form, config = bra_reference if plain else partial(bra, execution=self.execution), self.config
         q, k, v, grid = inputs.q, inputs.k, inputs.v, inputs.grid
         return form(q, k, v, grid, config.regions, config.k, scale=self.scale, mask=inputs.mask)

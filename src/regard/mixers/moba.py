@@ -121,16 +121,18 @@ def moba(
 
     block: length of runs of patch tokens, or (rows, columns) of tiles; the last block may be smaller. own: the query's
     own block is one of them. scale: None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a
-    selection to use instead. execution: "auto", "dense", "gather" or "grouped", which differ only in speed and memory.
+    selection to use instead. execution: "auto", "dense", "gather", "grouped", or "triton" and "varlen" for GPUs, which
+    differ only in speed and memory.
     Raises: ShapeError, GridError for tensors or plans that do not fit (indices of a plan are read in eager mode on the
-    CPU); UnsupportedError for other masks; ConfigError for a block below 1 or an unknown execution.
+    CPU); UnsupportedError for other masks, or an execution that cannot run here; ConfigError for a block below 1 or an
+    unknown execution.
     """
     check_blocks("moba", q, k, v, grid, block, top, plan)
     mask = padding_only("moba", mask)
     plan = moba_plan(q, k, grid, block, top, own=own, mask=mask) if plan is None else plan
     tiles = block_tiles(grid, block, q.device)
-    k, v, real = hide(k, mask), hide(v, mask), None if tiles.even else tiles.tables.real
-    groups = tiles.tables.cell
+    k, v, real = hide(k, mask), hide(v, mask), None if tiles.even else tiles.tables.real[None, None]
+    groups = tiles.tables.cell[None, None]
     return attend_groups(q, k, v, grid, groups, real, plan.blocks, scale=scale, mask=mask, execution=execution)
 
 

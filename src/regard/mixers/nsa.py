@@ -133,7 +133,8 @@ def nsa(
     gates: of compressed, selected, sliding. block: length of runs of patch tokens, or (rows, columns) of tiles.
     window: odd side of the square of cells around a query, cut off at the border. group: heads that choose blocks
     together. scale: None = d^-0.5. mask: padding only; a query without any key gives zeros. plan: a selection to use
-    instead. execution: "auto", "dense", "gather" or "grouped" (see `moba`; "grouped" gathers the window).
+    instead. execution: of the selected blocks, see `moba`; "dense" and "gather" are also of the window, for which
+    others take "gather".
     Raises: ShapeError, GridError for tensors or plans that do not fit (indices of a plan are read in eager mode on the
     CPU); UnsupportedError for other masks; ConfigError for impossible numbers.
     """
@@ -144,11 +145,9 @@ def nsa(
     mask = padding_only("nsa", mask)
     k, v = hide(k, mask), hide(v, mask)
     tiles = block_tiles(grid, block, q.device)
-    real = None if tiles.even else tiles.tables.real
+    groups, real = tiles.tables.cell[None, None], None if tiles.even else tiles.tables.real[None, None]
     compressed, chosen = _compressed(q, k, v, grid, block, top, group, scale, mask, plan)
-    selected = attend_groups(
-        q, k, v, grid, tiles.tables.cell, real, chosen.blocks, scale=scale, mask=mask, execution=execution
-    )
+    selected = attend_groups(q, k, v, grid, groups, real, chosen.blocks, scale=scale, mask=mask, execution=execution)
     sliding = _sliding(q, k, v, grid, window, scale, mask, execution)
     return compressed * gates[..., :1] + selected * gates[..., 1:2] + sliding * gates[..., 2:]
 
@@ -189,10 +188,12 @@ def _sliding(
     q_cells = split_tokens(q, grid)[1]
     cells, real = neighbours(grid, window, q.device)
     window_of = torch.arange(grid.cells, device=q.device)[:, None].expand(*q.shape[:2], -1, -1)
+    real = None if real is None else real[None, None]
     form = execution if execution in ("auto", "dense") else "gather"
-    if form == "auto":  # copies of few keys for every query are cheaper than rows of all logits
-        form = "gather" if grid.cells > 32 * cells.shape[-1] else "dense"
-    near = attend_groups(q_cells, k, v, grid, cells, real, window_of, scale=scale, mask=mask, execution=form)
+    near = attend_groups(
+        q_cells, k, v, grid, cells[None, None], real, window_of, scale=scale, mask=mask, execution=form,
+        rules="NSA's window",
+    )  # fmt: skip
     return join_global_tokens(near, q, k, v, grid, scale, mask)
 
 

@@ -198,16 +198,17 @@ def _encoded(samples: np.ndarray | None) -> dict[str, str | None]:
 def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> None:
     """Write run.json at the first start; later starts take the number of threads from it, for bitwise equality."""
     path = folder / "run.json"
-    execution = {"device": resolved_device(device), "devices": devices, **step_execution(compiled)}
+    name = resolved_device(device)
+    execution = {"device": name, "devices": devices, **step_execution(compiled, torch.device(name))}
     if path.exists():
         written = run_file(path)
         if written.get("threads") and written["threads"] != torch.get_num_threads():
             torch.set_num_threads(written["threads"])
-        for name, value in execution.items():
-            before = written.get(name, OLD_FILE_VALUES.get(name, value))
+        for field, value in execution.items():
+            before = written.get(field, OLD_FILE_VALUES.get(field, value))
             if before not in (value, "auto"):  # old files may say "auto"
                 text = "run %s started with %s %s and continues with %s: the results will not be equal bit for bit"
-                log.warning(text, run.key, name, before, value)
+                log.warning(text, run.key, field, before, value)
         return
     identity = {"key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
     origin = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}

@@ -166,8 +166,8 @@ def _revisions(text: str) -> dict[str, int]:
 
 
 RUN_FIELDS = frozenset({
-    "key", "spelling", "canonical", "seed", "threads", "device", "devices", "compiled kernels", "torch.compile", "code",
-    "started",
+    "key", "spelling", "canonical", "seed", "threads", "device", "devices", "compiled kernels", "torch.compile",
+    "calibration", "code", "started",
 })  # fmt: skip
 """All that a run.json may have."""
 _KINDS = {"key": str, "canonical": str, "seed": int, "threads": int, "device": str, "devices": int}

@@ -346,7 +346,7 @@ def test_auto_takes_the_kernel_unless_the_environment_forbids(monkeypatch):
     (grad,) = torch.autograd.grad(deformable_conv(x, weight, offsets, padding=1).sum(), x, create_graph=True)
     with pytest.raises(UnsupportedError, match="cannot be differentiated twice"):
         grad.sum().backward()
-    with pytest.raises(ConfigError, match="execution is auto, eager or native"):
+    with pytest.raises(ConfigError, match="execution is auto, torchvision, native or eager"):
         deformable_conv(x, weight, offsets, padding=1, execution="fast")
     with pytest.raises(UnsupportedError, match="without torch.func.grad"):
         torch.func.grad(lambda x: deformable_conv(x, weight, offsets, padding=1, execution="native").sum())(x)

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from operators import check_heads_apart, check_layer_transforms, check_transforms
 from regard import ConfigError, Grid, Mask, MiTA, Site, parse, spell
 from regard.core import GridError, ShapeError, UnsupportedError, merge
-from regard.mixers.mita.routing import MitaPlan, block_size, largest, lay_out
+from regard.mixers.mita.routing import MitaPlan, largest
+from regard.mixers.shared.expert_blocks import block_size, lay_out
 from regard.ops import mita, mita_plan, mita_reference, pool_landmarks, softmax_reference
 from regard.testing.external.published_layers import mita_by_query
 from regard.testing.subject import gap
@@ -72,7 +73,7 @@ def test_an_expert_may_have_no_queries_or_all(form: str) -> None:
 def test_blocks_hold_every_pair_once_with_its_expert(bounded: bool) -> None:
     torch.manual_seed(1)
     plan = MitaPlan(torch.zeros(2, 3, 5, 4, dtype=torch.long), torch.randint(0, 4, (2, 3, 37, 2)))  # expert 4: none
-    blocks = lay_out(plan, 8, bounded)
+    blocks = lay_out(plan.experts, plan.keys.shape[-2], 8, bounded)
     own = (plan.experts.flatten(0, 1) + 5 * torch.arange(6)[:, None, None]).flatten()
     assert blocks.source[blocks.slot].tolist() == list(range(own.numel()))
     assert torch.equal(blocks.expert[blocks.slot // 8], own)

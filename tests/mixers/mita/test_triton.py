@@ -1,79 +1,105 @@
-"""MiTA's Triton kernels against the plain form, in Triton's interpreter, or on a GPU where there is one.
-
-The interpreter is chosen when Triton is imported, so these tests run in a process of their own.
-"""
-
-import os
-import subprocess
-import sys
+"""MiTA's Triton kernels against the plain form in float64, outputs and gradients."""
 
 import pytest
 import torch
+from torch import Tensor
 
+from interpreter import CLOSE, DEVICE, close, draw, elsewhere, here, run_in_interpreter
 from regard import Grid, Mask, Site, parse
 from regard.core import UnsupportedError
 from regard.mixers.mita.mita import mita, mita_reference
 from regard.mixers.mita.routing import MitaPlan, mita_plan
 
 pytestmark = pytest.mark.untyped
-HERE = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-here = pytest.mark.skipif(not HERE, reason="runs in a process with TRITON_INTERPRET=1")
-CLOSE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+HALVES = [torch.float32, torch.float16, torch.bfloat16]
+SHAPES = {
+    "plain": ((1, 2, 20, 20, 8, 8, 4), 5),
+    "odd": ((2, 1, 33, 21, 12, 20, 3), 7),
+    "all keys": ((1, 1, 15, 15, 16, 16, 2), 15),
+}
+TWO_TILES = ((1, 1, 9, 70, 4, 4, 1), 66)
 
 
-@pytest.mark.skipif(HERE, reason="this is that process")
+@elsewhere
+@pytest.mark.slow
 def test_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
-    assert done.returncode == 0, done.stdout[-3000:]
+    run_in_interpreter(__file__)
 
 
-def inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+def inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """q, k, v and landmarks for shape (B, H, N, M, d, e, m)."""
     batch, heads, queries, keys, width, out, landmarks = shape
-    torch.manual_seed(0)
     sizes = ((queries, width), (keys, width), (keys, out), (landmarks, width))
-    return [torch.randn(batch, heads, *size, dtype=dtype, device=DEVICE).requires_grad_() for size in sizes]
+    return draw(*((batch, heads, *size) for size in sizes), dtype=dtype)
 
 
-def compare(leaves: list[torch.Tensor], top: int, plan: MitaPlan, **options: object) -> None:
-    """Outputs and gradients beside those of the plain form in float64."""
-    out = mita(*leaves, top, plan=plan, execution="triton", **options)  # type: ignore[arg-type]
+def chosen(q: Tensor, k: Tensor, landmarks: Tensor, top: int, **options: object) -> MitaPlan:
+    """What the kernel chooses: the keys by their bias, the experts by the landmarks that are kept."""
+    import regard.mixers.mita.triton_kernels  # noqa: F401
+
+    scale, attend = q.shape[-1] ** -0.5, torch.ops.regard.attend_and_choose
+    keys = attend(landmarks.detach(), k.detach(), None, options.get("bias"), top, scale, 1.0)[2]
+    return MitaPlan(keys, attend(q.detach(), landmarks.detach(), None, options.get("drop"), 1, scale, 1.0)[2])
+
+
+def compare(leaves: list[Tensor], top: int, plan: MitaPlan, given: bool = True, **options: object) -> None:
+    """Outputs and gradients beside those of the plain form in float64. given: whether the kernels get the plan."""
+    out = mita(*leaves, top, plan=plan if given else None, execution="triton", **options)  # type: ignore[arg-type]
     used = leaves if options.get("branches") != "route" else leaves[:3]
     grad = torch.randn_like(out)
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
     expected = mita_reference(*exact, top, plan=plan, **options)  # type: ignore[arg-type]
-    close = CLOSE[leaves[0].dtype]
-    assert torch.allclose(out.double(), expected, rtol=close, atol=close)
+    assert close(out, expected)
     found = torch.autograd.grad(out, used, grad)
     for one, other in zip(found, torch.autograd.grad(expected, exact[: len(used)], grad.double()), strict=True):
-        assert torch.allclose(one.double(), other, rtol=close, atol=close)
+        assert close(one, other)
 
 
 @here
 @pytest.mark.parametrize("branches", ["both", "route"])
-@pytest.mark.parametrize(
-    ("shape", "top"),
-    [
-        ((1, 2, 20, 20, 8, 8, 4), 5),
-        ((2, 1, 33, 21, 12, 20, 3), 7),
-        ((1, 1, 18, 18, 16, 16, 2), 18),
-        ((1, 1, 9, 70, 4, 4, 1), 66),
-    ],
-    ids=["plain", "odd", "all keys", "one landmark, two tiles"],
-)  # fmt: skip
-def test_outputs_and_gradients(shape: tuple[int, ...], top: int, branches: str) -> None:
+@pytest.mark.parametrize(("shape", "top"), [*SHAPES.values(), TWO_TILES], ids=[*SHAPES, "one landmark, two tiles"])
+def test_outputs_and_gradients_with_a_plan(shape: tuple[int, ...], top: int, branches: str) -> None:
     leaves = inputs(shape)
     compare(leaves, top, mita_plan(leaves[0], leaves[1], leaves[3], top), branches=branches)
 
 
 @here
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_lower_precision(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("branches", ["both", "route"])
+@pytest.mark.parametrize(("shape", "top"), SHAPES.values(), ids=list(SHAPES))
+def test_outputs_and_gradients_of_what_they_choose(shape: tuple[int, ...], top: int, branches: str) -> None:
+    leaves = inputs(shape)
+    plan = chosen(leaves[0], leaves[1], leaves[3], top)
+    compare(leaves, top, plan, given=False, branches=branches, landmark_scale=0.7)
+
+
+@here
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("given", [True, False])
+def test_lower_precision(dtype: torch.dtype, given: bool) -> None:
     leaves = inputs((1, 2, 40, 40, 16, 16, 4), dtype)
-    compare(leaves, 9, mita_plan(leaves[0], leaves[1], leaves[3], 9))
+    plan = mita_plan(leaves[0], leaves[1], leaves[3], 9)
+    compare(leaves, 9, plan if given else chosen(leaves[0], leaves[1], leaves[3], 9), given)
+
+
+@here
+@pytest.mark.parametrize(("keys", "top"), [(20, 1), (20, 20), (50, 16), (40, 3)])
+def test_the_kernel_chooses_the_largest(keys: int, top: int) -> None:
+    """NaN counts as the largest and -inf as a score; what lies beyond the last key is never taken."""
+    q, k, _, landmarks = (x.detach() for x in inputs((2, 1, 19, keys, 8, 8, 16)))
+    k[0, 0, 5] = torch.nan
+    bias = torch.zeros(2, 1, keys, dtype=torch.float64, device=DEVICE)
+    bias[1, 0, : keys - 2] = -torch.inf
+    scores = landmarks @ k.mT * q.shape[-1] ** -0.5 + bias[:, :, None]
+    plan = chosen(q, k, landmarks, top, bias=bias)
+    for found in plan.keys.flatten(0, 2):
+        assert len(found.unique()) == top
+        assert found.max() < keys
+    expected = scores.float().topk(top).values
+    assert torch.equal(
+        scores.float().gather(-1, plan.keys).sort(descending=True).values.nan_to_num(9), expected.nan_to_num(9)
+    )
+    best = (q @ landmarks.mT).argmax(-1)
+    assert torch.equal(plan.experts[..., 0], best)
 
 
 @here
@@ -88,23 +114,44 @@ def test_ragged_and_empty_experts() -> None:
 
 
 @here
-def test_masks_and_queries_without_a_key() -> None:
-    leaves = inputs((2, 2, 20, 20, 8, 8, 4))
-    bias = torch.randn(2, 2, 1, 20, dtype=torch.float64, device=DEVICE)
-    for mask in (Mask(bias=bias), Mask(keep=torch.arange(20, device=DEVICE).expand(2, -1) < 3)):
+@pytest.mark.parametrize("branches", ["both", "route"])
+def test_several_experts(branches: str) -> None:
+    leaves = inputs((2, 1, 30, 21, 8, 12, 5))
+    compare(leaves, 4, mita_plan(leaves[0], leaves[1], leaves[3], 4, experts=3), experts=3, branches=branches)
+
+
+@here
+@pytest.mark.parametrize("given", [True, False])
+def test_masks_and_queries_without_a_key(given: bool) -> None:
+    leaves = inputs((2, 1, 20, 20, 8, 8, 4))
+    bias = torch.randn(2, 1, 1, 20, dtype=torch.float64, device=DEVICE)
+    keep = torch.arange(20, device=DEVICE).expand(2, -1) < 3
+    hidden = torch.zeros(2, 1, 20, dtype=torch.float64, device=DEVICE).masked_fill(~keep[:, None], -torch.inf)
+    for mask, row, branches in ((Mask(bias=bias), bias[..., 0, :], "both"), (Mask(keep=keep), hidden, "route")):
         plan = mita_plan(leaves[0], leaves[1], leaves[3], 5, mask=mask)
-        compare(leaves, 5, plan, mask=mask)
-        compare(leaves, 5, plan, mask=mask, branches="route")
+        plan = plan if given else chosen(leaves[0], leaves[1], leaves[3], 5, bias=row)
+        compare(leaves, 5, plan, given, mask=mask, branches=branches)
     none = Mask(keep=torch.zeros(2, 20, dtype=torch.bool, device=DEVICE))
     assert not mita(*leaves, 5, mask=none, branches="route", execution="triton").any()
 
 
 @here
-def test_nan_stays_in_its_head() -> None:
+def test_landmarks_that_are_not_used() -> None:
+    leaves = inputs((2, 1, 20, 20, 8, 8, 4))
+    keep = torch.tensor([[True, False, True, True], [False, True, False, False]], device=DEVICE)
+    drop = torch.zeros(2, 1, 4, dtype=torch.float64, device=DEVICE).masked_fill(~keep[:, None], -torch.inf)
+    plan = chosen(leaves[0], leaves[1], leaves[3], 5, drop=drop)
+    assert (plan.experts[1] == 1).all()
+    compare(leaves, 5, plan, given=False, landmark_keep=keep)
+
+
+@here
+@pytest.mark.parametrize("given", [True, False])
+def test_nan_stays_in_its_head(given: bool) -> None:
     q, k, v, landmarks = (leaf.detach() for leaf in inputs((1, 2, 20, 20, 8, 8, 4)))
     plan, clean = mita_plan(q, k, landmarks, 5), mita(q, k, v, landmarks, 5)
     q[0, 1, 3] = torch.nan
-    out = mita(q, k, v, landmarks, 5, plan=plan, execution="triton")
+    out = mita(q, k, v, landmarks, 5, plan=plan if given else None, execution="triton")
     assert out[0, 1, 3].isnan().all()
     assert torch.allclose(out[:, 0], clean[:, 0])
 
@@ -121,15 +168,32 @@ def test_a_layer_with_prefix_tokens_on_a_rectangle() -> None:
 
 
 @here
+def test_their_operators_are_registered_properly() -> None:
+    """Shape functions and gradients, which `torch.compile` relies on."""
+    import regard.mixers.mita.triton_kernels  # noqa: F401
+
+    q, k, v, landmarks = inputs((1, 2, 20, 20, 8, 8, 4), torch.float32)
+    torch.library.opcheck(torch.ops.regard.attend_and_choose, (landmarks, k, v, None, 5, 0.3, 1.0))
+    torch.library.opcheck(torch.ops.regard.attend_and_choose, (q, landmarks, None, None, 1, 0.3, 1.0))
+    compiled = torch.compile(lambda *leaves: mita(*leaves, 5, execution="triton"), backend="aot_eager", fullgraph=True)
+    assert torch.allclose(compiled(q, k, v, landmarks), mita(q, k, v, landmarks, 5), atol=CLOSE[torch.float32])
+
+
+@here
 def test_what_the_kernels_cannot_do_is_refused() -> None:
     leaves = inputs((1, 1, 12, 12, 8, 8, 4))
     trained = Mask(bias=torch.zeros(1, 1, 1, 12, dtype=torch.float64, device=DEVICE, requires_grad=True))
-    for options in ({"experts": 2}, {"mask": trained}):
+    for given in (None, mita_plan(leaves[0], leaves[1], leaves[3], 5)):
         with pytest.raises(UnsupportedError, match='use "auto"'):
-            mita(*leaves, 5, execution="triton", **options)
+            mita(*leaves, 5, execution="triton", mask=trained, plan=given)
+    with pytest.raises(UnsupportedError, match="function transforms"):
+        torch.func.vmap(lambda *heads: mita(*heads, 5, execution="triton"))(*(x[None] for x in leaves))
+    (grad,) = torch.autograd.grad(mita(*leaves, 5, execution="triton").sum(), leaves[0], create_graph=True)
+    with pytest.raises(UnsupportedError, match="twice"):
+        torch.autograd.grad(grad.sum(), leaves[0])
 
 
-@pytest.mark.skipif(HERE, reason="here they run")
+@elsewhere
 def test_without_a_gpu_they_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r'needs (a CUDA device|the package).*use "auto"'):
         mita(*inputs((1, 1, 12, 12, 8, 8, 4)), 5, execution="triton")

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import Card, ConfigError, Cost, ShapeError, Site, UnsupportedError, check_accounting, operator_function
+from regard.mixers.shared.executions import Situation, check_execution, choose
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 
@@ -95,20 +96,24 @@ def deformable_conv(
     offsets: P = 2 groups taps channels: group of contiguous input channels, tap (row by row), (dy, dx); in grid cells,
     in float32 or better (bfloat16 is off by a quarter of a cell at 64). mask: Q = groups taps factors of the samples.
     weight: c = C / weight groups, which are independent of the offsets' groups. Pairs are (rows, columns).
-    execution: "eager", "native" (a compiled kernel for the CPU, which cannot be differentiated twice) or "auto":
-    torchvision's kernel on CUDA, "native" on the CPU where this installation has it, else "eager".
+    execution: "torchvision" (its operator), "native" (a compiled kernel for the CPU, which cannot be differentiated
+    twice), "eager", or "auto", which follows the table in docs/mechanisms.md.
     Raises: ShapeError for tensors that do not fit; ConfigError for an unknown execution; UnsupportedError where
     the compiled kernel cannot run.
     """
-    if execution not in ("auto", "eager", "native"):
-        raise ConfigError(f"execution is auto, eager or native, not {execution!r}")
+    check_execution(execution, ("torchvision", "native", "eager"))
     frame = check_offsets(x, weight, offsets, mask, bias, stride, padding, dilation)
-    if x.device.type == "cuda" and execution == "auto":
+    native = runs_native("deformable_conv", execution, x)
+    facts = frozenset(["native"] * native)
+    size = math.prod(frame.out)
+    situation = Situation(device=x.device, dtype=x.dtype, tokens=size, keys=x.shape[2:].numel(), facts=facts)
+    execution = choose("DeformableConv", execution, situation)
+    if execution == "torchvision":
         return _kernel(x, weight, offsets, mask, bias, frame)
     points = positions(offsets, frame)
     factors = None if mask is None else mask.unflatten(1, (frame.groups, -1))
     sample = sample_rows if x.dtype in (torch.bfloat16, torch.float16) else sample_maps
-    if runs_native("deformable_conv", execution, x):
+    if execution == "native":
         sample = sample_native
     samples = sample(x, points, factors)  # (B, C, K, L)
     return _weighted(weight, samples, bias).unflatten(-1, frame.out)

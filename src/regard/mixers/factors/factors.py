@@ -41,6 +41,7 @@ from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import without_autocast
 
 from . import cost, forms
+from .flex import flex
 from .forms import PRESETS, Tables, inside_window, pairwise, sinusoids, table_size
 from .inputs import (
     Bases,
@@ -164,7 +165,8 @@ def factors(
     basis: (x (W_keys, r), y (h_keys, r)), orthonormal columns that span all possible tables along the keys (few suffice
         for sinusoids, `sinusoid_basis`); the compressed form is faster with it and as exact as the basis.
     backend: "compressed" (position features in one fused attention call), "factorised" (a product over axes, only
-        without E1 and mask), "separable" (dense logits from per-axis logits), "materialised" (the reference) or "auto".
+        without E1 and mask), "separable" (dense logits from per-axis logits), "flex" (FlexAttention, for GPUs; on a CPU
+        without gradients), "materialised" (the reference) or "auto", which follows the table in docs/mechanisms.md.
         The factorised product of E2 and E3 can underflow; in eager mode on the CPU this is detected and the compressed
         form runs, elsewhere "auto" does not choose it (if it is named, nothing checks for underflow).
     Values of keys hidden by padding, even NaN, have no effect.
@@ -189,6 +191,7 @@ def factors(
             "compressed": forms.compressed,
             "factorised": forms.factorised,
             "separable": forms.separable,
+            "flex": flex,
         }[backend](case)
 
 
@@ -228,7 +231,7 @@ class Factors(HeadMixerConfig):
     sign: Literal[-1, 0, 1] = 0
     position_scale: float = 0.0
     preset: Literal["esa", "mmcv", "transformer_xl"] = "esa"
-    backend: Literal["auto", "compressed", "factorised", "separable", "materialised"] = "auto"
+    backend: Literal["auto", "compressed", "factorised", "separable", "flex", "materialised"] = "auto"
     samples: ClassVar[tuple[str, ...]] = (
         "Factors()",
         'Factors(terms="0110")',

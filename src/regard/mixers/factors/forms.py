@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import Grid, Mask, UnsupportedError, softmax_rows
+from regard.mixers.shared.executions import Situation, choose
 from regard.mixers.shared.native import eager_on_cpu
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import split_tokens
@@ -52,13 +53,17 @@ class Case(NamedTuple):
 
 def choose_backend(case: Case) -> str:
     """The backend of "auto": it depends on shapes, device and compiler, never on values."""
-    if case.content is not None or case.mask.kinds or (case.per_query and cut_of(case) is not None):
-        return "compressed"
-    if not case.per_query:
-        return "factorised"
     batch, heads, _, e = case.v.shape
-    pays = product_pays(batch, heads, e, case.grid, case.keys)
-    return "factorised" if pays and eager_on_cpu(case.v) else "compressed"
+    fits = product_pays(batch, heads, e, case.grid, case.keys) and eager_on_cpu(case.v)
+    facts = {
+        "content": case.content is not None, "mask": case.mask.kinds, "per query": case.per_query,
+        "tiles": case.per_query and cut_of(case) is not None, "fits": fits,
+    }  # fmt: skip
+    situation = Situation(
+        device=case.v.device, dtype=case.v.dtype, tokens=case.grid.tokens, keys=case.keys.tokens,
+        facts=frozenset(name for name, holds in facts.items() if holds),
+    )  # fmt: skip
+    return choose("Factors", "auto", situation)
 
 
 def product_pays(batch: int, heads: int, e: int, grid: Grid, keys: Grid) -> bool:
@@ -232,7 +237,7 @@ def _along_y(place: Tensor, table: Float[Tensor, "H h K d"]) -> Tensor:
     return _along_x(place.transpose(2, 3), table).transpose(2, 3)
 
 
-def _axes(case: Case, transform: Callable[[Tensor, Tensor | None], Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+def axis_logits(case: Case, transform: Callable[[Tensor, Tensor | None], Tensor]) -> list[tuple[Tensor, Tensor | None]]:
     """For x and y: logits (b,H,h,w,r) with the keys of the axis, r after `transform` of the table, and the basis."""
     place, grid, keys = cast(Tensor, case.place), case.grid, case.keys
     strides = case.stride, case.query_stride
@@ -266,7 +271,7 @@ def _features(case: Case) -> tuple[Tensor, Tensor]:
         columns.append(case.saliency[..., None].to(v.dtype))
     if case.place is not None:
         sides = (keys.width, keys.height)
-        for axis, (logits, basis) in enumerate(_axes(case, _project)):
+        for axis, (logits, basis) in enumerate(axis_logits(case, _project)):
             r = logits.shape[-1]
             cells = logits.to(v.dtype).expand(*lead, grid.height, grid.width, r).flatten(2, 3)
             queries.append(F.pad(cells, (0, 0, grid.prefix, grid.suffix)))
@@ -291,7 +296,7 @@ def _dense_bias(case: Case) -> Tensor | None:
     """E2 + E4 as (b, H, N, M), zero for prefix and suffix tokens."""
     if case.place is None:
         return None
-    logits = [part for part, _ in _axes(case, lambda table, _: table)]
+    logits = [part for part, _ in axis_logits(case, lambda table, _: table)]
     cells = logits[0][..., None, :] + (logits[1][..., :, None] if len(logits) == 2 else 0)
     grid, keys = case.grid, case.keys
     cells = cells.expand(-1, -1, grid.height, grid.width, keys.height, keys.width).flatten(4, 5).flatten(2, 3)
@@ -313,7 +318,7 @@ def _axis_logits(case: Case) -> tuple[Tensor, Tensor]:
     """e_x (b, H, h or 1, w, W) and e_y (b, H, h, w or 1, H), -inf outside the window."""
     grid, keys, device = case.grid, case.keys, case.v.device
     zero = torch.zeros((), dtype=torch.promote_types(case.v.dtype, torch.float32), device=device)
-    logits = [part for part, _ in _axes(case, lambda table, _: table)] if case.place is not None else []
+    logits = [part for part, _ in axis_logits(case, lambda table, _: table)] if case.place is not None else []
     x = logits[0] if logits else zero.expand(1, 1, 1, grid.width, keys.width)
     y = logits[1] if len(logits) == 2 else zero.expand(1, 1, grid.height, 1, keys.height)
     if case.window:

@@ -31,20 +31,24 @@ from regard.core import (
     softmax_rows,
 )
 from regard.mixers.shared.checks import check_heads, check_qkv
+from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.landmarks import EXTRACTORS, Landmarks, landmark_count, landmark_windows, pool_landmarks
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
+from regard.mixers.shared.routed import Parts
+from regard.mixers.shared.routed_attention import FORMS, attend, needs_triton, runnable
 
 from .native import mita_native
-from .routed import FORMS, Parts, choose_form
-from .routing import MitaPlan, check_counts, check_plan, choose, key_bias, mita_plan, without
+from .routing import MitaPlan, check_counts, check_plan, key_bias, mita_plan, select, without
 
 __all__ = ["MiTA", "mita", "mita_plan", "mita_reference", "pool_landmarks"]
 
 BRANCHES = ("both", "route", "compress")
-EXECUTIONS = ("auto", "native", "triton", *FORMS)
+EXECUTIONS = ("native", *FORMS)
 DUPLICATES = ("multiset", "union")
+MOST_SORTED = 256
+"""Keys of an expert that the Triton kernel can choose; more are chosen by PyTorch."""
 
 
 @operator_function
@@ -72,7 +76,7 @@ def mita_reference(
     bias = key_bias("mita", mask, probe)
     probe = probe if bias is None else probe + bias
     route = without(q @ landmarks.mT * scale, landmark_keep)  # (B, H, N, m)
-    plan = choose(probe, route, top, experts) if plan is None else plan
+    plan = select(probe, route, top, experts) if plan is None else plan
     member = torch.zeros_like(probe).scatter(-1, plan.keys, 1.0)
     chosen = torch.nn.functional.one_hot(plan.experts, landmarks.shape[-2]).sum(-2)  # (B, H, N, m)
     count = chosen.to(q.dtype) @ member  # (B, H, N, M)
@@ -111,26 +115,24 @@ def mita(
     query share counts twice ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: factor of the
     landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
-    "auto", "native", "triton", "dense", "gather" or "grouped", which differ in speed and memory only. "native" is a
-    compiled kernel for one expert per query, "triton" one for GPUs, which nobody has timed yet and "auto" never takes;
-    neither can be differentiated twice. "auto" takes the compiled one on the CPU where this
-    installation has it, except in function transforms (`torch.func.grad`, `vmap`, `jvp`), in `torch.export` and for a
-    bias that is trained; elsewhere "dense" for short inputs and for the union of several experts, else "grouped". With
-    branches="compress" nothing is routed: all executions are the same few products, in PyTorch.
+    "auto", or one of "native" (a compiled kernel for the CPU and one expert per query), "triton" (kernels for GPUs;
+    neither can be differentiated twice), "varlen" (PyTorch's attention for sequences of any length, on CUDA in half
+    precision), "dense", "gather" and "grouped", which differ in speed and memory only. "auto" follows the table in
+    docs/mechanisms.md. With branches="compress" nothing is routed: all executions are the same few products.
     Scores and the softmax are in float32 for half precision. Nothing is learned through the selection. Equal scores
     are broken arbitrarily. A key that `mask` forbids has weight 0 even where an expert has fewer allowed keys than
     `top`; a query without any allowed key gets zeros. The values of keys hidden by padding, even NaN, have no effect.
     An expert may have no queries. Any other score that is not finite makes outputs and gradients of its own head NaN
     and leaves other heads as they are.
     Raises: ShapeError for tensors or numbers that do not fit, also indices of a plan (read in eager mode on the CPU);
-    UnsupportedError for masks with a row per query, ConfigError for unknown options.
+    UnsupportedError for masks with a row per query, and for an execution that cannot run; ConfigError for unknown
+    options.
     """
     check_qkv("mita", q, k, v)
     check_heads("mita", q=q, landmarks=landmarks)
     check_counts("mita", k.shape[-2], landmarks.shape[-2], top, experts)
     _check_options(branches, duplicates)
-    if execution not in EXECUTIONS:
-        raise ConfigError(f"execution is {', '.join(EXECUTIONS)}, not {execution!r}")
+    check_execution(execution, EXECUTIONS)
     if landmarks.shape[-1] != q.shape[-1]:
         raise ShapeError(f"mita: landmarks have width {landmarks.shape[-1]}, q has {q.shape[-1]}; they must be equal")
     if plan is not None:
@@ -139,13 +141,17 @@ def mita(
     once = duplicates == "union" and experts > 1
     bias = None if mask is None else key_bias("mita", mask, upcast(k)[..., 0])
     k, v = hide(k, mask), hide(v, mask)
-    if branches != "compress" and _runs_native(execution, q, bias, experts):
-        drop = None if landmark_keep is None else ~landmark_keep
-        return mita_native(
-            q, k, v, landmarks, top, shared=branches == "both", scale=scale, factor=landmark_scale, bias=bias,
-            drop=drop, plan=plan,
-        )  # fmt: skip
+    if branches != "compress":
+        execution = _execution(execution, q, k, v, landmarks.shape[-2], top, experts, bias, once)
+    kernel: dict[str, Any] = {
+        "shared": branches == "both", "scale": scale, "factor": landmark_scale, "bias": bias,
+        "drop": None if landmark_keep is None else ~landmark_keep,
+    }  # fmt: skip
+    if execution == "native" and branches != "compress":
+        return mita_native(q, k, v, landmarks, top, plan=plan, **kernel)
     with without_autocast(q.device):
+        if execution == "triton" and branches != "compress" and plan is None and experts == 1 and top <= MOST_SORTED:
+            return _by_triton(q, k, v, landmarks, top, kernel)
         probing = upcast(landmarks) * scale
         probe = probing @ upcast(k).mT  # (B, H, m, M)
         probe = probe if bias is None else probe + bias
@@ -155,29 +161,36 @@ def mita(
         shared = route if landmark_scale == 1.0 else route * landmark_scale
         if branches == "compress":
             return softmax_rows(shared).to(v.dtype) @ cast(Tensor, values)
-        plan = choose(probe, route, top, experts) if plan is None else plan
-        parts = Parts(q * scale, k, v, None if branches == "route" else shared, values, plan, bias)
-        if execution == "triton":
-            return _by_triton(parts)
-        return choose_form(execution, parts, once)(parts)
+        plan = select(probe, route, top, experts) if plan is None else plan
+        parts = Parts(q * scale, k, v, *plan, None if branches == "route" else shared, values, bias)
+        return attend(execution, parts, once=once)
 
 
-def _runs_native(execution: str, q: Tensor, bias: Tensor | None, experts: int) -> bool:
-    """Whether the compiled kernel runs. Raises: UnsupportedError if it is requested and cannot."""
+def _execution(
+    execution: str, q: Tensor, k: Tensor, v: Tensor, m: int, top: int, experts: int, bias: Tensor | None, once: bool
+) -> str:
+    """What runs. Raises: UnsupportedError if the compiled kernel is requested and cannot."""
     trained = bias is not None and bias.requires_grad
     if execution == "native" and (experts > 1 or trained):
         reason = "does not train a bias" if trained else f"has one expert per query, not {experts}"
         raise UnsupportedError(f'mita: execution="native" {reason}; use "auto"')
-    return experts == 1 and not trained and runs_native("mita", execution, q)
+    native = experts == 1 and not trained and runs_native("mita", execution, q)
+
+    def possible() -> list[str]:
+        return ["dense"] if once else runnable(q, k.shape[-2], top * experts, bias) + ["native"] * native
+
+    situation = Situation(
+        device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=m, top=top * experts,
+        trains=trains(q, k, v), facts=frozenset(["native"] * native + ["union"] * once),
+    )  # fmt: skip
+    return choose("MiTA", execution, situation, possible)
 
 
-def _by_triton(parts: Parts) -> Tensor:
-    """Raises: UnsupportedError without Triton, or for what its kernels cannot do."""
-    try:
-        from .triton_kernels import triton_routed
-    except ImportError as error:
-        raise UnsupportedError(f'mita: execution="triton" needs the package triton ({error}); use "auto"') from error
-    return triton_routed(parts)
+def _by_triton(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, top: int, options: dict[str, Any]) -> Tensor:
+    needs_triton()
+    from .triton_kernels import mita_triton
+
+    return mita_triton(q, k, v, landmarks, top, **options)
 
 
 def _check_options(branches: str, duplicates: str) -> None:

@@ -4,13 +4,14 @@
 // m landmarks l (m, d) score the keys k (M, d): each chooses its `top` best, and the weighted
 // sum of all values v (M, e) is its own value. A query of q (N, d) attends to the landmarks with these values and to the keys of its best landmark.
 
-#include "../shared/vectors.h"
+#include "../shared/half_products.h"
 
 extern "C" {
 
 struct Sizes {
     long B, H, N, M, m, top, d, e, threads;
     int shared, has_plan;  // whether landmarks are attended to; whether the plan is an input
+    int half, unused;      // whether products round to bfloat16
     double scale, factor;  // factors of all logits, and again of those of landmarks
 };
 
@@ -45,6 +46,8 @@ template <typename T>
 struct Work {
     const Sizes& s;
     const T scale, factor;
+    const T inner, outer;  // parts of scale: of keys before their products with queries, and of logits; exact in halves
+    Packed packed;
     const long wd, we, wl, wk, wm, wide, ldp;
     Array<T> probe, values;             // (m, ldp) logits or weights of landmarks with keys, (m, we)
     Array<T> change, means;             // gradients of some columns of probe (m, CHUNK), (m)
@@ -57,7 +60,7 @@ struct Work {
     Arena arena;
 
     Work(const Sizes& s, bool backward)
-        : s(s), scale(s.scale), factor(s.factor), wd(padded<T>(s.d)), we(padded<T>(s.e)), wl(padded<T>(s.m)),
+        : s(s), scale(s.scale), factor(s.factor), inner(s.half ? 1 : s.scale), outer(s.half ? s.scale : 1), wd(padded<T>(s.d)), we(padded<T>(s.e)), wl(padded<T>(s.m)),
           wk(padded<T>(s.top)), wm(s.shared ? wl : 0), wide(wm + wk), ldp(padded<T>(s.M)), probe(s.m * ldp),
           values(s.m * we), change(backward ? s.m * CHUNK : 0), means(s.m), route(s.has_plan ? 0 : s.N * wl), landmarks(s.m * wd),
           landmarksT(s.d * wl), joint(wide * wd), jointT(s.d * wide), all(wide * we), allT(s.e * wide), bias(wide),
@@ -83,6 +86,11 @@ struct Work {
         return bytes;
     }
 
+    template <bool ADD>
+    void multiply(long rows, long cols, long len, const T* a, long row, long column, const T* b, long ldb, T* c, long ldc) {
+        product<T, ADD>(packed, s.half, rows, cols, len, a, row, column, b, ldb, c, ldc);
+    }
+
     // Rows whose length is a multiple of the vector: copies where it is not.
     const T* whole_rows(const Rows<T>& from, long first, long count, long width, long& ld) {
         ld = from.stride;
@@ -102,9 +110,12 @@ struct Work {
         for (long j = 0; j < s.m; ++j) copy(x.l(j), s.d, &landmarks[j * wd], scale);
         chunks([&](long first, long count) {
             turn([&](long i) { return x.k(first + i); }, count, s.d, rowsT.data(), CHUNK);
-            product<T, false>(s.m, padded<T>(count), s.d, landmarks.data(), wd, 1, rowsT.data(), CHUNK, &probe[first], ldp);
+            const T* from = s.half ? x.l(0) : landmarks.data();
+            const long row = s.half ? x.l.stride : wd;
+            multiply<false>(s.m, padded<T>(count), s.d, from, row, 1, rowsT.data(), CHUNK, &probe[first], ldp);
         });
         for (long j = 0; j < s.m; ++j) {
+            if (s.half) copy(&probe[j * ldp], s.M, &probe[j * ldp], outer);
             if (x.bias) add(x.bias + s.m, s.M, &probe[j * ldp]);
             std::fill(&probe[j * ldp] + s.M, &probe[j * ldp] + ldp, -std::numeric_limits<T>::infinity());
         }
@@ -112,10 +123,11 @@ struct Work {
 
     void choose(const Head<T>& x) {
         for (long j = 0; j < s.m; ++j) largest(&probe[j * ldp], s.M, s.top, x.chosen + j * s.top, bits);
-        turn([&](long j) { return x.l(j); }, s.m, s.d, landmarksT.data(), wl, scale);
-        product<T, false>(s.N, wl, s.d, x.q(0), x.q.stride, 1, landmarksT.data(), wl, route.data(), wl);
+        turn([&](long j) { return x.l(j); }, s.m, s.d, landmarksT.data(), wl, inner);
+        multiply<false>(s.N, wl, s.d, x.q(0), x.q.stride, 1, landmarksT.data(), wl, route.data(), wl);
         for (long i = 0; i < s.N; ++i) {
             T* row = &route[i * wl];
+            if (s.half) copy(row, s.m, row, outer);
             if (x.bias) add(x.bias, s.m, row);
             x.experts[i] = best(row);
         }
@@ -140,14 +152,14 @@ struct Work {
         chunks([&](long first, long count) {
             long ld;
             const T* from = whole_rows(x.v, first, count, s.e, ld);
-            product<T, true>(s.m, we, count, &probe[first], ldp, 1, from, ld, values.data(), we);
+            multiply<true>(s.m, we, count, &probe[first], ldp, 1, from, ld, values.data(), we);
         });
         for (long j = 0; j < s.m; ++j) {
             copy(&landmarks[j * wd], s.d, &joint[j * wd], factor);
             copy(&values[j * we], s.e, &all[j * we]);
             bias[j] = x.bias ? x.bias[j] : 0;
         }
-        turn([&](long j) { return &joint[j * wd]; }, s.m, s.d, jointT.data(), wide);
+        turn([&](long j) { return s.half ? x.l(j) : &joint[j * wd]; }, s.m, s.d, jointT.data(), wide);
         turn([&](long j) { return &all[j * we]; }, s.m, s.e, allT.data(), wide);
     }
 
@@ -158,7 +170,7 @@ struct Work {
             bias[wm + c] = x.bias ? x.bias[s.m + chosen[c]] : 0;
             if (backward) copy(x.k(chosen[c]), s.d, &joint[(wm + c) * wd], scale);
         }
-        turn([&](long c) { return x.k(chosen[c]); }, s.top, s.d, &jointT[wm], wide, scale);
+        turn([&](long c) { return x.k(chosen[c]); }, s.top, s.d, &jointT[wm], wide, inner);
         if (backward) turn([&](long c) { return x.v(chosen[c]); }, s.top, s.e, &allT[wm], wide);
     }
 
@@ -166,9 +178,13 @@ struct Work {
     void weigh(const Head<T>& x, const long* query, long count) {
         for (long r = 0; r < count; ++r) copy(x.q(query[r]), s.d, &queries[r * wd]);
         const long known = s.has_plan || x.bias ? 0 : wm;  // logits of landmarks that chose the experts
-        product<T, false>(count, wide - known, s.d, queries.data(), wd, 1, &jointT[known], wide, &w[known], wide);
+        multiply<false>(count, wide - known, s.d, queries.data(), wd, 1, &jointT[known], wide, &w[known], wide);
         for (long r = 0; r < count; ++r) {
             T* row = &w[r * wide];
+            if (s.half) {
+                copy(row + known, wm - known, row + known, outer * factor);
+                copy(row + wm, wk, row + wm, outer);
+            }
             if (known) {
                 copy(&route[query[r] * wl], s.m, row, factor);
                 std::fill(row + s.m, row + known, -std::numeric_limits<T>::infinity());
@@ -195,7 +211,7 @@ struct Work {
         compress(x);
         blocks(x, false, [&](long, const long* query, long count, bool) {
             weigh(x, query, count);
-            product<T, false>(count, we, wide, w.data(), wide, 1, all.data(), we, products.data(), we);
+            multiply<false>(count, we, wide, w.data(), wide, 1, all.data(), we, products.data(), we);
             for (long r = 0; r < count; ++r) copy(&products[r * we], s.e, out(query[r]));
         });
     }
@@ -211,15 +227,15 @@ struct Work {
         blocks(x, true, [&](long j, const long* query, long count, bool last) {
             weigh(x, query, count);
             for (long r = 0; r < count; ++r) copy(grad_out(query[r]), s.e, &grad_rows[r * we]);
-            product<T, false>(count, wide, s.e, grad_rows.data(), we, 1, allT.data(), wide, slope.data(), wide);
+            multiply<false>(count, wide, s.e, grad_rows.data(), we, 1, allT.data(), wide, slope.data(), wide);
             for (long r = 0; r < count; ++r) descend(&w[r * wide], &slope[r * wide], wide);
-            product<T, false>(count, wd, wide, slope.data(), wide, 1, joint.data(), wd, products.data(), wd);
+            multiply<false>(count, wd, wide, slope.data(), wide, 1, joint.data(), wd, products.data(), wd);
             for (long r = 0; r < count; ++r) copy(&products[r * wd], s.d, to_q(query[r]));
-            product<T, true>(s.top, wd, count, &slope[wm], 1, wide, queries.data(), wd, to_keys.data(), wd);
-            product<T, true>(s.top, we, count, &w[wm], 1, wide, grad_rows.data(), we, to_own.data(), we);
+            multiply<true>(s.top, wd, count, &slope[wm], 1, wide, queries.data(), wd, to_keys.data(), wd);
+            multiply<true>(s.top, we, count, &w[wm], 1, wide, grad_rows.data(), we, to_own.data(), we);
             if (s.shared) {
-                product<T, true>(s.m, wd, count, slope.data(), 1, wide, queries.data(), wd, to_landmarks.data(), wd);
-                product<T, true>(s.m, we, count, w.data(), 1, wide, grad_rows.data(), we, to_values.data(), we);
+                multiply<true>(s.m, wd, count, slope.data(), 1, wide, queries.data(), wd, to_landmarks.data(), wd);
+                multiply<true>(s.m, we, count, w.data(), 1, wide, grad_rows.data(), we, to_values.data(), we);
             }
             if (!last) return;
             for (long c = 0; c < s.top; ++c) {
@@ -255,15 +271,15 @@ struct Work {
         chunks([&](long first, long count) {
             const long cols = padded<T>(count);
             turn([&](long i) { return x.v(first + i); }, count, s.e, rowsT.data(), CHUNK);
-            product<T, false>(s.m, cols, s.e, to_values.data(), we, 1, rowsT.data(), CHUNK, change.data(), CHUNK);
+            multiply<false>(s.m, cols, s.e, to_values.data(), we, 1, rowsT.data(), CHUNK, change.data(), CHUNK);
             for (long j = 0; j < s.m; ++j) descend(&probe[j * ldp + first], &change[j * CHUNK], cols, means[j]);
-            product<T, false>(count, we, s.m, &probe[first], 1, ldp, to_values.data(), we, products.data(), we);
+            multiply<false>(count, we, s.m, &probe[first], 1, ldp, to_values.data(), we, products.data(), we);
             for (long i = 0; i < count; ++i) add(&products[i * we], s.e, to_v(first + i));
-            product<T, false>(count, wd, s.m, change.data(), 1, CHUNK, landmarks.data(), wd, products.data(), wd);
+            multiply<false>(count, wd, s.m, change.data(), 1, CHUNK, landmarks.data(), wd, products.data(), wd);
             for (long i = 0; i < count; ++i) add(&products[i * wd], s.d, to_k(first + i));
             long ld;
             const T* from = whole_rows(x.k, first, count, s.d, ld);
-            product<T, true>(s.m, wd, count, change.data(), CHUNK, 1, from, ld, to_landmarks.data(), wd);
+            multiply<true>(s.m, wd, count, change.data(), CHUNK, 1, from, ld, to_landmarks.data(), wd);
         });
         for (long j = 0; j < s.m; ++j) add(&to_landmarks[j * wd], s.d, to_l(j), scale);
     }
@@ -274,6 +290,7 @@ template <typename T, typename Each>
 void heads(const Sizes& s, const View* in, const T* bias, int64_t* chosen, int64_t* experts, bool backward, Each each) {
     divide(s.B * s.H, s.threads, [&](long first, long last) {
         Work<T> work(s, backward);
+        const TileSetting tiles(s.half);
         for (long g = first; g < last; ++g) {
             const long b = g / s.H, h = g % s.H;
             Head<T> x{{in[0], b, h}, {in[1], b, h}, {in[2], b, h}, {in[3], b, h}, bias ? bias + g * (s.m + s.M) : bias,
@@ -302,6 +319,9 @@ void backward(const Sizes& s, const View* in, const T* bias, int64_t* chosen, in
 }  // namespace
 
 extern "C" {
+
+// Whether products can round to bfloat16 here.
+int half_products() { return has_tiles(); }
 
 void mita_forward_float32(const Sizes* s, const View* in, const float* bias, int64_t* chosen, int64_t* experts, const View* out) {
     forward(*s, in, bias, chosen, experts, out);

@@ -1,5 +1,8 @@
 """MiTA with one expert per query as a compiled kernel (native.cpp): one head at a time; only inputs and plan are saved.
 
+For bfloat16 its products round to bfloat16 and sum in float32, on processors with AMX; scores that select are exact
+products there too.
+
 `torch.ops.regard.mita` and its gradient are operators of `torch.library`, so that `torch.compile`, `torch.export` and
 function transforms take them as they take PyTorch's own.
 """
@@ -13,12 +16,12 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from regard.core import UnsupportedError
-from regard.mixers.shared.native import batch_rule, empty_heads, kernel, upcast_rows, views
+from regard.mixers.shared.native import batch_rule, empty_heads, half_products, kernel, upcast_rows, views
 
 from .routing import MitaPlan
 
-_SIZES = struct.Struct("9q2i2d")
-"""`Sizes` of native.cpp: B, H, N, M, m, top, d, e, threads; shared, has_plan; scale, factor."""
+_SIZES = struct.Struct("9q4i2d")
+"""`Sizes` of native.cpp: B, H, N, M, m, top, d, e, threads; shared, has_plan, half, unused; scale, factor."""
 _ARGUMENTS = (c_char_p, c_char_p, c_void_p, c_void_p, c_void_p, c_char_p)
 """Sizes, views of inputs, bias or None, keys and experts of the plan, views of outputs."""
 
@@ -83,7 +86,8 @@ def _forward(
         chosen_keys.copy_(keys)
         chosen_experts.copy_(experts)
     wide = out if out.dtype == inputs[0].dtype else empty_heads(inputs[0], out.shape)
-    _call("forward", inputs, bias, (chosen_keys, chosen_experts), [wide], (shared, has_plan, scale, factor))
+    options = (shared, has_plan, half_products(q.dtype), scale, factor)
+    _call("forward", inputs, bias, (chosen_keys, chosen_experts), [wide], options)
     return out if wide is out else out.copy_(wide), chosen_keys, chosen_experts
 
 
@@ -114,7 +118,8 @@ def _backward(
     """The gradients of q, k, v and landmarks."""
     inputs = upcast_rows(q, k, v, landmarks, grad)
     wide = [empty_heads(inputs[0], x.shape) for x in (q, k, v, landmarks)]
-    _call("backward", inputs, bias, (keys, experts), wide, (shared, True, scale, factor))
+    options = (shared, True, half_products(q.dtype), scale, factor)
+    _call("backward", inputs, bias, (keys, experts), wide, options)
     grads = [x.to(q.dtype) for x in wide]
     return grads[0], grads[1], grads[2], grads[3]
 
@@ -175,14 +180,14 @@ def _call(
     bias: Tensor | None,
     plan: tuple[Tensor, Tensor],
     outputs: list[Tensor],
-    options: tuple[bool, bool, float, float],
+    options: tuple[bool, bool, bool, float, float],
 ) -> None:
-    """options: shared, has_plan, scale, factor of `_Sizes`."""
+    """options: shared, has_plan, half, scale, factor of `_Sizes`."""
     q, k, v, landmarks = inputs[:4]
     keys, experts = plan
     sizes = (*q.shape[:3], k.shape[2], landmarks.shape[2], keys.shape[3], q.shape[3], v.shape[3])
     kernel(f"mita_{direction}", q.dtype, _ARGUMENTS)(
-        _SIZES.pack(*sizes, torch.get_num_threads(), *options),
+        _SIZES.pack(*sizes, torch.get_num_threads(), *options[:3], 0, *options[3:]),
         views(inputs),
         None if bias is None else bias.data_ptr(),
         keys.data_ptr(),

@@ -1,8 +1,9 @@
 """Attention of every query to the cells of a few groups: chosen blocks (MoBA, NSA) or its neighbours.
 
-It runs on MiTA's routed branch: a group is an expert, and prefix and suffix tokens are the shared branch.
+It is routed attention: a group is an expert, and prefix and suffix tokens are the shared branch.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,11 +11,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.core import ConfigError, Grid, Mask
-from regard.mixers.mita.routed import Parts, choose_form
-from regard.mixers.mita.routing import MitaPlan, check_chosen
 
-from .checks import check_qkv_on_grid, check_top
+from .checks import check_chosen, check_qkv_on_grid, check_top
+from .executions import MEASURED, Situation, check_execution, choose, trains
 from .precision import upcast, without_autocast
+from .routed import Parts
+from .routed_attention import FORMS, attend, runnable
 from .tiles import Tiles, cell_ids, fixed_size_tiles, split_keep, split_tokens
 
 Block = int | tuple[int, int]
@@ -59,19 +61,22 @@ def attend_groups(
     k: Float[Tensor, "B H N d"],
     v: Float[Tensor, "B H N e"],
     grid: Grid,
-    groups: Int[Tensor, "m A"],
-    real: Bool[Tensor, "m A"] | None,
+    groups: Int[Tensor, "#B #H m A"],
+    real: Bool[Tensor, "#B #H m A"] | None,
     choice: Int[Tensor, "B H n s"],
     *,
     scale: float | None,
     mask: Mask,
     execution: str,
+    rules: str = "MoBA, NSA",
 ) -> Float[Tensor, "B H n e"]:
     """One softmax over the cells of the chosen groups and all prefix and suffix tokens.
 
     groups: the cells of every group. real: slots that are not empty, None for all. choice: s groups for each query,
-    which must not overlap. A query without any key gives zeros.
+    which must not overlap. A query without any key gives zeros. rules: of `executions.RULES`.
+    Raises: ConfigError for an unknown execution, UnsupportedError for one that cannot run.
     """
+    check_execution(execution, FORMS)
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
     (k_extra, k), (v_extra, v) = split_tokens(k, grid), split_tokens(v, grid)
     keep_extra, bias = None, None
@@ -89,9 +94,16 @@ def attend_groups(
             shared = upcast(q) @ upcast(k_extra).mT
             if keep_extra is not None:
                 shared = shared.masked_fill(~keep_extra[:, None, None], -torch.inf)
-        plan = MitaPlan(groups.expand(*q.shape[:2], -1, -1), choice)
-        parts = Parts(q=q, k=k, v=v, shared=shared, values=v_extra if grid.extra else None, plan=plan, bias=bias)
-        return choose_form(execution, parts)(parts)
+        keys = groups.expand(*q.shape[:2], -1, -1)
+        values = v_extra if grid.extra else None
+        parts = Parts(q=q, k=k, v=v, keys=keys, experts=choice, shared=shared, values=values, bias=bias)
+        chosen = groups.shape[-1] * choice.shape[-1]
+        situation = Situation(
+            device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=groups.shape[-2], top=chosen,
+            trains=trains(q, k, v),
+        )  # fmt: skip
+        possible = partial(runnable, q, k.shape[-2], chosen, bias) if rules in MEASURED else None
+        return attend(choose(rules, execution, situation, possible), parts)
 
 
 def check_block(name: str, block: Block) -> None:

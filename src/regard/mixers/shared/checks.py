@@ -5,6 +5,8 @@ from torch import Tensor
 
 from regard.core import NO_MASK, ConfigError, Grid, GridError, Mask, ShapeError, Site, UnsupportedError
 
+from .native import eager_on_cpu
+
 
 def check_heads(name: str, **tensors: Tensor) -> None:
     """Raises ShapeError unless all tensors are (B, H, tokens, width) with the same B, H and dtype.
@@ -80,3 +82,16 @@ def check_site(field: str, value: int, site: Site, number: int, plural: str) -> 
     if value > number:
         has = f"the site{f' of {site.name}' if site.name else ''} has {number} {plural}"
         raise ConfigError(f"{field}={value}, but {has}; choose {field} between 1 and {number}")
+
+
+def check_chosen(label: str, chosen: Tensor, shape: tuple[int, ...], number: int) -> None:
+    """Raises ShapeError unless `chosen` has this shape and, in eager mode on the CPU, indices from 0 to number - 1.
+
+    Elsewhere values are not read: that would break a graph, or wait for the device.
+    """
+    if tuple(chosen.shape) != shape:
+        raise ShapeError(f"{label} has shape {tuple(chosen.shape)}; expected {shape}")
+    if eager_on_cpu(chosen) and chosen.numel():
+        low, high = (int(end) for end in chosen.aminmax())
+        if low < 0 or high >= number:
+            raise ShapeError(f"{label} has indices from {low} to {high}; expected 0 to {number - 1}")

@@ -108,6 +108,17 @@ def kernel(name: str, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Any:
     return function
 
 
+@cache
+def half_products(dtype: torch.dtype) -> bool:
+    """Whether products of this dtype run in bfloat16, by AMX's tiles; else they run in float32 or float64.
+
+    ONEDNN_MAX_CPU_ISA, which holds PyTorch's products to an older instruction set, holds these too.
+    """
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    allowed = most in ("", "ALL", "DEFAULT") or "AMX" in most
+    return dtype is torch.bfloat16 and allowed and bool(kernels().half_products())
+
+
 def batch_rule(operator: Any) -> Any:
     """The rule of an operator under `vmap`: the mapped axis becomes part of each tensor's batch."""
 

@@ -31,11 +31,12 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.mita.routing import check_chosen
-from regard.mixers.shared.checks import check_qkv, check_site, check_top
+from regard.mixers.shared.checks import check_chosen, check_qkv, check_site, check_top
+from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
+from regard.mixers.shared.routed_attention import COPIES
 
 from .index import Lightning, forbid, spark_logits
 from .native import topk_native
@@ -106,7 +107,7 @@ def topk(
     scores: ranked instead of the logits, with one head for a selection that all heads share; without gradient. plan: a
     selection to use instead. rank: Spark's predictor, the first `rank` channels (see `spark_logits`); 0 = none.
     execution: "native" is a compiled kernel for rank 0 without masks, "dense" multiplies all values, "gather" copies
-    those of each query; "auto" takes the first that can run, and the faster of the other two. Exactly `top` keys are
+    those of each query; "auto" follows the table in docs/mechanisms.md. Exactly `top` keys are
     kept; ties are broken arbitrarily. A row with an infinite or NaN logit gives NaN, as softmax does.
     Raises: ShapeError for tensors that do not fit or top not in 1..M, also indices of a plan (read in eager mode on the
     CPU); ConfigError for an unknown execution; UnsupportedError for "native" where it cannot run.
@@ -114,16 +115,15 @@ def topk(
     check_qkv("topk", q, k, v)
     check_top("topk", top, k.shape[-2], "keys")
     _check_scores(q, k, scores, plan, top, rank)
-    if execution not in ("auto", "native", "dense", "gather"):
-        raise ConfigError(f"execution is auto, native, dense or gather, not {execution!r}")
+    check_execution(execution, ("native", "dense", "gather"))
     mask = mask or NO_MASK
-    native = _runs_native(execution, q, mask, rank)
+    execution = _execution(execution, q, k, v, top, mask, rank)
     k, v = hide(k, mask), hide(v, mask)
     with without_autocast(q.device):
         if plan is None and (rank or scores is not None):
             ranked = _spark_scores(upcast(q), upcast(k), rank, scale) if scores is None else upcast(scores)
             plan = topk_plan(forbid(ranked, mask), top)
-        if native:
+        if execution == "native":
             factor = q.shape[-1] ** -0.5 if scale is None else scale
             return topk_native(q, k, v, top, factor, None if plan is None else plan.keys)
         logits = _logits(q, k, rank, scale, mask)
@@ -133,17 +133,27 @@ def topk(
             keys = plan.keys.expand(-1, q.shape[1], -1, -1)
             best = logits.gather(-1, keys)
         a = (softmax_rows(best) if mask.kinds else best.softmax(-1)).to(v.dtype)  # (B, H, N, top)
-        if execution == "gather" or (execution == "auto" and _gather_is_faster(k.shape[-2], top)):
+        if execution == "gather":
             return _gather_values(a, keys, v)
         return a.new_zeros(*a.shape[:-1], k.shape[-2]).scatter(-1, keys, a) @ v
 
 
-def _runs_native(execution: str, q: Tensor, mask: Mask, rank: int) -> bool:
-    """Whether the compiled kernel runs. Raises: UnsupportedError if it is requested and cannot."""
+def _execution(execution: str, q: Tensor, k: Tensor, v: Tensor, top: int, mask: Mask, rank: int) -> str:
+    """What runs. Raises: UnsupportedError if the compiled kernel is requested and cannot."""
     if execution == "native" and (rank or mask.kinds):
         reason = "masks" if mask.kinds else "Spark's indexer"
         raise UnsupportedError(f'topk: execution="native" has no {reason}; use "auto"')
-    return not rank and not mask.kinds and runs_native("topk", execution, q)
+    native = not rank and not mask.kinds and runs_native("topk", execution, q)
+    situation = Situation(
+        device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], top=top, trains=trains(q, k, v),
+        facts=frozenset(["native"] * native),
+    )  # fmt: skip
+
+    def possible() -> list[str]:
+        copies = q.shape[:-1].numel() * top * v.shape[-1] <= COPIES
+        return ["dense"] + ["gather"] * copies + ["native"] * native
+
+    return choose("TopK", execution, situation, possible)
 
 
 def _logits(q: Tensor, k: Tensor, rank: int, scale: float | None, mask: Mask) -> Tensor:
@@ -166,11 +176,6 @@ def _gather_values(a: Tensor, keys: Tensor, v: Tensor) -> Tensor:
     values = v.reshape(-1, v.shape[-1]).index_select(0, (keys + start).flatten())
     values = values.view(-1, keys.shape[-1], v.shape[-1])
     return torch.bmm(a.reshape(values.shape[0], 1, -1), values).view(*a.shape[:3], -1)
-
-
-def _gather_is_faster(keys: int, top: int) -> bool:
-    """Copying the values of each query is faster than multiplying all values only where few of many are kept."""
-    return keys > 1024 and keys > 64 * top
 
 
 def _check_scores(q: Tensor, k: Tensor, scores: Tensor | None, plan: TopKPlan | None, top: int, rank: int) -> None:

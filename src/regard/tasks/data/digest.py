@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from regard.core import ConfigError, DataError, StoreError
+from regard.core.cache import cache_folder
 from regard.core.paths import readable
 from regard.store.files import read_json, write_atomically
 
@@ -102,8 +103,6 @@ class _Cache:
     """Digests of the files below a folder, by name, size and times of change."""
 
     def __init__(self, root: Path) -> None:
-        from .images import cache_folder
-
         name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
         self.path = cache_folder() / "digests" / f"{name}.json"
         self.known: dict[str, Any] = {}

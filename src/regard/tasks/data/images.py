@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError
+from regard.core.cache import cache_folder
 from regard.core.paths import regular_file
 
 log = logging.getLogger("regard.data")
@@ -189,11 +190,6 @@ def check_labels(name: str, labels: np.ndarray, classes: int) -> None:
         )
     if low == high:
         raise DataError(f"{name} has only one class (label {low}); classification needs at least two")
-
-
-def cache_folder() -> Path:
-    """The folder of cached arrays: `regard` in XDG_CACHE_HOME, or in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
 
 
 def cached(key: str, make: Callable[[], Images]) -> Images:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regard.tasks.data.images import cache_folder
+from regard.core.cache import cache_folder
 
 from .tokens import Split, Tokens
 

@@ -1,37 +1,39 @@
-"""Three executions of MiTA's routed branch with the same result and different speed and memory.
+"""Routed attention: a query attends to shared keys and to those of its experts, in one softmax (MiTA, BRA, MoBA, NSA).
 
-dense: all N x M logits, -inf outside the query's experts. gather: a copy of its keys for every query.
-grouped: queries sorted by expert into blocks, one small product per block, the softmax in the original order.
+Executions with the same result and different speed and memory. dense: all N x M logits, -inf outside the query's
+experts. gather: a copy of its keys for every query. grouped: queries sorted by expert into blocks, one small product
+per block, the softmax in the original order. triton and varlen: kernels for GPUs.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from regard.core import ConfigError, UnsupportedError, softmax_rows
-from regard.mixers.shared.native import eager_on_cpu, in_function_transform
-from regard.mixers.shared.precision import upcast
+from regard.core import softmax_rows
 
-from .routing import Blocks, FromBlocks, MitaPlan, ToBlocks, block_size, lay_out
+from .expert_blocks import Blocks, FromBlocks, ToBlocks, block_size, lay_out
+from .native import eager_on_cpu, in_function_transform
+from .precision import upcast
 
 
 @dataclass(frozen=True)
 class Parts:
-    """q (B,H,N,d) times the scale, k (B,H,M,d), v (B,H,M,e); plan: the selection.
+    """q (B,H,N,d) times the scale, k (B,H,M,d), v (B,H,M,e).
 
-    shared (B,H,N,m) and values (B,H,m,e): logits and values of the landmarks; None without that branch.
-    bias (B|1,H|1,1,M): added to the logits of keys, or None.
+    keys (B,H,m,top): the keys of each of m experts. experts (B,H,N,s): the experts of each query.
+    shared (B,H,N,c) and values (B,H,c,e): logits and values of what all queries attend to (MiTA's landmarks, prefix and
+    suffix tokens); None without. bias (B|1,H|1,1,M): added to the logits of keys, or None.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    shared: Tensor | None
-    values: Tensor | None
-    plan: MitaPlan
-    bias: Tensor | None
+    keys: Tensor
+    experts: Tensor
+    shared: Tensor | None = None
+    values: Tensor | None = None
+    bias: Tensor | None = None
 
     def rows(self, indices: Tensor, per_head: int) -> Tensor:
         """Indices (B, H, ...) within a head of `per_head` entries as flat indices over all heads, (B*H, ...)."""
@@ -47,23 +49,22 @@ class Parts:
         m = self.shared.shape[-1]
         return a[..., :m], a[..., m:]
 
-    def finish(self, to_landmarks: Tensor | None, routed: Tensor) -> Tensor:
-        """The routed output plus the landmarks' part."""
-        if to_landmarks is None or self.values is None:
+    def finish(self, to_shared: Tensor | None, routed: Tensor) -> Tensor:
+        """The routed output plus the shared part."""
+        if to_shared is None or self.values is None:
             return routed
-        return torch.baddbmm(*(x.flatten(0, 1) for x in (routed, to_landmarks, self.values))).view(routed.shape)
+        return torch.baddbmm(*(x.flatten(0, 1) for x in (routed, to_shared, self.values))).view(routed.shape)
 
     def chosen_bias(self) -> Tensor | None:
         """The bias of each expert's keys (B, H, m, top), or None."""
         if self.bias is None:
             return None
-        keys = self.plan.keys
-        return self.bias.expand(*keys.shape[:3], -1).gather(-1, keys)
+        return self.bias.expand(*self.keys.shape[:3], -1).gather(-1, self.keys)
 
 
 def dense(parts: Parts, *, once: bool = False) -> Tensor:
     """All logits. once: a key that several experts share counts once. Memory O(N M) per head."""
-    keys, experts = parts.plan
+    keys, experts = parts.keys, parts.experts
     dtype = upcast(parts.q).dtype
     member = parts.q.new_zeros(*keys.shape[:3], parts.k.shape[-2], dtype=dtype).scatter(-1, keys, 1.0)
     m = keys.shape[-2]
@@ -75,13 +76,13 @@ def dense(parts: Parts, *, once: bool = False) -> Tensor:
         count = chosen.scatter_add(-1, experts, torch.ones_like(experts, dtype=dtype)) @ member
         penalty = (count.clamp_(max=1.0) if once else count).log_()
     penalty = penalty if parts.bias is None else penalty + parts.bias
-    to_landmarks, a = parts.weights(upcast(parts.q @ parts.k.mT) + penalty)
-    return parts.finish(to_landmarks, a @ parts.v)
+    to_shared, a = parts.weights(upcast(parts.q @ parts.k.mT) + penalty)
+    return parts.finish(to_shared, a @ parts.v)
 
 
 def gather(parts: Parts) -> Tensor:
     """The keys and values of each query, copied. Memory O(N s top d) per head."""
-    (keys, experts), shape = parts.plan, parts.q.shape
+    keys, experts, shape = parts.keys, parts.experts, parts.q.shape
     choices = parts.rows(experts, keys.shape[-2]).flatten()  # (B*H*N*s,)
     ids = parts.rows(keys, parts.k.shape[-2]).flatten(0, 1).index_select(0, choices).flatten()
     queries = parts.q.reshape(-1, shape[-1], 1)
@@ -90,11 +91,11 @@ def gather(parts: Parts) -> Tensor:
     bias = parts.chosen_bias()
     if bias is not None:
         to_keys = to_keys + bias.flatten(0, 2).index_select(0, choices).view(to_keys.shape)
-    to_landmarks, a = parts.weights(to_keys)
+    to_shared, a = parts.weights(to_keys)
     width = parts.v.shape[-1]
     values = parts.v.reshape(-1, width).index_select(0, ids).view(queries.shape[0], -1, width)
     routed = torch.bmm(a.reshape(queries.shape[0], 1, -1), values).view(*shape[:3], width)
-    return parts.finish(to_landmarks, routed)
+    return parts.finish(to_shared, routed)
 
 
 def grouped(parts: Parts) -> Tensor:
@@ -103,9 +104,9 @@ def grouped(parts: Parts) -> Tensor:
     In eager mode on the CPU the number of blocks is read from the plan; under torch.compile, function transforms and on
     other devices it is the largest possible one, so that nothing waits for the device.
     """
-    (keys, experts), shape = parts.plan, parts.q.shape
+    keys, experts, shape = parts.keys, parts.experts, parts.q.shape
     bounded = not (eager_on_cpu(parts.q) and eager_on_cpu(experts))
-    blocks = lay_out(parts.plan, block_size(shape[-2] * experts.shape[-1], keys.shape[-2]), bounded)
+    blocks = lay_out(experts, keys.shape[-2], block_size(shape[-2] * experts.shape[-1], keys.shape[-2]), bounded)
     ids = parts.rows(keys, parts.k.shape[-2]).flatten()
     queries = _to_blocks(parts.q.reshape(-1, shape[-1]), blocks, experts.shape[-1])  # (X, size, d)
     expert_keys = _of_experts(parts.k, ids, blocks, keys.shape[-1])  # (X, top, d)
@@ -116,11 +117,11 @@ def grouped(parts: Parts) -> Tensor:
     if bias is not None:
         choices = parts.rows(experts, keys.shape[-2]).flatten()
         to_keys = to_keys + bias.flatten(0, 2).index_select(0, choices).view(to_keys.shape)
-    to_landmarks, a = parts.weights(to_keys.flatten(-2))
+    to_shared, a = parts.weights(to_keys.flatten(-2))
     weights = _to_blocks(a.reshape(-1, keys.shape[-1]), blocks, 1)  # (X, size, top)
     expert_values = _of_experts(parts.v, ids, blocks, keys.shape[-1])  # (X, top, e)
     routed = _from_blocks(torch.bmm(weights, expert_values), blocks).view(*experts.shape, -1)  # (B, H, N, s, e)
-    return parts.finish(to_landmarks, routed[..., 0, :] if experts.shape[-1] == 1 else routed.sum(-2))
+    return parts.finish(to_shared, routed[..., 0, :] if experts.shape[-1] == 1 else routed.sum(-2))
 
 
 def _to_blocks(x: Tensor, blocks: Blocks, choices: int) -> Tensor:
@@ -143,25 +144,3 @@ def _of_experts(x: Tensor, ids: Tensor, blocks: Blocks, top: int) -> Tensor:
     width = x.shape[-1]
     chosen = x.reshape(-1, width).index_select(0, ids).view(-1, top * width)
     return chosen.index_select(0, blocks.expert).view(-1, top, width)
-
-
-FORMS: dict[str, Callable[[Parts], Tensor]] = {"dense": dense, "gather": gather, "grouped": grouped}
-
-
-def choose_form(name: str, parts: Parts, once: bool = False) -> Callable[[Parts], Tensor]:
-    """The form of that name; "auto" decides by size. once: keys that experts share count once, which only dense can.
-
-    Raises: ConfigError for an unknown name, UnsupportedError for a form that cannot count keys once.
-    """
-    if name not in ("auto", *FORMS):
-        raise ConfigError(f"execution is auto, {', '.join(FORMS)}, not {name!r}")
-    if once:
-        if name not in ("auto", "dense"):
-            raise UnsupportedError(f'mita: execution="{name}" cannot count shared keys once; use "dense" or "auto"')
-        return lambda parts: dense(parts, once=True)
-    return FORMS[name if name != "auto" else _fastest(parts)]
-
-
-def _fastest(parts: Parts) -> str:
-    """Measured with benchmarks/mita.py on a CPU: up to about 128 x 128 logits, sorting costs more than it saves."""
-    return "dense" if parts.q.shape[-2] * parts.k.shape[-2] <= 128 * 128 else "grouped"

@@ -1,0 +1,140 @@
+"""Which execution "auto" takes: one table for all mechanisms that have several, and before it what was measured.
+
+Executions have the same result and different speed and memory. `regard bench --calibrate` measures those of this device
+(`calibration.py`); without it, and for sizes far from what was measured, the table below holds. Nothing here was
+measured on a GPU: there the kernels for GPUs run only after a calibration.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from regard.core import ConfigError
+
+from .calibration import calibration, fastest
+from .native import in_function_transform
+
+
+class Situation(NamedTuple):
+    """What decides. tokens, keys: N and M. m, top: experts of a head, and keys of each; 0 where there are none.
+
+    facts: what else rules and kernels depend on, such as "native": a compiled kernel can run. trains: whether
+    gradients are needed.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    tokens: int
+    keys: int
+    m: int = 0
+    top: int = 0
+    trains: bool = False
+    facts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An execution, when it runs (a phrase for the documentation), and the same as a condition."""
+
+    execution: str
+    when: str
+    holds: Callable[[Situation], object]
+
+
+SMALL = 128 * 128
+"""Logits of a head up to which computing all of them is faster than sorting queries (benchmarks/mita.py --choice)."""
+
+
+def _always(_: Situation) -> bool:
+    return True
+
+
+def _small(s: Situation) -> bool:
+    return s.tokens * s.keys <= SMALL
+
+
+_GROUPED = Rule("grouped", "elsewhere", _always)
+_NATIVE = "on the CPU with compiled kernels, outside `torch.export` and function transforms such as `vmap`"
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "MiTA": (
+        Rule("native", f"{_NATIVE}, one expert a query, a bias that is not trained", lambda s: "native" in s.facts),
+        Rule(
+            "dense",
+            "for the union of several experts, and for at most 128 x 128 logits",
+            lambda s: "union" in s.facts or _small(s),
+        ),
+        _GROUPED,
+    ),
+    "MoBA, NSA": (Rule("dense", "for at most 128 x 128 logits", _small), _GROUPED),
+    "NSA's window": (
+        Rule("gather", "if there are more than 32 cells for each of the window", lambda s: s.tokens > 32 * s.top),
+        Rule("dense", "elsewhere", _always),
+    ),
+    "BRA": (Rule("regions", "always", _always),),
+    "TopK": (
+        Rule("native", f"{_NATIVE}, no mask, no indexer of Spark", lambda s: "native" in s.facts),
+        Rule("gather", "for more than 1,024 keys, of which fewer than 1 in 64 is chosen", lambda s: _few(s)),
+        Rule("dense", "elsewhere", _always),
+    ),
+    "Factors": (
+        Rule(
+            "compressed",
+            "with E1, with a mask, or with E2 in a window of at most a quarter of the keys",
+            lambda s: s.facts & {"content", "mask", "tiles"},
+        ),
+        Rule("factorised", "without E2", lambda s: "per query" not in s.facts),
+        Rule("factorised", "in eager mode on the CPU, for more than 400 queries that fit", lambda s: "fits" in s.facts),
+        Rule("compressed", "elsewhere", _always),
+    ),
+    "DeformableConv": (
+        Rule("torchvision", "on CUDA", lambda s: s.device.type == "cuda"),
+        Rule("native", _NATIVE, lambda s: "native" in s.facts),
+        Rule("eager", "elsewhere", _always),
+    ),
+}
+"""By mechanism: the first rule that holds is taken. Their other executions run where they are named only."""
+
+MEASURED = {
+    "MiTA": ("native", "triton", "varlen", "dense", "gather", "grouped"),
+    "MoBA, NSA": ("triton", "varlen", "dense", "gather", "grouped"),
+    "BRA": ("triton", "regions"),
+    "TopK": ("native", "dense", "gather"),
+}
+"""What a calibration measures, where it can run."""
+
+
+def _few(s: Situation) -> bool:
+    return s.keys > 1024 and s.keys > 64 * s.top
+
+
+def choose(
+    mechanism: str, execution: str, situation: Situation, possible: Callable[[], Sequence[str]] | None = None
+) -> str:
+    """The execution: the named one; for "auto" the fastest measured one of the possible, else the table's.
+
+    mechanism: of `RULES`. possible: gives those of `MEASURED` that can run here; None: nothing is measured.
+    Compiled, exported and transformed code follows the table, so that a graph depends on no file.
+    """
+    if execution != "auto":
+        return execution
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or in_function_transform()
+    if possible is not None and not traced and calibration(situation.device):
+        s = situation
+        best = fastest(mechanism, s.device, s.dtype, s.trains, (s.tokens, s.m, s.top), tuple(possible()))
+        if best is not None:
+            return best
+    return next(rule.execution for rule in RULES[mechanism] if rule.holds(situation))
+
+
+def check_execution(execution: str, names: Sequence[str]) -> None:
+    """Raises: ConfigError unless execution is "auto" or one of the names."""
+    if execution not in ("auto", *names):
+        raise ConfigError(f"execution is auto, {', '.join(names[:-1])} or {names[-1]}, not {execution!r}")
+
+
+def trains(*tensors: torch.Tensor | None) -> bool:
+    """Whether a pass over these tensors keeps what their gradients need."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

@@ -1,0 +1,64 @@
+"""Routed attention by any of its executions, and which of them can run here."""
+
+import torch
+from torch import Tensor
+
+from regard.core import UnsupportedError
+
+from .routed import Parts, dense, gather, grouped
+
+FORMS = ("triton", "varlen", "dense", "gather", "grouped")
+COPIES = 2**26
+"""Numbers that "auto" lets an execution write that computes all logits or copies keys for each query."""
+
+
+def attend(execution: str, parts: Parts, *, once: bool = False) -> Tensor:
+    """Routed attention (B,H,N,e) by the execution of this name. once: keys that experts share count once.
+
+    Raises: UnsupportedError for one that cannot count keys once, or cannot run here.
+    """
+    if once:
+        if execution != "dense":
+            raise UnsupportedError(f'execution="{execution}" cannot count shared keys once; use "dense" or "auto"')
+        return dense(parts, once=True)
+    if execution == "triton":
+        return _by_triton(parts)
+    if execution == "varlen":
+        from .routed_varlen import varlen
+
+        return varlen(parts)
+    return {"dense": dense, "gather": gather, "grouped": grouped}[execution](parts)
+
+
+def runnable(q: Tensor, keys: int, chosen: int, bias: Tensor | None) -> list[str]:
+    """The executions that can run here and do not write too much. chosen: keys of a query, of all its experts."""
+    queries = q.shape[0] * q.shape[1] * q.shape[2]
+    names = ["grouped"]
+    names += ["dense"] if queries * keys <= COPIES else []
+    names += ["gather"] if queries * chosen * q.shape[-1] <= COPIES else []
+    if q.is_cuda:
+        names += ["triton"] if has_triton() and not (bias is not None and bias.requires_grad) else []
+        names += ["varlen"] if bias is None and q.dtype in (torch.float16, torch.bfloat16) else []
+    return names
+
+
+def has_triton() -> bool:
+    """Whether the package triton is there; PyTorch brings it on Linux."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def needs_triton() -> None:
+    """Raises: UnsupportedError without the package triton."""
+    if not has_triton():
+        raise UnsupportedError('execution="triton" needs the package triton, which is not installed; use "auto"')
+
+
+def _by_triton(parts: Parts) -> Tensor:
+    needs_triton()
+    from .routed_triton import triton_routed
+
+    return triton_routed(parts)

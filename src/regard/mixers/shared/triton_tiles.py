@@ -1,0 +1,39 @@
+"""What the Triton kernels share: sizes of tiles, number types, and where they may run."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from regard.core import UnsupportedError
+
+from .native import in_function_transform
+
+LEAST = 16
+"""Rows, columns and widths that a product of Triton has at least."""
+KINDS = {
+    torch.float64: tl.float64,
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether Triton's interpreter runs the kernels, on the CPU: TRITON_INTERPRET=1 when Triton was imported."""
+
+
+def width_of(length: int) -> int:
+    """The side of a tile for a length: a power of two, at least `LEAST`."""
+    return max(LEAST, triton.next_power_of_2(length))
+
+
+def cast_of(x: Tensor) -> object:
+    """The type in which products read x; float32 for the bfloat16 of the interpreter, whose products are wrong."""
+    return tl.float32 if INTERPRETED and x.dtype is torch.bfloat16 else KINDS[x.dtype]
+
+
+def check_runs(x: Tensor) -> None:
+    """Raises: UnsupportedError unless x is on a CUDA device or the interpreter runs, and in function transforms."""
+    if not (x.is_cuda or INTERPRETED):
+        raise UnsupportedError(f'execution="triton" needs a CUDA device, not {x.device}; use "auto"')
+    if in_function_transform():
+        raise UnsupportedError('execution="triton" runs without function transforms such as vmap; use "auto"')
