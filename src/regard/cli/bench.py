@@ -104,7 +104,7 @@ def _calibrate(device: str, seconds: float, as_json: bool) -> None:
     from regard.measure.executions import time_executions
     from regard.mixers.shared.calibration import write_calibration
 
-    clock_device = timed_device(device)
+    clock_device = find_device(device)
     rows = time_executions(clock_device, seconds=seconds / 10, report=_report)
     path = write_calibration(clock_device, rows)
     if as_json:

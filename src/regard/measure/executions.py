@@ -15,7 +15,7 @@ from regard.mixers.shared.executions import MEASURED
 from regard.mixers.shared.routed_attention import COPIES
 from regard.mixers.topk.topk import topk
 
-from .bench import DTYPES, check_numbers, with_gradients
+from .bench import DTYPES, checked_placement, with_gradients
 from .turns import in_turns, one_thread
 
 HEADS, WIDTH = 3, 64
@@ -63,7 +63,7 @@ def time_executions(
     """
     rows = []
     for dtype in dtypes:
-        check_numbers(dtype, seconds=seconds)
+        checked_placement(str(device), dtype, seconds=seconds)
         for case in cases(small):
             for trains in (False, True):
                 if report is not None:
