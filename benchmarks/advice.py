@@ -1,6 +1,7 @@
 """Is the advice right? Predicted and real accuracy and time of plans that are drawn by a rule, and then fine-tuned.
 
 `python benchmarks/advice.py RUN --results DIR --data NAME --out DIR [--plans 16] [--seeds 2] [--limit 10000]`
+`python benchmarks/advice.py --page FILE EVIDENCE.json ...` draws the page of one or several results.
 RUN is a finished run of `regard train host`, the user's model. Needs the data of the run.
 
 The rule, which was written down before anything was fine-tuned: all candidates learn layer by layer as in
@@ -174,16 +175,77 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def write_page(path: Path, files: list[Path]) -> None:
+    """The page of results: correlations, accuracy and time of each plan beside what was predicted."""
+    from dataclasses import asdict
+
+    from regard import __version__
+    from regard.lab.analysis import Chart, Sheet
+    from regard.report.analysis_page import render_analysis
+    from regard.store.files import write_atomically
+
+    contents = [json.loads(file.read_text()) for file in files]
+    sheets = []
+    for content in contents:
+        about, summary = content["about"], content["summary"]
+        name = f"{about['host'].partition('(')[0]} on {about['data']}"
+        names = {**PREDICTORS, "divergence, better half": "the first one, among the better half of its plans",
+                 "latency": "time: predicted from the layers and measured of the model"}  # fmt: skip
+        rows = tuple(
+            (names[key], round(value["value"], 2), round(value["low"], 2), round(value["high"], 2), value["n"])
+            for key, value in summary.items() if key in names
+        )  # fmt: skip
+        recommended = summary["recommended"]
+        best = recommended["best of those within the budget"]
+        note = (
+            "Spearman's rank correlation with the accuracy after fine-tuning, 95 % bootstrap intervals over plans. "
+            f"Before any swap: {about['top1']:.1f} %. Recommended for latency=0.8x: {recommended['top1']:.1f} % at "
+            f"{recommended['latency']:.2f}x; best of the drawn plans: {recommended['best of all']:.1f} %, of those "
+            f"within the budget: {'none was drawn' if best is None else f'{best:.1f} %'}."
+        )
+        columns = ("predictor", "correlation", "low", "high", "plans")
+        sheets.append(Sheet(title=f"{name}: what predicts", columns=columns, rows=rows, note=note))
+        points = tuple(
+            (
+                round(record["divergence"], 4), round(sum(record["top1"]) / len(record["top1"]), 2),
+                round(record["latency_predicted"], 3), round(record["latency_measured"], 3),
+                "recommended" if record["recommended"] else "drawn", record["plan"],
+            )
+            for record in content["records"]
+        )  # fmt: skip
+        columns = ("divergence", "accuracy %", "predicted time", "measured time", "plan is", "plan")
+        chart = Chart(x="divergence", y="accuracy %", series="plan is", kind="points")
+        sheets.append(Sheet(title=f"{name}: each plan", columns=columns, rows=points, chart=chart))
+        chart = Chart(x="predicted time", y="measured time", series="plan is", kind="points")
+        title = f"{name}: time, to that of the model's own attention"
+        sheets.append(Sheet(title=title, columns=columns, rows=points, chart=chart, folded=True))
+    value = {
+        "analysis": "benchmarks/advice.py", "title": "Is the advice right?", "source": "", "of": "", "scale": "",
+        "question": "Plans were drawn by a rule, predicted without labels, and fine-tuned with labels.",
+        "notes": [str(__doc__).partition("The rule, ")[2].replace("\n", " ")],
+        "sheets": [asdict(sheet) for sheet in sheets], "pictures": [],
+        "environment": {"processor": "two cores of an Intel Xeon with AVX-512, other jobs beside"},
+        "code": __version__, "finished": "",
+    }  # fmt: skip
+    write_atomically(path, render_analysis(value))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run")
+    parser.add_argument("run", nargs="*")
+    parser.add_argument("--page", type=Path)
     parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", default="")
+    parser.add_argument("--out", type=Path, default=Path("advice-evidence"))
     parser.add_argument("--plans", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--limit", type=int, default=10_000)
     arguments = parser.parse_args()
+    if arguments.page:
+        write_page(arguments.page, [Path(file) for file in arguments.run])
+        return
+    if len(arguments.run) != 1 or not arguments.data:
+        parser.error("give one run and --data")
     settings = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
     if any(os.environ.get(name) != value for name, value in settings.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
@@ -193,7 +255,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / FILE
     store = Results(arguments.results)
-    run = read_run(store, arguments.run)
+    run = read_run(store, arguments.run[0])
     before = (store.outcome(run.key) or {})["metrics"]["top1"]
     content = json.loads(file.read_text()) if file.exists() else predict(run, store, arguments, arguments.out)
     file.write_text(json.dumps(content, indent=1) + "\n")

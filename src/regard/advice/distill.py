@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import Extra, MixerConfig
+from regard.core import Extra, MixerConfig, require
 from regard.models.saving import save
 from regard.store.files import read_if_present, write_atomically
 from regard.store.records import seal, unseal
@@ -68,6 +68,9 @@ def distill_model(
     bits; None keeps nothing. report: called with a line of text at each step. The model is not changed.
     Raises: as `recommend`; ConfigError for a model that cannot be saved, before anything is learned.
     """
+    require("scipy")
+    if rank:
+        require("peft", extra="lora")
     say = report or (lambda text: None)
     choice = plan_of(model, plan, extra)
     learned, judged = split_images(images)

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.core import ConfigError, MixerConfig
+from regard.core import ConfigError, MixerConfig, require
 from regard.measure.statistics import Interval, rank_correlation
 from regard.mixers.agent import Agent
 from regard.mixers.linear import Linear
@@ -142,8 +142,9 @@ def recommend(
 
     folder: where what was learned and measured is kept, so that the same question goes on after an interruption; None
     keeps nothing. report: called with a line of text at each step. The model is not changed.
-    Raises: SwapError if nothing can be replaced, UnsupportedError without class scores, ConfigError.
+    Raises: SwapError if nothing can be replaced, UnsupportedError without class scores, ConfigError, MissingExtra.
     """
+    require("scipy")
     work = _Work(model, images, question, folder, report or (lambda text: None))
     try:
         return work.answer()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, Extra
+from regard.core import ConfigError, Extra, require
 from regard.core.paths import user_path
 
 from .imports import Imports, imported
@@ -68,6 +68,7 @@ def advise(
                     extra)  # fmt: skip
         return
     use_data(data_root)
+    require("matplotlib")  # of the page, before minutes of work
     from regard.advice.recommend import Question, recommend
     from regard.advice.search import Budget, read_budget
     from regard.advice.user_model import load_user_model, read_user_images

@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import nn
 
 from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedError, nearest
+from regard.core.validation import shown
 from regard.mixers.spelling import parse_mixer, parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
@@ -144,7 +145,7 @@ def plan_swap(
     """
     config = parse_mixer(mixer) if isinstance(mixer, str) else mixer
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"swap takes a model, a torch module, not {model!r}; create_model(name, mixer) makes one")
+        raise ConfigError(f"swap takes a model, a torch module, not {shown(model)}; create_model(name, mixer) makes one")
     if not isinstance(config, MixerConfig):
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
     return plan_layers(model, config, matching_layers(model, where, ports), example, ports=ports)
@@ -352,7 +353,7 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
 
 def _checked(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"a model is a torch module, not {model!r}; create_model(name, mixer) makes one")
+        raise ConfigError(f"a model is a torch module, not {shown(model)}; create_model(name, mixer) makes one")
     return model
 
 
