@@ -416,7 +416,7 @@ for arguments in ((create_model("vit_desk", None), Softmax(), ["blocks.0.attn"])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, second = done.stdout.splitlines()
     assert first.startswith("where is a glob on layer names, such as 'blocks.[0-3].*', not ['blocks.0.attn']")
-    assert second.startswith("swap takes a model, a torch module, not 'vit_desk'")
+    assert second.startswith("swap takes a torch module, not 'vit_desk'")
 
 
 def test_what_cannot_be_done_is_said():

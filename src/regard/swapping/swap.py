@@ -145,7 +145,7 @@ def plan_swap(
     """
     config = parse_mixer(mixer) if isinstance(mixer, str) else mixer
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"swap takes a model, a torch module, not {shown(model)}; create_model(name, mixer) makes one")
+        raise ConfigError(f"swap takes a torch module, not {shown(model)}; create_model(name, mixer) makes one")
     if not isinstance(config, MixerConfig):
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
     return plan_layers(model, config, matching_layers(model, where, ports), example, ports=ports)
