@@ -49,7 +49,8 @@ from regard.measure.bench import bench
 from regard.measure.bench_model import bench_model
 from regard.mixers.topk.topk import TopKPlan
 from regard.ops import topk, topk_reference
-from small_hosts import maxvit, vit
+from small_hosts import vit
+from timm_hosts import maxvit
 
 pytestmark = pytest.mark.untyped
 

@@ -63,7 +63,8 @@ NAMES = {
 
 @pytest.mark.parametrize("page", NAMES)
 def test_the_tables_have_the_names_of_the_code(page: str) -> None:
-    assert tables(page) == NAMES[page], STALE
+    """tests/swapping/test_matrix.py compares a further table of hosts.md, what works after a swap."""
+    assert tables(page)[: len(NAMES[page])] == NAMES[page], STALE
 
 
 def test_the_errata_are_what_the_command_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

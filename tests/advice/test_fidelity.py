@@ -70,9 +70,6 @@ def test_what_cannot_be_compared_is_refused() -> None:
     model = user_model()
     with pytest.raises(SwapError, match="share parameters"):
         Substitutes(model.network, [Softmax(projection=FSNE(code=4))], model.example)
-    swapped = swap(user_model().network, SKA())
-    with pytest.raises(SwapError, match="is swapped already"):
-        Substitutes(swapped, [Softmax()], model.example)
     with pytest.raises(UnsupportedError, match="no class scores"):
         class_scores(torch.zeros(2, 7, 8))
 
@@ -100,3 +97,19 @@ def test_a_mechanism_that_fails_on_what_a_layer_gets_is_refused() -> None:
     with Substitutes(network, [MiTA(m=4, k=4), Removed()], torch.randn(1, 3, 32, 32)) as substitutes:
         assert all(substitutes.choices(name) == [Removed()] for name in substitutes.names)
         assert all("bias" in reason for reason in substitutes.refused.values())
+
+
+def test_a_swapped_model_is_the_original_of_further_swaps() -> None:
+    model = user_model()
+    swap(model.network, SKA())
+    inputs = model.prepared(tensors(images(20)))
+    before = model.network(inputs)
+    with Substitutes(model.network, [SKA(), Removed()], model.example) as substitutes:
+        fidelity = Fidelity(substitutes, inputs)
+        alone = fidelity.alone()
+        plan = {"blocks.1.attn": Removed()}
+        applied = substitutes.applied(plan)
+        assert fidelity.of_model(applied).kl == pytest.approx(fidelity.scores(plan).kl, abs=1e-9)
+    assert max(alone[name, SKA()].kl.max() for name in substitutes.names) < 1e-6
+    assert min(alone[name, Removed()].kl.mean() for name in substitutes.names) > 1e-6
+    assert torch.equal(model.network(inputs), before)

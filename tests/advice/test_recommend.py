@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard import swap
 from regard.advice.recommend import Question, candidates, recommend
 from regard.advice.search import Budget
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import load_user_model, read_user_images, split_images
 from regard.cli.app import run as command
-from regard.core import ConfigError, DataError, SwapError
+from regard.core import ConfigError, DataError
 from regard.mixers.linear import Linear
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
@@ -79,10 +78,6 @@ def test_images_of_a_folder_are_read_whatever_its_form(tmp_path: Path) -> None:
 def test_models_that_give_no_answer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave --pretrained out"):
         load_user_model(str(save(create_model(HOST, None), tmp_path / "saved")), pretrained=True)
-    model = user_model()
-    swap(model.network, SKA())
-    with pytest.raises(SwapError, match="is swapped already"):
-        recommend(model, images(), QUESTION)
 
 
 def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def test_queries_are_the_input() -> None:
     layer = model.stages[2].blocks[1].token_mixer.mixer
     assert layer.config == SKA(projection=IdentityQuery())
     x = torch.randn(2, 16, 96)
-    v = layer.qkv.linear(x, "v")[0]
+    v = layer.qkv.linear(x).unflatten(-1, (3, 32)).transpose(1, 2)
     out = ska(x.unflatten(-1, (3, 32)).transpose(1, 2), layer.operator.keys, v)
     assert torch.allclose(layer(x, layer.site.grid), out.transpose(1, 2).flatten(2) @ layer.proj.weight.mT, atol=1e-6)
 

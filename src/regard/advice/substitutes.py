@@ -22,9 +22,10 @@ from regard.swapping.swap import plan_layers, swap
 class Substitutes:
     """Layers beside a model, which itself does not change: `layers[name][mechanism]` has weights of its own.
 
-    They start as a swap starts them: with the weights of the layer as far as the mechanism has them. A plan of layers
-    is `installed` for the length of a `with` block. refused: why a mechanism cannot stand at a layer. Close it at the
-    end (or use it in a `with` statement): it takes its hooks from the model.
+    The model may be swapped already: its present mechanisms are then what they replace. They start as a swap starts
+    them: with the weights of the layer as far as the mechanism has them. A plan of layers is `installed` for the length
+    of a `with` block. refused: why a mechanism cannot stand at a layer. Close it at the end (or use it in a `with`
+    statement): it takes its hooks from the model.
     Raises: SwapError if the model has no attention that can be replaced, or no mechanism fits any layer.
     """
 
@@ -38,8 +39,6 @@ class Substitutes:
     ) -> None:
         self.model, self.example, self.mixers = model, example, tuple(dict.fromkeys(mixers))
         self.names = matching_layers(model, where, ports)
-        if swapped := [name for name in self.names if isinstance(model.get_submodule(name), Port)]:
-            raise SwapError(f"{swapped[0]} is swapped already; restore the model first, or leave the layer out")
         self.layers: dict[str, dict[MixerConfig, Port]] = {name: {} for name in self.names}
         self.refused: dict[tuple[str, MixerConfig], str] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []

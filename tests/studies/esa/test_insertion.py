@@ -58,8 +58,8 @@ def small(study: Study, rows: str) -> Study:
 
 
 def test_logits_of_all_test_images_are_the_same_at_insertion(study: Study) -> None:
-    """Reference 3.5 and 4.1: gamma = 0 leaves the output as it is, bit for bit; a deformable convolution sums in
-    another order."""
+    """Reference 3.5 and 4.1: gamma = 0 leaves the output as it is, bit for bit; a deformable convolution may
+    sum in another order, which depends on the processor."""
     plain = perturbed(run_of(study, "before"))
     for label in EXACT:
         run = run_of(study, label)
@@ -68,7 +68,7 @@ def test_logits_of_all_test_images_are_the_same_at_insertion(study: Study) -> No
         assert (effect.changed, effect.images) == (0, 100)
         assert effect.before == effect.after
     rounded = inserted(run_of(study, "0010 + deformable"), plain)
-    assert 0 < rounded.difference < 1e-4
+    assert rounded.difference < 1e-4
     assert rounded.changed == 0
 
 
