@@ -25,7 +25,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from regard import load, save
 from regard.cli.app import run
+from regard.mixers.static_keys.ska import SKA
+from regard.swapping.layer_plan import write_layer_plan
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "regard"
@@ -140,6 +143,8 @@ def key(tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> 
             pixels = np.random.default_rng(number).integers(0, 255, (40, 48, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
     (tmp_path / "data").mkdir()
+    write_layer_plan({"blocks.0.attn": SKA()}, tmp_path / "advice" / "plan.json")
+    save(load(tmp_path / "results" / finished_run.name), tmp_path / "distilled")
     for block in BLOCKS:
         if block.file:
             (tmp_path / block.file).write_text(block.text)
