@@ -111,7 +111,7 @@ def test_timing_with_a_wrong_option(capsys, more: list[str]) -> None:
 def test_times_are_taken_where_there_is_a_clock(capsys, monkeypatch, command: list[str], device: str) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
-    refused(capsys, [*command, "--device", device], "nothing can be timed on mps", "--device cpu or cuda")
+    refused(capsys, [*command, "--device", device], "nothing can be timed on 'mps'", "the device is cpu or cuda")
 
 
 @pytest.mark.parametrize("mixer", ["SKA()", "None"])
@@ -175,7 +175,7 @@ def test_a_wrong_option(capsys, results: Path, host: str, more: tuple[str, ...],
     [
         (["run", "quikstart"], "did you mean quickstart?"),
         (["run", "quickstart", "--rows", "Softmx"], "no row of quickstart matches 'Softmx'"),
-        (["run", "quickstart", "--seeds", "0"], "at least 1, not 0"),
+        (["run", "quickstart", "--seeds", "0"], "1 to 10000, not 0"),
         (["run", "quickstart", "--data", "digit"], "did you mean digits"),
         (["run", "quickstart", "--host", "vit_tinny_patch16_224"], "vit_tiny_patch16_224"),
         (["show", "quikstart"], "did you mean quickstart?"),

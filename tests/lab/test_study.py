@@ -44,7 +44,7 @@ def test_wrong_use_names_the_nearest() -> None:
         STUDY.rows("smoke", "sofmax")
     with pytest.raises(ConfigError, match="did you mean smoke"):
         STUDY.setting("smok")
-    with pytest.raises(ConfigError, match="at least 1, not 0"):
+    with pytest.raises(ConfigError, match="1 to 10000, not 0"):
         STUDY.runs("smoke", seeds=0)
     with pytest.raises(ConfigError, match="no row 'SKA'"):
         replace(STUDY, claims=(Claim("SKA", "softmax", "top1"),))

@@ -324,13 +324,16 @@ def test_wrong_use_leaves_the_model_alone() -> None:
     with pytest.raises(SwapError, match="stages is empty"):
         attend(model, E0110, stages=())
     for stages in (3, "34", ("layer3",), (3.0,), None):
-        with pytest.raises(ConfigError, match=r"numbers of layer1 to layer4, such as \(3, 4\), not"):
+        with pytest.raises(ConfigError, match=r"numbers of layer1 to layer4, such as \(3, 4\), not|attend: stages is "):
             attend(model, E0110, stages=stages)
     for options in ({"kernel": 5}, {"dilation": 3}, {"extra": "zero"}, {"axes": 1}, {"axes": 1, "causal": True}):
         with pytest.raises(ConfigError, match=f"{list(options)[-1]}=.*these come from the convolution"):
             attend(model, None, deformable=DeformableConv(**options))
     for moving in ("Conv()", 1, Conv()):
-        with pytest.raises(ConfigError, match="deformable is True, False or a DeformableConv with its options, not"):
+        with pytest.raises(
+            ConfigError,
+            match="deformable is True, False or a DeformableConv with its options, not|attend: deformable is ",
+        ):
             attend(model, None, deformable=moving)
     for heads in (7, 0, 2.0):
         with pytest.raises(
