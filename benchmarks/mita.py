@@ -174,7 +174,7 @@ def candidates(
     import torch.nn.functional as F
 
     from regard import Grid
-    from regard.ops import mita, pool_landmarks
+    from regard.ops import PooledQueries, mita
 
     torch.manual_seed(0)
     tokens, m, top = case
@@ -186,7 +186,7 @@ def candidates(
     def attend(execution: str) -> Callable[[], torch.Tensor]:
         if execution == "softmax":
             return lambda: F.scaled_dot_product_attention(q, k, v)
-        return lambda: mita(q, k, v, pool_landmarks(q, grid, m), top, execution=execution)
+        return lambda: mita(q, k, v, PooledQueries(grid, m), top, execution=execution)
 
     return {name: attend(name) for name in names}, (q, k, v)
 

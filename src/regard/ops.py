@@ -14,7 +14,7 @@ from regard.mixers.inline import inline, inline_reference
 from regard.mixers.linear import linear, linear_reference
 from regard.mixers.linformer import linformer, linformer_reference
 from regard.mixers.mhla import mhla, mhla_reference
-from regard.mixers.mita.mita import mita, mita_plan, mita_reference, pool_landmarks
+from regard.mixers.mita.mita import PooledQueries, mita, mita_plan, mita_reference, pool_landmarks
 from regard.mixers.moba import moba, moba_plan, moba_reference
 from regard.mixers.nsa import nsa, nsa_reference
 from regard.mixers.nystrom import nystrom, nystrom_reference
@@ -79,6 +79,7 @@ __all__ = [
     "sample_points_reference",
     "window",
     "window_reference",
+    "PooledQueries",
     "mita",
     "mita_plan",
     "mita_reference",

@@ -30,13 +30,15 @@ _EXAMPLES = {Grid: "Grid(14, 14, prefix=1)", Mask: "Mask(causal=True)"}
 
 class _TensorArgument(NamedTuple):
     """floating: whether it holds floating-point numbers, otherwise whole numbers or truth values. axes: one name for
-    each axis, None where their number is free. words: the same for messages. optional: whether it may be None.
+    each axis, None where their number is free. words: the same for messages. optional: whether it may be None. instead:
+    a class whose objects may stand in its place.
     """
 
     floating: bool
     axes: tuple[str, ...] | None
     words: str
     optional: bool
+    instead: type | None = None
 
 
 class _Plan(NamedTuple):
@@ -175,7 +177,7 @@ def _check_arguments(name: str, kinds: dict[str, Any], given: Iterable[tuple[str
         if kind is None:
             continue
         if isinstance(kind, _TensorArgument):
-            if value is None and kind.optional:
+            if (value is None and kind.optional) or (kind.instead and isinstance(value, kind.instead)):
                 continue
             if not (kind.floating and floating is not None and _is_like(value, floating[1])):
                 check_tensor(f"{name}: {label}", value, kind.words, kind.floating)
@@ -228,12 +230,12 @@ def _check_axes(name: str, label: str, x: Tensor, kind: _TensorArgument, sizes: 
     if x.ndim != len(kind.axes):
         raise ShapeError(f"{name}: {label} has shape {tuple(x.shape)}; expected {kind.words}")
     for axis, size in zip(kind.axes, x.shape, strict=True):
+        other, expected = sizes.setdefault(axis, (label, size))
+        if size == expected and not axis.isdigit():
+            continue
         if axis.isdigit() and size != int(axis):
             raise ShapeError(f"{name}: {label} has shape {tuple(x.shape)}; expected {kind.words}")
-        if not axis.isidentifier():
-            continue
-        other, expected = sizes.setdefault(axis, (label, size))
-        if size != expected:
+        if size != expected and axis.isidentifier():
             word = _WORDS.get(axis, axis)
             raise ShapeError(f"{name}: {label} has {word} {size}, {other} has {expected}; they must be equal")
 
@@ -243,12 +245,12 @@ def _argument(hint: Any) -> "_TensorArgument | _Plan | Rule | type | None":
     parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     optional = type(None) in parts
     kinds = [part for part in parts if part is not type(None)]
-    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], AbstractArray):
+    if len(kinds) <= 2 and isinstance(kinds[0], type) and issubclass(kinds[0], AbstractArray):
         names = tuple(kinds[0].dim_str.split())
         free = any(axis[0] in "*." for axis in names)
         words = ", ".join(_WORDS.get(axis, axis) for axis in names)
         floating = any("float" in dtype for dtype in kinds[0].dtypes)
-        return _TensorArgument(floating, None if free else names, f"({words})", optional)
+        return _TensorArgument(floating, None if free else names, f"({words})", optional, *kinds[1:])
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], tuple) and hasattr(kinds[0], "_fields"):
         tensors = {name: _argument(part) for name, part in typing.get_type_hints(kinds[0]).items()}
         held = {name: part for name, part in tensors.items() if isinstance(part, _TensorArgument)}

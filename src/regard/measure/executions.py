@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.core import Grid, UnsupportedError
 from regard.mixers.bra import bra
-from regard.mixers.mita.mita import mita, pool_landmarks
+from regard.mixers.mita.mita import PooledQueries, mita
 from regard.mixers.moba import moba
 from regard.mixers.shared.calibration import Measured
 from regard.mixers.shared.executions import MEASURED
@@ -104,7 +104,7 @@ def _measured(case: Case, device: torch.device, dtype: torch.dtype, trains: bool
 
 
 def _mita(m: int, top: int) -> Attend:
-    return lambda q, k, v, grid, name: mita(q, k, v, pool_landmarks(q, grid, m), top, execution=name)
+    return lambda q, k, v, grid, name: mita(q, k, v, PooledQueries(grid, m), top, execution=name)
 
 
 def _topk(top: int) -> Attend:

@@ -10,10 +10,10 @@ from torch import Tensor
 from kernels import check_compile_takes_it_and_export_does_not, needs_kernels
 from operators import check_heads_apart
 from regard import Grid, Mask, MiTA, Site
-from regard.core import ShapeError, UnsupportedError
+from regard.core import GridError, ShapeError, UnsupportedError
 from regard.mixers.mita.routing import MitaPlan
 from regard.mixers.shared.native import native_enabled
-from regard.ops import mita, mita_plan, mita_reference, pool_landmarks
+from regard.ops import PooledQueries, mita, mita_plan, mita_reference, pool_landmarks
 from regard.testing import check
 from regard.testing.subject import gap
 
@@ -234,7 +234,69 @@ def test_opcheck(dtype: torch.dtype, given: bool) -> None:
     plan = mita_plan(*(inputs[i].detach() for i in (0, 1, 3)), 4) if given else (None, None)
     bias = torch.randn(2, 2, 3 + 15, dtype=torch.promote_types(dtype, torch.float32))
     loose = {"atol": 1e-2, "rtol": 1e-2} if dtype == torch.bfloat16 else {}
-    torch.library.opcheck(torch.ops.regard.mita, (*inputs, bias, *plan, 4, True, 0.3, 1.0), test_utils=CHECKS, **loose)
+    options = (bias, *plan, 4, True, 0.3, 1.0)
+    torch.library.opcheck(torch.ops.regard.mita, (*inputs, None, *options), test_utils=CHECKS, **loose)
+    windows = [0, 4, 1, 3, 0, 3, 0, 2, 1, 3, 2, 4]  # of 12 queries as 3 x 4 cells
+    torch.library.opcheck(torch.ops.regard.mita, (*inputs[:3], None, windows, *options), test_utils=CHECKS, **loose)
+
+
+@needs_kernels
+@pytest.mark.parametrize("branches", ["both", "route"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("grid", "m", "policy", "start"),
+    [
+        (Grid(6, 5, 2, 1), 6, "adaptive", None),
+        (Grid(7, 4), (3, 3), "partition", None),
+        (Grid(4, 4, 1), 4, "adaptive", 0),
+        (Grid(1, 9), 9, "adaptive", None),
+    ],
+)
+def test_pooling_inside_equals_pooling_before(
+    grid: Grid, m: int | tuple[int, int], policy: str, start: int | None, dtype: torch.dtype, branches: str
+) -> None:
+    """Both give the same plan, the same output and the same gradients, also with keys of another length."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, n, 8).to(dtype).requires_grad_() for n in (grid.tokens, 11, 11))
+    pooled = PooledQueries(grid, m, start, policy)
+    before = pool_landmarks(q, grid, m, start=start, policy=policy)
+    results = []
+    for landmarks in (pooled, before):
+        out = mita(q, k, v, landmarks, 4, branches=branches, execution="native")
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    exact = dtype is torch.float64
+    assert torch.equal(results[0][0], results[1][0])
+    for one, other in zip(*results, strict=True):
+        assert gap(one.double(), other.double()) <= (1e-13 if exact else 1e-2) * other.abs().max().item()
+
+
+@needs_kernels
+def test_gradcheck_of_pooled_landmarks() -> None:
+    torch.manual_seed(1)
+    inputs = [torch.randn(1, 2, 12, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    plan = mita_plan(*(x.detach() for x in (inputs[0], inputs[1], pool_landmarks(inputs[0], Grid(3, 4), 4))), 5)
+    assert torch.autograd.gradcheck(
+        lambda *x: mita(*x, PooledQueries(Grid(3, 4), 4), 5, plan=plan, execution="native"), inputs
+    )
+
+
+@pytest.mark.parametrize("execution", ["dense", "gather", "grouped", "auto"])
+def test_every_execution_takes_pooled_landmarks(execution: str) -> None:
+    torch.manual_seed(2)
+    q, k, v = torch.randn(3, 2, 2, 24, 8, dtype=torch.float64)
+    out = mita(q, k, v, PooledQueries(Grid(4, 6), 6), 5, execution=execution)
+    assert gap(out, mita_reference(q, k, v, pool_landmarks(q, Grid(4, 6), 6), 5)) < 1e-13
+
+
+@pytest.mark.untyped
+def test_pooled_landmarks_that_do_not_fit() -> None:
+    q, k, v = torch.randn(3, 1, 1, 24, 8)
+    with pytest.raises(GridError, match="24 tokens do not fit"):
+        mita(q, k, v, PooledQueries(Grid(4, 5), 4), 3)
+    with pytest.raises(GridError, match="nearest"):
+        mita(q, k, v, PooledQueries(Grid(4, 6), 23), 3)
+    with pytest.raises(ShapeError, match="landmarks is a list"):
+        mita(q, k, v, [1.0], 3)
 
 
 @needs_kernels

@@ -44,7 +44,7 @@ def draw(n: int, keys: int, m: int, d: int, e: int) -> list[Tensor]:
 def plan_of(leaves: list[Tensor], top: int) -> MitaPlan:
     """What the kernel chooses."""
     scale = leaves[0].shape[-1] ** -0.5
-    return MitaPlan(*torch.ops.regard.mita(*leaves, None, None, None, top, True, scale, 1.0)[1:])
+    return MitaPlan(*torch.ops.regard.mita(*leaves, None, None, None, None, top, True, scale, 1.0)[1:])
 
 
 def far(found: Tensor, expected: Tensor) -> float:

@@ -40,7 +40,7 @@ def test_its_gradient_is_differentiable_and_it_runs_under_vmap() -> None:
     x = torch.randn(2, 1, 12, 3, dtype=torch.float64, requires_grad=True)
 
     def run(x: Tensor) -> Tensor:
-        return torch.ops.regard.pool(x, 0, 4, [0, 2, 1, 3], [0, 3, 2, 4])
+        return torch.ops.regard.pool(x, [0, 4, 2, 2, 0, 2, 1, 3, 0, 3, 2, 4])
 
     assert torch.autograd.gradcheck(run, (x,))
     assert torch.autograd.gradgradcheck(run, (x,))
@@ -51,4 +51,4 @@ def test_its_gradient_is_differentiable_and_it_runs_under_vmap() -> None:
 @pytest.mark.untyped
 def test_opcheck() -> None:
     x = torch.randn(2, 3, 13, 4, requires_grad=True)
-    torch.library.opcheck(torch.ops.regard.pool, (x, 1, 4, [0, 2, 1, 3], [0, 3, 2, 4]))
+    torch.library.opcheck(torch.ops.regard.pool, (x, [1, 4, 2, 2, 0, 2, 1, 3, 0, 3, 2, 4]))

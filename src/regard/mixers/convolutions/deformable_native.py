@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import UnsupportedError
-from regard.mixers.shared.native import batch_rule, kernel
+from regard.mixers.shared.native import kernel
+from regard.mixers.shared.native_operator import native_operator, refused
 
 _SIZES = struct.Struct("8q")
 """`Sizes` of deformable_native.cpp: B, C, h, w, g, K, L, threads."""
@@ -21,11 +21,10 @@ def sample_native(
     dtype = torch.promote_types(x.dtype, torch.float32)
     rows = x.to(dtype).permute(0, 2, 3, 1).contiguous()  # (B, h, w, C)
     factors = None if factors is None else factors.flatten(3).to(dtype).contiguous()
-    samples: Tensor = torch.ops.regard.deformable_sample(rows, points.flatten(3, 4).to(dtype).contiguous(), factors)
+    samples: Tensor = _sample(rows, points.flatten(3, 4).to(dtype).contiguous(), factors)
     return samples.to(x.dtype).permute(0, 3, 2, 1)
 
 
-@torch.library.custom_op("regard::deformable_sample", mutates_args=(), device_types="cpu")
 def _forward(rows: Tensor, points: Tensor, factors: Tensor | None) -> Tensor:
     """rows (B, h, w, C), points (B, g, K, L, 2), factors (B, g, K, L) or None, contiguous -> (B, L, K, C)."""
     out = _empty_samples(rows, points, factors)
@@ -33,13 +32,11 @@ def _forward(rows: Tensor, points: Tensor, factors: Tensor | None) -> Tensor:
     return out
 
 
-@_forward.register_fake
 def _empty_samples(rows: Tensor, points: Tensor, factors: Tensor | None) -> Tensor:
     batch, _, taps, length, _ = points.shape
     return rows.new_empty(batch, length, taps, rows.shape[3])
 
 
-@torch.library.custom_op("regard::deformable_sample_backward", mutates_args=(), device_types="cpu")
 def _backward(grad: Tensor, rows: Tensor, points: Tensor, factors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of rows, points and factors; that of None is empty."""
     grads = _empty_gradients(grad, rows, points, factors)
@@ -48,7 +45,6 @@ def _backward(grad: Tensor, rows: Tensor, points: Tensor, factors: Tensor | None
     return grads
 
 
-@_backward.register_fake
 def _empty_gradients(
     grad: Tensor, rows: Tensor, points: Tensor, factors: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,18 +53,18 @@ def _empty_gradients(
 
 
 def _differentiate(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-    grad_rows, grad_points, grad_factors = torch.ops.regard.deformable_sample_backward(grad, *ctx.saved_tensors)
+    grad_rows, grad_points, grad_factors = _sample_backward(grad, *ctx.saved_tensors)
     return grad_rows, grad_points, None if ctx.saved_tensors[2] is None else grad_factors
 
 
-def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise UnsupportedError('deformable_conv: execution="native" cannot be differentiated twice; use execution="eager"')
-
-
-_forward.register_autograd(_differentiate, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
-_backward.register_autograd(_refuse)
-for _operator in (_forward, _backward):
-    _operator.register_vmap(batch_rule(_operator))
+_TWICE = 'deformable_conv: execution="native" cannot be differentiated twice; use execution="eager"'
+_sample = native_operator(
+    "deformable_sample", _forward, fake=_empty_samples, differentiate=_differentiate,
+    save=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)  # fmt: skip
+_sample_backward = native_operator(
+    "deformable_sample_backward", _backward, fake=_empty_gradients, differentiate=refused(_TWICE)
+)
 
 
 def _call(direction: str, rows: Tensor, points: Tensor, *arrays: Tensor | None) -> None:

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core import Grid, UnsupportedError
+from regard.core import Grid
 from regard.mixers.shared.native import kernel
+from regard.mixers.shared.native_operator import native_operator, refused
 
 _SIZES = struct.Struct("10q")
 """`BiasSizes` of native.cpp: B, H, G, points, h, w, rows, columns, prefix, threads."""
@@ -24,11 +25,10 @@ def position_bias_native(
     """
     dtype = torch.promote_types(table.dtype, torch.float32)
     sizes = [grid.height, grid.width, grid.prefix, grid.suffix]
-    bias: Tensor = torch.ops.regard.position_bias(table.to(dtype).contiguous(), points.to(dtype).contiguous(), sizes)
+    bias: Tensor = _position_bias(table.to(dtype).contiguous(), points.to(dtype).contiguous(), sizes)
     return bias
 
 
-@torch.library.custom_op("regard::position_bias", mutates_args=(), device_types="cpu")
 def _forward(table: Tensor, points: Tensor, grid: list[int]) -> Tensor:
     """table (H, 2h - 1, 2w - 1), points (B, G, s, 2), contiguous; grid: height, width, prefix, suffix."""
     out = _empty_bias(table, points, grid)
@@ -41,14 +41,12 @@ def _forward(table: Tensor, points: Tensor, grid: list[int]) -> Tensor:
     return out
 
 
-@_forward.register_fake
 def _empty_bias(table: Tensor, points: Tensor, grid: list[int]) -> Tensor:
     height, width, prefix, suffix = grid
     rows, columns = height * width + prefix + suffix, points.shape[2] + prefix + suffix
     return table.new_empty(points.shape[0], table.shape[0], rows, columns)
 
 
-@torch.library.custom_op("regard::position_bias_backward", mutates_args=(), device_types="cpu")
 def _backward(grad: Tensor, table: Tensor, points: Tensor, grid: list[int]) -> tuple[Tensor, Tensor]:
     """The gradients of the table and of the points."""
     to_table = torch.zeros_like(table)
@@ -57,7 +55,6 @@ def _backward(grad: Tensor, table: Tensor, points: Tensor, grid: list[int]) -> t
     return to_table, to_points.unflatten(1, (points.shape[1], -1)).sum(2)
 
 
-@_backward.register_fake
 def _empty_gradients(grad: Tensor, table: Tensor, points: Tensor, grid: list[int]) -> tuple[Tensor, Tensor]:
     return torch.empty_like(table), torch.empty_like(points)
 
@@ -68,11 +65,7 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _differentiate(ctx, grad: Tensor):  # type: ignore[no-untyped-def]
-    return *torch.ops.regard.position_bias_backward(grad, *ctx.saved_tensors, ctx.grid), None
-
-
-def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise UnsupportedError("DAT: its compiled kernel cannot be differentiated twice; set REGARD_NATIVE=0")
+    return *_position_bias_backward(grad, *ctx.saved_tensors, ctx.grid), None
 
 
 def _each_sample(operator):  # type: ignore[no-untyped-def]
@@ -92,11 +85,13 @@ def _each_sample(operator):  # type: ignore[no-untyped-def]
     return rule
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(_refuse)
-
-for _operator in (_forward, _backward):
-    _operator.register_vmap(_each_sample(_operator))
+_TWICE = "DAT: its compiled kernel cannot be differentiated twice; set REGARD_NATIVE=0"
+_position_bias = native_operator(
+    "position_bias", _forward, fake=_empty_bias, save=_save, differentiate=_differentiate, rule=_each_sample
+)
+_position_bias_backward = native_operator(
+    "position_bias_backward", _backward, fake=_empty_gradients, differentiate=refused(_TWICE), rule=_each_sample
+)
 
 
 def _call(direction: str, table: Tensor, points: Tensor, grid: list[int], *arrays: Tensor) -> None:

@@ -33,7 +33,15 @@ from regard.core import (
 from regard.mixers.shared.checks import check_heads, check_qkv
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.landmarks import EXTRACTORS, Landmarks, landmark_count, landmark_windows, pool_landmarks
+from regard.mixers.shared.landmarks import (
+    EXTRACTORS,
+    Extractor,
+    Landmarks,
+    PooledQueries,
+    landmark_count,
+    landmark_windows,
+    pool_landmarks,
+)
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.routed import Parts
@@ -42,7 +50,7 @@ from regard.mixers.shared.routed_attention import FORMS, attend, needs_triton, r
 from .native import mita_native
 from .routing import MitaPlan, check_counts, check_plan, key_bias, mita_plan, select, without
 
-__all__ = ["MiTA", "mita", "mita_plan", "mita_reference", "pool_landmarks"]
+__all__ = ["MiTA", "PooledQueries", "mita", "mita_plan", "mita_reference", "pool_landmarks"]
 
 BRANCHES = ("both", "route", "compress")
 EXECUTIONS = ("native", *FORMS)
@@ -96,7 +104,7 @@ def mita(
     q: Float[Tensor, "B H N d"],
     k: Float[Tensor, "B H M d"],
     v: Float[Tensor, "B H M e"],
-    landmarks: Float[Tensor, "B H m d"],
+    landmarks: Float[Tensor, "B H m d"] | PooledQueries,
     top: int,
     *,
     experts: int = 1,
@@ -111,9 +119,10 @@ def mita(
 ) -> Float[Tensor, "B H N e"]:
     """Queries attend to the landmarks' compressed values and to the `top` keys of each of their `experts` landmarks.
 
-    branches: "both", or only "route" (keys) or "compress" (landmarks). duplicates: whether a key that two experts of a
-    query share counts twice ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: factor of the
-    landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
+    landmarks: a tensor, or `PooledQueries(grid, m)` for averages of the queries, which a compiled kernel then pools
+    itself. branches: "both", or only "route" (keys) or "compress" (landmarks). duplicates: whether a key that two
+    experts of a query share counts twice ("multiset", Eq. 11-12 as written) or once ("union"). landmark_scale: factor
+    of the landmark logits, d^-0.5 in the published code. scale: None = d^-0.5. mask: padding, and a bias with one row.
     landmark_keep: False for landmarks that must not be used. plan: a selection to use instead of the best. execution:
     "auto", or one of "native" (a compiled kernel for the CPU and one expert per query), "triton" (kernels for GPUs;
     neither can be differentiated twice), "varlen" (PyTorch's attention for sequences of any length, on CUDA in half
@@ -129,26 +138,26 @@ def mita(
     options.
     """
     check_qkv("mita", q, k, v)
-    check_heads("mita", q=q, landmarks=landmarks)
-    check_counts("mita", k.shape[-2], landmarks.shape[-2], top, experts)
+    given: Tensor | list[int] = _windows(q, landmarks) if isinstance(landmarks, PooledQueries) else landmarks
+    m = _check_landmarks(q, given) if isinstance(given, Tensor) else given[2] * given[3]
+    check_counts("mita", k.shape[-2], m, top, experts)
     _check_options(branches, duplicates)
     check_execution(execution, EXECUTIONS)
-    if landmarks.shape[-1] != q.shape[-1]:
-        raise ShapeError(f"mita: landmarks have width {landmarks.shape[-1]}, q has {q.shape[-1]}; they must be equal")
     if plan is not None:
-        check_plan(plan, q, k, landmarks, top, experts)
+        check_plan(plan, q, k, m, top, experts)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     once = duplicates == "union" and experts > 1
     bias = None if mask is None else key_bias("mita", mask, upcast(k)[..., 0])
     k, v = hide(k, mask), hide(v, mask)
     if branches != "compress":
-        execution = _execution(execution, q, k, v, landmarks.shape[-2], top, experts, bias, once)
+        execution = _execution(execution, q, k, v, m, top, experts, bias, once)
     kernel: dict[str, Any] = {
         "shared": branches == "both", "scale": scale, "factor": landmark_scale, "bias": bias,
         "drop": None if landmark_keep is None else ~landmark_keep,
     }  # fmt: skip
     if execution == "native" and branches != "compress":
-        return mita_native(q, k, v, landmarks, top, plan=plan, **kernel)
+        return mita_native(q, k, v, given, top, plan=plan, **kernel)
+    landmarks = landmarks.of(q) if isinstance(landmarks, PooledQueries) else landmarks
     with without_autocast(q.device):
         if execution == "triton" and branches != "compress" and plan is None and experts == 1 and top <= MOST_SORTED:
             return _by_triton(q, k, v, landmarks, top, kernel)
@@ -191,6 +200,20 @@ def _by_triton(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, top: int, opt
     from .triton_kernels import mita_triton
 
     return mita_triton(q, k, v, landmarks, top, **options)
+
+
+def _windows(q: Tensor, landmarks: PooledQueries) -> list[int]:
+    """The windows of landmarks, as in pool_native.py. Raises: GridError unless they fit the queries."""
+    landmarks.grid.check(q)
+    return landmarks.windows()
+
+
+def _check_landmarks(q: Tensor, landmarks: Tensor) -> int:
+    """The number of landmarks. Raises: ShapeError unless they fit the queries."""
+    check_heads("mita", q=q, landmarks=landmarks)
+    if landmarks.shape[-1] != q.shape[-1]:
+        raise ShapeError(f"mita: landmarks have width {landmarks.shape[-1]}, q has {q.shape[-1]}; they must be equal")
+    return landmarks.shape[-2]
 
 
 def _check_options(branches: str, duplicates: str) -> None:
@@ -339,12 +362,12 @@ class MiTAOperator(Operator):
         return cast(Landmarks, self.extract(q, grid, keep))
 
     def compute(self, inputs: Inputs, plain: bool) -> Tensor:
-        options = self._options(inputs)
+        options = self._options(inputs, plain)
         if plain:
             return mita_reference(inputs.q, inputs.k, inputs.v, **options)
         return mita(inputs.q, inputs.k, inputs.v, execution=self.execution, **options)
 
-    def _options(self, inputs: Inputs) -> dict[str, Any]:
+    def _options(self, inputs: Inputs, plain: bool) -> dict[str, Any]:
         """The options of `mita` and its reference. Padding belongs to the keys: pooling sees it in self-attention only.
 
         Raises: UnsupportedError for a causal mask or one bias row per query, before anything is computed.
@@ -352,7 +375,8 @@ class MiTAOperator(Operator):
         q, mask, config = inputs.q, inputs.mask, self.config
         key_bias("MiTA", mask, inputs.k[..., 0])
         keep = mask.keep if mask is not None and inputs.memory is None else None
-        landmarks, landmark_keep = self.pooled(q, inputs.grid, keep)
+        averages = None if plain or keep is not None else cast(Extractor, self.extract).pooled(inputs.grid)
+        landmarks, landmark_keep = (averages, None) if averages else self.pooled(q, inputs.grid, keep)
         return {
             "landmarks": landmarks,
             "top": config.k if config.branches != "compress" else 1,

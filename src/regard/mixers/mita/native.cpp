@@ -139,7 +139,9 @@ struct Work {
         Vector<T> most = load(row);
         for (long j = WIDTH<T>; j < wl; j += WIDTH<T>) most = larger<T>(most, load(row + j));
         const T top = reduce<T>(most, larger<T>);
-        return std::min(long(std::find(row, row + s.m, top) - row), s.m - 1);  // NaN: any
+        long first = s.m - 1;  // NaN: any
+        for (long j = 0; j < wl; j += WIDTH<T>) where_not(load(row + j) != top, [&](long lane) { first = std::min(first, j + lane); });
+        return first;
     }
 
     // The landmarks' values, from their weights in place of their logits; and what all experts share.

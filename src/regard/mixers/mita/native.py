@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from regard.core import UnsupportedError
-from regard.mixers.shared.native import batch_rule, empty_heads, half_products, kernel, upcast_rows, views
+from regard.mixers.shared.native import empty_heads, half_products, kernel, upcast_rows, views
+from regard.mixers.shared.native_operator import native_operator, refused
+from regard.mixers.shared.pool_native import add_gradient, pool
 
 from .routing import MitaPlan
 
@@ -30,7 +31,7 @@ def mita_native(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    landmarks: Tensor,
+    landmarks: Tensor | Sequence[int],
     top: int,
     *,
     shared: bool,
@@ -42,14 +43,22 @@ def mita_native(
 ) -> Tensor:
     """q (B,H,N,d), k (B,H,M,d), v (B,H,M,e), landmarks (B,H,m,d) -> (B,H,N,e), in float32 for half precision.
 
+    landmarks: or windows as in pool_native.py, whose averages of q they are; their gradient is added to that of q, in
+    its place.
     top: keys of an expert. shared: whether queries attend to the landmarks too. scale: of all logits. factor: of the
     landmarks' logits, beside scale. bias (B|1,H|1,1,M): of the keys' logits. drop (B,m): landmarks that are not used.
     Raises: UnsupportedError without compiled kernels, and for a second derivative.
     """
-    added = _added_bias(q, landmarks.shape[2], k.shape[2], bias, drop)
+    given, windows = (landmarks, None) if isinstance(landmarks, Tensor) else (None, landmarks)
+    added = _added_bias(q, _number(given, windows), k.shape[2], bias, drop)
     keys, experts = (None, None) if plan is None else plan
-    out: Tensor = torch.ops.regard.mita(q, k, v, landmarks, added, keys, experts, top, shared, scale, factor)[0]
+    out: Tensor = _mita(q, k, v, given, windows, added, keys, experts, top, shared, scale, factor)[0]
     return out
+
+
+def _number(landmarks: Tensor | None, windows: Sequence[int] | None) -> int:
+    """The number of landmarks, which are given or averages over windows (as in pool_native.py)."""
+    return windows[2] * windows[3] if windows is not None else landmarks.shape[2]  # type: ignore[union-attr]
 
 
 def _added_bias(q: Tensor, m: int, keys: int, bias: Tensor | None, drop: Tensor | None) -> Tensor | None:
@@ -64,12 +73,12 @@ def _added_bias(q: Tensor, m: int, keys: int, bias: Tensor | None, drop: Tensor 
     return added
 
 
-@torch.library.custom_op("regard::mita", mutates_args=(), device_types="cpu")
 def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    landmarks: Tensor,
+    landmarks: Tensor | None,
+    windows: Sequence[int] | None,
     bias: Tensor | None,
     keys: Tensor | None,
     experts: Tensor | None,
@@ -79,8 +88,8 @@ def _forward(
     factor: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The output (B, H, N, e) and the plan, chosen here if `keys` and `experts` are None."""
-    out, chosen_keys, chosen_experts = _empty_results(q, k, v, landmarks, bias, keys, experts, top)
-    inputs = upcast_rows(q, k, v, landmarks)
+    out, chosen_keys, chosen_experts = _empty_results(q, k, v, landmarks, windows, bias, keys, experts, top)
+    inputs = upcast_rows(q, k, v, _landmarks(q, landmarks, windows))
     has_plan = keys is not None and experts is not None
     if has_plan:
         chosen_keys.copy_(keys)
@@ -91,23 +100,26 @@ def _forward(
     return out if wide is out else out.copy_(wide), chosen_keys, chosen_experts
 
 
-@_forward.register_fake
-def _empty_results(q, k, v, landmarks, bias, keys, experts, top, *_):  # type: ignore[no-untyped-def]
+def _landmarks(q: Tensor, landmarks: Tensor | None, windows: Sequence[int] | None) -> Tensor:
+    return pool(q, windows) if windows is not None else landmarks  # type: ignore[return-value]
+
+
+def _empty_results(q, k, v, landmarks, windows, bias, keys, experts, top, *_):  # type: ignore[no-untyped-def]
     b, h, n = q.shape[:3]
     return (
         empty_heads(v, (b, h, n, v.shape[-1])),
-        q.new_empty(b, h, landmarks.shape[2], top, dtype=torch.int64),
+        q.new_empty(b, h, _number(landmarks, windows), top, dtype=torch.int64),
         q.new_empty(b, h, n, 1, dtype=torch.int64),
     )
 
 
-@torch.library.custom_op("regard::mita_backward", mutates_args=(), device_types="cpu")
 def _backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    landmarks: Tensor,
+    landmarks: Tensor | None,
+    windows: Sequence[int] | None,
     bias: Tensor | None,
     keys: Tensor,
     experts: Tensor,
@@ -115,59 +127,55 @@ def _backward(
     scale: float,
     factor: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v and landmarks."""
-    inputs = upcast_rows(q, k, v, landmarks, grad)
-    wide = [empty_heads(inputs[0], x.shape) for x in (q, k, v, landmarks)]
+    """The gradients of q, k, v and landmarks; that of landmarks that were pooled is empty."""
+    inputs = upcast_rows(q, k, v, _landmarks(q, landmarks, windows), grad)
+    wide = [empty_heads(inputs[0], x.shape) for x in inputs[:4]]
     options = (shared, True, half_products(q.dtype), scale, factor)
     _call("backward", inputs, bias, (keys, experts), wide, options)
+    if windows is not None:
+        add_gradient(wide[0], wide[3], windows)
+        wide[3] = wide[3].new_empty(0)
     grads = [x.to(q.dtype) for x in wide]
     return grads[0], grads[1], grads[2], grads[3]
 
 
-@_backward.register_fake
 def _empty_gradients(grad, q, k, v, landmarks, *_):  # type: ignore[no-untyped-def]
-    return tuple(empty_heads(q, x.shape) for x in (q, k, v, landmarks))
+    pooled = q.new_empty(0) if landmarks is None else empty_heads(q, landmarks.shape)
+    return *(empty_heads(q, x.shape) for x in (q, k, v)), pooled
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    q, k, v, landmarks, bias, _, _, _, *ctx.options = inputs
+    q, k, v, landmarks, ctx.windows, bias, _, _, _, *ctx.options = inputs
     _, keys, experts = output
     ctx.mark_non_differentiable(keys, experts)
     ctx.save_for_backward(q, k, v, landmarks, bias, keys, experts)
 
 
 def _differentiate(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    grads = torch.ops.regard.mita_backward(grad, *ctx.saved_tensors, *ctx.options)
-    return *grads, *[None] * 7
+    q, k, v, landmarks, *chosen = ctx.saved_tensors
+    grads = _mita_backward(grad, q, k, v, landmarks, ctx.windows, *chosen, *ctx.options)
+    return *grads[:3], None if landmarks is None else grads[3], *[None] * 8
 
 
-def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise UnsupportedError(
-        'mita: execution="native" cannot be differentiated twice; use "dense", "gather" or "grouped"'
-    )
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(_refuse)
-
-
-for _operator in (_forward, _backward):
-    _operator.register_vmap(batch_rule(_operator))
+_TWICE = 'mita: execution="native" cannot be differentiated twice; use "dense", "gather" or "grouped"'
+_mita = native_operator("mita", _forward, fake=_empty_results, save=_save, differentiate=_differentiate)
+_mita_backward = native_operator("mita_backward", _backward, fake=_empty_gradients, differentiate=refused(_TWICE))
 
 
 @register_flop_formula(torch.ops.regard.mita)
-def _flops(q, k, v, landmarks, bias, keys, experts, top, shared, *_, **__) -> int:  # type: ignore[no-untyped-def]
-    return 2 * (_landmark_macs(q, k, v, landmarks, shared) + _routed_macs(q, v, top))
+def _flops(q, k, v, landmarks, windows, bias, keys, experts, top, shared, *_, **__) -> int:  # type: ignore[no-untyped-def]
+    m = windows[2] * windows[3] if landmarks is None else landmarks[2]
+    return 2 * (_landmark_macs(q, k, v, m, shared) + _routed_macs(q, v, top))
 
 
 @register_flop_formula(torch.ops.regard.mita_backward)
-def _backward_flops(grad, q, k, v, landmarks, bias, keys, experts, shared, *_, **__) -> int:  # type: ignore[no-untyped-def]
-    shared_macs = _landmark_macs(q, k, v, landmarks, True) if shared else 0  # nothing is learned through the selection
+def _backward_flops(grad, q, k, v, landmarks, windows, bias, keys, experts, shared, *_, **__) -> int:  # type: ignore[no-untyped-def]
+    shared_macs = _landmark_macs(q, k, v, keys[2], True) if shared else 0  # nothing is learned through the selection
     return 4 * (shared_macs + _routed_macs(q, v, keys[3]))
 
 
-def _landmark_macs(q: Sequence[int], k: Sequence[int], v: Sequence[int], landmarks: Sequence[int], shared: bool) -> int:
-    return q[0] * q[1] * landmarks[2] * (k[2] + q[2]) * (q[3] + (v[3] if shared else 0))
+def _landmark_macs(q: Sequence[int], k: Sequence[int], v: Sequence[int], m: int, shared: bool) -> int:
+    return q[0] * q[1] * m * (k[2] + q[2]) * (q[3] + (v[3] if shared else 0))
 
 
 def _routed_macs(q: Sequence[int], v: Sequence[int], top: int) -> int:

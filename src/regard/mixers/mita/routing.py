@@ -81,10 +81,10 @@ def check_counts(name: str, keys: int, landmarks: int, top: int, experts: int) -
         )
 
 
-def check_plan(plan: MitaPlan, q: Tensor, k: Tensor, landmarks: Tensor, top: int, experts: int) -> None:
+def check_plan(plan: MitaPlan, q: Tensor, k: Tensor, m: int, top: int, experts: int) -> None:
     """Check a plan that a caller passes. Raises: ShapeError unless it fits these tensors and numbers."""
-    check_chosen("mita: plan.keys", plan.keys, (*landmarks.shape[:3], top), k.shape[-2])
-    check_chosen("mita: plan.experts", plan.experts, (*q.shape[:3], experts), landmarks.shape[-2])
+    check_chosen("mita: plan.keys", plan.keys, (*q.shape[:2], m, top), k.shape[-2])
+    check_chosen("mita: plan.experts", plan.experts, (*q.shape[:3], experts), m)
 
 
 def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:

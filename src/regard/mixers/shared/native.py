@@ -119,26 +119,6 @@ def half_products(dtype: torch.dtype) -> bool:
     return dtype is torch.bfloat16 and allowed and bool(kernels().half_products())
 
 
-def batch_rule(operator: Any) -> Any:
-    """The rule of an operator under `vmap`: the mapped axis becomes part of each tensor's batch."""
-
-    def rule(info, in_dims, *args):  # type: ignore[no-untyped-def]
-        size = info.batch_size
-
-        def fold(x, axis):  # type: ignore[no-untyped-def]
-            if not isinstance(x, Tensor):
-                return x
-            x = x.expand(size, *x.shape) if axis is None else x.movedim(axis, 0)
-            return x.flatten(0, 1)
-
-        results = operator(*map(fold, args, in_dims))
-        if isinstance(results, Tensor):
-            return results.unflatten(0, (size, -1)), 0
-        return tuple(x.unflatten(0, (size, -1)) for x in results), (0,) * len(results)
-
-    return rule
-
-
 def views(arrays: Sequence[Tensor]) -> bytes:
     """`View` of native.h for each array (B, H, N, width): its address, and strides of samples, heads and rows."""
     return struct.pack(f"{4 * len(arrays)}q", *(x for array in arrays for x in (array.data_ptr(), *array.stride()[:3])))

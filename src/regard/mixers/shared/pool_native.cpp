@@ -33,18 +33,21 @@ void add(const T* from, long length, T factor, T* to) {
     for (long i = 0; i < length; ++i) to[i] += factor * from[i];
 }
 
+enum Step { FORWARD, GRADIENT, ADDED };  // from x to y, or from y to x, in place of what is there or added to it
+
 template <typename T>
-void pool(const PoolSizes& s, const long* edges, const View& x, const View& y, bool backward) {
+void pool(const PoolSizes& s, const long* edges, const View& x, const View& y, int step) {
     divide(s.B * s.H, s.threads, [&](long begin, long end) {
         for (long g = begin; g < end; ++g) {
             const Rows<T> tokens(x, g / s.H, g % s.H), landmarks(y, g / s.H, g % s.H);
-            const Rows<T>& to = backward ? tokens : landmarks;
-            for (long i = 0; i < (backward ? s.N : s.rows * s.columns); ++i) std::fill(to(i), to(i) + s.d, T(0));
+            const Rows<T>& to = step == FORWARD ? landmarks : tokens;
+            const long cleared = step == ADDED ? 0 : step == FORWARD ? s.rows * s.columns : s.N;
+            for (long i = 0; i < cleared; ++i) std::fill(to(i), to(i) + s.d, T(0));
             windows<T>(s, edges, [&](long window, long token, T share) {
-                if (backward)
-                    add(landmarks(window), s.d, share, tokens(token));
-                else
+                if (step == FORWARD)
                     add(tokens(token), s.d, share, landmarks(window));
+                else
+                    add(landmarks(window), s.d, share, tokens(token));
             });
         }
     });
@@ -54,12 +57,12 @@ void pool(const PoolSizes& s, const long* edges, const View& x, const View& y, b
 
 extern "C" {
 
-void pool_float32(const PoolSizes* s, const long* edges, const View* x, const View* y, int backward) {
-    pool<float>(*s, edges, *x, *y, backward);
+void pool_float32(const PoolSizes* s, const long* edges, const View* x, const View* y, int step) {
+    pool<float>(*s, edges, *x, *y, step);
 }
 
-void pool_float64(const PoolSizes* s, const long* edges, const View* x, const View* y, int backward) {
-    pool<double>(*s, edges, *x, *y, backward);
+void pool_float64(const PoolSizes* s, const long* edges, const View* x, const View* y, int step) {
+    pool<double>(*s, edges, *x, *y, step);
 }
 
 }

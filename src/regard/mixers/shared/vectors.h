@@ -2,6 +2,7 @@
 // one source serves all instruction sets.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -22,6 +23,18 @@ constexpr long BYTES = 32, TILE = 6;
 constexpr long BYTES = 16, TILE = 8;
 #endif
 
+// 1 / i! for i below COUNT.
+template <typename T, int COUNT>
+constexpr std::array<T, COUNT> inverse_factorials() {
+    std::array<T, COUNT> terms{};
+    double term = 1;
+    for (int i = 0; i < COUNT; ++i) {
+        terms[i] = T(term);
+        term /= i + 1;
+    }
+    return terms;
+}
+
 template <typename T>
 struct Lanes;
 
@@ -32,6 +45,7 @@ struct Lanes<float> {
     typedef uint32_t Ordered;
     static constexpr float TINY = -87.0f, ROUND = 12582912.0f, HIGH = 0.693359375f, LOW = -2.12194440e-4f;
     static constexpr int BIAS = 127, SHIFT = 23, DEGREE = 7;
+    static constexpr auto TERMS = inverse_factorials<float, DEGREE + 1>();
 };
 
 template <>
@@ -42,6 +56,7 @@ struct Lanes<double> {
     static constexpr double TINY = -708.0, ROUND = 6755399441055744.0;
     static constexpr double HIGH = 6.93145751953125e-1, LOW = 1.42860682030941723212e-6;
     static constexpr int BIAS = 1023, SHIFT = 52, DEGREE = 13;
+    static constexpr auto TERMS = inverse_factorials<double, DEGREE + 1>();
 };
 
 template <typename T>
@@ -108,10 +123,10 @@ T total(Vector<T> x) {
     return reduce<T>(x, [](Vector<T> a, Vector<T> b) { return a + b; });
 }
 
-// The larger numbers; NaN is larger than all.
+// The larger numbers; where one is NaN, either.
 template <typename T>
 Vector<T> larger(Vector<T> a, Vector<T> b) {
-    return (b > a) | (b != b) ? b : a;
+    return b > a ? b : a;
 }
 
 // Calls each(i) for the lanes i where a comparison is false.
@@ -146,8 +161,8 @@ Vector<T> exp_below(Vector<T> x) {
     using L = Lanes<T>;
     Vector<T> steps = (x * T(1.44269504088896340736) + L::ROUND) - L::ROUND;
     Vector<T> rest = (x - steps * L::HIGH) - steps * L::LOW;
-    Vector<T> sum = rest * 0 + 1;
-    for (int i = L::DEGREE; i > 0; --i) sum = sum * rest * (T(1) / i) + 1;
+    Vector<T> sum = rest * 0 + L::TERMS[L::DEGREE];
+    for (int i = L::DEGREE; i-- > 0;) sum = sum * rest + L::TERMS[i];
     typename L::Whole power = __builtin_convertvector(steps, typename L::Whole);
     power = (power + L::BIAS) << L::SHIFT;
     Vector<T> scale;
@@ -200,7 +215,7 @@ void softmax(T* row, long length) {
     Vector<T> most = load(row);
     for (long i = WIDTH<T>; i < length; i += WIDTH<T>) most = larger<T>(most, load(row + i));
     const T top = reduce<T>(most, larger<T>);
-    if (top == -std::numeric_limits<T>::infinity()) {
+    if (top == -std::numeric_limits<T>::infinity() && std::none_of(row, row + length, [](T x) { return x != x; })) {
         std::fill(row, row + length, T(0));
         return;
     }
@@ -320,12 +335,17 @@ void largest(const T* row, long length, long top, int64_t* indices, Array<typena
     const auto least = threshold(bits.data(), length, top);
     long above = 0;
     for (long i = 0; i < length; ++i) above += bits[i] > least;
-    long equal = top - above;
-    for (long i = 0, at = 0; i < length && at < top; ++i) {
-        bool take = bits[i] > least || (bits[i] == least && equal-- > 0);
-        indices[at] = i;
-        at += take;
+    long equal = top - above, i = 0;
+    auto take = [&](long at) {
+        if (bits[at] > least || equal-- > 0) *indices++ = at;
+    };
+    typedef decltype(ordered(T())) Whole __attribute__((vector_size(BYTES)));
+    for (Whole some; i + WIDTH<T> <= length; i += WIDTH<T>) {
+        std::memcpy(&some, &bits[i], sizeof some);
+        where_not(some < least, [&](long lane) { take(i + lane); });
     }
+    for (; i < length; ++i)
+        if (bits[i] >= least) take(i);
 }
 
 }  // namespace

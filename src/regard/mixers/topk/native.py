@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from regard.core import UnsupportedError
-from regard.mixers.shared.native import batch_rule, empty_heads, kernel, upcast_rows, views
+from regard.mixers.shared.native import empty_heads, kernel, upcast_rows, views
+from regard.mixers.shared.native_operator import native_operator, refused
 
 _SIZES = struct.Struct("8qi4xd")
 """`TopKSizes` of native.cpp: B, H, N, M, top, d, e, threads; has_plan; scale."""
@@ -25,11 +25,10 @@ def topk_native(q: Tensor, k: Tensor, v: Tensor, top: int, scale: float, keys: T
     keys: a selection (B, H or 1, N, top) to use instead of the best. Raises: UnsupportedError without compiled kernels,
     and for a second derivative.
     """
-    out: Tensor = torch.ops.regard.topk(q, k, v, keys, top, scale)[0]
+    out: Tensor = _topk(q, k, v, keys, top, scale)[0]
     return out
 
 
-@torch.library.custom_op("regard::topk", mutates_args=(), device_types="cpu")
 def _forward(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, top: int, scale: float) -> tuple[Tensor, Tensor]:
     """The output (B, H, N, e) and the keys of each query (B, H, N, top), chosen here if `keys` is None."""
     out, chosen = _empty_results(q, k, v, keys, top, scale)
@@ -41,13 +40,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, top: int, sca
     return out if wide is out else out.copy_(wide), chosen
 
 
-@_forward.register_fake
 def _empty_results(q, k, v, keys, top, scale):  # type: ignore[no-untyped-def]
     shape = q.shape[:3]
     return empty_heads(v, (*shape, v.shape[-1])), q.new_empty(*shape, top, dtype=torch.int64)
 
 
-@torch.library.custom_op("regard::topk_backward", mutates_args=(), device_types="cpu")
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +56,6 @@ def _backward(
     return grads[0], grads[1], grads[2]
 
 
-@_backward.register_fake
 def _empty_gradients(grad, q, k, v, *_):  # type: ignore[no-untyped-def]
     return tuple(empty_heads(q, x.shape) for x in (q, k, v))
 
@@ -71,18 +67,12 @@ def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _differentiate(ctx, grad, _):  # type: ignore[no-untyped-def]
-    return *torch.ops.regard.topk_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None
+    return *_topk_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None
 
 
-def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise UnsupportedError('topk: execution="native" cannot be differentiated twice; use "dense" or "gather"')
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(_refuse)
-
-for _operator in (_forward, _backward):
-    _operator.register_vmap(batch_rule(_operator))
+_TWICE = 'topk: execution="native" cannot be differentiated twice; use "dense" or "gather"'
+_topk = native_operator("topk", _forward, fake=_empty_results, save=_save, differentiate=_differentiate)
+_topk_backward = native_operator("topk_backward", _backward, fake=_empty_gradients, differentiate=refused(_TWICE))
 
 
 @register_flop_formula(torch.ops.regard.topk)
