@@ -75,7 +75,7 @@ def show_study(
         return None
     if "+" in scale:
         return _show_snapshot(name, scale, results, as_json)
-    from regard.lab.table import claim_text
+    from regard.lab.claims import claim_text
     from regard.lab.workers import usual_workers
     from regard.store.layout import setting_names
 
@@ -211,8 +211,9 @@ def status(
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """Count the runs of every study with results: done, failed, running, begun (stopped before the end), new."""
-    from regard.lab.table import load_snapshot, snapshots
+    """Count runs (done, failed, running, begun: stopped before the end, new) and verdicts of every study."""
+    from regard.lab.claims import verdict_counts
+    from regard.lab.table import Table, load_snapshot, snapshots
     from regard.store.layout import scale_of
 
     settings = snapshots(results)
@@ -227,7 +228,9 @@ def status(
         counts = {
             kind: sum(state == kind for state in states) for kind in ("done", "failed", "running", "begun", "new")
         }
-        lines.append({"study": study, "scale": setting, "runs": len(runs), **counts})
+        verdicts = verdict_counts(Table.load(results, study, setting).claims)
+        claims = ", ".join(f"{number} {word}" for word, number in verdicts.items())
+        lines.append({"study": study, "scale": setting, "runs": len(runs), **counts, "claims": claims})
     show(lines, as_json, notes=[] if lines else [f"no results in {results}"])
 
 

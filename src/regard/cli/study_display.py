@@ -27,8 +27,8 @@ def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
             "paired interval": "" if difference is None else _span(difference.low, difference.high, "+"),
             "seconds": None if line.seconds is None else round(line.seconds, 1), "parameters": line.parameters,
         })  # fmt: skip
-    claims = [f"{claim.text}: {claim.verdict.sentence}" for claim in table.claims]
-    show(lines, False, f"{table.title} ({table.caption})", [table.gate.sentence, *claims, *table.warnings])
+    notes = [table.gate.sentence, table.headline, *(claim.sentence for claim in table.claims), *table.warnings]
+    show(lines, False, f"{table.title} ({table.caption})", notes)
 
 
 def _short(value: float | None, sign: str = "") -> str:
