@@ -168,6 +168,11 @@ def run(
             help="Only build every row, train one step, and compare its counts with the published ones; needs no data.",
         ),
     ] = False,
+    decide: Annotated[
+        bool,
+        typer.Option("--decide", help="Add seeds to undecided claims until they are decided or --hours are spent."),
+    ] = False,
+    hours: Annotated[float | None, typer.Option(help="With --decide: no run begins after so many hours [6].")] = None,
     as_json: AsJson = False,
     modules: Imports = None,
 ) -> None:
@@ -177,23 +182,39 @@ def run(
     if name in ANALYSES:
         training_options = {"--rows": rows != "*", "--seeds": seeds, "--workers": workers, "--devices": devices != 1,
                   "--compile": compile, "--data": data, "--digest": digest, "--host": host, "--size": size,
-                  "--retry": retry, "--fresh": fresh, "--dry-run": dry_run}  # fmt: skip
+                  "--retry": retry, "--fresh": fresh, "--dry-run": dry_run,
+                  "--decide": decide, "--hours": hours}  # fmt: skip
         if options := [option for option, value in training_options.items() if value not in (None, False)]:
             raise ConfigError(f"{name} is an analysis, which trains nothing: leave out {', '.join(options)}")
         use_data(data_root)
         run_and_print_analysis(name, scale, results, as_json)
         return
+    if decide and (given := [option for option, value in {"--rows": rows != "*", "--seeds": seeds, "--retry": retry,
+                                 "--fresh": fresh, "--dry-run": dry_run}.items() if value]):  # fmt: skip
+        raise ConfigError(f"--decide chooses rows and seeds itself: leave out {', '.join(given)}")
+    if hours is not None and not decide:
+        raise ConfigError("--hours is for --decide, which adds seeds; without it the number of seeds is fixed")
     study = _study(name, scale, data, host, size, data_root, modules, digest)
     study.rows(scale, rows)
     if dry_run:
         raise typer.Exit(_dry_run(study, scale, rows, as_json))
+    from regard.lab.progress import STATES
     from regard.lab.run_study import run_study
 
     command = _same_command(name, scale, sys.argv[1:])
     with Display(sys.stderr.isatty()) as display:
         try:
-            counts = run_study(study, scale, Results(results), rows=rows, seeds=seeds, workers=workers, retry=retry,
-                               fresh=fresh, devices=devices, compile=compile, watch=display.show_event)  # fmt: skip
+            if decide:
+                from regard.lab.decide import decide as add_seeds
+
+                decision = add_seeds(study, scale, Results(results), hours=6.0 if hours is None else hours,
+                                     workers=workers, compile=compile, devices=devices,
+                                     watch=display.show_event)  # fmt: skip
+                counts = {state: decision.counts.get(state, 0) for state in STATES}
+                display.print_line(f"ended: {decision.reason}")
+            else:
+                counts = run_study(study, scale, Results(results), rows=rows, seeds=seeds, workers=workers, retry=retry,
+                                   fresh=fresh, devices=devices, compile=compile, watch=display.show_event)  # fmt: skip
         except KeyboardInterrupt:
             display.print_line(f"stopped; finished work is kept. Continue with: {command}")
             raise

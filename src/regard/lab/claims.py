@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core import StoreError
+from regard.measure.sequential import Differences, Looks, analyse, gate_passed, judge_analyses
 from regard.measure.statistics import Pooled, interval, paired, sampling_error, seed_pairs
 from regard.measure.verdicts import WORDS, Verdict, correct, judge
 
@@ -49,11 +50,18 @@ class Gate:
         return difference / self.gain if self.passed and self.gain and difference is not None else None
 
 
-def judge_gate(values: Mapping[str, Mapping[int, float]], controls: Sequence[str], baseline: str, metric: str) -> Gate:
+def judge_gate(
+    values: Mapping[str, Mapping[int, float]],
+    controls: Sequence[str],
+    baseline: str,
+    metric: str,
+    looks: Looks | None = None,
+) -> Gate:
     """Passed if the baseline is better than every control, with the whole interval of each difference above zero.
 
     values: the metric by row and seed. Not passed if a control is better. If an interval contains zero the gate is
-    open, and the sentence has the number of seeds that would decide it.
+    open, and the sentence has the number of seeds that would decide it. looks: of a study whose seeds are added until
+    it is decided; then each difference has to be above zero in one of its interim analyses.
     """
     if not controls:
         return Gate(None, "The study has no controls, so it cannot show that mixing tokens helps here.")
@@ -72,9 +80,17 @@ def judge_gate(values: Mapping[str, Mapping[int, float]], controls: Sequence[str
             needed = "" if states[-1] is not None else f" ({verdict.sentence.rpartition('; ')[2]})"
             parts.append(f"{label}: {difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]{needed}")
     passed = False if False in states else None if None in states else True
+    if looks is not None:
+        passed = _gate_by_analyses(looks, gate_differences(values, controls, baseline))
     word = {True: "passed", False: "not passed", None: "open"}[passed]
     gain = min(gains) if len(gains) == len(controls) else None
     return Gate(passed, f"Gate {word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.", gain)
+
+
+def _gate_by_analyses(looks: Looks, gate: Differences) -> bool | None:
+    analysis = analyse(looks, gate)
+    lost = (analysis.p <= looks.level) & (analysis.side < 0)
+    return True if gate_passed(looks, gate) else False if lost.any() else None
 
 
 def judge_claims(
@@ -91,18 +107,21 @@ def judge_claims(
     scale, refusal = snapshot.get("scale", ""), ""
     if any(row.get("control") for row in snapshot["rows"]) and gate.passed is not True:
         refusal = "the baseline is not better than every control" if gate.passed is False else "the gate is still open"
-    judged = []
-    for claim in snapshot.get("claims") or ():
-        a, b, metric = claim["a"], claim["b"], claim["metric"]
-        rows = (a, b, *(claim.get("than") or ()))
-        if not failed.keys() >= set(rows):
-            continue
-        use_pooled = snapshot.get("pooled") and metric == snapshot["metric"] and len(rows) == 2
+    looks, judged = stored_looks(snapshot), []
+    analysis = None if looks is None else analyse(looks, claim_differences(snapshot, runs))
+    for index, claim in enumerate(judgeable(snapshot)):
+        a, b, metric, rows = claim["a"], claim["b"], claim["metric"], claim_rows(claim)
         difference = interval(list(differences(runs, rows, metric).values()))
-        verdict = judge(
-            difference, within=claim.get("within"), by=claim.get("by"), scale=scale, refusal=refusal,
-            pooled=residual if use_pooled else None, sampling=_sampling(runs, a, b, metric) if len(rows) == 2 else None,
-        )  # fmt: skip
+        sampling = _sampling(runs, a, b, metric) if len(rows) == 2 else None
+        if looks is None or analysis is None or refusal or scale == "smoke":
+            use_pooled = snapshot.get("pooled") and metric == snapshot["metric"] and len(rows) == 2
+            verdict = judge(
+                difference, within=claim.get("within"), by=claim.get("by"), scale=scale, refusal=refusal,
+                pooled=residual if use_pooled else None, sampling=sampling,
+            )  # fmt: skip
+        else:
+            p, side, at = (part[index].item() for part in (analysis.p, analysis.side, analysis.at))
+            verdict = judge_analyses(looks, difference, p, side, at, sampling)
         without = sum(failed[label] for label in set(rows))
         if without:
             text = f"{verdict.sentence}; without {without} failed run{'s' * (without > 1)}"
@@ -111,6 +130,50 @@ def judge_claims(
         judged.append(Judged(a, b, metric, claim_text(claim, scale), verdict, share))
     verdicts = correct([claim.verdict for claim in judged])
     return tuple(replace(claim, verdict=verdict) for claim, verdict in zip(judged, verdicts, strict=True))
+
+
+def stored_looks(snapshot: Mapping[str, Any]) -> Looks | None:
+    """The interim analyses of a study whose seeds are added until it is decided, None for fixed seeds."""
+    value = snapshot.get("decide")
+    return None if value is None else Looks.from_json(value)
+
+
+def judgeable(snapshot: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The claims of a snapshot about rows that it has."""
+    labels = {row["label"] for row in snapshot["rows"]}
+    return [claim for claim in snapshot.get("claims") or () if labels >= set(claim_rows(claim))]
+
+
+def claim_rows(claim: Mapping[str, Any]) -> tuple[str, ...]:
+    """The two or four rows of a claim."""
+    return (claim["a"], claim["b"], *(claim.get("than") or ()))
+
+
+def claim_differences(snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Differences:
+    """The paired differences of the claims of `judgeable`, in the order of the seeds."""
+    claims, at_paper = judgeable(snapshot), snapshot.get("scale") == "paper"
+    return Differences(
+        differences=padded([list(differences(runs, claim_rows(c), c["metric"]).values()) for c in claims]),
+        at=np.array([float(claim.get("by") or 0.0) if at_paper else 0.0 for claim in claims]),
+        within=np.array([float("nan") if c.get("within") is None else float(c["within"]) for c in claims]),
+    )
+
+
+def gate_differences(values: Mapping[str, Mapping[int, float]], controls: Sequence[str], baseline: str) -> Differences:
+    """The baseline minus each control, in the order of the seeds. values: the metric by row and seed."""
+    base = values.get(baseline, {})
+    rows = [
+        [base[seed] - values[label][seed] for seed in sorted(base.keys() & values[label].keys())] for label in controls
+    ]
+    return Differences.against_zero(padded(rows))
+
+
+def padded(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """Rows of different lengths as an array, NaN at their ends."""
+    value = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for line, row in zip(value, rows, strict=True):
+        line[: len(row)] = row
+    return value
 
 
 def headline(claims: Sequence[Judged], gate: Gate, scale: str) -> str:

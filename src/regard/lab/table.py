@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import ConfigError, StoreError, nearest
+from regard.measure.sequential import Looks
 from regard.measure.statistics import Interval, Pooled, interval, paired, pooled
 from regard.store.import_checks import check_listed, check_snapshot
 from regard.store.records import read_record
 from regard.store.results import Results
 
-from .claims import Gate, Judged, headline, judge_claims, judge_gate, row_values
+from .claims import Gate, Judged, headline, judge_claims, judge_gate, row_values, stored_looks
 from .comparability import mixture_warnings, on_one_device
 
 
@@ -48,7 +49,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, claims and gate of a study. warnings: problems that a reader must know. runs: finished ones."""
+    """Rows, claims and gate of a study. runs: finished ones.
+
+    looks: the interim analyses, None where the seeds were fixed. warnings: problems that a reader must know.
+    """
 
     study: str
     title: str
@@ -61,6 +65,7 @@ class Table:
     rows: tuple[Line, ...]
     claims: tuple[Judged, ...]
     pooled: Pooled
+    looks: Looks | None
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     runs: tuple[Mapping[str, Any], ...]
@@ -125,7 +130,8 @@ def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, 
     runs, warnings = on_one_device(runs)
     metric, baseline = snapshot["metric"], snapshot["baseline"]
     values = {row["label"]: row_values(runs, row["label"], metric) for row in snapshot["rows"]}
-    gate = judge_gate(values, [row["label"] for row in snapshot["rows"] if row.get("control")], baseline, metric)
+    controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
+    gate = judge_gate(values, controls, baseline, metric, stored_looks(snapshot))
     lines = tuple(_line(row, runs, values, gate, snapshot) for row in snapshot["rows"])
     residual = pooled({line.label: values[line.label] for line in lines if not line.control and not line.failed})
     claims = judge_claims(snapshot, runs, gate, {line.label: line.failed for line in lines}, residual)
@@ -133,7 +139,8 @@ def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, 
     return Table(
         study=snapshot.get("study", ""), title=snapshot.get("title", ""), source=snapshot.get("source", ""),
         scale=snapshot.get("scale", ""), metric=metric, baseline=baseline, caption=_caption(snapshot), gate=gate,
-        rows=lines, claims=claims, pooled=residual, warnings=tuple(warnings), notes=_notes(snapshot),
+        rows=lines, claims=claims, pooled=residual, looks=stored_looks(snapshot),
+        warnings=tuple(warnings), notes=_notes(snapshot),
         runs=tuple(run for run in runs if run["outcome"].get("status") == "done"),
     )  # fmt: skip
 

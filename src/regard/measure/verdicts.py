@@ -44,7 +44,7 @@ class Verdict:
 
 
 def claim_p(
-    mean: Numbers, error: Numbers, degrees: Numbers, within: int | float | None = None, at: int | float = 0.0
+    mean: Numbers, error: Numbers, degrees: Numbers, within: Numbers | None = None, at: Numbers = 0.0
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """(two-sided p, side) of claims from means of differences, their standard errors and degrees of freedom.
 
@@ -59,7 +59,7 @@ def claim_p(
 
     mean, error, degrees = (np.asarray(value, np.float64) for value in (mean, error, degrees))
 
-    def tail(edge: float, sign: int) -> Any:
+    def tail(edge: Numbers, sign: int) -> Any:
         """Probability of a mean at least so high (sign 1) or so low (-1) if the true difference is `edge`."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return stdtr(degrees, np.where(mean == edge, 0.0, sign * (edge - mean) / error))

@@ -230,9 +230,14 @@ def _claims_note(table: Table) -> str:
     judged = sum(claim.verdict.p is not None for claim in table.claims)
     if not judged:
         return "A verdict needs the 95 % interval of the difference, paired by seed; no claim can be judged here."
-    return ("Supported and contradicted: after Holm's correction over the "
+    looks = table.looks
+    analyses = (
+        "" if looks is None else f"interim analyses at {phrasing.listed([*map(str, looks.pairs)])} seeds and over "
+    )
+    own = "95 % interval" if looks is None else "interim analyses"
+    return (f"Supported and contradicted: after Holm's correction over {analyses}the "
             f"{phrasing.count(judged, 'judged claim')}, so that at most 5 % of such studies have one false verdict. "
-            "Suggested: only the claim's own 95 % interval, paired by seed, decides it; by chance alone that "
+            f"Suggested: only the claim's own {own}, paired by seed, decides it; by chance alone that "
             "happens to one claim in twenty.")  # fmt: skip
 
 
