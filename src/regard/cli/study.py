@@ -1,5 +1,6 @@
-"""`regard study list|show|run|status|export|import`. Only verbs that build a study load torch."""
+"""`regard study list|show|run|power|status|export|import`. Only verbs that build a study load torch."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ from .analysis import analysis_text, run_and_print_analysis, show_analysis
 from .imports import Imports, imported
 from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, checked_text, use_data
 from .sizes import read_size
-from .study_display import Display, print_table
+from .study_display import Display, print_table, show_prospects
 from .tables import AsJson, show
 
 if TYPE_CHECKING:
@@ -223,6 +224,31 @@ def run(
     if missing:
         print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
     raise typer.Exit(1 if counts["failed"] or counts["stopped"] or counts["died"] else 0)
+
+
+@study_app.command("power")
+def power(
+    name: Name,
+    scale: Scale = "desk",
+    results: ResultsOption = Path("results"),
+    hours: Annotated[float | None, typer.Option(help="Say which claims can be decided in so many hours.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at the same time. Default: one for each core.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say from the finished (pilot) seeds which differences more seeds would decide, and in how many hours."""
+    from regard.lab.power import SEEDS, prospects
+    from regard.lab.table import snapshots
+    from regard.store.layout import find_setting_name
+
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers is 1 or more, not {workers}")
+    if hours is not None and not hours > 0:
+        raise ConfigError(f"--hours is a positive number, not {hours}")
+    if name not in STUDIES and name not in {study for study, _ in snapshots(results)}:
+        raise ConfigError(f"no study {name!r}; {nearest(name, STUDIES)}")
+    number = workers or os.cpu_count() or 1
+    found = prospects(results, name, find_setting_name(results, name, scale), hours=hours, workers=number)
+    show_prospects(found, SEEDS, hours, number, as_json)
 
 
 @study_app.command("status")

@@ -150,6 +150,16 @@ def _outcomes(store: Results, snapshot: Mapping[str, Any]) -> dict[str, Mapping[
     return {key: outcome for key, outcome in outcomes.items() if outcome is not None}
 
 
+def finished_runs(root: Path | str, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a snapshot that are done, with their outcomes, on the device that most of them have.
+
+    Raises: StoreError.
+    """
+    outcomes = _outcomes(Results(root), snapshot)
+    runs = [{**run, "outcome": outcomes[run["key"]]} for run in snapshot["runs"] if run["key"] in outcomes]
+    return [run for run in on_one_device(runs)[0] if run["outcome"].get("status") == "done"]
+
+
 def listed_outcome(store: Results, run: Mapping[str, Any]) -> dict[str, Any] | None:
     """The outcome of a run that a snapshot lists, None if it has none. Raises: StoreError, also for another seed."""
     outcome = store.outcome(run["key"])

@@ -166,20 +166,53 @@ def power(
 
 
 def seeds_needed(
-    sd: int | float, difference: int | float, rows: int = 2, chance: float = 0.8, most: int = 200
+    sd: int | float,
+    difference: int | float,
+    rows: int = 2,
+    chance: float = 0.8,
+    most: int = 200,
+    level: float = 1 - LEVEL,
 ) -> int | None:
     """Seeds that decide a difference with probability `chance`, never fewer than three; None if more than `most`.
 
-    sd: of the paired difference. rows: of the table whose residual is pooled; 2 means one pair alone.
+    sd: of the paired difference. rows: of the table whose residual is pooled; 2 means one pair alone. level: of the
+    two-sided test.
     """
     if sd <= 0:
         return FEWEST
     if difference == 0:
         return None
     for n in range(FEWEST, most + 1):
-        if power(n, difference, sd, (rows - 1) * (n - 1)) >= chance:
+        if power(n, difference, sd, (rows - 1) * (n - 1), level) >= chance:
             return n
     return None
+
+
+def decided_difference(seeds: int, sd: float, level: float = 1 - LEVEL, chance: float = 0.8) -> float:
+    """The true difference that a two-sided test of `seeds` pairs at a level finds with probability `chance`.
+
+    sd: of the paired difference. By the noncentral t distribution, as `power`.
+    """
+    require("scipy")
+
+    from scipy.special import nctdtrinc
+
+    shift = float(nctdtrinc(seeds - 1, 1 - chance, quantile(1 - level / 2, seeds - 1)))
+    return shift * sd / math.sqrt(seeds)
+
+
+def deviation_bounds(sd: float, seeds: int) -> tuple[float, float]:
+    """The 95 % interval of a standard deviation that was estimated from so many seeds, by the chi-squared distribution.
+
+    Three seeds leave it between 0.52 and 6.3 times the estimate.
+    """
+    require("scipy")
+
+    from scipy.special import chdtri
+
+    degrees = seeds - 1
+    low, high = (float(chdtri(degrees, (1 + sign * LEVEL) / 2)) for sign in (-1, 1))
+    return sd * math.sqrt(degrees / low), sd * math.sqrt(degrees / high)
 
 
 def seed_pairs(number: int) -> str:
