@@ -57,8 +57,9 @@ SMALLER = {
     r"regard distill": "--steps 2 --images 16",
     r"regard (train|finetune)": "--set recipe.epochs=1 --set task.limit=32",
     r"regard study show": "--no-estimate",
-    r"regard study run": "--seeds 1 --workers 0 --rows w/o",
-    r"regard study run .*--scale desk": "--scale smoke",
+    r"regard study run (?!.*--decide)": "--seeds 1 --workers 0 --rows w/o",
+    r"regard study run (?!.*--decide).*--scale desk": "--scale smoke",
+    r"regard study run .*--decide": "--workers 0 --hours 0.0000001",
 }
 
 

@@ -82,6 +82,7 @@ def test_export_and_status_of_a_store(store: Path) -> None:
     assert table["claims"][0]["verdict"]["word"] == "supported"
     states = json.loads(regard("status", "--results", str(store), "--json").stdout)
     assert states[0]["runs"] == states[0]["done"] == 15
+    assert states[0]["claims"] == "1 supported"
 
 
 @pytest.mark.slow

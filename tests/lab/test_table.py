@@ -15,9 +15,10 @@ import pytest
 
 from pilot_store import PILOT, key_of, make_store
 from regard.core import ConfigError, StoreError
+from regard.lab.claims import claim_text, sample_values
 from regard.lab.export import csv_text, evidence, import_runs, json_text, latex, markdown
 from regard.lab.study import Claim
-from regard.lab.table import Table, claim_text, sample_values, snapshot_path
+from regard.lab.table import Table, snapshot_path
 from regard.store.files import read_json, write_json
 from regard.store.results import Results
 
@@ -321,3 +322,51 @@ def test_how_far_is_a_claim_of_the_paper_scale_alone() -> None:
     claim = {"a": "SKA", "b": "softmax", "metric": "top1", "by": 1.9}
     assert claim_text(claim, "paper") == "SKA is above softmax in top1 by at least 1.9"
     assert claim_text(claim, "desk") == "SKA is above softmax in top1 (direction only; at paper scale by at least 1.9)"
+
+
+def claims_of(*pairs: tuple[str, str]) -> list[dict]:
+    return [{"a": a, "b": b, "metric": "top1"} for a, b in pairs]
+
+
+UNCORRECTED = claims_of(("SKA", "softmax"), *[("MiTA", "softmax")] * 7)
+"""The first has a p of 0.0071, which is below 0.05 and above 0.05 / 8."""
+
+
+def test_the_headline_counts_what_survives_the_correction(tmp_path: Path) -> None:
+    make_store(tmp_path, claims=UNCORRECTED[:7])
+    assert load(tmp_path).headline == "Of 7 claims, 1 is supported and 6 are undecided."
+    make_store(tmp_path, claims=UNCORRECTED)
+    table = load(tmp_path)
+    assert table.headline == "Of 8 claims, 1 is only suggested and 7 are undecided."
+    for text in (markdown(table), json_text(table)):
+        assert table.headline in text
+        assert "supported" not in text.replace(table.headline, "")
+
+
+@pytest.mark.parametrize("scale", ["desk", "smoke"])
+def test_nothing_is_counted_without_a_passed_gate(tmp_path: Path, scale: str) -> None:
+    make_store(tmp_path, PILOT if scale == "smoke" else {**PILOT, "w/o": [95.0, 95.1, 95.2]}, scale)
+    assert "the 1 claim cannot be judged" in load(tmp_path, scale).headline
+
+
+def test_a_claim_with_the_wrong_sign_is_contradicted(tmp_path: Path) -> None:
+    make_store(tmp_path, claims=claims_of(("softmax", "SKA"), ("SKA", "softmax"), ("w/o", "softmax")))
+    wrong, right, worse = load(tmp_path).claims
+    assert [claim.verdict.word for claim in (wrong, right, worse)] == ["contradicted", "supported", "contradicted"]
+    assert [claim.verdict.side for claim in (wrong, right, worse)] == [-1, 1, -1]
+    assert wrong.verdict.interval.mean == pytest.approx(-(right.verdict.interval.mean or 0))
+
+
+def test_effects_are_a_share_of_what_attention_brings(tmp_path: Path) -> None:
+    """Softmax (88.63) brings 9.1 over the better control (79.53), so 3.77 more are 41 % of that."""
+    make_store(tmp_path)
+    table = load(tmp_path)
+    gain = statistics.fmean(PILOT["softmax"]) - statistics.fmean(PILOT["uniform"])
+    assert table.gate.gain == pytest.approx(gain)
+    share = (statistics.fmean(PILOT["SKA"]) - statistics.fmean(PILOT["softmax"])) / gain
+    assert table.line("SKA").share == pytest.approx(share)
+    assert table.claims[0].share == pytest.approx(share)
+    assert table.line("uniform").share == pytest.approx(-1)
+    assert table.claims[0].sentence.endswith("; 41 % of what attention brings over the better control")
+    make_store(tmp_path, {**PILOT, "w/o": [95.0, 95.1, 95.2]})
+    assert load(tmp_path).line("SKA").share is None

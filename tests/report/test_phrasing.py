@@ -34,15 +34,5 @@ def test_durations_read_in_the_fitting_unit():
     assert [phrasing.duration(s) for s in (24, 137, 7200)] == ["24 s", "2.3 min", "2.0 h"]
 
 
-def test_the_answer_counts_every_verdict():
-    verdicts = ["supported", "undecided", "supported"]
-    assert phrasing.answer(verdicts, "passed", "desk") == "Of 3 claims, 2 are supported and 1 is undecided."
-
-
-def test_nothing_is_answered_without_a_passed_gate():
-    assert "cannot be judged" in phrasing.answer(["not judged"], "not passed", "desk")
-    assert "cannot be judged" in phrasing.answer(["not judged"], "undecided", "smoke")
-
-
 def test_minus_signs_are_typeset_and_hyphens_kept():
     assert phrasing.typeset("-1.4 [-1.8, -1.1] of ViT-5") == "−1.4 [−1.8, −1.1] of ViT-5"

@@ -66,6 +66,25 @@ def test_committed_evidence_is_of_the_rows_of_today(file):
     assert {(label, seed): study.run(snapshot["scale"], rows[label], seed).key for label, seed in keys} == keys
 
 
+@pytest.mark.parametrize("name", STUDIES)
+def test_claims_have_the_sign_of_the_papers_numbers(name):
+    """Table 5 of MiTA prints its claims as means over four tasks, each of which is a study."""
+    if name.startswith("mita_table5"):
+        pytest.skip("the paper claims the mean of the four tasks")
+    study = load_study(name)
+    for setting in study.settings.values():
+        printed = {row.label: row.paper.get(study.metric) for row in setting.rows}
+        for claim in study.claims:
+            values = [printed.get(label) for label in (claim.a, claim.b, *(claim.than or ()))]
+            if None in values or claim.metric != study.metric:
+                continue
+            difference = sum(sign * value for sign, value in zip((1, -1, -1, 1), values, strict=False))
+            if claim.within is not None:
+                assert abs(difference) <= claim.within, claim
+            else:
+                assert difference > 0, claim
+
+
 def test_titles_of_the_catalogue_and_of_studies_name_one_source():
     for name, (_, _, source) in {**STUDIES, **ANALYSES}.items():
         numbers = set(re.findall(r"\d+", source.partition(",")[2]))

@@ -1,5 +1,6 @@
-"""`regard study list|show|run|status|export|import`. Only verbs that build a study load torch."""
+"""`regard study list|show|run|power|status|export|import`. Only verbs that build a study load torch."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ from .analysis import analysis_text, run_and_print_analysis, show_analysis
 from .imports import Imports, imported
 from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, checked_text, use_data
 from .sizes import read_size
-from .study_display import Display, print_table
+from .study_display import Display, print_table, show_prospects
 from .tables import AsJson, show
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def show_study(
         return None
     if "+" in scale:
         return _show_snapshot(name, scale, results, as_json)
-    from regard.lab.table import claim_text
+    from regard.lab.claims import claim_text
     from regard.lab.workers import usual_workers
     from regard.store.layout import setting_names
 
@@ -168,6 +169,11 @@ def run(
             help="Only build every row, train one step, and compare its counts with the published ones; needs no data.",
         ),
     ] = False,
+    decide: Annotated[
+        bool,
+        typer.Option("--decide", help="Add seeds to undecided claims until they are decided or --hours are spent."),
+    ] = False,
+    hours: Annotated[float | None, typer.Option(help="With --decide: no run begins after so many hours [6].")] = None,
     as_json: AsJson = False,
     modules: Imports = None,
 ) -> None:
@@ -177,23 +183,39 @@ def run(
     if name in ANALYSES:
         training_options = {"--rows": rows != "*", "--seeds": seeds, "--workers": workers, "--devices": devices != 1,
                   "--compile": compile, "--data": data, "--digest": digest, "--host": host, "--size": size,
-                  "--retry": retry, "--fresh": fresh, "--dry-run": dry_run}  # fmt: skip
+                  "--retry": retry, "--fresh": fresh, "--dry-run": dry_run,
+                  "--decide": decide, "--hours": hours}  # fmt: skip
         if options := [option for option, value in training_options.items() if value not in (None, False)]:
             raise ConfigError(f"{name} is an analysis, which trains nothing: leave out {', '.join(options)}")
         use_data(data_root)
         run_and_print_analysis(name, scale, results, as_json)
         return
+    if decide and (given := [option for option, value in {"--rows": rows != "*", "--seeds": seeds, "--retry": retry,
+                                 "--fresh": fresh, "--dry-run": dry_run}.items() if value]):  # fmt: skip
+        raise ConfigError(f"--decide chooses rows and seeds itself: leave out {', '.join(given)}")
+    if hours is not None and not decide:
+        raise ConfigError("--hours is for --decide, which adds seeds; without it the number of seeds is fixed")
     study = _study(name, scale, data, host, size, data_root, modules, digest)
     study.rows(scale, rows)
     if dry_run:
         raise typer.Exit(_dry_run(study, scale, rows, as_json))
+    from regard.lab.progress import STATES
     from regard.lab.run_study import run_study
 
     command = _same_command(name, scale, sys.argv[1:])
     with Display(sys.stderr.isatty()) as display:
         try:
-            counts = run_study(study, scale, Results(results), rows=rows, seeds=seeds, workers=workers, retry=retry,
-                               fresh=fresh, devices=devices, compile=compile, watch=display.show_event)  # fmt: skip
+            if decide:
+                from regard.lab.decide import decide as add_seeds
+
+                decision = add_seeds(study, scale, Results(results), hours=6.0 if hours is None else hours,
+                                     workers=workers, compile=compile, devices=devices,
+                                     watch=display.show_event)  # fmt: skip
+                counts = {state: decision.counts.get(state, 0) for state in STATES}
+                display.print_line(f"ended: {decision.reason}")
+            else:
+                counts = run_study(study, scale, Results(results), rows=rows, seeds=seeds, workers=workers, retry=retry,
+                                   fresh=fresh, devices=devices, compile=compile, watch=display.show_event)  # fmt: skip
         except KeyboardInterrupt:
             display.print_line(f"stopped; finished work is kept. Continue with: {command}")
             raise
@@ -204,6 +226,31 @@ def run(
     raise typer.Exit(1 if counts["failed"] or counts["stopped"] or counts["died"] else 0)
 
 
+@study_app.command("power")
+def power(
+    name: Name,
+    scale: Scale = "desk",
+    results: ResultsOption = Path("results"),
+    hours: Annotated[float | None, typer.Option(help="Say which claims can be decided in so many hours.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at the same time. Default: one for each core.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say from the finished (pilot) seeds which differences more seeds would decide, and in how many hours."""
+    from regard.lab.power import SEEDS, prospects
+    from regard.lab.table import snapshots
+    from regard.store.layout import find_setting_name
+
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers is 1 or more, not {workers}")
+    if hours is not None and not hours > 0:
+        raise ConfigError(f"--hours is a positive number, not {hours}")
+    if name not in STUDIES and name not in {study for study, _ in snapshots(results)}:
+        raise ConfigError(f"no study {name!r}; {nearest(name, STUDIES)}")
+    number = workers or os.cpu_count() or 1
+    found = prospects(results, name, find_setting_name(results, name, scale), hours=hours, workers=number)
+    show_prospects(found, SEEDS, hours, number, as_json)
+
+
 @study_app.command("status")
 def status(
     name: Annotated[str | None, typer.Argument(help="A study. Default: all in the folder.")] = None,
@@ -211,8 +258,9 @@ def status(
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """Count the runs of every study with results: done, failed, running, begun (stopped before the end), new."""
-    from regard.lab.table import load_snapshot, snapshots
+    """Count runs (done, failed, running, begun: stopped before the end, new) and verdicts of every study."""
+    from regard.lab.claims import verdict_counts
+    from regard.lab.table import Table, load_snapshot, snapshots
     from regard.store.layout import scale_of
 
     settings = snapshots(results)
@@ -227,7 +275,9 @@ def status(
         counts = {
             kind: sum(state == kind for state in states) for kind in ("done", "failed", "running", "begun", "new")
         }
-        lines.append({"study": study, "scale": setting, "runs": len(runs), **counts})
+        verdicts = verdict_counts(Table.load(results, study, setting).claims)
+        claims = ", ".join(f"{number} {word}" for word, number in verdicts.items())
+        lines.append({"study": study, "scale": setting, "runs": len(runs), **counts, "claims": claims})
     show(lines, as_json, notes=[] if lines else [f"no results in {results}"])
 
 

@@ -1,12 +1,19 @@
 """The output of `regard study`: progress while it runs, and its table."""
 
+import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.lab.progress import STATES, Event
+from regard.measure.statistics import deviation_bounds
 
 from .tables import show
+
+if TYPE_CHECKING:
+    from regard.lab.power import Prospect
 
 
 def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
@@ -27,8 +34,42 @@ def print_table(results: Path, name: str, scale: str, as_json: bool) -> None:
             "paired interval": "" if difference is None else _span(difference.low, difference.high, "+"),
             "seconds": None if line.seconds is None else round(line.seconds, 1), "parameters": line.parameters,
         })  # fmt: skip
-    claims = [f"{claim.text}: {claim.verdict.sentence}" for claim in table.claims]
-    show(lines, False, f"{table.title} ({table.caption})", [table.gate.sentence, *claims, *table.warnings])
+    notes = [table.gate.sentence, table.headline, *(claim.sentence for claim in table.claims), *table.warnings]
+    show(lines, False, f"{table.title} ({table.caption})", notes)
+
+
+def show_prospects(
+    found: Sequence["Prospect"], seeds: Sequence[int], hours: float | None, workers: int, as_json: bool
+) -> None:
+    """Print what a study can decide; with `hours`, in that time."""
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(prospect) for prospect in found], indent=1) + "\n")
+        return
+    lines = []
+    for prospect in found:
+        deviation = f"{prospect.sd:.2f} [{prospect.low:.2f}, {prospect.high:.1f}]"
+        line: dict[str, Any] = {"claim": prospect.text, "pilot": prospect.pilot}
+        line |= {"difference": _short(prospect.mean, "+"), "deviation": deviation}
+        line |= {f"{n} seeds decide": f"{prospect.decides[n]:.1f}" for n in seeds}
+        line |= {"seeds for it": prospect.seeds or "> 200", "hours": _short(prospect.hours)}
+        if hours is not None:
+            chance = "" if prospect.chance is None else f"{100 * prospect.chance:.0f} %"
+            line |= {f"seeds in {hours:g} h": prospect.reachable, "chance": chance}
+        lines.append(line)
+    fewest = min(prospect.pilot for prospect in found)
+    low, high = deviation_bounds(1.0, fewest)
+    notes = [
+        f"deviation: of the paired differences, with its 95 % interval; from {fewest} seeds the true one is {low:.2f} "
+        f"to {high:.1f} times the estimate, so all that follows from it is as uncertain",
+        "n seeds decide: the true difference that n seeds find with 80 % probability, after correction over the claims",
+        "seeds for it: that find the observed difference with 80 % (an equivalence: its distance to the margin)",
+        f"hours: to train what is missing of these seeds, {workers} runs at a time",
+    ]
+    if hours is not None:
+        can = [prospect.text for prospect in found if (prospect.chance or 0) >= 0.8]
+        notes.append(f"in {hours:g} hours, all rows with as many seeds, {len(can)} of {len(found)} can be decided: "
+                     + ("; ".join(can) or "none"))  # fmt: skip
+    show(lines, False, "", notes)
 
 
 def _short(value: float | None, sign: str = "") -> str:

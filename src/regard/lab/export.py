@@ -85,16 +85,16 @@ def markdown(table: Table) -> str:
     head = _head(table, "95 % interval")
     lines += [f"| {' | '.join(_pipe(cell) for cell in head)} |", "|---" * len(head) + "|"]
     lines += [f"| {' | '.join(_pipe(cell) for cell in cells)} |" for cells in _cells(table)]
-    lines += ["", *(f"- {claim.text}: {claim.verdict.sentence}" for claim in table.claims)]
-    if judged := sum(claim.verdict.p is not None for claim in table.claims):
-        lines.append(f"- of {judged} judged claims, {table.expected_wrong:.2g} are expected to be wrong by chance")
+    if table.gate.passed and table.gate.gain is not None:
+        lines += ["", f"share: of what attention brings over the better control, {table.gate.gain:.2f}"]
+    lines += ["", table.headline, "", *(f"- {claim.sentence}" for claim in table.claims)]
     lines += [f"- note: {text}" for text in (*table.warnings, *table.notes)]
     return "\n".join(lines) + "\n"
 
 
 def latex(table: Table) -> str:
     """The table as a LaTeX tabular."""
-    lines = [f"% {table.title}; {table.caption}", r"\begin{tabular}{lrrrrrrr}", r"\hline"]
+    lines = [f"% {table.title}; {table.caption}", r"\begin{tabular}{lrrrrrrrr}", r"\hline"]
     lines += [" & ".join(map(_tex, _head(table, "interval"))) + r" \\", r"\hline"]
     lines += [" & ".join(map(_tex, cells)) + r" \\" for cells in _cells(table)]
     return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
@@ -104,7 +104,7 @@ FORMATS = {"csv": csv_text, "json": json_text, "md": markdown, "tex": latex}
 
 
 def _head(table: Table, interval: str) -> tuple[str, ...]:
-    return "row", "n", table.metric, interval, f"minus {table.baseline}", interval, "parameters", "MACs"
+    return "row", "n", table.metric, interval, f"minus {table.baseline}", interval, "share", "parameters", "MACs"
 
 
 def _cells(table: Table) -> Iterator[tuple[str, ...]]:
@@ -115,6 +115,7 @@ def _cells(table: Table) -> Iterator[tuple[str, ...]]:
             label, str(line.n), _number(line.mean), _span(line.low, line.high),
             "" if difference is None else _number(difference.mean, "+"),
             "" if difference is None else _span(difference.low, difference.high, "+"),
+            "" if line.share is None else f"{100 * line.share:.0f} %",
             "" if line.parameters is None else f"{line.parameters:,}", "" if line.macs is None else f"{line.macs:,}",
         )  # fmt: skip
 

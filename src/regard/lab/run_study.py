@@ -9,7 +9,7 @@ from regard.train.run import Run
 
 from .progress import Event, Progress
 from .snapshot import write_snapshot
-from .study import Study
+from .study import Row, Study
 from .workers import Job, run_all
 
 
@@ -44,10 +44,27 @@ def run_study(
         for needed in (run, *needs(run)):
             check_devices(devices, needed.recipe.batch, "auto")
     write_snapshot(study, scale, store, seeds, rows)
-    progress = Progress(watch or (lambda event: None))
     if retry or fresh:
         _reset([run for _, run in planned], store, fresh)
-    jobs = []
+    return execute_runs(study, scale, store, planned, workers, watch, devices, compile)
+
+
+def execute_runs(
+    study: Study,
+    scale: str,
+    store: Results,
+    planned: Sequence[tuple[Row, Run]],
+    workers: int | None,
+    watch: Callable[[Event], None] | None,
+    devices: int,
+    compile: bool,
+    deadline: float | None = None,
+) -> dict[str, int]:
+    """Execute the missing ones of planned runs, which the snapshot lists, and return the number of runs by state.
+
+    deadline: of `time.monotonic`, after which no run begins. The other arguments and errors are those of `run_study`.
+    """
+    progress, jobs = Progress(watch or (lambda event: None)), []
     first_seed = min(run.seed for _, run in planned)
     setting = study.setting_name(scale)
     for row, run in planned:
@@ -57,7 +74,7 @@ def run_study(
         else:
             epochs, probes = run.recipe.trained_epochs, run.seed == first_seed
             jobs.append(Job(run, study.name, setting, row.label, run.seed, epochs, probes, compile))
-    return run_all(_in_order(jobs, store), store, workers, progress, devices)
+    return run_all(_in_order(jobs, store), store, workers, progress, devices, deadline)
 
 
 def _in_order(jobs: Sequence[Job], store: Results) -> list[Job]:

@@ -1,9 +1,12 @@
 """The snapshot of a study at one scale, written beside its results: all that tables and reports need of the study."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from regard.core import ConfigError
+from regard.measure.sequential import Looks
 from regard.mixers.spelling import spell
 from regard.store.import_checks import further_runs, same_rows
 from regard.store.records import write_record
@@ -19,17 +22,25 @@ if TYPE_CHECKING:
 
 
 def write_snapshot(
-    study: "Study", scale: str, store: Results, seeds: int | None = None, rows: str = "*"
+    study: "Study",
+    scale: str,
+    store: Results,
+    seeds: int | None = None,
+    rows: str = "*",
+    planned: "Sequence[tuple[Row, Run]] | None" = None,
+    looks: Looks | None = None,
 ) -> dict[str, Any]:
     """Write and return the snapshot of one scale.
 
     Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change. So do parameters and
     MACs. seeds: their number instead of the setting's. rows: the rows for which seeds beyond the setting's are listed;
-    the setting's own seeds are listed for all rows, since a table needs all of them.
-    Raises: ConfigError, StoreError.
+    the setting's own seeds are listed for all rows, since a table needs all of them. planned: instead of these, the
+    runs to list. looks: the interim analyses of a study whose seeds are added until it is decided; those of an earlier
+    snapshot stay.
+    Raises: ConfigError, also if the claims are not those for which interim analyses were fixed; StoreError.
     """
     setting = study.setting(scale)
-    runs = [] if setting.recipe is None else _planned(study, scale, seeds, rows)
+    runs = list(planned or ()) if planned or setting.recipe is None else _planned(study, scale, seeds, rows)
     value = {
         "study": study.name,
         "title": study.title,
@@ -48,6 +59,8 @@ def write_snapshot(
         "claims": [asdict(claim) for claim in study.claims],
         "runs": [{"key": run.key, "row": row.label, "seed": run.seed} for row, run in runs],
     }
+    if looks is not None:
+        value["decide"] = looks.to_json()
     path = snapshot_path(store.root, study.name, study.setting_name(scale))
     if path.exists():
         _add_earlier(value, load_snapshot(store.root, study.name, study.setting_name(scale)))
@@ -98,3 +111,10 @@ def _add_earlier(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
             for name in ("parameters", "macs"):
                 row[name] = earlier_rows[row["label"]].get(name)
     value["runs"] += further_runs(value, earlier)
+    if earlier.get("decide") is not None:
+        value["decide"] = earlier["decide"]
+        if json.loads(json.dumps(value["claims"])) != earlier["claims"]:
+            raise ConfigError(
+                f"the claims of {value['study']} changed after its interim analyses were fixed, which would break "
+                "their error level; carry it out again in another folder: --results FOLDER"
+            )

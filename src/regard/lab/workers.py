@@ -5,6 +5,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -81,13 +82,18 @@ class Worker:
 
 
 def run_all(
-    jobs: Sequence[Job], store: Results, workers: int | None, progress: Progress, devices: int = 1
+    jobs: Sequence[Job],
+    store: Results,
+    workers: int | None,
+    progress: Progress,
+    devices: int = 1,
+    deadline: float | None = None,
 ) -> dict[str, int]:
     """Execute the jobs and return the counts of `progress` by state.
 
     workers: number of processes, which divide the cores; 0 = this process; None = one for each `devices` GPUs, or
     cores where there are no GPUs, but not more than jobs. devices: how many one run uses. Each worker gets its own GPUs
-    as long as there are enough.
+    as long as there are enough. deadline: of `time.monotonic`, after which no job starts.
     A run whose worker was killed is tried once more. If that fails too, or an error of the environment stopped the run
     (`execute_job`), it continues from its checkpoint the next time the study is run.
     Raises: KeyboardInterrupt after the workers have ended.
@@ -96,11 +102,17 @@ def run_all(
     progress.add_waiting((job.row for job in jobs), max(number, 1))
     if number <= 0:
         for job in jobs:
+            if _is_over(deadline):
+                break
             progress.start(job.row, job.seed, job.run.key, job.epochs)
             _report_end(progress, job, execute_job(job, str(store.root), devices))
     else:
-        _Pool(jobs, store, number, progress, devices).run()
+        _Pool(jobs, store, number, progress, devices, deadline).run()
     return {state: progress.counts[state] for state in STATES}
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
 
 
 def usual_workers(devices: int = 1) -> int:
@@ -199,7 +211,16 @@ class _Pool:
     whenever a job ends, and reported as busy when no other job is left.
     """
 
-    def __init__(self, jobs: Sequence[Job], store: Results, number: int, progress: Progress, devices: int) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        store: Results,
+        number: int,
+        progress: Progress,
+        devices: int,
+        deadline: float | None = None,
+    ) -> None:
+        self.deadline = deadline
         self.store, self.number, self.progress, self.devices = store, number, progress, devices
         self.threads = max(1, usable_cores() // number)
         self.gpus = gpu_shares(usable_gpus(), number, devices)
@@ -213,6 +234,8 @@ class _Pool:
         """Execute all jobs. Raises: KeyboardInterrupt after the workers have ended."""
         try:
             while self.queue or self.running:
+                if _is_over(self.deadline):
+                    self.queue.clear()
                 while self.queue and len(self.running) < self.number:
                     self._start(self.queue.pop(0))
                 finished, _ = wait(self.running, timeout=TICK_SECONDS, return_when=FIRST_COMPLETED)

@@ -94,19 +94,3 @@ def listed(items: Sequence[str]) -> str:
 def count(number_of: int, noun: str) -> str:
     """`1 seed`, `3 seeds`."""
     return f"{number_of} {noun}{'s' * (number_of != 1)}"
-
-
-def answer(verdicts: Sequence[str], gate: str, scale: str) -> str:
-    """The verdicts on a study's claims in one sentence. gate: "passed", "not passed" or "undecided"."""
-    if not verdicts:
-        return "The study makes no claims; its result is the table."
-    if scale == "smoke":
-        return f"Smoke scale only tests that everything runs: the {count(len(verdicts), 'claim')} cannot be judged."
-    if gate == "not passed":
-        return f"The gate is not passed: the {count(len(verdicts), 'claim')} cannot be judged at this scale."
-    groups = [(kind, sum(verdict == kind for verdict in verdicts)) for kind in VERDICTS]
-    parts = [f"{n} {'is' if n == 1 else 'are'} {kind}" for kind, n in groups if n]
-    return f"Of {count(len(verdicts), 'claim')}, {listed(parts)}."
-
-
-VERDICTS = ("supported", "contradicted", "undecided", "not judged")

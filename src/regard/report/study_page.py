@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from regard.core import ConfigError, StoreError, nearest
+from regard.lab.claims import share_text
 from regard.lab.table import Table, snapshots
 from regard.store.files import write_atomically
 from regard.studies.errata import errata_of
@@ -97,7 +98,7 @@ def _view(study_data: StudyData, table: Table, scale: str) -> dict[str, Any]:
     return {
         **_header(study_data, table, rows, scale),
         "baseline": study_data.snapshot["baseline"],
-        "table_note": _table_note(rows),
+        "table_note": _table_note(rows, table),
         "columns": headings,
         "rows": rows,
         "claims": _claims(table),
@@ -126,7 +127,7 @@ def _header(study_data: StudyData, table: Table, rows: Sequence[Mapping[str, Any
         "measure": measure,
         "better_first": "ascending" if measure.better == "lower" else "descending",
         "gate": gate,
-        "answer": phrasing.answer([claim.verdict.word for claim in table.claims], gate["state"], scale),
+        "answer": table.headline,
         "ranking": _ranking(rows, measure),
         "caption": _caption(study_data, scale),
         "warnings": [f"{warning[0].upper()}{warning[1:]}." for warning in table.warnings],
@@ -219,19 +220,25 @@ def _claims(table: Table) -> list[dict[str, str]]:
     claims = []
     for judged in table.claims:
         verdict = judged.verdict
-        numbers = phrasing.typeset(verdict.sentence.removeprefix(f"{verdict.word}: "))
+        detail = "; ".join(filter(None, (verdict.sentence.removeprefix(f"{verdict.word}: "), share_text(judged.share))))
         claims.append({"verdict": verdict.word.capitalize(), "css": verdict.word.replace(" ", ""),
-                     "text": judged.text, "detail": numbers})  # fmt: skip
+                       "text": judged.text, "detail": phrasing.typeset(detail)})  # fmt: skip
     return claims
 
 
 def _claims_note(table: Table) -> str:
-    judged = sum(claim.verdict.word in ("supported", "contradicted", "undecided") for claim in table.claims)
+    judged = sum(claim.verdict.p is not None for claim in table.claims)
     if not judged:
         return "A verdict needs the 95 % interval of the difference, paired by seed; no claim can be judged here."
-    return ("Verdicts follow from the 95 % interval of the difference, paired by seed. "
-            f"Of {phrasing.count(judged, 'judged claim')}, "
-            f"{table.expected_wrong:.2g} are expected to be wrong by chance.")  # fmt: skip
+    looks = table.looks
+    analyses = (
+        "" if looks is None else f"interim analyses at {phrasing.listed([*map(str, looks.pairs)])} seeds and over "
+    )
+    own = "95 % interval" if looks is None else "interim analyses"
+    return (f"Supported and contradicted: after Holm's correction over {analyses}the "
+            f"{phrasing.count(judged, 'judged claim')}, so that at most 5 % of such studies have one false verdict. "
+            f"Suggested: only the claim's own {own}, paired by seed, decides it; by chance alone that "
+            "happens to one claim in twenty.")  # fmt: skip
 
 
 def _gate(table: Table) -> dict[str, str]:
@@ -275,10 +282,14 @@ def _caption(study_data: StudyData, scale: str) -> str:
     return "; ".join(parts) + "."
 
 
-def _table_note(rows: Sequence[Mapping[str, Any]]) -> str:
-    if any(row["low"] is not None for row in rows):
-        return "Intervals are 95 % t-intervals over seeds, differences are paired by seed."
-    return "Intervals need at least three seeds."
+def _table_note(rows: Sequence[Mapping[str, Any]], table: Table) -> str:
+    if not any(row["low"] is not None for row in rows):
+        return "Intervals need at least three seeds."
+    note = "Intervals are 95 % t-intervals over seeds, differences are paired by seed."
+    if table.gate.passed and table.gate.gain is not None:
+        gain = phrasing.number(table.gate.gain)
+        note += f" Percentages are of what attention brings over the better control, {gain}."
+    return note
 
 
 def _cards(study_data: StudyData) -> list[dict[str, Any]]:

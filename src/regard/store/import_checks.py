@@ -39,6 +39,7 @@ PERCENT = frozenset({"top1", "miou", "pixels", "bleu", "chrf", "map", "ap50", "a
 _SNAPSHOT = {
     "study": _TEXT, "scale": _TEXT, "metric": _TEXT, "baseline": _TEXT, "rows": _LIST, "runs": _LIST,
     "claims": _LIST, "notes": _LIST, "data": _MAPPING, "title": _TEXT, "variant": _TEXT, "task": _TEXT, "recipe": _TEXT,
+    "decide": _MAPPING,
 }  # fmt: skip
 _ROW = {
     "label": _TEXT, "spelling": _TEXT, "host": _TEXT, "paper": _MAPPING, "exact": _MAPPING, "notes": _LIST,

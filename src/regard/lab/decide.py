@@ -1,0 +1,163 @@
+"""`regard study run --decide`: seeds are added to the rows of undecided claims, until nothing more can be decided."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.core import ConfigError
+from regard.core.validation import checked
+from regard.measure.sequential import Looks, next_pairs
+from regard.store.results import Results
+from regard.train.run import Run
+
+from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values
+from .comparability import on_one_device
+from .progress import Event
+from .run_study import execute_runs
+from .snapshot import write_snapshot
+from .study import Row, Study
+from .table import load_snapshot, snapshot_path
+from .workers import usual_workers
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How deciding ended. reason: a sentence. counts: of the runs of this call by state."""
+
+    reason: str
+    counts: Mapping[str, int]
+
+
+@checked
+def decide(
+    study: Study,
+    scale: str,
+    store: Results,
+    *,
+    hours: float | int = 6.0,
+    workers: int | None = None,
+    compile: bool = False,
+    devices: int = 1,
+    watch: Callable[[Event], None] | None = None,
+) -> Decision:
+    """Train seeds until every claim is decided, nothing can be decided in the time left, or the hours are spent.
+
+    The interim analyses are stored in the study's snapshot before the first run; a second call goes on with them. Seeds
+    go to both sides of undecided claims only, first of the gate. No run begins after `hours`; those that run end.
+    Raises: ConfigError for a study whose seeds were fixed when it began; otherwise as `run_study`.
+    """
+    if hours <= 0:
+        raise ConfigError(f"hours is a positive number, not {hours}")
+    start, totals = time.monotonic(), dict[str, int]()
+    looks = _looks(study, scale, store)
+    processes = usual_workers(devices) if workers is None else max(workers, 1)
+    possible = study.runs(scale, seeds=2 * looks.pairs[-1])  # with room for runs that fail
+    while True:
+        left = 3600 * hours - (time.monotonic() - start)
+        planned = _planned(study, scale, store, looks, possible, left * processes)
+        write_snapshot(study, scale, store, planned=planned, looks=looks)
+        missing = [(row, run) for row, run in planned if store.status(run.key) not in ("done", "failed")]
+        if not missing:
+            return Decision("no further claim can be decided in the time left, or by the last analysis", totals)
+        if left <= 0:
+            return Decision(f"the {hours:g} hours are spent", totals)
+        deadline = start + 3600 * hours
+        counts = execute_runs(study, scale, store, missing, workers, watch, devices, compile, deadline)
+        totals = {state: totals.get(state, 0) + number for state, number in counts.items()}
+        if any(number for state, number in counts.items() if state not in ("done", "failed")):
+            return Decision("runs were stopped; the same command continues them", totals)
+
+
+def _looks(study: Study, scale: str, store: Results) -> Looks:
+    """The stored interim analyses, or new ones for a study without results. Raises: ConfigError."""
+    if scale == "smoke":
+        raise ConfigError("smoke scale judges no claim: use --decide with --scale desk or paper")
+    name = study.setting_name(scale)
+    if not snapshot_path(store.root, study.name, name).exists():
+        return Looks()
+    snapshot = load_snapshot(store.root, study.name, name)
+    if snapshot.get("decide") is None:
+        if all(store.outcome(run["key"]) is None for run in snapshot["runs"]):
+            return Looks()
+        raise ConfigError(
+            f"{study.name} at {name} scale began with a fixed number of seeds, so its verdicts use Holm's correction; "
+            "to add seeds until it is decided, begin it in another folder: --results FOLDER"
+        )
+    return Looks.from_json(snapshot["decide"])
+
+
+def _planned(
+    study: Study, scale: str, store: Results, looks: Looks, possible: Sequence[tuple[Row, Run]], seconds: float
+) -> list[tuple[Row, Run]]:
+    """The possible runs that the next interim analyses need, seed by seed; at first those of all rows.
+
+    seconds: of the processes in the time left, in which nothing else runs.
+    """
+    outcomes = [(row.label, run, store.outcome(run.key)) for row, run in possible]
+    ended = [
+        {"row": label, "seed": run.seed, "key": run.key, "outcome": outcome}
+        for label, run, outcome in outcomes
+        if outcome is not None
+    ]
+    runs, _ = on_one_device(ended)
+    rows: list[dict[str, Any]] = [{"label": row.label, "control": row.control} for row in study.rows(scale)]
+    snapshot = {"rows": rows, "scale": scale, "claims": [asdict(claim) for claim in study.claims]}
+    controls = [row["label"] for row in rows if row["control"]]
+    compared = [claim_rows(claim) for claim in judgeable(snapshot)]
+    values = {row["label"]: row_values(runs, row["label"], study.metric) for row in rows}
+    wanted = next_pairs(
+        looks,
+        claim_differences(snapshot, runs),
+        gate_differences(values, controls, study.baseline),
+        _reachable(looks, compared, runs, list(values), seconds),
+    )
+    failed = {label: {run["seed"] for run in runs if run["row"] == label and _failed(run)} for label in values}
+    numbers = dict.fromkeys(values, looks.pairs[0])
+    compared += [(study.baseline, label) for label in controls]
+    for labels, pairs in zip(compared, np.concatenate(wanted).tolist(), strict=True):
+        seeds = _seeds_for(pairs, [failed[label] for label in labels])
+        for label in labels:
+            numbers[label] = max(numbers[label], seeds)
+    places = {seed: index for index, seed in enumerate(dict.fromkeys(run.seed for _, run in possible))}
+    return [(row, run) for row, run in possible if places[run.seed] < numbers[row.label]]
+
+
+def _failed(run: Mapping[str, Any]) -> bool:
+    return run["outcome"].get("status") != "done"
+
+
+def _seeds_for(pairs: int, failed: Sequence[set[int]]) -> int:
+    """Seeds that give a number of pairs if no further run fails; none where half of them failed."""
+    lost = len(set().union(*failed))
+    return 0 if lost > pairs else pairs + lost * (pairs > 0)
+
+
+def _reachable(
+    looks: Looks,
+    compared: Sequence[tuple[str, ...]],
+    runs: Sequence[Mapping[str, Any]],
+    rows: Sequence[str],
+    seconds: float,
+) -> NDArray[np.int64]:
+    """The largest interim analysis that each claim can reach alone in so many seconds of the processes.
+
+    A row without finished runs takes the mean of the others; without any, every analysis counts as reachable.
+    """
+    times: dict[str, list[float]] = {label: [] for label in rows}
+    for run in runs:
+        times[run["row"]].append(float(run["outcome"].get("seconds") or 0.0))
+    known = {label: fmean(values) for label, values in times.items() if values}
+    mean = fmean(known.values()) if known else 0.0
+    reachable = []
+    for labels in compared:
+        cost = {
+            pairs: sum(known.get(label, mean) * max(pairs - len(times[label]), 0) for label in set(labels))
+            for pairs in looks.pairs
+        }
+        reachable.append(max((pairs for pairs in looks.pairs if cost[pairs] <= seconds), default=0))
+    return np.array(reachable, np.int64)

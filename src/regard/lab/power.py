@@ -1,0 +1,144 @@
+"""What a study can decide, from its pilot seeds: deviations of paired differences, seeds and hours. Needs no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from regard.core import ConfigError
+from regard.measure.statistics import LEVEL, decided_difference, deviation_bounds, interval, power, seeds_needed
+
+from .claims import claim_rows, claim_text, differences, judgeable
+from .table import finished_runs, load_snapshot
+
+SEEDS = (3, 5, 8, 12)
+"""Numbers of seeds for which the smallest difference is computed that they decide."""
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What is known of one claim, or of the baseline against a control, before more seeds are trained.
+
+    pilot: its paired seeds. mean, sd: of their differences; low, high: the 95 % interval of the deviation. target: the
+    observed distance from what the claim has to exclude. decides: by number of seeds, the difference that they decide
+    with 80 % probability. seeds: that decide the observed difference, None above 200. hours: for these seeds.
+    reachable: seeds in the hours given, chance: that they decide the observed difference; None without hours.
+    """
+
+    text: str
+    pilot: int
+    mean: float
+    sd: float
+    low: float
+    high: float
+    target: float
+    decides: Mapping[int, float]
+    seeds: int | None
+    hours: float | None
+    reachable: int | None = None
+    chance: float | None = None
+
+
+def prospects(
+    root: Path | str, name: str, scale: str, *, hours: float | None = None, workers: int = 1
+) -> list[Prospect]:
+    """The prospects of the gate, then of the claims, from the finished runs of a study.
+
+    Claims are tested at 5 % divided by their number (the first step of Holm's correction), the gate at 5 %. hours: all
+    open claims then get the same number of seeds, as far as the time suffices on `workers` processes.
+    Raises: ConfigError without three finished pairs of any claim; StoreError.
+    """
+    snapshot = load_snapshot(root, name, scale)
+    runs = finished_runs(root, snapshot)
+    claims = judgeable(snapshot)
+    compared = _compared(snapshot, claims)
+    seconds = _seconds(snapshot, runs)
+    counts = {label: sum(run["row"] == label for run in runs) for label in seconds}
+    reachable = None if hours is None else _reachable(compared, seconds, counts, 3600 * hours * workers)
+    found = []
+    for text, rows, metric, within, level in compared:
+        values = list(differences(runs, rows, metric).values())
+        if len(values) >= 2:
+            found.append(_prospect(text, rows, values, within, level, seconds, counts, workers, reachable))
+    if not found:
+        raise ConfigError(
+            f"{name} has no pilot at {scale} scale in {root}: no claim has two finished seeds of both its rows; "
+            f"run some first: regard study run {name} --scale {scale} --seeds 3"
+        )
+    return found
+
+
+_Compared = tuple[str, tuple[str, ...], str, float | None, float]
+"""Text, rows, metric, margin and level of a comparison."""
+
+
+def _compared(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> list[_Compared]:
+    metric, baseline, level = snapshot["metric"], snapshot["baseline"], 1 - LEVEL
+    gate: list[_Compared] = [
+        (f"gate: {baseline} is above {row['label']}", (baseline, row["label"]), metric, None, level)
+        for row in snapshot["rows"]
+        if row.get("control")
+    ]
+    scale = snapshot.get("scale", "")
+    return gate + [
+        (
+            claim_text(claim if scale == "paper" else {**claim, "by": None}, scale),
+            claim_rows(claim),
+            claim["metric"],
+            claim.get("within"),
+            level / len(claims),
+        )
+        for claim in claims
+    ]
+
+
+def _prospect(
+    text: str,
+    rows: tuple[str, ...],
+    values: Sequence[float],
+    within: float | None,
+    level: float,
+    seconds: Mapping[str, float],
+    counts: Mapping[str, int],
+    workers: int,
+    reachable: int | None,
+) -> Prospect:
+    found = interval(values)
+    mean, sd = found.mean or 0.0, found.sd or 0.0
+    target = abs(mean) if within is None else abs(within - abs(mean))
+    low, high = deviation_bounds(sd, len(values))
+    seeds = seeds_needed(sd, target, level=level)
+    chance = None
+    if reachable is not None:
+        chance = power(reachable, target, sd, level=level) if reachable >= 2 and sd > 0 else 0.0
+    return Prospect(
+        text=text, pilot=len(values), mean=mean, sd=sd, low=low, high=high, target=target,
+        decides={n: decided_difference(n, sd, level) for n in SEEDS}, seeds=seeds,
+        hours=None if seeds is None else _cost(rows, seeds, seconds, counts) / 3600 / workers,
+        reachable=reachable, chance=chance,
+    )  # fmt: skip
+
+
+def _seconds(snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean seconds of a run of each row; a row without finished runs takes the mean of the others."""
+    times = {
+        row["label"]: [float(run["outcome"].get("seconds") or 0.0) for run in runs if run["row"] == row["label"]]
+        for row in snapshot["rows"]
+    }
+    known = [fmean(values) for values in times.values() if values]
+    mean = fmean(known) if known else 0.0
+    return {label: fmean(values) if values else mean for label, values in times.items()}
+
+
+def _cost(rows: Sequence[str], seeds: int, seconds: Mapping[str, float], counts: Mapping[str, int]) -> float:
+    """Seconds of the runs that rows lack to a number of seeds."""
+    return sum(seconds[label] * max(seeds - counts[label], 0) for label in set(rows))
+
+
+def _reachable(
+    compared: Sequence[_Compared], seconds: Mapping[str, float], counts: Mapping[str, int], budget: float
+) -> int:
+    """The largest number of seeds, up to 200, that all compared rows can have for so many seconds."""
+    rows = {label for _, labels, *_ in compared for label in labels}
+    return max((n for n in range(1, 201) if _cost(list(rows), n, seconds, counts) <= budget), default=0)

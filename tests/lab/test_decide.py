@@ -1,0 +1,164 @@
+"""Seeds that are added until claims are decided, with runs whose scores are drawn instead of trained."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regard import SKA, Claim, Factors, Recipe, Row, Run, Softmax, Study
+from regard.core import ConfigError
+from regard.lab.decide import decide
+from regard.lab.run_study import run_study
+from regard.lab.study import Setting
+from regard.lab.table import Table, load_snapshot
+from regard.store.results import Results
+from tiny_task import Tiny
+
+MEANS = {"softmax": 80.0, "SKA": 88.0, "near": 80.4, "same": 80.0, "context": 70.0, "w/o": 60.0, "uniform": 65.0}
+ROWS = (
+    Row("softmax", Softmax()), Row("SKA", SKA()), Row("near", SKA(scale=2.0)), Row("same", Softmax(scale=2.0)),
+    Row("context", Softmax(scale=3.0)), Row("w/o", None, control=True, removed=True),
+    Row("uniform", Factors(terms="0000"), control=True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Run):
+    """A run whose score is the mean of its row and noise of its seed. fails: the seeds that fail."""
+
+    row: str
+    mean: float
+    fails: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return f"{list(MEANS).index(self.row):06x}{self.seed:06x}"
+
+    def execute(self, store: Results, devices: int = 1, *_: Any, **__: Any) -> dict[str, Any]:
+        noise = np.random.default_rng([self.seed, list(MEANS).index(self.row)]).normal()
+        failed = self.seed in self.fails
+        outcome = {"status": "failed" if failed else "done", "error": "nan" if failed else None, "seed": self.seed,
+                   "metrics": {} if failed else {"top1": self.mean + noise}, "seconds": self.seconds,
+                   "probes": {"maps": "none"}}  # fmt: skip
+        with store.lock(self.key):
+            store.finish(self.key, outcome)
+        return store.outcome(self.key) or {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnStudy(Study):
+    """A study of drawn runs. means: by row. fails: seeds of the row "near" that fail. seconds: of a run."""
+
+    means: Any = None
+    fails: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+    def run(self, scale: str, row: Row, seed: int) -> Any:
+        fails = self.fails if row.label == "near" else ()
+        return Drawn(task=Tiny(), recipe=Recipe(epochs=1), seed=seed, row=row.label, fails=fails,
+                     mean=(self.means or MEANS)[row.label], seconds=self.seconds)  # fmt: skip
+
+
+STUDY = DrawnStudy(
+    name="drawn", title="Drawn", source="tests", question="?", baseline="softmax",
+    settings={"desk": Setting(task=Tiny(), recipe=Recipe(epochs=1), rows=ROWS),
+              "smoke": Setting(task=Tiny(), recipe=Recipe(epochs=1), rows=ROWS)},
+    claims=(Claim("SKA", "softmax", "top1"), Claim("near", "softmax", "top1"),
+            Claim("same", "softmax", "top1", within=3.0)),
+)  # fmt: skip
+
+
+def seeds(store: Results) -> dict[str, int]:
+    """The number of runs of each row."""
+    runs = load_snapshot(store.root, "drawn", "desk")["runs"]
+    done = [run for run in runs if store.outcome(run["key"]) is not None]
+    return {label: sum(run["row"] == label for run in done) for label in MEANS}
+
+
+def test_seeds_go_to_both_sides_of_undecided_claims_only(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    decision = decide(STUDY, "desk", store, workers=0)
+    table = Table.load(tmp_path, "drawn", "desk")
+    assert table.gate.passed is True
+    words = {claim.a: claim.verdict.word for claim in table.claims}
+    assert words["SKA"] == "supported"
+    assert words["near"] == "undecided"
+    assert words["same"] == "supported"
+    numbers = seeds(store)
+    assert (numbers["context"], numbers["w/o"]) == (3, 3)
+    assert numbers["SKA"] < numbers["softmax"]
+    assert numbers["softmax"] == max(numbers["near"], numbers["same"])
+    assert "decided" in decision.reason
+    assert sum(decision.counts.values()) == sum(numbers.values())
+
+
+def test_a_second_call_goes_on_with_the_stored_analyses_and_repeats_nothing(tmp_path: Path) -> None:
+    store, levels = Results(tmp_path), Results(tmp_path / "whole")
+    decide(replace(STUDY, seconds=1000.0), "desk", store, workers=0, hours=0.000001)
+    assert sum(seeds(store).values()) < 21
+    assert load_snapshot(tmp_path, "drawn", "desk")["decide"]["pairs"] == [3, 5, 8, 12, 18]
+    decide(STUDY, "desk", store, workers=0)
+    assert decide(STUDY, "desk", store, workers=0).counts == {}
+    decide(STUDY, "desk", levels, workers=0)
+    assert seeds(store) == seeds(levels)
+
+
+def test_what_the_time_left_cannot_decide_is_not_begun(tmp_path: Path) -> None:
+    """A run takes 1000 s of the clock of the estimate, so that one hour is enough for no further analysis."""
+    store = Results(tmp_path)
+    decide(replace(STUDY, seconds=1000.0), "desk", store, workers=0, hours=1)
+    assert max(seeds(store).values()) == 3
+
+
+def test_without_a_gate_no_claim_gets_further_seeds(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    decide(replace(STUDY, means={**MEANS, "w/o": 90.0}), "desk", store, workers=0)
+    table = Table.load(tmp_path, "drawn", "desk")
+    assert table.gate.passed is False
+    assert {claim.verdict.word for claim in table.claims} == {"not judged"}
+    assert seeds(store)["SKA"] == 3
+
+
+def test_pairs_are_counted_without_failed_runs(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    decide(replace(STUDY, fails=(1, 3)), "desk", store, workers=0)
+    near = Table.load(tmp_path, "drawn", "desk").line("near")
+    assert near.n in (5, 8, 12, 18)
+    assert near.failed == 2
+
+
+def test_a_row_that_always_fails_ends(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    decide(replace(STUDY, fails=tuple(range(100))), "desk", store, workers=0)
+    assert seeds(store)["near"] < 20
+
+
+def test_fixed_seeds_are_not_turned_into_added_ones(tmp_path: Path) -> None:
+    run_study(STUDY, "desk", Results(tmp_path), seeds=1, workers=0)
+    with pytest.raises(ConfigError, match="began with a fixed number of seeds.*--results FOLDER"):
+        decide(STUDY, "desk", Results(tmp_path), workers=0)
+
+
+def test_claims_are_fixed_with_the_analyses(tmp_path: Path) -> None:
+    decide(STUDY, "desk", Results(tmp_path), workers=0)
+    with pytest.raises(ConfigError, match="the claims of drawn changed"):
+        decide(replace(STUDY, claims=STUDY.claims[:2]), "desk", Results(tmp_path), workers=0)
+    with pytest.raises(ConfigError, match="the claims of drawn changed"):
+        run_study(replace(STUDY, claims=STUDY.claims[:2]), "desk", Results(tmp_path), workers=0)
+
+
+def test_a_further_run_keeps_the_analyses(tmp_path: Path) -> None:
+    decide(STUDY, "desk", Results(tmp_path), workers=0)
+    run_study(STUDY, "desk", Results(tmp_path), seeds=4, workers=0)
+    assert load_snapshot(tmp_path, "drawn", "desk")["decide"]["level"] == pytest.approx(0.05)
+    assert Table.load(tmp_path, "drawn", "desk").looks is not None
+
+
+def test_smoke_scale_and_hours_of_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="smoke scale judges no claim"):
+        decide(STUDY, "smoke", Results(tmp_path), workers=0)
+    with pytest.raises(ConfigError, match="hours is a positive number"):
+        decide(STUDY, "desk", Results(tmp_path), workers=0, hours=0)

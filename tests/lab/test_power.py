@@ -1,0 +1,64 @@
+"""What more seeds would decide, from stores with known outcomes, against scipy's own distributions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pilot_store import PILOT, make_store
+from regard.core import ConfigError
+from regard.lab.power import prospects
+from regard.measure.statistics import decided_difference, deviation_bounds, power, seeds_needed
+
+CLAIMS = [
+    {"a": "SKA", "b": "softmax", "metric": "top1"},
+    {"a": "MiTA", "b": "softmax", "metric": "top1", "within": 2.0},
+]
+
+
+def test_the_bounds_of_a_deviation_are_those_of_chi_squared() -> None:
+    low, high = deviation_bounds(1.0, 3)
+    assert low == pytest.approx(np.sqrt(2 / stats.chi2.ppf(0.975, 2)))
+    assert high == pytest.approx(np.sqrt(2 / stats.chi2.ppf(0.025, 2)))
+
+
+@pytest.mark.parametrize(("seeds", "level"), [(3, 0.05), (5, 0.05), (8, 0.005)])
+def test_the_decided_difference_has_the_power_it_promises(seeds: int, level: float) -> None:
+    difference = decided_difference(seeds, 0.7, level)
+    assert power(seeds, difference, 0.7, level=level) == pytest.approx(0.8, abs=1e-6)
+    upper = stats.nct.sf(stats.t.ppf(1 - level / 2, seeds - 1), seeds - 1, difference * np.sqrt(seeds) / 0.7)
+    assert upper == pytest.approx(0.8, abs=1e-4)
+
+
+def test_prospects_of_gate_and_claims(tmp_path: Path) -> None:
+    make_store(tmp_path, claims=CLAIMS)
+    found = prospects(tmp_path, "pilot", "desk", hours=0.01, workers=2)
+    assert [prospect.text for prospect in found] == [
+        "gate: softmax is above w/o", "gate: softmax is above uniform", "SKA is above softmax in top1",
+        "MiTA is as good as softmax in top1, within 2",
+    ]  # fmt: skip
+    ska, mita = found[2:]
+    x = np.subtract(PILOT["SKA"], PILOT["softmax"])
+    assert (ska.pilot, ska.mean, ska.sd) == (3, pytest.approx(x.mean()), pytest.approx(x.std(ddof=1)))
+    assert ska.decides[5] == pytest.approx(decided_difference(5, ska.sd, 0.025))  # two claims share 5 %
+    assert found[0].decides[5] == pytest.approx(decided_difference(5, found[0].sd))
+    assert ska.seeds == seeds_needed(ska.sd, ska.target, level=0.025)
+    assert mita.target == pytest.approx(2 - abs(mita.mean))
+
+
+def test_hours_are_those_of_the_missing_runs(tmp_path: Path) -> None:
+    """A run takes 2 s and each row has three; 72 s on one process are 36 runs, 7 further ones for each of 5 rows."""
+    make_store(tmp_path, claims=CLAIMS)
+    found = prospects(tmp_path, "pilot", "desk", hours=72 / 3600, workers=1)
+    assert {prospect.reachable for prospect in found} == {10}
+    ska = found[2]
+    assert ska.hours == pytest.approx(2 * 2 * ((ska.seeds or 0) - 3) / 3600)
+    assert ska.chance == pytest.approx(power(10, ska.target, ska.sd, level=0.025))
+    assert {prospect.reachable for prospect in prospects(tmp_path, "pilot", "desk", hours=72 / 3600, workers=2)} == {17}
+
+
+def test_without_a_pilot_the_command_is_named(tmp_path: Path) -> None:
+    make_store(tmp_path, {label: values[:1] for label, values in PILOT.items()})
+    with pytest.raises(ConfigError, match="no pilot at desk scale.*regard study run pilot --scale desk --seeds 3"):
+        prospects(tmp_path, "pilot", "desk")

@@ -1,0 +1,107 @@
+"""Every figure of the committed tables, recomputed from the outcomes with numpy and scipy alone.
+
+Nothing of Regard is imported: a mistake in its statistics cannot confirm itself here.
+"""
+
+import base64
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+FILES = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*/evidence.json"))
+
+
+def interval(x: list[float]) -> tuple[float, float, float]:
+    low, high = stats.t.interval(0.95, len(x) - 1, np.mean(x), stats.sem(x))
+    return np.mean(x), low, high
+
+
+def p_value(x: list[float], within: float | None) -> float:
+    if within is None:
+        return stats.ttest_1samp(x, 0).pvalue
+    one_sided = {(edge, side): stats.ttest_1samp(x, edge, alternative=side).pvalue
+                 for edge in (-within, within) for side in ("less", "greater")}  # fmt: skip
+    inside = max(one_sided[-within, "greater"], one_sided[within, "less"])
+    outside = min(one_sided[-within, "less"], one_sided[within, "greater"])
+    return min(1.0, 2 * inside, 2 * outside)
+
+
+def word(x: list[float], p: float, survives: bool, within: float | None) -> str:
+    for_it = np.mean(x) > 0 if within is None else abs(np.mean(x)) < within
+    return "undecided" if p >= 0.05 else ("supported" if for_it else "contradicted") if survives else "suggested"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_the_committed_figures_follow_from_the_outcomes(file: Path) -> None:
+    evidence = json.loads(file.read_text())
+    snapshot, table = evidence["snapshot"], evidence["table"]
+    assert json.loads(file.with_name("table.json").read_text()) == table
+    done = {run["key"]: run["metrics"][snapshot["metric"]] for run in evidence["outcomes"] if run["status"] == "done"}
+    seeds: dict[str, dict[int, float]] = {row["label"]: {} for row in snapshot["rows"]}
+    for run in snapshot["runs"]:
+        if run["key"] in done:
+            seeds[run["row"]][run["seed"]] = done[run["key"]]
+
+    def differences(*rows: str) -> list[float]:
+        common = sorted(set.intersection(*(set(seeds[row]) for row in rows)))
+        return [sum(s * seeds[row][i] for s, row in zip((1, -1, -1, 1), rows, strict=False)) for i in common]
+
+    base = snapshot["baseline"]
+    for row in table["rows"]:
+        values = list(seeds[row["label"]].values())
+        assert row["n"] == len(values)
+        if row["n"] >= 3:
+            assert interval(values) == pytest.approx((row["mean"], row["low"], row["high"]))
+        if row["label"] != base and row["difference"]["n"] >= 3:
+            expected = interval(differences(row["label"], base))
+            assert expected == pytest.approx([row["difference"][key] for key in ("mean", "low", "high")])
+
+    to_controls = [interval(differences(base, row["label"])) for row in snapshot["rows"] if row["control"]]
+    passed = all(low > 0 for _, low, _ in to_controls)
+    assert (table["gate"]["passed"] is True) == passed
+    if passed:
+        assert table["gate"]["gain"] == pytest.approx(min(mean for mean, _, _ in to_controls))
+    claims = {(c["a"], c["b"], *(c.get("than") or ())): c.get("within") for c in snapshot["claims"]}
+    claims = {rows: within for rows, within in claims.items() if set(rows) <= set(seeds)}
+    assert len(claims) == len(table["claims"])
+    x = [differences(*rows) for rows in claims]
+    p = [p_value(d, within) if passed else 1.0 for d, within in zip(x, claims.values(), strict=True)]
+    survives = np.zeros(len(p), bool)
+    for rank, index in enumerate(np.argsort(p)):
+        if p[index] > 0.05 / (len(p) - rank):
+            break
+        survives[index] = True
+    for claim, d, value, holds, within in zip(table["claims"], x, p, survives, claims.values(), strict=True):
+        verdict = claim["verdict"]
+        if not passed:
+            assert verdict["word"] == "not judged"
+            continue
+        assert verdict["p"] == pytest.approx(value)
+        assert interval(d) == pytest.approx([verdict["interval"][key] for key in ("mean", "low", "high")])
+        assert verdict["word"] == word(d, value, holds, within)
+        assert claim["share"] == pytest.approx(np.mean(d) / table["gate"]["gain"])
+    words = [claim["verdict"]["word"] for claim in table["claims"]]
+    for name in set(words) if passed else ():
+        assert f"{words.count(name)} {'is' if words.count(name) == 1 else 'are'}" in table["headline"]
+    for page in (file.with_name("report.html"), file.with_name("table.md"), file.parents[1] / "README.md"):
+        assert table["headline"] in page.read_text(), "run tools/redraw_results.py, and correct docs/results/README.md"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+def test_the_errors_of_the_test_sample_follow_from_the_images(file: Path) -> None:
+    evidence = json.loads(file.read_text())
+    runs = {run["key"]: run for run in evidence["outcomes"] if run["status"] == "done" and run.get("bits")}
+    right: dict[str, dict[int, np.ndarray]] = {row["label"]: {} for row in evidence["snapshot"]["rows"]}
+    for run in evidence["snapshot"]["runs"]:
+        if run["key"] in runs:
+            outcome = runs[run["key"]]
+            bits = np.frombuffer(base64.b64decode(outcome["bits"]), np.uint8)
+            right[run["row"]][run["seed"]] = np.unpackbits(bits, count=outcome["data"]["test"])
+    for claim in evidence["table"]["claims"]:
+        if claim["verdict"]["sampling"] is not None:
+            a, b = right[claim["a"]], right[claim["b"]]
+            mean = np.mean([100.0 * a[seed] - 100.0 * b[seed] for seed in a.keys() & b.keys()], axis=0)
+            assert claim["verdict"]["sampling"] == pytest.approx(stats.sem(mean))
