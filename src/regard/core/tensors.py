@@ -111,8 +111,11 @@ def check_layer_input(x: object, weight: object, dim: int, hooked: bool) -> None
     Raises: ShapeError unless x is a dense tensor (batch, tokens, dim) of floating-point numbers, in the dtype (except
     under autocast) and on the device of the weight.
     """
-    plain = type(x) is Tensor and isinstance(weight, Tensor) and _is_right(x, 3) and x.shape[-1] == dim
-    if plain and x.dtype == weight.dtype and x.device == weight.device:
+    if type(x) is Tensor and isinstance(weight, Tensor) and x.dtype == weight.dtype and x.device == weight.device:
+        right = _is_right(x, 3) and x.shape[-1] == dim
+    else:
+        right = False
+    if right:
         return
     words = f"(batch, tokens, {dim})"
     if isinstance(x, Tensor) and not x.is_nested and (x.ndim != 3 or x.shape[-1] != dim):
