@@ -35,8 +35,13 @@ WRITTEN = docs_pages().PAGES
 
 
 def tables(page: str) -> list[list[str]]:
-    """The first column of every table of a page, without its heading."""
-    text = (DOCS / page).read_text()
+    """The first column of every table of a page, without its heading.
+
+    tests/swapping/test_matrix.py compares the table of hosts.md that is left out here: what works after a swap.
+    """
+    text = re.sub(
+        r"^## What works after a swap$.*?(?=^## )", "", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL
+    )
     rows = [table.splitlines()[2:] for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
     return [[row.split("|")[1].strip().strip("`") for row in table] for table in rows]
 
@@ -63,8 +68,7 @@ NAMES = {
 
 @pytest.mark.parametrize("page", NAMES)
 def test_the_tables_have_the_names_of_the_code(page: str) -> None:
-    """tests/swapping/test_matrix.py compares a further table of hosts.md, what works after a swap."""
-    assert tables(page)[: len(NAMES[page])] == NAMES[page], STALE
+    assert tables(page) == NAMES[page], STALE
 
 
 def test_the_errata_are_what_the_command_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -284,14 +284,16 @@ Each cell is a test with small models (`tests/swapping/test_matrix.py`).
 | `lightning.Trainer` | yes | yes | yes | yes | yes |
 | int8 by `quantize_dynamic` | yes | yes | yes | yes | yes |
 | int8 by torchao | yes | yes | yes | yes | yes |
-| DDP and FSDP2 on two processes | yes | yes | not compared | yes | yes |
+| DDP and FSDP2 on two processes | yes | yes | yes | yes | yes |
 
 The message about the image height is torchvision's own. After a swap, a quantised layer runs but cannot be swapped or
 restored any more; a `SwapError` says so. `regard.save` and `regard.save_pretrained` save mechanisms too.
 
 ## Training
 
-A swapped model trains under DDP and FSDP2, alone or in Lightning, accelerate and the trainers of Hugging Face.
+A swapped model trains under DDP and FSDP2, alone or in Lightning, accelerate and the trainers of Hugging Face. On a
+CPU give each process at least two images of an XCiT, swapped or not: with one, `BatchNorm2d` of PyTorch 2.15 gives its
+patch embedding wrong gradients.
 `torch.optim.AdamW(regard.param_groups(model, weight_decay=0.05, lr=1e-3))` leaves out weight decay where it should not
 be, and gives the offsets of deformable convolutions a tenth of the learning rate.
 

@@ -324,22 +324,23 @@ def test_wrong_use_leaves_the_model_alone() -> None:
     with pytest.raises(SwapError, match="stages is empty"):
         attend(model, E0110, stages=())
     for stages in (3, "34", ("layer3",), (3.0,), None):
-        with pytest.raises(ConfigError, match=r"numbers of layer1 to layer4, such as \(3, 4\), not|attend: stages is "):
+        with pytest.raises(ConfigError, match=r"attend: stages is .*a list \(each entry a whole number\) is expected"):
             attend(model, E0110, stages=stages)
     for options in ({"kernel": 5}, {"dilation": 3}, {"extra": "zero"}, {"axes": 1}, {"axes": 1, "causal": True}):
         with pytest.raises(ConfigError, match=f"{list(options)[-1]}=.*these come from the convolution"):
             attend(model, None, deformable=DeformableConv(**options))
-    for moving in ("Conv()", 1, Conv()):
-        with pytest.raises(
-            ConfigError,
-            match="deformable is True, False or a DeformableConv with its options, not|attend: deformable is ",
-        ):
+    with pytest.raises(ConfigError, match="deformable is True, False or a DeformableConv with its options, not 'Conv"):
+        attend(model, None, deformable="Conv()")
+    for moving in (1, Conv()):
+        with pytest.raises(ConfigError, match="attend: deformable is .*True or False, a string or a DeformableConv is"):
             attend(model, None, deformable=moving)
-    for heads in (7, 0, 2.0):
-        message = f"layer3.0 has 256 channels, not a multiple of {heads} heads; give another|attend: heads is "
+    for heads in (7, 0):
+        message = f"layer3.0 has 256 channels, not a multiple of {heads} heads; give another"
         with pytest.raises(ConfigError, match=message):
             attend(model, E0110, heads=heads)
-    with pytest.raises(ConfigError, match="configuration, its spelling or None|attend: mixer is "):
+    with pytest.raises(ConfigError, match=r"attend: heads is 2\.0; a whole number is expected"):
+        attend(model, E0110, heads=2.0)
+    with pytest.raises(ConfigError, match="attend: mixer is 3; a MixerConfig, a string or None is expected"):
         attend(model, 3)
     with pytest.raises(ConfigError, match="groups do not divide"):  # refused after the slots were opened
         attend(model, DynamicConv(groups=7), deformable=True, example=image())

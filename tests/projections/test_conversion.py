@@ -229,15 +229,19 @@ def test_checkpoints_of_host_and_swapped_model_differ_by_named_keys(projection):
             "of a linear",
         ),
         (
-            lambda: drawn(LinearQKV()).load_state_dict(drawn(SNE()).state_dict()),
+            lambda: layer(LinearQKV()).load_state_dict(layer(SNE()).state_dict()),
             RuntimeError,
-            'Unexpected key.*"weight1"',  # a plain nn.Linear; the layer says more
+            r"qkv.weight1 belongs to an embedding with hidden layers.*load it into a model with the projection that",
         ),
     ],
 )
 def test_wrong_use_says_what_was_expected(make, error, words):
     with pytest.raises(error, match=words):
         make()
+
+
+def layer(projection):
+    return Softmax(projection=projection).build(SITE)
 
 
 def bare(width=12):

@@ -334,8 +334,15 @@ def test_it_works_after_a_swap_or_says_why_not(cell: Callable[..., None], family
 
 # two processes
 
-DISTRIBUTED = [family for family in FAMILIES if family != "timm XCiT"]
-"""XCiT trained otherwise on two processes than on one, for a reason that is not found yet: it is not claimed."""
+
+def four_images(family: str) -> tuple[nn.Module, Tensor]:
+    """A model in float64 and a batch for two processes.
+
+    Each gets two images: for a single one, BatchNorm on the CPU (PyTorch 2.15) takes the gradient that comes to the
+    patch embedding of an XCiT, swapped or not, in another memory order than it has.
+    """
+    model, x = drawn(family)
+    return model.double(), torch.randn(4, *x.shape[1:], dtype=torch.float64)
 
 
 def train(model: nn.Module, x: Tensor) -> None:
@@ -346,18 +353,17 @@ def train(model: nn.Module, x: Tensor) -> None:
 
 
 def work(rank: int, port: int, folder: str) -> None:
-    """Train every family under DDP and under FSDP2, each process on its own image; rank 0 saves the states."""
+    """Train every family under DDP and under FSDP2, each process on its own images; rank 0 saves the states."""
     started(rank, port)
-    for family in DISTRIBUTED:
+    for family in FAMILIES:
         for way in ("ddp", "fsdp"):
-            model, x = drawn(family)
-            model, x = model.double(), x[:2].double()
+            model, x = four_images(family)
             if way == "fsdp":
                 for part in model.modules():
                     if isinstance(part, Port):
                         fully_shard(part)
                 fully_shard(model)
-            train(DistributedDataParallel(model) if way == "ddp" else model, x[rank : rank + 1])
+            train(DistributedDataParallel(model) if way == "ddp" else model, x[2 * rank : 2 * rank + 2])
             state = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in model.state_dict().items()}
             if rank == 0:
                 torch.save(state, Path(folder) / f"{family} {way}.pt")
@@ -367,10 +373,9 @@ def work(rank: int, port: int, folder: str) -> None:
 @pytest.mark.slow
 def test_two_processes_train_every_family_as_one_does(tmp_path: Path) -> None:
     mp.spawn(work, (free_port(), str(tmp_path)), nprocs=2)
-    for family in DISTRIBUTED:
-        model, x = drawn(family)
-        model = model.double()
-        train(model, x[:2].double())
+    for family in FAMILIES:
+        model, x = four_images(family)
+        train(model, x)
         for way in ("ddp", "fsdp"):
             state = torch.load(tmp_path / f"{family} {way}.pt")
             for name, value in model.state_dict().items():
@@ -383,11 +388,8 @@ def test_two_processes_train_every_family_as_one_does(tmp_path: Path) -> None:
 def test_the_docs_have_every_cell() -> None:
     text = DOCS.read_text().partition("## What works after a swap")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in re.findall(r"^\|.*\|$", text, re.MULTILINE)[2:]]
-    assert [row[0] for row in rows if row[0] in CELLS] == list(CELLS)
+    assert [row[0] for row in rows] == [*CELLS, "DDP and FSDP2 on two processes"]
     for row in rows:
         for family, found in zip(FAMILIES, row[1:], strict=True):
             message = REFUSED.get((CELLS.get(row[0]), family))  # type: ignore[arg-type]
-            if row[0] not in CELLS and family not in DISTRIBUTED:
-                assert found == "not compared"
-                continue
             assert found == (f"refused: {message}" if message else "yes"), (row[0], family)

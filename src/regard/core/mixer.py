@@ -172,8 +172,8 @@ class Mixer(nn.Module):
             check_layer_input(x, getattr(last, "weight", None), self.site.dim, "forward" in vars(last or self))
             check_kinds(grid, memory, mask)
         grid.check(x)
-        refuse_masks(self.config, mask)
         if mask is not None:
+            refuse_masks(self.config, mask)
             mask.check(x.shape[0], (memory or grid).tokens, self.site.heads, x.shape[1])
             mask.check_device(x.device)
 

@@ -41,6 +41,12 @@ class _TensorArgument(NamedTuple):
     instead: type | None = None
 
 
+_ROLE_ARGUMENTS = {
+    role: _TensorArgument(True, axes, "(batch, heads, tokens, width)", True)
+    for role, axes in (("q", ("B", "H", "N", "d")), ("k", ("B", "H", "M", "d")), ("v", ("B", "H", "M", "e")))
+}
+
+
 class _Plan(NamedTuple):
     """A selection as an argument: its class, and the tensors that it holds. optional: whether it may be None."""
 
@@ -107,6 +113,12 @@ def check_layer_input(x: object, weight: object, dim: int, hooked: bool) -> None
     Raises: ShapeError unless x is a dense tensor (batch, tokens, dim) of floating-point numbers, in the dtype (except
     under autocast) and on the device of the weight.
     """
+    if type(x) is Tensor and isinstance(weight, Tensor) and x.dtype == weight.dtype and x.device == weight.device:
+        right = _is_right(x, 3) and x.shape[-1] == dim
+    else:
+        right = False
+    if right:
+        return
     words = f"(batch, tokens, {dim})"
     if isinstance(x, Tensor) and not x.is_nested and (x.ndim != 3 or x.shape[-1] != dim):
         raise ShapeError(f"x has shape {tuple(x.shape)}; expected {words}")
@@ -126,21 +138,20 @@ def check_roles(roles: dict[str, Any], needed: str, grid: Grid) -> None:
     Raises: ShapeError for a needed one that is None, and for tensors that are not of one kind, device, dtype, batch
     and number of heads; GridError unless q has the tokens of the grid.
     """
-    kind = _TensorArgument(True, (), "(batch, heads, tokens, width)", True)
-    axes = {"q": ("B", "H", "N", "d"), "k": ("B", "H", "M", "d"), "v": ("B", "H", "M", "e")}
-    first: tuple[str, Tensor] | None = None
-    sizes: dict[str, tuple[str, int]] = {}
+    q = roles["q"]
+    if type(q) is Tensor and _is_like(roles["k"], q) and _is_like(roles["v"], q) and _is_right(q, 4):
+        return grid.check_number(q.shape[-2])
     given = [(role, x) for role, x in roles.items() if x is not None or role in needed]
-    if all(isinstance(x, Tensor) and _is_like(x, given[0][1]) for _, x in given):
-        given = given[:1]
+    sizes: dict[str, tuple[str, int]] = {}
     for role, x in given:
-        check_tensor(role, x, kind.words)
-        first = first or (role, x)
-        check_place(role, x, *first)
-        _check_dtype(role, x, *first)
-        _check_axes("operator", role, x, kind._replace(axes=axes[role]), sizes)
-    if roles["q"] is not None:
-        grid.check(roles["q"])
+        check_tensor(role, x, _ROLE_ARGUMENTS[role].words)
+        if x is not given[0][1]:
+            check_place(role, x, *given[0])
+            _check_dtype(role, x, *given[0])
+        _check_axes("operator", role, x, _ROLE_ARGUMENTS[role], sizes)
+    if q is not None:
+        grid.check(q)
+    return None
 
 
 def _is_like(x: object, other: Tensor) -> bool:
@@ -155,8 +166,15 @@ def _is_like(x: object, other: Tensor) -> bool:
     )
 
 
+def _is_right(x: Tensor, axes: int) -> bool:
+    """Whether a tensor is dense, with this number of axes and floating-point numbers."""
+    return not x.is_nested and x.layout == torch.strided and x.ndim == axes and x.is_floating_point()
+
+
 def check_kinds(grid: object, memory: object, mask: object) -> None:
     """Raises ShapeError unless these are a Grid, a Grid or None, and a Mask or None."""
+    if isinstance(grid, Grid) and memory is None and mask is None:
+        return
     for label, value, kind, needed in (
         ("grid", grid, Grid, True),
         ("memory", memory, Grid, False),

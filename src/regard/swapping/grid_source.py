@@ -1,5 +1,6 @@
 """How a swapped layer learns the grid of its tokens: from the output of the module that makes the tokens."""
 
+import functools
 import threading
 import weakref
 from contextlib import suppress
@@ -12,6 +13,10 @@ from regard.core import Grid, GridError, SwapError
 
 NO_BACKWARD = -1
 """The number of the backward pass, outside of all."""
+
+
+_same_grid = functools.lru_cache(Grid)
+"""The grid with these numbers, made once: all layers of all passes ask for a few."""
 
 
 class GridSource:
@@ -77,7 +82,7 @@ class GridSource:
             height, width = self._recomputed(size)
         elif height is None:
             height, width = self._last if compiling and torch.is_grad_enabled() and self._one else self._elsewhere()
-        return Grid(height, width, prefix, suffix)  # type: ignore[arg-type]
+        return (_same_grid if type(height) is int and not compiling else Grid)(height, width, prefix, suffix)  # type: ignore[arg-type]
 
     def _recomputed(self, size: "_Size") -> tuple[int, int]:
         """The height and width of the forward pass of which a part runs again in the present backward pass."""

@@ -46,14 +46,17 @@ class _Before:
         configurations = {id(config): config for config in map(config_of, modules) if config is not None}
         self.attributes = [(vars(owner), dict(vars(owner))) for owner in (*modules, *configurations.values())]
         own = [vars(module)[name] for module in modules for name in OWN_CONTAINERS & vars(module).keys()]
-        self.containers: list[tuple[Any, Any]] = [(container, container.copy()) for container in own]
+        self.empty = [container for container in own if not container]  # the most, and thousands of copies cost time
+        self.filled: list[tuple[Any, Any]] = [(container, container.copy()) for container in own if container]
         self.trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         sources = {module.source for module in modules if isinstance(module, Port)}
         self.users = [(source.users, list(source.users)) for source in sources]
 
     def put_back(self) -> None:
         """Undo all changes; may be called again."""
-        for now, then in (*self.attributes, *self.containers):
+        for container in self.empty:
+            container.clear()
+        for now, then in (*self.attributes, *self.filled):
             if not _same(now, then):
                 now.clear()
                 now.update(then)

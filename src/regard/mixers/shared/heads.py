@@ -64,7 +64,7 @@ class HeadMixerConfig(MixerConfig):
     @property
     def roles(self) -> str:
         """The roles that are projected: those that the operator uses, and v where the convolution needs it."""
-        return "".join(role for role in "qkv" if role in self.uses or (role == "v" and self.dwc))
+        return self.uses + "v" if self.dwc and "v" not in self.uses else self.uses
 
     def shared(self) -> nn.Module | None:
         return self.projection.shared(self.roles)
@@ -130,9 +130,11 @@ class HeadLayer(Mixer):
 
     def normalise_and_rotate(self, role: str, x: Tensor, grid: Grid, rope: Tensor | None) -> Tensor:
         """q or k after its normalisation and rotation; v as it is."""
-        norm = None if role == "v" else getattr(self, f"{role}_norm")
+        if role == "v":
+            return x
+        norm = getattr(self, f"{role}_norm")
         x = x if norm is None else norm(x).to(x.dtype)  # on CUDA, autocast runs LayerNorm in float32
-        return x if rope is None or role == "v" else apply_rotary(x, rope, grid)
+        return x if rope is None else apply_rotary(x, rope, grid)
 
     def check(self, x: Tensor, grid: Grid, mask: Mask | None, memory: Grid | None = None) -> None:
         """The checks of every mixer. Raises: also UnsupportedError for a causal mask with a convolution of values."""
@@ -155,7 +157,8 @@ class HeadLayer(Mixer):
         """Gate, output projection and dropout; out (B, N, inner)."""
         if self.gate is not None:
             out = F.silu(self.gate(x)) * out
-        return F.dropout(self.proj(out), self.site.drop, self.training)
+        y = self.proj(out)
+        return F.dropout(y, self.site.drop, self.training) if self.site.drop else y
 
     def _load_from_state_dict(
         self,

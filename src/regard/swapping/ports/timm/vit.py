@@ -18,6 +18,8 @@ from .extended import extended
 
 def merged_grid(grid: Grid, tokens: int) -> Grid:
     """The grid with this number of tokens after 2 x 2 patches were merged, maybe repeatedly; else `grid` itself."""
+    if grid.tokens == tokens:
+        return grid
     small = grid
     while small.tokens > tokens and small.cells > 1:
         small = replace(small, height=(small.height + 1) // 2, width=(small.width + 1) // 2)
