@@ -147,6 +147,8 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters to install with")
     parser.add_argument("--keep", action="store_true", help="keep the environments")
     options = parser.parse_args()
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="regard-release-", dir=options.folder)).resolve()
     start = time.monotonic()
     try:

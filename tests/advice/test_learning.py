@@ -10,12 +10,14 @@ from regard.advice.fidelity import Fidelity
 from regard.advice.learning import Distillation, LayerDistillation
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import tensors
-from regard.core import ConfigError
+from regard.cli.app import run as command
+from regard.core import ConfigError, StoreError
 from regard.mixers.linear import Linear
 from regard.mixers.static_keys.ska import SKA
-from regard.models.saving import load
+from regard.models.create import create_model
+from regard.models.saving import load, save
 
-from .models import images, user_model
+from .models import HOST, images, user_model
 
 HOW = Distillation(steps=40, batch=8, lr=5e-3)
 
@@ -74,7 +76,61 @@ def test_a_distilled_model_is_saved_and_closer_to_the_original(tmp_path: Path) -
     assert any("after learning layer by layer" in line for line in lines)
 
 
-@pytest.mark.parametrize("fields", [{"steps": -1}, {"batch": 0}, {"lr": 2.0}, {"faster": 0.0}])
+class Killed(BaseException):
+    """In the place of a signal: no line of the package catches it."""
+
+
+def test_a_killed_distillation_leaves_a_state_and_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It continues with the same bits; another distillation neither takes nor replaces its state."""
+    monkeypatch.setattr("regard.advice.distill.BETWEEN_SAVES", -1.0)
+
+    def distilled(out: str, plan: str = "*=SKA()", kill: int = -1) -> bytes:
+        seen: list[str] = []
+
+        def report(line: str) -> None:
+            seen.append(line)
+            if len(seen) == kill:
+                raise Killed
+
+        distill_model(user_model(), plan, images(), HOW, HOW, tmp_path / out, report=report)
+        return (tmp_path / out / "model.safetensors").read_bytes()
+
+    with pytest.raises(Killed):
+        distilled("out", kill=3)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["distill.state"]
+    with pytest.raises(StoreError, match=r"distill\.state is of another distillation.*choose another folder"):
+        distilled("out", "*=Linear()")
+    state = (tmp_path / "out" / "distill.state").read_bytes()
+    (tmp_path / "out" / "distill.state").write_bytes(state[:-1])
+    with pytest.raises(StoreError, match="does not fit its checksum.*delete it to start again"):
+        distilled("out")
+    (tmp_path / "out" / "distill.state").write_bytes(state)
+    assert distilled("out") == distilled("at once")
+
+
+def test_a_model_is_not_replaced_by_what_it_teaches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = str(save(create_model(HOST, None), tmp_path / "saved"))
+    assert command(["distill", saved, "--plan", "SKA()", "--data", "digits", "--out", saved]) == 2
+    assert "is the folder of the model itself" in capsys.readouterr().err
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"steps": -1},
+        {"steps": 2.5},
+        {"batch": 0},
+        {"batch": "4"},
+        {"lr": 2.0},
+        {"lr": "fast"},
+        {"faster": 0.0},
+        {"faster": float("inf")},
+        {"augment": "nothing"},
+        {"seed": -1},
+    ],
+    ids=str,
+)
 def test_wrong_numbers_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Distillation(**fields)  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
 """The recommendation, end to end on a small model, and through the command line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from regard.advice.search import Budget
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import load_user_model, read_user_images, split_images
 from regard.cli.app import run as command
-from regard.core import ConfigError, DataError
+from regard.core import ConfigError, DataError, StoreError
 from regard.mixers.linear import Linear
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
@@ -51,6 +53,33 @@ def test_a_budget_that_cannot_be_met_gives_the_nearest_plan() -> None:
     assert not result.met
     assert result.best.macs == min(plan.macs for plan in result.plans)
     assert any("no plan of these mechanisms meets macs=0.01x" in doubt for doubt in result.doubts)
+
+
+def test_the_state_of_another_question_is_replaced_with_a_line_and_a_damaged_one_refused(tmp_path: Path) -> None:
+    question = Question(budget=Budget("macs", 0.9), mixers=(SKA(),), minutes=0.01, batch=2, steps=0)
+    recommend(user_model(), images(), question, folder=tmp_path)
+    lines: list[str] = []
+    recommend(user_model(), images(), replace(question, batch=3), folder=tmp_path, report=lines.append)
+    assert any("of another question" in line for line in lines)
+    assert not any("continuing" in line for line in lines)
+    state = tmp_path / "advice.state"
+    for content in (b"{}", state.read_bytes()[:-1], b"x" + state.read_bytes()[1:]):
+        state.write_bytes(content)
+        with pytest.raises(StoreError, match=r"advice\.state.*delete it to start again"):
+            recommend(user_model(), images(), question, folder=tmp_path)
+        assert state.read_bytes() == content
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    "fields",
+    [{"minutes": "x"}, {"minutes": 0}, {"batch": 2.5}, {"where": None}, {"mixers": ("SKA()",)}, {"budget": "x"}],
+)
+def test_a_wrong_question_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Question(**fields)
+    with pytest.raises(ConfigError, match="share=None; a finite number"):
+        Budget("latency", None)  # type: ignore[arg-type]
 
 
 def test_images_of_a_folder_are_read_whatever_its_form(tmp_path: Path) -> None:

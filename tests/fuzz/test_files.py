@@ -26,6 +26,7 @@ from regard.mixers.static_keys.ska import SKA
 from regard.store.metrics import Metrics
 from regard.store.records import read_record, write_record
 from regard.store.results import Results
+from regard.store.tensor_files import read_state, write_state
 from regard.train import checkpoint
 from regard.train.load import trained
 from regard.train.loop import Watch
@@ -43,9 +44,10 @@ READERS: dict[str, Callable[[Path], Any]] = {
     f"{FOLDER}/metrics.csv": lambda root: Metrics(root / FOLDER / "metrics.csv").read(),
     "model/model.json": lambda root: load(root / "model"),
     "model/model.safetensors": lambda root: load(root / "model"),
+    "distill.state": lambda root: read_state(root / "distill.state"),
     "studies/pilot-desk.json": lambda root: load_snapshot(root, "pilot", "desk"),
 }
-NAMES = ["last", "best", "run", "outcome", "metrics", "model", "weights", "snapshot"]
+NAMES = ["last", "best", "run", "outcome", "metrics", "model", "weights", "state", "snapshot"]
 every_kind = pytest.mark.parametrize("name", READERS, ids=NAMES)
 
 
@@ -55,6 +57,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("store")
     RUN.execute(Results(root), device="cpu", watch=Watch(save_steps=1))
     save(create_model("vit_desk(size=12, patch=4, dim=16, depth=1, heads=2)", SKA()), root / "model")
+    write_state(root / "distill.state", {"key": "of a model", "layers": {"step": 3, "weights": {"a": torch.ones(2)}}})
     make_store(root)
     snapshot = root / "studies" / "pilot-desk.json"
     write_record(snapshot, read_record(snapshot))

@@ -85,6 +85,7 @@ def test_names_also_match_inside_a_larger_model() -> None:
         ("blocks.0.attn", "has no ="),
         ("blocks.0.attn=SKA(); blocks.0.attn=None", "two mechanisms"),
         ("=SKA()", "no name of a layer"),
+        ("a =SKA(); a= None", "two mechanisms for a"),
         ("blocks.0.attn=Nothing()", "unknown name"),
         (" ; ", "the plan has no layer"),
         ("no/such/plan.json", "there is no plan"),
@@ -102,12 +103,24 @@ def test_a_wrong_plan_is_named(text: str, reason: str) -> None:
         ('{"layers": {"a": "SKA()"}}', "is no plan"),
         ('{"format": "regard-plan", "layers": {"a": "SKA()", "a": "None"}}', "a key is given twice"),
         (json.dumps({"format": "regard-plan", "layers": {"a": 3}}), "a mechanism, its spelling or None"),
+        (
+            json.dumps({"format": "regard-plan", "layers": {"a": "SKA()"}, "layer": {}}),
+            "has 'layer', which this Regard",
+        ),
+        (json.dumps({"format": "regard-plan", "layers": {"a": "SKA()", " a": None}}), "two mechanisms for a"),
+        (json.dumps({"format": "regard-plan", "layers": {"a": "SKA()"}}) + " " * 5_000_000, "has 5,000,0.. bytes"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(ConfigError, match=reason):
         read_layer_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize("name", ["a;b", "a=b", "", 3])
+def test_a_name_that_no_text_of_a_plan_could_have_is_refused(name: object) -> None:
+    with pytest.raises(ConfigError, match="a plan is LAYER=MECHANISM"):
+        read_layer_plan({name: SKA()})  # type: ignore[dict-item]
 
 
 def test_the_layers_of_a_plan_have_weights_of_their_own() -> None:

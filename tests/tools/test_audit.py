@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 SOURCE = Path(__file__).parents[2] / "tools" / "audit.py"
 ANSWER = json.loads((Path(__file__).parent / "audit_answer.json").read_text())
@@ -14,6 +15,22 @@ assert SPECIFICATION is not None
 assert SPECIFICATION.loader is not None
 audit = importlib.util.module_from_spec(SPECIFICATION)
 SPECIFICATION.loader.exec_module(audit)
+
+
+def test_the_answer_has_the_form_of_pip_audit() -> None:
+    """audit_answer.json was not recorded but written by hand, where the service could not be reached. So it is compared
+    with what pip-audit's own formatter (here 2.10.1, class JsonFormat) writes about the same packages."""
+    json_form = pytest.importorskip("pip_audit._format.json")
+    service = pytest.importorskip("pip_audit._service")
+    packages = {}
+    for package in ANSWER["dependencies"]:
+        if "skip_reason" in package:
+            packages[service.SkippedDependency(**package)] = []
+        else:
+            assert package["vulns"] == []
+            packages[service.ResolvedDependency(package["name"], Version(package["version"]))] = []
+    written = json_form.JsonFormat(output_desc=True, output_aliases=True).format(packages, [])
+    assert json.loads(written) == ANSWER
 
 
 def test_a_recorded_answer_passes(capsys: pytest.CaptureFixture[str]) -> None:

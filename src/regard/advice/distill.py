@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import Extra, MixerConfig, require
-from regard.models.saving import save
-from regard.store.files import read_if_present, write_atomically
-from regard.store.records import seal, unseal
-from regard.store.tensor_files import decode, encode
+from regard.core import Extra, MixerConfig, StoreError, require
+from regard.models.saving import check_recipe, save
+from regard.store.tensor_files import read_state, write_state
 from regard.swapping.inspect import matching_layers
 from regard.swapping.layer_plan import PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan, spell_layer_plan
 from regard.tasks.data.images import Images
@@ -64,9 +62,10 @@ def distill_model(
     """Swap a copy of the model by a plan and teach it. layers, scores: how each layer, then the whole model, learns.
 
     rank: of LoRA with which the whole model learns, 0 = all weights learn (`ScoreDistillation`).
-    folder: the new model is saved there, and its state while it learns, from which the same call goes on with the same
-    bits; None keeps nothing. report: called with a line of text at each step. The model is not changed.
-    Raises: as `recommend`; ConfigError for a model that cannot be saved, before anything is learned.
+    folder: the new model is saved there at the end, and before that its state, from which the same call goes on with
+    the same bits; None keeps nothing. report: called with a line of text at each step. The model is not changed.
+    Raises: as `recommend`; ConfigError for a model that cannot be saved, before anything is learned; StoreError for a
+    state that is damaged or of another distillation.
     """
     require("scipy")
     if rank:
@@ -80,7 +79,7 @@ def distill_model(
         device = next(model.network.parameters()).device
         fidelity = Fidelity(substitutes, model.prepared(tensors(judged), device))
         if folder is not None:
-            save(substitutes.applied(choice, model.ports), folder)  # what cannot be saved is refused before it learns
+            check_recipe(substitutes.applied(choice, model.ports))  # what cannot be saved is refused before it learns
         changes = {"swapped": fidelity.scores(choice)}
         say(_line("swapped", changes["swapped"]))
         learning = LayerDistillation(substitutes, model, learned, layers)
@@ -111,10 +110,13 @@ class _State:
     def __init__(self, folder: Path | None, key: str) -> None:
         self.file = None if folder is None else folder / STATE
         self.content: dict[str, Any] = {"key": key}
-        data = None if self.file is None else read_if_present(self.file)
-        if data is not None and self.file is not None:
-            known = decode(unseal(self.file, data))
-            self.content = known if known.get("key") == key else self.content
+        known = None if self.file is None else read_state(self.file)
+        if known is not None and known.get("key") != key:
+            raise StoreError(
+                f"{self.file} is of another distillation (model, plan, images or numbers), which did not end: end it "
+                "with its own command, choose another folder with --out, or delete the file"
+            )
+        self.content = known or self.content
 
     def run(self, learning: LayerDistillation | ScoreDistillation, part: str, say: Callable[[str], None]) -> None:
         """Learn to the end, from where this part is; its state is written every `BETWEEN_SAVES` seconds."""
@@ -131,7 +133,7 @@ class _State:
     def _write(self, part: str, state: dict[str, Any]) -> None:
         self.content[part] = state
         if self.file is not None:
-            write_atomically(self.file, seal(encode(self.content)))
+            write_state(self.file, self.content)
 
     def remove(self) -> None:
         """The saved model takes its place."""

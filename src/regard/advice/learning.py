@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, require
+from regard.core import ConfigError, nearest, require
 from regard.core.eval_mode import eval_mode
+from regard.core.validation import check_fields
 from regard.measure.bench_model import output_tensor
 from regard.swapping.host_names import MIXER_CHILD
 from regard.swapping.layer import Port
+from regard.tasks.data.augment import BATCHWISE
 from regard.tasks.data.feed import Batches
 from regard.tasks.data.images import Images
 
@@ -40,9 +42,13 @@ class Distillation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.batch < 1 or not 0 < self.lr < 1 or not self.faster > 0:
+        check_fields(self)
+        if self.augment not in BATCHWISE:
+            raise ConfigError(f"unknown augment {self.augment!r}; {nearest(self.augment, BATCHWISE)}")
+        if self.steps < 0 or self.batch < 1 or not 0 < self.lr < 1 or not self.faster > 0 or self.seed < 0:
             raise ConfigError(
-                f"steps is 0 or more, batch at least 1, lr between 0 and 1, not {self.steps}, {self.batch}, {self.lr}"
+                "steps and seed are 0 or more, batch at least 1, lr between 0 and 1, faster positive, not "
+                f"{self.steps}, {self.seed}, {self.batch}, {self.lr}, {self.faster}"
             )
 
     def rate(self, step: int) -> float:

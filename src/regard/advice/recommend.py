@@ -16,15 +16,14 @@ from typing import Any
 from torch import Tensor
 
 from regard.core import ConfigError, MixerConfig, require
+from regard.core.validation import check_fields
 from regard.measure.statistics import Interval, rank_correlation
 from regard.mixers.agent import Agent
 from regard.mixers.linear import Linear
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.window import Window
-from regard.store.files import write_atomically
-from regard.store.records import is_sealed, seal, unseal
-from regard.store.tensor_files import decode, encode
+from regard.store.tensor_files import read_state, write_state
 from regard.swapping.layer_plan import spell_layer_plan, spell_or_none
 from regard.swapping.removed import Removed
 from regard.swapping.swap import plan_swap
@@ -62,6 +61,7 @@ class Question:
     where: str = "*"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.minutes <= 100_000 or self.batch < 1 or self.steps < 0:
             raise ConfigError(
                 f"minutes and batch are positive, steps 0 or more, not {self.minutes}, {self.batch}, {self.steps}"
@@ -142,7 +142,8 @@ def recommend(
 
     folder: where what was learned and measured is kept, so that the same question goes on after an interruption; None
     keeps nothing. report: called with a line of text at each step. The model is not changed.
-    Raises: SwapError if nothing can be replaced, UnsupportedError without class scores, ConfigError, MissingExtra.
+    Raises: SwapError if nothing can be replaced, UnsupportedError without class scores, StoreError for a damaged state,
+    ConfigError, MissingExtra.
     """
     require("scipy")
     work = _Work(model, images, question, folder, report or (lambda text: None))
@@ -173,15 +174,15 @@ class _Work:
     # state on disk
 
     def _read(self) -> dict[str, Any]:
-        if self.file is None or not self.file.exists():
+        state = (None if self.file is None else read_state(self.file)) or {}
+        if state.get("key", self.key) != self.key:
+            self.report(f"{self.file} is of another question (model, images or options), and is replaced")
             return {}
-        data = self.file.read_bytes()
-        state = decode(unseal(self.file, data)) if is_sealed(data) else {}
-        return state if state.get("key") == self.key else {}
+        return state
 
     def _write(self) -> None:
         if self.file is not None:
-            write_atomically(self.file, seal(encode({"key": self.key, **self.state})))
+            write_state(self.file, {"key": self.key, **self.state})
 
     def _left(self) -> float:
         """Seconds of the time that the user gave."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from regard.core import ConfigError, MixerConfig, nearest
-from regard.core.validation import shown
+from regard.core.validation import check_fields, shown
 
 from .layer_costs import OWN, Costs, Usage
 
@@ -27,6 +27,7 @@ class Budget:
     share: float = 0.8
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.kind not in KINDS:
             raise ConfigError(f"a budget is of {', '.join(KINDS)}, not {self.kind!r}; {nearest(self.kind, KINDS)}")
         if not 0 < self.share < 1:
@@ -38,7 +39,7 @@ class Budget:
 
 def read_budget(text: str) -> Budget:
     """The budget of "latency=0.7x". Raises: ConfigError."""
-    match = re.fullmatch(r"\s*([a-z]+)\s*=\s*(\d*\.?\d+)x?\s*", text) if len(text) < 100 else None
+    match = re.fullmatch(r"\s*([a-z]+)\s*=\s*([0-9]*\.?[0-9]+)x?\s*", text) if len(text) < 100 else None
     if match is None:
         expected = "latency=0.7x, memory=0.5x or macs=0.6x, shares of what the model needs now"
         raise ConfigError(f"{shown(text)} is no budget; expected {expected}")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, Extra, require
+from regard.core import Extra, require
 from regard.core.paths import user_path
 
+from .given import refuse_given
 from .imports import Imports, imported
 from .mixers import read_mixer
 from .run_options import ResultsOption, RootOption, checked_text, find_device, use_data
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from regard.advice.recommend import Recommendation
     from regard.core import MixerConfig
 
+WITH_IMAGES = ("budget", "minutes", "images", "pretrained", "out", "where")
+"""Options that only a measured plan has."""
 WITHOUT_IMAGES = (
     "accuracy is not measured: with --data DIR (a folder of your images, no label is read) this command finds a "
     "plan of layers within a budget and measures what it would lose"
@@ -27,6 +30,7 @@ WITHOUT_IMAGES = (
 
 
 def advise(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(help="A host model, such as deit_tiny_patch16_224; with --data also a saved folder or run.")
     ],
@@ -62,11 +66,11 @@ def advise(
     extra = imported(modules)
     texts = [text for text in mixers.split(";") if text.strip()]
     if data is None:
-        if budget or pretrained:
-            raise ConfigError("--budget and --pretrained need --data, images on which a plan is measured")
+        refuse_given(context, WITH_IMAGES, "needs --data, images on which a plan is measured")
         _costs_only(model, [read_mixer(text, extra) for text in texts], size, batch, dtype, device, seconds, as_json,
                     extra)  # fmt: skip
         return
+    refuse_given(context, ("dtype", "seconds"), "is for costs and times without --data; leave it out")
     use_data(data_root)
     require("matplotlib")  # of the page, before minutes of work
     from regard.advice.recommend import Question, recommend

@@ -8,6 +8,7 @@ import typer
 
 from regard.core import ConfigError
 
+from .given import refuse_given
 from .imports import Imports, imported
 from .mixers import read_mixer
 from .run_options import find_device
@@ -16,9 +17,15 @@ from .tables import AsJson, show
 
 if TYPE_CHECKING:
     from regard.measure.bench import Timing
+    from regard.mixers.shared.calibration import Measured
+
+
+MEASUREMENT = ("mixers", "grid", "backward", "dtype", "dim", "heads", "batch", "part", "model", "size", "page")
+"""What a calibration chooses itself."""
 
 
 def bench(
+    context: typer.Context,
     mixers: Annotated[
         list[str] | None,
         typer.Argument(help="Mechanisms; all are compared with the first. Default: softmax attention and all others."),
@@ -52,8 +59,7 @@ def bench(
     bound that is reached, and peak memory.
     """
     if calibrate:
-        if mixers or model or grid or page:
-            raise ConfigError("--calibrate has its own mechanisms and sizes; give --device and --seconds only")
+        refuse_given(context, MEASUREMENT, "has no place beside --calibrate: give --device and --seconds only")
         _calibrate(device, seconds, as_json)
         return
     if page:
@@ -106,20 +112,22 @@ def _calibrate(device: str, seconds: float, as_json: bool) -> None:
 
     clock_device = find_device(device)
     rows = time_executions(clock_device, seconds=seconds / 10, report=_report)
-    path = write_calibration(clock_device, rows)
     if as_json:
         show([dataclasses.asdict(row) for row in rows], as_json)
-        return
-    table = []
-    for row in rows:
-        best = min(row.seconds, key=lambda name: row.seconds[name])
-        others = {name: f"{value / row.seconds[best]:.2f}" for name, value in row.seconds.items() if name != best}
-        table.append({
-            "mechanism": row.mechanism, "tokens": row.sizes[0], "m": row.sizes[1], "k": row.sizes[2],
-            "dtype": row.dtype, "pass": "training" if row.trains else "forward", "fastest": best,
-            "ms": row.seconds[best] * 1000, "others, to it": ", ".join(f"{n} {x}" for n, x in others.items()),
-        })  # fmt: skip
-    show(table, notes=[f'execution="auto" follows these times from now on: {path}; remove the file to undo that'])
+    else:
+        show([_fastest(row) for row in rows])
+    path = write_calibration(clock_device, rows)  # after the table, which a full disk does not lose
+    _report(f'execution="auto" follows these times from now on: {path}; remove the file to undo that')
+
+
+def _fastest(row: "Measured") -> dict[str, Any]:
+    best = min(row.seconds, key=lambda name: row.seconds[name])
+    others = {name: f"{value / row.seconds[best]:.2f}" for name, value in row.seconds.items() if name != best}
+    return {
+        "mechanism": row.mechanism, "tokens": row.sizes[0], "m": row.sizes[1], "k": row.sizes[2],
+        "dtype": row.dtype, "pass": "training" if row.trains else "forward", "fastest": best,
+        "ms": row.seconds[best] * 1000, "others, to it": ", ".join(f"{n} {x}" for n, x in others.items()),
+    }  # fmt: skip
 
 
 _COLUMNS = (

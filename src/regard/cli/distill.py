@@ -59,6 +59,8 @@ def distill(
     from regard.advice.user_model import load_user_model, read_user_images
 
     extra = imported(modules)
+    if out.exists() and out.resolve() == Path(model).expanduser().resolve():
+        raise ConfigError(f"--out {out} is the folder of the model itself, which would be replaced; choose another")
     user = load_user_model(
         model, size=read_size(size) if size else None, pretrained=pretrained, results=results, extra=extra
     )

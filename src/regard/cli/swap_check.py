@@ -12,6 +12,7 @@ import typer
 
 from regard.core import Extra
 
+from .given import refuse_given
 from .imports import Imports, imported
 from .mixers import read_mixer
 from .run_options import ResultsOption, RootOption, checked_text, use_data
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def swap_check(
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(help="A host model, such as deit_tiny_patch16_224, a saved folder or a run.")
     ],
@@ -47,6 +49,8 @@ def swap_check(
     from regard.advice.user_model import load_user_model
     from regard.swapping.swap import plan_swap
 
+    if data is None:
+        refuse_given(context, ("images",), "needs --data, a folder of images")
     use_data(data_root)
     extra = imported(modules)
     config = read_mixer(mixer, extra)

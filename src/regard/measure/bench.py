@@ -134,7 +134,7 @@ def checked_placement(device: str, dtype: str, **numbers: int | float) -> Placem
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
     for name, number in numbers.items():
-        if number <= 0:
+        if not 0 < number < math.inf:
             raise ConfigError(f"{name} is a positive number, not {number}")
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda"):

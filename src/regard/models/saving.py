@@ -49,7 +49,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     Raises: ConfigError if the model did not come from `create_model`, or was changed since so that its recipe builds
     other parameters; StoreError if the folder cannot be written.
     """
-    recipe = _checked(model)
+    recipe = check_recipe(model)
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
     data = save_tensors(tensors)
     about = {
@@ -136,10 +136,10 @@ def _weights_source(value: Any) -> str:
     return ""
 
 
-def _checked(model: nn.Module) -> dict[str, Any]:
-    """`model_recipe`, checked by building the model again without memory.
+def check_recipe(model: nn.Module) -> dict[str, Any]:
+    """`model_recipe` as `save` writes it, checked by building the model again without memory.
 
-    Raises: ConfigError if the model built again has other tensors.
+    Raises: ConfigError if the model did not come from `create_model`, or built again has other tensors.
     """
     recipe = model_recipe(model)
     differences = tensor_differences(model, partial(rebuild, recipe))

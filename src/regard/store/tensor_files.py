@@ -2,12 +2,19 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
+
+from regard.core import StoreError
+
+from .files import read_if_present, write_atomically
+from .records import seal, unseal
 
 _LENGTH = 8
 """Bytes of the length of the JSON part, little-endian, which come first."""
@@ -35,6 +42,24 @@ def decode(data: bytes) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise TypeError(f"a state is a mapping, not {type(state).__name__}")
     return state
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state with its checksum, atomically. Raises: StoreError; TypeError, as `encode`."""
+    write_atomically(path, seal(encode(state)))
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """The state of a file of `write_state`, None if there is no file. Raises: StoreError if it is damaged."""
+    data = read_if_present(path)
+    if data is None:
+        return None
+    try:
+        return decode(unseal(path, data))
+    except StoreError as error:
+        raise StoreError(f"{error}; delete it to start again") from error
+    except (ValueError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+        raise StoreError(f"{path} holds no state ({error}); delete it to start again") from error
 
 
 def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -11,7 +11,7 @@ from regard.core import ConfigError, Extra, MixerConfig, SwapError
 from regard.core.paths import regular_file, user_path
 from regard.core.validation import shown
 from regard.mixers.spelling import parse_mixer, spell
-from regard.store.files import read_if_present, write_atomically
+from regard.store.files import read_bytes, write_atomically
 
 from .removed import Removed
 
@@ -21,6 +21,8 @@ PlanSource = str | os.PathLike[str] | Mapping[str, MixerConfig | str | None]
 """What `read_layer_plan` takes."""
 
 FORMAT = "regard-plan"
+LARGEST = 4_000_000
+"""Bytes of a file: about 50,000 layers."""
 EXPECTED = "a plan is LAYER=MECHANISM; LAYER=MECHANISM; ..., such as blocks.0.attn=MiTA(m=25, k=25)"
 
 
@@ -49,6 +51,9 @@ def read_layer_plan(source: PlanSource, extra: Extra = ()) -> dict[str, MixerCon
     for layer, mixer in pairs:
         if not isinstance(layer, str) or not layer.strip():
             raise ConfigError(f"{EXPECTED}; {shown(layer)} is no name of a layer")
+        layer = layer.strip()
+        if set(layer) & {";", "="}:
+            raise ConfigError(f"{EXPECTED}; a name of a layer has no ; and no =, not {shown(layer)}")
         if layer in plan:
             raise ConfigError(f"the plan has two mechanisms for {layer}; keep one")
         plan[layer] = _mixer(layer, mixer, extra)
@@ -115,15 +120,21 @@ def _mixer(layer: str, mixer: Any, extra: Extra) -> MixerConfig:
 
 
 def _from_file(path: Path) -> Mapping[str, Any]:
-    data = read_if_present(regular_file(path))
-    if data is None:
+    if not regular_file(path).exists():
         raise ConfigError(f"there is no plan {path}; `regard advise MODEL --data DIR` writes one")
+    if path.stat().st_size > LARGEST:
+        raise ConfigError(f"{path} is no plan: it has {path.stat().st_size:,} bytes, and no model that many layers")
+    data = read_bytes(path)
     try:
         content = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("layers"), dict):
         raise ConfigError(f'{path} is no plan: it needs "format": "{FORMAT}" and "layers", a mechanism for each layer')
+    if unknown := sorted(content.keys() - {"format", "model", "layers"}):
+        raise ConfigError(
+            f"{path} has {shown(unknown[0])}, which this Regard does not know; update Regard, or delete it"
+        )
     return cast(Mapping[str, Any], content["layers"])
 
 

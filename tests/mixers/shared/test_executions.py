@@ -1,15 +1,18 @@
 """The table of executions: what "auto" takes, and what a calibration of this device changes."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from regard.core import StoreError
 from regard.mixers.shared import calibration
 from regard.mixers.shared.calibration import Measured, calibration_file, fastest, write_calibration
 from regard.mixers.shared.executions import MEASURED, RULES, Situation, choose
+from regard.store.records import record_text
 
 CPU = torch.device("cpu")
 
@@ -96,7 +99,16 @@ def test_the_fastest_that_was_measured_near_is_taken() -> None:
         lambda text: text[: len(text) // 2],
         lambda text: "[" * 100_000,
         lambda text: "[]",
-        lambda text: text.replace('"format": 1', '"format": 2'),
+        lambda text: text.replace('"version": 2', '"version": 3'),
+        lambda text: text.replace('"version": 2', '"version": 1'),
+        lambda text: json.dumps({key: value for key, value in json.loads(text).items() if key != "checksum"}),
+        lambda text: json.dumps(
+            {key: value for key, value in json.loads(text).items() if key not in ("checksum", "version")}
+        ),
+        lambda text: record_text(json.loads(text) | {"device": "another"}),
+        lambda text: record_text(json.loads(text) | {"versions": {}}),
+        lambda text: record_text(json.loads(text) | {"rows": [{"mechanism": "MiTA"}]}),
+        lambda text: record_text(json.loads(text) | {"more": 1}),
         lambda text: json.dumps(json.loads(text) | {"device": "another"}),
         lambda text: json.dumps(json.loads(text) | {"versions": {}}),
         lambda text: json.dumps(json.loads(text) | {"rows": [{"mechanism": "MiTA"}]}),
@@ -116,6 +128,16 @@ def test_a_damaged_or_foreign_file_is_left_out_with_one_warning(change) -> None:
         taken = [choose("MiTA", "auto", situation(tokens), lambda: ("dense",)) for tokens in (1024, 2000)]
     assert taken == ["grouped", "grouped"]
     assert len(found) == 1
+
+
+def test_what_is_no_file_is_left_out_too_and_not_waited_for() -> None:
+    path = calibration_file(CPU)
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    with pytest.warns(UserWarning, match="does not count.*FIFO"):
+        assert choose("MiTA", "auto", situation(), lambda: ("dense",)) == "grouped"
+    with pytest.raises(StoreError, match="FIFO"):
+        write_calibration(CPU, [row(dense=1.5)])
 
 
 def test_without_a_file_nothing_is_said(recwarn: pytest.WarningsRecorder) -> None:

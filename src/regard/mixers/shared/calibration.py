@@ -1,11 +1,10 @@
-"""Times of the executions on this device, as `regard bench --calibrate` measured them: a JSON file in the cache folder.
+"""Times of the executions on this device, as `regard bench --calibrate` measured them: a record in the cache folder.
 
-{"format": 1, "device": name, "versions": {...}, "rows": [{"mechanism", "dtype", "trains", "sizes": [tokens, m, top],
-"seconds": {execution: seconds}}]}. A file for another device or other versions, or one that cannot be read, counts as
-none, with one warning.
+{"device": name, "versions": {...}, "rows": [{"mechanism", "dtype", "trains", "sizes": [tokens, m, top], "seconds":
+{execution: seconds}}]}. A file for another device or other versions, or one that is damaged or was changed by hand,
+counts as none, with one warning.
 """
 
-import json
 import math
 import warnings
 from collections.abc import Sequence
@@ -14,15 +13,16 @@ from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from regard.core import StoreError
 from regard.core.cache import cache_folder
+from regard.store.records import VERSION, read_record_if_present, write_record
 
 from .native import instruction_set, processor_name
 
-FORMAT = 1
+FIELDS = ("device", "versions", "rows")
 FAR = math.log(2.5)
 """A size that was measured counts for one that differs by less than this factor, in each number."""
 Sizes = tuple[int, int, int]
@@ -57,13 +57,9 @@ def calibration_file(device: torch.device) -> Path:
 
 
 def write_calibration(device: torch.device, rows: Sequence[Measured]) -> Path:
-    """Keep these times in place of earlier ones; `fastest` uses them from now on. Raises: OSError."""
+    """Keep these times in place of earlier ones; `fastest` uses them from now on. Raises: StoreError."""
     path = calibration_file(device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"format": FORMAT, "device": device_name(device), "versions": versions(), "rows": [vars(r) for r in rows]}
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+    write_record(path, {"device": device_name(device), "versions": versions(), "rows": [vars(row) for row in rows]})
     calibration.cache_clear()
     fastest.cache_clear()
     return path
@@ -77,19 +73,16 @@ def calibration(device: torch.device) -> tuple[Measured, ...]:
     except RuntimeError:  # a user without a home folder
         return ()
     try:
-        content = json.loads(path.read_text())
-        if (content["format"], content["device"]) != (FORMAT, device_name(device)):
-            raise ValueError("another device or format")
-        if content["versions"] != versions():
-            raise ValueError("other versions")
-        return tuple(_row(row) for row in content["rows"])
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        warnings.warn(
-            f"{path} does not count ({type(error).__name__}: {error}); `regard bench --calibrate` writes it anew",
-            stacklevel=2,
-        )
+        content = read_record_if_present(path, FIELDS)
+        if content is None:
+            return ()
+        if not isinstance(content, dict) or content.get("version") != VERSION:
+            raise StoreError("it has no checksum")
+        if content["device"] != device_name(device) or content["versions"] != versions():
+            raise StoreError("it is of another device or other versions")
+        return tuple(Measured(**row | {"sizes": tuple(row["sizes"])}) for row in content["rows"])
+    except (StoreError, LookupError, TypeError) as error:
+        warnings.warn(f"{path} does not count ({error}); `regard bench --calibrate` writes it anew", stacklevel=2)
         return ()
 
 
@@ -110,21 +103,3 @@ def fastest(
 
 def _distance(one: int, other: int) -> float:
     return abs(math.log(max(one, 1) / max(other, 1)))
-
-
-def _row(row: Any) -> Measured:
-    """Raises: ValueError, KeyError, TypeError, AttributeError for a row that this version cannot have written."""
-    tokens, m, top = (_number(int, x) for x in row["sizes"])
-    seconds = {str(name): _number(float, value) for name, value in row["seconds"].items()}
-    if not isinstance(row["trains"], bool):
-        raise ValueError(f"trains is true or false, not {row['trains']!r}")
-    return Measured(
-        mechanism=str(row["mechanism"]), dtype=str(row["dtype"]), trains=row["trains"], sizes=(tokens, m, top),
-        seconds=seconds,
-    )  # fmt: skip
-
-
-def _number(kind: type, value: Any) -> Any:
-    if not (type(value) is kind and isinstance(value, int | float) and 0 <= value < math.inf):
-        raise ValueError(f"not a number of this kind: {value!r}")
-    return value

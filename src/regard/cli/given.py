@@ -1,0 +1,15 @@
+"""Which options a user gave: one that would have no effect is refused, and not ignored."""
+
+from collections.abc import Sequence
+
+import typer
+
+from regard.core import ConfigError
+
+
+def refuse_given(context: typer.Context, names: Sequence[str], reason: str) -> None:
+    """names: of parameters of the verb. Raises: ConfigError "--NAME REASON" for the first that the user gave."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise ConfigError(f"--{name.replace('_', '-')} {reason}")
