@@ -51,7 +51,7 @@ class Ability:
 
     classes: int
     pairs: int
-    cells: float
+    cells: int | float
     asking: int = 1
     needs: str
     question: str
@@ -105,7 +105,7 @@ class BoardSet:
     ability: str
     pairs: int = 0
     side: int = 6
-    noise: float = 0.1
+    noise: int | float = 0.1
     garments: bool = True
 
     def __post_init__(self) -> None:
