@@ -9,7 +9,7 @@ import pytest
 
 from regard.tasks import TASKS as KINDS
 from regard.tasks import Task
-from regard.tasks.data import generated
+from regard.tasks.data import boards, generated
 from regard.tasks.data.catalog import digits
 from regard.tasks.data.cued import CUED, canvas
 from regard.tasks.data.generated import REVISIONS
@@ -61,6 +61,15 @@ def _canvases(name: str) -> bytes:
     return b"".join(item.image.tobytes() + item.mask.tobytes() for item in items)
 
 
+def _boards(name: str) -> bytes:
+    made = [
+        boards.boards(boards.read_boards(f"{name}(ability={ability})"), split, 0, 0, 2)
+        for ability in boards.ABILITIES
+        for split in ("train", "test")
+    ]
+    return b"".join(board.images.tobytes() + board.answers.tobytes() for board in made)
+
+
 MADE: dict[str, tuple[Callable[[], bytes], str]] = {
     "digits-canvas": (lambda: digits(canvas=(12, 12)).test.pixels.tobytes(), "1: 93d553b0d004"),
     "cued-digits": (lambda: _canvases("cued-digits"), "1: 3ef627678c73"),
@@ -69,6 +78,7 @@ MADE: dict[str, tuple[Callable[[], bytes], str]] = {
     "pathfinder": (lambda: _scenes("pathfinder"), "1: d7f33773e06e"),
     "pathfinder-9": (lambda: _scenes("pathfinder-9"), "1: c6da341446fe"),
     "pathfinder-mini": (lambda: _scenes("pathfinder-mini"), "1: b3b429fd4842"),
+    "digit_boards": (lambda: _boards("digit_boards"), "1: "),
     "numbers": (lambda: repr(number_sentences(50)).encode(), "1: e19deb5ffcf3"),
 }
 """Of each set without a data folder: samples as bytes; the revision, and 12 digits of the SHA-256 of the samples."""
@@ -82,5 +92,5 @@ def test_generators_make_what_they_made_when_their_revision_was_set(name: str) -
 
 
 def test_every_generated_set_has_a_revision() -> None:
-    names = {"digits-canvas", *CUED, *listops.LISTOPS, *pathfinder.PATHFINDER, "numbers"}
+    names = {"digits-canvas", *CUED, *listops.LISTOPS, *pathfinder.PATHFINDER, *boards.NAMES, "numbers"}
     assert REVISIONS.keys() == names

@@ -28,6 +28,7 @@ from .finetune import finetune
 from .list import list_names
 from .maps import maps
 from .predict import predict
+from .probe import probe
 from .report import report
 from .results import results_app
 from .study import study_app
@@ -36,7 +37,7 @@ from .taxonomy import taxonomy
 from .train import evaluate, train
 
 TRACEBACK = "--traceback"
-COMPUTING = ("advise", "bench", "distill", "finetune", "swap-check", "train")
+COMPUTING = ("advise", "bench", "distill", "finetune", "probe", "swap-check", "train")
 """Verbs that compute in this process, with the settings of `ALLOCATOR`; studies set them for their workers."""
 
 app = typer.Typer(
@@ -73,6 +74,7 @@ app.command("taxonomy")(taxonomy)
 app.command("cost")(cost)
 app.command("bench")(bench)
 app.command("swap-check")(swap_check)
+app.command("probe")(probe)
 app.command("advise")(advise)
 app.command("distill")(distill)
 app.command("train")(train)

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 # name -> (module with STUDY or ANALYSIS, or module:name, title, source)
 STUDIES: dict[str, tuple[str, str, str]] = {
     "quickstart": ("regard.studies.quickstart", "Digits on a canvas", "Regard"),
+    "probes_content": ("regard.studies.probes.study:CONTENT", "Probe: recall by content", "Regard"),
+    "probes_place": ("regard.studies.probes.study:PLACE", "Probe: recall by absolute place", "Regard"),
+    "probes_offset": ("regard.studies.probes.study:OFFSET", "Probe: recall by relative place", "Regard"),
+    "probes_salience": ("regard.studies.probes.study:SALIENCE", "Probe: the key that stands out", "Regard"),
+    "probes_compare": ("regard.studies.probes.study:COMPARE", "Probe: same or different", "Regard"),
+    "probes_count": ("regard.studies.probes.study:COUNT", "Probe: how many match", "Regard"),
+    "probes_hops": ("regard.studies.probes.study:HOPS", "Probe: two steps of recall", "Regard"),
     "mita_table2": ("regard.studies.mita.table2", "MiTA beside other efficient attention", "MiTA, Table 2"),
     "mita_table3": ("regard.studies.mita.table3", "MiTA in ViT-5", "MiTA, Table 3"),
     "mita_table4": (

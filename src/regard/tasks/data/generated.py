@@ -10,6 +10,7 @@ REVISIONS: dict[str, int] = {
     **dict.fromkeys(("listops", "listops-mini"), 1),
     **dict.fromkeys(("pathfinder", "pathfinder-9", "pathfinder-mini"), 1),
     "numbers": 1,
+    **dict.fromkeys(("boards", "digit_boards"), 1),
 }
 """By the name of the set. 1 is not written into keys, which older versions made without revisions."""
 

@@ -1,0 +1,138 @@
+"""The page of `regard probe`: the profile of each mechanism, the table of all, and what is decided."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from regard import __version__
+from regard.lab.analysis import Cell, Chart, Sheet
+from regard.lab.table import Table
+from regard.store.files import write_atomically
+from regard.studies.probes.profile import Cell as ProfileCell
+from regard.studies.probes.study import CLAIMS, HYPOTHESES
+from regard.tasks.data.boards import ABILITIES
+
+from .analysis_page import render_analysis
+from .phrasing import typeset
+
+LIMITS = (
+    "A probe says what a mechanism can learn in a small network on generated boards. It never judges a paper's claim "
+    "about accuracy on images."
+)
+
+
+def write_probes(
+    path: Path | str,
+    cells: Mapping[str, Mapping[str, ProfileCell]],
+    drawn: Sequence[str],
+    controls: Sequence[str],
+    boards: str,
+    notes: Sequence[str],
+    sheets: Sequence[Sheet] = (),
+) -> Path:
+    """Write the page of profiles and return the file. Raises: StoreError.
+
+    cells: of every row and ability. drawn: rows with a chart of their own, beside the rows `controls`. boards: the set.
+    sheets: shown first.
+    """
+    own = [_profile(row, cells, controls) for row in drawn]
+    write_atomically(Path(path), render_probes([*sheets, _table(cells), *own, _abilities(cells)], boards, notes))
+    return Path(path)
+
+
+def render_probes(sheets: Sequence[Sheet], boards: str, notes: Sequence[str]) -> str:
+    """The page as HTML."""
+    return render_analysis({
+        "analysis": "regard probe",
+        "title": "What a mechanism can do",
+        "source": "",
+        "question": "Which abilities does each mechanism learn, beside softmax attention and no attention?",
+        "of": "",
+        "scale": "",
+        "notes": [LIMITS, f"Boards: {boards}.", *notes],
+        "sheets": [asdict(sheet) for sheet in sheets],
+        "pictures": [],
+        "environment": {"machine": f"{platform.system()} {platform.machine()}", "python": platform.python_version()},
+        "code": __version__,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    })  # fmt: skip
+
+
+def sweep_sheet(rows: Sequence[tuple[str, int, int, float | None, int]]) -> Sheet:
+    """The sheet of a sweep. rows: (mechanism, tokens, pairs, mean score in percent, seeds)."""
+    columns = ("mechanism", "tokens", "pairs", "right, %", "seeds", "boards")
+    cells = tuple((*row, f"{row[0]}, {row[1]} tokens") for row in rows)
+    chart = Chart(x="pairs", y="right, %", series="boards")
+    note = "Recall by content with more pairs on a board; a curve that falls is where a mechanism breaks."
+    return Sheet(title="Where recall by content breaks", columns=columns, rows=cells, note=note, chart=chart)
+
+
+def hypotheses_sheet(results: Path) -> Sheet:
+    """The verdicts on the claims of each hypothesis, as the studies in a store have them.
+
+    Raises: ConfigError without these studies; StoreError if one is damaged.
+    """
+    tables = {ability: Table.load(results, f"probes_{ability}", "desk") for ability in CLAIMS}
+    rows = []
+    for hypothesis in HYPOTHESES:
+        for ability, row, expected in hypothesis.claims:
+            (claim,) = (claim for claim in tables[ability].claims if claim.a == row)
+            wanted = "supported" if expected else "contradicted"
+            rows.append((hypothesis.name, ability, claim.text, wanted, typeset(claim.verdict.sentence)))
+    sentences = " ".join(f"{hypothesis.name}: {hypothesis.sentence}." for hypothesis in HYPOTHESES)
+    note = f"{sentences} Verdicts are those of the studies probes_*, over all seeds, corrected within each study."
+    columns = ("hypothesis", "ability", "claim", "has to be", "verdict")
+    return Sheet(title="Hypotheses", columns=columns, rows=tuple(rows), note=note)
+
+
+def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
+    abilities = _present(cells)
+    rows: list[tuple[Cell, ...]] = []
+    for row, of_row in cells.items():
+        seeds = max(cell.n for cell in of_row.values())
+        rows.append((row, *(_shown(of_row[ability]) for ability in abilities), seeds))
+    note = (
+        "Asking cells answered right, in percent: the mean of the seeds that learned, with their share where not all "
+        "did. A seed has learned if it passed the middle between softmax attention and the better control."
+    )
+    return Sheet(title="All mechanisms", columns=("mechanism", *abilities, "seeds"), rows=tuple(rows), note=note)
+
+
+def _profile(row: str, cells: Mapping[str, Mapping[str, ProfileCell]], controls: Sequence[str]) -> Sheet:
+    """Bars of a mechanism beside the controls."""
+    names = [name for name in controls if name in cells and name != row]
+    bars = tuple(
+        (ability, name, round(cells[name][ability].mean or 0.0, 1), _share(cells[name][ability]))
+        for ability in _present(cells)
+        for name in (row, *names)
+        if cells[name][ability].mean is not None
+    )
+    chart = Chart(x="ability", y="right, %", series="row", kind="bars")
+    columns = ("ability", "row", "right, %", "of what softmax gains")
+    note = "The last column: (row - better control) / (softmax - better control)."
+    return Sheet(title=row, columns=columns, rows=bars, chart=chart, folded=True, note=note)
+
+
+def _abilities(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
+    rows = tuple(
+        (name, ABILITIES[name].needs, ABILITIES[name].question, round(100 / ABILITIES[name].classes, 1))
+        for name in _present(cells)
+    )
+    return Sheet(title="What the boards ask", columns=("ability", "what", "question", "chance, %"), rows=rows)
+
+
+def _present(cells: Mapping[str, Mapping[str, ProfileCell]]) -> list[str]:
+    """The abilities that the rows have, in their order."""
+    return list(next(iter(cells.values())))
+
+
+def _shown(cell: ProfileCell) -> Cell:
+    """A number, so that the column sorts, where all seeds count."""
+    text = str(cell)
+    return round(cell.mean, 1) if cell.mean is not None and "(" not in text else text or None
+
+
+def _share(cell: ProfileCell) -> str:
+    return "" if cell.share is None else f"{100 * cell.share:.0f} %".replace("-", "−")
