@@ -1,7 +1,7 @@
 """Write the scores of the probes' controls that come with the package, from a store with finished runs.
 
-    regard probe 'SKA()' --train-controls --boards digit_boards --results STORE    # the same with --boards boards
-    python tools/probe_controls.py STORE
+regard probe 'SKA()' --train-controls --boards digit_boards --results STORE    # the same with --boards boards
+python tools/probe_controls.py STORE
 """
 
 import json
