@@ -34,7 +34,7 @@ from regard.train.recipe import Recipe
 from regard.train.run import Run, read_run
 from tiny_task import Tiny
 
-RUN = Run(task=Tiny(limit=64), recipe=Recipe(epochs=2, batch=32, augment="none", ema=0.9), seed=3)
+RUN = Run(task=Tiny(limit=64, val=0.5), recipe=Recipe(epochs=2, batch=32, augment="none", ema=0.9), seed=3)
 FOLDER = RUN.key
 READERS: dict[str, Callable[[Path], Any]] = {
     f"{FOLDER}/last.ckpt": lambda root: trained(RUN, Results(root)),

@@ -9,7 +9,7 @@ import pytest
 
 from regard import SKA, Claim, Factors, Recipe, Row, Run, Softmax, Study
 from regard.core import ConfigError
-from regard.lab.decide import decide
+from regard.lab.decide import Decision, decide
 from regard.lab.run_study import run_study
 from regard.lab.study import Setting
 from regard.lab.table import Table, load_snapshot
@@ -78,9 +78,14 @@ def seeds(store: Results) -> dict[str, int]:
     return {label: sum(run["row"] == label for run in done) for label in MEANS}
 
 
+def added(study: Study, store: Results, **options: Any) -> Decision:
+    """Decide in this process, without choosing rates."""
+    return decide(study, "desk", store, workers=0, tune=False, **options)
+
+
 def test_seeds_go_to_both_sides_of_undecided_claims_only(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    decision = decide(STUDY, "desk", store, workers=0)
+    decision = added(STUDY, store)
     table = Table.load(tmp_path, "drawn", "desk")
     assert table.gate.passed is True
     words = {claim.a: claim.verdict.word for claim in table.claims}
@@ -97,25 +102,25 @@ def test_seeds_go_to_both_sides_of_undecided_claims_only(tmp_path: Path) -> None
 
 def test_a_second_call_goes_on_with_the_stored_analyses_and_repeats_nothing(tmp_path: Path) -> None:
     store, levels = Results(tmp_path), Results(tmp_path / "whole")
-    decide(replace(STUDY, seconds=1000.0), "desk", store, workers=0, hours=0.000001)
+    added(replace(STUDY, seconds=1000.0), store, hours=0.000001)
     assert sum(seeds(store).values()) < 21
     assert load_snapshot(tmp_path, "drawn", "desk")["decide"]["pairs"] == [3, 5, 8, 12, 18]
-    decide(STUDY, "desk", store, workers=0)
-    assert decide(STUDY, "desk", store, workers=0).counts == {}
-    decide(STUDY, "desk", levels, workers=0)
+    added(STUDY, store)
+    assert added(STUDY, store).counts == {}
+    added(STUDY, levels)
     assert seeds(store) == seeds(levels)
 
 
 def test_what_the_time_left_cannot_decide_is_not_begun(tmp_path: Path) -> None:
     """A run takes 1000 s of the clock of the estimate, so that one hour is enough for no further analysis."""
     store = Results(tmp_path)
-    decide(replace(STUDY, seconds=1000.0), "desk", store, workers=0, hours=1)
+    added(replace(STUDY, seconds=1000.0), store, hours=1)
     assert max(seeds(store).values()) == 3
 
 
 def test_without_a_gate_no_claim_gets_further_seeds(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    decide(replace(STUDY, means={**MEANS, "w/o": 90.0}), "desk", store, workers=0)
+    added(replace(STUDY, means={**MEANS, "w/o": 90.0}), store)
     table = Table.load(tmp_path, "drawn", "desk")
     assert table.gate.passed is False
     assert {claim.verdict.word for claim in table.claims} == {"not judged"}
@@ -124,7 +129,7 @@ def test_without_a_gate_no_claim_gets_further_seeds(tmp_path: Path) -> None:
 
 def test_pairs_are_counted_without_failed_runs(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    decide(replace(STUDY, fails=(1, 3)), "desk", store, workers=0)
+    added(replace(STUDY, fails=(1, 3)), store)
     near = Table.load(tmp_path, "drawn", "desk").line("near")
     assert near.n in (5, 8, 12, 18)
     assert near.failed == 2
@@ -132,33 +137,31 @@ def test_pairs_are_counted_without_failed_runs(tmp_path: Path) -> None:
 
 def test_a_row_that_always_fails_ends(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    decide(replace(STUDY, fails=tuple(range(100))), "desk", store, workers=0)
+    added(replace(STUDY, fails=tuple(range(100))), store)
     assert seeds(store)["near"] < 20
 
 
 def test_fixed_seeds_are_not_turned_into_added_ones(tmp_path: Path) -> None:
     run_study(STUDY, "desk", Results(tmp_path), seeds=1, workers=0)
     with pytest.raises(ConfigError, match="began with a fixed number of seeds.*--results FOLDER"):
-        decide(STUDY, "desk", Results(tmp_path), workers=0)
+        added(STUDY, Results(tmp_path))
 
 
 def test_claims_are_fixed_with_the_analyses(tmp_path: Path) -> None:
-    decide(STUDY, "desk", Results(tmp_path), workers=0)
+    added(STUDY, Results(tmp_path))
     with pytest.raises(ConfigError, match="the claims of drawn changed"):
-        decide(replace(STUDY, claims=STUDY.claims[:2]), "desk", Results(tmp_path), workers=0)
-    with pytest.raises(ConfigError, match="the claims of drawn changed"):
-        run_study(replace(STUDY, claims=STUDY.claims[:2]), "desk", Results(tmp_path), workers=0)
+        added(replace(STUDY, claims=STUDY.claims[:2]), Results(tmp_path))
 
 
-def test_a_further_run_keeps_the_analyses(tmp_path: Path) -> None:
-    decide(STUDY, "desk", Results(tmp_path), workers=0)
-    run_study(STUDY, "desk", Results(tmp_path), seeds=4, workers=0)
+def test_added_seeds_are_not_turned_into_fixed_ones(tmp_path: Path) -> None:
+    added(STUDY, Results(tmp_path))
     assert load_snapshot(tmp_path, "drawn", "desk")["decide"]["level"] == pytest.approx(0.05)
-    assert Table.load(tmp_path, "drawn", "desk").looks is not None
+    with pytest.raises(ConfigError, match="go on with --decide"):
+        run_study(STUDY, "desk", Results(tmp_path), seeds=4, workers=0)
 
 
 def test_smoke_scale_and_hours_of_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="smoke scale judges no claim"):
         decide(STUDY, "smoke", Results(tmp_path), workers=0)
     with pytest.raises(ConfigError, match="hours is a positive number"):
-        decide(STUDY, "desk", Results(tmp_path), workers=0, hours=0)
+        added(STUDY, Results(tmp_path), hours=0)

@@ -25,7 +25,7 @@ from regard.train import checkpoint
 from regard.train.environment import PeakMemory, resolved_device
 from regard.train.execute import write_run_file
 from regard.train.initial_weights import copy_weights
-from regard.train.load import trained
+from regard.train.load import load, trained
 from regard.train.loop import Interrupted, Loop, Watch
 from regard.train.optimizer import make_optimizer, param_groups
 from regard.train.recipe import Recipe
@@ -255,9 +255,9 @@ def test_a_start_without_weights_is_trained_once_its_folder_is_gone(tmp_path: Pa
     assert second.execute(other, device="cpu")["status"] == "done"
 
 
-def test_the_best_evaluation_is_kept_beside_the_last(tmp_path: Path) -> None:
+def test_the_best_evaluation_of_the_validation_part_is_kept_beside_the_last(tmp_path: Path) -> None:
     """The learning rate is absurd at the end of the rise, so that an early evaluation is the best."""
-    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
+    run = Run(task=Tiny(val=0.5), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
     outcome = run.execute(Results(tmp_path), device="cpu")
     lines = Metrics(tmp_path / run.key / "metrics.csv").read()
     scores = [(float(line["top1"]), int(line["step"])) for line in lines]
@@ -266,14 +266,28 @@ def test_the_best_evaluation_is_kept_beside_the_last(tmp_path: Path) -> None:
     first = next(step for score, step in scores if score == top)
     assert outcome["best"] == {"step": first, "top1": top}
     best = trained(run, Results(tmp_path), best=True)
-    assert run.task.score(best, torch.device("cpu")).metrics["top1"] == top
+    validation = run.task.validation()
+    assert validation is not None
+    assert validation.score(best, torch.device("cpu")).metrics["top1"] == top
     last = trained(run, Results(tmp_path))
-    assert run.task.score(last, torch.device("cpu")).metrics["top1"] == outcome["metrics"]["top1"] == scores[-1][0]
+    assert validation.score(last, torch.device("cpu")).metrics["top1"] == scores[-1][0]
+    assert run.task.score(last, torch.device("cpu")).metrics["top1"] == outcome["metrics"]["top1"]
+
+
+def test_without_a_validation_part_there_are_no_best_weights(tmp_path: Path) -> None:
+    """Test images choose nothing; best.ckpt of an older version, which they chose, is not used."""
+    run, store = Run(task=Tiny(), recipe=SHORT), Results(tmp_path)
+    assert run.execute(store, device="cpu")["best"] is None
+    assert not (store.folder(run.key) / checkpoint.BEST).exists()
+    checkpoint.save_best(store.folder(run.key), {}, 1, 99.0)
+    for call in (lambda: trained(run, store, best=True), lambda: load(store.folder(run.key), best=True)):
+        with pytest.raises(StoreError, match=r"no validation part.*--val 0\.1, or leave best out"):
+            call()
 
 
 def test_an_interrupted_run_keeps_the_same_best(tmp_path: Path) -> None:
     """Stopped after a better evaluation that no checkpoint covers: the same best is there in the end."""
-    run = Run(task=Tiny(), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
+    run = Run(task=Tiny(val=0.5, limit=256), recipe=dataclasses.replace(SHORT, epochs=8, lr=0.3, warmup=0.9, clip=0.0))
     whole, cut = Results(tmp_path / "whole"), Results(tmp_path / "cut")
     expected = run.execute(whole, device="cpu")["best"]
     with pytest.raises(Interrupted):

@@ -17,7 +17,7 @@ def export(
     onnx: Annotated[
         Path, typer.Option(help="The file to write, such as model.onnx.", parser=user_path, metavar="PATH")
     ],
-    best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Use the best weights of a run with --val.")] = False,
     results: ResultsOption = Path("results"),
     modules: Imports = None,
 ) -> None:

@@ -35,7 +35,7 @@ def predict(
         typer.Option(help="A folder for predictions.json and the drawn predictions.", parser=user_path, metavar="PATH"),
     ] = None,
     coco: Annotated[bool, typer.Option("--coco", help="Print COCO results (boxes and masks) instead.")] = False,
-    best: Annotated[bool, typer.Option("--best", help="Use the weights of the best evaluation.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Use the best weights of a run with --val.")] = False,
     device: DeviceOption = "auto",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),

@@ -80,11 +80,21 @@ def train(
     logger: Logger = "",
     download: Download = False,
     digest: Digest = None,
+    val: Annotated[
+        float | None,
+        typer.Option(help="Share of the training images, drawn by the seed, that choose the best weights instead."),
+    ] = None,
     as_json: AsJson = False,
     modules: Imports = None,
 ) -> None:
     """Train one mechanism in a host model. Ctrl-C keeps a checkpoint; the same command continues from there."""
     use_data(data_root)
+    if val is not None:
+        if not 0 < val < 1:
+            raise ConfigError(f"--val is a share between 0 and 1, such as 0.1, not {val}")
+        if task != "classification":
+            raise ConfigError(f"--val has no meaning for --task {task}")
+        change = [*(change or []), f"task.val={val}", f"task.val_seed={seed}"]
     run = make_run(mixer, data or "", host, read_size(size) if size else None, seed,
                    all_changes(change, precision, digest), download, extra=imported(modules), task=task)  # fmt: skip
     execute_run(run, results, device, devices, workers, logger, compile, as_json)
@@ -93,7 +103,7 @@ def train(
 def evaluate(
     key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
     best: Annotated[
-        bool, typer.Option("--best", help="Use the weights of the best evaluation. Default: the last weights.")
+        bool, typer.Option("--best", help="Use the best weights of a run with --val. Default: the last weights.")
     ] = False,
     mixer: Annotated[str, typer.Option(help="Evaluate with another mechanism, such as 'MiTA(m=9, k=9)'.")] = "",
     retune: Annotated[str, typer.Option(help="Change numbers of the mechanism, such as m=16,k=16.")] = "",

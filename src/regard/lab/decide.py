@@ -22,6 +22,7 @@ from .run_study import execute_runs
 from .snapshot import write_snapshot
 from .study import Row, Study
 from .table import load_snapshot, snapshot_path
+from .tuning import chosen, tuning_runs, with_rates
 from .workers import usual_workers
 
 
@@ -43,18 +44,28 @@ def decide(
     workers: int | None = None,
     compile: bool = False,
     devices: int = 1,
+    tune: bool | None = None,
     watch: Callable[[Event], None] | None = None,
 ) -> Decision:
     """Train seeds until every claim is decided, nothing can be decided in the time left, or the hours are spent.
 
     The interim analyses are stored in the study's snapshot before the first run; a second call goes on with them. Seeds
-    go to both sides of undecided claims only, first of the gate. No run begins after `hours`; those that run end.
+    go to both sides of undecided claims only, first of the gate. No run begins after `hours`; those that run end. tune:
+    first choose the learning rate of every row on a validation part (`tuning`); None: at desk scale.
     Raises: ConfigError for a study whose seeds were fixed when it began; otherwise as `run_study`.
     """
     if hours <= 0:
         raise ConfigError(f"hours is a positive number, not {hours}")
     start, totals = time.monotonic(), dict[str, int]()
     looks = _looks(study, scale, store)
+    deadline = start + 3600 * hours
+    if scale == "desk" if tune is None else tune:
+        runs = tuning_runs(study, scale)
+        if any(store.status(run.key) not in ("done", "failed") for _, run in runs):
+            totals = execute_runs(study, scale, store, runs, workers, watch, devices, compile, deadline)
+        if any(store.status(run.key) not in ("done", "failed") for _, run in runs):
+            return Decision(f"the {hours:g} hours are spent on choosing learning rates", totals)
+        study = with_rates(study, scale, chosen(runs, store, study.metric))
     processes = usual_workers(devices) if workers is None else max(workers, 1)
     possible = study.runs(scale, seeds=2 * looks.pairs[-1])  # with room for runs that fail
     while True:
@@ -66,7 +77,6 @@ def decide(
             return Decision("no further claim can be decided in the time left, or by the last analysis", totals)
         if left <= 0:
             return Decision(f"the {hours:g} hours are spent", totals)
-        deadline = start + 3600 * hours
         counts = execute_runs(study, scale, store, missing, workers, watch, devices, compile, deadline)
         totals = {state: totals.get(state, 0) + number for state, number in counts.items()}
         if any(number for state, number in counts.items() if state not in ("done", "failed")):

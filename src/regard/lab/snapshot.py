@@ -37,7 +37,8 @@ def write_snapshot(
     the setting's own seeds are listed for all rows, since a table needs all of them. planned: instead of these, the
     runs to list. looks: the interim analyses of a study whose seeds are added until it is decided; those of an earlier
     snapshot stay.
-    Raises: ConfigError, also if the claims are not those for which interim analyses were fixed; StoreError.
+    Raises: ConfigError, also if an earlier snapshot has interim analyses and there are none now, or the claims are not
+    those for which they were fixed; StoreError.
     """
     setting = study.setting(scale)
     runs = list(planned or ()) if planned or setting.recipe is None else _planned(study, scale, seeds, rows)
@@ -112,6 +113,11 @@ def _add_earlier(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
                 row[name] = earlier_rows[row["label"]].get(name)
     value["runs"] += further_runs(value, earlier)
     if earlier.get("decide") is not None:
+        if value.get("decide") is None:
+            raise ConfigError(
+                f"{value['study']} began with seeds that are added until its claims are decided: go on with --decide, "
+                "or use another folder: --results FOLDER"
+            )
         value["decide"] = earlier["decide"]
         if json.loads(json.dumps(value["claims"])) != earlier["claims"]:
             raise ConfigError(

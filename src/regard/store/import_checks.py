@@ -219,8 +219,8 @@ def same_rows(snapshot: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]
 
 def further_runs(snapshot: Mapping[str, Any], other: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Runs of `other` that can be added to `snapshot`: with the same task and recipe, of a row that is the same in
-    both, and with a seed that the row does not have yet."""
-    if any(snapshot.get(field) != other.get(field) for field in ("task", "recipe")):
+    both, and with a seed that the row does not have yet. Fixed and added seeds (with tuned rates) are not mixed."""
+    if any(snapshot.get(field) != other.get(field) for field in ("task", "recipe", "decide")):
         return []
     rows, listed, further = same_rows(snapshot, other), {(run["row"], run["seed"]) for run in snapshot["runs"]}, []
     for run in other.get("runs") or ():

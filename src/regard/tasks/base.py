@@ -132,6 +132,10 @@ class Task(ABC):
         """Refuse what this task cannot do. Raises: ConfigError, which names the field of the recipe."""
         return
 
+    def validation(self) -> "Self | None":
+        """The same task, scored on a part of the training samples that is not trained on; None without such a part."""
+        return None
+
     def check_recipe(self, recipe: Training, augments: Sequence[str], without: Sequence[str]) -> None:
         """Raises: ConfigError for an augment that is not among these, or a field of `without` that is not 0."""
         if recipe.augment not in augments:

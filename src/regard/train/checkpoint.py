@@ -119,7 +119,10 @@ def trained_weights(folder: Path, best: bool = False, averaged: bool = False) ->
     if best:
         state = load_best(folder)
         if state is None:
-            raise StoreError(f"{folder} has no readable {BEST}; a run writes it whenever its score improves")
+            raise StoreError(
+                f"run {folder.name} has no best weights: only a validation part can choose them "
+                "(regard train --val 0.1); leave best out for the last weights"
+            )
         return state["model"]
     state = load(folder)
     if state is None:

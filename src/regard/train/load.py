@@ -51,6 +51,8 @@ def _of_run(target: Path, extra: Extra, best: bool, download: bool) -> nn.Module
     if outcome.get("status") != "done":
         raise StoreError(f"the run in {target} failed: {outcome.get('error')}; it has no trained model")
     run_file(target / "run.json")
+    if best:
+        _check_validated(target.name, spelled_fields(outcome.get("spelling")).get("task", ""))
     weights = checkpoint.trained_weights(target, best, _averaged(outcome))
     recipe = outcome.get("model")
     if recipe is None:
@@ -69,6 +71,19 @@ def _of_run(target: Path, extra: Extra, best: bool, download: bool) -> nn.Module
     return model.eval()
 
 
+def _check_validated(key: str, task: str) -> None:
+    """Raises: StoreError if the spelled task of a run has no validation part; old runs chose on the test images."""
+    call = ast.parse(task or "None", mode="eval").body
+    if not isinstance(call, ast.Call) or "val" not in {keyword.arg for keyword in call.keywords}:
+        raise _unvalidated(key)
+
+
+def _unvalidated(key: str) -> StoreError:
+    return StoreError(
+        f"run {key} has no validation part, so no best weights were chosen: train with --val 0.1, or leave best out"
+    )
+
+
 def _averaged(outcome: dict[str, Any]) -> bool:
     """Whether the recipe of a run, as its outcome spells it, has an average of the weights."""
     recipe = ast.parse(spelled_fields(outcome.get("spelling")).get("recipe", "Recipe()"), mode="eval").body
@@ -84,6 +99,8 @@ def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
     best: the weights of its best evaluation instead of the last ones.
     Raises: StoreError if the run has no such checkpoint.
     """
+    if best and run.task.validation() is None:
+        raise _unvalidated(run.key)
     weights = checkpoint.trained_weights(store.folder(run.key), best, bool(run.recipe.ema or run.recipe.average))
     record = (store.outcome(run.key) or {}).get("data")
     model = run.model(record)

@@ -120,6 +120,7 @@ class Loop:
         module = _compiled(self.model) if watch.compile else self.model
         self.wrapped, self.wrapped_optimizer = fabric.setup(module, self.optimizer)
         self.metrics = Metrics(folder / "metrics.csv", (task.metric, *task.further))
+        self.validation = task.validation()
         self.best: tuple[int, float] | None = None
         self._pending: list[Tensor] = []
         self._stop = False
@@ -163,7 +164,7 @@ class Loop:
                     self.fabric.strategy.precision.load_state_dict(state["scaler"])
         if self.first:
             self.metrics.cut(self.step, self.step // self.per_epoch)
-        best = checkpoint.load_best(self.folder)
+        best = checkpoint.load_best(self.folder) if self.validation is not None else None
         # best.ckpt may be of a later step than the checkpoint: training reaches the same weights and value again
         self.best = (int(best["step"]), float(best["value"])) if best is not None else None
 
@@ -307,9 +308,10 @@ class Loop:
             "seconds": round(self.seconds, 3),
         }
         if epoch * EVALUATIONS // epochs > (epoch - 1) * EVALUATIONS // epochs:
-            self.score = self.evaluate()
+            self.score = self.evaluate(self.validation)
             row |= {name: repr(value) for name, value in self.score.metrics.items()}
-            self._keep_best(self.score.metrics[self.task.metric])
+            if self.validation is not None:
+                self._keep_best(self.score.metrics[self.task.metric])
         self.metrics.append(row)
         values = {"train/loss": float(str(row["train_loss"])), "lr": float(str(row["lr"]))}
         if self.task.metric in row:
@@ -318,15 +320,15 @@ class Loop:
         self.losses = []
 
     def _keep_best(self, value: float) -> None:
-        """Save the evaluated weights if the main metric is higher than in all evaluations before."""
+        """Save the evaluated weights if the main metric of the validation part is higher than ever before."""
         if self.best is None or value > self.best[1]:
             self.best = (self.step, value)
             checkpoint.save_best(self.folder, self.trained.state_dict(), self.step, value)
 
-    def evaluate(self) -> Score:
-        """Evaluate the trained model on the test split, in the run's precision."""
+    def evaluate(self, task: Task | None = None) -> Score:
+        """Evaluate the trained model in the run's precision: on the test split, or on that of a task."""
         with eval_mode(self.trained):
-            return self.task.score(ModelAtPrecision(self.trained, self.recipe.precision), self.device)
+            return (task or self.task).score(ModelAtPrecision(self.trained, self.recipe.precision), self.device)
 
     def _report(self, per_step: float) -> None:
         self._flush()

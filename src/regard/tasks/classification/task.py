@@ -17,12 +17,13 @@ from regard.core.eval_mode import eval_mode
 from regard.models.create import build_sized, create_model, parse_host
 from regard.swapping.inspect import explained_inputs, input_channels
 from regard.swapping.swap import remove
-from regard.tasks.data.augment import augmented, by_image, centre, check_augment, transform
+from regard.tasks.data.augment import augmented, by_image, centre, check_augment, placed, transform
 from regard.tasks.data.catalog import PARQUET, SIZES, classes_and_channels, identity, known_counts, load
 from regard.tasks.data.feed import Batches, evaluation_batches, to_tensor
 from regard.tasks.data.imagenet import NORMAL
 from regard.tasks.data.images import Images, ImageSet, read_image, size_before_crop
 from regard.tasks.data.order import check_parts
+from regard.tasks.data.streams import generator
 
 from ..base import Score, Training, Trial
 from ..class_scores import best_classes, majority, top1_score
@@ -37,11 +38,12 @@ class Classification(ImageTask):
     """Top-1 accuracy of a host on images.
 
     size: (height, width) of images. classes: outputs of the host, 0 = as many as the data set has. init: see
-    `regard.tasks.weights.redraw`; pretrained hosts need "host". split: "test", or "held" for the training images that
-    are reserved for tuning. limit: number of training and test images, 0 = all: the first ones, or evenly spaced ones
-    of a set that is sorted by class, as folders are. cut: images keep their own size and are cropped to `size` (at
-    random in training, at the centre in the test). corrupt: stop at an image that cannot be read, or skip it.
-    download: torchvision's sets. class_weights: factor of each class in the loss, () = all 1.
+    `regard.tasks.weights.redraw`; pretrained hosts need "host". split: "test", "held" for the training images that are
+    reserved for tuning, or "val" for the validation part. val: share of the training images that are validated on
+    instead, drawn by val_seed; 0 = none. limit: number of training and test images, 0 = all: the first ones, or evenly
+    spaced ones of a set that is sorted by class, as folders are. cut: images keep their own size and are cropped to
+    `size` (at random in training, at the centre in the test). corrupt: stop at an image that cannot be read, or skip
+    it. download: torchvision's sets. class_weights: factor of each class in the loss, () = all 1.
     Raises: ConfigError.
     """
 
@@ -52,7 +54,9 @@ class Classification(ImageTask):
 
     classes: int = 0
     init: Init = "zero"
-    split: Literal["test", "held"] = "test"
+    split: Literal["test", "held", "val"] = "test"
+    val: float = 0.0
+    val_seed: int = 0
     limit: int = 0
     cut: bool = False
     corrupt: Literal["stop", "skip"] = "stop"
@@ -63,6 +67,11 @@ class Classification(ImageTask):
         super().__post_init__()
         if self.classes < 0 or self.limit < 0:
             raise ConfigError(f"classes and limit are 0 or more, not {self.classes} and {self.limit}")
+        if not 0 <= self.val < 1 or (self.split == "val" and not self.val) or self.val_seed < 0:
+            raise ConfigError(
+                f'val is a share, at least 0 and below 1 (split="val" needs one above 0), and val_seed 0 or more; not '
+                f"{self.val} and {self.val_seed}"
+            )
         if any(not weight >= 0 for weight in self.class_weights):
             raise ConfigError(f"class_weights are 0 or more, not {self.class_weights}")
         if is_pretrained(self.host) and self.init != "host":
@@ -95,16 +104,38 @@ class Classification(ImageTask):
         return image_set
 
     def train_images(self) -> Images:
-        """The training split, at most `limit` images."""
-        return self._limited(self.images_of().train)
+        """The training split, at most `limit` images, without the validation part."""
+        images = self._limited(self.images_of().train)
+        return images.take(self._parts(len(images))[0]) if self.val else images
 
     def test_images(self) -> Images:
         """The split that is evaluated, at most `limit` images. Raises: DataError without a "held" split."""
         image_set = self.images_of()
+        if self.split == "val":
+            return self._validation_images(image_set)
         images = image_set.test if self.split == "test" else image_set.held
         if images is None:
             raise DataError(f'{image_set.name} has no images reserved for tuning; use split="test"')
         return self._limited(images)
+
+    def _validation_images(self, image_set: ImageSet) -> Images:
+        """The part of the training images that is not trained on; on a canvas each has one fixed position."""
+        images = self._limited(image_set.train)
+        images = images.take(self._parts(len(images))[1])
+        if not image_set.canvas:
+            return images
+        return Images(placed(images.pixels, self.size, generator("validation", self.val_seed)), images.labels)
+
+    def _parts(self, images: int) -> tuple[np.ndarray, np.ndarray]:
+        """(rows that are trained on, rows that are validated on), both rising. Raises: ConfigError if one is empty."""
+        number = round(self.val * images)
+        if not 0 < number < images:
+            raise ConfigError(f"val={self.val:g} of {images} training images leaves none to train or to validate on")
+        order = generator("validation", self.val_seed).permutation(images)
+        return np.sort(order[number:]), np.sort(order[:number])
+
+    def validation(self) -> "Classification | None":
+        return dataclasses.replace(self, split="val") if self.val and self.split != "val" else None
 
     def _limited(self, images: Images) -> Images:
         """The first `limit` images; evenly spaced ones if the set is sorted by class."""
@@ -332,7 +363,9 @@ class Classification(ImageTask):
         if counts is None:
             return super().sample_counts()
         limit = self.limit or max(counts)
-        return min(counts[0], limit), min(counts[1], limit)
+        train, test = min(counts[0], limit), min(counts[1], limit)
+        validated = round(self.val * train)
+        return train - validated, validated if self.split == "val" else test
 
     def predict(
         self, model: nn.Module, sources: Sequence[str | Path], device: torch.device, record: Mapping[str, Any]

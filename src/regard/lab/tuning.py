@@ -1,0 +1,79 @@
+"""The learning rate of every row, chosen from the same three values on a validation part of the training data.
+
+One tuning seed, half the epochs; a tuning run is a run of the store like others, so each is trained once. The test
+samples are not read: a tuning run is scored on its validation part.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from regard.store.results import Results
+from regard.train.run import Run
+
+from .study import Row, Study
+
+FACTORS = (0.5, 1.0, 2.0)
+"""Of the setting's learning rate."""
+SHARE = 0.1
+"""Of the training samples, for validation."""
+SEED = 10_000
+"""Of the tuning runs; studies have no such seed."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The rates of one row with their scores on the validation part, None for a run that failed, and the chosen one."""
+
+    scores: Mapping[float, float | None]
+    rate: float
+
+    @property
+    def note(self) -> str:
+        """What a page says of it."""
+        tried = ", ".join(f"{rate:g}: {'failed' if s is None else f'{s:.1f}'}" for rate, s in self.scores.items())
+        why = "the best of three on a validation part" if any(self.scores.values()) else "the setting's own"
+        return f"Learning rate {self.rate:g}, {why} ({tried})."
+
+
+def tuning_runs(study: Study, scale: str) -> list[tuple[Row, Run]]:
+    """The runs that choose rates, rate by rate over all rows; none where a task has no validation part."""
+    setting = study.setting(scale)
+    if setting.recipe is None or "val" not in setting.task.__dataclass_fields__:
+        return []
+    return [(row, _tuning_run(study.run(scale, row, SEED), f)) for f in FACTORS for row in study.rows(scale)]
+
+
+def _tuning_run(run: Run, factor: float) -> Run:
+    recipe = run.recipe
+    epochs = max(1, round(recipe.trained_epochs / 2))
+    shorter = replace(recipe, lr=recipe.lr * factor, epochs=epochs, stop_after=0, average=min(recipe.average, epochs))
+    task: Any = replace(run.task, val=SHARE, val_seed=SEED, split="val")  # type: ignore[call-arg]
+    return replace(run, task=task, recipe=shorter)
+
+
+def chosen(runs: Sequence[tuple[Row, Run]], store: Results, metric: str) -> dict[str, Tuned]:
+    """The rates of each row by its tuning runs, which have ended; the setting's own where all of them failed."""
+    scores: dict[str, dict[float, float | None]] = {}
+    for row, run in runs:
+        value = ((store.outcome(run.key) or {}).get("metrics") or {}).get(metric)
+        scores.setdefault(row.label, {})[run.recipe.lr] = value if isinstance(value, int | float) else None
+    return {label: _choose(values) for label, values in scores.items()}
+
+
+def _choose(scores: Mapping[float, float | None]) -> Tuned:
+    valid = {rate: score for rate, score in scores.items() if score is not None}
+    middle = sorted(scores)[len(scores) // 2]
+    return Tuned(scores, max(valid, key=lambda rate: valid[rate]) if valid else middle)
+
+
+def with_rates(study: Study, scale: str, tuned: Mapping[str, Tuned]) -> Study:
+    """The study whose rows have their chosen learning rates at a scale, each with a note that says how."""
+    setting = study.setting(scale)
+    rows = tuple(
+        replace(row, recipe={**row.recipe, "lr": tuned[row.label].rate}, notes=(*row.notes, tuned[row.label].note))
+        if row.label in tuned
+        else row
+        for row in setting.rows
+    )
+    return replace(study, settings={**study.settings, scale: replace(setting, rows=rows)})
