@@ -59,12 +59,13 @@ def decide(
     start, totals = time.monotonic(), dict[str, int]()
     looks = _looks(study, scale, store)
     deadline = start + 3600 * hours
+    write_snapshot(study, scale, store, planned=(), looks=looks)
     if scale == "desk" if tune is None else tune:
         runs = tuning_runs(study, scale)
         if any(store.status(run.key) not in ("done", "failed") for _, run in runs):
             totals = execute_runs(study, scale, store, runs, workers, watch, devices, compile, deadline)
         if any(store.status(run.key) not in ("done", "failed") for _, run in runs):
-            return Decision(f"the {hours:g} hours are spent on choosing learning rates", totals)
+            return Decision("learning rates are not all chosen yet; the same command goes on", totals)
         study = with_rates(study, scale, chosen(runs, store, study.metric))
     processes = usual_workers(devices) if workers is None else max(workers, 1)
     possible = study.runs(scale, seeds=2 * looks.pairs[-1])  # with room for runs that fail
@@ -74,7 +75,7 @@ def decide(
         write_snapshot(study, scale, store, planned=planned, looks=looks)
         missing = [(row, run) for row, run in planned if store.status(run.key) not in ("done", "failed")]
         if not missing:
-            return Decision("no further claim can be decided in the time left, or by the last analysis", totals)
+            return Decision("every claim is decided, or has hardly a chance in the analyses and the time left", totals)
         if left <= 0:
             return Decision(f"the {hours:g} hours are spent", totals)
         counts = execute_runs(study, scale, store, missing, workers, watch, devices, compile, deadline)

@@ -41,7 +41,8 @@ def write_snapshot(
     those for which they were fixed; StoreError.
     """
     setting = study.setting(scale)
-    runs = list(planned or ()) if planned or setting.recipe is None else _planned(study, scale, seeds, rows)
+    if planned is None:
+        planned = [] if setting.recipe is None else _planned(study, scale, seeds, rows)
     value = {
         "study": study.name,
         "title": study.title,
@@ -58,7 +59,7 @@ def write_snapshot(
         "recipe": spell(setting.recipe) if setting.recipe is not None else "",
         "rows": [describe(row, setting) for row in setting.rows],
         "claims": [asdict(claim) for claim in study.claims],
-        "runs": [{"key": run.key, "row": row.label, "seed": run.seed} for row, run in runs],
+        "runs": [{"key": run.key, "row": row.label, "seed": run.seed} for row, run in planned],
     }
     if looks is not None:
         value["decide"] = looks.to_json()
