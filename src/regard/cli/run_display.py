@@ -94,7 +94,7 @@ def progress() -> "Iterator[Any]":
 def progress_line(progress: "Progress") -> str:
     """Epoch, loss, scores and the time left, as minutes:seconds."""
     minutes, seconds = divmod(round(progress.seconds_left), 60)
-    score = "".join(f", test {name} {value:.4f}" for name, value in progress.metrics.items())
+    score = "".join(f", {progress.split} {name} {value:.4f}" for name, value in progress.metrics.items())
     return f"epoch {progress.epoch}/{progress.epochs}, loss {progress.loss:.4f}{score}, {minutes}:{seconds:02d} left"
 
 

@@ -54,7 +54,8 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run. seconds_left: estimated from the steps so far; metrics: of the last evaluation."""
+    """Progress of a run. seconds_left: estimated from the steps so far; metrics: of the last evaluation, on the images
+    that `split` names: "test" or "validation"."""
 
     step: int
     steps: int
@@ -65,6 +66,7 @@ class Progress:
     seconds: float
     seconds_left: float
     metrics: dict[str, float]
+    split: str = "test"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +347,7 @@ class Loop:
                 seconds=self.seconds,
                 seconds_left=per_step * (self.steps - self.step),
                 metrics=dict(self.score.metrics) if self.score else {},
+                split="test" if self.validation is None else "validation",
             )
         )
 

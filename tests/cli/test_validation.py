@@ -1,0 +1,45 @@
+"""`regard train --val` and `--best`: best weights are those of a validation part, and there are none without it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from regard.cli.app import run
+
+SMALL = ["--set", "recipe.epochs=2", "--set", "recipe.batch=16", "--set", "task.limit=64"]
+
+
+def trained(folder: Path, *options: str) -> str:
+    """The key of a run of two short epochs."""
+    assert run(["train", "SKA()", "--data", "digits", "--results", str(folder), *SMALL, *options]) == 0
+    (outcome,) = folder.glob("*/outcome.json")
+    return outcome.parent.name
+
+
+def test_a_validation_part_is_shown_and_chooses_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = trained(tmp_path, "--val", "0.25", "--seed", "3")
+    shown = capsys.readouterr()
+    assert ", validation top1" in shown.err
+    assert ", test top1" not in shown.err
+    assert "on 64 images" in shown.out
+    outcome = json.loads((tmp_path / key / "outcome.json").read_text())
+    assert (outcome["data"]["train"], outcome["data"]["test"]) == (48, 64)
+    assert "val_seed=3" in outcome["spelling"]
+    assert run(["eval", key, "--best", "--results", str(tmp_path)]) == 0
+
+
+def test_without_one_best_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = trained(tmp_path)
+    assert ", test top1" in capsys.readouterr().err
+    assert run(["eval", key, "--best", "--results", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == (
+        f"regard: run {key} has no validation part, so no best weights were chosen: train with --val 0.1, or leave "
+        "best out"
+    )
+
+
+@pytest.mark.parametrize("options", [["--val", "1.5"], ["--val", "0"], ["--val", "0.1", "--task", "segmentation"]])
+def test_impossible_validation_is_wrong_use(options: list[str], tmp_path: Path) -> None:
+    assert run(["train", "SKA()", "--results", str(tmp_path), *options]) == 2
