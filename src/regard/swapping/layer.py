@@ -161,6 +161,19 @@ class Port(HostNames):
         """
         return config.build(site, shared)
 
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """What `set_input_size` of timm's models calls in each attention in windows.
+
+        Raises: SwapError for other windows than the mechanism was built for.
+        """
+        old = cast(Any, self.host).window_size
+        if tuple(window_size) != tuple(old):
+            kind, (now, then) = type(self.mixer.config).__name__, (f"{h}x{w}" for h, w in (old, window_size))
+            raise SwapError(
+                f"set_input_size changes windows of {now} tokens to {then}, but {kind} was built for {now}: "
+                "restore(model), set_input_size, then swap"
+            )
+
     # the mixer and the host
 
     def new_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
