@@ -82,7 +82,8 @@ class Killed(BaseException):
 
 def test_a_killed_distillation_leaves_a_state_and_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It continues with the same bits; another distillation neither takes nor replaces its state."""
-    monkeypatch.setattr("regard.advice.distill.BETWEEN_SAVES", -1.0)
+    monkeypatch.setattr("regard.advice.distill.BETWEEN_SAVES", 0.01)  # a state after each step or two
+    how = Distillation(steps=6, batch=8, lr=5e-3)
 
     def distilled(out: str, plan: str = "*=SKA()", kill: int = -1) -> bytes:
         seen: list[str] = []
@@ -92,7 +93,7 @@ def test_a_killed_distillation_leaves_a_state_and_no_model(tmp_path: Path, monke
             if len(seen) == kill:
                 raise Killed
 
-        distill_model(user_model(), plan, images(), HOW, HOW, tmp_path / out, report=report)
+        distill_model(user_model(), plan, images(), how, how, tmp_path / out, report=report)
         return (tmp_path / out / "model.safetensors").read_bytes()
 
     with pytest.raises(Killed):

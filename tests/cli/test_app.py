@@ -146,7 +146,7 @@ def test_python_m_regard_is_the_command() -> None:
         (["advise", "vit_desk", "--minutes", "1"], "--minutes needs --data"),
         (
             ["advise", "vit_desk", "--data", "digits", "--dtype", "bf16"],
-            "--dtype is for costs and times without --data",
+            "--dtype is for costs and times",
         ),
         (["swap-check", "vit_desk", "SKA", "--images", "30"], "--images needs --data"),
         (["swap-check", "deit_tinny_patch16_224", "SKA"], "did you mean"),

@@ -102,6 +102,7 @@ def test_a_wrong_plan_is_named(text: str, reason: str) -> None:
         ("{", "is not JSON"),
         ('{"layers": {"a": "SKA()"}}', "is no plan"),
         ('{"format": "regard-plan", "layers": {"a": "SKA()", "a": "None"}}', "a key is given twice"),
+        (json.dumps({"format": "regard-plan", "layers": {"a": "SKA()"}, "model": 3}), "is the name of a model, not 3"),
         (json.dumps({"format": "regard-plan", "layers": {"a": 3}}), "a mechanism, its spelling or None"),
         (
             json.dumps({"format": "regard-plan", "layers": {"a": "SKA()"}, "layer": {}}),
@@ -117,10 +118,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str, reason: str) -> N
         read_layer_plan(tmp_path / "plan.json")
 
 
-@pytest.mark.parametrize("name", ["a;b", "a=b", "", 3])
+@pytest.mark.parametrize("name", ["a;b", "a=b", "", " "])
 def test_a_name_that_no_text_of_a_plan_could_have_is_refused(name: object) -> None:
     with pytest.raises(ConfigError, match="a plan is LAYER=MECHANISM"):
-        read_layer_plan({name: SKA()})  # type: ignore[dict-item]
+        read_layer_plan({name: SKA()})
 
 
 def test_the_layers_of_a_plan_have_weights_of_their_own() -> None:

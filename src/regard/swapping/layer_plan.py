@@ -131,6 +131,8 @@ def _from_file(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("layers"), dict):
         raise ConfigError(f'{path} is no plan: it needs "format": "{FORMAT}" and "layers", a mechanism for each layer')
+    if not isinstance(content.get("model", ""), str):
+        raise ConfigError(f'{path}: "model" is the name of a model, not {shown(content["model"])}')
     if unknown := sorted(content.keys() - {"format", "model", "layers"}):
         raise ConfigError(
             f"{path} has {shown(unknown[0])}, which this Regard does not know; update Regard, or delete it"
