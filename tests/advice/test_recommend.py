@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.advice.recommend import Question, candidates, recommend
+from regard.advice.answer import Question
+from regard.advice.recommend import candidates, recommend
 from regard.advice.search import Budget
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import load_user_model, read_user_images, split_images

@@ -1,7 +1,7 @@
 """How a model uses its attention: how many tokens a query takes in, and how far away they are."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,9 +70,9 @@ def _use(weights: Tensor, grid: Grid) -> AttentionUse:
     )
 
 
-def summary(uses: dict[str, AttentionUse], losses: dict[str, float], threshold: float = 0.01) -> Sequence[str]:
+def summary(uses: Mapping[str, AttentionUse], losses: Mapping[str, float], threshold: float = 0.01) -> Sequence[str]:
     """Sentences on where attention is local, global or hardly used. losses: divergence of the scores without a layer's
-    attention, in nats, before any learning."""
+    attention, in nats."""
     lines = []
     for word in ("local", "global"):
         names = [name for name, use in uses.items() if use.word == word]

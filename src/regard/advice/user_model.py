@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, Extra, StoreError
+from regard.core.eval_mode import eval_mode
 from regard.core.paths import files_below, printable, user_path
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, spell_host
@@ -23,6 +24,8 @@ from regard.tasks.data.imagenet import NORMAL
 from regard.tasks.data.images import Images, read_image, size_before_crop
 from regard.tasks.normalise import Statistics, normalised
 from regard.train.load import load
+
+from .fidelity import class_scores
 
 FEWEST_IMAGES = 16
 """Fewer say too little of a model."""
@@ -51,6 +54,12 @@ class UserModel:
     def example(self) -> Tensor:
         """Zeros (1, C, H, W)."""
         return torch.zeros(1, self.channels, *self.size)
+
+    def check_scores(self) -> None:
+        """Raises: UnsupportedError if the model returns no class scores."""
+        example = self.example.to(next(self.network.parameters()).device)
+        with explained_inputs(self.network, example), eval_mode(self.network):
+            class_scores(self.network(example))
 
     def prepared(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """uint8 images (n, C, H, W) as the model takes them: float32, normalised, on the device."""
@@ -143,7 +152,7 @@ def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int
     """At most `limit` evenly spaced images of a folder, flat or nested, or of a named set; labels are never read.
 
     Of a named set, training images. Returned are the pixels (n, H, W, C), and a sentence for each image that cannot be
-    read and is left out. Raises: DataError if fewer than `FEWEST_IMAGES` can be read.
+    read and is left out. Raises: DataError if fewer than `FEWEST_IMAGES` can be read, or all are equal.
     """
     if data in catalog.NAMED:
         return _named_images(data, size, channels, limit), []
@@ -166,6 +175,8 @@ def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int
             f"{data} has {len(readable)} readable images ({', '.join(sorted(own.SUFFIXES))}); at least "
             f"{FEWEST_IMAGES} are needed{'; ' + damaged[0] if damaged else ''}"
         )
+    if all(np.array_equal(image, readable[0]) for image in readable):
+        raise DataError(f"all {len(readable)} images of {data} are equal at {size[0]}x{size[1]}: give different ones")
     return Images(np.stack(readable), np.zeros(len(readable), np.int64)), damaged
 
 

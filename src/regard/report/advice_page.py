@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from regard import __version__
-from regard.advice.recommend import Recommendation, VerifiedPlan
+from regard.advice.answer import Recommendation, VerifiedPlan
+from regard.advice.attention_use import summary
 from regard.core import MixerConfig
 from regard.lab.analysis import Cell, Chart, Sheet
 from regard.measure.statistics import Interval
 from regard.store.files import write_atomically
 from regard.swapping.layer_plan import spell_or_none
+from regard.swapping.removed import Removed
 
 from .analysis_page import render_analysis
 
@@ -130,15 +132,21 @@ def _assignments(result: Recommendation) -> Sheet:
 
 
 def _alone(result: Recommendation) -> Sheet:
-    mixers = list(dict.fromkeys(mixer for _, mixer in result.alone))
-    names = list(dict.fromkeys(name for name, _ in result.alone))
+    mixers = list(dict.fromkeys(mixer for row in result.costs.values() for mixer in row if mixer is not None))
+    images = len(next(iter(result.alone.values())).kl) if result.alone else 0
 
     def value(name: str, mixer: MixerConfig) -> Cell:
         change = result.alone.get((name, mixer))
-        return "refused" if change is None else round(float(change.kl.mean()), 5)
+        if change is None:
+            return "refused" if (name, mixer) in result.refused else "saves nothing"
+        return round(float(change.kl.mean()), 5)
 
-    rows = tuple((name, *(value(name, mixer) for mixer in mixers)) for name in names)
-    note = "Divergence of the class scores with one change alone, after learning. none: without attention."
+    rows = tuple((name, *(value(name, mixer) for mixer in mixers)) for name in result.costs)
+    note = (
+        f"Divergence of the class scores with one change alone, after learning, on {images} images. none: without "
+        f"attention. saves nothing: it costs no less than the layer's own attention, by what {result.budget.kind} "
+        "counts, and was left out."
+    )
     if result.refused:
         reasons = "; ".join(dict.fromkeys(f"{_label(mixer)}: {why}" for (_, mixer), why in result.refused.items()))
         note = f"{note} Refused: {reasons}."
@@ -155,6 +163,8 @@ def _use(result: Recommendation) -> Sheet:
         "Of the model as it was, means over images, heads and queries. distance: of the attended tokens, 1 is that "
         "under equal weights. tokens: share that a query takes in. prefix: weight on class tokens and registers."
     )
+    removed = {name: float(change.kl.mean()) for (name, mixer), change in result.alone.items() if mixer == Removed()}
+    note = " ".join([note, *(f"{line[0].upper()}{line[1:]}." for line in summary(result.use, removed))])
     return Sheet(
         title="Where attention looks", columns=("layer", "attention", "distance", "tokens", "prefix"), rows=rows,
         note=note,
