@@ -65,7 +65,7 @@ def distill_model(
     require("scipy")
     if rank:
         require("peft", extra="lora")
-    model.check_scores()
+    model.check()
     say = report or (lambda text: None)
     choice = plan_of(model, plan, extra)
     learned, judged = split_images(images)

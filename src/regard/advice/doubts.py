@@ -7,6 +7,11 @@ from .layer_costs import OWN
 from .search import cost_of
 from .user_model import UserModel
 
+KEPT = 90.0
+"""Percent of the best classes; below it a plan needs learning."""
+NEAR = 0.05
+"""Of a budget's share."""
+
 
 def doubts(result: Recommendation, model: UserModel) -> list[str]:
     """What the answer is not sure of, as sentences."""
@@ -25,6 +30,7 @@ def doubts(result: Recommendation, model: UserModel) -> list[str]:
             f"no plan of these mechanisms meets {result.budget}; the nearest reaches "
             f"{result.best.share(result.budget.kind):.2f}x"
         )
+    lines += _hard_budget(result)
     high = result.best.divergence.high or 0.0
     rivals = [
         plan
@@ -43,6 +49,32 @@ def doubts(result: Recommendation, model: UserModel) -> list[str]:
         lines.append(f"the mechanisms learned for {result.steps} steps only; more minutes make them more faithful")
     if result.images[1] < 50:
         lines.append(f"{result.images[1]} images judge the plans; 200 or more make the intervals narrower")
+    return lines
+
+
+def _hard_budget(result: Recommendation) -> list[str]:
+    """What a budget costs that leaves little attention: what it cannot save, and a plan that is nearly within it."""
+    kind, share, best = result.budget.kind, result.budget.share, result.best
+    lines = []
+    attention = sum(cost_of(row[OWN], kind) for row in result.costs.values()) / max(cost_of(result.usage, kind), 1e-12)
+    if kind != "memory" and share < 1.1 - attention:
+        lines.append(
+            f"the attention layers are {100 * attention:.0f} % of the model's {kind}, so {result.budget} leaves little "
+            "of them"
+        )
+    if (agreement := best.agreement.mean or 0.0) < KEPT:
+        lines.append(
+            f"the recommended plan keeps the best class of {agreement:.0f} % of the images only: teach it (regard "
+            "distill) and fine-tune it before you use it, or ask for less"
+        )
+    near = [plan for plan in result.plans if share < plan.share(kind) <= share + NEAR]
+    plan = min(near, key=lambda plan: plan.divergence.mean or 0.0, default=None)
+    if plan is not None and (plan.divergence.high or 0.0) < (best.divergence.low or 0.0) / 2:
+        lines.append(
+            f"a plan that misses the budget by little, {plan.share(kind):.2f}x, changes the scores much less "
+            f"({plan.divergence.mean:.2g} nats, {plan.agreement.mean:.0f} % of the best classes): "
+            f"{plan.spelling or 'as it was'}"
+        )
     return lines
 
 

@@ -74,7 +74,7 @@ def recommend(
     Raises: SwapError if nothing can be replaced, UnsupportedError without class scores, ConfigError, MissingExtra.
     """
     require("scipy")
-    model.check_scores()
+    model.check()
     work = _Work(model, images, question, folder, report or (lambda text: None))
     try:
         return work.answer()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, Extra, StoreError
+from regard.core import ConfigError, DataError, Extra, StoreError, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.core.paths import files_below, printable, user_path
 from regard.models.catalog import user_ports
@@ -29,6 +29,8 @@ from .fidelity import class_scores
 
 FEWEST_IMAGES = 16
 """Fewer say too little of a model."""
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
+"""Classes of models around a model, and where it is in them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +57,14 @@ class UserModel:
         """Zeros (1, C, H, W)."""
         return torch.zeros(1, self.channels, *self.size)
 
-    def check_scores(self) -> None:
-        """Raises: UnsupportedError if the model returns no class scores."""
-        example = self.example.to(next(self.network.parameters()).device)
+    def check(self) -> None:
+        """Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or gives no class scores."""
+        kind, first = type(self.network).__name__, next(self.network.parameters())
+        if kind in WRAPPERS:
+            raise UnsupportedError(f"{self.label} is wrapped in {kind}: give the model inside it, .{WRAPPERS[kind]}")
+        if first.dtype != torch.float32:
+            raise UnsupportedError(f"the weights of {self.label} are {first.dtype}: give it in float32, model.float()")
+        example = self.example.to(first.device)
         with explained_inputs(self.network, example), eval_mode(self.network):
             class_scores(self.network(example))
 
@@ -196,7 +203,14 @@ def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def split_images(images: Images, share: float = 0.25) -> tuple[Images, Images]:
-    """(to learn from, to judge by): every n-th image is in the second part, at least `FEWEST_IMAGES` // 2."""
+    """(to learn from, to judge by): every n-th image is in the second part, at least `FEWEST_IMAGES` // 2.
+
+    Raises: DataError for fewer than two images.
+    """
+    if len(images) < 2:
+        raise DataError(
+            f"{len(images)} images cannot be parted in those to learn from and those to judge by: give more"
+        )
     step = max(2, min(round(1 / share), 2 * len(images) // FEWEST_IMAGES))
     judged = np.arange(len(images)) % step == step - 1
     return images.take(np.flatnonzero(~judged)), images.take(np.flatnonzero(judged))

@@ -80,7 +80,7 @@ def _fidelity(user: Any, mixer: str, where: str, data: str, number: int, as_json
     from regard.advice.user_model import tensors
 
     config = read_mixer(mixer, extra)
-    user.check_scores()
+    user.check()
     pictures = read_images(user, data, number)
     with Substitutes(user.network, [config], user.example, where, user.ports) as substitutes:
         fidelity = Fidelity(substitutes, user.prepared(tensors(pictures)))

@@ -9,6 +9,7 @@ from pathlib import Path
 from regard import __version__
 from regard.advice.answer import Recommendation, VerifiedPlan
 from regard.advice.attention_use import summary
+from regard.advice.search import as_plan
 from regard.core import MixerConfig
 from regard.lab.analysis import Cell, Chart, Sheet
 from regard.measure.statistics import Interval
@@ -39,7 +40,6 @@ def render_advice(result: Recommendation) -> str:
         "of": "",
         "scale": "",
         "notes": [
-            *(f"Not sure: {doubt}." for doubt in result.doubts),
             f"{learned} images to learn from ({result.steps} steps), {judged} others to judge by; no label was read. "
             f"Times: one thread, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
             "Divergence: of the class probabilities with a plan from those of the model as it was, in nats, with 95 % "
@@ -61,10 +61,21 @@ def answer(result: Recommendation) -> list[str]:
     if not best.spelling:
         return [f"Keep the model as it is: no plan within {result.budget} was found."]
     return [
-        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {best.spelling}.",
+        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {_described(best)}.",
         f"It needs {costs}, and keeps the best class of {interval_text(best.agreement)} % of the images "
         f"(divergence {interval_text(best.divergence)} nats).",
     ]
+
+
+def _described(plan: VerifiedPlan) -> str:
+    """The mechanisms of a plan, each with its layers."""
+    layers: dict[str, list[str]] = {}
+    for name, mixer in as_plan(plan.choice).items():
+        layers.setdefault("no attention" if mixer == Removed() else spell_or_none(mixer), []).append(name)
+    return "; ".join(
+        f"{mixer} at {f'all {len(names)} layers' if len(names) == len(plan.choice) else ', '.join(names)}"
+        for mixer, names in layers.items()
+    )
 
 
 def interval_text(value: Interval) -> str:
@@ -75,6 +86,8 @@ def interval_text(value: Interval) -> str:
 
 
 def _sheets(result: Recommendation) -> Iterable[Sheet]:
+    if result.doubts:
+        yield Sheet(title="What this is not sure of", columns=("doubt",), rows=tuple((line,) for line in result.doubts))
     yield _plans(result)
     yield _assignments(result)
     yield _alone(result)
