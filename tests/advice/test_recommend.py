@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,19 @@ def test_what_saves_nothing_is_left_out(tmp_path: Path) -> None:
     nothing = recommend(user_model(), images(), replace(question, mixers=(Softmax(),)))
     assert (nothing.best.spelling, nothing.met, nothing.alone) == ("", False, {})
     assert "Keep the model as it is" in render_advice(nothing)
+
+
+def test_windowed_hosts_are_described_as_such() -> None:
+    """Swin's relative biases refuse Linear; its windows are no global attention, whatever their weights."""
+    swin = (
+        "swin_tiny_patch4_window7_224(img_size=(32, 64), window_size=4, depths=(2, 1), embed_dim=8, num_heads=(2, 4))"
+    )
+    question = replace(QUESTION, mixers=(SKA(), Linear()))
+    result = recommend(user_model(swin, (32, 64)), images(size=(32, 64)), question)
+    assert isinstance(result.use, Mapping)
+    assert [(use.windows, use.word) for use in result.use.values()] == [(8, "windows"), (8, "windows"), (2, "windows")]
+    assert sum("Linear() fits no layer: " in doubt for doubt in result.doubts) == 1
+    assert "Linear at 3 layers (it passes a bias mask" in render_advice(result)
 
 
 def test_a_budget_that_cannot_be_met_gives_the_nearest_plan() -> None:

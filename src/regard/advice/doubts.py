@@ -25,6 +25,7 @@ def doubts(result: Recommendation, model: UserModel) -> list[str]:
         lines.append(
             f"{', '.join(slower)} cost no less than the model's own attention at any layer, so no plan has them"
         )
+    lines += _nowhere(result)
     if not result.met:
         lines.append(
             f"no plan of these mechanisms meets {result.budget}; the nearest reaches "
@@ -75,6 +76,16 @@ def _hard_budget(result: Recommendation) -> list[str]:
             f"({plan.divergence.mean:.2g} nats, {plan.agreement.mean:.0f} % of the best classes): "
             f"{plan.spelling or 'as it was'}"
         )
+    return lines
+
+
+def _nowhere(result: Recommendation) -> list[str]:
+    """The mechanisms that fit no layer, with the first reason."""
+    lines = []
+    for mixer in dict.fromkeys(mixer for _, mixer in result.refused):
+        if not any(mixer in row for row in result.costs.values()):
+            reason = next(why for (_, other), why in result.refused.items() if other == mixer)
+            lines.append(f"{spell_or_none(mixer)} fits no layer: {reason}")
     return lines
 
 

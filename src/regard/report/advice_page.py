@@ -1,6 +1,7 @@
 """The page of `regard advise --data`: the recommended plan, the verified plans, each layer, and the doubts."""
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -99,20 +100,24 @@ def _sheets(result: Recommendation) -> Iterable[Sheet]:
 def _plans(result: Recommendation) -> Sheet:
     """The verified plans, with a chart of divergence over the budget's kind."""
     kind = {"latency": "time", "memory": "peak memory", "macs": "multiply-accumulates"}[result.budget.kind]
-    columns = ("plan", kind, "divergence", "interval", "agreement %", "sum of single changes", "role")
+    columns = ("plan", kind, "divergence", "low", "high", "agreement %", "expected", "role")
     rows = tuple(
         (
             f"{label}: {_short(plan)}",
             round(plan.share(result.budget.kind), 3),
             round(plan.divergence.mean or 0.0, 5),
-            interval_text(plan.divergence),
+            None if plan.divergence.low is None else round(max(plan.divergence.low, 0.0), 5),
+            None if plan.divergence.high is None else round(plan.divergence.high, 5),
             round(plan.agreement.mean or 0.0, 1),
             round(plan.predicted, 5),
             "recommended" if plan is result.best else "others",
         )
         for label, plan in zip(LABELS, result.plans, strict=False)
     )
-    note = "Each plan was run end to end. sum of single changes: the divergence that was expected before that."
+    note = (
+        "Each plan was run end to end. low, high: of the divergence, its 95 % interval. expected: the sum of the "
+        "divergences of its changes alone."
+    )
     chart = Chart(x=kind, y="divergence", series="role")
     return Sheet(title="Plans", columns=columns, rows=rows, note=note, chart=chart)
 
@@ -161,8 +166,9 @@ def _alone(result: Recommendation) -> Sheet:
         "counts, and was left out."
     )
     if result.refused:
-        reasons = "; ".join(dict.fromkeys(f"{_label(mixer)}: {why}" for (_, mixer), why in result.refused.items()))
-        note = f"{note} Refused: {reasons}."
+        reasons = Counter((mixer, why.replace(name, "it")) for (name, mixer), why in result.refused.items())
+        texts = [f"{_label(mixer)} at {number} layers ({why})" for (mixer, why), number in reasons.items()]
+        note = f"{note} Refused: {'; '.join(texts)}."
     return Sheet(title="Each layer alone", columns=("layer", *map(_label, mixers)), rows=rows, note=note)
 
 
@@ -174,7 +180,8 @@ def _use(result: Recommendation) -> Sheet:
     )
     note = (
         "Of the model as it was, means over images, heads and queries. distance: of the attended tokens, 1 is that "
-        "under equal weights. tokens: share that a query takes in. prefix: weight on class tokens and registers."
+        "under equal weights. tokens: share that a query takes in; where attention is in windows both are inside a "
+        "window. prefix: weight on class tokens and registers."
     )
     removed = {name: float(change.kl.mean()) for (name, mixer), change in result.alone.items() if mixer == Removed()}
     note = " ".join([note, *(f"{line[0].upper()}{line[1:]}." for line in summary(result.use, removed))])
