@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regard.core import Extra, MixerConfig, require
+from regard.core import Extra, MixerConfig, UnsupportedError, require
 from regard.models.saving import save
 from regard.swapping.inspect import matching_layers
 from regard.swapping.layer_plan import PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan, spell_layer_plan
@@ -60,12 +60,17 @@ def distill_model(
     rank: of LoRA with which the whole model learns, 0 = all weights learn (`ScoreDistillation`).
     folder: the new model is saved there, and its state while it learns, from which the same call goes on with the same
     bits; None keeps nothing. report: called with a line of text at each step. The model is not changed.
-    Raises: as `recommend`; ConfigError for a model that cannot be saved, before anything is learned.
+    Raises: as `recommend`; UnsupportedError for a model that cannot be saved, before anything is learned.
     """
     require("scipy")
     if rank:
         require("peft", extra="lora")
     model.check()
+    if folder is not None and not model.saveable:
+        raise UnsupportedError(
+            f"{model.label} is no model of create_model alone (a segmenter, say), so what it learns cannot be saved; "
+            "in Python, distill_model with folder=None returns the new model"
+        )
     say = report or (lambda text: None)
     choice = plan_of(model, plan, extra)
     learned, judged = split_images(images)

@@ -57,6 +57,11 @@ class UserModel:
         """Zeros (1, C, H, W)."""
         return torch.zeros(1, self.channels, *self.size)
 
+    @property
+    def saveable(self) -> bool:
+        """Whether a changed copy can be saved: the model came from `create_model`, without a head around it."""
+        return "regard_host" in self.network.__dict__
+
     def check(self) -> None:
         """Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or gives no class scores."""
         kind, first = type(self.network).__name__, next(self.network.parameters())

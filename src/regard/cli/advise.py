@@ -86,10 +86,9 @@ def advise(
         return
     hints = [f"page: {page}"]
     if plan is not None:
-        hints += [
-            f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it",
-            f"regard distill {model!r} --plan {plan} --data {data} teaches it without labels",
-        ]
+        hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
+        if user.saveable:
+            hints.append(f"regard distill {model!r} --plan {plan} --data {data} teaches it without labels")
     show(_rows(result), notes=wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts), *hints]))
 
 
