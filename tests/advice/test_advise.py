@@ -6,7 +6,7 @@ import pytest
 
 from regard.advice.advise import Advice, _dominates, advise, attention_kinds
 from regard.cli.app import run as command
-from regard.core import Grid, MixerConfig, UnsupportedError
+from regard.core import Grid, MixerConfig
 from regard.measure.cost import model_cost
 from regard.mixers.factors.factors import Factors
 from regard.mixers.mhla import MHLA
@@ -122,6 +122,15 @@ def test_hosts_whose_biases_a_port_copies_are_timed(host: str, masks: set[str]) 
     assert all(row.both for row in rows)
 
 
-def test_layers_that_keep_modules_of_the_host_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"stages.1.blocks.0.attn keeps modules of the host"):
-        attention_kinds("tiny_vit_5m_224")
+TINY_VIT = "tiny_vit_5m_224(embed_dims=(8, 16, 32), depths=(1, 1, 1), num_heads=(1, 2, 4), window_sizes=(4, 4, 3))"
+
+
+def test_layers_that_keep_modules_of_the_host_are_timed_on_what_they_get() -> None:
+    kinds = attention_kinds(TINY_VIT)
+    assert all(kind.weights for kind in kinds)
+    rows = {row.mixer: row for row in advise(TINY_VIT, [TopK(k=2), SKA()], seconds=0.001, batch=2)}
+    for mixer in ("Softmax()", "TopK(k=2)", "SKA()"):
+        assert 0 < (rows[mixer].forward or 0) < (rows[mixer].both or 0)
+        assert rows[mixer].other_grid is None
+    difference = model_cost(TINY_VIT, TopK(k=2)).macs - model_cost(TINY_VIT, Softmax()).macs
+    assert (rows["TopK(k=2)"].macs or 0) - (rows["Softmax()"].macs or 0) == difference

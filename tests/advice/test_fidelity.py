@@ -1,5 +1,7 @@
 """Fidelity: the original as its own reference, by hand and by properties."""
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -70,8 +72,16 @@ def test_what_cannot_be_compared_is_refused() -> None:
     model = user_model()
     with pytest.raises(SwapError, match="share parameters"):
         Substitutes(model.network, [Softmax(projection=FSNE(code=4))], model.example)
-    with pytest.raises(UnsupportedError, match="no class scores"):
-        class_scores(torch.zeros(2, 7, 8))
+
+
+def test_class_scores_are_found_in_outputs_of_several_forms() -> None:
+    scores = torch.randn(2, 7)
+    for output in (scores, (scores, None), {"aux": scores + 1, "logits": scores}, OrderedDict(out=scores)):
+        assert torch.equal(class_scores(output), scores)
+    boxes = [{"boxes": torch.zeros(3, 4), "labels": torch.zeros(3)}]
+    for wrong in (torch.zeros(2, 7, 8), torch.zeros(2, 1), boxes, {"last_hidden_state": scores}, ()):
+        with pytest.raises(UnsupportedError, match="no class scores"):
+            class_scores(wrong)
 
 
 def test_windows_of_an_image_are_one_image() -> None:

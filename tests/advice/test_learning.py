@@ -82,7 +82,8 @@ class Killed(BaseException):
 
 def test_a_killed_distillation_leaves_a_state_and_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It continues with the same bits; another distillation neither takes nor replaces its state."""
-    monkeypatch.setattr("regard.advice.distill.BETWEEN_SAVES", 0.01)  # a state after each step or two
+    monkeypatch.setattr("regard.advice.kept.SECONDS_BETWEEN", 0.01)  # a state after each step or two
+    monkeypatch.setattr("regard.advice.kept.WRITING", 1e9)
     how = Distillation(steps=6, batch=8, lr=5e-3)
 
     def distilled(out: str, plan: str = "*=SKA()", kill: int = -1) -> bytes:
@@ -99,7 +100,7 @@ def test_a_killed_distillation_leaves_a_state_and_no_model(tmp_path: Path, monke
     with pytest.raises(Killed):
         distilled("out", kill=3)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["distill.state"]
-    with pytest.raises(StoreError, match=r"distill\.state is of another distillation.*choose another folder"):
+    with pytest.raises(StoreError, match=r"distill\.state is of another question.*choose another folder"):
         distilled("out", "*=Linear()")
     state = (tmp_path / "out" / "distill.state").read_bytes()
     (tmp_path / "out" / "distill.state").write_bytes(state[:-1])

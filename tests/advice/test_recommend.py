@@ -1,6 +1,8 @@
 """The recommendation, end to end on a small model, and through the command line."""
 
+import copy
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,16 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from regard.advice.recommend import Question, candidates, recommend
+from regard.advice.answer import Question
+from regard.advice.distill import distill_model
+from regard.advice.learning import Distillation
+from regard.advice.recommend import candidates, recommend
 from regard.advice.search import Budget
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import load_user_model, read_user_images, split_images
 from regard.cli.app import run as command
-from regard.core import ConfigError, DataError, StoreError
+from regard.core import ConfigError, DataError, StoreError, UnsupportedError
 from regard.mixers.linear import Linear
+from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.models.saving import load, save
+from regard.report.advice_page import render_advice
 from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
 
@@ -45,6 +52,63 @@ def test_the_plan_meets_the_budget_and_is_what_was_measured(tmp_path: Path) -> N
     again = recommend(user_model(), images(), QUESTION, folder=tmp_path, report=lines.append)
     assert any("continuing" in line for line in lines)
     assert [plan.divergence for plan in again.plans] == [plan.divergence for plan in result.plans]
+
+
+def test_another_share_of_a_kind_is_answered_from_what_is_known(tmp_path: Path) -> None:
+    first = recommend(user_model(), images(), QUESTION, folder=tmp_path)
+    lines: list[str] = []
+    question = replace(QUESTION, budget=Budget("macs", 0.8))
+    second = recommend(user_model(), images(), question, folder=tmp_path, report=lines.append)
+    assert not any("step" in line or "costs:" in line for line in lines)
+    assert {key: change.kl.tolist() for key, change in second.alone.items()} == {
+        key: change.kl.tolist() for key, change in first.alone.items()
+    }
+    other = replace(QUESTION, budget=Budget("latency", 0.8))
+    recommend(user_model(), images(), other, folder=tmp_path, report=lines.append)
+    assert any("costs:" in line for line in lines)
+
+
+@pytest.mark.parametrize("stop", ["left out", "verifying"])
+def test_an_interrupted_answer_goes_on(tmp_path: Path, stop: str) -> None:
+    question = replace(QUESTION, mixers=(SKA(), Softmax(), Removed()))
+
+    def report(text: str) -> None:
+        if text.startswith(stop):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recommend(user_model(), images(), question, folder=tmp_path, report=report)
+    lines: list[str] = []
+    result = recommend(user_model(), images(), question, folder=tmp_path, report=lines.append)
+    assert lines[0].startswith("continuing")
+    assert not any("costs:" in line for line in lines)
+    assert len({len(change.kl) for change in result.alone.values()}) == 1
+
+
+def test_what_saves_nothing_is_left_out(tmp_path: Path) -> None:
+    """A substitute of softmax attention has as many products as the model's own."""
+    question = replace(QUESTION, mixers=(Softmax(), SKA()))
+    result = recommend(user_model(), images(), question)
+    assert {mixer for _, mixer in result.alone} == {SKA()}
+    assert any("Softmax() cost no less" in doubt for doubt in result.doubts)
+    page = render_advice(result)
+    assert "saves nothing" in page
+    nothing = recommend(user_model(), images(), replace(question, mixers=(Softmax(),)))
+    assert (nothing.best.spelling, nothing.met, nothing.alone) == ("", False, {})
+    assert "Keep the model as it is" in render_advice(nothing)
+
+
+def test_windowed_hosts_are_described_as_such() -> None:
+    """Swin's relative biases refuse Linear; its windows are no global attention, whatever their weights."""
+    swin = (
+        "swin_tiny_patch4_window7_224(img_size=(32, 64), window_size=4, depths=(2, 1), embed_dim=8, num_heads=(2, 4))"
+    )
+    question = replace(QUESTION, mixers=(SKA(), Linear()))
+    result = recommend(user_model(swin, (32, 64)), images(size=(32, 64)), question)
+    assert isinstance(result.use, Mapping)
+    assert [(use.windows, use.word) for use in result.use.values()] == [(8, "windows"), (8, "windows"), (2, "windows")]
+    assert sum("Linear() fits no layer: " in doubt for doubt in result.doubts) == 1
+    assert "Linear at 3 layers (it passes a bias mask" in render_advice(result)
 
 
 def test_a_budget_that_cannot_be_met_gives_the_nearest_plan() -> None:
@@ -107,6 +171,31 @@ def test_images_of_a_folder_are_read_whatever_its_form(tmp_path: Path) -> None:
 def test_models_that_give_no_answer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave --pretrained out"):
         load_user_model(str(save(create_model(HOST, None), tmp_path / "saved")), pretrained=True)
+    network = user_model().network
+    for wrong, message in (
+        (torch.compile(network), "wrapped in OptimizedModule: give the model inside it, ._orig_mod"),
+        (torch.nn.DataParallel(network), "wrapped in DataParallel: give the model inside it, .module"),
+        (copy.deepcopy(network).half(), r"torch.float16: give it in float32"),
+        (create_model(HOST, None, num_classes=1).eval(), "with two classes or more"),
+    ):
+        model = replace(user_model(), network=wrong)
+        for work in (
+            lambda model=model: recommend(model, images(), QUESTION),
+            lambda model=model: distill_model(model, SKA(), images(), Distillation(steps=1), Distillation(steps=0)),
+        ):
+            with pytest.raises(UnsupportedError, match=message):
+                work()
+
+
+def test_images_that_tell_nothing_are_refused(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for row in range(16):
+        Image.new("RGB", (24, 16), (90, 90, 90)).save(tmp_path / f"{row}.png")
+    with pytest.raises(DataError, match="all 16 images .* are equal at 16x24"):
+        read_user_images(str(tmp_path), (16, 24), 3, 100)
+    with pytest.raises(DataError, match="1 images cannot be parted"):
+        recommend(user_model(), images(1), QUESTION)
 
 
 def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

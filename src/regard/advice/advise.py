@@ -2,7 +2,8 @@
 
 Counts and times are of the attention layers alone, with their projections; the rest of the model is the same for all
 mechanisms. Counts are those of `regard cost` for the model, minus those of the model without attention. Times are those
-of the layer that a swap installs, on as many grids (windows) as the images of a batch have there.
+of the layer that a swap installs, on as many grids (windows) as the images of a batch have there; layers that keep
+modules of the host are timed on what they get in a pass of the model.
 Accuracy is not measured: runs and studies are for that.
 """
 
@@ -10,14 +11,16 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from regard.core import Cost, Extra, Mask, Mixer, MixerConfig, RegardError, Site, UnsupportedError
+from regard.core import Cost, Extra, Mask, Mixer, MixerConfig, RegardError, Site
 from regard.core.validation import checked
-from regard.measure.bench import checked_placement, layer_pass
+from regard.measure.bench import Placement, Run, checked_placement, layer_pass, with_gradients
+from regard.measure.bench_model import output_tensor
 from regard.measure.cost import count_cost, host_and_image
 from regard.measure.turns import in_turns, one_thread
 from regard.mixers.softmax import Softmax
@@ -30,6 +33,8 @@ from regard.swapping.per_window import PerWindow
 from regard.swapping.removed import Removed
 from regard.swapping.swap import plan_swap
 
+from .substitutes import Substitutes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
@@ -37,8 +42,8 @@ class Advice:
 
     params, macs: of the layers. forward, both: seconds of a forward pass, and of forward and backward. ratio: of `both`
     to softmax attention. pareto: no other mechanism is better in parameters, MACs and `both` at once. masks: kinds that
-    it applies. other_grid: whether a built layer takes another image size. refused: why it cannot be used here; then
-    there are no numbers.
+    it applies. other_grid: whether a built layer takes another image size, as far as is known. refused: why it cannot
+    be used here; then there are no numbers.
     """
 
     mixer: str
@@ -57,22 +62,24 @@ class Advice:
 class AttentionKind:
     """A kind of attention layer of a model. windows: grids per image. port: the layer that a swap installs.
 
-    masks: the kinds of mask that the host always passes.
+    masks: the kinds of mask that the host always passes. weights: shapes of the host's parameters, where the layer
+    keeps modules of the host.
     """
 
     site: Site
     windows: int
     port: type[Port]
     masks: frozenset[str] = frozenset()
+    weights: tuple[torch.Size, ...] = ()
 
 
 class _Counts(NamedTuple):
-    """rest: cost of the model without attention. costs: of the model with each mechanism. layers: with softmax."""
+    """rest: cost of the model without attention. costs: of it with each mechanism. layers: with softmax, by name."""
 
     rest: Cost
     costs: dict[MixerConfig, Cost]
     refused: dict[MixerConfig, str]
-    layers: dict[Port, AttentionKind]
+    layers: dict[str, tuple[Port, AttentionKind]]
 
 
 def attention_kinds(host: str, size: tuple[int, int] | None = None) -> dict[AttentionKind, int]:
@@ -82,7 +89,7 @@ def attention_kinds(host: str, size: tuple[int, int] | None = None) -> dict[Atte
     """
     with torch.device("meta"):
         model, image = host_and_image(host, size)
-        return dict(Counter(_kinds(_swapped(model, Softmax(), image), image).values()))
+        return dict(Counter(kind for _, kind in _kinds(_swapped(model, Softmax(), image), image).values()))
 
 
 def _swapped(model: nn.Module, config: MixerConfig, image: Tensor, ports: Sequence[type[Port]] = ()) -> nn.Module:
@@ -90,24 +97,20 @@ def _swapped(model: nn.Module, config: MixerConfig, image: Tensor, ports: Sequen
     return plan_swap(copy.deepcopy(model), config, example=image, ports=ports).apply()
 
 
-def _kinds(model: nn.Module, image: Tensor) -> dict[Port, AttentionKind]:
-    """The kind of each swapped layer of a model; windows of an image are a larger batch.
-
-    Raises: UnsupportedError for a layer that keeps modules of the host, whose input a site does not describe.
-    """
+def _kinds(model: nn.Module, image: Tensor) -> dict[str, tuple[Port, AttentionKind]]:
+    """Each swapped layer of a model and its kind, by name; windows of an image are a larger batch."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Port)}
-    if kept := [name for name, layer in layers.items() if isinstance(layer, HostPort)]:
-        raise UnsupportedError(
-            f"{kept[0]} keeps modules of the host around its attention, and such layers are not timed alone yet; "
-            "measure the whole model with regard bench --model"
-        )
     shapes = input_shapes(model, layers, image)
     return {
-        layer: AttentionKind(
-            replace(layer.mixer.site, layer=0, name="", drop=0.0),
-            shapes[name][0],
-            type(layer),
-            layer.host_masks(layer.host),
+        name: (
+            layer,
+            AttentionKind(
+                replace(layer.mixer.site, layer=0, name="", drop=0.0),
+                shapes[name][0],
+                type(layer),
+                layer.host_masks(layer.host),
+                tuple(value.shape for value in layer.host.parameters()) if isinstance(layer, HostPort) else (),
+            ),
         )
         for name, layer in layers.items()
     }
@@ -156,41 +159,122 @@ def advise(
     """
     placement = checked_placement(device, dtype, batch=batch, seconds=seconds)
     counts = _count(host, configs, size, extra)
-    usable = list(counts.costs)
-    example_of = {kind: layer for layer, kind in reversed(counts.layers.items())}
-    forward, both = dict.fromkeys(usable, 0.0), dict.fromkeys(usable, 0.0)
-    other_grid = dict.fromkeys(usable, True)
-    for kind, number in Counter(counts.layers.values()).items():
+    times = {config: _Times() for config in counts.costs}
+    kinds = Counter(kind for _, kind in counts.layers.values())
+    for kind, number in kinds.items():
         if report is not None:
             report(kind, number)
-        layers = [_built(example_of[kind], config, kind.site) for config in usable]
-        for config, layer in zip(usable, layers, strict=True):
-            other_grid[config] &= _takes_another_grid(layer)
-        grid, mask, grids = kind.site.grid, _zero_bias(kind, placement), batch * kind.windows
-        for total, backward in ((forward, False), (both, True)):
-            passes = [
-                layer_pass(layer, grid, mask, grids, placement, backward=backward, part="layer") for layer in layers
-            ]
-            with one_thread():
-                summaries = in_turns(passes, seconds, placement[0])
-            for config, summary in zip(usable, summaries, strict=True):
-                total[config] += number * summary.median
+        name, layer = next((name, layer) for name, (layer, own) in counts.layers.items() if own == kind)
+        if isinstance(layer, HostPort):
+            passes = _passes_in_place(host, name, list(times), size, batch, placement, extra)
+        else:
+            passes = _passes(kind, layer, list(times), batch, placement)
+        for config in [config for config in times if isinstance(passes[config], str)]:
+            counts.refused[config] = str(passes[config])
+            del times[config]
+        _add_times(times, passes, number, seconds, placement)
     results = [
         Advice(
             mixer=spell(config),
             params=cost.params - counts.rest.params,
             macs=cost.macs - counts.rest.macs,
-            forward=forward[config],
-            both=both[config],
-            ratio=both[config] / both[usable[0]],
+            forward=time.forward,
+            both=time.both,
+            ratio=time.both / times[Softmax()].both,
             masks=tuple(sorted(config.masks)),
-            other_grid=other_grid[config],
+            other_grid=time.other_grid,
         )
-        for config, cost in counts.costs.items()
+        for config, time in times.items()
+        for cost in [counts.costs[config]]
     ]
     ranked = [replace(result, pareto=not any(_dominates(rival, result) for rival in results)) for result in results]
     ranked.sort(key=lambda result: result.both or 0.0)
     return [*ranked, *(Advice(mixer=spell(config), refused=reason) for config, reason in counts.refused.items())]
+
+
+@dataclass
+class _Times:
+    """The sums over layers so far, seconds; other_grid: of all layers, None where it is not known of one."""
+
+    forward: float = 0.0
+    both: float = 0.0
+    other_grid: bool | None = True
+
+
+class _Passes(NamedTuple):
+    """A layer's forward pass, and forward and backward; other_grid: whether it takes another, None if not known."""
+
+    forward: Run
+    both: Run
+    other_grid: bool | None
+
+
+def _passes(
+    kind: AttentionKind, example: Port, configs: Sequence[MixerConfig], batch: int, placement: Placement
+) -> dict[MixerConfig, _Passes | str]:
+    """Passes of a kind of layer with each mechanism, on random tokens."""
+    grid, mask, grids = kind.site.grid, _zero_bias(kind, placement), batch * kind.windows
+    passes: dict[MixerConfig, _Passes | str] = {}
+    for config in configs:
+        layer = _built(example, config, kind.site)
+        other = _takes_another_grid(layer)
+        forward, both = (
+            layer_pass(layer, grid, mask, grids, placement, backward=backward, part="layer")
+            for backward in (False, True)
+        )
+        passes[config] = _Passes(forward, both, other)
+    return passes
+
+
+def _passes_in_place(
+    host: str, name: str, configs: Sequence[MixerConfig], size: tuple[int, int] | None, batch: int,
+    placement: Placement, extra: Extra,
+) -> dict[MixerConfig, _Passes | str]:  # fmt: skip
+    """Passes of a layer that keeps modules of the host, on what it gets from random images; or why it has none."""
+    device, dtype = placement
+    torch.manual_seed(0)
+    model, image = host_and_image(host, size, extra)
+    model, images = model.to(device, dtype), torch.randn(batch, *image.shape[1:], device=device, dtype=dtype)
+    with Substitutes(model, configs, images, name, user_ports(extra)) as substitutes:
+        args, kwargs = substitutes.calls(images)[name]
+    args = tuple(
+        value.detach().clone().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for value in args
+    )
+    passes: dict[MixerConfig, _Passes | str] = {}
+    for config in configs:
+        layer = substitutes.layers[name].get(config)
+        if layer is None:
+            passes[config] = substitutes.refused[name, config]
+            continue
+        run = partial(_output, layer, args, kwargs)
+        leaves = [value for value in (*args, *layer.parameters()) if isinstance(value, Tensor) and value.requires_grad]
+        passes[config] = _Passes(torch.no_grad()(run), with_gradients(run, leaves), None)
+    return passes
+
+
+def _output(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return output_tensor(layer(*args, **kwargs))
+
+
+def _add_times(
+    times: dict[MixerConfig, _Times],
+    passes: dict[MixerConfig, _Passes | str],
+    number: int,
+    seconds: float,
+    placement: Placement,
+) -> None:
+    """Measure the passes of a kind of layer in turns, and add them for `number` layers."""
+    usable = [(time, run) for config, time in times.items() if isinstance(run := passes[config], _Passes)]
+    with one_thread():
+        forward = in_turns([run.forward for _, run in usable], seconds, placement[0])
+        both = in_turns([run.both for _, run in usable], seconds, placement[0])
+    for (time, run), first, second in zip(usable, forward, both, strict=True):
+        time.forward += number * first.median
+        time.both += number * second.median
+        time.other_grid = (
+            None if run.other_grid is None or time.other_grid is None else time.other_grid and run.other_grid
+        )
 
 
 def _built(layer: Port, config: MixerConfig, site: Site) -> Mixer:
@@ -207,7 +291,7 @@ def _built(layer: Port, config: MixerConfig, site: Site) -> Mixer:
     return mixer
 
 
-def _zero_bias(kind: AttentionKind, placement: tuple[torch.device, torch.dtype]) -> Mask | None:
+def _zero_bias(kind: AttentionKind, placement: Placement) -> Mask | None:
     """A mask of the kind that the host always passes: a bias of zeros, or None."""
     if "bias" not in kind.masks:
         return None

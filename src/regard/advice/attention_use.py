@@ -1,7 +1,7 @@
 """How a model uses its attention: how many tokens a query takes in, and how far away they are."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,16 +25,19 @@ class AttentionUse:
 
     tokens: share of all tokens that a query takes in (exp of the entropy of its weights, divided by their number).
     distance: of the attended patch tokens, divided by that under equal weights. prefix: share of the weights on prefix
-    and suffix tokens.
+    and suffix tokens. windows: of an image, to one of which a query is limited; tokens and distance are inside it.
     """
 
     tokens: float
     distance: float
     prefix: float
+    windows: int = 1
 
     @property
     def word(self) -> str:
-        """local, global or mixed."""
+        """windows, local, global or mixed."""
+        if self.windows > 1:
+            return "windows"
         return "local" if self.distance < LOCAL else "global" if self.distance > GLOBAL else "mixed"
 
 
@@ -52,11 +55,11 @@ def attention_use(model: UserModel, images: Tensor) -> dict[str, AttentionUse] |
         assert isinstance(layer, Port)
         grid = layer.mixer.site.grid
         if weights.shape[-1] == weights.shape[-2] == grid.tokens:  # keys may be fewer (spatial reduction)
-            uses[name] = _use(weights, grid)
+            uses[name] = _use(weights, grid, len(weights) // len(images))
     return uses or "where attention looks is not known: its keys are not the tokens of a grid"
 
 
-def _use(weights: Tensor, grid: Grid) -> AttentionUse:
+def _use(weights: Tensor, grid: Grid, windows: int) -> AttentionUse:
     cells = slice(grid.prefix, grid.prefix + grid.cells)
     rows = weights[:, :, cells]
     places = torch.cartesian_prod(torch.arange(grid.height), torch.arange(grid.width)).double()
@@ -67,17 +70,24 @@ def _use(weights: Tensor, grid: Grid) -> AttentionUse:
         tokens=float(effective_cells(rows).mean()) / grid.tokens,
         distance=float((inside * distance).sum(-1).mean()) / max(float(distance.mean()), 1e-12),
         prefix=1 - float(rows[..., cells].sum(-1).mean()),
+        windows=windows,
     )
 
 
-def summary(uses: dict[str, AttentionUse], losses: dict[str, float], threshold: float = 0.01) -> Sequence[str]:
-    """Sentences on where attention is local, global or hardly used. losses: divergence of the scores without a layer's
-    attention, in nats, before any learning."""
+def summary(uses: Mapping[str, AttentionUse], losses: Mapping[str, float], threshold: float = 0.01) -> Sequence[str]:
+    """Sentences on where attention is in windows, local, global or hardly used.
+
+    losses: divergence of the scores without a layer's attention, in nats.
+    """
     lines = []
-    for word in ("local", "global"):
+    for word, text in (
+        ("windows", "attention in windows"),
+        ("local", "local attention"),
+        ("global", "global attention"),
+    ):
         names = [name for name, use in uses.items() if use.word == word]
         if names:
-            lines.append(f"{word} attention: {', '.join(names)}")
+            lines.append(f"{text}: {', '.join(names)}")
     unused = [name for name, loss in losses.items() if math.isfinite(loss) and loss < threshold]
     if unused:
         lines.append(f"hardly used (the scores change by less than {threshold} nats without it): {', '.join(unused)}")

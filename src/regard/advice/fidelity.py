@@ -21,6 +21,9 @@ from regard.swapping.layer_plan import LayerPlan
 
 from .substitutes import Substitutes
 
+SCORES = ("logits", "out", "scores")
+"""Names of class scores in outputs of Hugging Face and torchvision."""
+
 
 @dataclass(frozen=True, eq=False)
 class ScoreChange:
@@ -76,10 +79,10 @@ class Fidelity:
         with eval_mode(model):
             return [class_scores(model(batch)).log_softmax(1) for batch in self.batches]
 
-    def part(self, number: int) -> "Fidelity":
-        """The same comparison on the first `number` batches."""
+    def part(self, first: int, end: int) -> "Fidelity":
+        """The same comparison on the batches from `first` to before `end`."""
         part = copy.copy(self)
-        part.batches, part.original = self.batches[:number], self.original[:number]
+        part.batches, part.original = self.batches[first:end], self.original[first:end]
         return part
 
     def scores(self, plan: LayerPlan) -> ScoreChange:
@@ -130,13 +133,22 @@ class Fidelity:
 def class_scores(output: Any) -> Float[Tensor, "B K ..."]:
     """Class scores in a model's output: (B, classes), or (B, classes, h, w) of dense predictions, float32.
 
+    The output itself, the first of a tuple, or what a mapping or an object calls "logits", "out" or "scores".
     Raises: UnsupportedError if there are none.
     """
-    tensor = output.logits if isinstance(getattr(output, "logits", None), Tensor) else output_tensor(output)
-    if tensor.ndim not in (2, 4) or tensor.shape[1] < 2:
+    tensor = output[0] if isinstance(output, tuple) and output else output
+    for name in SCORES:
+        if isinstance(output, Mapping) and name in output:
+            tensor = output[name]
+        elif isinstance(getattr(output, name, None), Tensor):
+            tensor = getattr(output, name)
+    if not isinstance(tensor, Tensor) or tensor.ndim not in (2, 4) or tensor.shape[1] < 2:
+        came = (
+            f"a tensor of shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else f"a {type(output).__name__}"
+        )
         raise UnsupportedError(
-            f"the model returns a tensor of shape {tuple(tensor.shape)}, no class scores (B, classes) or "
-            "(B, classes, h, w); use a model with its classifier"
+            f"the model returns {came}, no class scores (B, classes) or (B, classes, h, w) with two classes or more; "
+            "use a model with its classifier (detectors are not judged)"
         )
     return tensor.float()
 

@@ -21,8 +21,8 @@ OWN = None
 
 @dataclass(frozen=True)
 class Usage:
-    """Of a batch of images: seconds of a forward pass on one thread, bytes that it adds at its peak (None where the
-    system does not tell), and multiply-accumulates."""
+    """Of a layer or a model, for a batch of images: seconds of a forward pass without gradients on one thread, bytes
+    that it adds at its peak (None where the system does not tell), and multiply-accumulates."""
 
     seconds: float
     memory: int | None
@@ -103,18 +103,9 @@ def _shapes(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else type(value).__name__
 
 
-@dataclass(frozen=True)
-class ModelUsage:
-    """Of the whole model with a plan, a batch of images: as in `Usage`; memory is that of a pass without gradients."""
-
-    seconds: float
-    memory: int | None
-    macs: int
-
-
 def measured_usage(
     substitutes: Substitutes, plans: Mapping[str, LayerPlan], images: Tensor, seconds: float = 1.0
-) -> dict[str, ModelUsage]:
+) -> dict[str, Usage]:
     """Time, peak memory and multiply-accumulates of the whole model with each plan (by a label), in turns."""
     model = substitutes.model
 
@@ -132,5 +123,5 @@ def measured_usage(
         for (label, once), summary in zip(runs.items(), summaries, strict=True):
             with substitutes.installed(plans[label]):
                 macs = count_macs(model, images[:1]) * len(images)
-            usage[label] = ModelUsage(summary.median, peak_growth(once, images.device), macs)
+            usage[label] = Usage(summary.median, peak_growth(once, images.device), macs)
     return usage

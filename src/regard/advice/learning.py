@@ -118,7 +118,7 @@ class LayerDistillation:
     def state(self) -> dict[str, Any]:
         """Where it is, with all weights."""
         moments = {} if self.optimizer is None else moments_of(self.optimizer)
-        return {"step": self.step, "steps": self.how.steps, "weights": self.substitutes.weights(), "moments": moments}
+        return {"step": self.step, "weights": self.substitutes.weights(), "moments": moments}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""

@@ -1,71 +1,54 @@
 """Recommending a plan of layers for a user's model, images, machine and budget, and saying how sure that is.
 
-The steps: measure what each mechanism costs at each layer; let all of them learn the outputs of the layers that they
-would replace; measure how far each alone changes the class scores; search plans within budgets by the sum of these;
-verify the best end to end, on images that nothing has learned from. What predicts the accuracy after fine-tuning is the
-divergence of the class scores of the whole plan after that learning (docs/results/advice.md).
+The steps: measure what each mechanism costs at each layer, and leave out what saves nothing there; let all others learn
+the outputs of the layers that they would replace; measure how far each alone changes the class scores; search plans
+within budgets by the sum of these; verify the best end to end, on images that nothing has learned from. What predicts
+the accuracy after fine-tuning is the divergence of the class scores of the whole plan after that learning
+(docs/advice.md).
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
 
+import torch
 from torch import Tensor
 
-from regard.core import ConfigError, MixerConfig, require
-from regard.core.validation import check_fields
-from regard.measure.statistics import Interval, rank_correlation
+from regard.core import MixerConfig, require
+from regard.measure.statistics import rank_correlation
+from regard.measure.turns import ROUNDS
 from regard.mixers.agent import Agent
 from regard.mixers.linear import Linear
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.window import Window
-from regard.store.tensor_files import read_state, write_state
-from regard.swapping.layer_plan import spell_layer_plan, spell_or_none
+from regard.swapping.layer_plan import spell_or_none
 from regard.swapping.removed import Removed
 from regard.swapping.swap import plan_swap
 from regard.tasks.data.images import Images
 
-from .attention_use import AttentionUse, attention_use
-from .distill import BETWEEN_SAVES, digest
+from .answer import Question, Recommendation, VerifiedPlan
+from .attention_use import attention_use
+from .distill import digest
+from .doubts import doubts
 from .fidelity import Fidelity, ScoreChange, means
-from .layer_costs import Costs, ModelUsage, layer_costs, measured_usage
+from .kept import SECONDS_BETWEEN, Kept
+from .layer_costs import OWN, Costs, Usage, layer_costs, measured_usage
 from .learning import Distillation, LayerDistillation
-from .search import Budget, Choice, added, additive_loss, as_plan, cost_of, front, spread_out
+from .search import added, additive_loss, as_plan, cost_of, front, spread_out
 from .substitutes import Substitutes
 from .user_model import UserModel, split_images, tensors
 
 VERIFIED = 8
 """Plans that are verified end to end."""
-LEARNING, ALONE = 0.5, 0.3
-"""Shares of the time for learning, and for each change alone."""
+VERIFYING, LEARNING = 0.25, 0.6
+"""The largest share of the time for verifying, and of the rest the share for learning; each change alone has what is
+left."""
 STATE = "advice.state"
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What the user asks. mixers: to try, () = `candidates` of the model. minutes: to spend. batch: images of a pass
-    whose time and memory are measured. steps: of learning at most. where: a glob on layer names. Raises: ConfigError.
-    """
-
-    budget: Budget = Budget()
-    mixers: tuple[MixerConfig, ...] = ()
-    minutes: float = 15.0
-    batch: int = 4
-    steps: int = 200
-    where: str = "*"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not 0 < self.minutes <= 100_000 or self.batch < 1 or self.steps < 0:
-            raise ConfigError(
-                f"minutes and batch are positive, steps 0 or more, not {self.minutes}, {self.batch}, {self.steps}"
-            )
 
 
 def candidates(model: UserModel, where: str = "*") -> tuple[MixerConfig, ...]:
@@ -81,60 +64,6 @@ def candidates(model: UserModel, where: str = "*") -> tuple[MixerConfig, ...]:
     return (MiTA(m=landmarks, k=landmarks), Agent(m=landmarks), Linear(), SKA(), Window(size=window), Removed())
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerifiedPlan:
-    """A plan with what was measured of the whole model.
-
-    predicted: the sum of the divergences of its changes alone. divergence, agreement: of the class scores with the
-    model as it was, nats and percent. latency, memory, macs: shares of what the model needs with its own attention;
-    memory is None where the system does not tell. expected: its share of the budget's kind before it was measured.
-    """
-
-    choice: Choice
-    predicted: float
-    divergence: Interval
-    agreement: Interval
-    latency: float
-    memory: float | None
-    macs: float
-    expected: float
-
-    def share(self, kind: str) -> float:
-        """The measured share of a budget's kind."""
-        return {"latency": self.latency, "memory": self.memory or 1.0, "macs": self.macs}[kind]
-
-    @property
-    def spelling(self) -> str:
-        return spell_layer_plan(as_plan(self.choice))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recommendation:
-    """The answer. plans: verified, from the model as it was to the cheapest. best: the recommended one among them.
-
-    met: whether it is within the budget. alone: the change of the scores by each mechanism at each layer alone; costs:
-    of each; use: of the model's attention, or why it is not known. steps: of learning. usage: of the model as it was.
-    doubts: what the answer is not sure of. correlation: of predicted and measured divergence over the plans.
-    """
-
-    model: str
-    budget: Budget
-    plans: tuple[VerifiedPlan, ...]
-    best: VerifiedPlan
-    met: bool
-    alone: Mapping[tuple[str, MixerConfig], ScoreChange]
-    costs: Costs
-    usage: ModelUsage
-    use: Mapping[str, AttentionUse] | str
-    refused: Mapping[tuple[str, MixerConfig], str]
-    steps: int
-    images: tuple[int, int]
-    batch: int
-    seconds: float
-    correlation: float | None = None
-    doubts: tuple[str, ...] = field(default=())
-
-
 def recommend(
     model: UserModel, images: Images, question: Question, *, folder: Path | None = None, report: Report | None = None
 ) -> Recommendation:
@@ -146,6 +75,7 @@ def recommend(
     ConfigError, MissingExtra.
     """
     require("scipy")
+    model.check()
     work = _Work(model, images, question, folder, report or (lambda text: None))
     try:
         return work.answer()
@@ -154,7 +84,8 @@ def recommend(
 
 
 class _Work:
-    """The steps of one question, with what is known so far in `state`."""
+    """The steps of one question; what is known so far is `kept`, by the names costs, usage, layers, learned, alone and
+    images."""
 
     def __init__(
         self, model: UserModel, images: Images, question: Question, folder: Path | None, report: Report
@@ -162,79 +93,116 @@ class _Work:
         if not question.mixers:
             question = replace(question, mixers=candidates(model, question.where))
         self.model, self.question, self.report = model, question, report
-        self.start = time.monotonic()
         self.learned, self.judged = split_images(images)
+        file = None if folder is None else folder / STATE
+        self.kept = Kept(file, _key(model, images, question), lambda text: report(f"{text}, and is replaced"))
+        self.known = self.kept.content
         self.substitutes = Substitutes(model.network, question.mixers, model.example, question.where, model.ports)
-        self.file = None if folder is None else folder / STATE
-        self.key = _key(model, images, question)
-        self.state = self._read()
-        if self.state:
-            self.report(f"continuing what {self.file} holds")
-
-    # state on disk
-
-    def _read(self) -> dict[str, Any]:
-        state = (None if self.file is None else read_state(self.file)) or {}
-        if state.get("key", self.key) != self.key:
-            self.report(f"{self.file} is of another question (model, images or options), and is replaced")
-            return {}
-        return state
-
-    def _write(self) -> None:
-        if self.file is not None:
-            write_state(self.file, {"key": self.key, **self.state})
+        if self.known:
+            report(f"continuing what {self.kept.file} holds")
+        else:
+            self.kept.write()  # what cannot be written is refused before minutes of work
 
     def _left(self) -> float:
         """Seconds of the time that the user gave."""
-        return max(0.0, 60 * self.question.minutes - (time.monotonic() - self.start))
+        return max(0.0, 60 * self.question.minutes - self.kept.seconds)
 
-    # the steps
+    def _say(self, text: str) -> None:
+        self.report(f"{text} [{self._left() / 60:.1f} of {self.question.minutes:g} minutes left in all]")
 
     def answer(self) -> Recommendation:
         device = next(self.model.network.parameters()).device
         judged = self.model.prepared(tensors(self.judged), device)
+        start = time.monotonic()
         fidelity = Fidelity(self.substitutes, judged)
-        self.report(f"{len(self.substitutes.names)} layers, {len(self.question.mixers)} mechanisms")
-        costs = self._costs(judged)
+        once = time.monotonic() - start
+        self._say(f"{len(self.substitutes.names)} layers, {len(self.question.mixers)} mechanisms")
+        costs, own = self._costs(judged)
+        self._drop_expensive(costs)
         use = attention_use(self.model, judged[:4])
-        steps = self._learn()
-        alone = self._alone(fidelity)
-        plans, usage = self._verified(fidelity, judged, costs, means(alone))
+        verifying, verified_on = self._verifying(fidelity, once)
+        steps = self._learn(verifying)
+        alone = self._alone(fidelity, verifying)
+        plans, usage = self._verified(verified_on, judged, costs, own, means(alone))
         best, met = self._best(plans)
         result = Recommendation(
             model=self.model.label, budget=self.question.budget, plans=tuple(plans), best=best, met=met, alone=alone,
             costs=costs, usage=usage, use=use, refused=self.substitutes.refused, steps=steps,
-            images=(len(self.learned), len(self.judged)), batch=self.question.batch,
-            seconds=time.monotonic() - self.start,
+            images=(len(self.learned), sum(map(len, verified_on.batches))), batch=self.question.batch,
+            seconds=self.kept.seconds,
             correlation=rank_correlation(
                 [plan.predicted for plan in plans[1:]], [plan.divergence.mean or 0.0 for plan in plans[1:]]
             ),
         )  # fmt: skip
         return replace(result, doubts=tuple(doubts(result, self.model)))
 
-    def _costs(self, judged: Tensor) -> Costs:
-        self.report("measuring time and memory of each mechanism at each kind of layer")
-        batch = judged[:1].expand(self.question.batch, -1, -1, -1) if len(judged) < self.question.batch else judged
-        seconds = min(0.3, 0.1 * self._left() / (10 * (1 + len(self.question.mixers))))
-        return layer_costs(self.substitutes, batch[: self.question.batch], seconds)
+    def _costs(self, judged: Tensor) -> tuple[Costs, Usage]:
+        """Of each mechanism at each layer, and of the model as it is."""
+        mixers = {spell_or_none(mixer): mixer for mixer in self.question.mixers}
+        if "costs" not in self.known:
+            self._say("measuring time and memory of each mechanism at each kind of layer")
+            seconds = min(0.3, 0.1 * self._left() / (10 * (1 + len(mixers))))
+            batch = self._timed(judged)
+            costs = layer_costs(self.substitutes, batch, seconds, lambda name: self._say(f"costs: {name}"))
+            self.known["costs"] = {
+                name: [("" if mixer is OWN else spell_or_none(mixer), *astuple(usage)) for mixer, usage in row.items()]
+                for name, row in costs.items()
+            }
+            own = measured_usage(self.substitutes, {"": {}}, batch, self._seconds_of_a_plan())[""]
+            self.known["usage"] = astuple(own)
+            self.kept.write()
+        return {
+            name: {mixers[text] if text else OWN: Usage(*usage) for text, *usage in row}
+            for name, row in self.known["costs"].items()
+        }, Usage(*self.known["usage"])
 
-    def _learn(self) -> int:
-        """Learn the outputs of the original's layers; returns the number of steps."""
-        how = Distillation(steps=self.state.get("learning", {}).get("steps", self.question.steps))
-        distillation = LayerDistillation(self.substitutes, self.model, self.learned, how)
-        if learning := self.state.get("learning"):
-            distillation.resume(learning)
-        elif how.steps:
-            seconds = self._seconds_of_a_step(how)
-            steps = max(10, min(how.steps, int(LEARNING * self._left() / seconds)))
-            distillation = LayerDistillation(self.substitutes, self.model, self.learned, replace(how, steps=steps))
-        while not distillation.run(BETWEEN_SAVES):
-            self.report(f"learning: step {distillation.step} of {distillation.how.steps}")
-            self.state["learning"] = distillation.state()
-            self._write()
-        self.state["learning"] = distillation.state()
-        self._write()
-        return distillation.how.steps
+    def _timed(self, judged: Tensor) -> Tensor:
+        """The images of a pass whose time and memory are measured."""
+        number = self.question.batch
+        return judged[:number] if len(judged) >= number else judged[:1].expand(number, -1, -1, -1)
+
+    def _seconds_of_a_plan(self) -> float:
+        return min(1.0, 0.05 * 60 * self.question.minutes / VERIFIED)
+
+    def _drop_expensive(self, costs: Costs) -> None:
+        """Forget what saves nothing at its layer: no plan has it, so it need not learn."""
+        kind, dropped = self.question.budget.kind, 0
+        for name, row in costs.items():
+            for mixer, usage in row.items():
+                if mixer is not OWN and cost_of(usage, kind) >= cost_of(row[OWN], kind):
+                    self.substitutes.drop(name, mixer)
+                    dropped += 1
+        if dropped:
+            self._say(f"left out: {dropped} of {sum(map(len, costs.values())) - len(costs)} changes save nothing")
+
+    def _verifying(self, fidelity: Fidelity, once: float) -> tuple[float, Fidelity]:
+        """The seconds that verifying plans will take, and the images for it: fewer where the time is short.
+
+        once: seconds of a pass over all images.
+        """
+        images = sum(map(len, fidelity.batches))
+        timing = (ROUNDS + 3) * self.question.batch * torch.get_num_threads()  # times are measured on one thread
+        number = VERIFYING * self._left() / VERIFIED / max(once / images, 1e-9) - timing
+        batches = max(1, min(len(fidelity.batches), int(number / len(fidelity.batches[0]))))
+        part = fidelity.part(0, batches)
+        return VERIFIED * once / images * (timing + sum(map(len, part.batches))), part
+
+    def _learn(self, verifying: float) -> int:
+        """Learn the outputs of the original's layers; returns the number of steps that were made."""
+        how = Distillation(steps=self.question.steps)
+        if "steps" not in self.known:
+            seconds = LEARNING * max(0.0, self._left() - verifying)
+            steps = max(1, min(how.steps, int(seconds / self._seconds_of_a_step(how)))) if how.steps else 0
+            self.known |= {"steps": steps, "seconds": 1.1 * seconds}
+        distillation = LayerDistillation(
+            self.substitutes, self.model, self.learned, replace(how, steps=self.known["steps"])
+        )
+        if "learned" in self.known:
+            distillation.resume(self.known["layers"])
+        else:
+            self.kept.learn(distillation, "layers", self._say, self.known["seconds"])
+            self.known["learned"] = distillation.step
+        return distillation.step
 
     def _seconds_of_a_step(self, how: Distillation) -> float:
         """Of a step of learning, after which the substitutes are as before."""
@@ -243,44 +211,48 @@ class _Work:
         start = time.monotonic()
         trial.run()
         self.substitutes.load_weights(before)
-        return (time.monotonic() - start) / 2
+        return max(1e-6, (time.monotonic() - start) / 2)
 
-    def _alone(self, fidelity: Fidelity) -> dict[tuple[str, MixerConfig], ScoreChange]:
-        """Each change alone; on fewer images where the time is short. Kept in the state one by one."""
+    def _alone(self, fidelity: Fidelity, verifying: float) -> dict[tuple[str, MixerConfig], ScoreChange]:
+        """Each change alone, all on the same images: as many batches as the time allows, one at least."""
         pairs = [(name, mixer) for name, layers in self.substitutes.layers.items() for mixer in layers]
-        known = self.state.setdefault("alone", {})
-        start = time.monotonic()
-        fidelity.scores({})
-        once = time.monotonic() - start
-        share = min(1.0, max(ALONE * 60 * self.question.minutes, 0.5 * self._left()) / max(once * len(pairs), 1e-9))
-        number = max(1, round(share * len(fidelity.batches)))
-        part = fidelity.part(number)
-        self.report(f"each change alone: {len(pairs)} passes over {sum(map(len, part.batches))} images")
-        changes = {}
-        for row, (name, mixer) in enumerate(pairs):
-            label = f"{name}|{spell_or_none(mixer)}|{number}"
-            if label not in known:
+        known = self.known.setdefault("alone", {f"{name}|{spell_or_none(mixer)}": [] for name, mixer in pairs})
+        rows = list(known.values())
+        shown = time.monotonic()
+        for number in range(0 if "images" in self.known else len(fidelity.batches)):
+            part = fidelity.part(number, number + 1)
+            for row, (name, mixer) in enumerate(pairs):
+                if number and self._left() < verifying:
+                    break
+                if len(rows[row]) > number:
+                    continue
                 change = part.scores({name: mixer})
-                known[label] = {"kl": change.kl.tolist(), "agrees": change.agrees.tolist()}
-                if row % 20 == 19:
-                    self._write()
-            changes[name, mixer] = ScoreChange.of(known[label]["kl"], known[label]["agrees"])
-        self._write()
-        return changes
+                rows[row].append([change.kl.tolist(), change.agrees.tolist()])
+                if time.monotonic() > shown + SECONDS_BETWEEN:
+                    self._say(
+                        f"each change alone: {row + 1} of {len(pairs)}, batch {number + 1} of {len(fidelity.batches)}"
+                    )
+                    shown = time.monotonic()
+                    if self.kept.due:
+                        self.kept.write()
+        self.known.setdefault("images", min(map(len, rows), default=0))
+        self.kept.write()
+        return {
+            pair: ScoreChange.of(*(sum(part, []) for part in zip(*row[: self.known["images"]], strict=True)))
+            for pair, row in zip(pairs, rows, strict=True)
+        }
 
     def _verified(
-        self, fidelity: Fidelity, judged: Tensor, costs: Costs, losses: dict[str, dict[MixerConfig, float]]
-    ) -> tuple[list[VerifiedPlan], ModelUsage]:
-        kind, batch = self.question.budget.kind, judged[: self.question.batch]
-        seconds = min(1.0, 0.05 * 60 * self.question.minutes / VERIFIED)
-        own = measured_usage(self.substitutes, {"own": {}}, batch, seconds)["own"]
-        total = {"latency": own.seconds, "memory": float(own.memory or 0), "macs": float(own.macs)}[kind]
+        self, fidelity: Fidelity, judged: Tensor, costs: Costs, own: Usage, losses: dict[str, dict[MixerConfig, float]]
+    ) -> tuple[list[VerifiedPlan], Usage]:
+        """Plans with what is measured of the whole model, and the usage of the model as it was beside them."""
+        kind = self.question.budget.kind
         choices = front(losses, costs, kind)
-        target = (self.question.budget.share - 1) * total
-        chosen = spread_out(choices, costs, kind, VERIFIED, target)
-        self.report(f"verifying {len(chosen)} of {len(choices)} plans end to end")
+        total = cost_of(own, kind)
+        chosen = spread_out(choices, costs, kind, VERIFIED, (self.question.budget.share - 1) * total)
+        self._say(f"verifying {len(chosen)} of {len(choices)} plans end to end")
         plans = {str(row): as_plan(choice) for row, choice in enumerate(chosen)}
-        usage = measured_usage(self.substitutes, plans, batch, seconds)
+        usage = measured_usage(self.substitutes, plans, self._timed(judged), self._seconds_of_a_plan())
         first = usage["0"]
         results = []
         for row, choice in enumerate(chosen):
@@ -297,6 +269,7 @@ class _Work:
                     expected=1 + added(choice, costs, kind) / max(total, 1e-12),
                 )
             )
+            self._say(f"verified {row + 1} of {len(chosen)}: divergence {change.divergence.mean:.3g} nats")
         return results, first
 
     def _best(self, plans: Sequence[VerifiedPlan]) -> tuple[VerifiedPlan, bool]:
@@ -308,61 +281,8 @@ class _Work:
         return min(plans, key=lambda plan: plan.share(kind)), False
 
 
-def doubts(result: Recommendation, model: UserModel) -> list[str]:
-    """What the answer is not sure of, as sentences."""
-    lines = []
-    if not model.trained:
-        lines.append(
-            f"the weights of {model.label} are random, so nothing here says what a trained model would lose: give "
-            "--pretrained, a saved folder or a run"
-        )
-    if slower := _never_cheaper(result):
-        lines.append(
-            f"{', '.join(slower)} cost no less than the model's own attention at any layer, so no plan has them"
-        )
-    if not result.met:
-        lines.append(
-            f"no plan of these mechanisms meets {result.budget}; the nearest reaches "
-            f"{result.best.share(result.budget.kind):.2f}x"
-        )
-    high = result.best.divergence.high or 0.0
-    rivals = [
-        plan
-        for plan in result.plans
-        if plan is not result.best and plan.choice and (plan.divergence.low or 0.0) < high
-        and plan.share(result.budget.kind) < result.best.share(result.budget.kind)
-    ]  # fmt: skip
-    if rivals:
-        lines.append(f"{len(rivals)} cheaper plan(s) are not clearly worse on {result.images[1]} images")
-    if result.correlation is not None and result.correlation < 0.7:
-        lines.append(
-            f"the sum of single changes ranks the plans differently than the measured ones (rank correlation "
-            f"{result.correlation:.2f}): layers interact, and better plans may exist"
-        )
-    if result.steps < 60:
-        lines.append(f"the mechanisms learned for {result.steps} steps only; more minutes make them more faithful")
-    if result.images[1] < 50:
-        lines.append(f"{result.images[1]} images judge the plans; 200 or more make the intervals narrower")
-    return lines
-
-
-def _never_cheaper(result: Recommendation) -> list[str]:
-    """The mechanisms that save nothing at any layer, by what the budget is about."""
-    kind = result.budget.kind
-    mixers = dict.fromkeys(mixer for _, mixer in result.alone)
-    return [
-        spell_or_none(mixer)
-        for mixer in mixers
-        if all(
-            cost_of(usage[mixer], kind) >= cost_of(usage[None], kind)
-            for usage in result.costs.values()
-            if mixer in usage
-        )
-    ]
-
-
 def _key(model: UserModel, images: Images, question: Question) -> str:
-    """Of all that the answer depends on, except the time that it may take."""
+    """Of all that is kept: the share of the budget is not part of it, so that another one is answered at once."""
     mixers = ";".join(map(spell_or_none, question.mixers))
-    asked = f"{question.budget}|{mixers}|{question.where}|{question.batch}|{question.steps}"
+    asked = f"{question.budget.kind}|{mixers}|{question.where}|{question.batch}|{question.steps}|{question.minutes}"
     return f"{digest(model.network, images)}|{model.label}|{model.size}|{asked}"

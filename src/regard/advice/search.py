@@ -74,7 +74,8 @@ def front(losses: Mapping[str, Mapping[MixerConfig, float]], costs: Costs, kind:
     layers with costs in `STEPS` steps; for memory, whose peak is that of one layer, every bound on a layer's peak.
     """
     options = {
-        name: [(0.0, cost_of(costs[name][OWN], kind), OWN), *_useful(losses[name], costs[name], kind)] for name in costs
+        name: [(0.0, cost_of(costs[name][OWN], kind), OWN), *_useful(losses.get(name, {}), costs[name], kind)]
+        for name in costs
     }
     choices = _by_bound(options) if kind == "memory" else _by_sum(options)
     rated = [(added(choice, costs, kind), additive_loss(choice, losses), choice) for choice in choices]

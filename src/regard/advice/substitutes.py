@@ -105,6 +105,10 @@ class Substitutes:
         self.layers = {name: {mixer: self.layers[name][mixer]} for name, mixer in plan.items()}
         self.names = list(plan)
 
+    def drop(self, name: str, mixer: MixerConfig) -> None:
+        """Forget the substitute of a layer."""
+        del self.layers[name][mixer]
+
     def close(self) -> None:
         """Take the hooks from the model."""
         for handle in self._handles:

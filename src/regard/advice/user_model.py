@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, DataError, Extra, StoreError
+from regard.core import ConfigError, DataError, Extra, StoreError, UnsupportedError
+from regard.core.eval_mode import eval_mode
 from regard.core.paths import files_below, printable, user_path
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, spell_host
@@ -24,8 +25,12 @@ from regard.tasks.data.images import Images, read_image, size_before_crop
 from regard.tasks.normalise import Statistics, normalised
 from regard.train.load import load
 
+from .fidelity import class_scores
+
 FEWEST_IMAGES = 16
 """Fewer say too little of a model."""
+WRAPPERS = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module"}
+"""Classes of models around a model, and where it is in them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +56,22 @@ class UserModel:
     def example(self) -> Tensor:
         """Zeros (1, C, H, W)."""
         return torch.zeros(1, self.channels, *self.size)
+
+    @property
+    def saveable(self) -> bool:
+        """Whether a changed copy can be saved: the model came from `create_model`, without a head around it."""
+        return "regard_host" in self.network.__dict__
+
+    def check(self) -> None:
+        """Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or gives no class scores."""
+        kind, first = type(self.network).__name__, next(self.network.parameters())
+        if kind in WRAPPERS:
+            raise UnsupportedError(f"{self.label} is wrapped in {kind}: give the model inside it, .{WRAPPERS[kind]}")
+        if first.dtype != torch.float32:
+            raise UnsupportedError(f"the weights of {self.label} are {first.dtype}: give it in float32, model.float()")
+        example = self.example.to(first.device)
+        with explained_inputs(self.network, example), eval_mode(self.network):
+            class_scores(self.network(example))
 
     def prepared(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """uint8 images (n, C, H, W) as the model takes them: float32, normalised, on the device."""
@@ -143,7 +164,7 @@ def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int
     """At most `limit` evenly spaced images of a folder, flat or nested, or of a named set; labels are never read.
 
     Of a named set, training images. Returned are the pixels (n, H, W, C), and a sentence for each image that cannot be
-    read and is left out. Raises: DataError if fewer than `FEWEST_IMAGES` can be read.
+    read and is left out. Raises: DataError if fewer than `FEWEST_IMAGES` can be read, or all are equal.
     """
     if data in catalog.NAMED:
         return _named_images(data, size, channels, limit), []
@@ -166,6 +187,8 @@ def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int
             f"{data} has {len(readable)} readable images ({', '.join(sorted(own.SUFFIXES))}); at least "
             f"{FEWEST_IMAGES} are needed{'; ' + damaged[0] if damaged else ''}"
         )
+    if all(np.array_equal(image, readable[0]) for image in readable):
+        raise DataError(f"all {len(readable)} images of {data} are equal at {size[0]}x{size[1]}: give different ones")
     return Images(np.stack(readable), np.zeros(len(readable), np.int64)), damaged
 
 
@@ -185,7 +208,14 @@ def _as_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def split_images(images: Images, share: float = 0.25) -> tuple[Images, Images]:
-    """(to learn from, to judge by): every n-th image is in the second part, at least `FEWEST_IMAGES` // 2."""
+    """(to learn from, to judge by): every n-th image is in the second part, at least `FEWEST_IMAGES` // 2.
+
+    Raises: DataError for fewer than two images.
+    """
+    if len(images) < 2:
+        raise DataError(
+            f"{len(images)} images cannot be parted in those to learn from and those to judge by: give more"
+        )
     step = max(2, min(round(1 / share), 2 * len(images) // FEWEST_IMAGES))
     judged = np.arange(len(images)) % step == step - 1
     return images.take(np.flatnonzero(~judged)), images.take(np.flatnonzero(judged))

@@ -1,6 +1,5 @@
 """`regard advise MODEL`: which attention for a model: costs and times, and with images a measured recommendation."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,15 +9,16 @@ import typer
 from regard.core import Extra, require
 from regard.core.paths import user_path
 
-from .given import refuse_given
+from .given import Context, refuse_given
 from .imports import Imports, imported
 from .mixers import read_mixer
-from .run_options import ResultsOption, RootOption, checked_text, find_device, use_data
+from .run_options import ResultsOption, RootOption, find_device, use_data
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
+from .user_model import ModelArgument, OptionalData, Pretrained, SizeOption, progress, read_images, read_model
 
 if TYPE_CHECKING:
-    from regard.advice.recommend import Recommendation
+    from regard.advice.answer import Recommendation
     from regard.core import MixerConfig
 
 WITH_IMAGES = ("budget", "minutes", "images", "pretrained", "out", "where")
@@ -30,19 +30,13 @@ WITHOUT_IMAGES = (
 
 
 def advise(
-    context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help="A host model, such as deit_tiny_patch16_224; with --data also a saved folder or run.")
-    ],
-    data: Annotated[
-        str | None,
-        typer.Option(help="A folder of images, flat or nested, or a set by name; no label is read.",
-                     callback=checked_text),
-    ] = None,
+    context: Context,
+    model: ModelArgument,
+    data: OptionalData = None,
     budget: Annotated[str, typer.Option(help="latency=0.7x, memory=0.5x or macs=0.6x of what the model needs.")] = "",
     minutes: Annotated[float, typer.Option(help="Time for the recommendation, with --data.")] = 15.0,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data: most to learn from.")] = 400,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load timm's published weights.")] = False,
+    pretrained: Pretrained = False,
     out: Annotated[
         Path, typer.Option(help="The folder of page, plan and state, with --data.", parser=user_path, metavar="PATH")
     ] = Path("advice"),
@@ -50,7 +44,7 @@ def advise(
         str, typer.Option(help="Mechanisms, separated by semicolons: 'SKA; MiTA(m=9, k=9); None'. Default: a choice.")
     ] = "",
     where: Annotated[str, typer.Option(help="Only layers whose name matches, with --data.")] = "*",
-    size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the model's own.")] = "",
+    size: SizeOption = "",
     batch: Annotated[int, typer.Option(help="Images in a batch whose time is measured.")] = 4,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64; without --data.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -73,9 +67,9 @@ def advise(
     refuse_given(context, ("dtype", "seconds"), "is for costs and times without --data; leave it out")
     use_data(data_root)
     require("matplotlib")  # of the page, before minutes of work
-    from regard.advice.recommend import Question, recommend
+    from regard.advice.answer import Question
+    from regard.advice.recommend import recommend
     from regard.advice.search import Budget, read_budget
-    from regard.advice.user_model import load_user_model, read_user_images
     from regard.report.advice_page import answer, write_advice
     from regard.swapping.layer_plan import write_layer_plan
 
@@ -86,14 +80,9 @@ def advise(
         batch=batch,
         where=where,
     )
-    user = load_user_model(
-        model, size=read_size(size) if size else None, pretrained=pretrained, results=results, extra=extra
-    )
+    user = read_model(model, size, pretrained, results, extra)
     user.network.to(find_device(device))
-    pictures, damaged = read_user_images(data, user.size, user.channels, images)
-    for line in damaged:
-        print(f"left out: {line}", file=sys.stderr)
-    result = recommend(user, pictures, question, folder=out, report=lambda text: print(text, file=sys.stderr))
+    result = recommend(user, read_images(user, data, images), question, folder=out, report=progress)
     page = write_advice(out / "advice.html", result)
     plan = write_layer_plan(_plan(result), out / "plan.json", model) if result.best.spelling else None
     if as_json:
@@ -101,10 +90,9 @@ def advise(
         return
     hints = [f"page: {page}"]
     if plan is not None:
-        hints += [
-            f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it",
-            f"regard distill {model!r} --plan {plan} --data {data} teaches it without labels",
-        ]
+        hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
+        if user.saveable:
+            hints.append(f"regard distill {model!r} --plan {plan} --data {data} teaches it without labels")
     show(_rows(result), notes=wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts), *hints]))
 
 
@@ -156,7 +144,7 @@ def _costs_only(
         windows = f"{kind.windows} windows of " if kind.windows > 1 else ""
         grid = short_grid(kind.site.grid)
         layers.append(f"{number} with {kind.site.dim} channels, {kind.site.heads} heads on {windows}{grid} tokens")
-        print(f"timing {layers[-1]}", file=sys.stderr)
+        progress(f"timing {layers[-1]}")
 
     results = run(model, configs or [cls() for cls in MIXERS], size=read_size(size) if size else None, batch=batch,
                   dtype=dtype, device=clock_device, seconds=seconds, report=report, extra=extra)  # fmt: skip

@@ -8,7 +8,7 @@ import typer
 
 from regard.core import ConfigError
 
-from .given import refuse_given
+from .given import Context, refuse_given
 from .imports import Imports, imported
 from .mixers import read_mixer
 from .run_options import find_device
@@ -25,7 +25,7 @@ MEASUREMENT = ("mixers", "grid", "backward", "dtype", "dim", "heads", "batch", "
 
 
 def bench(
-    context: typer.Context,
+    context: Context,
     mixers: Annotated[
         list[str] | None,
         typer.Argument(help="Mechanisms; all are compared with the first. Default: softmax attention and all others."),

@@ -1,6 +1,5 @@
 """`regard distill MODEL --plan PLAN --data DIR`: teach a swapped model to do what the model did, without labels."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,26 +9,23 @@ from regard.core import ConfigError
 from regard.core.paths import user_path
 
 from .imports import Imports, imported
-from .run_options import ResultsOption, RootOption, checked_text, find_device, use_data
-from .sizes import read_size
+from .run_options import ResultsOption, RootOption, find_device, use_data
 from .tables import AsJson, show, wrapped
+from .user_model import DataOption, ModelArgument, Pretrained, SizeOption, progress, read_images, read_model
 
 if TYPE_CHECKING:
     from regard.advice.distill import Distilled
 
 
 def distill(
-    model: Annotated[str, typer.Argument(help="A saved folder, a run (key or folder), or a model of timm.")],
+    model: ModelArgument,
     plan: Annotated[
         str,
         typer.Option(
             help="A mechanism for all layers, 'blocks.0.attn=SKA(); blocks.1.attn=MiTA(m=25, k=25)', or plan.json."
         ),
     ],
-    data: Annotated[
-        str, typer.Option(help="A folder of images, flat or nested, or a set by name; no label is read.",
-                          callback=checked_text),
-    ],
+    data: DataOption,
     steps: Annotated[int, typer.Option(min=0, help="Steps in which each layer learns its predecessor's output.")] = 200,
     score_steps: Annotated[
         int, typer.Option(min=0, help="Steps after that in which the whole model learns the original's class scores.")
@@ -40,12 +36,12 @@ def distill(
     lr: Annotated[float, typer.Option(help="Learning rate of the layers; a tenth of it for the whole model.")] = 1e-3,
     batch: Annotated[int, typer.Option(min=1, help="Images of a step.")] = 16,
     images: Annotated[int, typer.Option(min=16, help="Images to use; a quarter of them judges.")] = 400,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load timm's published weights.")] = False,
+    pretrained: Pretrained = False,
     out: Annotated[
         Path, typer.Option(help="The folder of the new model, and of the state while it learns.", parser=user_path,
                            metavar="PATH"),
     ] = Path("distilled"),
-    size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the model's own.")] = "",
+    size: SizeOption = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
@@ -56,36 +52,21 @@ def distill(
     use_data(data_root)
     from regard.advice.distill import distill_model
     from regard.advice.learning import Distillation
-    from regard.advice.user_model import load_user_model, read_user_images
 
     extra = imported(modules)
     if out.exists() and out.resolve() == Path(model).expanduser().resolve():
         raise ConfigError(f"--out {out} is the folder of the model itself, which would be replaced; choose another")
-    user = load_user_model(
-        model, size=read_size(size) if size else None, pretrained=pretrained, results=results, extra=extra
-    )
+    user = read_model(model, size, pretrained, results, extra)
     if not user.trained:
         raise ConfigError(
             f"the weights of {model} are random, so there is nothing to learn from: give --pretrained, a saved folder "
             "or a run"
         )
     user.network.to(find_device(device))
-    pictures, damaged = read_user_images(data, user.size, user.channels, images)
-    for line in damaged:
-        print(f"left out: {line}", file=sys.stderr)
+    pictures = read_images(user, data, images)
     layers = Distillation(steps=steps, lr=lr, batch=batch)
     scores = Distillation(steps=score_steps, lr=lr / 10, batch=batch)
-    outcome = distill_model(
-        user,
-        plan,
-        pictures,
-        layers,
-        scores,
-        out,
-        rank=lora,
-        extra=extra,
-        report=lambda text: print(text, file=sys.stderr),
-    )
+    outcome = distill_model(user, plan, pictures, layers, scores, out, rank=lora, extra=extra, report=progress)
     if as_json:
         show(_rows(outcome), as_json)
         return

@@ -3,7 +3,6 @@
 With images: how far each layer's output and the class scores change.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,32 +11,27 @@ import typer
 
 from regard.core import Extra
 
-from .given import refuse_given
+from .given import Context, refuse_given
 from .imports import Imports, imported
 from .mixers import read_mixer
-from .run_options import ResultsOption, RootOption, checked_text, use_data
-from .sizes import read_size, short_grid
+from .run_options import ResultsOption, RootOption, use_data
+from .sizes import short_grid
 from .tables import AsJson, show, wrapped
+from .user_model import ModelArgument, OptionalData, Pretrained, SizeOption, progress, read_images, read_model
 
 if TYPE_CHECKING:
     from regard.advice.fidelity import ScoreChange
 
 
 def swap_check(
-    context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help="A host model, such as deit_tiny_patch16_224, a saved folder or a run.")
-    ],
+    context: Context,
+    model: ModelArgument,
     mixer: Annotated[str, typer.Argument(help="A mechanism, such as 'MiTA(m=25, k=25)'.")],
     where: Annotated[str, typer.Option(help="Only layers whose name matches, such as 'blocks.[0-3].*'.")] = "*",
-    data: Annotated[
-        str | None,
-        typer.Option(help="A folder of images, flat or nested, or a set by name: also measure how far outputs change.",
-                     callback=checked_text),
-    ] = None,
+    data: OptionalData = None,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data.")] = 64,
-    size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the host's own.")] = "",
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the model's published weights.")] = False,
+    size: SizeOption = "",
+    pretrained: Pretrained = False,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
@@ -46,7 +40,6 @@ def swap_check(
     """Swap a mechanism into a model; show which weights are kept, new or dropped, and how much the output changes."""
     import torch
 
-    from regard.advice.user_model import load_user_model
     from regard.swapping.swap import plan_swap
 
     if data is None:
@@ -55,9 +48,7 @@ def swap_check(
     extra = imported(modules)
     config = read_mixer(mixer, extra)
     torch.manual_seed(0)
-    user = load_user_model(
-        model, size=read_size(size) if size else None, pretrained=pretrained, results=results, extra=extra
-    )
+    user = read_model(model, size, pretrained, results, extra)
     if data is not None:
         _fidelity(user, mixer, where, data, images, as_json, extra)
         return
@@ -90,16 +81,15 @@ def _fidelity(user: Any, mixer: str, where: str, data: str, number: int, as_json
     """The table of changes for each layer alone, and for all of them."""
     from regard.advice.fidelity import Fidelity
     from regard.advice.substitutes import Substitutes
-    from regard.advice.user_model import read_user_images, tensors
+    from regard.advice.user_model import tensors
 
     config = read_mixer(mixer, extra)
-    pictures, damaged = read_user_images(data, user.size, user.channels, number)
-    for line in damaged:
-        print(f"left out: {line}", file=sys.stderr)
+    user.check()
+    pictures = read_images(user, data, number)
     with Substitutes(user.network, [config], user.example, where, user.ports) as substitutes:
         fidelity = Fidelity(substitutes, user.prepared(tensors(pictures)))
         outputs = fidelity.outputs()
-        alone = fidelity.alone(lambda name, _: print(f"{name} alone", file=sys.stderr))
+        alone = fidelity.alone(lambda name, _: progress(f"{name} alone"))
         layers = [name for name in substitutes.names if substitutes.choices(name)]
         together = fidelity.scores(dict.fromkeys(layers, config))
         refused = {name: reason for (name, _), reason in substitutes.refused.items()}

@@ -1,18 +1,22 @@
 """The page of `regard advise --data`: the recommended plan, the verified plans, each layer, and the doubts."""
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from regard import __version__
-from regard.advice.recommend import Recommendation, VerifiedPlan
+from regard.advice.answer import Recommendation, VerifiedPlan
+from regard.advice.attention_use import summary
+from regard.advice.search import as_plan
 from regard.core import MixerConfig
 from regard.lab.analysis import Cell, Chart, Sheet
 from regard.measure.statistics import Interval
 from regard.store.files import write_atomically
 from regard.swapping.layer_plan import spell_or_none
+from regard.swapping.removed import Removed
 
 from .analysis_page import render_analysis
 
@@ -37,7 +41,6 @@ def render_advice(result: Recommendation) -> str:
         "of": "",
         "scale": "",
         "notes": [
-            *(f"Not sure: {doubt}." for doubt in result.doubts),
             f"{learned} images to learn from ({result.steps} steps), {judged} others to judge by; no label was read. "
             f"Times: one thread, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
             "Divergence: of the class probabilities with a plan from those of the model as it was, in nats, with 95 % "
@@ -59,10 +62,21 @@ def answer(result: Recommendation) -> list[str]:
     if not best.spelling:
         return [f"Keep the model as it is: no plan within {result.budget} was found."]
     return [
-        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {best.spelling}.",
+        f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {_described(best)}.",
         f"It needs {costs}, and keeps the best class of {interval_text(best.agreement)} % of the images "
         f"(divergence {interval_text(best.divergence)} nats).",
     ]
+
+
+def _described(plan: VerifiedPlan) -> str:
+    """The mechanisms of a plan, each with its layers."""
+    layers: dict[str, list[str]] = {}
+    for name, mixer in as_plan(plan.choice).items():
+        layers.setdefault("no attention" if mixer == Removed() else spell_or_none(mixer), []).append(name)
+    return "; ".join(
+        f"{mixer} at {f'all {len(names)} layers' if len(names) == len(plan.choice) else ', '.join(names)}"
+        for mixer, names in layers.items()
+    )
 
 
 def interval_text(value: Interval) -> str:
@@ -73,6 +87,8 @@ def interval_text(value: Interval) -> str:
 
 
 def _sheets(result: Recommendation) -> Iterable[Sheet]:
+    if result.doubts:
+        yield Sheet(title="What this is not sure of", columns=("doubt",), rows=tuple((line,) for line in result.doubts))
     yield _plans(result)
     yield _assignments(result)
     yield _alone(result)
@@ -84,20 +100,24 @@ def _sheets(result: Recommendation) -> Iterable[Sheet]:
 def _plans(result: Recommendation) -> Sheet:
     """The verified plans, with a chart of divergence over the budget's kind."""
     kind = {"latency": "time", "memory": "peak memory", "macs": "multiply-accumulates"}[result.budget.kind]
-    columns = ("plan", kind, "divergence", "interval", "agreement %", "sum of single changes", "role")
+    columns = ("plan", kind, "divergence", "low", "high", "agreement %", "expected", "role")
     rows = tuple(
         (
             f"{label}: {_short(plan)}",
             round(plan.share(result.budget.kind), 3),
             round(plan.divergence.mean or 0.0, 5),
-            interval_text(plan.divergence),
+            None if plan.divergence.low is None else round(max(plan.divergence.low, 0.0), 5),
+            None if plan.divergence.high is None else round(plan.divergence.high, 5),
             round(plan.agreement.mean or 0.0, 1),
             round(plan.predicted, 5),
             "recommended" if plan is result.best else "others",
         )
         for label, plan in zip(LABELS, result.plans, strict=False)
     )
-    note = "Each plan was run end to end. sum of single changes: the divergence that was expected before that."
+    note = (
+        "Each plan was run end to end. low, high: of the divergence, its 95 % interval. expected: the sum of the "
+        "divergences of its changes alone."
+    )
     chart = Chart(x=kind, y="divergence", series="role")
     return Sheet(title="Plans", columns=columns, rows=rows, note=note, chart=chart)
 
@@ -130,18 +150,25 @@ def _assignments(result: Recommendation) -> Sheet:
 
 
 def _alone(result: Recommendation) -> Sheet:
-    mixers = list(dict.fromkeys(mixer for _, mixer in result.alone))
-    names = list(dict.fromkeys(name for name, _ in result.alone))
+    mixers = list(dict.fromkeys(mixer for row in result.costs.values() for mixer in row if mixer is not None))
+    images = len(next(iter(result.alone.values())).kl) if result.alone else 0
 
     def value(name: str, mixer: MixerConfig) -> Cell:
         change = result.alone.get((name, mixer))
-        return "refused" if change is None else round(float(change.kl.mean()), 5)
+        if change is None:
+            return "refused" if (name, mixer) in result.refused else "saves nothing"
+        return round(float(change.kl.mean()), 5)
 
-    rows = tuple((name, *(value(name, mixer) for mixer in mixers)) for name in names)
-    note = "Divergence of the class scores with one change alone, after learning. none: without attention."
+    rows = tuple((name, *(value(name, mixer) for mixer in mixers)) for name in result.costs)
+    note = (
+        f"Divergence of the class scores with one change alone, after learning, on {images} images. none: without "
+        f"attention. saves nothing: it costs no less than the layer's own attention, by what {result.budget.kind} "
+        "counts, and was left out."
+    )
     if result.refused:
-        reasons = "; ".join(dict.fromkeys(f"{_label(mixer)}: {why}" for (_, mixer), why in result.refused.items()))
-        note = f"{note} Refused: {reasons}."
+        reasons = Counter((mixer, why.replace(name, "it")) for (name, mixer), why in result.refused.items())
+        texts = [f"{_label(mixer)} at {number} layers ({why})" for (mixer, why), number in reasons.items()]
+        note = f"{note} Refused: {'; '.join(texts)}."
     return Sheet(title="Each layer alone", columns=("layer", *map(_label, mixers)), rows=rows, note=note)
 
 
@@ -153,8 +180,11 @@ def _use(result: Recommendation) -> Sheet:
     )
     note = (
         "Of the model as it was, means over images, heads and queries. distance: of the attended tokens, 1 is that "
-        "under equal weights. tokens: share that a query takes in. prefix: weight on class tokens and registers."
+        "under equal weights. tokens: share that a query takes in; where attention is in windows both are inside a "
+        "window. prefix: weight on class tokens and registers."
     )
+    removed = {name: float(change.kl.mean()) for (name, mixer), change in result.alone.items() if mixer == Removed()}
+    note = " ".join([note, *(f"{line[0].upper()}{line[1:]}." for line in summary(result.use, removed))])
     return Sheet(
         title="Where attention looks", columns=("layer", "attention", "distance", "tokens", "prefix"), rows=rows,
         note=note,

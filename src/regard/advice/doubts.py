@@ -1,0 +1,104 @@
+"""What an answer of `regard advise` is not sure of."""
+
+from regard.swapping.layer_plan import spell_or_none
+
+from .answer import Recommendation
+from .layer_costs import OWN
+from .search import cost_of
+from .user_model import UserModel
+
+KEPT = 90.0
+"""Percent of the best classes; below it a plan needs learning."""
+NEAR = 0.05
+"""Of a budget's share."""
+
+
+def doubts(result: Recommendation, model: UserModel) -> list[str]:
+    """What the answer is not sure of, as sentences."""
+    lines = []
+    if not model.trained:
+        lines.append(
+            f"the weights of {model.label} are random, so nothing here says what a trained model would lose: give "
+            "--pretrained, a saved folder or a run"
+        )
+    if slower := _never_cheaper(result):
+        lines.append(
+            f"{', '.join(slower)} cost no less than the model's own attention at any layer, so no plan has them"
+        )
+    lines += _nowhere(result)
+    if not result.met:
+        lines.append(
+            f"no plan of these mechanisms meets {result.budget}; the nearest reaches "
+            f"{result.best.share(result.budget.kind):.2f}x"
+        )
+    lines += _hard_budget(result)
+    high = result.best.divergence.high or 0.0
+    rivals = [
+        plan
+        for plan in result.plans
+        if plan is not result.best and plan.choice and (plan.divergence.low or 0.0) < high
+        and plan.share(result.budget.kind) < result.best.share(result.budget.kind)
+    ]  # fmt: skip
+    if rivals:
+        lines.append(f"{len(rivals)} cheaper plan(s) are not clearly worse on {result.images[1]} images")
+    if result.correlation is not None and result.correlation < 0.7:
+        lines.append(
+            f"the sum of single changes ranks the plans differently than the measured ones (rank correlation "
+            f"{result.correlation:.2f}): layers interact, and better plans may exist"
+        )
+    if result.steps < 60:
+        lines.append(f"the mechanisms learned for {result.steps} steps only; more minutes make them more faithful")
+    if result.images[1] < 50:
+        lines.append(f"{result.images[1]} images judge the plans; 200 or more make the intervals narrower")
+    return lines
+
+
+def _hard_budget(result: Recommendation) -> list[str]:
+    """What a budget costs that leaves little attention: what it cannot save, and a plan that is nearly within it."""
+    kind, share, best = result.budget.kind, result.budget.share, result.best
+    lines = []
+    attention = sum(cost_of(row[OWN], kind) for row in result.costs.values()) / max(cost_of(result.usage, kind), 1e-12)
+    if kind != "memory" and share < 1.1 - attention:
+        lines.append(
+            f"the attention layers are {100 * attention:.0f} % of the model's {kind}, so {result.budget} leaves little "
+            "of them"
+        )
+    if (agreement := best.agreement.mean or 0.0) < KEPT:
+        lines.append(
+            f"the recommended plan keeps the best class of {agreement:.0f} % of the images only: teach it (regard "
+            "distill) and fine-tune it before you use it, or ask for less"
+        )
+    near = [plan for plan in result.plans if share < plan.share(kind) <= share + NEAR]
+    plan = min(near, key=lambda plan: plan.divergence.mean or 0.0, default=None)
+    if plan is not None and (plan.divergence.high or 0.0) < (best.divergence.low or 0.0) / 2:
+        lines.append(
+            f"a plan that misses the budget by little, {plan.share(kind):.2f}x, changes the scores much less "
+            f"({plan.divergence.mean:.2g} nats, {plan.agreement.mean:.0f} % of the best classes): "
+            f"{plan.spelling or 'as it was'}"
+        )
+    return lines
+
+
+def _nowhere(result: Recommendation) -> list[str]:
+    """The mechanisms that fit no layer, with the first reason."""
+    lines = []
+    for mixer in dict.fromkeys(mixer for _, mixer in result.refused):
+        if not any(mixer in row for row in result.costs.values()):
+            reason = next(why for (_, other), why in result.refused.items() if other == mixer)
+            lines.append(f"{spell_or_none(mixer)} fits no layer: {reason}")
+    return lines
+
+
+def _never_cheaper(result: Recommendation) -> list[str]:
+    """The mechanisms that save nothing at any layer, by what the budget is about."""
+    kind = result.budget.kind
+    mixers = dict.fromkeys(mixer for row in result.costs.values() for mixer in row if mixer is not OWN)
+    return [
+        spell_or_none(mixer)
+        for mixer in mixers
+        if all(
+            cost_of(usage[mixer], kind) >= cost_of(usage[OWN], kind)
+            for usage in result.costs.values()
+            if mixer in usage
+        )
+    ]
