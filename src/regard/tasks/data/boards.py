@@ -69,7 +69,7 @@ ABILITIES: Mapping[str, Ability] = {
     ),
     "offset": Ability(
         classes=10, pairs=10, cells=2, needs="recall by relative place",
-        question="A code names a step of one cell, down, across or both: which digit is there?", epochs=12,
+        question="A code names a step of one cell, down, across or both: which digit is there?", epochs=15,
     ),
     "salience": Ability(
         classes=10, pairs=10, cells=2, needs="the key that stands out",
