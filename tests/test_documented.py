@@ -45,6 +45,7 @@ PLACEHOLDERS = {
     "--model NAME": "--model vit_desk",
     "regard swap-check NAME": "regard swap-check vit_desk",
     "regard study show NAME": "regard study show quickstart",
+    "regard probe all": "regard probe SKA",
     "regard maps MODEL IMAGE": "regard maps vit_desk flower",
 }
 SMALLER = {
@@ -55,6 +56,8 @@ SMALLER = {
     r"regard advise .*--data": "--minutes 0.02 --images 16 --mixers None --budget macs=0.999x",
     r"regard swap-check .*--data": "--images 16",
     r"regard distill": "--steps 2 --images 16",
+    r"regard probe": "--scale smoke --seeds 1 --workers 0",
+    r"regard probe (?!.*--sweep)": "--abilities content",
     r"regard (train|finetune)": "--set recipe.epochs=1 --set task.limit=32",
     r"regard study show": "--no-estimate",
     r"regard study run (?!.*--decide)": "--seeds 1 --workers 0 --rows w/o",

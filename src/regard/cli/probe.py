@@ -193,7 +193,7 @@ def _show_profile(chosen: _Shown, page: Path | None, as_json: bool) -> None:
 
     found = scores(chosen.planned, Results(chosen.results))
     controls, note = chosen.controls(found)
-    shown = {**{row: values for row, values in controls.items() if row not in found}, **found}
+    shown = {**{row: values for row, values in controls.items() if values and row not in found}, **found}
     cells = profiles(shown, controls, chosen.names)
     if as_json:
         print(json.dumps({"boards": chosen.boards, "abilities": chosen.names, "scores": shown}, indent=2))

@@ -25,6 +25,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "ap75": Quantity("average precision at IoU 0.75 (%)", unit="points"),
     "miou": Quantity("mean intersection over union (%)", unit="points"),
     "pixels": Quantity("pixel accuracy (%)", unit="points"),
+    "cells": Quantity("asking cells answered right (%)", unit="points"),
     "bleu": Quantity("BLEU", unit="points"),
     "chrf": Quantity("chrF2", unit="points"),
     "images_per_second": Quantity("training images per second"),

@@ -5,7 +5,6 @@ not.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from regard.lab.study import Claim, Row, Setting, Study
 from regard.mixers import SKA, Agent, Factors, Linear, Linformer, MiTA, Softmax
@@ -19,8 +18,6 @@ from regard.train.run import canonical
 from .names import AVERAGE, BASELINE, NONE
 
 METRIC = Cells.metric
-_DEFAULTS: dict[str, dict[str, Any]] = Cells.defaults("")
-RECIPE = Recipe(**_DEFAULTS["recipe"])
 SEEDS = 4
 """Of the studies; `regard probe` trains fewer."""
 
@@ -107,15 +104,21 @@ HYPOTHESES = (
 
 def task_of(ability: str, boards: str = "boards") -> Cells:
     """The task of a probe. boards: "boards" or "digit_boards". Raises: ConfigError."""
-    return Cells(data=f"{boards}(ability={ability})", **_DEFAULTS["task"])
+    data = f"{boards}(ability={ability})"
+    return Cells(data=data, **Cells.defaults(data)["task"])
+
+
+def recipe_of(task: Cells) -> Recipe:
+    """How networks of a probe are trained: as `regard train` does it."""
+    return Recipe(**Cells.defaults(task.data)["recipe"])
 
 
 def setting_of(task: Cells, rows: tuple[Row, ...], scale: str, seeds: int = SEEDS) -> Setting:
     """The setting of rows at desk scale, or at smoke scale, which tests in seconds that everything runs."""
     if scale == "desk":
-        return Setting(task=task, recipe=RECIPE, seeds=seeds, rows=rows)
+        return Setting(task=task, recipe=recipe_of(task), seeds=seeds, rows=rows)
     small = replace(task, host="vit_desk(patch=14, dim=16, depth=1, heads=2)", limit=64)
-    return Setting(task=small, recipe=replace(RECIPE, epochs=1, batch=32), seeds=min(seeds, 2), rows=rows)
+    return Setting(task=small, recipe=replace(recipe_of(task), epochs=1, batch=32), seeds=min(seeds, 2), rows=rows)
 
 
 def study_of(ability: str) -> Study:
@@ -147,5 +150,6 @@ CONTENT, PLACE, OFFSET, SALIENCE, COMPARE, COUNT, HOPS = map(study_of, ABILITIES
 
 def protocol(boards: str) -> str:
     """What has to be equal for scores to be compared, as text. boards: "boards" or "digit_boards"."""
-    task = task_of("content", boards)
-    return canonical((REVISIONS[boards], task.host, task.init, task.sample_counts(), RECIPE))
+    tasks = [task_of(ability, boards) for ability in ABILITIES]
+    recipes = tuple(recipe_of(task) for task in tasks)
+    return canonical((REVISIONS[boards], tasks[0].host, tasks[0].init, tasks[0].sample_counts(), recipes))

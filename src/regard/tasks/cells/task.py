@@ -23,6 +23,7 @@ from regard.tasks.data.boards import (
     BoardSet,
     boards,
     checksum,
+    is_boards,
     read_boards,
 )
 from regard.tasks.data.feed import to_tensor
@@ -77,7 +78,8 @@ class Cells(Task):
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
         host = f"vit_desk(patch={CELL}, dim=64, depth=3, heads=2)"
-        recipe = {"epochs": 6, "batch": 64, "lr": 3e-3, "augment": "none", "smoothing": 0.0, "warmup": 1 / 6}
+        epochs = ABILITIES[read_boards(data).ability].epochs if is_boards(data) else 6
+        recipe = {"epochs": epochs, "batch": 64, "lr": 3e-3, "augment": "none", "smoothing": 0.0, "warmup": 1 / epochs}
         return {"task": {"host": host}, "recipe": recipe}
 
     @property
