@@ -140,7 +140,7 @@ def test_python_m_regard_is_the_command() -> None:
         (["train", "SKA", "--set", "task.extra=1"], "--set has no field 'task.extra'"),
         (["train", "SKA", "--host", "deit_tiny_patch16_224(pretrained=True)"], "with --set task.init=host"),
         (["bench", "Softmax", "--dtype", "fp31"], "did you mean fp"),
-        (["bench", "--seconds", "nan"], "seconds is a positive number, not nan"),
+        (["bench", "--seconds", "nan"], "seconds is nan; a finite number"),
         (["bench", "--calibrate", "--seconds", "inf"], "seconds is a positive number, not inf"),
         (["bench", "--calibrate", "--dtype", "bf16"], "--dtype has no place beside --calibrate"),
         (["advise", "vit_desk", "--minutes", "1"], "--minutes needs --data"),
