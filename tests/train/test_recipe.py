@@ -104,7 +104,7 @@ def test_it_resumes_with_the_same_bits(tmp_path: Path) -> None:
         (Recipe, {"betas": (0.9,)}, "Recipe has betas="),
         (Recipe, {"milestones": (True,)}, "Recipe has milestones="),
         (Tiny, {"limit": "9"}, "Tiny has limit='9'; a whole number is expected"),
-        (Tiny, {"split": "train"}, "Tiny has no split='train': split is test or held"),
+        (Tiny, {"split": "train"}, "Tiny has no split='train': split is test, held or val"),
         (Tiny, {"class_weights": (math.inf,)}, "Tiny has class_weights="),
         (Run, {"task": Tiny(), "seed": 2.5}, "Run has seed=2.5; a whole number is expected"),
         (Run, {"task": "digits"}, "Run has task='digits'; a Task"),
