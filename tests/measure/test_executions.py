@@ -1,7 +1,6 @@
 """Calibration: every execution that can run here is measured, and "auto" follows what is kept."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,21 +9,13 @@ from typer.testing import CliRunner
 from regard.cli.app import app
 from regard.measure.executions import time_executions
 from regard.mixers.mita.mita import mita
-from regard.mixers.shared import calibration
-from regard.mixers.shared.calibration import Measured, calibration_file, fastest, write_calibration
+from regard.mixers.shared.calibration import Measured, calibration_file, write_calibration
 from regard.mixers.shared.native import LIBRARY
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for known in (calibration.calibration, fastest):
-        known.cache_clear()
-    yield
-    for known in (calibration.calibration, fastest):
-        known.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_calibrations")
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from regard.core import ConfigError
-from regard.measure.sequential import Differences, Looks, analyse, decided, gate_passed, next_pairs, powers
-from regard.measure.statistics import holm, power
+from regard.measure.sequential import Differences, Looks, analyse, decided, gate_passed, next_pairs
+from regard.measure.statistics import holm, power, powers
 
 LOOKS = Looks()
 GATE = Differences.against_zero(np.full((2, 3), 20.0) + [[0.0, 0.1, 0.2]])

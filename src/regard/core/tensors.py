@@ -113,11 +113,14 @@ def check_layer_input(x: object, weight: object, dim: int, hooked: bool) -> None
     Raises: ShapeError unless x is a dense tensor (batch, tokens, dim) of floating-point numbers, in the dtype (except
     under autocast) and on the device of the weight.
     """
-    if type(x) is Tensor and isinstance(weight, Tensor) and x.dtype == weight.dtype and x.device == weight.device:
-        right = _is_right(x, 3) and x.shape[-1] == dim
-    else:
-        right = False
-    if right:
+    if (
+        type(x) is Tensor
+        and isinstance(weight, Tensor)
+        and _is_right(x, 3)
+        and x.shape[-1] == dim
+        and x.dtype == weight.dtype
+        and x.device == weight.device
+    ):
         return
     words = f"(batch, tokens, {dim})"
     if isinstance(x, Tensor) and not x.is_nested and (x.ndim != 3 or x.shape[-1] != dim):
@@ -249,8 +252,6 @@ def _check_axes(name: str, label: str, x: Tensor, kind: _TensorArgument, sizes: 
         raise ShapeError(f"{name}: {label} has shape {tuple(x.shape)}; expected {kind.words}")
     for axis, size in zip(kind.axes, x.shape, strict=True):
         other, expected = sizes.setdefault(axis, (label, size))
-        if size == expected and not axis.isdigit():
-            continue
         if axis.isdigit() and size != int(axis):
             raise ShapeError(f"{name}: {label} has shape {tuple(x.shape)}; expected {kind.words}")
         if size != expected and axis.isidentifier():

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from regard.train.run import Run
 
 from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values
 from .comparability import on_one_device
+from .power import missing_seconds, row_seconds
 from .progress import Event
 from .run_study import execute_runs
 from .snapshot import write_snapshot
@@ -159,16 +159,9 @@ def _reachable(
 
     A row without finished runs takes the mean of the others; without any, every analysis counts as reachable.
     """
-    times: dict[str, list[float]] = {label: [] for label in rows}
-    for run in runs:
-        times[run["row"]].append(float(run["outcome"].get("seconds") or 0.0))
-    known = {label: fmean(values) for label, values in times.items() if values}
-    mean = fmean(known.values()) if known else 0.0
-    reachable = []
-    for labels in compared:
-        cost = {
-            pairs: sum(known.get(label, mean) * max(pairs - len(times[label]), 0) for label in set(labels))
-            for pairs in looks.pairs
-        }
-        reachable.append(max((pairs for pairs in looks.pairs if cost[pairs] <= seconds), default=0))
+    each, counts = row_seconds(rows, runs)
+    reachable = [
+        max((pairs for pairs in looks.pairs if missing_seconds(labels, pairs, each, counts) <= seconds), default=0)
+        for labels in compared
+    ]
     return np.array(reachable, np.int64)

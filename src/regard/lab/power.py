@@ -53,8 +53,7 @@ def prospects(
     runs = finished_runs(root, snapshot)
     claims = judgeable(snapshot)
     compared = _compared(snapshot, claims)
-    seconds = _seconds(snapshot, runs)
-    counts = {label: sum(run["row"] == label for run in runs) for label in seconds}
+    seconds, counts = row_seconds([row["label"] for row in snapshot["rows"]], runs)
     reachable = None if hours is None else _reachable(compared, seconds, counts, 3600 * hours * workers)
     found = []
     for text, rows, metric, within, level in compared:
@@ -115,24 +114,27 @@ def _prospect(
     return Prospect(
         text=text, pilot=len(values), mean=mean, sd=sd, low=low, high=high, target=target,
         decides={n: decided_difference(n, sd, level) for n in SEEDS}, seeds=seeds,
-        hours=None if seeds is None else _cost(rows, seeds, seconds, counts) / 3600 / workers,
+        hours=None if seeds is None else missing_seconds(rows, seeds, seconds, counts) / 3600 / workers,
         reachable=reachable, chance=chance,
     )  # fmt: skip
 
 
-def _seconds(snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The mean seconds of a run of each row; a row without finished runs takes the mean of the others."""
+def row_seconds(labels: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, int]]:
+    """The mean seconds of a run of each row, and the number of its runs, which have ended.
+
+    A row without any takes the mean of the others, 0 if none has any.
+    """
     times = {
-        row["label"]: [float(run["outcome"].get("seconds") or 0.0) for run in runs if run["row"] == row["label"]]
-        for row in snapshot["rows"]
+        label: [float(run["outcome"].get("seconds") or 0.0) for run in runs if run["row"] == label] for label in labels
     }
     known = [fmean(values) for values in times.values() if values]
     mean = fmean(known) if known else 0.0
-    return {label: fmean(values) if values else mean for label, values in times.items()}
+    seconds = {label: fmean(values) if values else mean for label, values in times.items()}
+    return seconds, {label: len(values) for label, values in times.items()}
 
 
-def _cost(rows: Sequence[str], seeds: int, seconds: Mapping[str, float], counts: Mapping[str, int]) -> float:
-    """Seconds of the runs that rows lack to a number of seeds."""
+def missing_seconds(rows: Sequence[str], seeds: int, seconds: Mapping[str, float], counts: Mapping[str, int]) -> float:
+    """Seconds of the runs that rows lack to a number of seeds; seconds, counts: of `row_seconds`."""
     return sum(seconds[label] * max(seeds - counts[label], 0) for label in set(rows))
 
 
@@ -141,4 +143,4 @@ def _reachable(
 ) -> int:
     """The largest number of seeds, up to 200, that all compared rows can have for so many seconds."""
     rows = {label for _, labels, *_ in compared for label in labels}
-    return max((n for n in range(1, 201) if _cost(list(rows), n, seconds, counts) <= budget), default=0)
+    return max((n for n in range(1, 201) if missing_seconds(list(rows), n, seconds, counts) <= budget), default=0)

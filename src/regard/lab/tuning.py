@@ -32,7 +32,8 @@ class Tuned:
     def note(self) -> str:
         """What a page says of it."""
         tried = ", ".join(f"{rate:g}: {'failed' if s is None else f'{s:.1f}'}" for rate, s in self.scores.items())
-        why = "the best of three on a validation part" if any(self.scores.values()) else "the setting's own"
+        learned = any(score is not None for score in self.scores.values())
+        why = "the best of three on a validation part" if learned else "the setting's own"
         return f"Learning rate {self.rate:g}, {why} ({tried})."
 
 

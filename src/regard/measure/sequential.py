@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.core import ConfigError, require
+from regard.core import ConfigError
 
-from .statistics import FEWEST, LEVEL, Interval, holm, seed_pairs
+from .statistics import FEWEST, LEVEL, Interval, holm, powers, quantiles, seed_pairs
 from .verdicts import Verdict, claim_p
 
 HOPE = 0.2
@@ -187,7 +187,7 @@ def _chance(
         np.take_along_axis(np.stack(part, -1), now[..., None], -1)[..., 0] for part in zip(*moments, strict=True)
     )
     pairs, edges, shares = np.asarray(looks.pairs)[now], np.asarray(looks.pairs), np.asarray(looks.shares)
-    hope = quantiles(np.asarray(0.8), pairs - 1) * sd / np.sqrt(pairs)
+    hope = quantiles(0.8, pairs - 1) * sd / np.sqrt(pairs)
     above = np.abs(mean - values.at) + hope
     inside = values.within - np.maximum(np.abs(mean) - hope, 0.0)
     outside = np.abs(mean) + hope - values.within
@@ -199,7 +199,8 @@ def _chance(
 def judge_analyses(looks: Looks, difference: Interval, p: float, side: int, at: int, sampling: float | None) -> Verdict:
     """What the interim analyses of one claim say by themselves: suggested, undecided, or not judged before the first.
 
-    difference: of all paired seeds. p, side, at: of the claim, as in `Analysis`. sampling: the `sampling_error`.
+    difference: of all paired seeds. p, side, at: of the claim, as in `Analysis`. sampling: the `sampling_error`. p of a
+    claim before its first analysis is 1 and not None: the correction is over all claims from the beginning.
     """
     first, last = looks.pairs[0], looks.pairs[-1]
     if at == 0 or difference.low is None or difference.high is None:
@@ -212,24 +213,3 @@ def judge_analyses(looks: Looks, difference: Interval, p: float, side: int, at: 
     opposite = "" if side > 0 else "the opposite, "
     text = f"suggested: {opposite}{numbers}; by the interim analysis at {at}, p {p:.2g} over all analyses"
     return Verdict("suggested", text, difference, p, side, sampling=sampling)
-
-
-def quantiles(probability: Floats, degrees: NDArray[np.int64] | int) -> Floats:
-    """Quantiles of Student's t distribution."""
-    require("scipy")
-
-    from scipy.special import stdtrit
-
-    return np.asarray(stdtrit(degrees, probability))
-
-
-def powers(pairs: NDArray[np.int64], target: Floats, sd: Floats, level: Floats) -> Floats:
-    """As `statistics.power`, for arrays: the chance that a two-sided test finds a difference (the right side only)."""
-    require("scipy")
-
-    from scipy.special import nctdtr
-
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shift = np.where(sd > 0, np.maximum(target, 0.0) * np.sqrt(pairs) / sd, np.inf)
-    power = 1.0 - nctdtr(pairs - 1, np.minimum(shift, 1e3), quantiles(1 - level / 2, pairs - 1))
-    return np.where(np.isfinite(power), power, 1.0)

@@ -6,11 +6,14 @@ Accuracies and their differences are in percentage points. Fewer than three seed
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.core import require
+
+Numbers = NDArray[Any] | float | int
 
 LEVEL = 0.95
 FEWEST = 3
@@ -45,11 +48,16 @@ class Pooled:
 
 def quantile(probability: float, degrees: int | float) -> float:
     """The quantile of Student's t distribution at a probability."""
+    return float(quantiles(probability, degrees))
+
+
+def quantiles(probability: Numbers, degrees: Numbers) -> NDArray[np.float64]:
+    """As `quantile`, of arrays."""
     require("scipy")
 
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, probability))
+    return np.asarray(stdtrit(degrees, probability))
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -157,12 +165,23 @@ def power(
     sd: of the paired difference. degrees: of the variance, by default seeds - 1 (one pair of rows alone). The level
     0.05 is that of the 95 % interval.
     """
+    return float(powers(seeds, abs(difference), sd, level, degrees))
+
+
+def powers(
+    seeds: Numbers, difference: Numbers, sd: Numbers, level: Numbers, degrees: Numbers | None = None
+) -> NDArray[np.float64]:
+    """As `power`, of arrays, for the right side of the test only: 1 without any deviation."""
     require("scipy")
 
     from scipy.special import nctdtr
 
+    seeds, difference, sd = (np.asarray(value, np.float64) for value in (seeds, difference, sd))
     degrees = seeds - 1 if degrees is None else degrees
-    return 1.0 - float(nctdtr(degrees, abs(difference) * math.sqrt(seeds) / sd, quantile(1 - level / 2, degrees)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shift = np.where(sd > 0, np.maximum(difference, 0.0) * np.sqrt(seeds) / sd, np.inf)
+    found = 1.0 - nctdtr(degrees, np.minimum(shift, 1e3), quantiles(1 - np.asarray(level) / 2, degrees))
+    return np.where(np.isfinite(found), found, 1.0)
 
 
 def seeds_needed(

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from regard.core import require
 
-from .statistics import FEWEST, LEVEL, Interval, Pooled, holm, quantile, seed_pairs, seeds_needed
-
-Numbers = NDArray[np.float64] | float | int
+from .statistics import FEWEST, LEVEL, Interval, Numbers, Pooled, holm, quantile, seed_pairs, seeds_needed
 
 WORDS = ("supported", "contradicted", "suggested", "undecided", "not judged")
 

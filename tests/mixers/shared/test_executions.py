@@ -2,8 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +15,7 @@ from regard.store.records import record_text
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cache folder of this test; what was read from another is forgotten, before and after."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for known in (calibration.calibration, fastest):
-        known.cache_clear()
-    yield
-    for known in (calibration.calibration, fastest):
-        known.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_calibrations")
 
 
 def situation(tokens: int = 1024, *facts: str, **more: object) -> Situation:
