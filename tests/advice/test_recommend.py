@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -208,14 +209,16 @@ def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = str(tmp_path / "advice")
     arguments = ["--data", "digits", "--images", "48", "--minutes", "0.02", "--mixers", "SKA; None", "--out", out]
     assert command(["advise", saved, "--budget", "macs=0.95x", *arguments]) == 0
-    assert "Recommended " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Recommended " in printed
     page = (tmp_path / "advice" / "advice.html").read_text()
     assert "Where attention looks" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     plan = str(tmp_path / "advice" / "plan.json")
     new = str(tmp_path / "new")
-    options = ["--data", "digits", "--images", "48", "--steps", "3", "--score-steps", "2", "--out", new]
-    assert command(["distill", saved, "--plan", plan, *options]) == 0
+    (hint,) = [line for line in printed.splitlines() if line.startswith("  regard distill")]
+    options = ["--images", "48", "--steps", "3", "--score-steps", "2", "--out", new]
+    assert command([*shlex.split(hint)[1:], *options]) == 0
     capsys.readouterr()
     changes = ["--set", "recipe.epochs=1", "--set", "task.limit=64", "--results", str(tmp_path / "results"), "--json"]
     for start, further in ((new, []), (saved, ["--plan", plan])):
@@ -224,6 +227,14 @@ def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert "SKA()" in outcome["row"] or "None" in outcome["row"]
     assert outcome["row"].startswith("blocks.")
     assert load(new) is not None
+
+
+def test_a_model_of_random_weights_is_not_to_be_distilled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--data", "digits", "--images", "16", "--minutes", "0.02", "--mixers", "None", "--out", str(tmp_path)]
+    assert command(["advise", "vit_desk(size=8, patch=2, dim=16, depth=2, heads=2, in_chans=1)", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "are random" in " ".join(printed.split())
+    assert "regard distill" not in printed
 
 
 def test_candidates_suit_the_layer_with_the_fewest_tokens() -> None:
