@@ -1,0 +1,100 @@
+"""Pages of the API, made from docstrings without importing anything: a page for each package."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from .evidence import ROOT
+from .markdown import link
+from .mechanisms import page_of as mechanism_page
+
+SOURCE = ROOT / "src" / "regard"
+PACKAGES = (
+    "core", "projections", "swapping", "swapping/ports", "models", "explain", "measure", "tasks", "store", "train",
+    "lab", "advice", "studies", "report", "testing", "mixers/shared",
+)  # fmt: skip
+"""Folders of src/regard with a page; mechanisms have their own pages, and verbs their help."""
+
+
+def page_of(package: str) -> str:
+    """The path of a package's page."""
+    return f"reference/{package.replace('/', '.')}.md"
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """(path, content): the names of the root, and every package."""
+    yield "reference/index.md", index()
+    for package in PACKAGES:
+        yield page_of(package), package_page(package)
+
+
+def modules(package: str) -> list[Path]:
+    """The files of a package that have public names, without those of a folder with a page of its own."""
+    own = [SOURCE / other for other in PACKAGES if other.startswith(f"{package}/")]
+    files = sorted((SOURCE / package).rglob("*.py"))
+    return [file for file in files if not any(map(file.is_relative_to, own)) and public_names(file)]
+
+
+def public_names(file: Path) -> list[str]:
+    """Names of the classes and functions that a file defines, without those that begin with an underscore."""
+    parts = ast.parse(file.read_text(encoding="utf-8")).body
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [part.name for part in parts if isinstance(part, kinds) and not part.name.startswith("_")]
+
+
+def dotted(file: Path) -> str:
+    """The name of a module."""
+    return ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def package_page(package: str) -> str:
+    """All public names of a package, module by module."""
+    folder = SOURCE / package
+    about = (ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+    entries = [f"::: {dotted(file)}" for file in modules(package)]
+    return "\n\n".join([f"# regard.{package.replace('/', '.')}", about, *entries]) + "\n"
+
+
+def index() -> str:
+    """The names that `from regard import ...` has, each with a link to its page."""
+    lines = []
+    for module, names in root_names().items():
+        links = [f"[`{name}`]({_page(module, name)})" for name in names]
+        lines.append(f"- from `{module}`: {', '.join(links)}")
+    titles = {package: f"`{package.replace('/', '.')}`" for package in PACKAGES}
+    packages = ", ".join(link(title, page_of(package), "reference/index.md") for package, title in titles.items())
+    text = "\n".join(lines)
+    return f"""# API
+
+`from regard import ...` has these names; nothing is imported before it is used.
+
+{text}
+
+Operator functions, each with its plain reference, are in `regard.ops`; the pages of the mechanisms have both. Pages by
+package: {packages}.
+"""
+
+
+def root_names() -> dict[str, list[str]]:
+    """module -> the names of the root that it has, read from the imports for type checkers."""
+    found: dict[str, list[str]] = {}
+    for part in ast.walk(ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))):
+        if isinstance(part, ast.ImportFrom) and part.module and part.module != "regard":
+            for alias in part.names:
+                if alias.asname:
+                    found.setdefault(part.module, []).append(alias.name)
+    return dict(sorted(found.items()))
+
+
+def _page(module: str, name: str) -> str:
+    """The page that has a name, relative to the index, with its anchor where the name is defined in the module."""
+    file = SOURCE.parent / Path(*module.split("."))
+    file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+    own = name in public_names(file)
+    short = module.removeprefix("regard.")
+    if short.startswith("mixers.") and not short.startswith("mixers.shared") and name[0].isupper():
+        return f"../{mechanism_page(name)}#{module}.{name}"
+    fitting = [package for package in PACKAGES if f"{short}.".startswith(f"{package.replace('/', '.')}.")]
+    if not fitting:
+        return "../docs/mechanisms.md"
+    return f"{max(fitting, key=len).replace('/', '.')}.md" + (f"#{module}.{name}" if own else "")
