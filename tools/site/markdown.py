@@ -8,7 +8,7 @@ from regard.report.phrasing import number, signed
 
 
 def interval(value: Mapping[str, Any] | None, sign: bool = False) -> str:
-    """A mean with its 95 % interval, such as "+5.2 [+3.8, +6.7]"; "" without a mean.
+    """A mean with its 95 % interval on one line, such as "+5.2 [+3.8, +6.7]"; "" without a mean.
 
     value: has mean, low and high. sign: whether positive numbers have a plus.
     """
@@ -17,7 +17,7 @@ def interval(value: Mapping[str, Any] | None, sign: bool = False) -> str:
     show = signed if sign else number
     if value["low"] is None:
         return show(value["mean"])
-    return f"{show(value['mean'])} [{show(value['low'])}, {show(value['high'])}]"
+    return f"{show(value['mean'])} [{show(value['low'])}, {show(value['high'])}]".replace(" ", "\u00a0")
 
 
 def link(text: str, target: str, page: str) -> str:

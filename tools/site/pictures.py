@@ -57,7 +57,7 @@ def attended(config: MixerConfig, x: Float[Tensor, "1 N C"], query: tuple[int, i
         weights = layer.operator.weights(roles["q"], roles["k"], x[:, None], grid=GRID)[0, 0, token]
     else:
         use_features(layer)
-        derivative = torch.func.jacrev(lambda patches: layer(patches, GRID)[0, token])(x)  # (C, 1, N, C)
+        derivative = torch.func.jacrev(lambda patches: layer.reference(patches, GRID)[0, token])(x)  # (C, 1, N, C)
         weights = derivative[:, 0].square().sum((0, 2)).sqrt()
     return weights.detach().abs().view(GRID.height, GRID.width).numpy()
 

@@ -29,10 +29,14 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def modules(package: str) -> list[Path]:
-    """The files of a package that have public names, without those of a folder with a page of its own."""
+    """The files of a package that have public names, those with names of the root first.
+
+    Folders with a page of their own are left out.
+    """
     own = [SOURCE / other for other in PACKAGES if other.startswith(f"{package}/")]
-    files = sorted((SOURCE / package).rglob("*.py"))
-    return [file for file in files if not any(map(file.is_relative_to, own)) and public_names(file)]
+    files = [file for file in (SOURCE / package).rglob("*.py") if not any(map(file.is_relative_to, own))]
+    first = root_names()
+    return sorted(filter(public_names, files), key=lambda file: (dotted(file) not in first, file))
 
 
 def public_names(file: Path) -> list[str]:
