@@ -15,6 +15,7 @@ from regard.report.charts import chart
 from regard.studies.probes.names import AVERAGE, BASELINE, NONE
 from regard.tasks.data.boards import ABILITIES
 from tools.docs_pages import code, table
+from tools.generate import exported
 
 from . import pictures
 from .evidence import Evidence, on_mechanism
@@ -202,5 +203,7 @@ def _type_name(hint: object) -> str:
 
 
 def api(name: str) -> str:
-    """The module of the mechanism from its docstrings."""
-    return f"## API\n\n::: regard.mixers.{MECHANISMS[name]}\n    options:\n      heading_level: 3"
+    """The configuration and the operator functions of a mechanism, from their docstrings."""
+    module = MECHANISMS[name]
+    members = "".join(f"\n        - {member}" for member in exported(module))
+    return f"## API\n\n::: regard.mixers.{module}\n    options:\n      heading_level: 3\n      members:{members}"

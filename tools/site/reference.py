@@ -4,6 +4,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from regard.mixers.table import MECHANISMS
+from tools.docs_pages import table
+
 from .evidence import ROOT
 from .markdown import link
 from .mechanisms import page_of as mechanism_page
@@ -60,23 +63,45 @@ def package_page(package: str) -> str:
 
 
 def index() -> str:
-    """The names that `from regard import ...` has, each with a link to its page."""
-    lines = []
+    """The names that `from regard import ...` has, each with a link to its page and the first line about it."""
+    rows, mechanisms = [], []
     for module, names in root_names().items():
-        links = [f"[`{name}`]({_page(module, name)})" for name in names]
-        lines.append(f"- from `{module}`: {', '.join(links)}")
+        for name in names:
+            linked = f"[`{name}`]({_page(module, name)})"
+            if name in MECHANISMS:
+                mechanisms.append(linked)
+            else:
+                rows.append((linked, _first_sentence(module, name), f"`{module}`"))
     titles = {package: f"`{package.replace('/', '.')}`" for package in PACKAGES}
     packages = ", ".join(link(title, page_of(package), "reference/index.md") for package, title in titles.items())
-    text = "\n".join(lines)
     return f"""# API
 
 `from regard import ...` has these names; nothing is imported before it is used.
 
-{text}
+Mechanisms: {", ".join(mechanisms)}.
+
+{table(("name", "what", "module"), sorted(rows))}
 
 Operator functions, each with its plain reference, are in `regard.ops`; the pages of the mechanisms have both. Pages by
 package: {packages}.
 """
+
+
+def _first_sentence(module: str, name: str) -> str:
+    """The beginning of a docstring, "" for names that are not defined in the module itself."""
+    for part in ast.parse(_file(module).read_text(encoding="utf-8")).body:
+        if isinstance(part, ast.ClassDef | ast.FunctionDef) and part.name == name:
+            text = (ast.get_docstring(part) or "").split("\n\n")[0].replace("\n", " ")
+            return text.partition(". ")[0].rstrip(".")
+        if isinstance(part, ast.ImportFrom) and part.level and any(alias.name == name for alias in part.names):
+            return _first_sentence(f"{module}.{part.module}", name)
+    return ""
+
+
+def _file(module: str) -> Path:
+    """The file of a module."""
+    path = SOURCE.parent / Path(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def root_names() -> dict[str, list[str]]:
@@ -92,11 +117,9 @@ def root_names() -> dict[str, list[str]]:
 
 def _page(module: str, name: str) -> str:
     """The page that has a name, relative to the index, with its anchor where the name is defined in the module."""
-    file = SOURCE.parent / Path(*module.split("."))
-    file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-    own = name in public_names(file)
+    own = name in public_names(_file(module))
     short = module.removeprefix("regard.")
-    if short.startswith("mixers.") and not short.startswith("mixers.shared") and name[0].isupper():
+    if name in MECHANISMS:
         return f"../{mechanism_page(name)}#{module}.{name}"
     fitting = [package for package in PACKAGES if f"{short}.".startswith(f"{package.replace('/', '.')}.")]
     if not fitting:

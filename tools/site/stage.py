@@ -11,7 +11,8 @@ from pathlib import Path
 
 from regard.mixers.table import MECHANISMS
 
-from .evidence import ROOT
+from .evidence import RESULTS, ROOT
+from .markdown import link
 from .mechanisms import page_of as mechanism_page
 from .reference import PACKAGES
 from .reference import page_of as package_page
@@ -63,8 +64,26 @@ def page(root: Path, name: str) -> tuple[str, list[str]]:
 
     text = adapted((root / name).read_text(encoding="utf-8"))
     parts = re.split(r"(^```.*?^```$)", text, flags=re.DOTALL | re.MULTILINE)
-    parts[::2] = [_LINK.sub(replaced, part) for part in parts[::2]]
+    parts[::2] = [with_links(name, _LINK.sub(replaced, part)) for part in parts[::2]]
     return "".join(parts), linked
+
+
+def with_links(name: str, text: str) -> str:
+    """The text of a page, with links from mechanisms in its tables and from folders of results to their pages.
+
+    The pages of mechanisms exist on the site only, so that the pages of the repository cannot have these links.
+    """
+    mechanisms = {mechanism: mechanism_page(mechanism) for mechanism in MECHANISMS}
+    results = {path.parent.name: str(path.relative_to(ROOT)) for path in RESULTS.glob("*/report.html")}
+    if name != "CHANGELOG.md":
+        text = re.sub(r"^\|.*$", lambda row: _linked(row[0], mechanisms, name), text, flags=re.MULTILINE)
+    return _linked(text, results, name)
+
+
+def _linked(text: str, targets: Mapping[str, str], name: str) -> str:
+    """The text with a link from each code that is the name of a target, "MiTA" or "MiTA(...)", and no link yet."""
+    pattern = rf"(?<!\[)`({'|'.join(map(re.escape, targets))})(\([^`]*\))?`(?!\])"
+    return re.sub(pattern, lambda found: link(found[0], targets[found[1]], name), text) if targets else text
 
 
 def existing(root: Path, name: str, target: str) -> str:
