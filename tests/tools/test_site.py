@@ -83,6 +83,21 @@ def test_links_to_modules_lead_to_their_api(tmp_path: Path) -> None:
     assert linked == []
 
 
+def test_names_in_tables_and_folders_of_results_become_links() -> None:
+    text = "`SKA` of `quickstart-desk`\n\n| `SKA` | `MiTA(m=9)` | `SKATE` | [`XCA`](x.md) |\n"
+    assert stage.with_links("docs/page.md", text) == (
+        "`SKA` of [`quickstart-desk`](results/quickstart-desk/report.html)\n\n"
+        "| [`SKA`](../mechanisms/SKA.md) | [`MiTA(m=9)`](../mechanisms/MiTA.md) | `SKATE` | [`XCA`](x.md) |\n"
+    )
+
+
+def test_names_of_the_root_have_a_page_and_a_sentence() -> None:
+    text = reference.index()
+    assert "| [`Grid`](core.md#regard.core.grid.Grid) | height x width patch tokens in rows" in text
+    assert "| [`swap`](swapping.md#regard.swapping.swap.swap) |" in text
+    assert "[`SKA`](../mechanisms/SKA.md#regard.mixers.static_keys.ska.SKA)" in text
+
+
 def test_linked_pages_and_files_come_along(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("[more](notes.md) `[no](link.md)`\n```python\nx[0](y.md)\n```\n")
@@ -113,7 +128,7 @@ def test_the_page_of_a_mechanism_has_its_evidence() -> None:
 
 
 def test_every_package_of_the_source_is_on_a_page() -> None:
-    without = {"cli", "mixers", "hosts"}  # verbs have their help, mechanisms their pages; hosts has old names only
+    without = {"cli", "hosts"}  # verbs have their help; hosts has old names only
     folders = {path.name for path in reference.SOURCE.iterdir() if (path / "__init__.py").exists()}
     assert folders - without == {package for package in reference.PACKAGES if "/" not in package}
 

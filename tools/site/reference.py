@@ -14,7 +14,7 @@ from .mechanisms import page_of as mechanism_page
 SOURCE = ROOT / "src" / "regard"
 PACKAGES = (
     "core", "projections", "swapping", "swapping/ports", "models", "explain", "measure", "tasks", "store", "train",
-    "lab", "advice", "studies", "report", "testing", "mixers/shared",
+    "lab", "advice", "studies", "report", "testing", "mixers", "mixers/shared",
 )  # fmt: skip
 """Folders of src/regard with a page; mechanisms have their own pages, and verbs their help."""
 
@@ -34,9 +34,10 @@ def pages() -> Iterator[tuple[str, str]]:
 def modules(package: str) -> list[Path]:
     """The files of a package that have public names, those with names of the root first.
 
-    Folders with a page of their own are left out.
+    Folders and mechanisms with a page of their own are left out.
     """
     own = [SOURCE / other for other in PACKAGES if other.startswith(f"{package}/")]
+    own += [_file(f"regard.mixers.{module}") for module in MECHANISMS.values()]
     files = [file for file in (SOURCE / package).rglob("*.py") if not any(map(file.is_relative_to, own))]
     first = root_names()
     return sorted(filter(public_names, files), key=lambda file: (dotted(file) not in first, file))
@@ -71,7 +72,8 @@ def index() -> str:
             if name in MECHANISMS:
                 mechanisms.append(linked)
             else:
-                rows.append((linked, _first_sentence(module, name), f"`{module}`"))
+                _, about = _definition(module, name) or ("", "")
+                rows.append((linked, about.partition(". ")[0].rstrip("."), f"`{module}`"))
     titles = {package: f"`{package.replace('/', '.')}`" for package in PACKAGES}
     packages = ", ".join(link(title, page_of(package), "reference/index.md") for package, title in titles.items())
     return f"""# API
@@ -87,15 +89,14 @@ package: {packages}.
 """
 
 
-def _first_sentence(module: str, name: str) -> str:
-    """The beginning of a docstring, "" for names that are not defined in the module itself."""
-    for part in ast.parse(_file(module).read_text(encoding="utf-8")).body:
+def _definition(module: str, name: str) -> tuple[str, str] | None:
+    """(module, first paragraph about it) where a class or function is defined; None for tuples such as MIXERS."""
+    for part in ast.walk(ast.parse(_file(module).read_text(encoding="utf-8"))):
         if isinstance(part, ast.ClassDef | ast.FunctionDef) and part.name == name:
-            text = (ast.get_docstring(part) or "").split("\n\n")[0].replace("\n", " ")
-            return text.partition(". ")[0].rstrip(".")
+            return module, (ast.get_docstring(part) or "").split("\n\n")[0].replace("\n", " ")
         if isinstance(part, ast.ImportFrom) and part.level and any(alias.name == name for alias in part.names):
-            return _first_sentence(f"{module}.{part.module}", name)
-    return ""
+            return _definition(f"{module}.{part.module}", name)
+    return None
 
 
 def _file(module: str) -> Path:
@@ -116,12 +117,10 @@ def root_names() -> dict[str, list[str]]:
 
 
 def _page(module: str, name: str) -> str:
-    """The page that has a name, relative to the index, with its anchor where the name is defined in the module."""
-    own = name in public_names(_file(module))
-    short = module.removeprefix("regard.")
+    """The page that has a name, relative to the index, with its anchor where it is a class or function."""
     if name in MECHANISMS:
         return f"../{mechanism_page(name)}#{module}.{name}"
+    short = module.removeprefix("regard.")
     fitting = [package for package in PACKAGES if f"{short}.".startswith(f"{package.replace('/', '.')}.")]
-    if not fitting:
-        return "../docs/mechanisms.md"
-    return f"{max(fitting, key=len).replace('/', '.')}.md" + (f"#{module}.{name}" if own else "")
+    defined = _definition(module, name)
+    return f"{max(fitting, key=len).replace('/', '.')}.md" + (f"#{defined[0]}.{name}" if defined else "")
