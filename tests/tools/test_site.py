@@ -11,10 +11,11 @@ pytest.importorskip("mkdocs", reason="the tools of the site are missing: pip ins
 from regard import MIXERS
 from regard.studies.errata import ERRATA
 from tools.site import build, checks, mechanisms, papers, reference, stage
-from tools.site.evidence import all_evidence
+from tools.site.evidence import Evidence, all_evidence
 from tools.site.formulas import FORMULAS, formula
 from tools.site.navigation import navigation
 
+SCORES = {"softmax": 97.5, "uniform average": 26.6, "w/o": 10.0, "SKA": 26.4}
 LARGEST = 30e6
 """Bytes of the whole site."""
 
@@ -127,6 +128,17 @@ def test_the_page_of_a_mechanism_has_its_evidence() -> None:
     assert "Linear is above" not in mechanisms.results("Conv", all_evidence())
 
 
+def test_abilities_are_those_of_committed_probes_beside_controls() -> None:
+    rows = [{"label": label, "mean": mean, "low": None, "control": False} for label, mean in SCORES.items()]
+    spellings = [{"label": "SKA", "spelling": "SKA(scale=1.0)"}, {"label": "softmax", "spelling": "Softmax()"}]
+    table = {"study": "probes_content", "rows": rows}
+    probe = Evidence(Path("probes_content-desk"), table, {"rows": spellings})
+    text = mechanisms.abilities("SKA", [probe])
+    assert "| `SKA(scale=1.0)` | 26.4 | 97.5 | 26.6 | 10.0 |" in text
+    assert "Not measured yet" in mechanisms.abilities("MiTA", [probe])
+    assert "Not measured yet" not in mechanisms.abilities("Softmax", []), "the package ships these scores"
+
+
 def test_every_package_of_the_source_is_on_a_page() -> None:
     without = {"cli", "hosts"}  # verbs have their help; hosts has old names only
     folders = {path.name for path in reference.SOURCE.iterdir() if (path / "__init__.py").exists()}
@@ -150,6 +162,13 @@ def test_every_mechanism_and_paper_has_a_page(site: Path) -> None:
         text = (site / "papers" / f"{name}.html").read_text()
         assert title in text
         assert text.count("<tr>") > len(ERRATA[title])
+
+
+@pytest.mark.slow
+def test_a_study_has_the_place_in_its_paper_as_heading(site: Path) -> None:
+    text = (site / "papers" / "sne.html").read_text()
+    assert re.search(r"<h3[^>]*>Table 2: <a", text)
+    assert "70.9" in text.partition("N12 SNE")[2][:60], "the printed number is not beside its row"
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def result_pages(evidence: list[Evidence]) -> str:
 
 Each is one file, as `regard report` writes it, with tables that sort, curves and notes. {about} says how each was made.
 
-{table(("page", "folder", "source", "what came out"), rows)}
+{table(("page", "folder", "source", "verdicts, or the question"), rows)}
 
 Measured:
 

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import get_type_hints
 
 from regard.core import Grid, MixerConfig, RegardError, Site
@@ -12,7 +13,10 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.spelling import spell
 from regard.mixers.table import FAMILIES, MECHANISMS
 from regard.report.charts import chart
+from regard.report.phrasing import number
 from regard.studies.probes.names import AVERAGE, BASELINE, NONE
+from regard.studies.probes.profile import shipped_controls
+from regard.studies.probes.study import protocol
 from regard.tasks.data.boards import ABILITIES
 from tools.docs_pages import code, table
 from tools.generate import exported
@@ -25,6 +29,8 @@ from .markdown import interval, link, size
 SIDES = (7, 10, 14, 20, 28, 40, 56, 80, 112)
 """Of square grids, 49 to 12,544 tokens."""
 DIM, HEADS = 192, 3
+CONTROLS = (BASELINE, AVERAGE, NONE)
+"""Of the probes."""
 SHOWN_SIDES = (14, 32, 64)
 """In the table of costs."""
 
@@ -137,22 +143,34 @@ def _curve(config: MixerConfig) -> Iterator[tuple[str, int, float]]:
 
 
 def abilities(name: str, evidence: Sequence[Evidence]) -> str:
-    """Scores of the probes beside those of the controls, from the committed studies."""
+    """Scores of the probes beside those of the controls, from the committed studies; of softmax attention, shipped."""
     heading, about = "## What it can do", link("probes", "docs/probes.md", page_of(name))
     rows = []
     for study in evidence:
         ability = study.name.removeprefix("probes_")
         labels = study.labels(name) if ability in ABILITIES else {}
         lines = {line["label"]: line for line in study.table.get("rows", ())}
-        controls = [interval(lines.get(label)) for label in (BASELINE, AVERAGE, NONE)]
+        controls = [interval(lines.get(label)) for label in CONTROLS]
         rows += [
             (link(code(ability), study.report, page_of(name)), code(spelling), interval(lines[label]), *controls)
             for label, spelling in labels.items()
         ]
+    heads = ("ability", "configuration", "score", "softmax", "uniform average", "no mixing")
+    if not rows and name == Softmax.__name__:
+        rows, heads = _shipped_controls(), ("ability", "softmax", "uniform average", "no mixing")
     if not rows:
         return f"{heading}\n\nNot measured yet by the {about}; `regard probe '{name}()'` does it in minutes."
-    heads = ("ability", "configuration", "score", "softmax", "uniform average", "no mixing")
-    return f"{heading}\n\nCells answered right, in percent, with 95 % intervals ({about}).\n\n{table(heads, rows)}"
+    return f"{heading}\n\nCells answered right, in percent ({about}).\n\n{table(heads, rows)}"
+
+
+def _shipped_controls() -> list[tuple[str, ...]]:
+    """The scores of the controls that come with the package, each of some seeds: means on boards of garments."""
+    scores = shipped_controls("boards", protocol("boards"))
+    return [
+        (code(ability), *(number(fmean(values)) if (values := scores[row].get(ability)) else "" for row in CONTROLS))
+        for ability in ABILITIES
+        if scores[BASELINE].get(ability)
+    ]
 
 
 def results(name: str, evidence: Sequence[Evidence]) -> str:

@@ -88,7 +88,7 @@ def trained_again(name: str, study: Study, found: Evidence) -> str:
     if not any(row[1] for row in rows):
         rows, heads = [(row[0], *row[2:]) for row in rows if row[2]], [heads[0], *heads[2:]]
     title = link(found.table["title"], found.report, page_of(name))
-    place = found.table["source"].partition(", ")[2].removeprefix("arXiv 2602.01219, ") or found.table["source"]
+    place = found.table["source"].removeprefix(f"{PAPERS[name][1]}, ")
     verdicts = "\n".join(f"- {claim['text']}: {claim['verdict']['sentence']}" for claim in found.claims)
     return f"""### {place}: {title}
 
