@@ -42,7 +42,7 @@ SENTENCES = {
     (
         "ska_table1",
         "SKA a, plain start",
-    ): "Static keys are better than softmax where both start from plain random weights",
+    ): "Static keys are better than softmax from plain random weights, not where branches start at zero",
 }
 """(study, first row of a claim) -> the claim in plain words; others are printed as the table has them."""
 DATA = {"cifar10": "CIFAR-10", "digits-canvas": "digits on a canvas"}

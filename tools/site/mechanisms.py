@@ -155,7 +155,7 @@ def abilities(name: str, evidence: Sequence[Evidence]) -> str:
             (link(code(ability), study.report, page_of(name)), code(spelling), interval(lines[label]), *controls)
             for label, spelling in labels.items()
         ]
-    heads = ("ability", "configuration", "score", "softmax", "uniform average", "no mixing")
+    heads: tuple[str, ...] = ("ability", "configuration", "score", "softmax", "uniform average", "no mixing")
     if not rows and name == Softmax.__name__:
         rows, heads = _shipped_controls(), ("ability", "softmax", "uniform average", "no mixing")
     if not rows:
