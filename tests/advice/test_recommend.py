@@ -169,6 +169,20 @@ def test_images_of_a_folder_are_read_whatever_its_form(tmp_path: Path) -> None:
         read_user_images(str(tmp_path / "nested"), (16, 24), 3, 100)
 
 
+def test_sizes_that_lose_a_border_are_refused(tmp_path: Path) -> None:
+    saved = str(save(create_model("vit_desk(size=8, patch=4, dim=16, depth=1, heads=2)", None), tmp_path / "saved"))
+    for size, nearest in (((7, 7), "4x4 or 8x8"), ((12, 9), "12x8 or 12x12")):
+        with pytest.raises(ConfigError, match=f"{size[0]}x{size[1]} are not divided by the 4x4 .*nearest: {nearest}$"):
+            load_user_model(saved, size=size)
+    with pytest.raises(ConfigError, match="does not take inputs of 3x3x8"):
+        load_user_model(saved, size=(3, 8))
+    assert load_user_model(saved, size=(12, 8)).size == (12, 8)
+    small = "vit_tiny_patch16_224(embed_dim=16, depth=1, num_heads=2)"
+    with pytest.raises(ConfigError, match="nearest: 32x32 or 48x48"):
+        load_user_model(small, size=(40, 40))
+    assert load_user_model(f"{small[:-1]}, img_size=40)", size=(40, 40)).size == (40, 40)  # as it was built
+
+
 def test_models_that_give_no_answer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave --pretrained out"):
         load_user_model(str(save(create_model(HOST, None), tmp_path / "saved")), pretrained=True)

@@ -16,7 +16,7 @@ from regard.studies import ANALYSES, STUDIES, load_study
 
 from .analysis import analysis_text, run_and_print_analysis, show_analysis
 from .imports import Imports, imported
-from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, checked_text, use_data
+from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, check_results, checked_text, use_data
 from .sizes import read_size
 from .study_display import Display, print_table, show_prospects
 from .tables import AsJson, show
@@ -266,6 +266,8 @@ def status(
     settings = snapshots(results)
     if name is not None and name not in (names := {study for study, _ in settings} | set(STUDIES)):
         raise ConfigError(f"no study {name!r}; {nearest(name, names)}")
+    if results != Path("results"):  # the default is there after the first run
+        check_results(results)
     store, lines = Results(results), []
     for study, setting in settings:
         if name not in (None, study) or scale not in (None, setting, scale_of(setting)):
