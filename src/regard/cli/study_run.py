@@ -1,8 +1,10 @@
 """`regard study run`: executes the missing runs of a study here or on a cluster, or prints their commands."""
 
+import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,7 +119,7 @@ def run(
     from regard.lab.run_study import run_study
 
     command = _same_command(name, scale, sys.argv[1:])
-    with Display(sys.stderr.isatty()) as display:
+    with _lost_clusters(), Display(sys.stderr.isatty()) as display:
         try:
             if decide:
                 from regard.lab.decide import decide as add_seeds
@@ -140,6 +142,20 @@ def run(
     if missing:
         print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
     raise typer.Exit(1 if counts["failed"] or counts["stopped"] or counts["died"] else 0)
+
+
+@contextmanager
+def _lost_clusters() -> Iterator[None]:
+    """End the process when a cluster is lost: threads that wait for it in Ray would crash the end of Python."""
+    from regard.lab.executors.base import ClusterLost
+
+    try:
+        yield
+    except ClusterLost as error:
+        print(f"regard: {error}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _given(options: Mapping[str, Any]) -> list[str]:

@@ -6,13 +6,15 @@ Its own retries are off and its state is never needed: the store is the record, 
 all nodes share under the same path.
 """
 
+import atexit
 import logging
 import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +26,7 @@ from regard.store.results import RENEW_SECONDS, STALE_SECONDS, Results
 
 from .base import ClusterLost, Ending, Executor, Handle
 
+ASK_SECONDS = 5.0
 LOST_SECONDS = 20.0
 """After so many seconds without an answer of its head, a cluster counts as lost."""
 STOP_SECONDS = 20.0
@@ -101,7 +104,6 @@ class _Connection:
             self._connect(place)
         self.head = self.head or str(ray.get_runtime_context().gcs_address)
         self.answered = time.monotonic()
-        self.answers = True
 
     def _connect(self, place: RayCluster) -> None:
         kind = _service(place.address) if place.address else "head"
@@ -111,8 +113,8 @@ class _Connection:
                 "`ray status` on a node says whether it runs"
             )
         address = (f"ray://{place.address}" if kind == "client" else place.address) or "auto"
-        for name in ("ray", "ray.util.client"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters is said in Regard's own lines
+        for name in ("ray", "ray.util.client", "ray.util.client.logsclient"):
+            logging.getLogger(name).disabled = True  # what matters is said in Regard's own lines
         try:
             self.ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -140,7 +142,27 @@ class _Connection:
         return ", ".join(f"{node.get('CPU', 0):g} CPUs, {node.get('GPU', 0):g} GPUs" for node in resources)
 
     def _nodes(self) -> list[dict[str, Any]]:
-        return [node for node in self.ray.nodes() if node["Alive"]]
+        return [node for node in self.ask(self.ray.nodes) if node["Alive"]]
+
+    def ask(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """What a function of Ray returns. Such calls wait without end when the head is gone, so a thread makes them.
+
+        Raises: ClusterLost; what the function raises.
+        """
+        answer: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(function(*arguments, **options))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=call, daemon=True).start()
+        while not answer.done():
+            wait([answer], timeout=ASK_SECONDS)
+            if not answer.done():
+                self.check_alive()
+        return answer.result()
 
     def check_nodes(self, mark: Path) -> None:
         """Check that each node sees a file, and has this version of Regard. Raises: StoreError; ConfigError."""
@@ -161,8 +183,7 @@ class _Connection:
 
     def check_alive(self) -> None:
         """Raises: ClusterLost if the head has not answered for LOST_SECONDS."""
-        self.answers = bool(_service(self.head))
-        if self.answers:
+        if _service(self.head):
             self.answered = time.monotonic()
         elif time.monotonic() - self.answered > LOST_SECONDS:
             raise ClusterLost(
@@ -171,11 +192,11 @@ class _Connection:
             )
 
     def close(self) -> None:
-        """Disconnect, but do not wait for a cluster that does not answer."""
-        if self.own:
-            closing = threading.Thread(target=self.ray.shutdown, daemon=True)
-            closing.start()
-            closing.join(5.0)
+        """Disconnect; not from a cluster that does not answer, since Ray would wait for it, also when Python ends."""
+        if self.own and _service(self.head):
+            self.ray.shutdown()
+        elif self.own:
+            atexit.unregister(self.ray.shutdown)
 
 
 class RayTasks(Executor):
@@ -202,17 +223,16 @@ class RayTasks(Executor):
             runtime_env={"env_vars": _variables(place)},
         )
         self.running: dict[Handle, Any] = {}
-        self.number = 1
 
     def slots(self) -> int:
         """Runs that fit on the nodes now; at least one, so that times can be estimated."""
-        if self.connection.answers:
-            self.number = max(self.connection.slots(self.place, self.devices), 1)
-        return self.number
+        return max(self.connection.slots(self.place, self.devices), 1)
 
     def submit(self, jobs: Sequence[Any]) -> list[Handle]:
         """Submit all jobs."""
-        tasks = [self.task.remote(job, str(self.root), self.devices, str(self.mark)) for job in jobs]
+        tasks = [
+            self.connection.ask(self.task.remote, job, str(self.root), self.devices, str(self.mark)) for job in jobs
+        ]
         self.running |= zip(tasks, tasks, strict=True)
         return tasks
 
@@ -223,9 +243,9 @@ class RayTasks(Executor):
             return []
         tasks = list(self.running.values())
         try:
-            ended, rest = self.ray.wait(tasks, num_returns=1, timeout=seconds)
+            ended, rest = self.connection.ask(self.ray.wait, tasks, num_returns=1, timeout=seconds)
             if ended and rest:
-                ended += self.ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+                ended += self.connection.ask(self.ray.wait, rest, num_returns=len(rest), timeout=0)[0]
         except ConnectionError:  # of Ray's client server; check_alive says so when it stays away
             time.sleep(seconds)
             return []
@@ -234,7 +254,7 @@ class RayTasks(Executor):
     def _ending(self, task: Any) -> Ending:
         errors = self.ray.exceptions
         try:
-            return self.ray.get(task)
+            return self.connection.ask(self.ray.get, task)
         except (errors.NodeDiedError, errors.ObjectLostError):
             return "lost", None, "its node is gone"
         except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.TaskCancelledError) as error:
