@@ -55,6 +55,13 @@ SlurmOptions = Annotated[
     ),
 ]
 
+Gpu = Annotated[
+    str, typer.Option(help="With --dry-run: the GPU for which hours and memory are estimated, such as H100.")
+]
+Utilisation = Annotated[
+    float | None, typer.Option(help="With --dry-run: the assumed share of the GPU's peak, between 0 and 1 [0.3].")
+]
+
 
 def find_cluster(
     word: str, workers: int | None, cpus: int | None, memory: float | None, slurm: list[str] | None

@@ -22,6 +22,7 @@ from .study_display import Display, print_table
 from .study_options import (
     Cpus,
     Data,
+    Gpu,
     Host,
     Memory,
     Name,
@@ -32,6 +33,7 @@ from .study_options import (
     Seeds,
     Size,
     SlurmOptions,
+    Utilisation,
     Workers,
     find_cluster,
     find_study,
@@ -72,6 +74,8 @@ def run(
             help="Only build every row, train one step, and compare its counts with the published ones; needs no data.",
         ),
     ] = False,
+    gpu: Gpu = "A100",
+    utilisation: Utilisation = None,
     decide: Annotated[
         bool,
         typer.Option("--decide", help="Add seeds to undecided claims until they are decided or --hours are spent."),
@@ -105,7 +109,7 @@ def run(
     study = find_study(name, scale, data, host, size, data_root, modules, digest)
     study.rows(scale, rows)
     if dry_run:
-        raise typer.Exit(_dry_run(study, scale, rows, as_json))
+        raise typer.Exit(_dry_run(study, scale, rows, (gpu, utilisation), devices, as_json))
     store = Results(results)
     if on == "print":
         refused = place_options | {"--on": None} | work_options | {"--retry": None}
@@ -212,15 +216,39 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _dry_run(study: "Study", scale: str, rows: str, as_json: bool) -> int:
+def _dry_run(
+    study: "Study", scale: str, rows: str, assumed: tuple[str, float | None], devices: int, as_json: bool
+) -> int:
+    """Print the counts of all rows, and what they need of the GPU `assumed`: its name and utilisation."""
+    from regard.lab.capacity import UTILISATION, capacities, find_gpu, summary
     from regard.lab.dry_run import dry_run
 
-    lines = [asdict(line) for line in dry_run(study, scale, rows)]
+    name, share = assumed
+    share = UTILISATION if share is None else share
+    gpu = find_gpu(name)
+    found = dry_run(study, scale, rows)
+    needed = capacities(study, scale, found, gpu, devices, share)
+    errors = [f"{line.label}: {line.error}" for line in found if line.error]
+    if as_json:
+        needs = [{"gpu": name, "utilisation": share, **asdict(row)} for row in needed] or [{}] * len(found)
+        show([{**asdict(line), "capacity": row} for line, row in zip(found, needs, strict=True)], True)
+        return 1 if errors else 0
     title = f"{study.title}, {scale} scale: built here, one step on two random samples; MACs: multiply-accumulates"
-    errors = [f"{line['label']}: {line['error']}" for line in lines if line["error"]]
-    rows_without_errors = [{key: value for key, value in line.items() if key != "error"} for line in lines]
-    show(lines if as_json else rows_without_errors, as_json, title, errors)
+    hidden = ("error", "saved_bytes")
+    show([{key: value for key, value in asdict(line).items() if key not in hidden} for line in found],
+         False, title, errors)  # fmt: skip
+    if needed:
+        table = [
+            {"row": row.row, "runs": row.runs, "GPU-hours": None if row.hours is None else round(row.hours, 2),
+             "memory GB": _gigabytes(row.memory), "storage GB": _gigabytes(row.finished)}
+            for row in needed
+        ]  # fmt: skip
+        show(table, False, "What the runs need", [summary(needed, name, gpu, share)])
     return 1 if errors else 0
+
+
+def _gigabytes(size: int | None) -> float | None:
+    return None if size is None else round(size / 1e9, 2)
 
 
 def _same_command(name: str, scale: str, arguments: Sequence[str]) -> str:
