@@ -157,6 +157,7 @@ def key(tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("REGARD_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # not the cluster of another test
     return finished_run.name
 
 

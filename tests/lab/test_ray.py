@@ -1,6 +1,7 @@
 """Studies on Ray: no run is lost when a node dies, none is done twice, and the results are those of this machine."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -89,10 +90,8 @@ def test_the_command_ends_with_its_cluster_and_goes_on_with_another(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_a_client_continues(tmp_path: Path) -> None:
-    """Through the head's address, then through Ray's client server, in the cluster's place of one node."""
-    import signal
-
+def test_a_stopped_command_saves_and_a_client_continues(tmp_path: Path) -> None:
+    """Through the head's address, then through Ray's client server."""
     command = [*QUICKSTART, "--scale", "desk", "--results", str(tmp_path / "r"), "--on"]
     with ray_cluster(1, client_port=23111) as cluster:
         process = subprocess.Popen([*command, f"ray://{cluster.address}"], stderr=subprocess.PIPE, text=True)
@@ -100,7 +99,7 @@ def test_ctrl_c_saves_and_a_client_continues(tmp_path: Path) -> None:
         while not list(tmp_path.glob("r/*/metrics.csv")):
             assert time.monotonic() < until
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130, errors
         assert "stopped; finished work is kept. Continue with: " in errors

@@ -99,27 +99,27 @@ class _Connection:
 
         self.ray: Any = ray
         self.own = not ray.is_initialized()
-        self.head = place.address
+        self.head = place.address or os.environ.get("RAY_ADDRESS", "auto").removeprefix("ray://").removeprefix("auto")
         if self.own:
-            self._connect(place)
+            self._connect(self.head)
         self.head = self.head or str(ray.get_runtime_context().gcs_address)
         self.answered = time.monotonic()
 
-    def _connect(self, place: RayCluster) -> None:
-        kind = _service(place.address) if place.address else "head"
+    def _connect(self, head: str) -> None:
+        kind = _service(head) if head else "head"
         if not kind:
             raise ConfigError(
-                f"no Ray cluster answers at {place.address}; `ray start --head` prints the address of its head, "
+                f"no Ray cluster answers at {head}; `ray start --head` prints the address of its head, "
                 "`ray status` on a node says whether it runs"
             )
-        address = (f"ray://{place.address}" if kind == "client" else place.address) or "auto"
+        address = (f"ray://{head}" if kind == "client" else head) or "auto"
         for name in ("ray", "ray.util.client", "ray.util.client.logsclient"):
             logging.getLogger(name).disabled = True  # what matters is said in Regard's own lines
         try:
             self.ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
-                f"no connection to the Ray cluster{f' at {place.address}' * bool(place.address)}: "
+                f"no connection to the Ray cluster{f' at {head}' * bool(head)}: "
                 f"{_first_line(error)}; start one with `ray start --head`, or give its address: --on ray://HOST:PORT "
                 "(port 6379 on a machine of the cluster, 10001 on another one)"
             ) from error
