@@ -5,6 +5,7 @@ that a job calls as a pickle, in a new folder below the results that only its us
 reads no pickle back: a job says how it ended in a small JSON file, and the store has the rest.
 """
 
+import logging
 import secrets
 import shutil
 import signal
@@ -92,6 +93,7 @@ class SlurmJobs(Executor):
         with store_errors(self.folder):
             self.folder.mkdir(parents=True, mode=0o700)
         self.jobs: dict[Handle, _Submitted] = {}
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # without Slurm's accounting it warns at every look
         self.executor = submitit.AutoExecutor(
             self.folder, cluster=place.scheduler, **{f"{place.scheduler}_max_num_timeout": REQUEUES}
         )
