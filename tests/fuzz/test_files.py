@@ -96,6 +96,7 @@ def test_a_flipped_bit_is_noticed(root: Path, name: str, place: int) -> None:
 @settings(max_examples=settings.default.max_examples // 5)
 @given(share=st.floats(0, 1, exclude_max=True), tail=st.binary(max_size=9))
 @example(share=0.99, tail="θ".encode())
+@example(share=0.20703125, tail=b"\n")  # metrics: a first line as that of version 1
 def test_a_cut_is_noticed(root: Path, name: str, share: float, tail: bytes) -> None:
     content = (root / name).read_bytes()
     damaged = content[: int(share * len(content))] + tail

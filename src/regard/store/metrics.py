@@ -87,6 +87,8 @@ class Metrics:
         if columns[: len(FIXED)] != list(FIXED) or not (new or columns[-1] == "seconds") or not lines:
             raise self._damaged("its first line does not have the columns of metrics")
         if not new:
+            if len(lines) == 1:  # perhaps the beginning of a new one: nothing would be read, and nothing noticed
+                raise self._damaged("its first line names no checksum, and no epoch follows")
             note_old_file()
         rows, last = list[dict[str, str]](), _digest(self.path.parent.name, header)
         without_key = _digest("", header)
