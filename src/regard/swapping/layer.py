@@ -166,9 +166,12 @@ class Port(HostNames):
 
         Raises: SwapError for other windows than the mechanism was built for.
         """
-        old = cast(Any, self.host).window_size
-        if tuple(window_size) != tuple(old):
-            kind, (now, then) = type(self.mixer.config).__name__, (f"{h}x{w}" for h, w in (old, window_size))
+        self.check_windows(cast(Any, self.host).window_size, window_size)
+
+    def check_windows(self, old: tuple[int, int], new: tuple[int, int]) -> None:
+        """Raises: SwapError if `set_input_size` changes the windows that the mechanism was built for."""
+        if tuple(new) != tuple(old):
+            kind, (now, then) = type(self.mixer.config).__name__, (f"{h}x{w}" for h, w in (old, new))
             raise SwapError(
                 f"set_input_size changes windows of {now} tokens to {then}, but {kind} was built for {now}: "
                 "restore(model), set_input_size, then swap"

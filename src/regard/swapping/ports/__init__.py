@@ -25,6 +25,9 @@ from .hugging_face import (
 from .open_clip import OpenCLIPAttention
 from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
 from .timm.cait import TimmCaiT
+from .timm.cascade import TimmCascade
+from .timm.combined import TimmConViT, TimmDifferential
+from .timm.halo import TimmBottleneck, TimmHalo
 from .timm.inside import (
     TimmConvAttention,
     TimmEfficientFormerV2,
@@ -80,6 +83,11 @@ PORTS: tuple[type[Port], ...] = (
     TimmEfficientFormerV2,
     TimmEfficientFormerV2Downsample,
     TimmTNT,
+    TimmConViT,
+    TimmDifferential,
+    TimmBottleneck,
+    TimmHalo,
+    TimmCascade,
     TorchAttention,
     TorchvisionSwin,
     TorchvisionSwinV2,
