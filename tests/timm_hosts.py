@@ -17,6 +17,7 @@ from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from timm.models.nest import Nest
 from timm.models.nextvit import NextTransformerBlock
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
+from timm.models.volo import VOLO
 from torch import nn
 
 from regard.models.create import create_model
@@ -113,10 +114,10 @@ def efficientformer() -> HostAndInput:
     return create_model("efficientformer_l1", None, **options), torch.randn(3, 3, 224, 224)
 
 
-def davit() -> HostAndInput:
-    """Windows of 4 x 4, padded; of its two kinds of blocks only those with windows."""
-    options = {"depths": (1, 1), "embed_dims": (8, 16), "num_heads": (1, 2), "window_size": 4, "num_classes": 7}
-    return create_model("davit_tiny", None, attn_types=("spatial",), **options), torch.randn(3, 3, 64, 96)
+def davit(kinds: tuple[str, ...] = ("spatial",), **options: object) -> HostAndInput:
+    """Windows of 4 x 4, padded; by default, of its two kinds of blocks only those with windows."""
+    options = {"depths": (1, 1), "embed_dims": (8, 16), "num_heads": (1, 2), "window_size": 4, **options}
+    return create_model("davit_tiny", None, attn_types=kinds, num_classes=7, **options), torch.randn(3, 3, 64, 96)
 
 
 def twins(name: str) -> HostAndInput:
@@ -248,6 +249,31 @@ def botnet(**options: object) -> HostAndInput:
     return in_stem(BottleneckAttn(16, **shared), BottleneckAttn(16, 32, stride=2, **shared))
 
 
+def volo() -> HostAndInput:
+    """Outlook attention on a map of 8 x 12, then attention on maps of 4 x 6."""
+    options = {"layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 32), "num_heads": (2, 4, 4, 4), "stem_hidden_dim": 8}
+    return sized(VOLO(img_size=(64, 96), num_classes=7, **options), (64, 96)), torch.randn(3, 3, 64, 96)
+
+
+def coat() -> HostAndInput:
+    """Stages one after the other, then three at once; the convolutions of relative positions are shared by layers."""
+    options = {"embed_dims": (16,) * 4, "serial_depths": (1,) * 4, "num_heads": 4, "crpe_window": {3: 2, 5: 1, 7: 1}}
+    return small_timm("coat_tiny", parallel_depth=1, **options)
+
+
+def swiftformer() -> HostAndInput:
+    options = {"layers": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16), "num_classes": 7}
+    return create_model("swiftformer_xs", None, **options), torch.randn(3, 3, 64, 96)
+
+
+REINITIALISED_HOSTS: dict[str, Callable[[], HostAndInput]] = {
+    "volo": volo,
+    "coat": coat,
+    "davit": lambda: davit(("spatial", "channel")),
+    "davit of florence": lambda: davit(("spatial", "channel"), channel_attn_v2=True),
+    "swiftformer": swiftformer,
+}
+"""Families whose own attention no mechanism computes."""
 TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit without bias of qkv": lambda: vit(1, qkv_bias=False),
     "vit without biases": lambda: vit(1, qkv_bias=False, proj_bias=False),

@@ -40,6 +40,7 @@ from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
 from .timm.metaformer import TimmMetaFormer
 from .timm.pooled import TimmHiera, TimmHieraDetPooled, TimmHieraPooled, TimmMultiQuery, TimmMViT, TimmNextViT
 from .timm.pvt import TimmPVT, TimmTwins
+from .timm.reinitialised import TimmChannel, TimmCoaT, TimmOutlook, TimmSwiftFormer
 from .timm.vit import TimmRope, TimmRopeHalves, TimmViT
 from .timm.wide import TimmEfficientFormer, TimmLeViT, TimmLeViTDownsample, TimmTinyViT
 from .timm.windows import TimmDaViT, TimmNesT, TimmTwinsLocal
@@ -88,6 +89,10 @@ PORTS: tuple[type[Port], ...] = (
     TimmBottleneck,
     TimmHalo,
     TimmCascade,
+    TimmOutlook,
+    TimmChannel,
+    TimmCoaT,
+    TimmSwiftFormer,
     TorchAttention,
     TorchvisionSwin,
     TorchvisionSwinV2,
