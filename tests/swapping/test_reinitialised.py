@@ -96,6 +96,24 @@ def test_the_plan_says_what_is_lost_and_what_stays(name: str) -> None:
             assert (site.kept, site.new, site.dropped) == CHANGES[name]
 
 
+GRIDS = {
+    "volo": [(8, 12)],
+    "coat": [(16, 24), (8, 12), (4, 6), (2, 3), (8, 12), (4, 6), (2, 3)],
+    "davit": [(16, 24), (8, 12)],
+    "davit of florence": [(16, 24), (8, 12)],
+    "swiftformer": [(16, 24), (8, 12), (4, 6), (2, 3)],
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_each_layer_has_the_grid_of_its_stage(name: str) -> None:
+    model, x = host(name)
+    plan = plan_swap(model, Softmax(), example=x[:1], reinitialise=True)
+    grids = [site.layer.mixer.site.grid for site in plan.sites if site.layer.loses]
+    assert [(grid.height, grid.width) for grid in grids] == GRIDS[name]
+    assert all(grid.prefix == (name == "coat") for grid in grids)
+
+
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
 
