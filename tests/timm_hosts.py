@@ -79,6 +79,11 @@ def mobilevit() -> HostAndInput:
     return create_model("mobilevit_xxs", None, num_classes=7), torch.randn(3, 3, 64, 96)
 
 
+def mobilevitv2() -> HostAndInput:
+    """Separable attention between the pixels at one place of all patches of 2 x 2."""
+    return create_model("mobilevitv2_050", None, num_classes=7), torch.randn(3, 3, 64, 128)
+
+
 def csatv2() -> HostAndInput:
     """Attention in the last stage of convolutions, with heads of their own width."""
     options = {"dims": (8, 16, 16, 16), "depths": (1, 1, 1, 1), "transformer_depths": (0, 0, 1, 1)}
@@ -249,6 +254,13 @@ def botnet(**options: object) -> HostAndInput:
     return in_stem(BottleneckAttn(16, **shared), BottleneckAttn(16, 32, stride=2, **shared))
 
 
+def gemma(name: str, **options: object) -> HostAndInput:
+    """A map of 3 x 6 patches."""
+    shared = {"embed_dim": 16, "depth": 2, "num_heads": 2, "head_dim": 8, "intermediate_size": 32}
+    shared |= {"position_embedding_size": 16, "img_size": (48, 96)}
+    return create_model(name, None, **shared, **options), torch.randn(3, 3, 48, 96)
+
+
 def volo() -> HostAndInput:
     """Outlook attention on a map of 8 x 12, then attention on maps of 4 x 6."""
     options = {"layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 32), "num_heads": (2, 4, 4, 4), "stem_hidden_dim": 8}
@@ -303,6 +315,7 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit with norm": lambda: relpos("beit3_base_patch16_224"),
     "vit with gate": lambda: replaced_attention(Attention(32, 2, qkv_bias=True, gated=True)),
     "mobilevit": mobilevit,
+    "mobilevitv2": mobilevitv2,
     "csatv2": csatv2,
     "crossvit": crossvit,
     "naflexvit": naflexvit,
@@ -323,6 +336,8 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "halonet": halonet,
     "halonet with scaled biases": lambda: halonet(scale_pos_embed=True, qkv_bias=True),
     "botnet": botnet,
+    "gemma": lambda: gemma("gemma4_vit_167m", num_classes=7),
+    "gemma with soft tokens and groups": lambda: gemma("gemma4_vit_570m_enc", num_kv_heads=1),
     "davit": davit,
     "twins": lambda: twins("twins_pcpvt_small"),
     "twins with windows": lambda: twins("twins_svt_small"),

@@ -1,7 +1,7 @@
 """Attention that no mechanism computes stays by default; reinitialise=True replaces it, and it can be restored."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,19 +149,26 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def expected_outputs(
+    name: str, model: nn.Module, lost: dict[str, nn.Module], x: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each layer: the output of the host's own, that of the swapped one, and that of the formula."""
+    calls = layer_calls(model, {layer: model.get_submodule(layer) for layer in lost}, x)
+    for layer, own in lost.items():
+        swapped: Any = model.get_submodule(layer)
+        args, options = calls[layer]
+        yield own(*args, **options), swapped(*args, **options), FORMULAS[name](own, swapped.mixer, *args, **options)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", FORMULAS)
 def test_the_mechanism_stands_between_the_weights_that_stay(name: str) -> None:
     model, x = host(name)
     lost = {layer: copy.deepcopy(model.get_submodule(layer)) for layer in lost_layers(model)}
     swap(model, Softmax(), example=x[:1], reinitialise=True)
-    calls = layer_calls(model, {layer: model.get_submodule(layer) for layer in lost}, x)
-    for layer, own in lost.items():
-        swapped: Any = model.get_submodule(layer)
-        args, options = calls[layer]
-        expected = FORMULAS[name](own, swapped.mixer, *args, **options)
-        torch.testing.assert_close(swapped(*args, **options), expected, rtol=1e-10, atol=1e-10)
-        assert (own(*args, **options) - expected).abs().max() > 1e-3 * expected.abs().max()
+    for own, output, expected in expected_outputs(name, model, lost, x):
+        torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
+        assert (own - expected).abs().max() > 1e-3 * expected.abs().max()
 
 
 @torch.no_grad()
@@ -214,12 +221,8 @@ def test_another_image_size(name: str) -> None:
     lost = {layer: copy.deepcopy(model.get_submodule(layer)) for layer in lost_layers(model)}
     swap(model, Softmax(), example=x[:1], reinitialise=True)
     other = torch.randn(2, 3, 96, 64, dtype=torch.float64)
-    calls = layer_calls(model, {layer: model.get_submodule(layer) for layer in lost}, other)
-    for layer, own in lost.items():
-        swapped: Any = model.get_submodule(layer)
-        args, options = calls[layer]
-        expected = FORMULAS[name](own, swapped.mixer, *args, **options)
-        torch.testing.assert_close(swapped(*args, **options), expected, rtol=1e-10, atol=1e-10)
+    for _, output, expected in expected_outputs(name, model, lost, other):
+        torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()

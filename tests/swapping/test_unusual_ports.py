@@ -1,4 +1,4 @@
-"""Attention of timm whose parts beside the mechanism stay: positions with gates, cascades of heads, halos, two maps."""
+"""Attention of timm whose parts beside the mechanism stay: positions with gates, cascades of heads, halos."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from regard.swapping.swap import plan_swap, restore, swap
 from small_hosts import draw_large_weights
 from timm_hosts import TIMM_HOSTS
 
-UNUSUAL = ("convit", "efficientvit_msra", "differential", "edgenext", "halonet", "botnet")
+UNUSUAL = ("convit", "efficientvit_msra", "differential", "edgenext", "halonet", "botnet", "gemma", "mobilevitv2")
 
 
 def host(name: str) -> tuple[nn.Module, Tensor]:
@@ -39,7 +39,14 @@ def test_relative_positions_count_columns_rows_and_squares_from_the_query_to_the
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "size"), [("efficientvit_msra", (192, 128)), ("edgenext", (96, 64)), ("halonet", (128, 64))]
+    ("name", "size"),
+    [
+        ("efficientvit_msra", (192, 128)),
+        ("edgenext", (96, 64)),
+        ("halonet", (128, 64)),
+        ("gemma", (80, 48)),
+        ("mobilevitv2", (96, 64)),
+    ],
 )
 def test_another_image_size(name: str, size: tuple[int, int]) -> None:
     model, x = host(name)
@@ -92,6 +99,15 @@ def test_a_map_of_other_than_whole_blocks_is_named() -> None:
     swap(model, Softmax(), example=x[:1])
     with pytest.raises(GridError, match="has blocks of 2x2 cells, which a map of 5x6 does not divide into"):
         model(torch.randn(1, 3, 80, 96, dtype=torch.float64))
+
+
+def test_patches_of_gemma_with_coordinates_have_no_common_grid() -> None:
+    model, x = host("gemma")
+    swap(model, Softmax(), example=x[:1])
+    coordinates = torch.tensor([[[0, 0], [0, 1]], [[0, 0], [1, 0]]])
+    patches, valid = torch.randn(2, 2, 768, dtype=torch.float64), torch.ones(2, 2, dtype=torch.bool)
+    with pytest.raises(GridError, match="no common grid; pass a swapped model images"):
+        model.encoder(patches, patch_coord=coordinates, patch_valid=valid)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

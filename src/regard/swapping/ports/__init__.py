@@ -27,6 +27,7 @@ from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2C
 from .timm.cait import TimmCaiT
 from .timm.cascade import TimmCascade
 from .timm.combined import TimmConViT, TimmDifferential
+from .timm.gemma import TimmGemma
 from .timm.halo import TimmBottleneck, TimmHalo
 from .timm.inside import (
     TimmConvAttention,
@@ -41,6 +42,7 @@ from .timm.metaformer import TimmMetaFormer
 from .timm.pooled import TimmHiera, TimmHieraDetPooled, TimmHieraPooled, TimmMultiQuery, TimmMViT, TimmNextViT
 from .timm.pvt import TimmPVT, TimmTwins
 from .timm.reinitialised import TimmChannel, TimmCoaT, TimmOutlook, TimmSwiftFormer
+from .timm.separable import TimmSeparable
 from .timm.vit import TimmRope, TimmRopeHalves, TimmViT
 from .timm.wide import TimmEfficientFormer, TimmLeViT, TimmLeViTDownsample, TimmTinyViT
 from .timm.windows import TimmDaViT, TimmNesT, TimmTwinsLocal
@@ -89,6 +91,8 @@ PORTS: tuple[type[Port], ...] = (
     TimmBottleneck,
     TimmHalo,
     TimmCascade,
+    TimmGemma,
+    TimmSeparable,
     TimmOutlook,
     TimmChannel,
     TimmCoaT,

@@ -16,6 +16,8 @@ from regard.swapping.host_parameters import output_dropout
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import split_matrices
 
+from .pooled import fused_heads
+
 
 class TimmOutlook(Port):
     """VOLO's outlook attention, only with reinitialise=True: values and output stay, queries and keys are new."""
@@ -79,8 +81,7 @@ class FactorisedMixer(HostMixer):
     """A mechanism, plus the queries times a convolution of the values."""
 
     def make(self, x: Tensor, grid: Grid, extra: Any) -> Inputs:
-        q, k, v = (heads(part, self.site.heads) for part in self.around.qkv(x).chunk(3, -1))
-        return Inputs(q, k, v, grid)
+        return Inputs(*fused_heads(self.around.qkv(x), self.site.heads), grid)
 
     def finish(self, y: Tensor, made: Inputs, grid: Grid) -> Tensor:
         near = self.around.crpe(made.q, made.v, size=(grid.height, grid.width))
