@@ -1,10 +1,14 @@
 """Small models of timm, one for each class and each set of options of an attention; images of 64 x 96 pixels."""
 
+import copy
 from collections.abc import Callable
 
 import torch
 from timm.layers import RmsNorm2d
 from timm.layers.attention import Attention
+from timm.layers.bottleneck_attn import BottleneckAttn
+from timm.layers.diff_attention import DiffAttention
+from timm.layers.halo_attn import HaloAttn
 from timm.models._efficientnet_blocks import MobileAttention
 from timm.models.cpubone import ConvAttention as CPUBoneAttention
 from timm.models.gcvit import GlobalContextVit
@@ -13,6 +17,7 @@ from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from timm.models.nest import Nest
 from timm.models.nextvit import NextTransformerBlock
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
+from timm.models.volo import VOLO
 from torch import nn
 
 from regard.models.create import create_model
@@ -61,16 +66,22 @@ def unreduced_pvt() -> HostAndInput:
     return model, torch.randn(3, 3, 64, 96)
 
 
-def gated_vit() -> HostAndInput:
+def replaced_attention(attention: nn.Module) -> HostAndInput:
+    """A ViT whose blocks all have copies of one attention of 32 channels."""
     model, x = vit()
     for block in model.blocks:  # type: ignore[union-attr]
-        block.attn = Attention(32, 2, qkv_bias=True, gated=True)
+        block.attn = copy.deepcopy(attention)
     return model, x
 
 
 def mobilevit() -> HostAndInput:
     """It attends between the pixels at one place of all patches of 2 x 2; the last map has an odd side."""
     return create_model("mobilevit_xxs", None, num_classes=7), torch.randn(3, 3, 64, 96)
+
+
+def mobilevitv2() -> HostAndInput:
+    """Separable attention between the pixels at one place of all patches of 2 x 2."""
+    return create_model("mobilevitv2_050", None, num_classes=7), torch.randn(3, 3, 64, 128)
 
 
 def csatv2() -> HostAndInput:
@@ -108,10 +119,10 @@ def efficientformer() -> HostAndInput:
     return create_model("efficientformer_l1", None, **options), torch.randn(3, 3, 224, 224)
 
 
-def davit() -> HostAndInput:
-    """Windows of 4 x 4, padded; of its two kinds of blocks only those with windows."""
-    options = {"depths": (1, 1), "embed_dims": (8, 16), "num_heads": (1, 2), "window_size": 4, "num_classes": 7}
-    return create_model("davit_tiny", None, attn_types=("spatial",), **options), torch.randn(3, 3, 64, 96)
+def davit(kinds: tuple[str, ...] = ("spatial",), **options: object) -> HostAndInput:
+    """Windows of 4 x 4, padded; by default, of its two kinds of blocks only those with windows."""
+    options = {"depths": (1, 1), "embed_dims": (8, 16), "num_heads": (1, 2), "window_size": 4, **options}
+    return create_model("davit_tiny", None, attn_types=kinds, num_classes=7, **options), torch.randn(3, 3, 64, 96)
 
 
 def twins(name: str) -> HostAndInput:
@@ -207,6 +218,74 @@ def tnt() -> HostAndInput:
     return create_model("tnt_s_patch16_224", None, img_size=64, num_classes=7, **options), torch.randn(3, 3, 64, 64)
 
 
+def convit() -> HostAndInput:
+    """One layer with gates, one without and with the class token; square images, as positions need."""
+    options = {"embed_dim": 16, "depth": 2, "num_heads": 2, "local_up_to_layer": 1, "img_size": 64, "num_classes": 7}
+    return create_model("convit_tiny", None, **options), torch.randn(3, 3, 64, 64)
+
+
+def cascade() -> HostAndInput:
+    """Windows of 3 x 3 on maps of 8 x 12, padded, then of 2 x 2; values are wider than keys."""
+    options = {"embed_dim": (12, 16, 24), "key_dim": (4, 2, 4), "depth": (1, 1, 1), "num_heads": (2, 4, 3)}
+    host = create_model("efficientvit_m0", None, img_size=128, window_size=(3, 2, 2), num_classes=7, **options)
+    return sized(host, (128, 192)), torch.randn(3, 3, 128, 192)
+
+
+def edgenext(**options: object) -> HostAndInput:
+    options = {"depths": (1, 1, 1, 1), "dims": (8, 16, 16, 32), "heads": (2, 2, 2, 2), "ls_init_value": 0.1, **options}
+    return create_model("edgenext_xx_small", None, num_classes=7, **options), torch.randn(3, 3, 64, 96)
+
+
+def halonet(**options: object) -> HostAndInput:
+    """Blocks of 2 x 2 with a border of one cell, on a map of 4 x 6: all queries, every second one, and their means."""
+    shared = {"num_heads": 2, "dim_head": 4, "halo_size": 1, **options}
+    return in_stem(
+        HaloAttn(16, block_size=2, **shared),
+        nn.Upsample(scale_factor=2),
+        HaloAttn(16, block_size=4, stride=2, **shared),
+        nn.Upsample(scale_factor=2),
+        HaloAttn(16, 32, block_size=4, stride=2, avg_down=True, **shared),
+    )
+
+
+def botnet(**options: object) -> HostAndInput:
+    """A map of 4 x 6, whose output is pooled in the second layer."""
+    shared = {"feat_size": (4, 6), "num_heads": 2, "dim_head": 4, **options}
+    return in_stem(BottleneckAttn(16, **shared), BottleneckAttn(16, 32, stride=2, **shared))
+
+
+def gemma(name: str, **options: object) -> HostAndInput:
+    """A map of 3 x 6 patches."""
+    shared = {"embed_dim": 16, "depth": 2, "num_heads": 2, "head_dim": 8, "intermediate_size": 32}
+    shared |= {"position_embedding_size": 16, "img_size": (48, 96)}
+    return create_model(name, None, **shared, **options), torch.randn(3, 3, 48, 96)
+
+
+def volo() -> HostAndInput:
+    """Outlook attention on a map of 8 x 12, then attention on maps of 4 x 6."""
+    options = {"layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 32), "num_heads": (2, 4, 4, 4), "stem_hidden_dim": 8}
+    return sized(VOLO(img_size=(64, 96), num_classes=7, **options), (64, 96)), torch.randn(3, 3, 64, 96)
+
+
+def coat() -> HostAndInput:
+    """Stages one after the other, then three at once; the convolutions of relative positions are shared by layers."""
+    options = {"embed_dims": (16,) * 4, "serial_depths": (1,) * 4, "num_heads": 4, "crpe_window": {3: 2, 5: 1, 7: 1}}
+    return small_timm("coat_tiny", parallel_depth=1, **options)
+
+
+def swiftformer() -> HostAndInput:
+    options = {"layers": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16), "num_classes": 7}
+    return create_model("swiftformer_xs", None, **options), torch.randn(3, 3, 64, 96)
+
+
+REINITIALISED_HOSTS: dict[str, Callable[[], HostAndInput]] = {
+    "volo": volo,
+    "coat": coat,
+    "davit": lambda: davit(("spatial", "channel")),
+    "davit of florence": lambda: davit(("spatial", "channel"), channel_attn_v2=True),
+    "swiftformer": swiftformer,
+}
+"""Families whose own attention no mechanism computes."""
 TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "vit without bias of qkv": lambda: vit(1, qkv_bias=False),
     "vit without biases": lambda: vit(1, qkv_bias=False, proj_bias=False),
@@ -234,8 +313,9 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "rope with halves, norm and groups": lambda: relpos("vit_base_patch16_sapiens2", num_kv_heads=1),
     "eva with norm": lambda: relpos("eva02_base_patch16_clip_224"),
     "vit with norm": lambda: relpos("beit3_base_patch16_224"),
-    "vit with gate": gated_vit,
+    "vit with gate": lambda: replaced_attention(Attention(32, 2, qkv_bias=True, gated=True)),
     "mobilevit": mobilevit,
+    "mobilevitv2": mobilevitv2,
     "csatv2": csatv2,
     "crossvit": crossvit,
     "naflexvit": naflexvit,
@@ -248,6 +328,16 @@ TIMM_HOSTS: dict[str, Callable[[], HostAndInput]] = {
     "sam": sam,
     "efficientformer_v2": efficientformer_v2,
     "tnt": tnt,
+    "convit": convit,
+    "efficientvit_msra": cascade,
+    "differential": lambda: relpos("vit_dlittle_patch16_reg1_gap_256"),
+    "differential with two factors": lambda: replaced_attention(DiffAttention(32, 2, qkv_bias=True, dual_lambda=True)),
+    "edgenext": edgenext,
+    "halonet": halonet,
+    "halonet with scaled biases": lambda: halonet(scale_pos_embed=True, qkv_bias=True),
+    "botnet": botnet,
+    "gemma": lambda: gemma("gemma4_vit_167m", num_classes=7),
+    "gemma with soft tokens and groups": lambda: gemma("gemma4_vit_570m_enc", num_kv_heads=1),
     "davit": davit,
     "twins": lambda: twins("twins_pcpvt_small"),
     "twins with windows": lambda: twins("twins_svt_small"),

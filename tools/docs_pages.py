@@ -137,7 +137,7 @@ A projection computes queries, keys and values. Every mechanism with heads accep
 def counted_ports() -> str:
     """The table of docs/ports.json, which tools/count_ports.py writes, with a line of totals."""
     stored = json.loads((DOCS / "ports.json").read_text())
-    states = ("served", "partly", "not compared", "refused")
+    states = ("served", "re-initialised", "partly", "not compared", "refused")
     rows = [
         [code(family), *(str(row[state]) for state in states), row["reason"]]
         for family, row in stored["families"].items()
@@ -217,10 +217,18 @@ the mechanism gets the host's own queries, keys and values, and the host's modul
 refuses what does not fit: `projection=`, `dwc=`, `gate=` and `heads=`, mechanisms with a layer of their own, and, where
 there are fewer queries than keys or the reverse, mechanisms without cross-attention; `where=` leaves such layers out.
 
+No mechanism computes VOLO's outlook attention, DaViT's channel attention, or the attention of CoaT and SwiftFormer. A
+swap leaves these layers as they are. With `swap(model, mixer, reinitialise=True)` it replaces them too: weights that
+the mechanism can use stay, the others are new, and what the model has learned there is lost, so that it has to be
+trained. The plan marks each such layer as re-initialised, with the weights that are kept, new and dropped; `restore`
+brings all of them back.
+
 Counted in names of timm's models that have attention (`python tools/count_ports.py`). Served: a swap takes every
 attention, class attention apart, and a small model with the same class and parameters gives the same logits after a
-swap to softmax. Partly: other attention in the model stays. Not compared: a swap takes every attention, but no small
-model has this one. Refused: no layer can be swapped.
+swap to softmax (to `XCA` where the host attends between channels, to `PVT` where it reduces keys). Re-initialised: the
+same with `swap(..., reinitialise=True)`, but no mechanism computes some of its attention. Partly: other attention in
+the model stays. Not compared: a swap takes every attention, but no small model has this one. Refused: no layer can be
+swapped.
 
 {counted_ports()}
 

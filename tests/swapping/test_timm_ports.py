@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from timm.models.cait import TalkingHeadAttn
+from timm.models.edgenext import CrossCovarianceAttn
 from timm.models.efficientformer_v2 import Attention2d
 from timm.models.twins import GlobalSubSampleAttn
 from torch import nn
@@ -55,13 +56,16 @@ def host(request: pytest.FixtureRequest) -> HostAndInput:
 
 @torch.no_grad()
 def test_softmax_computes_what_the_host_computes(host: HostAndInput) -> None:
-    """`PVT` where the host attends to keys on a map that a convolution reduces by 2."""
+    """`PVT` where the host attends to keys on a map that a convolution reduces by 2, `XCA` between channels."""
     model, x = host
     before, state = model(x), copy.deepcopy(model.state_dict())
     reduced = [name for name, module in model.named_modules() if isinstance(module, GlobalSubSampleAttn) and module.sr]
+    channels = [name for name, module in model.named_modules() if isinstance(module, CrossCovarianceAttn)]
     swap(model, Softmax(), example=x[:1])
     for name in reduced:
         swap(model, PVT(ratio=2), name, example=x[:1])
+    for name in channels:
+        swap(model, XCA(), name, example=x[:1])
     assert (model(x) - before).abs().max() <= ROUNDING * before.abs().max()
     assert list(model.state_dict()) == list(state)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())

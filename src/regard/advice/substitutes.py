@@ -25,7 +25,7 @@ class Substitutes:
     The model may be swapped already: its present mechanisms are then what they replace. They start as a swap starts
     them: with the weights of the layer as far as the mechanism has them. A plan of layers is `installed` for the length
     of a `with` block. refused: why a mechanism cannot stand at a layer. Close it at the end (or use it in a `with`
-    statement): it takes its hooks from the model.
+    statement): it takes its hooks from the model. reinitialise: as for `swap`.
     Raises: SwapError if the model has no attention that can be replaced, or no mechanism fits any layer.
     """
 
@@ -36,9 +36,11 @@ class Substitutes:
         example: Tensor,
         where: str = "*",
         ports: Sequence[type[Port]] = (),
+        *,
+        reinitialise: bool = False,
     ) -> None:
         self.model, self.example, self.mixers = model, example, tuple(dict.fromkeys(mixers))
-        self.names = matching_layers(model, where, ports)
+        self.names = matching_layers(model, where, ports, reinitialise=reinitialise)
         self.layers: dict[str, dict[MixerConfig, Port]] = {name: {} for name in self.names}
         self.refused: dict[tuple[str, MixerConfig], str] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []

@@ -28,6 +28,9 @@ def swap_check(
     model: ModelArgument,
     mixer: Annotated[str, typer.Argument(help="A mechanism, such as 'MiTA(m=25, k=25)'.")],
     where: Annotated[str, typer.Option(help="Only layers whose name matches, such as 'blocks.[0-3].*'.")] = "*",
+    reinitialise: Annotated[
+        bool, typer.Option("--reinitialise", help="Also replace attention that no mechanism computes, and lose it.")
+    ] = False,
     data: OptionalData = None,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data.")] = 64,
     size: SizeOption = "",
@@ -50,10 +53,10 @@ def swap_check(
     torch.manual_seed(0)
     user = read_model(model, size, pretrained, results, extra)
     if data is not None:
-        _fidelity(user, mixer, where, data, images, as_json, extra)
+        _fidelity(user, mixer, where, reinitialise, data, images, as_json, extra)
         return
     host = user.network
-    plan = plan_swap(host, config, where, user.example, user.ports)
+    plan = plan_swap(host, config, where, user.example, user.ports, reinitialise=reinitialise)
     image = torch.randn(user.example.shape)
     rows = [_row(site) for site in plan.sites]
     with torch.no_grad():
@@ -77,7 +80,9 @@ def swap_check(
     show(table, notes=wrapped([*_weights(rows), *notes]))
 
 
-def _fidelity(user: Any, mixer: str, where: str, data: str, number: int, as_json: bool, extra: Extra) -> None:
+def _fidelity(
+    user: Any, mixer: str, where: str, reinitialise: bool, data: str, number: int, as_json: bool, extra: Extra
+) -> None:
     """The table of changes for each layer alone, and for all of them."""
     from regard.advice.fidelity import Fidelity
     from regard.advice.substitutes import Substitutes
@@ -86,7 +91,7 @@ def _fidelity(user: Any, mixer: str, where: str, data: str, number: int, as_json
     config = read_mixer(mixer, extra)
     user.check()
     pictures = read_images(user, data, number)
-    with Substitutes(user.network, [config], user.example, where, user.ports) as substitutes:
+    with Substitutes(user.network, [config], user.example, where, user.ports, reinitialise=reinitialise) as substitutes:
         fidelity = Fidelity(substitutes, user.prepared(tensors(pictures)))
         outputs = fidelity.outputs()
         alone = fidelity.alone(lambda name, _: progress(f"{name} alone"))

@@ -4,7 +4,7 @@ import functools
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,12 +46,12 @@ class GridSource:
         self._last, self._one = (height, width), height is not None  # of passes that may run backward; all the same
 
     def record(self, module: nn.Module, args: tuple, output: Any) -> None:
-        """The forward hook; output (B, C, h, w), or tokens and their (h, w).
+        """The forward hook; output (B, C, h, w), or tokens and their (h, w), or those of Gemma 4's patch embedding.
 
         Raises: GridError for tokens without (h, w), whose images may have different grids.
         """
         size = self._thread.size
-        output, sides = output if isinstance(output, tuple) else (output, output.shape[-2:])
+        output, sides = _with_sides(module, args[0] if args else None, output)
         if sides is None:
             raise GridError("patches with coordinates have no common grid; pass a swapped model images (B, C, H, W)")
         size.height, size.width = sides
@@ -168,6 +168,19 @@ def _marked(node: Any, source: GridSource) -> set[tuple[int, int]]:
         met |= before
         waiting.extend(before)
     return found
+
+
+def _with_sides(module: nn.Module, given: Any, output: Any) -> tuple[Tensor, Any]:
+    """The tokens or map that a watched module makes of what it was given, and (height, width); None for no grid."""
+    if not isinstance(output, tuple):
+        return output, output.shape[-2:]
+    if len(output) == 2:
+        return cast(tuple[Tensor, Any], output)
+    tokens, _, padding = output  # Gemma 4: tokens, their positions, and which of them are padding
+    if padding is not None or given.ndim != 4:
+        return tokens, None
+    height, width = cast(tuple[int, int], module.patch_size)
+    return tokens, (given.shape[-2] // height, given.shape[-1] // width)
 
 
 def watched_module(model: nn.Module, layer: str, watch: str) -> nn.Module | None:

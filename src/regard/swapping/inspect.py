@@ -44,30 +44,52 @@ def original_attention(module: nn.Module) -> nn.Module:
     return module.host if isinstance(module, Port) else module
 
 
-def attention_layers(model: nn.Module, ports: Sequence[type[Port]] = ()) -> dict[str, type[Port]]:
-    """Names of all layers that are swapped or can be, in the model's order, with the port of each."""
+def attention_layers(
+    model: nn.Module, ports: Sequence[type[Port]] = (), *, reinitialise: bool = False
+) -> dict[str, type[Port]]:
+    """Names of all layers that are swapped or can be, in the model's order, with the port of each.
+
+    reinitialise: also those whose own attention would be lost (`Port.loses`).
+    """
     layers = {}
     for name, module in model.named_modules():
         port = port_of(module, ports) if name else None
-        if port and (isinstance(module, Port) or port.belongs(model, name)):
+        if port and (isinstance(module, Port) or ((reinitialise or not port.loses) and port.belongs(model, name))):
             layers[name] = port
     return layers
 
 
-def matching_layers(model: nn.Module, where: str = "*", ports: Sequence[type[Port]] = ()) -> list[str]:
-    """Names of the layers that match a glob.
+def matching_layers(
+    model: nn.Module, where: str = "*", ports: Sequence[type[Port]] = (), *, reinitialise: bool = False
+) -> list[str]:
+    """Names of the layers that match a glob. reinitialise: as for `attention_layers`.
 
     Raises: SwapError if there are none, ConfigError if `where` is no string or `ports` no list of ports.
     """
     check_where(where)
     if not isinstance(ports, Sequence) or not all(isinstance(each, type) and issubclass(each, Port) for each in ports):
         raise ConfigError(f"ports is a list of subclasses of Port, such as [MyPort], not {shown(ports)}")
-    layers = attention_layers(model, ports)
+    layers = attention_layers(model, ports, reinitialise=reinitialise)
     names = [name for name in layers if fnmatchcase(name, where)]
     if not names:
+        check_lost(model, where, ports)
         present = f"it has {', '.join(layers)}" if layers else _without_ports(model)
         raise SwapError(f"no attention module matching {where!r} in {type(model).__name__}; {present}")
     return names
+
+
+def check_lost(model: nn.Module, where: str, ports: Sequence[type[Port]] = ()) -> None:
+    """Raises: SwapError if layers that match a glob are left out because their own attention would be lost."""
+    layers = attention_layers(model, ports, reinitialise=True)
+    lost = {name: port.loses for name, port in layers.items() if port.loses and fnmatchcase(name, where)}
+    if lost:
+        first, *others = lost
+        further = f" and {len(others)} more" if others else ""
+        raise SwapError(
+            f"{first}{further} would lose {' and '.join(dict.fromkeys(lost.values()))}, which no mechanism computes; "
+            "swap(..., reinitialise=True), or swap-check --reinitialise, replaces such layers all the same, and then "
+            "they have to be trained"
+        )
 
 
 def _without_ports(model: nn.Module) -> str:

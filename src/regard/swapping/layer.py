@@ -42,6 +42,9 @@ class Port(HostNames):
     kept_parameters: parameters that the port itself keeps and uses, such as a table of relative position biases.
     mask_kinds: the kinds of mask that the host always passes ("causal", "padding", "bias"); mechanisms that cannot
     apply them are refused.
+    loses: what the attention computes and no mechanism does, such as "attention between channels"; "" for most. The
+    mechanism starts from the weights that the layer keeps and from new ones, so that the layer has to be trained, and
+    only a swap with reinitialise=True replaces it.
 
     Hooks, to override where the default does not fit:
     matches, belongs, refusal: which modules are replaced, and why one cannot be.
@@ -61,6 +64,7 @@ class Port(HostNames):
     replaces: ClassVar[tuple[type, ...]] = ()
     watch: ClassVar[str] = ""
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
+    loses: ClassVar[str] = ""
 
     placeholder: Tensor
     """An empty buffer with the model's device and dtype, for a mixer that has no parameters."""
@@ -166,9 +170,12 @@ class Port(HostNames):
 
         Raises: SwapError for other windows than the mechanism was built for.
         """
-        old = cast(Any, self.host).window_size
-        if tuple(window_size) != tuple(old):
-            kind, (now, then) = type(self.mixer.config).__name__, (f"{h}x{w}" for h, w in (old, window_size))
+        self.check_windows(cast(Any, self.host).window_size, window_size)
+
+    def check_windows(self, old: tuple[int, int], new: tuple[int, int]) -> None:
+        """Raises: SwapError if `set_input_size` changes the windows that the mechanism was built for."""
+        if tuple(new) != tuple(old):
+            kind, (now, then) = type(self.mixer.config).__name__, (f"{h}x{w}" for h, w in (old, new))
             raise SwapError(
                 f"set_input_size changes windows of {now} tokens to {then}, but {kind} was built for {now}: "
                 "restore(model), set_input_size, then swap"

@@ -4,22 +4,24 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from torch import nn
 
-from regard.core import ConfigError, Grid, MixerConfig, SwapError, UnsupportedError, nearest
+from regard.core import ConfigError, Grid, MixerConfig, SwapError, nearest
 from regard.core.validation import shown
-from regard.mixers.spelling import parse_mixer, parts, spell
-from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
+from regard.mixers.spelling import parse_mixer, spell
 
-from .adapters import adapters, alteration, package_name, remove_adapters
+from .adapters import adapters, remove_adapters
+from .checks import check_plain, check_supported, lost_adapters_error, plan_notes, warn_of_lost_hooks
 from .hooks import empty_hooks, lost_hooks, move_hooks
 from .host_names import MIXER_CHILD
 from .inspect import (
     Example,
     LayerCall,
     attention_layers,
+    check_lost,
     example_input,
     layer_grids,
     matching_layers,
@@ -98,7 +100,7 @@ class SwapPlan:
         rates = {site.layer.weights_dropout(original_attention(site.before)) for site in self.sites if self.mixer.uses}
         for rate in sorted(rates - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
-        _warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
+        warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
 
     def layers(self) -> dict[str, Port]:
         """The new layers by name with copies of their weights, outside of the model, which is not changed."""
@@ -140,6 +142,8 @@ def plan_swap(
     where: str = "*",
     example: Example | None = None,
     ports: Sequence[type[Port]] = (),
+    *,
+    reinitialise: bool = False,
 ) -> SwapPlan:
     """What `swap` would do to a model; runs one forward pass and does not change the model.
 
@@ -156,7 +160,8 @@ def plan_swap(
         raise ConfigError(f"swap takes a torch module, not {shown(model)}; create_model(name, mixer) makes one")
     if not isinstance(config, MixerConfig):
         raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
-    return plan_layers(model, config, matching_layers(model, where, ports), example, ports=ports)
+    names = matching_layers(model, where, ports, reinitialise=reinitialise)
+    return plan_layers(model, config, names, example, ports=ports)
 
 
 def plan_layers(
@@ -183,14 +188,14 @@ def _plan(
     ports: Sequence[type[Port]],
 ) -> SwapPlan:
     example = example_input(model) if example is None else example
-    layers = attention_layers(model, ports)
+    layers = attention_layers(model, ports, reinitialise=True)
     if unknown := [name for name in names if name not in layers]:
         raise SwapError(f"{type(model).__name__} has no attention that a port knows at {', '.join(unknown)}")
     order = {name: index for index, name in enumerate(layers)}
     check_wrapper(model, names)
     hosts = {name: _host_copy(model.get_submodule(name), name) for name in names}
     for name, host in hosts.items():
-        _check_supported(layers[name], host, name, mixer)
+        check_supported(layers[name], host, name, mixer)
     forward_grids = layer_grids(model, {name: layers[name] for name in names}, example)
     shared = mixer.shared()
     if shared is not None:
@@ -204,7 +209,7 @@ def _plan(
         site = port.site(host, grids.get(name, grid), name, order[name])
         layer = port(host, mixer, site, shared)
         layer.source = source
-        notes = _notes(port.weights_dropout(host), mixer, site.qkv_bias)
+        notes = plan_notes(port, host, mixer, site.qkv_bias)
         planned.append(_planned_site(uses, name, module, layer, call, notes))
     return SwapPlan(model, mixer, planned, example)
 
@@ -214,7 +219,7 @@ def _host_copy(module: nn.Module, name: str) -> nn.Module:
 
     Raises: SwapError if a tool has changed its weights, or it cannot be copied.
     """
-    _check_plain(module, name)
+    check_plain(module, name)
     if isinstance(module, Port):
         return module.restored_attention()
     try:
@@ -249,6 +254,8 @@ def swap(
     where: str = "*",
     example: Example | None = None,
     ports: Sequence[type[Port]] = (),
+    *,
+    reinitialise: bool = False,
 ) -> nn.Module:
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`.
 
@@ -257,19 +264,29 @@ def swap(
     After any exception, Ctrl-C too, the model is as it was. No other thread may use the model meanwhile.
     """
     if is_layer_plan(mixer):
-        return _swap_by_layer(model, read_layer_plan(cast(PlanSource, mixer)), where, example, ports)
-    plan = plan_swap(model, cast(MixerConfig | str, mixer), where, example, ports)
+        layer_plan = read_layer_plan(cast(PlanSource, mixer))
+        return _swap_by_layer(model, layer_plan, where, example, ports, reinitialise)
+    plan = plan_swap(model, cast(MixerConfig | str, mixer), where, example, ports, reinitialise=reinitialise)
     plan.warn()
     return plan.apply()
 
 
 def _swap_by_layer(
-    model: nn.Module, plan: LayerPlan, where: str, example: Example | None, ports: Sequence[type[Port]]
+    model: nn.Module,
+    plan: LayerPlan,
+    where: str,
+    example: Example | None,
+    ports: Sequence[type[Port]],
+    reinitialise: bool,
 ) -> nn.Module:
     """Swap by a plan of layers, all or nothing. Raises: also ConfigError for `where`, since the plan names layers."""
     if where != "*":
         raise ConfigError(f"a plan names its layers: leave where={where!r} out")
-    mixers = mixers_by_layer(plan, list(attention_layers(_checked(model), ports)))
+    layers = attention_layers(_checked(model), ports, reinitialise=reinitialise)
+    for pattern in plan:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            check_lost(model, pattern, ports)
+    mixers = mixers_by_layer(plan, list(layers))
     groups: dict[MixerConfig, list[str]] = {}
     for name, mixer in mixers.items():
         groups.setdefault(mixer, []).append(name)
@@ -308,7 +325,7 @@ def _restore(model: nn.Module, where: str) -> nn.Module:
     lost = {}
     for name in names:
         layer: Any = model.get_submodule(name)
-        _check_plain(layer, name)
+        check_plain(layer, name)
         host, own = layer.restored_attention(), host_adapters(layer)
         if others := [path for path, adapter in adapters(layer.mixer).items() if adapter not in own.values()]:
             raise lost_adapters_error(name, others)
@@ -317,7 +334,7 @@ def _restore(model: nn.Module, where: str) -> nn.Module:
             host.set_submodule(path, adapter)
         lost[name] = lost_hooks(layer, host)
         replacements[layer] = host
-    _warn_of_lost_hooks(lost)
+    warn_of_lost_hooks(lost)
     replace_modules(model, replacements)
     return model
 
@@ -336,7 +353,7 @@ def _retune(model: nn.Module, where: str, changes: Mapping[str, Any]) -> nn.Modu
     mixers = []
     for name in swapped_layers(model, where):
         layer: Any = model.get_submodule(name)
-        _check_plain(layer, name)
+        check_plain(layer, name)
         old, config = layer.mixer, layer.mixer.config
         names = [item.name for item in fields(config)]
         for key in changes:
@@ -363,54 +380,3 @@ def _checked(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a model is a torch module, not {shown(model)}; create_model(name, mixer) makes one")
     return model
-
-
-# checks
-
-
-def _check_supported(port: type[Port], host: nn.Module, name: str, mixer: MixerConfig) -> None:
-    """Raises: UnsupportedError if the port or the mechanism cannot be used here. host: the library's module."""
-    missing = sorted(port.host_masks(host) - mixer.masks) if mixer.uses else []
-    if reason := port.refusal(host):
-        raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
-    if missing:
-        raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
-
-
-def _check_plain(layer: nn.Module, name: str) -> None:
-    """Raises: SwapError if a tool has wrapped or replaced the weights of a layer (pruning, quantisation)."""
-    if isinstance(layer, Port):
-        reason = alteration(layer.mixer, {package_name(part) for part in parts(layer.mixer.config)}, skip="operator")
-    else:
-        reason = alteration(layer)
-    if reason:
-        raise SwapError(
-            f"{name}: {reason}, whose weights would be lost; merge or remove it first (merge_and_unload() of PEFT, "
-            "prune.remove() or remove_parametrizations() of torch), or leave the layer out with where="
-        )
-
-
-def lost_adapters_error(name: str, paths: list[str]) -> SwapError:
-    """The error for adapters around weights that do not stay."""
-    return SwapError(
-        f"{name}: the adapter around {', '.join(paths)} would be lost, as those weights do not stay in full; merge it "
-        "first (merge_and_unload() of PEFT), or leave the layer out with where="
-    )
-
-
-def _warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
-    if any(lost.values()):
-        texts = "; ".join(f"{name}: {', '.join(hooks)}" for name, hooks in lost.items() if hooks)
-        warnings.warn(f"hooks that do not move to the new layers, and are not called any more: {texts}", stacklevel=4)
-
-
-def _notes(rate: float, mixer: MixerConfig, bias: bool) -> list[str]:
-    """rate: of dropout of attention weights."""
-    notes = []
-    if rate > 0:
-        notes.append(f"dropout {rate} of attention weights is left out")
-    if bias and "q" in mixer.uses:
-        notes.append("q, k, v keep the host's bias (a hidden content term)")
-    if isinstance(mixer, StaticConfig) and mixer.init in FROM_TEACHER:
-        notes.append("static keys start at random until regard.calibrate(model, teacher, batches) sets them")
-    return notes

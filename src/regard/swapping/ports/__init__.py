@@ -25,6 +25,10 @@ from .hugging_face import (
 from .open_clip import OpenCLIPAttention
 from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
 from .timm.cait import TimmCaiT
+from .timm.cascade import TimmCascade
+from .timm.combined import TimmConViT, TimmDifferential
+from .timm.gemma import TimmGemma
+from .timm.halo import TimmBottleneck, TimmHalo
 from .timm.inside import (
     TimmConvAttention,
     TimmEfficientFormerV2,
@@ -37,6 +41,8 @@ from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
 from .timm.metaformer import TimmMetaFormer
 from .timm.pooled import TimmHiera, TimmHieraDetPooled, TimmHieraPooled, TimmMultiQuery, TimmMViT, TimmNextViT
 from .timm.pvt import TimmPVT, TimmTwins
+from .timm.reinitialised import TimmChannel, TimmCoaT, TimmOutlook, TimmSwiftFormer
+from .timm.separable import TimmSeparable
 from .timm.vit import TimmRope, TimmRopeHalves, TimmViT
 from .timm.wide import TimmEfficientFormer, TimmLeViT, TimmLeViTDownsample, TimmTinyViT
 from .timm.windows import TimmDaViT, TimmNesT, TimmTwinsLocal
@@ -80,6 +86,17 @@ PORTS: tuple[type[Port], ...] = (
     TimmEfficientFormerV2,
     TimmEfficientFormerV2Downsample,
     TimmTNT,
+    TimmConViT,
+    TimmDifferential,
+    TimmBottleneck,
+    TimmHalo,
+    TimmCascade,
+    TimmGemma,
+    TimmSeparable,
+    TimmOutlook,
+    TimmChannel,
+    TimmCoaT,
+    TimmSwiftFormer,
     TorchAttention,
     TorchvisionSwin,
     TorchvisionSwinV2,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from timm.layers.attention import Attention, AttentionRope
+from timm.models.convit import MHSA
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
@@ -27,9 +28,9 @@ def merged_grid(grid: Grid, tokens: int) -> Grid:
 
 
 class TimmViT(Port):
-    """timm.layers.Attention: ViT, DeiT, DINOv2, PiT, NaFlexViT, CrossViT, MobileViT, CSATv2 and other models."""
+    """timm.layers.Attention: ViT, DeiT, DINOv2, PiT, NaFlexViT, CrossViT, MobileViT, CSATv2, ConViT's last layers."""
 
-    replaces: ClassVar[tuple[type, ...]] = (Attention,)
+    replaces: ClassVar[tuple[type, ...]] = (Attention, MHSA)
     watch: ClassVar[str] = "patch_embed.proj|pool.conv|patch_embed.conv|embeds|conv_1x1|pos_embed.proj"
     parameter_names: ClassVar[dict[str, str]] = {"gate": "host_gate"}
 

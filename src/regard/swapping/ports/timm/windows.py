@@ -16,7 +16,7 @@ from regard.swapping.layer import Port
 
 
 class TimmDaViT(Port):
-    """DaViT's attention in windows; its channel attention, which has no tokens as keys, stays."""
+    """DaViT's attention in windows; its channel attention, which has no tokens as keys, has a port of its own."""
 
     replaces: ClassVar[tuple[type, ...]] = (WindowAttention,)
 

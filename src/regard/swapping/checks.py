@@ -1,0 +1,64 @@
+"""What a swap checks before it changes a model, what it refuses, and what a plan notes."""
+
+import warnings
+from collections.abc import Mapping
+
+from torch import nn
+
+from regard.core import MixerConfig, SwapError, UnsupportedError
+from regard.mixers.spelling import parts, spell
+from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
+
+from .adapters import alteration, package_name
+from .layer import Port
+
+
+def check_supported(port: type[Port], host: nn.Module, name: str, mixer: MixerConfig) -> None:
+    """Raises: UnsupportedError if the port or the mechanism cannot be used here. host: the library's module."""
+    missing = sorted(port.host_masks(host) - mixer.masks) if mixer.uses else []
+    if reason := port.refusal(host):
+        raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
+    if missing:
+        raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
+
+
+def check_plain(layer: nn.Module, name: str) -> None:
+    """Raises: SwapError if a tool has wrapped or replaced the weights of a layer (pruning, quantisation)."""
+    if isinstance(layer, Port):
+        reason = alteration(layer.mixer, {package_name(part) for part in parts(layer.mixer.config)}, skip="operator")
+    else:
+        reason = alteration(layer)
+    if reason:
+        raise SwapError(
+            f"{name}: {reason}, whose weights would be lost; merge or remove it first (merge_and_unload() of PEFT, "
+            "prune.remove() or remove_parametrizations() of torch), or leave the layer out with where="
+        )
+
+
+def lost_adapters_error(name: str, paths: list[str]) -> SwapError:
+    """The error for adapters around weights that do not stay."""
+    return SwapError(
+        f"{name}: the adapter around {', '.join(paths)} would be lost, as those weights do not stay in full; merge it "
+        "first (merge_and_unload() of PEFT), or leave the layer out with where="
+    )
+
+
+def warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
+    """Warn about hooks, by layer, that cannot move."""
+    if any(lost.values()):
+        texts = "; ".join(f"{name}: {', '.join(hooks)}" for name, hooks in lost.items() if hooks)
+        warnings.warn(f"hooks that do not move to the new layers, and are not called any more: {texts}", stacklevel=4)
+
+
+def plan_notes(port: type[Port], host: nn.Module, mixer: MixerConfig, bias: bool) -> list[str]:
+    """What a plan says of a layer besides its parameters. bias: of the host's queries, keys and values."""
+    notes, rate = [], port.weights_dropout(host)
+    if port.loses:
+        notes.append(f"re-initialised: {port.loses} is lost, so the layer has to be trained")
+    if rate > 0:
+        notes.append(f"dropout {rate} of attention weights is left out")
+    if bias and "q" in mixer.uses:
+        notes.append("q, k, v keep the host's bias (a hidden content term)")
+    if isinstance(mixer, StaticConfig) and mixer.init in FROM_TEACHER:
+        notes.append("static keys start at random until regard.calibrate(model, teacher, batches) sets them")
+    return notes

@@ -1,0 +1,138 @@
+"""Attention of timm whose parts beside the mechanism stay: positions with gates, cascades of heads, halos."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.core import Grid, GridError, MixerConfig, SwapError, UnsupportedError
+from regard.mixers.linear import Linear
+from regard.mixers.mita.mita import MiTA
+from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.ska import SKA
+from regard.mixers.xca import XCA
+from regard.swapping.capture import capture
+from regard.swapping.inspect import attention_layers
+from regard.swapping.ports.timm.combined import relative_positions
+from regard.swapping.swap import plan_swap, restore, swap
+from small_hosts import draw_large_weights
+from timm_hosts import TIMM_HOSTS
+
+UNUSUAL = ("convit", "efficientvit_msra", "differential", "edgenext", "halonet", "botnet", "gemma", "mobilevitv2")
+
+
+def host(name: str) -> tuple[nn.Module, Tensor]:
+    """A small host with large weights, in evaluation mode, float64."""
+    torch.manual_seed(0)
+    model, x = TIMM_HOSTS[name]()
+    model = model.double().eval()
+    draw_large_weights(model)
+    return model, x.double()
+
+
+def test_relative_positions_count_columns_rows_and_squares_from_the_query_to_the_key() -> None:
+    grid, like = Grid(2, 3), torch.zeros((), dtype=torch.float64)
+    to_right, below, up_left = (relative_positions(grid, like)[pair] for pair in ((0, 1), (0, 3), (5, 1)))
+    assert to_right.tolist() == [1, 0, 1]
+    assert below.tolist() == [0, 1, 1]
+    assert up_left.tolist() == [-1, -1, 2]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("efficientvit_msra", (192, 128)),
+        ("edgenext", (96, 64)),
+        ("halonet", (128, 64)),
+        ("gemma", (80, 48)),
+        ("mobilevitv2", (96, 64)),
+    ],
+)
+def test_another_image_size(name: str, size: tuple[int, int]) -> None:
+    model, x = host(name)
+    other = torch.randn(2, 3, *size, dtype=torch.float64)
+    expected = model(other)
+    swap(model, XCA() if name == "edgenext" else Softmax(), example=x[:1])
+    torch.testing.assert_close(model(other), expected, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_each_head_of_a_cascade_has_a_map() -> None:
+    model, x = host("efficientvit_msra")
+    swap(model, Softmax(), example=x[:1])
+    name = next(iter(attention_layers(model)))
+    layer = model.get_submodule(name)
+    calls: list[tuple[Tensor, Tensor]] = []
+    layer.register_forward_hook(lambda layer, args, y: calls.append((args[0], y)))
+    with capture(model) as maps:
+        model(x)
+    tokens, y = calls[0]
+    mixer, grid = layer.mixer, Grid(3, 3)  # type: ignore[union-attr]
+    made = mixer.operator_inputs(tokens.flatten(2).mT, grid, None, None)
+    assert maps[name].shape == (3 * 3 * 4, 2, 9, 9)  # images and windows, heads
+    out = mixer.finish(maps[name].double() @ made.v, made, grid)
+    torch.testing.assert_close(out.mT.unflatten(2, (3, 3)), y, rtol=1e-5, atol=1e-5)
+
+
+def test_each_head_of_a_cascade_has_parameters_of_its_own() -> None:
+    model, x = host("efficientvit_msra")
+    swap(model, SKA(), "stages.0.*", example=x[:1])
+    model.train()(x).square().sum().backward()
+    keys = {name: value for name, value in model.named_parameters() if name.endswith("keys")}
+    assert len(keys) == 2
+    assert not torch.equal(*keys.values())
+    assert all(value.grad is not None and value.grad.any() for value in keys.values())
+
+
+def test_windows_of_a_cascade_keep_their_size() -> None:
+    model, x = host("efficientvit_msra")
+    expected = model(x)
+    swap(model, Softmax(), example=x[:1])
+    with pytest.raises(SwapError, match="windows of 3x3 tokens to 2x2, but Softmax was built for 3x3"):
+        model.set_input_size(32)  # type: ignore[operator]
+    restore(model)
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+
+
+def test_a_map_of_other_than_whole_blocks_is_named() -> None:
+    model, x = host("halonet")
+    swap(model, Softmax(), example=x[:1])
+    with pytest.raises(GridError, match="has blocks of 2x2 cells, which a map of 5x6 does not divide into"):
+        model(torch.randn(1, 3, 80, 96, dtype=torch.float64))
+
+
+def test_patches_of_gemma_with_coordinates_have_no_common_grid() -> None:
+    model, x = host("gemma")
+    swap(model, Softmax(), example=x[:1])
+    coordinates = torch.tensor([[[0, 0], [0, 1]], [[0, 0], [1, 0]]])
+    patches, valid = torch.randn(2, 2, 768, dtype=torch.float64), torch.ones(2, 2, dtype=torch.bool)
+    with pytest.raises(GridError, match="no common grid; pass a swapped model images"):
+        model.encoder(patches, patch_coord=coordinates, patch_valid=valid)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer", "message"),
+    [
+        ("halonet", MiTA(m=2, k=2), "MiTA cannot apply|MiTA has no cross-attention|bias"),
+        ("botnet", Linear(), "passes a bias mask, which Linear"),
+        ("convit", XCA(dwc=3), "leave projection=, dwc=, gate= and heads= of XCA out"),
+        ("differential", XCA(), "values of width 16 for keys of width 8, which XCA cannot take"),
+    ],
+    ids=["halonet", "botnet", "convit", "differential"],
+)
+def test_what_does_not_fit_is_refused_by_the_plan(name: str, mixer: MixerConfig, message: str) -> None:
+    model, x = host(name)
+    with pytest.raises(UnsupportedError, match=message):
+        plan_swap(model, mixer, example=x[:1])
+
+
+@pytest.mark.untyped
+@torch.no_grad()
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_it_compiles_in_one_graph(name: str) -> None:
+    model, x = host(name)
+    swap(model, Softmax(), example=x[:1])
+    expected = model(x)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-9, atol=1e-9)
