@@ -1,6 +1,7 @@
 """Attention that no mechanism computes stays by default; reinitialise=True replaces it, and it can be restored."""
 
 import copy
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 from regard.cli.app import run
@@ -242,6 +244,20 @@ def test_the_command_shows_what_is_lost(capsys: pytest.CaptureFixture[str]) -> N
     )
     assert run(["swap-check", SMALL_SWIFTFORMER, "Softmax()", "--size", "64"]) != 0
     assert "reinitialise=True" in capsys.readouterr().err
+
+
+def test_the_command_measures_the_change_of_these_layers_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(16):
+        Image.new("RGB", (64, 64), (16 * number, 0, 255 - 16 * number)).save(tmp_path / f"{number}.png")
+    command = ["swap-check", SMALL_SWIFTFORMER, "Softmax()", "--size", "64", "--data", str(tmp_path), "--images", "16"]
+    assert run([*command, "--reinitialise", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["layer"] for row in rows] == [*(f"stages.{stage}.blocks.0.attn" for stage in range(4)), "all"]
+    assert all(row["output error"] > 1e-3 for row in rows[:-1])
+    assert run(command) != 0
+    assert "reinitialise" in capsys.readouterr().err
 
 
 @pytest.mark.untyped

@@ -101,6 +101,12 @@ def test_a_map_of_other_than_whole_blocks_is_named() -> None:
         model(torch.randn(1, 3, 80, 96, dtype=torch.float64))
 
 
+def test_the_grid_of_gemma_has_the_rows_and_columns_of_the_image() -> None:
+    model, x = host("gemma")
+    sites = plan_swap(model, Softmax(), example=x[:1]).sites
+    assert [site.layer.mixer.site.grid for site in sites] == [Grid(3, 6)] * 2
+
+
 def test_patches_of_gemma_with_coordinates_have_no_common_grid() -> None:
     model, x = host("gemma")
     swap(model, Softmax(), example=x[:1])
