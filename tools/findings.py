@@ -62,10 +62,12 @@ class Profile(NamedTuple):
 
 def finding(evidence: Sequence[Evidence]) -> str:
     """The text between README's marks."""
-    claims = list(judged(evidence))
+    claims, of_probes = (judged([study for study in evidence if _is_probe(study) == probe]) for probe in (False, True))
+    claims = list(claims)
     counts = Counter(claim["verdict"]["word"] for _, claim in claims)
     decided = [(study, claim) for study, claim in claims if claim["verdict"]["word"] in WORDS[:2]]
     contradicted = counts["contradicted"] or "none"
+    abilities = Counter(claim["verdict"]["word"] for _, claim in of_probes)
     paragraphs = (
         f"Of {len(claims)} claims that small studies could judge (small networks, small images, three seeds or more, "
         f"beside controls without attention), {counts['supported']} are supported and {contradicted} contradicted "
@@ -77,9 +79,21 @@ def finding(evidence: Sequence[Evidence]) -> str:
         ),
         f"{_controls(evidence)} At other sizes all of this may differ: [each study with its limits]"
         "(docs/results/README.md), [which attention?](docs/choosing.md)",
-        *(f"![{_caption(picture, evidence)}]({picture})" for picture in (QUALITY, SECOND)),
+        f"![{_caption(QUALITY, evidence)}]({QUALITY})",
+        f"[Probes](docs/probes.md) ask what a mechanism can do at all: small networks on generated boards, one ability "
+        f"each. Of {abilities.total()} claims about them {abilities['supported']} are supported, "
+        f"{abilities['contradicted']} contradicted, {abilities['suggested']} suggested and {abilities['undecided']} "
+        "undecided."
+        if abilities
+        else "",
+        f"![{_caption(SECOND, evidence)}]({SECOND})",
     )
+    paragraphs = tuple(text for text in paragraphs if text)
     return "\n\n".join(text if text[0] in "|!" else fill(text, 120) for text in paragraphs)
+
+
+def _is_probe(study: Evidence) -> bool:
+    return study.name.startswith("probes_")
 
 
 def _line(study: Evidence, claim: Mapping[str, Any]) -> str:

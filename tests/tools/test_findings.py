@@ -38,11 +38,23 @@ def test_the_pictures_have_what_is_drawn(name: str) -> None:
 def test_only_what_survives_correction_is_a_sentence() -> None:
     text = findings.finding(EVIDENCE)
     lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    decided = [claim for _, claim in judged(EVIDENCE) if claim["verdict"]["word"] in ("supported", "contradicted")]
+    found = [(study, claim) for study, claim in judged(EVIDENCE) if claim["verdict"]["word"] in findings.WORDS[:2]]
+    decided = [claim for study, claim in found if not study.name.startswith("probes_")]
     assert len(lines) == len(decided)
     for claim in decided:
         assert claim["verdict"]["holm"] is not False
         assert any(f"{claim['verdict']['interval']['mean']:+.1f}" in line for line in lines)
+
+
+def test_claims_about_abilities_are_counted_apart() -> None:
+    probes = [study for study in EVIDENCE if study.name.startswith("probes_")]
+    words = [claim["verdict"]["word"] for _, claim in judged(probes)]
+    assert probes
+    expected = f"Of {len(words)} claims about them {words.count('supported')} are supported, "
+    assert expected in findings.finding(EVIDENCE).replace("\n", " ")
+    without = findings.finding([study for study in EVIDENCE if study not in probes])
+    assert "Probes" not in without
+    assert without.split("|")[0] == findings.finding(EVIDENCE).split("|")[0]
 
 
 def test_sentences_are_of_claims_that_exist() -> None:
