@@ -76,6 +76,7 @@ generated: $(VENV)/.ready  ## write what follows from the table of mechanisms an
 	$(BIN)/python tools/generate.py
 	$(BIN)/python tools/docs_pages.py
 	$(BIN)/python -m tools.findings
+	$(BIN)/python -m tools.claims_page
 	$(BIN)/ruff format -q src
 
 lint: $(VENV)/.ready

@@ -78,6 +78,17 @@ def figure4(source: Source) -> Sequence[Sheet | Picture]:
             for side, dim in points
         )
 
+    def between(points: Sequence[tuple[int, int]]) -> str:
+        """At how many points static keys lie between the outer curves."""
+        counts = dict.fromkeys(("SKA", "CSKA"), 0)
+        for side, dim in points:
+            value = {name: (total := cost(_site(side, dim))).macs / total.params for name, cost in _MECHANISMS.items()}
+            low, high = sorted((value["SepConv"], value["self-attention"]))
+            for name in counts:
+                counts[name] += low <= value[name] <= high
+        found = ", ".join(f"{name} at {count} of {len(points)} points" for name, count in counts.items())
+        return f"Between the curves of SepConv and self-attention: {found}."
+
     sweeps = (
         ("N", [(side, 256) for side in _SIDES], "D = 256"), ("D", [(16, width) for width in _WIDTHS], "N = 256"),
     )  # fmt: skip
@@ -86,6 +97,7 @@ def figure4(source: Source) -> Sequence[Sheet | Picture]:
             title=f"MACs per parameter against {name}, {fixed}",
             columns=("mechanism", name, "MACs per parameter"),
             rows=ratios(points, name),
+            note=between(points),
             chart=Chart(x=name, y="MACs per parameter", series="mechanism", logs="xy"),
         )
         for name, points, fixed in sweeps
