@@ -17,9 +17,10 @@ from regard.lab.analysis import run_analysis
 from regard.lab.study import Claim, Study
 from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES, load_analysis, load_study
+from regard.studies.paper_claim import COUNTED, KINDS, PaperClaim, text_of
 from regard.studies.papers import ESA_PAPER, MITA_PAPER, SKA_PAPER, SNE_PAPER
 from regard.studies.published_sizes import verdict
-from regard.studies.register import COUNTED, KINDS, PaperClaim, register, text_of
+from regard.studies.register import REGISTER
 from tools.docs_pages import table
 from tools.site.evidence import ROOT, Evidence, all_evidence
 
@@ -233,7 +234,7 @@ def fates() -> dict[str, list[tuple[PaperClaim, Fate]]]:
     evidence: dict[str, list[Evidence]] = {}
     for found in all_evidence():
         evidence.setdefault(found.name, []).append(found)
-    return {paper: [(entry, fate(entry, evidence)) for entry in entries] for paper, entries in register().items()}
+    return {paper: [(entry, fate(entry, evidence)) for entry in entries] for paper, entries in REGISTER.items()}
 
 
 def page() -> str:

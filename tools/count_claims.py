@@ -21,7 +21,7 @@ from regard.lab.study import Row, Setting, Study
 from regard.store.files import write_atomically
 from regard.store.results import Results
 from regard.studies import STUDIES, load_study
-from regard.studies.register import COUNTED
+from regard.studies.paper_claim import COUNTED
 from regard.swapping.count import count_macs
 
 FILE = Path(__file__).parents[1] / "docs" / "counts.json"

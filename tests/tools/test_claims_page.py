@@ -7,12 +7,13 @@ import pytest
 from regard.core import ConfigError
 from regard.lab.study import Claim
 from regard.studies import ANALYSES, STUDIES, load_study
-from regard.studies.register import KINDS, PaperClaim, register, text_of
+from regard.studies.paper_claim import KINDS, PaperClaim, text_of
+from regard.studies.register import REGISTER
 from tools import claims_page
 from tools.claims_page import PAGE, digits, fates
 from tools.site.evidence import all_evidence, judged
 
-ENTRIES = [(paper, entry) for paper, entries in register().items() for entry in entries]
+ENTRIES = [(paper, entry) for paper, entries in REGISTER.items() for entry in entries]
 OF_PAPERS = [name for name, (_, _, source) in STUDIES.items() if source != "Regard"]
 
 

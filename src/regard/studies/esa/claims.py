@@ -1,6 +1,6 @@
 """The claims of An Empirical Study of Spatial Attention Mechanisms in Deep Networks, for the register."""
 
-from regard.studies.register import PaperClaim
+from regard.studies.paper_claim import PaperClaim
 
 CLAIMS = (
     PaperClaim("f3-0011", "Figure 3", "Key content with relative position is far better than no attention.",

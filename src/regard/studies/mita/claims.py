@@ -1,6 +1,6 @@
 """The claims of Mixture-of-Top-k Attention, for the register."""
 
-from regard.studies.register import PaperClaim
+from regard.studies.paper_claim import PaperClaim
 
 _GPU = "a measurement on the paper's GPU; Regard times `mita_fig5` on your machine, and its times are not committed"
 

@@ -1,6 +1,6 @@
 """The claims of Static Key Attention in Vision, for the register."""
 
-from regard.studies.register import PaperClaim
+from regard.studies.paper_claim import PaperClaim
 
 _PAPER_ROWS = "rows of the paper scale only: small scales have the ViT, which CaiT, Swin and CvT would follow"
 _GPU = "a measurement on a GPU of the paper's models, which Regard times with `regard bench --model` but has not run"

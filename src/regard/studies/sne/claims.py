@@ -1,6 +1,6 @@
 """The claims of Rethinking Query, Key and Value Embedding under Tiny Model Constraints, for the register."""
 
-from regard.studies.register import PaperClaim
+from regard.studies.paper_claim import PaperClaim
 
 _ROWS = "its rows are at paper scale only (ImageNet)"
 
