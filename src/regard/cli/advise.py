@@ -13,6 +13,7 @@ from regard.core.paths import user_path
 from .given import Context, refuse_given
 from .imports import Imports, imported
 from .mixers import read_mixer
+from .new_model import OPTIONS, show_new_model
 from .run_options import ResultsOption, RootOption, find_device, use_data
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 WITH_IMAGES = ("budget", "minutes", "images", "pretrained", "out", "where")
 """Options that only a measured plan has."""
+OF_A_MODEL = ("data", *WITH_IMAGES, "size", "batch", "dtype", "device", "seconds")
 WITHOUT_IMAGES = (
     "accuracy is not measured: with --data DIR (a folder of your images, no label is read) this command finds a "
     "plan of layers within a budget and measures what it would lose"
@@ -32,7 +34,7 @@ WITHOUT_IMAGES = (
 
 def advise(
     context: Context,
-    model: ModelArgument,
+    model: ModelArgument = "",
     data: OptionalData = None,
     budget: Annotated[str, typer.Option(help="latency=0.7x, memory=0.5x or macs=0.6x of what the model needs.")] = "",
     minutes: Annotated[float, typer.Option(help="Time for the recommendation, with --data.")] = 15.0,
@@ -52,14 +54,29 @@ def advise(
     seconds: Annotated[
         float, typer.Option(help="Seconds for each mechanism and each kind of layer; without --data.")
     ] = 0.3,
+    tokens: Annotated[int, typer.Option(help="Tokens of a model that does not exist yet, in the place of MODEL.")] = 0,
+    grid: Annotated[str, typer.Option(help="Their grid, such as 64x64; default: a square.")] = "",
+    dim: Annotated[int, typer.Option(help="Its channels.")] = 0,
+    heads: Annotated[int, typer.Option(help="Its heads; default: of 64 channels, else of 32.")] = 0,
+    task: Annotated[str, typer.Option(help="Its task, such as segmentation: `regard list tasks`.")] = "",
+    masks: Annotated[str, typer.Option(help="Masks that it needs: causal, padding, bias, separated by commas.")] = "",
+    backward: Annotated[bool, typer.Option("--backward", help="Times of training, not of inference alone.")] = False,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
     modules: Imports = None,
 ) -> None:  # fmt: skip
-    """Find the attention that suits a model: with --data a measured plan of layers, without it costs and times only."""
+    """Find the attention that suits a model: with --data a measured plan of layers, without it costs and times only.
+
+    For a model that does not exist yet, --tokens and --dim answer from the studies and measurements of Regard.
+    """
     extra = imported(modules)
     texts = [text for text in mixers.split(";") if text.strip()]
+    if not model:
+        refuse_given(context, OF_A_MODEL, "is for a MODEL that exists; leave it out")
+        show_new_model(tokens, grid, dim, heads, task, masks, backward, [read_mixer(t, extra) for t in texts], as_json)
+        return
+    refuse_given(context, OPTIONS, "describes a model that does not exist yet: leave MODEL out")
     if data is None:
         refuse_given(context, WITH_IMAGES, "needs --data, images on which a plan is measured")
         _costs_only(model, [read_mixer(text, extra) for text in texts], size, batch, dtype, device, seconds, as_json,

@@ -1,0 +1,141 @@
+"""Write the table from which `regard advise --tokens` answers: `python -m tools.advice_table`.
+
+It holds what was measured and judged in this repository: times from docs/bench.html, and from docs/results every
+difference to softmax attention in studies whose gate was passed. tests/advice/test_new_model.py fails when it is stale.
+"""
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from regard.advice.new_model import TABLE
+from regard.mixers.spelling import parse_mixer, spell
+from regard.mixers.table import FAMILIES
+from regard.studies import load_study
+from tools.site.evidence import ROOT, Evidence, all_evidence
+
+BENCH = ROOT / "docs" / "bench.html"
+PASSES = {
+    "forward": "Forward: time, divided by that of Softmax",
+    "training": "Training: time, divided by that of Softmax",
+}
+MEASURED = "layers of 192 channels and 3 heads, batch 1, float32, one core of an AMD EPYC"
+"""Of docs/bench.html, as docs/choosing.md says it."""
+
+
+def times() -> dict[str, Any]:
+    """pass -> mechanism -> the time on each grid, divided by that of softmax attention; None: not measured."""
+    page = BENCH.read_text(encoding="utf-8")
+    found: dict[str, Any] = {"measured": MEASURED, "source": "docs/bench.html"}
+    for name, title in PASSES.items():
+        body = page[page.index(title) :].partition("</table>")[0]
+        lines = [_cells(line) for line in re.findall(r"<tr.*?</tr>", body, re.DOTALL)]
+        grids = [tuple(map(int, grid.split("x"))) for grid in lines[0][1:]]
+        found["tokens"] = [height * width for height, width in grids]
+        found[name] = {line[0]: [_number(text) for text in line[1:]] for line in lines[1:]}
+    return found
+
+
+def _cells(line: str) -> list[str]:
+    texts = re.findall(r"<t[hd].*?>(.*?)</t[hd]>", line, re.DOTALL)
+    return [html.unescape(re.sub(r"<.*?>", "", text)).strip() for text in texts]
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"[\d.]+", text) else None
+
+
+def evidence(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
+    """Every mechanism's difference to softmax attention, with the verdict on it where the study has such a claim."""
+    found = []
+    for study in tables:
+        gate = study.table.get("gate") or {}
+        spellings = {row["label"]: str(row.get("spelling") or "") for row in study.snapshot.get("rows", ())}
+        baseline = study.table.get("baseline")
+        if (
+            gate.get("passed") is not True
+            or study.table["scale"] == "smoke"
+            or _class(spellings, baseline) != "Softmax"
+        ):
+            continue
+        for row in study.table["rows"]:
+            size = row.get("difference") or {}
+            own = _class(spellings, row["label"])
+            if (
+                row["control"]
+                or size.get("low") is None
+                or own not in _mechanisms()
+                or row["label"] in _otherwise(study)
+            ):
+                continue
+            found.append(
+                {
+                    "mechanism": own, "spelling": _spelling(spellings[row["label"]]), "row": row["label"],
+                    "study": study.name, "task": _task(study), "data": study.snapshot["data"]["name"],
+                    "metric": study.table["metric"], "tokens": _tokens(study), "seeds": size["n"],
+                    **{name: round(size[name], 2) for name in ("mean", "low", "high")},
+                    "verdict": _verdict(study, row["label"], baseline),
+                }
+            )  # fmt: skip
+    return found
+
+
+def _class(spellings: dict[str, str], label: Any) -> str:
+    return spellings.get(label, "").partition("(")[0]
+
+
+def _mechanisms() -> set[str]:
+    return {name for members in FAMILIES.values() for name in members} - {"Softmax"}
+
+
+def _otherwise(study: Evidence) -> set[str]:
+    """Rows that are trained in another way than the baseline, or in another host."""
+    rows = load_study(study.name).rows(study.table["scale"])
+    return {row.label for row in rows if row.recipe or row.task or row.host}
+
+
+def _tokens(study: Evidence) -> int:
+    """Patch tokens of the study's host."""
+    size, patch = (int(re.findall(rf"{name}=(\d+)", str(study.snapshot["task"]))[0]) for name in ("size", "patch"))
+    return (size // patch) ** 2
+
+
+def _spelling(text: str) -> str:
+    """As this version spells it; an older spelling stays."""
+    try:
+        config = parse_mixer(text)
+    except ValueError:
+        return text
+    return text if config is None else spell(config)
+
+
+def _task(study: Evidence) -> str:
+    return str(study.snapshot["task"]).partition("(")[0].lower()
+
+
+def _verdict(study: Evidence, row: str, baseline: str) -> str:
+    """The word on a claim about a row and the baseline alone, "" without one."""
+    for claim in study.claims:
+        if {claim["a"], claim["b"]} == {row, baseline} and "further above" not in claim["text"]:
+            return f"{claim['verdict']['word']} ({claim['text'].partition(' in ')[0]})"
+    return ""
+
+
+def text() -> str:
+    """The file."""
+    value = {"times": times(), "evidence": evidence(all_evidence())}
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write the table if it differs."""
+    new = text()
+    if not TABLE.exists() or TABLE.read_text(encoding="utf-8") != new:
+        TABLE.write_text(new, encoding="utf-8")
+        print(f"wrote {TABLE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
