@@ -308,7 +308,8 @@ Of {len(lines)} printed parameters and MACs whose models are built here, {len(li
 (rounded or cut off), {len(off) - len(rows)} are within {NEAR:.0%}, and {len(rows)} are not. Where the SKA paper counts
 two FLOPs for a multiply-accumulate, printed MACs are half of them. Detectors and segmenters are counted as whole models
 here; by the counting rules of *{ESA_PAPER}*
-(`regard study run esa_costs`), with its printed base, all but a few of its numbers are reproduced. `python -m tools.count_claims` counts again.
+(`regard study run esa_costs`), with its printed base, all but a few of its numbers are reproduced.
+`python -m tools.count_claims` counts again.
 
 {table(("study", "row", "count", "printed", "here", "verdict"), rows)}"""
 
