@@ -51,6 +51,8 @@ def evidence(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
     """Every mechanism's difference to softmax attention, with the verdict on it where the study has such a claim."""
     found = []
     for study in tables:
+        if study.name.startswith("probes_"):  # abilities, not accuracies
+            continue
         gate = study.table.get("gate") or {}
         spellings = {row["label"]: str(row.get("spelling") or "") for row in study.snapshot.get("rows", ())}
         baseline = study.table.get("baseline")

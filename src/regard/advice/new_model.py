@@ -207,6 +207,7 @@ def _studies(options: Sequence[Option], stored: dict[str, Any], wanted: NewModel
         "`regard bench`",
         "differences to softmax attention, 95 % intervals before correction, small networks: "
         + ("; ".join(f"{study} ({task}, {data})" for study, task, data in used) or "none"),
+        "abilities are not in this table: docs/results has those of the committed probes, `regard probe` measures others",
     )
 
 
@@ -224,4 +225,4 @@ def _unknown(options: Sequence[Option], stored: dict[str, Any], wanted: NewModel
         found.append(f"accuracy beside softmax attention of {', '.join(never)}")
     if not stored["times"]["tokens"][0] <= tokens <= stored["times"]["tokens"][-1]:
         found.append(f"times at {tokens:,} tokens: those of the nearest measured number stand here")
-    return (*found, "abilities by probes: `regard probe MECHANISM` measures them in minutes")
+    return tuple(found)
