@@ -207,7 +207,7 @@ def _studies(options: Sequence[Option], stored: dict[str, Any], wanted: NewModel
         "`regard bench`",
         "differences to softmax attention, 95 % intervals before correction, small networks: "
         + ("; ".join(f"{study} ({task}, {data})" for study, task, data in used) or "none"),
-        "abilities are not in this table: docs/results has those of the committed probes, `regard probe` measures others",
+        "abilities are not in this table: docs/results has the committed probes, `regard probe` measures others",
     )
 
 
