@@ -4,6 +4,7 @@ Order, augmentation, mixing and dropout are pure functions of (seed, step): a ch
 optimizer and the step, but no state of a random generator.
 """
 
+import copy
 import logging
 import math
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 
 from regard.core import DeviceError, RegardError, StoreError
@@ -28,6 +30,7 @@ from . import checkpoint
 from .autocast import ModelAtPrecision
 from .optimizer import make_optimizer
 from .recipe import Recipe
+from .sharding import load_optimizer, load_weights, whole
 from .signals import handled
 
 log = logging.getLogger("regard.lab")
@@ -37,7 +40,9 @@ EVALUATIONS = 10
 FLUSH_STEPS = 50
 """Number of steps between reads of the losses, so that a GPU does not wait for each of them."""
 AGREE_STEPS = 10
-"""With several devices: number of steps between decisions of the first one, for all, to save, stop or report."""
+"""With several devices: the largest number of steps between decisions, for all, to save, stop or report."""
+AGREE_SECONDS = 2.0
+"""With slow steps there are fewer between two decisions, so that about so many seconds pass."""
 
 
 class Diverged(RegardError):
@@ -71,11 +76,12 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """How a run is executed and reported; no field changes the result, except `compile` by rounding.
+    """How a run is executed and reported; no field changes the result, except `compile` and `shard` by rounding.
 
     report: called about once a second and at the end of each epoch. workers: data loader processes, 0 = none.
     save_seconds, save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning.
     compile: train with `torch.compile`, which saves time if a run takes many minutes; evaluation is not compiled.
+    shard: divide weights and optimizer state among the processes of torchrun (FSDP2).
     """
 
     report: Callable[[Progress], None] | None = None
@@ -84,6 +90,7 @@ class Watch:
     save_steps: int = 0
     loggers: tuple[Any, ...] = ()
     compile: bool = False
+    shard: bool = False
 
 
 class Loop:
@@ -113,23 +120,37 @@ class Loop:
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()
         self.data: str = task.record()["checksum"]
         self.score: Score | None = None
-        self.model = model
+        # BatchNorm counts the whole batch, as on one device; there is no such layer for the CPU
+        self.model = convert_sync_batchnorm(model) if self.part[1] > 1 and self.device.type == "cuda" else model
         self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
         self.ema = _moving_average(self.model, recipe.ema) if recipe.ema else None
         self.averaged = _mean_weights(self.model) if recipe.average else None
-        self.optimizer: Any = make_optimizer(self.model, recipe)
-        module = _compiled(self.model) if watch.compile else self.model
-        self.wrapped, self.wrapped_optimizer = fabric.setup(module, self.optimizer)
+        # with divided weights, the first process evaluates a copy
+        self.undivided = copy.deepcopy(self.model) if watch.shard and self.first else None
+        self._set_up()
         self.metrics = Metrics(folder / "metrics.csv", (task.metric, *task.further))
         self.validation = task.validation()
         self.best: tuple[int, float] | None = None
         self._pending: list[Tensor] = []
         self._stop = False
+        self._agree_at = 0
+
+    def _set_up(self) -> None:
+        if self.watch.shard:
+            self.wrapped = self.fabric.setup_module(self.model)
+            self.optimizer: Any = make_optimizer(self.model, self.recipe)
+            self.wrapped_optimizer = self.fabric.setup_optimizers(self.optimizer)
+            return
+        self.optimizer = make_optimizer(self.model, self.recipe)
+        module = _compiled(self.model) if self.watch.compile else self.model
+        self.wrapped, self.wrapped_optimizer = self.fabric.setup(module, self.optimizer)
 
     @property
     def trained(self) -> nn.Module:
         """The model that is evaluated and saved: the average of the weights if the recipe has one."""
+        if self.undivided is not None:
+            return self.undivided
         average = self._average
         return self.model if average is None else average.module
 
@@ -158,17 +179,29 @@ class Loop:
                     float(state["seconds"]),
                     list(state["losses"]),
                 )
-                self.model.load_state_dict(state["model"])
+                load_weights(self.model, state["model"])
                 self._load_average(state.get("ema"), state.get("averaged", 0))
                 if state["optimizer"] is not None:
-                    self.optimizer.load_state_dict(state["optimizer"])
+                    load_optimizer(self.optimizer, state["optimizer"])
                 if state.get("scaler"):
                     self.fabric.strategy.precision.load_state_dict(state["scaler"])
+        self._check_same_step()
         if self.first:
             self.metrics.cut(self.step, self.step // self.per_epoch)
         best = checkpoint.load_best(self.folder) if self.validation is not None else None
         # best.ckpt may be of a later step than the checkpoint: training reaches the same weights and value again
         self.best = (int(best["step"]), float(best["value"])) if best is not None else None
+
+    def _check_same_step(self) -> None:
+        """Raises: StoreError if another process has read another checkpoint: its node does not share the folder."""
+        if self.part[1] == 1:
+            return
+        first = self.fabric.broadcast(self.step)
+        if self.step != first:
+            raise StoreError(
+                f"process {self.part[0]} reads step {self.step} in {self.folder}, the first one step {first}: the "
+                "folder of --results must be on a disk that all nodes share"
+            )
 
     def _load_average(self, weights: dict[str, Tensor] | None, number: int) -> None:
         """Set the average of the weights from a checkpoint. number: of averaged epochs."""
@@ -183,6 +216,8 @@ class Loop:
     def save(self, final: bool = False) -> None:
         """Write a checkpoint; the final one has no optimizer state. Raises: StoreError, Diverged."""
         self._flush()
+        weights = whole(self.model.state_dict())
+        optimizer = None if final else whole(self.optimizer.state_dict())
         if not self.first:
             return
         check_held(self.folder)
@@ -191,10 +226,10 @@ class Loop:
             "seconds": self.seconds,
             "losses": self.losses,
             "data": self.data,
-            "model": self.model.state_dict(),
+            "model": weights,
             "ema": None if self._average is None else self._average.module.state_dict(),
             "averaged": 0 if self.averaged is None else int(self.averaged.n_averaged),
-            "optimizer": None if final else self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "scaler": self.fabric.strategy.precision.state_dict(),  # of the loss in 16-mixed, else {}
         }
         checkpoint.save(self.folder, state)
@@ -208,8 +243,16 @@ class Loop:
             if self.step < self.steps:
                 self._train()
                 self.save(final=True)
+            self._gather()
             self.score = self.evaluate() if self.first else None
         return self.score
+
+    def _gather(self) -> None:
+        """Give the copy that is evaluated the weights that are divided among the processes."""
+        if self.watch.shard:
+            weights = whole(self.model.state_dict())
+            if self.undivided is not None:
+                self.undivided.load_state_dict(weights)
 
     def _train(self) -> None:
         accumulate = self.recipe.accumulate
@@ -228,7 +271,8 @@ class Loop:
             every = self.watch.save_steps
             due = now - saved >= self.watch.save_seconds or (every and self.step % every == 0)
             report = now - reported >= 1.0 or self.step % self.per_epoch == 0
-            stop, save, report = self._agreed(self._stop, bool(due) and self.step < self.steps, report)
+            per_step = (now - started) / (self.step - first_step)
+            stop, save, report = self._agreed(self._stop, bool(due) and self.step < self.steps, report, per_step)
             if stop or save:
                 self.save()
                 saved = time.monotonic()
@@ -236,15 +280,23 @@ class Loop:
                 raise Interrupted(f"stopped at step {self.step} of {self.steps}")
             if report:
                 reported = now
-                self._report((now - started) / (self.step - first_step))
+                self._report(per_step)
 
-    def _agreed(self, *decisions: bool) -> list[bool]:
-        """The decisions of the first device, for all of them: clocks and signals differ between processes."""
+    def _agreed(self, stop: bool, save: bool, report: bool, per_step: float) -> list[bool]:
+        """Whether to stop, save and report, for all devices: clocks and signals differ between processes.
+
+        The first one decides about the last two; any of them can be asked to stop. per_step: seconds, of which the next
+        decision depends.
+        """
         if self.part[1] == 1:
-            return list(decisions)
-        if self.step % AGREE_STEPS and self.step % self.per_epoch:
-            return [False] * len(decisions)
-        return self.fabric.broadcast(torch.tensor(decisions, device=self.device)).tolist()
+            return [stop, save, report]
+        if self.step < self._agree_at and self.step % self.per_epoch:
+            return [False] * 3
+        steps = max(1, min(AGREE_STEPS, int(AGREE_SECONDS / max(per_step, 1e-9))))
+        own = [stop, *([save, report, steps] if self.first else [0, 0, 0])]
+        total = self.fabric.all_reduce(torch.tensor(own, device=self.device, dtype=torch.float32), reduce_op="sum")
+        self._agree_at = self.step + int(total[3])
+        return [bool(value) for value in total[:3]]
 
     def _batches(self, first: int, last: int) -> Iterator[Any]:
         """Batches first .. last-1; with accumulation, the incomplete step at the end of an epoch is left out."""
@@ -299,6 +351,9 @@ class Loop:
         epoch, epochs = self.step // self.per_epoch, self.recipe.trained_epochs
         if self.averaged is not None and epoch > epochs - self.recipe.average:
             self.averaged.update_parameters(self.model)
+        evaluated = epoch * EVALUATIONS // epochs > (epoch - 1) * EVALUATIONS // epochs
+        if evaluated:
+            self._gather()
         if not self.first:
             self.losses = []
             return
@@ -309,7 +364,7 @@ class Loop:
             "lr": repr(self.recipe.lr_at(self.step - 1, self.schedule)),
             "seconds": round(self.seconds, 3),
         }
-        if epoch * EVALUATIONS // epochs > (epoch - 1) * EVALUATIONS // epochs:
+        if evaluated:
             self.score = self.evaluate(self.validation)
             row |= {name: repr(value) for name, value in self.score.metrics.items()}
             if self.validation is not None:

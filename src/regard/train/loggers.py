@@ -1,0 +1,39 @@
+"""Loggers of other tools, behind Fabric's `Logger`: the metrics of a run by step. They never decide a run's key."""
+
+from pathlib import Path
+from typing import Any
+
+from regard.core import ConfigError, require
+
+LOGGERS = ("csv", "tensorboard", "wandb", "mlflow")
+
+
+def loggers(name: str, folder: Path, label: str) -> tuple[Any, ...]:
+    """The logger of a name, () for "". folder: of the run; label: what the run attends with.
+
+    CSV and TensorBoard write into `folder`; Weights & Biases and MLflow go where the user's configuration of the tool
+    says, and without one stay in `folder`, without network.
+    Raises: ConfigError for an unknown name, or without the tool's package.
+    """
+    if not name:
+        return ()
+    require("lightning_fabric")
+    if name not in LOGGERS:
+        raise ConfigError(f"--log is one of {', '.join(LOGGERS)}, not {name!r}")
+    try:
+        return (_logger(name, folder, label),)
+    except ModuleNotFoundError as error:
+        package = {"mlflow": "mlflow-skinny"}.get(name, name)
+        raise ConfigError(f"--log {name} needs a package: pip install {package}") from error
+
+
+def _logger(name: str, folder: Path, label: str) -> Any:
+    from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
+
+    if name == "csv":
+        return CSVLogger(folder, name="log")
+    if name == "tensorboard":
+        return TensorBoardLogger(folder, name="log")
+    from .tool_loggers import MLflowLogger, WandbLogger
+
+    return (WandbLogger if name == "wandb" else MLflowLogger)(folder, label)
