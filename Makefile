@@ -1,4 +1,4 @@
-# Two commands: `make quickstart` (a first study and its report) and `make test`. Both make .venv when it is missing.
+# `make quickstart` (a first study and its report), `make test`, `make docs`. They make .venv when it is missing.
 #
 #   make UV=1 ...                                     install with uv instead of pip
 #   make CONSTRAINTS=requirements/constraints.txt ... install exactly the versions that CI uses
@@ -26,7 +26,7 @@ PART := $(if $(SLOW_PART),--part $(SLOW_PART)/$(SLOW_PARTS))
 # One thread a process: small tensors are slower on several, and results then do not depend on the machine.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-.PHONY: quickstart test typed untyped slow fuzz generated lint format clean release audit
+.PHONY: quickstart test typed untyped slow fuzz docs generated lint format clean release audit
 .DEFAULT_GOAL := quickstart
 
 $(VENV)/.ready: pyproject.toml CMakeLists.txt $(wildcard src/regard/mixers/*/*.cpp src/regard/mixers/*/*.h)
@@ -69,9 +69,13 @@ fuzz: $(VENV)/.ready  ## new random values and damaged files, in rounds for an h
 		$(ONE_THREAD) JAXTYPING_DISABLE=1 HYPOTHESIS_PROFILE=fuzz \
 		$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' tests/fuzz || exit 1; done
 
-generated: $(VENV)/.ready  ## write what follows from the table of mechanisms, and the pages of docs
+docs: $(VENV)/.ready  ## the offline site: build/site/index.html; about a minute
+	$(ONE_THREAD) $(BIN)/python -m tools.site
+
+generated: $(VENV)/.ready  ## write what follows from the table of mechanisms and the evidence, and the pages of docs
 	$(BIN)/python tools/generate.py
 	$(BIN)/python tools/docs_pages.py
+	$(BIN)/python -m tools.findings
 	$(BIN)/ruff format -q src
 
 lint: $(VENV)/.ready

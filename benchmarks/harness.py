@@ -238,8 +238,10 @@ def measure_workers(rounds: int, epochs: int) -> list[dict[str, Any]]:
 
 def time_workers(workers: int, epochs: int) -> tuple[float, float]:
     """Wall seconds of all runs: from the call to the return, and from the first run's start to the last one's end."""
+    from regard.lab.executors.local import Local
+    from regard.lab.jobs import Job
     from regard.lab.progress import Progress
-    from regard.lab.workers import Job, run_all
+    from regard.lab.run_jobs import run_all
     from regard.store.results import Results
     from regard.studies import load_study
 
@@ -248,7 +250,7 @@ def time_workers(workers: int, epochs: int) -> tuple[float, float]:
     store = Results(tempfile.mkdtemp(prefix="harness-", dir=SCRATCH))
     jobs = [Job(run, "quickstart", "smoke", row.label, run.seed) for row, run in planned]
     started = time.perf_counter()
-    counts = run_all(jobs, store, workers, Progress(lambda event: None))
+    counts = run_all(jobs, store, Local(workers=workers), Progress(lambda event: None))
     whole = time.perf_counter() - started
     assert counts["done"] == len(jobs), counts
     starts, ends = (

@@ -60,7 +60,8 @@ SMALLER = {
     r"regard probe (?!.*--sweep)": "--abilities content",
     r"regard (train|finetune)": "--set recipe.epochs=1 --set task.limit=32",
     r"regard study show": "--no-estimate",
-    r"regard study run (?!.*--decide)": "--seeds 1 --workers 0 --rows w/o",
+    r"regard study run (?!.*(--decide|--on ))": "--seeds 1 --workers 0 --rows w/o",
+    r"regard study run .*--on ": "--seeds 1 --rows w/o",
     r"regard study run (?!.*--decide).*--scale desk": "--scale smoke",
     r"regard study run .*--decide": "--workers 0 --hours 0.0000001",
 }
@@ -156,6 +157,7 @@ def key(tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("REGARD_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # not the cluster of another test
     return finished_run.name
 
 

@@ -36,6 +36,7 @@ PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["pro
 PACKAGES = {
     "PIL": "pillow",
     "faster_coco_eval": "faster-coco-eval",
+    "grpc": "ray",  # whose extra "client" brings it
     "lightning_fabric": "lightning-fabric",
     "performer_pytorch": "performer-pytorch",
     "sklearn": "scikit-learn",

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,20 @@ def test_images_of_a_folder_are_read_whatever_its_form(tmp_path: Path) -> None:
         read_user_images(str(tmp_path / "nested"), (16, 24), 3, 100)
 
 
+def test_sizes_that_lose_a_border_are_refused(tmp_path: Path) -> None:
+    saved = str(save(create_model("vit_desk(size=8, patch=4, dim=16, depth=1, heads=2)", None), tmp_path / "saved"))
+    for size, nearest in (((7, 7), "4x4 or 8x8"), ((12, 9), "12x8 or 12x12")):
+        with pytest.raises(ConfigError, match=f"{size[0]}x{size[1]} are not divided by the 4x4 .*nearest: {nearest}$"):
+            load_user_model(saved, size=size)
+    with pytest.raises(ConfigError, match="does not take inputs of 3x3x8"):
+        load_user_model(saved, size=(3, 8))
+    assert load_user_model(saved, size=(12, 8)).size == (12, 8)
+    small = "vit_tiny_patch16_224(embed_dim=16, depth=1, num_heads=2)"
+    with pytest.raises(ConfigError, match="nearest: 32x32 or 48x48"):
+        load_user_model(small, size=(40, 40))
+    assert load_user_model(f"{small[:-1]}, img_size=40)", size=(40, 40)).size == (40, 40)  # as it was built
+
+
 def test_models_that_give_no_answer_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave --pretrained out"):
         load_user_model(str(save(create_model(HOST, None), tmp_path / "saved")), pretrained=True)
@@ -208,14 +223,16 @@ def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = str(tmp_path / "advice")
     arguments = ["--data", "digits", "--images", "48", "--minutes", "0.02", "--mixers", "SKA; None", "--out", out]
     assert command(["advise", saved, "--budget", "macs=0.95x", *arguments]) == 0
-    assert "Recommended " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Recommended " in printed
     page = (tmp_path / "advice" / "advice.html").read_text()
     assert "Where attention looks" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     plan = str(tmp_path / "advice" / "plan.json")
     new = str(tmp_path / "new")
-    options = ["--data", "digits", "--images", "48", "--steps", "3", "--score-steps", "2", "--out", new]
-    assert command(["distill", saved, "--plan", plan, *options]) == 0
+    (hint,) = [line for line in printed.splitlines() if line.startswith("  regard distill")]
+    options = ["--images", "48", "--steps", "3", "--score-steps", "2", "--out", new]
+    assert command([*shlex.split(hint)[1:], *options]) == 0
     capsys.readouterr()
     changes = ["--set", "recipe.epochs=1", "--set", "task.limit=64", "--results", str(tmp_path / "results"), "--json"]
     for start, further in ((new, []), (saved, ["--plan", plan])):
@@ -224,6 +241,14 @@ def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert "SKA()" in outcome["row"] or "None" in outcome["row"]
     assert outcome["row"].startswith("blocks.")
     assert load(new) is not None
+
+
+def test_a_model_of_random_weights_is_not_to_be_distilled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--data", "digits", "--images", "16", "--minutes", "0.02", "--mixers", "None", "--out", str(tmp_path)]
+    assert command(["advise", "vit_desk(size=8, patch=2, dim=16, depth=2, heads=2, in_chans=1)", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "are random" in " ".join(printed.split())
+    assert "regard distill" not in printed
 
 
 def test_candidates_suit_the_layer_with_the_fewest_tokens() -> None:

@@ -85,6 +85,14 @@ def test_export_and_status_of_a_store(store: Path) -> None:
     assert states[0]["claims"] == "1 supported"
 
 
+def test_status_of_a_missing_folder(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["study", "status"]) == 0  # nothing has run yet
+    assert "no results in results" in capsys.readouterr().out
+    assert run(["study", "status", "--results", "nowhere"]) == 2
+    assert "no folder of results nowhere" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_quickstart_runs_and_shows(tmp_path: Path) -> None:
     folder = ("--scale", "smoke", "--results", str(tmp_path))

@@ -8,7 +8,20 @@ import torch
 
 from regard import Grid, MiTA, Site, Softmax
 from regard.core import Mask, RegardError, ShapeError
-from regard.ops import moba, softmax, softmax_reference, xca_reference
+from regard.ops import (
+    bra_plan,
+    deformable_conv,
+    linear,
+    linformer,
+    linformer_reference,
+    moba,
+    moba_plan,
+    softmax,
+    softmax_reference,
+    window,
+    window_reference,
+    xca_reference,
+)
 
 pytestmark = pytest.mark.untyped
 
@@ -46,6 +59,36 @@ def test_an_operator_function_refuses_a_wrong_key(wrong: str) -> None:
     for function in (softmax, softmax_reference):
         with pytest.raises(RegardError):
             function(q, WRONG[wrong](q), q)
+
+
+def test_what_is_no_size_or_function_is_refused() -> None:
+    q, grid = torch.randn(2, 2, 16, 8), Grid(4, 4)
+    x, weight, offsets = torch.randn(2, 4, 6, 7), torch.randn(4, 4, 3, 3), torch.randn(2, 18, 4, 5)
+    for wrong in (None, [], (1,), (1, 2, 3), "", b"s", torch.tensor(2), 2.5, grid):
+        for use in (
+            lambda wrong=wrong: window(q, q, q, grid, wrong),
+            lambda wrong=wrong: window_reference(q, q, q, grid, wrong),
+            lambda wrong=wrong: moba_plan(q, q, grid, wrong, 1),
+            lambda wrong=wrong: bra_plan(q, q, grid, wrong, 1),
+            lambda wrong=wrong: deformable_conv(x, weight, offsets, stride=wrong),
+            lambda wrong=wrong: linear(q, q, q, feature=wrong),
+        ):
+            with pytest.raises(RegardError):
+                use()
+    assert torch.equal(window(q, q, q, grid, [2, 4]), window(q, q, q, grid, (2, 4)))  # type: ignore[arg-type]
+
+
+def test_a_reference_refuses_the_same_shapes() -> None:
+    q, rows = torch.randn(2, 2, 16, 8), torch.randn(4, 3, 16)
+    for form in (linformer, linformer_reference):
+        with pytest.raises(ShapeError, match="project_k has shape"):
+            form(q, q, q, rows, rows)
+
+
+def test_a_nested_tensor_without_sizes_is_refused() -> None:
+    q = torch.randn(2, 2, 16, 8)
+    with pytest.raises(ShapeError, match="nested"):
+        softmax(q, torch.nested.nested_tensor(list(q)), q)
 
 
 @pytest.mark.parametrize("grid", [(4, 4), None, 16, "4x4", Grid(5, 5)])

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from regard.lab import workers
+from regard.lab.executors import local
+from regard.lab.executors.local import Local
+from regard.lab.jobs import Job, execute_job
 from regard.lab.progress import Event, Progress
-from regard.lab.workers import Job, execute_job, run_all
+from regard.lab.run_jobs import run_all
 from regard.store.results import Results
 from small_runs import ENVIRONMENT_ERRORS, RUN_ERRORS, Small
 
@@ -25,10 +27,11 @@ from small_runs import Small
 from lab.test_workers import jobs_of
 from regard.lab.progress import Progress
 from regard.store.results import Results
-from regard.lab.workers import run_all
+from regard.lab.executors.local import Local
+from regard.lab.run_jobs import run_all
 if __name__ == "__main__":
     action, number = sys.argv[3], int(sys.argv[4])
-    print(run_all(jobs_of([action] * number), Results(sys.argv[1]), 2, Progress(lambda event: None)))
+    print(run_all(jobs_of([action] * number), Results(sys.argv[1]), Local(workers=2), Progress(lambda event: None)))
 """
 
 
@@ -63,16 +66,16 @@ def wait_for_runs(store: Path, number: int) -> list[int]:
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_runs_are_told_to_compile(tmp_path: Path, workers: int) -> None:
     job = Job(Small(1, compile=True), "s", "smoke", "row", 0, compile=True)
-    assert run_all([job], Results(tmp_path), workers, Progress(lambda event: None))["done"] == 1
+    assert run_all([job], Results(tmp_path), Local(workers=workers), Progress(lambda event: None))["done"] == 1
 
 
 @pytest.mark.parametrize(
     ("gpus", "devices", "number"), [((), 1, 6), ((), 4, 1), ("0123", 1, 4), ("01234567", 8, 1), ("01", 4, 1)]
 )
 def test_one_run_a_gpu_or_a_core(monkeypatch, gpus: Sequence[str], devices: int, number: int) -> None:  # type: ignore
-    monkeypatch.setattr(workers, "usable_gpus", lambda: list(gpus))
-    monkeypatch.setattr(workers, "usable_cores", lambda: 6)
-    assert workers.usual_workers(devices) == number
+    monkeypatch.setattr(local, "usable_gpus", lambda: list(gpus))
+    monkeypatch.setattr(local, "usable_cores", lambda: 6)
+    assert local.usual_workers(devices) == number
 
 
 @pytest.mark.parametrize(
@@ -81,8 +84,8 @@ def test_one_run_a_gpu_or_a_core(monkeypatch, gpus: Sequence[str], devices: int,
 )
 def test_gpus_that_are_named_and_not_there_do_not_count(monkeypatch, named: str, there: int, usable: list[str]) -> None:  # type: ignore
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: there)
-    assert workers.usable_gpus() == usable
+    monkeypatch.setattr(local.torch.cuda, "device_count", lambda: there)
+    assert local.usable_gpus() == usable
 
 
 @pytest.mark.slow
@@ -90,7 +93,7 @@ def test_gpus_that_are_named_and_not_there_do_not_count(monkeypatch, named: str,
 def test_states_and_events(tmp_path: Path, workers: int) -> None:
     events: list[Event] = []
     store = Results(tmp_path)
-    counts = run_all(jobs_of(["work", "data", "work"]), store, workers, Progress(events.append))
+    counts = run_all(jobs_of(["work", "data", "work"]), store, Local(workers=workers), Progress(events.append))
     assert counts == {"done": 2, "failed": 1, "stopped": 0, "died": 0, "busy": 0}
     assert store.outcome(Small(1).key)["error"] == "DataError: images are missing"  # type: ignore[index]
     assert store.outcome(Small(0).key)["row"] == "row 0"  # type: ignore[index]
@@ -102,20 +105,20 @@ def test_states_and_events(tmp_path: Path, workers: int) -> None:
 def test_an_error_of_the_environment_is_no_result(tmp_path: Path, action: str) -> None:
     """The run is not failed for good: the same command carries it out when the error is gone."""
     store, events = Results(tmp_path), list[Event]()
-    counts = run_all(jobs_of([action, "work"]), store, 0, Progress(events.append))
+    counts = run_all(jobs_of([action, "work"]), store, Local(workers=0), Progress(events.append))
     assert counts == {"done": 1, "failed": 0, "stopped": 1, "died": 0, "busy": 0}
     assert [event.text for event in events if event.kind == "stopped"] == [
         f"{type(ENVIRONMENT_ERRORS[action]).__name__}: {ENVIRONMENT_ERRORS[action]}"
     ]
     assert store.status(Small(0).key) == "begun"
-    assert run_all(jobs_of(["work"]), store, 0, Progress(events.append))["done"] == 1
+    assert run_all(jobs_of(["work"]), store, Local(workers=0), Progress(events.append))["done"] == 1
 
 
 @pytest.mark.parametrize("action", RUN_ERRORS)
 def test_an_error_of_the_run_is_a_failed_run_with_its_text(tmp_path: Path, action: str) -> None:
     """A configuration that the model refuses is recorded once, and not tried again at every start."""
     store, events = Results(tmp_path), list[Event]()
-    counts = run_all(jobs_of([action, "work"]), store, 0, Progress(events.append))
+    counts = run_all(jobs_of([action, "work"]), store, Local(workers=0), Progress(events.append))
     assert counts == {"done": 1, "failed": 1, "stopped": 0, "died": 0, "busy": 0}
     text = f"{type(RUN_ERRORS[action]).__name__}: {RUN_ERRORS[action]}"
     assert [event.text for event in events if event.kind == "failed"] == [text]
@@ -133,7 +136,9 @@ def test_an_error_of_the_probes_stops_its_own_run_alone(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_worker_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    counts = run_all(jobs_of(["die", "work", "die once", "work"]), store, 2, Progress(lambda event: None))
+    counts = run_all(
+        jobs_of(["die", "work", "die once", "work"]), store, Local(workers=2), Progress(lambda event: None)
+    )
     assert counts == {"done": 3, "failed": 0, "stopped": 0, "died": 1, "busy": 0}
     assert store.status(Small(0).key) == "begun"  # resumable: no outcome, no living lock
     assert len((store.folder(Small(2).key) / "run.json").read_text().splitlines()) == 2
@@ -142,7 +147,7 @@ def test_a_killed_worker_is_tried_again_and_the_others_go_on(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_workers_share_the_cores(tmp_path: Path) -> None:
     before = os.environ.get("OMP_NUM_THREADS")
-    run_all(jobs_of(["work"] * 2), Results(tmp_path), 2, Progress(lambda event: None))
+    run_all(jobs_of(["work"] * 2), Results(tmp_path), Local(workers=2), Progress(lambda event: None))
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     texts = [path.read_text().split() for path in tmp_path.glob("*/run.json")]
     assert [text[1] for text in texts] == [str(threads)] * 2
@@ -153,7 +158,7 @@ def test_workers_share_the_cores(tmp_path: Path) -> None:
 def test_a_run_held_elsewhere_is_busy(tmp_path: Path) -> None:
     store = Results(tmp_path)
     with store.lock(Small(0).key):
-        counts = run_all(jobs_of(["work", "work"]), store, 0, Progress(lambda event: None))
+        counts = run_all(jobs_of(["work", "work"]), store, Local(workers=0), Progress(lambda event: None))
     assert counts == {"done": 1, "failed": 0, "stopped": 0, "died": 0, "busy": 1}
 
 
@@ -161,7 +166,7 @@ def test_a_run_held_elsewhere_is_busy(tmp_path: Path) -> None:
 def test_a_run_held_by_another_worker_is_asked_for_again(tmp_path: Path) -> None:
     """As when a row is the start of another row, whose worker carries it out first."""
     events: list[Event] = []
-    counts = run_all(jobs_of(["hold", "late", "work"]), Results(tmp_path), 2, Progress(events.append))
+    counts = run_all(jobs_of(["hold", "late", "work"]), Results(tmp_path), Local(workers=2), Progress(events.append))
     assert counts == {"done": 3, "failed": 0, "stopped": 0, "died": 0, "busy": 0}
     assert [event.row for event in events if event.kind == "start"].count("row 1") > 1
     assert events[-1].counts["waiting"] == events[-1].counts["running"] == 0
@@ -172,7 +177,7 @@ def test_what_another_process_holds_to_the_end_is_busy(tmp_path: Path) -> None:
     events: list[Event] = []
     store = Results(tmp_path)
     with store.lock(Small(0).key), store.lock(Small(2).key):
-        counts = run_all(jobs_of(["work"] * 4), store, 2, Progress(events.append))
+        counts = run_all(jobs_of(["work"] * 4), store, Local(workers=2), Progress(events.append))
     assert counts == {"done": 2, "failed": 0, "stopped": 0, "died": 0, "busy": 2}
     assert events[-1].counts["waiting"] == events[-1].counts["running"] == 0
 

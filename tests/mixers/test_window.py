@@ -128,6 +128,23 @@ def test_a_swapped_window_as_large_as_the_grid_starts_as_softmax() -> None:
 
 
 @pytest.mark.untyped
+@pytest.mark.parametrize(("size", "shift"), [(101, 0), ((101, 3), (2, 1)), ((5, 101), (1, 99)), (9, 4)])
+def test_a_window_larger_than_the_grid_costs_what_the_grid_reaches(
+    size: int | tuple[int, int], shift: int | tuple[int, int]
+) -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    table = torch.randn(2, 2 * rows - 1, 2 * columns - 1, dtype=torch.float64)
+    keep = torch.rand(3, grid.tokens) > 0.3
+    for mask in (None, Mask(keep=keep)):
+        fast = window(q, k, v, grid, size, shift=shift, table=table, mask=mask)
+        assert gap(fast, window_reference(q, k, v, grid, size, shift=shift, table=table, mask=mask)) < 1e-12
+    site = Site(12, 2, grid)
+    full, own = (Window(size=s).operator_cost(site).macs for s in (size, (min(rows, 4), min(columns, 6))))
+    assert full == own
+
+
 def test_what_is_refused() -> None:
     grid = Grid(4, 6)
     q, k, v = draw(grid)

@@ -6,6 +6,7 @@ import pytest
 from regard.core import ConfigError
 from regard.tasks.cells import Cells
 from regard.tasks.data import generated
+from regard.tasks.data.board_images import board_images
 from regard.tasks.data.boards import (
     ABILITIES,
     CELL,
@@ -15,7 +16,6 @@ from regard.tasks.data.boards import (
     REACH,
     STEPS,
     Boards,
-    _tiles,
     boards,
     checksum,
     place_codes,
@@ -49,7 +49,7 @@ class Reader:
 
     def __init__(self, ability: str, side: int) -> None:
         self.ability, self.side = ability, side
-        pools = _tiles(False, "test", False).digits
+        pools = board_images(False, "test", False).digits
         self.digits = {tile.astype(np.uint8).tobytes(): label for label, pool in enumerate(pools) for tile in pool}
         self.places = {code.astype(np.uint8).tobytes(): index for index, code in enumerate(place_codes(side))}
         self.steps = {code.astype(np.uint8).tobytes(): step for code, step in zip(step_codes(), STEPS, strict=True)}
@@ -135,7 +135,7 @@ def test_no_image_is_in_two_splits(garments: bool) -> None:
             here = False
         if not here:
             pytest.skip("needs Fashion-MNIST: set REGARD_DATA")
-    splits = [_tiles(garments, split, False) for split in ("train", "val", "test")]
+    splits = [board_images(garments, split, False) for split in ("train", "val", "test")]
     shown = [{tile.tobytes() for tile in tiles.shown} for tiles in splits]
     digits = [{tile.tobytes() for pool in tiles.digits for tile in pool} for tiles in splits]
     for sets in (shown, digits):

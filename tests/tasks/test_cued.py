@@ -1,10 +1,16 @@
 """The generated cued sets: what matches, what does not, and where."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from regard.core import DataError
+from regard.tasks.cells import Cells
 from regard.tasks.data import cued
+from regard.tasks.data.board_images import board_images
+from regard.tasks.detection import data as scenes
+from regard.tasks.segmentation import data as masks
 
 NAMES = ("cued", "cued-class", "cued-random", "cued-digits")
 
@@ -86,8 +92,28 @@ def test_training_and_test_share_no_item() -> None:
     assert not (tiles[0] & tiles[1]) | (tiles[0] & tiles[2]) | (tiles[1] & tiles[2])
 
 
+def test_what_was_read_from_one_data_folder_is_not_shown_of_another(
+    data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cached images would hide that a folder is missing, or was changed."""
+    if not (data_root / "fashion_mnist").is_dir():
+        pytest.skip("needs fashion_mnist below REGARD_DATA")
+    readers = (
+        lambda: cued.canvas("cued", "val", 0),
+        lambda: board_images(True, "val", False),
+        lambda: masks.load("cued", 0, 0),
+        lambda: scenes.load("cued", False, "stop"),
+        lambda: Cells(host="vit_desk", data="boards(ability=content)").example(),
+    )
+    for read in readers:
+        read()
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    for read in readers:
+        with pytest.raises(DataError):
+            read()
+
+
 def test_a_missing_data_folder_names_the_set_that_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REGARD_DATA", raising=False)
-    cued._items.cache_clear()
     with pytest.raises(DataError, match="cued-digits needs no data folder"):
         cued.canvas("cued", "train", 0)

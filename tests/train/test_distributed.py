@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.core import ConfigError, StoreError
-from regard.lab.workers import gpu_shares
+from regard.lab.executors.local import gpu_shares
 from regard.store.results import Results
 from regard.tasks import Classification
 from regard.train import checkpoint

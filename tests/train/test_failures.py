@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from regard.core import DataError, StoreError
-from regard.lab.workers import Job, execute_job
+from regard.lab.jobs import Job, execute_job
 from regard.store import results
 from regard.store.results import Busy, Results
 from regard.train import checkpoint

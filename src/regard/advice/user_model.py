@@ -14,8 +14,9 @@ from regard.core.eval_mode import eval_mode
 from regard.core.paths import files_below, printable, user_path
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, spell_host
+from regard.models.sizes import size_of
 from regard.store.results import Results
-from regard.swapping.inspect import example_input, explained_inputs
+from regard.swapping.inspect import example_input, explained_inputs, input_shapes
 from regard.swapping.layer import Port
 from regard.tasks.data import catalog, own
 from regard.tasks.data.augment import centre
@@ -104,8 +105,10 @@ def load_user_model(
         trained = pretrained or "pretrained=True" in text.replace(" ", "")
     network = network.eval()
     example = example_input(network, default=(224, 224))
-    if size is not None and tuple(example.shape[-2:]) != size:
+    if size is not None:
         example = _resized(network, example, size)
+        if folder is not None or size != size_of(text, extra):  # some of timm's own sizes lose a border
+            _check_patches(network, example)
     if normal is None:
         normal = _usual_normal(network, example.shape[1])
     with explained_inputs(network, example), torch.no_grad():
@@ -154,10 +157,35 @@ def _usual_normal(network: nn.Module, channels: int) -> Statistics:
 
 def _resized(network: nn.Module, example: Tensor, size: tuple[int, int]) -> Tensor:
     """An image of another size, for a model whose position embedding can be resized. Raises: ConfigError."""
+    if tuple(example.shape[-2:]) == size:
+        return example
     set_size = getattr(network, "set_input_size", None)
+    example = torch.zeros(*example.shape[:2], *size)
     if callable(set_size):
-        set_size(img_size=size)
-    return torch.zeros(*example.shape[:2], *size)
+        with explained_inputs(network, example):
+            set_size(img_size=size)
+    return example
+
+
+def _check_patches(network: nn.Module, example: Tensor) -> None:
+    """Raises: ConfigError if the patches of a model do not divide its images, so that it would not see their border."""
+    size = (example.shape[-2], example.shape[-1])
+    patches = {
+        name: part
+        for name, part in network.named_modules()
+        if isinstance(part, nn.Conv2d) and part.kernel_size == part.stride and part.padding in ((0, 0), "valid")
+    }
+    with explained_inputs(network, example):
+        shapes = input_shapes(network, patches, example)
+    for name, shape in shapes.items():
+        sides = patches[name].stride
+        if tuple(shape[-2:]) != size or not any(n % side for n, side in zip(size, sides, strict=True)):
+            continue
+        below = [max(n // side, 1) * side for n, side in zip(size, sides, strict=True)]
+        above = [-(-n // side) * side for n, side in zip(size, sides, strict=True)]
+        given, small, large, patch = ("x".join(map(str, pair)) for pair in (size, below, above, sides))
+        nearest = large if small == large else f"{small} or {large}"
+        raise ConfigError(f"images of {given} are not divided by the {patch} patches of {name}; nearest: {nearest}")
 
 
 def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int) -> tuple[Images, list[str]]:

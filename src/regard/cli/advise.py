@@ -1,5 +1,6 @@
 """`regard advise MODEL`: which attention for a model: costs and times, and with images a measured recommendation."""
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,9 +92,12 @@ def advise(
     hints = [f"page: {page}"]
     if plan is not None:
         hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
-        if user.saveable:
-            hints.append(f"regard distill {model!r} --plan {plan} --data {data} teaches it without labels")
-    show(_rows(result), notes=wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts), *hints]))
+        if user.saveable and user.trained:
+            given = [*(["--pretrained"] if pretrained else []), *(["--size", size] if size else [])]
+            command = ["regard", "distill", model, "--plan", str(plan), "--data", data, *given]
+            hints += ["to teach it, without labels:", f"  {shlex.join(command)}"]
+    lines = wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts)])
+    show(_rows(result), notes=[*lines, *hints])
 
 
 def _mixer_or_none(text: str, extra: Extra) -> "MixerConfig":

@@ -38,7 +38,8 @@ from .train import evaluate, train
 
 TRACEBACK = "--traceback"
 COMPUTING = ("advise", "bench", "distill", "finetune", "probe", "swap-check", "train")
-"""Verbs that compute in this process, with the settings of `ALLOCATOR`; studies set them for their workers."""
+"""Verbs that compute in this process, with the settings of `ALLOCATOR`, as one run of a study does (`--only`); studies
+set them for their workers."""
 
 app = typer.Typer(
     name="regard",
@@ -136,7 +137,7 @@ def main(interrupts: Sequence[int] = ()) -> int:
     errors while they are imported.
     """
     arguments = sys.argv[1:]
-    if arguments and arguments[0] in COMPUTING:
+    if arguments and (arguments[0] in COMPUTING or "--only" in arguments):
         _fix_allocator(arguments)
     try:
         return run(arguments)

@@ -113,7 +113,7 @@ def _rows(mixers: Sequence[str], extra: Extra, sweep: bool) -> "tuple[Row, ...]"
 
 
 def _print_hours(planned: "Sequence[Probe]", results: Path, workers: int | None) -> None:
-    from regard.lab.workers import usual_workers
+    from regard.lab.executors.local import usual_workers
     from regard.studies.probes.run import hours
 
     number = max(usual_workers() if workers is None else workers, 1)

@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from regard.core import ConfigError
 from regard.core.paths import user_path
 
-from .run_options import ResultsOption
+from .run_options import ResultsOption, check_results
 
 
 def report(
@@ -23,7 +22,6 @@ def report(
     """Write one offline HTML page for each study with results, and print the files."""
     from regard.report import write_pages
 
-    if not results.is_dir():
-        raise ConfigError(f"there is no folder of results {results}; --results names it")
+    check_results(results)
     for page in write_pages(results, out, name):
         typer.echo(f"{page}  ({page.stat().st_size / 1000:.0f} kB)")

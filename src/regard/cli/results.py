@@ -12,7 +12,7 @@ from regard.core import ConfigError, nearest
 from regard.store.housekeeping import STATES, StoredRun, remove, selected, stored_runs
 from regard.store.results import Results
 
-from .run_options import ResultsOption
+from .run_options import ResultsOption, check_results
 from .tables import AsJson, show
 
 _ALL = ",".join(STATES)
@@ -70,8 +70,7 @@ def prune(
 
 def _store(results: Path) -> Results:
     """Raises: ConfigError if there is no such folder."""
-    if not results.is_dir():
-        raise ConfigError(f"there is no folder of results {results}; --results names it")
+    check_results(results)
     return Results(results)
 
 

@@ -269,3 +269,9 @@ def all_changes(change: list[str] | None, precision: str, digest: str | None = N
     """The values of --set; --precision and --digest are added as the last ones."""
     more = [f"recipe.precision={precision}"] if precision else []
     return [*(change or []), *more, *([f"task.digest={digest}"] if digest else [])]
+
+
+def check_results(results: Path) -> None:
+    """Raises: ConfigError if there is no such folder of results."""
+    if not results.is_dir():
+        raise ConfigError(f"there is no folder of results {results}; --results names it")

@@ -2,8 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,30 +11,21 @@ import typer
 from regard.core import ConfigError, nearest
 from regard.core.paths import user_path
 from regard.store.results import Results
-from regard.studies import ANALYSES, STUDIES, load_study
+from regard.studies import ANALYSES, STUDIES
 
-from .analysis import analysis_text, run_and_print_analysis, show_analysis
-from .imports import Imports, imported
-from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, checked_text, use_data
-from .sizes import read_size
-from .study_display import Display, print_table, show_prospects
+from .analysis import analysis_text, show_analysis
+from .imports import Imports
+from .run_options import ResultsOption, RootOption, check_results
+from .study_display import show_prospects
+from .study_options import Data, Host, Name, Scale, Size, find_study
+from .study_run import run
 from .tables import AsJson, show
 
 if TYPE_CHECKING:
     from regard.lab.study import Study
 
 study_app = typer.Typer(help="Tables and figures of papers, as training runs with statistics.", no_args_is_help=True)
-
-Name = Annotated[str, typer.Argument(help="The study; `regard study list` shows all.")]
-Scale = Annotated[str, typer.Option(help="smoke (minutes; judges no claim), desk (hours) or paper (a cluster).")]
-Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*', separated by commas.")]
-Seeds = Annotated[int | None, typer.Option(help="Number of seeds. Default: the study's own.")]
-Data = Annotated[
-    str | None,
-    typer.Option(help="A data set by name, a folder of class folders, or a parquet file.", callback=checked_text),
-]
-Host = Annotated[str | None, typer.Option(help="A host model for all rows, such as 'vit_tiny_patch16_224'.")]
-Size = Annotated[str | None, typer.Option(help="Height and width of images, with --data or --host: 32 or 224x160.")]
+study_app.command("run")(run)
 
 
 @study_app.command("list")
@@ -77,10 +67,10 @@ def show_study(
     if "+" in scale:
         return _show_snapshot(name, scale, results, as_json)
     from regard.lab.claims import claim_text
-    from regard.lab.workers import usual_workers
+    from regard.lab.executors.local import usual_workers
     from regard.store.layout import setting_names
 
-    study = _study(name, scale, data, host, size, data_root, modules)
+    study = find_study(name, scale, data, host, size, data_root, modules)
     store, setting = Results(results), study.setting_name(scale)
     runs = study.runs(scale) if study.setting(scale).recipe else ()
     number = min(workers or usual_workers(), max(len(runs), 1))
@@ -140,92 +130,6 @@ def _show_snapshot(name: str, setting: str, results: Path, as_json: bool) -> Non
     show(lines, as_json, f"{snapshot['title']} ({snapshot['source']}), {setting}", [str(snapshot.get("task"))])
 
 
-@study_app.command("run")
-def run(
-    name: Name,
-    scale: Scale = "smoke",
-    rows: Rows = "*",
-    seeds: Seeds = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes for runs. Default: one for each GPU, or for each core without GPUs; 0: none."),
-    ] = None,
-    devices: Devices = 1,
-    compile: Compile = False,
-    results: ResultsOption = Path("results"),
-    data: Data = None,
-    host: Host = None,
-    size: Size = None,
-    data_root: RootOption = None,
-    digest: Digest = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete the results of all runs first, and repeat them.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Only build every row, train one step, and compare its counts with the published ones; needs no data.",
-        ),
-    ] = False,
-    decide: Annotated[
-        bool,
-        typer.Option("--decide", help="Add seeds to undecided claims until they are decided or --hours are spent."),
-    ] = False,
-    hours: Annotated[float | None, typer.Option(help="With --decide: no run begins after so many hours [6].")] = None,
-    as_json: AsJson = False,
-    modules: Imports = None,
-) -> None:
-    """Execute the missing runs of a study, or compute an analysis; print the tables."""
-    if workers is not None and workers < 0:
-        raise ConfigError(f"--workers is 0 or more, not {workers}")
-    if name in ANALYSES:
-        training_options = {"--rows": rows != "*", "--seeds": seeds, "--workers": workers, "--devices": devices != 1,
-                  "--compile": compile, "--data": data, "--digest": digest, "--host": host, "--size": size,
-                  "--retry": retry, "--fresh": fresh, "--dry-run": dry_run,
-                  "--decide": decide, "--hours": hours}  # fmt: skip
-        if options := [option for option, value in training_options.items() if value not in (None, False)]:
-            raise ConfigError(f"{name} is an analysis, which trains nothing: leave out {', '.join(options)}")
-        use_data(data_root)
-        run_and_print_analysis(name, scale, results, as_json)
-        return
-    if decide and (given := [option for option, value in {"--rows": rows != "*", "--seeds": seeds, "--retry": retry,
-                                 "--fresh": fresh, "--dry-run": dry_run}.items() if value]):  # fmt: skip
-        raise ConfigError(f"--decide chooses rows and seeds itself: leave out {', '.join(given)}")
-    if hours is not None and not decide:
-        raise ConfigError("--hours is for --decide, which adds seeds; without it the number of seeds is fixed")
-    study = _study(name, scale, data, host, size, data_root, modules, digest)
-    study.rows(scale, rows)
-    if dry_run:
-        raise typer.Exit(_dry_run(study, scale, rows, as_json))
-    from regard.lab.progress import STATES
-    from regard.lab.run_study import run_study
-
-    command = _same_command(name, scale, sys.argv[1:])
-    with Display(sys.stderr.isatty()) as display:
-        try:
-            if decide:
-                from regard.lab.decide import decide as add_seeds
-
-                decision = add_seeds(study, scale, Results(results), hours=6.0 if hours is None else hours,
-                                     workers=workers, compile=compile, devices=devices,
-                                     watch=display.show_event)  # fmt: skip
-                counts = {state: decision.counts.get(state, 0) for state in STATES}
-                display.print_line(f"ended: {decision.reason}")
-            else:
-                counts = run_study(study, scale, Results(results), rows=rows, seeds=seeds, workers=workers, retry=retry,
-                                   fresh=fresh, devices=devices, compile=compile, watch=display.show_event)  # fmt: skip
-        except KeyboardInterrupt:
-            display.print_line(f"stopped; finished work is kept. Continue with: {command}")
-            raise
-    print_table(results, name, study.setting_name(scale), as_json)
-    missing = [f"{number} {state}" for state, number in counts.items() if state != "done" and number]
-    if missing:
-        print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
-    raise typer.Exit(1 if counts["failed"] or counts["stopped"] or counts["died"] else 0)
-
-
 @study_app.command("power")
 def power(
     name: Name,
@@ -266,6 +170,8 @@ def status(
     settings = snapshots(results)
     if name is not None and name not in (names := {study for study, _ in settings} | set(STUDIES)):
         raise ConfigError(f"no study {name!r}; {nearest(name, names)}")
+    if results != Path("results"):  # the default is there after the first run
+        check_results(results)
     store, lines = Results(results), []
     for study, setting in settings:
         if name not in (None, study) or scale not in (None, setting, scale_of(setting)):
@@ -341,28 +247,6 @@ def import_(
     show([counts], as_json, notes=[note] if counts["left out"] else [])
 
 
-def _study(
-    name: str,
-    scale: str,
-    data: str | None,
-    host: str | None,
-    size: str | None,
-    root: Path | None,
-    modules: list[str] | None,
-    digest: str | None = None,
-) -> "Study":
-    """The study, on the user's data, host and image size if these are given. Raises: ConfigError."""
-    use_data(root)
-    study = load_study(name)
-    setting = study.setting(scale)
-    if digest is not None:
-        if data is None or "digest" not in setting.task.__dataclass_fields__:
-            raise ConfigError("--digest is for your own images: give them with --data")
-        task = replace(setting.task, digest=digest)  # type: ignore[call-arg]
-        study = replace(study, settings={**study.settings, scale: replace(setting, task=task)})
-    return study.elsewhere(scale, data, host, read_size(size) if size else None, imported(modules))
-
-
 def _write(text: str, path: Path | None) -> None:
     from regard.store.files import write_atomically
 
@@ -377,33 +261,3 @@ def _mechanism(row: Any) -> str:
     from regard.mixers.spelling import spell
 
     return spell(row.mixer) if row.mixer is not None else "no mixer" if row.removed else "the host's own attention"
-
-
-def _dry_run(study: "Study", scale: str, rows: str, as_json: bool) -> int:
-    from regard.lab.dry_run import dry_run
-
-    lines = [asdict(line) for line in dry_run(study, scale, rows)]
-    title = f"{study.title}, {scale} scale: built here, one step on two random samples; MACs: multiply-accumulates"
-    errors = [f"{line['label']}: {line['error']}" for line in lines if line["error"]]
-    rows_without_errors = [{key: value for key, value in line.items() if key != "error"} for line in lines]
-    show(lines if as_json else rows_without_errors, as_json, title, errors)
-    return 1 if errors else 0
-
-
-def _same_command(name: str, scale: str, arguments: Sequence[str]) -> str:
-    """The command that continues this one: without --fresh."""
-    import shlex
-
-    if arguments[:2] == ["study", "run"]:
-        return "regard " + shlex.join([argument for argument in arguments if argument != "--fresh"])
-    return f"regard study run {name} --scale {scale}"
-
-
-def _advice(counts: dict[str, int]) -> str:
-    if counts["died"]:
-        return "Killed runs continue with the same command; fewer --workers need less memory."
-    if counts["stopped"]:
-        return "Stopped runs continue with the same command after the problem above is solved."
-    if counts["failed"]:
-        return "Failed runs are repeated with --retry; outcome.json in the run's folder says why they failed."
-    return "Another process executes the others."

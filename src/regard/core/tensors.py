@@ -60,7 +60,7 @@ def operator_function(function: Function) -> Function:
 
     Raises: ShapeError for an argument that is no tensor, holds other numbers, has another number of axes, is sparse,
     nested or on another device, or whose axis of a name has another length than that of another argument; also for
-    what is no Grid, Mask, plan, or finite number where one is expected.
+    what is no Grid, Mask, plan, finite number or pair of numbers where one is expected.
     """
     name = function.__name__
     hints = typing.get_type_hints(function, include_extras=True)
@@ -161,11 +161,11 @@ def _is_like(x: object, other: Tensor) -> bool:
     """Whether a tensor is of the kind of one that was checked, as keys and values mostly are, so it is right too."""
     return (
         type(x) is type(other)
+        and not x.is_nested  # has no shape
         and x.shape == other.shape
         and x.dtype == other.dtype
         and x.device == other.device
         and x.layout == torch.strided
-        and not x.is_nested
     )
 
 
@@ -221,7 +221,7 @@ def _check_arguments(name: str, kinds: dict[str, Any], given: Iterable[tuple[str
                 mask = value
             elif label == "grid":
                 grid = value
-        elif not kind.holds(value):
+        elif not kind.holds(value) and not (isinstance(value, list) and kind.holds(tuple(value))):
             raise ShapeError(f"{name}: {label} is {shown(value)}; {kind.expected} is expected")
     if grid is not None and "N" in sizes:
         grid.check_number(sizes["N"][1])
@@ -275,8 +275,8 @@ def _argument(hint: Any) -> "_TensorArgument | _Plan | Rule | type | None":
         held = {name: part for name, part in tensors.items() if isinstance(part, _TensorArgument)}
         return _Plan(kinds[0], held, optional)
     if kinds[0] in (Grid, Mask) and len(kinds) == 1:
-        return None if kinds[0] is Grid and optional else kinds[0]
-    return field_rule(hint) if set(kinds) <= {int, float, bool, str} else None
+        return field_rule(hint) if kinds[0] is Grid and optional else kinds[0]
+    return field_rule(hint)
 
 
 def _kind(value: object) -> str:

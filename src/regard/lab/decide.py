@@ -16,14 +16,14 @@ from regard.train.run import Run
 
 from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values
 from .comparability import on_one_device
+from .executors.base import Place
 from .power import missing_seconds, row_seconds
 from .progress import Event
-from .run_study import execute_runs
+from .run_study import execute_jobs, execution, planned_jobs
 from .snapshot import write_snapshot
 from .study import Row, Study
 from .table import load_snapshot, snapshot_path
 from .tuning import chosen, tuning_runs, with_rates
-from .workers import usual_workers
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def decide(
     workers: int | None = None,
     compile: bool = False,
     devices: int = 1,
+    place: Place | None = None,
     tune: bool | None = None,
     watch: Callable[[Event], None] | None = None,
 ) -> Decision:
@@ -51,11 +52,13 @@ def decide(
 
     The interim analyses are stored in the study's snapshot before the first run; a second call goes on with them. Seeds
     go to both sides of undecided claims only, first of the gate. No run begins after `hours`; those that run end. tune:
-    first choose the learning rate of every row on a validation part (`tuning`); None: at desk scale.
+    first choose the learning rate of every row on a validation part (`tuning`); None: at desk scale. workers, compile,
+    devices, place: as in `run_study`.
     Raises: ConfigError for a study whose seeds were fixed when it began; otherwise as `run_study`.
     """
     if hours <= 0:
         raise ConfigError(f"hours is a positive number, not {hours}")
+    how = execution(workers, place, devices, compile)
     start, totals = time.monotonic(), dict[str, int]()
     looks = _looks(study, scale, store)
     deadline = start + 3600 * hours
@@ -63,11 +66,11 @@ def decide(
     if scale == "desk" if tune is None else tune:
         runs = tuning_runs(study, scale)
         if any(store.status(run.key) not in ("done", "failed") for _, run in runs):
-            totals = execute_runs(study, scale, store, runs, workers, watch, devices, compile, deadline)
+            totals = execute_jobs(planned_jobs(study, scale, runs, how.compile), store, how, watch, deadline)
         if any(store.status(run.key) not in ("done", "failed") for _, run in runs):
             return Decision("learning rates are not all chosen yet; the same command goes on", totals)
         study = with_rates(study, scale, chosen(runs, store, study.metric))
-    processes = usual_workers(devices) if workers is None else max(workers, 1)
+    processes = how.place.slots(how.devices)
     possible = study.runs(scale, seeds=2 * looks.pairs[-1])  # with room for runs that fail
     while True:
         left = 3600 * hours - (time.monotonic() - start)
@@ -78,7 +81,7 @@ def decide(
             return Decision("every claim is decided, or has hardly a chance in the analyses and the time left", totals)
         if left <= 0:
             return Decision(f"the {hours:g} hours are spent", totals)
-        counts = execute_runs(study, scale, store, missing, workers, watch, devices, compile, deadline)
+        counts = execute_jobs(planned_jobs(study, scale, missing, how.compile), store, how, watch, deadline)
         totals = {state: totals.get(state, 0) + number for state, number in counts.items()}
         if any(number for state, number in counts.items() if state not in ("done", "failed")):
             return Decision("runs were stopped; the same command continues them", totals)

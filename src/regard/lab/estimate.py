@@ -124,7 +124,7 @@ def _seconds(run: "Run", speed: Speed, train: int, test: int) -> float:
 
 
 def _cores() -> int:
-    from .workers import usable_cores
+    from .executors.local import usable_cores
 
     return usable_cores()
 

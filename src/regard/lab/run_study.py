@@ -1,16 +1,37 @@
 """Running a study: workers execute the missing runs, and a snapshot of the study is written beside the results."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from regard.core import ConfigError
 from regard.core.validation import checked
 from regard.store.results import Results
-from regard.train.distributed import check_devices
+from regard.train.distributed import check_devices, check_parts
 from regard.train.run import Run
 
+from .executors.base import Place
+from .executors.local import Local
+from .jobs import Job
 from .progress import Event, Progress
+from .run_jobs import needs, run_all
 from .snapshot import write_snapshot
 from .study import Row, Study
-from .workers import Job, run_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How runs are executed: where, with how many devices each, and whether with `torch.compile`."""
+
+    place: Place = Local()
+    devices: int = 1
+    compile: bool = False
+
+
+def execution(workers: int | None, place: Place | None, devices: int, compile: bool) -> Execution:
+    """How runs are executed, from the arguments of `run_study`. Raises: ConfigError for workers on a cluster."""
+    if place is not None and workers is not None:
+        raise ConfigError(f"workers are processes of this machine: leave out workers={workers}, or the place {place}")
+    return Execution(place=place or Local(workers=workers), devices=devices, compile=compile)
 
 
 @checked
@@ -27,54 +48,73 @@ def run_study(
     devices: int = 1,
     compile: bool = False,
     watch: Callable[[Event], None] | None = None,
+    place: Place | None = None,
+    only: str | None = None,
 ) -> dict[str, int]:
     """Execute the missing runs of a study, and return the number of runs by state (`STATES`).
 
     rows, seeds: as in `Study.runs`. workers: number of processes, by default one for each GPU, or for each core without
     GPUs; 0 = this process. devices: GPUs that divide each batch of a run. compile: train with `torch.compile`.
     retry: repeat failed runs; fresh: repeat finished runs too. Both also apply to the runs that a row needs (its start,
-    its teacher). watch: called with each `Event`.
+    its teacher). watch: called with each `Event`. place: a cluster, instead of workers of this machine. only: the key
+    of the one run to execute.
     The snapshot is written first, so that tables and reports can be made from the store at any time. Runs that stopped
     or died continue when the study is run again.
     Raises: DeviceError, before anything is written, if a run cannot use so many devices; ConfigError; StoreError;
-    KeyboardInterrupt after the workers have stopped.
+    ClusterLost; KeyboardInterrupt after the workers have stopped.
     """
-    planned = study.runs(scale, rows, seeds)
-    for _, run in planned:
-        for needed in (run, *needs(run)):
-            check_devices(devices, needed.recipe.batch, "auto")
+    how = execution(workers, place, devices, compile)
+    jobs = planned_jobs(study, scale, study.runs(scale, rows, seeds), compile)
+    if only is not None:
+        jobs = [job for job in jobs if job.run.key == only]
+    if not jobs:
+        raise ConfigError(f"{study.name} has no run {only} at {scale} scale with these rows, seeds and data")
+    for job in jobs:
+        for needed in (job.run, *needs(job.run)):
+            check_parts(devices, needed.recipe.batch)
+            if how.place.here:
+                check_devices(devices, needed.recipe.batch, "auto")
     write_snapshot(study, scale, store, seeds, rows)
     if retry or fresh:
-        _reset([run for _, run in planned], store, fresh)
-    return execute_runs(study, scale, store, planned, workers, watch, devices, compile)
+        _reset([job.run for job in jobs], store, fresh)
+    return execute_jobs(jobs, store, how, watch)
 
 
-def execute_runs(
-    study: Study,
-    scale: str,
+def planned_jobs(study: Study, scale: str, planned: Sequence[tuple[Row, Run]], compile: bool = False) -> list[Job]:
+    """Jobs for runs of a study; the attention maps of each row's run with the first seed are kept."""
+    first_seed = min(run.seed for _, run in planned)
+    setting = study.setting_name(scale)
+    return [
+        Job(run, study.name, setting, row.label, run.seed, run.recipe.trained_epochs, run.seed == first_seed, compile)
+        for row, run in planned
+    ]
+
+
+def missing_jobs(jobs: Sequence[Job], store: Results) -> list[Job]:
+    """The jobs whose runs have not ended, in the order in which they are executed."""
+    return _in_order([job for job in jobs if store.status(job.run.key) not in ("done", "failed")], store)
+
+
+def execute_jobs(
+    jobs: Sequence[Job],
     store: Results,
-    planned: Sequence[tuple[Row, Run]],
-    workers: int | None,
+    how: Execution,
     watch: Callable[[Event], None] | None,
-    devices: int,
-    compile: bool,
     deadline: float | None = None,
 ) -> dict[str, int]:
-    """Execute the missing ones of planned runs, which the snapshot lists, and return the number of runs by state.
+    """Execute the jobs whose runs have not ended, and return the number of all runs by state.
 
     deadline: of `time.monotonic`, after which no run begins. The other arguments and errors are those of `run_study`.
     """
-    progress, jobs = Progress(watch or (lambda event: None)), []
-    first_seed = min(run.seed for _, run in planned)
-    setting = study.setting_name(scale)
-    for row, run in planned:
-        status = store.status(run.key)
-        if status in ("done", "failed"):
-            progress.add_finished(status, row.label, store.outcome(run.key))
-        else:
-            epochs, probes = run.recipe.trained_epochs, run.seed == first_seed
-            jobs.append(Job(run, study.name, setting, row.label, run.seed, epochs, probes, compile))
-    return run_all(_in_order(jobs, store), store, workers, progress, devices, deadline)
+    progress = Progress(watch or (lambda event: None))
+    missing = missing_jobs(jobs, store)
+    waiting = {job.run.key for job in missing}
+    for job in jobs:
+        if job.run.key not in waiting:
+            outcome = store.outcome(job.run.key)
+            state = "done" if (outcome or {}).get("status") == "done" else "failed"
+            progress.add_finished(state, job.row, outcome)
+    return run_all(missing, store, how.place, progress, how.devices, deadline)
 
 
 def _in_order(jobs: Sequence[Job], store: Results) -> list[Job]:
@@ -87,13 +127,6 @@ def _in_order(jobs: Sequence[Job], store: Results) -> list[Job]:
         (first if any(store.status(key) != "done" for key in keys) else rest).append(job)
         needed_before |= keys
     return first + rest
-
-
-def needs(run: Run) -> Iterator[Run]:
-    """The runs that a run needs (its start, its teacher), and those that they need in turn."""
-    for needed in run.needs():
-        yield needed
-        yield from needs(needed)
 
 
 def _reset(runs: Sequence[Run], store: Results, fresh: bool) -> None:

@@ -100,7 +100,8 @@ def window(
     if table is not None and tuple(table.shape) != (q.shape[1], 2 * rows - 1, 2 * columns - 1):
         expected = (q.shape[1], 2 * rows - 1, 2 * columns - 1)
         raise ShapeError(f"window: table has shape {tuple(table.shape)}; expected {expected}")
-    tiles = fixed_size_tiles(grid, (rows, columns), shifts, q.device)
+    size, shifts, table = _within((grid.height, grid.width), (rows, columns), shifts, table)
+    tiles = fixed_size_tiles(grid, size, shifts, q.device)
     (_, q_cells), (k_extra, k_cells), (v_extra, v_cells) = (split_tokens(x, grid) for x in (q, k, v))
     keys, values = _with_extra(tiles.cut(k_cells), k_extra), _with_extra(tiles.cut(v_cells), v_extra)
     bias = _logit_bias(tiles, table, mask, grid, q)
@@ -110,6 +111,21 @@ def window(
     out = sdpa(queries.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), attn_mask=bias, scale=scale)
     cells = tiles.join(out.unflatten(0, q.shape[:2]))
     return join_global_tokens(cells, q, k, v, grid, scale, mask)
+
+
+def _within(
+    sides: tuple[int, int], size: tuple[int, int], shift: tuple[int, int], table: Tensor | None
+) -> tuple[tuple[int, int], tuple[int, int], Tensor | None]:
+    """Size, shift and table of windows that are not larger than the grid, with the same attention.
+
+    A window larger than the grid has slots that no cell can be in, and its table offsets that no two cells have. A
+    shift beyond the grid parts nothing.
+    """
+    rows, columns = min(size[0], sides[0]), min(size[1], sides[1])
+    down, across = (by if by < side else 0 for by, side in zip(shift, sides, strict=True))
+    if table is not None and (rows, columns) != size:
+        table = table[:, size[0] - rows : size[0] + rows - 1, size[1] - columns : size[1] + columns - 1]
+    return (rows, columns), (down, across), table
 
 
 def _with_extra(tiles: Tensor, extra: Tensor) -> Tensor:
@@ -210,6 +226,8 @@ class Window(HeadMixerConfig):
         area = rows * columns
         if accounting == "paper":
             return Cost(params, 2 * grid.cells * area * site.inner)
+        (rows, columns), _, _ = _within((grid.height, grid.width), (rows, columns), (0, 0), None)
+        area = rows * columns
         slots = -(-grid.height // rows) * -(-grid.width // columns) * area
         return Cost(params, 2 * (slots * (area + grid.extra) + grid.extra * grid.tokens) * site.inner)
 

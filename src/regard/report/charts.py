@@ -67,6 +67,7 @@ def _bars(figure: Figure, axes: Axes, spec: Mapping[str, Any], rows: Sequence[Ma
         axes.bar(positions, [row[spec["y"]] for row in members], width, color=style.color, label=label or None)
     rotated = max(map(len, ticks)) * len(ticks) > 60
     axes.set_xticks(range(len(ticks)), ticks, rotation=40 if rotated else 0, ha="right" if rotated else "center")
+    axes.set_axisbelow(True)
     _finish(axes, spec)
 
 
@@ -165,5 +166,7 @@ def _finish(axes: Axes, spec: Mapping[str, Any]) -> None:
     axes.set_title(spec["y"], loc="left", fontsize=11, color=figures.MUTED)
     if spec["series"] or spec["kind"] == "points":
         handles, labels = axes.get_legend_handles_labels()
-        if any(labels):
+        if any(labels) and spec["kind"] == "bars":  # bars fill the whole width: no free place inside
+            axes.figure.legend(handles, labels, loc="outside upper left", frameon=False, fontsize=9, ncols=4)
+        elif any(labels):
             axes.legend(handles, labels, frameon=False, fontsize=9, ncols=2 if len(labels) > 6 else 1)

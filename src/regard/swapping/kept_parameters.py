@@ -35,6 +35,15 @@ def empty_parameters(module: nn.Module) -> dict[int, nn.Parameter]:
     return {id(value): nn.Parameter(torch.empty_like(value), value.requires_grad) for value in module.parameters()}
 
 
+def empty_caches(module: nn.Module) -> dict[int, dict[str, Tensor]]:
+    """The memo with which `copy.deepcopy` copies a module without biases that timm keeps from an earlier pass.
+
+    They may have a graph, which cannot be copied, and would be those of another time when the copy runs.
+    """
+    caches = (vars(part).get("attention_bias_cache") for part in module.modules())
+    return {id(cache): {} for cache in caches if isinstance(cache, dict)}
+
+
 def take_state(new: nn.Module, old: nn.Module) -> None:
     """Give a module the parameters of another, as the same objects, and its buffers.
 

@@ -25,7 +25,15 @@ from .inspect import (
     matching_layers,
     original_attention,
 )
-from .kept_parameters import check_tied, check_wrapper, empty_parameters, parameter_uses, set_parameters, take_state
+from .kept_parameters import (
+    check_tied,
+    check_wrapper,
+    empty_caches,
+    empty_parameters,
+    parameter_uses,
+    set_parameters,
+    take_state,
+)
 from .layer import Port
 from .layer_plan import LayerPlan, PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan
 from .removed import Removed
@@ -210,7 +218,7 @@ def _host_copy(module: nn.Module, name: str) -> nn.Module:
     if isinstance(module, Port):
         return module.restored_attention()
     try:
-        host = copy.deepcopy(module, empty_hooks(module) | empty_parameters(module))
+        host = copy.deepcopy(module, empty_hooks(module) | empty_caches(module) | empty_parameters(module))
     except Exception as error:  # copying calls whatever the module holds
         raise SwapError(
             f"{name} cannot be copied, so it cannot be restored: {error}; leave it out with where="

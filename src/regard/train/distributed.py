@@ -26,15 +26,20 @@ from .signals import handled
 
 def check_devices(devices: int, batch: int, device: str) -> None:
     """Raises: DeviceError for more devices than the machine has, or if they cannot divide a batch; ConfigError."""
+    check_parts(devices, batch)
+    if device != "cpu" and torch.cuda.is_available():
+        check_number(devices, torch.cuda.device_count())
+    else:
+        check_number(devices, max(os.cpu_count() or 1, 2))
+
+
+def check_parts(devices: int, batch: int) -> None:
+    """Raises: DeviceError if a batch cannot be divided into equal parts; ConfigError."""
     if devices < 1:
         raise ConfigError(f"a run needs at least one device, not {devices}")
     if batch % devices:
         lower = next(count for count in range(min(devices, batch), 0, -1) if batch % count == 0)
         raise DeviceError(f"a batch of {batch} cannot be divided into {devices} equal parts; use {lower} devices")
-    if device != "cpu" and torch.cuda.is_available():
-        check_number(devices, torch.cuda.device_count())
-    else:
-        check_number(devices, max(os.cpu_count() or 1, 2))
 
 
 def check_number(devices: int, available: int) -> None:

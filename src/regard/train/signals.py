@@ -22,3 +22,8 @@ def handled(handler: Callable[[int, Any], None] | signal.Handlers, *numbers: int
     finally:
         for number, former in former_handlers.items():
             signal.signal(number, former)
+
+
+def interrupt(number: int, frame: object) -> None:
+    """A handler: stop as after Ctrl-C. Raises: KeyboardInterrupt."""
+    raise KeyboardInterrupt

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from operators import check_hidden
-from regard import ConfigError, Grid, Mask, MiTA, Site, parse, spell
+from regard import ConfigError, Grid, Mask, MiTA, RegardError, Site, parse, spell
 from regard.core import GridError
-from regard.mixers.shared.landmarks import EXTRACTORS, merge_tokens, pool_matrix
+from regard.mixers.shared.landmarks import EXTRACTORS, PooledQueries, merge_tokens, pool_matrix
 from regard.ops import mita, pool_landmarks
 from regard.testing.subject import gap
 
@@ -281,3 +281,52 @@ def test_padded_tokens_do_not_steer_the_merging() -> None:
     x, keep = torch.randn(4, 24, 8), torch.rand(4, 24) < 0.7
     owners = [merge_tokens(torch.where(keep[..., None], x, 100 * torch.randn_like(x)), 5, keep)[0] for _ in range(2)]
     assert torch.equal(owners[0][keep], owners[1][keep])
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"start": 99}, GridError, "can start at token 0 to 3, not 99"),
+        ({"start": -3}, GridError, "can start at token 0 to 3, not -3"),
+        ({"start": 1.0}, RegardError, "(start is|can start at token 0 to 3, not) 1.0"),
+        ({"policy": "foo"}, ConfigError, 'windows are "adaptive" or a "partition", not \'foo\''),
+        ({"policy": ["adaptive"]}, RegardError, "(policy is|windows are)"),
+        ({"m": 2.5}, RegardError, r"(m is 2\.5; a whole number or|a whole number, not 2\.5)"),
+        ({"m": (2, 2, 2)}, RegardError, r"m is (a whole number or \(rows, columns\), not )?\(2, 2, 2\)"),
+        ({"m": (2, 1.5)}, RegardError, r"m is (a whole number or \(rows, columns\), not )?\(2, 1\.5\)"),
+        ({"m": ()}, RegardError, r"m is (a whole number or \(rows, columns\), not )?\(\)"),
+    ],
+)
+def test_windows_that_do_not_exist_are_refused(
+    native: str, arguments: dict, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those whose tokens a compiled kernel would read beyond the tensor."""
+    monkeypatch.setenv("REGARD_NATIVE", native)
+    grid = Grid(3, 5, 1, 2)
+    q = torch.randn(2, 2, grid.tokens, 8)
+    given = {"m": (2, 2)} | arguments
+    with pytest.raises(error, match=message):
+        pool_landmarks(q, grid, **given)
+    pooled = PooledQueries(grid, given.pop("m"), **given)
+    with pytest.raises(error, match=message):
+        mita(q, q, q, pooled, 2)
+    with pytest.raises(error, match=message):
+        pooled.of(q)
+
+
+@pytest.mark.untyped
+def test_queries_are_pooled_on_a_grid() -> None:
+    q = torch.randn(2, 2, 16, 8)
+    with pytest.raises(ConfigError, match="landmarks are pooled on a Grid, .*, not 'x'"):
+        mita(q, q, q, PooledQueries("x", 4), 2)  # type: ignore[arg-type]
+
+
+def test_an_image_may_start_at_any_token_before_its_last_place() -> None:
+    grid = Grid(3, 5, 1, 2)
+    x = draw(grid)[0]
+    for start in range(4):
+        expected = pool_landmarks(x[:, :, start : start + 15], Grid(3, 5), (2, 2))
+        assert gap(pool_landmarks(x, grid, (2, 2), start=start), expected) < 1e-12
+        assert gap(pool_matrix(grid, (2, 2), start=start, dtype=torch.float64) @ x, expected) < 1e-12

@@ -113,10 +113,6 @@ def test_a_host_with_other_patches_is_refused() -> None:
 
 
 def test_boards_without_their_images_name_those_that_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("REGARD_DATA", raising=False)
-    from regard.tasks.data import boards as module
-
-    module._tiles.cache_clear()
-    module._garments.cache_clear()
+    monkeypatch.delenv("REGARD_DATA", raising=False)  # in a process that may have read them before
     with pytest.raises(DataError, match=r"no data folder.*digit_boards\(\.\.\.\) needs no data folder"):
         small("boards(ability=content)").record()

@@ -24,7 +24,7 @@ from regard.store.results import Results
 from regard.swapping.count import count_macs
 from regard.tasks import Translation
 from regard.tasks.translation.alignment import alignments
-from regard.tasks.translation.texts import load
+from regard.tasks.translation.texts import _load, load
 from regard.train import checkpoint
 from regard.train.load import load as load_run
 from regard.train.loop import Watch
@@ -78,7 +78,7 @@ def test_a_run_translates_without_its_training_data(folder: Path, tmp_path: Path
     assert again.samples is not None
     assert again.samples.shape == (8,)
     shutil.rmtree(folder)
-    load.cache_clear()
+    _load.cache_clear()
     model = load_run(stored)
     (tmp_path / "new.txt").write_text("today the child sells two rolls\nhis aunt needs three books\n")
     predictions = run.task.predict(model, ["the child sells ten rolls", tmp_path / "new.txt"], CPU, outcome["data"])

@@ -203,9 +203,10 @@ def _by_triton(q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, top: int, opt
 
 
 def _windows(q: Tensor, landmarks: PooledQueries) -> list[int]:
-    """The windows of landmarks, as in pool_native.py. Raises: GridError unless they fit the queries."""
+    """The windows of landmarks, see pool_native.py. Raises: as `PooledQueries.windows`; GridError unless they fit."""
+    windows = landmarks.windows()
     landmarks.grid.check(q)
-    return landmarks.windows()
+    return windows
 
 
 def _check_landmarks(q: Tensor, landmarks: Tensor) -> int:

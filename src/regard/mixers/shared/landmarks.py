@@ -15,11 +15,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.core import ConfigError, Cost, Grid, GridError, Site, only_kept, operator_function
+from regard.core.validation import is_whole, plain_number, shown
 
 from .native import runs_native
 from .pool_native import pool_native
 
 Windows = int | tuple[int, int]
+POLICIES = ("adaptive", "partition")
 
 
 def landmark_count(m: Windows) -> int:
@@ -33,11 +35,14 @@ def landmark_count(m: Windows) -> int:
 def landmark_windows(grid: Grid, m: Windows) -> tuple[int, int]:
     """m as (rows, columns) of windows of the grid; a pair is checked, a number is factored by `Grid.factor`.
 
-    Raises: GridError if the grid has fewer rows or columns.
+    Raises: GridError if the grid has fewer rows or columns; ConfigError for a tuple that is no pair of whole numbers.
     """
-    if isinstance(m, int):
+    if not isinstance(m, tuple):
         return grid.factor(m)
-    rows, columns = m
+    sides = plain_number(m)
+    if len(sides) != 2 or not all(map(is_whole, sides)):
+        raise ConfigError(f"m is a whole number or (rows, columns), not {shown(m)}")
+    rows, columns = sides
     if not (1 <= rows <= grid.height and 1 <= columns <= grid.width):
         h, w = min(max(rows, 1), grid.height), min(max(columns, 1), grid.width)
         raise GridError(f"{rows}x{columns} landmarks cannot be laid on {grid}; nearest possible: {h}x{w}")
@@ -56,14 +61,13 @@ def pool_matrix(
     """The averages as a matrix over all tokens: rows sum to 1, columns of prefix and suffix tokens are 0.
 
     start: the first token of the image, None = after the prefix. policy: "adaptive" or "partition" windows.
-    Raises: GridError as `landmark_windows`.
+    Raises: GridError and ConfigError as `pool_landmarks`.
     """
-    rows, columns = landmark_windows(grid, m)
+    first, rows, columns = _placed(grid, m, start, policy)
     vertical, horizontal = (
         _averages(size, number, policy, dtype, device) for size, number in ((grid.height, rows), (grid.width, columns))
     )
-    start = grid.prefix if start is None else start
-    return F.pad(torch.kron(vertical, horizontal), (start, grid.tokens - grid.cells - start))
+    return F.pad(torch.kron(vertical, horizontal), (first, grid.extra - first))
 
 
 @dataclass(frozen=True)
@@ -79,13 +83,12 @@ class PooledQueries:
     policy: str = "adaptive"
 
     def of(self, q: Float[Tensor, "B H N d"]) -> Float[Tensor, "B H m d"]:
-        """The landmarks. Raises: GridError as `pool_landmarks`."""
+        """The landmarks. Raises: GridError and ConfigError as `pool_landmarks`."""
         return pool_landmarks(q, self.grid, self.m, start=self.start, policy=self.policy)
 
     def windows(self) -> list[int]:
-        """The windows for `pool_native`. Raises: GridError if the grid cannot be divided into m of them."""
-        grid, (rows, columns) = self.grid, landmark_windows(self.grid, self.m)
-        first = grid.prefix if self.start is None else self.start
+        """The windows for `pool_native`. Raises: GridError and ConfigError as `pool_landmarks`."""
+        grid, (first, rows, columns) = self.grid, _placed(self.grid, self.m, self.start, self.policy)
         edges = (*_edges(grid.height, rows, self.policy), *_edges(grid.width, columns, self.policy))
         return [first, grid.width, rows, columns, *edges]
 
@@ -105,10 +108,11 @@ def pool_landmarks(
     keep: tokens that count; a window without any gives zeros. start: the first token of the image, None = after the
     prefix (0 as in MiTA's published code, which takes the class token for the first patch token). policy: "adaptive"
     windows overlap where they do not divide the grid, those of a "partition" do not.
-    Raises: GridError if x does not fit the grid or the grid cannot be divided into m windows; with the nearest m.
+    Raises: GridError if x does not fit the grid, the grid cannot be divided into m windows (with the nearest m), or no
+    image starts at this token; ConfigError for values of another kind.
     """
     grid.check(x)
-    rows, columns = landmark_windows(grid, m)
+    first, rows, columns = _placed(grid, m, start, policy)
     if keep is not None:
         x = only_kept(x, keep)
         matrix = pool_matrix(grid, m, start=start, policy=policy, dtype=x.dtype, device=x.device)
@@ -116,7 +120,6 @@ def pool_landmarks(
         return (matrix / matrix.sum(-1, keepdim=True).clamp_min(1e-6))[:, None] @ x
     if runs_native("pool_landmarks", "auto", x):
         return cast(Tensor, pool_native(x, PooledQueries(grid, m, start, policy).windows()))
-    first = grid.prefix if start is None else start
     cells = x[..., first : first + grid.cells, :]
     if grid.height % rows == 0 and grid.width % columns == 0:
         bands = cells.unflatten(-2, (rows, grid.height // rows, grid.width)).mean(-3)  # long rows first: faster
@@ -136,6 +139,20 @@ def nonempty_landmarks(
     """True for landmarks whose window has at least one token that is kept."""
     matrix = pool_matrix(grid, m, start=start, policy=policy, device=keep.device)
     return keep.to(matrix.dtype) @ matrix.mT > 0
+
+
+def _placed(grid: Grid, m: Windows, start: int | None, policy: str) -> tuple[int, int, int]:
+    """The first token of the image, and the rows and columns of windows. Raises: as `pool_landmarks`."""
+    if not isinstance(grid, Grid):
+        raise ConfigError(f"landmarks are pooled on a Grid, such as Grid(14, 14, prefix=1), not {shown(grid)}")
+    if policy not in POLICIES:
+        raise ConfigError(f'windows are "adaptive" or a "partition", not {shown(policy)}')
+    rows, columns = landmark_windows(grid, m)
+    if start is None:
+        return grid.prefix, rows, columns
+    if type(start) is not int or not 0 <= start <= grid.extra:
+        raise GridError(f"the image of {grid} can start at token 0 to {grid.extra}, not {shown(start)}")
+    return start, rows, columns
 
 
 def _edges(size: int, windows: int, policy: str) -> list[int]:

@@ -6,10 +6,12 @@ from statistics import fmean
 
 from regard.core import Extra
 from regard.lab.estimate import measure
+from regard.lab.executors.local import Local
+from regard.lab.jobs import Job
 from regard.lab.progress import Event, Progress
+from regard.lab.run_jobs import run_all
 from regard.lab.snapshot import write_snapshot
 from regard.lab.study import Row
-from regard.lab.workers import Job, run_all
 from regard.store.results import Results
 from regard.tasks.cells import Cells
 from regard.tasks.data.boards import ABILITIES
@@ -114,7 +116,7 @@ def execute(
             epochs = probe.run.recipe.trained_epochs
             name = f"{probe.label}, {probe.ability}"
             jobs.append(Job(probe.run, f"probes_{probe.ability}", "desk", name, probe.run.seed, epochs))
-    return run_all(jobs, store, workers, progress)
+    return run_all(jobs, store, Local(workers=workers), progress)
 
 
 def write_snapshots(store: Results, seeds: int) -> None:

@@ -26,6 +26,7 @@ from regard.tasks.data.boards import (
     is_boards,
     read_boards,
 )
+from regard.tasks.data.catalog import folder_in_use
 from regard.tasks.data.feed import to_tensor
 from regard.tasks.data.order import Part, check_parts, part_of
 
@@ -159,7 +160,7 @@ class Cells(Task):
         model.eval()
         number, shares = self.sample_counts()[1], list[np.ndarray]()
         for start in range(0, number, _TOGETHER):
-            made = _evaluated(self.boards, self.split, start, min(start + _TOGETHER, number), self.download)
+            made = self._evaluated(start, min(start + _TOGETHER, number))
             with torch.inference_mode():
                 scores = model(self.prepared(to_tensor(made.images), device))
             right = (scores.argmax(1).cpu().numpy() == made.answers) & (made.answers != NOTHING)
@@ -183,8 +184,11 @@ class Cells(Task):
         return 100 / self.boards.classes
 
     def example(self) -> tuple[Tensor]:
-        made = _evaluated(self.boards, self.split, 0, 1, self.download)
+        made = self._evaluated(0, 1)
         return (self.prepared(to_tensor(made.images), torch.device("cpu")),)
+
+    def _evaluated(self, start: int, stop: int) -> Boards:
+        return _evaluated(self.boards, self.split, start, stop, self.download, folder_in_use())
 
     def sample_counts(self) -> tuple[int, int]:
         return (min(self.limit, EPOCH), min(self.limit, TESTED)) if self.limit else (EPOCH, TESTED)
@@ -197,6 +201,6 @@ class Cells(Task):
 
 
 @lru_cache(maxsize=8)
-def _evaluated(data: BoardSet, split: str, start: int, stop: int, download: bool) -> Boards:
+def _evaluated(data: BoardSet, split: str, start: int, stop: int, download: bool, folder: str) -> Boards:
     """Boards of the evaluated split, which is read several times in a run."""
     return boards(data, split, 0, start, stop, download)

@@ -20,14 +20,13 @@ from regard.core import ConfigError, DataError, nearest
 from regard.core.validation import check_fields
 from regard.models.create import parse_host
 
-from .catalog import data_root, digits, parquet_set, torchvision_set
+from .board_images import HEIGHT, WIDTH, BoardImages, board_images
 from .generated import revised
-from .images import Images
 from .streams import generator
 
-CELL = 14
+CELL = HEIGHT
 """Pixels of a cell's side."""
-HALF = CELL // 2
+HALF = WIDTH
 NOTHING = 255
 """The label of a cell that does not ask."""
 BLOCK = 64
@@ -212,25 +211,16 @@ def checksum(data: BoardSet, download: bool = False) -> str:
     facts = (str(data), BLOCK, EPOCH, TESTED, STEPS if data.ability == "offset" else ())
     total = hashlib.sha256(repr(facts).encode())
     for split in ("train", "val", "test"):
-        tiles = _tiles(data.garments, split, download)
-        total.update(tiles.shown.tobytes() + b"".join(part.tobytes() for part in tiles.digits))
+        images = board_images(data.garments, split, download)
+        total.update(images.shown.tobytes() + b"".join(part.tobytes() for part in images.digits))
     return total.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class _Tiles:
-    """Images of a split, float32 between 0 and 255. shown: garments (n, 14, 7), no two equal; digits: those of each
-    class."""
-
-    shown: np.ndarray
-    digits: list[np.ndarray]
 
 
 class _Draw:
     """The random choices of a block of boards, and the pixels drawn so far."""
 
-    def __init__(self, data: BoardSet, tiles: _Tiles, rng: np.random.Generator) -> None:
-        self.data, self.tiles, self.rng = data, tiles, rng
+    def __init__(self, data: BoardSet, images: BoardImages, rng: np.random.Generator) -> None:
+        self.data, self.images, self.rng = data, images, rng
         self.cells = np.zeros((BLOCK, data.side**2, CELL, CELL), np.float32)
         self.answers = np.full((BLOCK, data.side**2), NOTHING, np.uint8)
         self.rows = np.arange(BLOCK)[:, None]
@@ -241,12 +231,12 @@ class _Draw:
 
     def garments(self, number: int) -> np.ndarray:
         """So many different garments for each board, (BLOCK, number, 14, 7): one of each part of the pool."""
-        part = len(self.tiles.shown) // number
+        part = len(self.images.shown) // number
         if not part:
-            raise DataError(f"{self.data} needs {number} different images, a split has {len(self.tiles.shown)}")
+            raise DataError(f"{self.data} needs {number} different images, a split has {len(self.images.shown)}")
         chosen = part * np.arange(number) + self.rng.integers(0, part, (BLOCK, number))
         order = self.rng.random(chosen.shape).argsort(1)
-        return self.tiles.shown[np.take_along_axis(chosen, order, 1)]
+        return self.images.shown[np.take_along_axis(chosen, order, 1)]
 
     def again(self, garments: np.ndarray) -> np.ndarray:
         """The same garments with another brightness and noise."""
@@ -260,7 +250,7 @@ class _Draw:
     def digits(self, labels: np.ndarray) -> np.ndarray:
         """An image of each digit, (*labels.shape, 14, 7)."""
         images, draws = np.empty((*labels.shape, CELL, HALF), np.float32), self.rng.random(labels.shape)
-        for label, pool in enumerate(self.tiles.digits):
+        for label, pool in enumerate(self.images.digits):
             here = labels == label
             images[here] = pool[(draws[here] * len(pool)).astype(int)]
         return images
@@ -396,7 +386,7 @@ _DRAWN: Mapping[str, Callable[[_Draw], None]] = {
 
 def _block(data: BoardSet, split: str, seed: int, block: int, download: bool) -> Boards:
     side, rng = data.side, generator(str(data), split, seed, block)
-    draw = _Draw(data, _tiles(data.garments, split, download), rng)
+    draw = _Draw(data, board_images(data.garments, split, download), rng)
     _DRAWN[data.ability](draw)
     image = draw.cells.clip(0, 255).astype(np.uint8).reshape(BLOCK, side, side, CELL, CELL)
     pixels = image.swapaxes(2, 3).reshape(BLOCK, side * CELL, side * CELL, 1)
@@ -426,63 +416,3 @@ def _dots(name: str, number: int) -> np.ndarray:
 def question_mark() -> np.ndarray:
     """What cells show that ask without a code, random dots (14, 14)."""
     return np.concatenate([*_dots("question", 2)], 1)
-
-
-@lru_cache(maxsize=6)
-def _tiles(garments: bool, split: str, download: bool) -> _Tiles:
-    """The images of a split; none is in two splits, "val" has images that are reserved for tuning."""
-    source = digits()
-    pixels = np.concatenate([source.train.pixels, source.test.pixels])[..., 0]
-    labels = np.concatenate([source.train.labels, source.test.labels])
-    parts = {"train": slice(0, 1_297), "val": slice(1_297, 1_397), "test": slice(1_397, None)}
-    pools = {name: _enlarged(pixels[part]) for name, part in parts.items()}
-    drawn = [pools[split][labels[parts[split]] == label] for label in range(10)]
-    return _Tiles(_unseen(_garments(download) if garments else pools, split), drawn)
-
-
-def _unseen(pools: Mapping[str, np.ndarray], split: str) -> np.ndarray:
-    """The images of a split that no later one has ("train" is before "val", "val" before "test"), each once."""
-    order = list(pools)
-    later = {tile.tobytes() for name in order[order.index(split) + 1 :] for tile in pools[name]}
-    kept = {tile.tobytes(): row for row, tile in enumerate(pools[split]) if tile.tobytes() not in later}
-    return pools[split][sorted(kept.values())]
-
-
-def _enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Images of 8 x 8 pixels, 14 x 7, bilinear, float32."""
-    return _weights(8, CELL) @ pixels.astype(np.float32) @ _weights(8, HALF).T
-
-
-def _weights(here: int, there: int) -> np.ndarray:
-    """The weights (there, here) of bilinear interpolation between the centres of pixels."""
-    at = ((np.arange(there) + 0.5) * here / there - 0.5).clip(0, here - 1)
-    return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(here))).astype(np.float32)
-
-
-@lru_cache(maxsize=2)
-def _garments(download: bool) -> dict[str, np.ndarray]:
-    """Fashion-MNIST, 28 x 28 averaged to 14 x 7, by split. Raises: DataError."""
-    train, held, test = _fashion(download)
-    shown = {}
-    for split, images in (("train", train), ("val", held), ("test", test)):
-        pixels = np.asarray(images.pixels)[..., 0].reshape(-1, CELL, 2, HALF, 4)
-        shown[split] = pixels.mean((2, 4), dtype=np.float32)
-        shown[split] = shown[split][shown[split].mean((1, 2)) > 10]  # nearly black ones cannot be told apart
-    return shown
-
-
-def _fashion(download: bool) -> tuple[Images, Images, Images]:
-    """Training, tuning and test images, of the data folder's own files, else of torchvision's."""
-    hint = "digit_boards(...) needs no data folder"
-    try:
-        root = data_root()
-        if (root / "fashion_mnist").exists():
-            found = parquet_set("fashion_mnist", None, "stop")
-            if found.held is None:
-                raise DataError("fashion_mnist has no images reserved for tuning")
-            return found.train, found.held, found.test
-        found = torchvision_set("FashionMNIST", (28, 28), False, "stop", download)
-    except DataError as error:
-        raise DataError(f"boards are made of Fashion-MNIST: {error}; {hint}") from error
-    train = found.train
-    return train.take(slice(0, 55_000)), train.take(slice(55_000, None)), found.test

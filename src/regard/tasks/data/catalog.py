@@ -97,7 +97,7 @@ def known_counts(data: str) -> tuple[int, int] | None:
 
 def data_root() -> Path:
     """The folder with a subfolder for each set. Raises: DataError without a folder in --data-root or REGARD_DATA."""
-    root = os.environ.get("REGARD_DATA", "")
+    root = folder_in_use()
     if not root:
         raise DataError(
             "no data folder: pass --data-root PATH or set REGARD_DATA to a folder with a subfolder for each set"
@@ -106,6 +106,11 @@ def data_root() -> Path:
     if not path.is_dir():
         raise DataError(f"the data folder {path} does not exist; check --data-root or REGARD_DATA")
     return path
+
+
+def folder_in_use() -> str:
+    """What --data-root or REGARD_DATA names, "" for none: a part of the key of whatever is cached from its sets."""
+    return os.environ.get("REGARD_DATA", "")
 
 
 def identity(data: str, kind: str = "") -> str:
@@ -145,7 +150,7 @@ def load(
     torchvision's sets if they are missing. kind: of the digest of the user's own data. Raises: DataError.
     """
     key = data if data in NAMED else str(path_of(data))
-    root = os.environ.get("REGARD_DATA", "") if data in NAMED else own.digest(path_of(data), kind)
+    root = folder_in_use() if data in NAMED else own.digest(path_of(data), kind)
     return _load(key, size, cut, corrupt, download, root)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, UInt8
 
 from regard.core import DataError
 
-from .catalog import data_root, digits, parquet_set
+from .catalog import data_root, digits, folder_in_use, parquet_set
 from .images import Images
 from .streams import generator
 
@@ -136,9 +136,13 @@ def _framed(tile: np.ndarray) -> np.ndarray:
     return framed
 
 
-@lru_cache(maxsize=6)
 def _items(source: str, split: str) -> _Items:
     """The item images of a split; those of "val" are the training images that are reserved for tuning."""
+    return _items_in(source, split, folder_in_use() if source != "digits" else "")
+
+
+@lru_cache(maxsize=6)
+def _items_in(source: str, split: str, folder: str) -> _Items:
     images = (_digit_tiles if source == "digits" else _garment_tiles)(split)
     shown = (images.pixels >= VISIBLE).any((1, 2))
     tiles, labels = images.pixels[shown], images.labels[shown]

@@ -7,7 +7,7 @@ from pathlib import Path
 from regard.core import DataError, nearest
 from regard.core.paths import files_below, regular_file, user_path
 from regard.tasks.data import digest as digests
-from regard.tasks.data.catalog import data_root
+from regard.tasks.data.catalog import data_root, folder_in_use
 from regard.tasks.data.cued import COUNTS, CUED, canvas
 from regard.tasks.data.cued import SIZE as CUED_SIZE
 from regard.tasks.data.cued import checksum as cued_checksum
@@ -49,7 +49,7 @@ def load(data: str, with_masks: bool, corrupt: str, kind: str = "") -> SceneSet:
     kind: of the digest of the user's own data, see `regard.tasks.data.digest`. Raises: DataError.
     """
     if data in CUED:
-        return _cued(data, with_masks)
+        return _cued(data, with_masks, folder_in_use())
     path = data_root() / data if data in FOLDERS else path_of(data)
     if not path.is_dir():
         raise DataError(f"{data} needs {path}, which does not exist; point --data-root or REGARD_DATA to its folder")
@@ -194,6 +194,6 @@ class _Canvases(Sequence[Scene]):
 
 
 @lru_cache(maxsize=4)
-def _cued(data: str, with_masks: bool) -> SceneSet:
+def _cued(data: str, with_masks: bool, folder: str) -> SceneSet:
     splits: dict[str, Sequence[Scene]] = {split: _Canvases(data, split, with_masks) for split in COUNTS}
     return SceneSet(data, ("match",), (1,), 1, splits, cued_checksum(data))

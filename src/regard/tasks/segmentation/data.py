@@ -12,7 +12,7 @@ from regard.core import DataError, nearest
 from regard.core.paths import files_below, regular_file, subfolders, user_path
 from regard.models.segmentation import VOID
 from regard.tasks.data import cued, digest, own
-from regard.tasks.data.catalog import data_root
+from regard.tasks.data.catalog import data_root, folder_in_use
 from regard.tasks.data.images import read_image
 from regard.tasks.data.streams import generator
 from regard.tasks.normalise import Statistics
@@ -187,7 +187,7 @@ def load(data: str, void: int, classes: int, kind: str = "") -> MaskSet:
     Raises: DataError.
     """
     if data in cued.CUED:
-        return _cued(data)
+        return _cued(data, folder_in_use())
     named = data in FOLDERS
     path = data_root() / data if named else path_of(data)
     if named and not path.is_dir():
@@ -216,7 +216,7 @@ LAYOUT = (
 
 
 @lru_cache(maxsize=2)
-def _cued(data: str) -> MaskSet:
+def _cued(data: str, folder: str) -> MaskSet:
     splits: dict[str, Split] = {split: Canvases(data, split) for split in cued.COUNTS}
     return MaskSet(data, cued.CLASSES, 1, splits, cued.checksum(data), ignored=(0,))
 

@@ -1,6 +1,5 @@
 """The named sets of sequences, what is known of them without reading them, and the meaning of `--data`."""
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -91,7 +90,7 @@ def path_of(data: str) -> Path:
 def load(data: str, length: int) -> SequenceSet:
     """A set by name or path. length: of a sequence; images are resized to it. Raises: DataError, ConfigError."""
     if data in NAMED:
-        return _load(data, length if data in pixels.NAMED else 0, os.environ.get("REGARD_DATA", ""))
+        return _load(data, length if data in pixels.NAMED else 0, catalog.folder_in_use())
     path = path_of(data)
     return _load(str(path), 0, text.digest(path))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regard.core import ConfigError, DataError, nearest
 from regard.core.paths import regular_file, user_path
-from regard.tasks.data.catalog import data_root
+from regard.tasks.data.catalog import data_root, folder_in_use
 from regard.tasks.data.generated import revised
 
 from .numbers_text import number_sentences
@@ -54,12 +54,16 @@ class Corpus:
         return self.splits[name]
 
 
-@lru_cache(maxsize=4)
 def load(data: str, source: str, target: str) -> Corpus:
     """A named set, or the user's folder with train.SOURCE, train.TARGET, and val or test likewise. Raises: DataError.
 
     source, target: the languages, which are the suffixes of the files; each may also be .gz.
     """
+    return _load(data, source, target, folder_in_use() if data in NAMED else "")
+
+
+@lru_cache(maxsize=4)
+def _load(data: str, source: str, target: str, folder: str) -> Corpus:
     check_languages(source, target)
     if data == "numbers":
         _check_named(data, source, target)

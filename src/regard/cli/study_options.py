@@ -1,0 +1,95 @@
+"""The options of `regard study`: which study, on which data, and where its runs are executed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.core import ConfigError
+from regard.studies import load_study
+
+from .imports import imported
+from .run_options import checked_text, pair, use_data
+from .sizes import read_size
+
+if TYPE_CHECKING:
+    from regard.lab.executors.base import Place
+    from regard.lab.study import Study
+
+Name = Annotated[str, typer.Argument(help="The study; `regard study list` shows all.")]
+Scale = Annotated[str, typer.Option(help="smoke (minutes; judges no claim), desk (hours) or paper (a cluster).")]
+Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*', separated by commas.")]
+Seeds = Annotated[int | None, typer.Option(help="Number of seeds. Default: the study's own.")]
+Data = Annotated[
+    str | None,
+    typer.Option(help="A data set by name, a folder of class folders, or a parquet file.", callback=checked_text),
+]
+Host = Annotated[str | None, typer.Option(help="A host model for all rows, such as 'vit_tiny_patch16_224'.")]
+Size = Annotated[str | None, typer.Option(help="Height and width of images, with --data or --host: 32 or 224x160.")]
+
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Processes for runs. Default: one for each GPU, or for each core without GPUs; 0: none."),
+]
+On = Annotated[
+    str,
+    typer.Option(
+        metavar="PLACE",
+        help="Where runs are executed: local, ray (the cluster of this machine), ray://HOST:PORT, slurm; print: only "
+        "print one command for each missing run.",
+    ),
+]
+Only = Annotated[str | None, typer.Option(metavar="KEY", help="Execute only the run with this key; no table.")]
+Cpus = Annotated[int | None, typer.Option(min=1, help="With --on ray or slurm: cores of each run [1].")]
+Memory = Annotated[
+    float | None, typer.Option(min=0.1, help="With --on ray or slurm: memory of each run in GB. Default: not counted.")
+]
+SlurmOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slurm",
+        metavar="NAME=VALUE",
+        help="With --on slurm: an option of sbatch, such as partition=gpu or gpus_per_node=1, or timeout_min=600. May "
+        "be repeated.",
+    ),
+]
+
+Gpu = Annotated[
+    str, typer.Option(help="With --dry-run: the GPU for which hours and memory are estimated, such as H100.")
+]
+Utilisation = Annotated[
+    float | None, typer.Option(help="With --dry-run: the assumed share of the GPU's peak, between 0 and 1 [0.3].")
+]
+
+
+def find_cluster(
+    word: str, workers: int | None, cpus: int | None, memory: float | None, slurm: list[str] | None
+) -> "Place | None":
+    """The cluster of --on; None for this machine. Raises: ConfigError for an unknown word, or options of another."""
+    from regard.lab.executors import find_place
+
+    place = find_place(word, workers=workers, cpus=cpus, memory=memory, options=dict(map(pair, slurm or ())))
+    return None if place.here else place
+
+
+def find_study(
+    name: str,
+    scale: str,
+    data: str | None,
+    host: str | None,
+    size: str | None,
+    root: Path | None,
+    modules: list[str] | None,
+    digest: str | None = None,
+) -> "Study":
+    """The study, on the user's data, host and image size if these are given. Raises: ConfigError."""
+    use_data(root)
+    study = load_study(name)
+    setting = study.setting(scale)
+    if digest is not None:
+        if data is None or "digest" not in setting.task.__dataclass_fields__:
+            raise ConfigError("--digest is for your own images: give them with --data")
+        task = replace(setting.task, digest=digest)  # type: ignore[call-arg]
+        study = replace(study, settings={**study.settings, scale: replace(setting, task=task)})
+    return study.elsewhere(scale, data, host, read_size(size) if size else None, imported(modules))

@@ -1,0 +1,268 @@
+"""`regard study run`: executes the missing runs of a study here or on a cluster, or prints their commands."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.core import ConfigError
+from regard.store.results import Results
+from regard.studies import ANALYSES
+
+from .analysis import run_and_print_analysis
+from .imports import Imports
+from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, use_data
+from .study_display import Display, print_table
+from .study_options import (
+    Cpus,
+    Data,
+    Gpu,
+    Host,
+    Memory,
+    Name,
+    On,
+    Only,
+    Rows,
+    Scale,
+    Seeds,
+    Size,
+    SlurmOptions,
+    Utilisation,
+    Workers,
+    find_cluster,
+    find_study,
+)
+from .tables import AsJson, show
+
+if TYPE_CHECKING:
+    from regard.lab.study import Study
+
+
+def run(
+    name: Name,
+    scale: Scale = "smoke",
+    rows: Rows = "*",
+    seeds: Seeds = None,
+    on: On = "local",
+    workers: Workers = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    slurm: SlurmOptions = None,
+    devices: Devices = 1,
+    compile: Compile = False,
+    results: ResultsOption = Path("results"),
+    data: Data = None,
+    host: Host = None,
+    size: Size = None,
+    data_root: RootOption = None,
+    digest: Digest = None,
+    only: Only = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete the results of all runs first, and repeat them.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only build every row, train one step, and compare its counts with the published ones; needs no data.",
+        ),
+    ] = False,
+    gpu: Gpu = "A100",
+    utilisation: Utilisation = None,
+    decide: Annotated[
+        bool,
+        typer.Option("--decide", help="Add seeds to undecided claims until they are decided or --hours are spent."),
+    ] = False,
+    hours: Annotated[float | None, typer.Option(help="With --decide: no run begins after so many hours [6].")] = None,
+    as_json: AsJson = False,
+    modules: Imports = None,
+) -> None:
+    """Execute the missing runs of a study, or compute an analysis; print the tables."""
+    study_options = {
+        "--rows": None if rows == "*" else rows, "--seeds": seeds, "--devices": None if devices == 1 else devices,
+        "--compile": compile, "--data": data, "--host": host, "--size": size, "--digest": digest,
+    }  # fmt: skip
+    place_options = {"--on": None if on == "local" else on, "--workers": workers, "--cpus": cpus, "--memory": memory,
+                     "--slurm": slurm, "--only": only}  # fmt: skip
+    work_options = {"--retry": retry, "--fresh": fresh, "--dry-run": dry_run, "--decide": decide, "--hours": hours}
+    if name in ANALYSES:
+        given = _given(study_options | place_options | work_options)
+        if given:
+            raise ConfigError(f"{name} is an analysis, which trains nothing: leave out {', '.join(given)}")
+        use_data(data_root)
+        run_and_print_analysis(name, scale, results, as_json)
+        return
+    chosen = {"--rows": study_options["--rows"], "--seeds": seeds, "--retry": retry, "--fresh": fresh,
+              "--dry-run": dry_run, "--only": only}  # fmt: skip
+    if decide and (given := _given(chosen)):
+        raise ConfigError(f"--decide chooses rows and seeds itself: leave out {', '.join(given)}")
+    if hours is not None and not decide:
+        raise ConfigError("--hours is for --decide, which adds seeds; without it the number of seeds is fixed")
+    place = None if on == "print" else find_cluster(on, workers, cpus, memory, slurm)
+    study = find_study(name, scale, data, host, size, data_root, modules, digest)
+    study.rows(scale, rows)
+    if dry_run:
+        raise typer.Exit(_dry_run(study, scale, rows, (gpu, utilisation), devices, as_json))
+    store = Results(results)
+    if on == "print":
+        refused = place_options | {"--on": None} | work_options | {"--retry": None}
+        if given := _given(refused):
+            raise ConfigError(f"--on print prints a command for each missing run: leave out {', '.join(given)}")
+        lines = {**study_options, "--data": _absolute(data), "--data-root": data_root and data_root.resolve(),
+                 "--retry": retry, "--import": modules}  # fmt: skip
+        _print_commands(study, scale, store, rows, seeds, lines, as_json)
+        return
+    from regard.lab.progress import STATES
+    from regard.lab.run_study import run_study
+
+    command = _same_command(name, scale, sys.argv[1:])
+    with _lost_clusters(), Display(sys.stderr.isatty()) as display:
+        try:
+            if decide:
+                from regard.lab.decide import decide as add_seeds
+
+                decision = add_seeds(study, scale, store, hours=6.0 if hours is None else hours,
+                                     workers=workers, compile=compile, devices=devices, place=place,
+                                     watch=display.show_event)  # fmt: skip
+                counts = {state: decision.counts.get(state, 0) for state in STATES}
+                display.print_line(f"ended: {decision.reason}")
+            else:
+                counts = run_study(study, scale, store, rows=rows, seeds=seeds, workers=workers, retry=retry,
+                                   fresh=fresh, devices=devices, compile=compile, place=place, only=only,
+                                   watch=display.show_event)  # fmt: skip
+        except KeyboardInterrupt:
+            display.print_line(f"stopped; finished work is kept. Continue with: {command}")
+            raise
+    if only is None:
+        print_table(results, name, study.setting_name(scale), as_json)
+    missing = [f"{number} {state}" for state, number in counts.items() if state != "done" and number]
+    if missing:
+        print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
+    raise typer.Exit(1 if counts["failed"] or counts["stopped"] or counts["died"] else 0)
+
+
+@contextmanager
+def _lost_clusters() -> Iterator[None]:
+    """End the process when a cluster is lost: threads that wait for it in Ray would crash the end of Python."""
+    from regard.lab.executors.base import ClusterLost
+
+    try:
+        yield
+    except ClusterLost as error:
+        print(f"regard: {error}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _given(options: Mapping[str, Any]) -> list[str]:
+    """The options that have a value."""
+    return [option for option, value in options.items() if value not in (None, False, [])]
+
+
+def _absolute(data: str | None) -> str | None:
+    """A path as it is on every machine that shares its folder; the name of a data set as it is."""
+    path = None if data is None else Path(data).expanduser()
+    return data if path is None or not path.exists() else str(path.resolve())
+
+
+def _print_commands(
+    study: "Study",
+    scale: str,
+    store: Results,
+    rows: str,
+    seeds: int | None,
+    options: Mapping[str, Any],
+    as_json: bool,
+) -> None:
+    """Write the snapshot, and print a command for each missing run, which trains in the process of the command."""
+    from regard.lab.run_study import missing_jobs, planned_jobs
+    from regard.lab.snapshot import write_snapshot
+
+    jobs = planned_jobs(study, scale, study.runs(scale, rows, seeds))
+    if options["--retry"]:
+        jobs = [job for job in jobs if store.status(job.run.key) != "done"]
+    else:
+        jobs = missing_jobs(jobs, store)
+    write_snapshot(study, scale, store, seeds, rows)
+    fixed = {"--scale": scale, **options, "--results": store.root.resolve(), "--workers": 0}
+    start = [sys.executable, "-m", "regard", "study", "run", study.name, *_arguments(fixed)]
+    lines = [
+        {"row": job.row, "seed": job.seed, "key": job.run.key, "command": shlex.join([*start, "--only", job.run.key])}
+        for job in jobs
+    ]
+    if as_json:
+        show(lines, True)
+    else:
+        print(*(line["command"] for line in lines), sep="\n", end="\n" * bool(lines))
+    print(f"{len(lines)} runs are missing; each command runs one of them on any machine that shares {store.root}, "
+          "and the table follows from the same command without --on print", file=sys.stderr)  # fmt: skip
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    """Options as they are typed."""
+    arguments = list[str]()
+    for name, value in options.items():
+        for item in value if isinstance(value, list) else [value]:
+            if item is not None and item is not False:
+                arguments += [name] if item is True else [name, str(item)]
+    return arguments
+
+
+def _dry_run(
+    study: "Study", scale: str, rows: str, assumed: tuple[str, float | None], devices: int, as_json: bool
+) -> int:
+    """Print the counts of all rows, and what they need of the GPU `assumed`: its name and utilisation."""
+    from regard.lab.capacity import UTILISATION, capacities, find_gpu, summary
+    from regard.lab.dry_run import dry_run
+
+    name, share = assumed
+    share = UTILISATION if share is None else share
+    gpu = find_gpu(name)
+    found = dry_run(study, scale, rows)
+    needed = capacities(study, scale, found, gpu, devices, share)
+    errors = [f"{line.label}: {line.error}" for line in found if line.error]
+    if as_json:
+        needs = [{"gpu": name, "utilisation": share, **asdict(row)} for row in needed] or [{}] * len(found)
+        show([{**asdict(line), "capacity": row} for line, row in zip(found, needs, strict=True)], True)
+        return 1 if errors else 0
+    title = f"{study.title}, {scale} scale: built here, one step on two random samples; MACs: multiply-accumulates"
+    hidden = ("error", "saved_bytes")
+    show([{key: value for key, value in asdict(line).items() if key not in hidden} for line in found],
+         False, title, errors)  # fmt: skip
+    if needed:
+        table = [
+            {"row": row.row, "runs": row.runs, "GPU-hours": None if row.hours is None else round(row.hours, 2),
+             "memory GB": _gigabytes(row.memory), "storage GB": _gigabytes(row.finished)}
+            for row in needed
+        ]  # fmt: skip
+        show(table, False, "What the runs need", [summary(needed, name, gpu, share)])
+    return 1 if errors else 0
+
+
+def _gigabytes(size: int | None) -> float | None:
+    return None if size is None else round(size / 1e9, 2)
+
+
+def _same_command(name: str, scale: str, arguments: Sequence[str]) -> str:
+    """The command that continues this one: without --fresh."""
+    if arguments[:2] == ["study", "run"]:
+        return "regard " + shlex.join([argument for argument in arguments if argument != "--fresh"])
+    return f"regard study run {name} --scale {scale}"
+
+
+def _advice(counts: dict[str, int]) -> str:
+    if counts["died"]:
+        return "Killed runs continue with the same command; fewer --workers need less memory."
+    if counts["stopped"]:
+        return "Stopped runs continue with the same command after the problem above is solved."
+    if counts["failed"]:
+        return "Failed runs are repeated with --retry; outcome.json in the run's folder says why they failed."
+    return "Another process executes the others."

@@ -1,0 +1,226 @@
+"""On this machine: worker processes that each import torch once, or this process itself.
+
+Each worker is a `ProcessPoolExecutor` of one process. What stays our own around it, because neither one pool of
+`concurrent.futures` nor loky does it: a worker that dies does not break the others (there a death ends the whole pool);
+each worker has its own GPUs and number of threads; a worker that is stopped saves a checkpoint before it is killed;
+workers end when their parent is killed.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import torch
+
+from regard.core import ConfigError
+from regard.lab.jobs import Job, JobResult, execute_job
+from regard.store.results import Results
+from regard.train.child_processes import end_with_parent, process_environment
+from regard.train.distributed import check_number
+from regard.train.signals import interrupt
+
+from .base import Ending, Executor, Handle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """This machine. workers: number of processes, which divide the cores; 0 = this process; None = one for each run's
+    GPUs, or cores where there are no GPUs, but not more than jobs. Each worker gets its own GPUs as long as there are
+    enough.
+    Raises: ConfigError.
+    """
+
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"--workers is 0 or more, not {self.workers}")
+
+    @property
+    def here(self) -> bool:
+        """True."""
+        return True
+
+    def slots(self, devices: int) -> int:
+        """Runs at the same time."""
+        return usual_workers(devices) if self.workers is None else max(self.workers, 1)
+
+    def open(self, store: Results, devices: int, jobs: int) -> Executor:
+        """Workers start when jobs are submitted. Raises: DeviceError for more devices than the machine has."""
+        number = min(usual_workers(devices) if self.workers is None else self.workers, jobs)
+        return Workers(store, number, devices) if number else ThisProcess(store, devices)
+
+
+def usual_workers(devices: int = 1) -> int:
+    """The default number of runs at the same time: each has its own GPUs, or its own cores."""
+    return max(1, (len(usable_gpus()) or usable_cores()) // devices)
+
+
+def usable_cores() -> int:
+    """Number of cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def gpu_shares(gpus: Sequence[str], workers: int, devices: int) -> list[str]:
+    """CUDA_VISIBLE_DEVICES for each worker: `devices` GPUs each, in turn; "" where there is no choice.
+
+    Raises: DeviceError for more devices than the machine has.
+    """
+    if len(gpus) <= 1 and devices == 1:
+        return [""] * workers
+    if gpus:
+        check_number(devices, len(gpus))
+    groups = [",".join(gpus[start : start + devices]) for start in range(0, len(gpus) - devices + 1, devices)] or [""]
+    return [groups[worker % len(groups)] for worker in range(workers)]
+
+
+def usable_gpus() -> list[str]:
+    """GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES. As in CUDA, a name that the machine does
+    not have ends the list."""
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return names[:count] or [str(number) for number in range(count)]
+
+
+class Worker:
+    """One process that executes one run at a time. If it dies, no other run is affected."""
+
+    def __init__(self, threads: int, gpus: str = "") -> None:
+        self.gpus = gpus
+        self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare)
+        with process_environment(threads, gpus):  # the child reads these when it starts
+            self.pid = self.pool.submit(os.getpid).result()
+
+    def submit(self, job: Job, store: Results, devices: int) -> "Future[JobResult]":
+        """Start a run."""
+        return self.pool.submit(execute_job, job, str(store.root), devices)
+
+    def interrupt(self) -> None:
+        """Ask the run to save a checkpoint and end."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def stop(self, patience: float = 10.0) -> None:
+        """Interrupt the run, and end the process; kill it after `patience` seconds."""
+        self.interrupt()
+        ending = threading.Thread(target=self.pool.shutdown, kwargs={"wait": True, "cancel_futures": True}, daemon=True)
+        ending.start()
+        ending.join(patience)
+        if ending.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # on Windows every signal kills
+            ending.join(patience)
+
+    def close(self) -> None:
+        """End the process when its run is over."""
+        self.pool.shutdown(wait=True)
+
+
+class Workers(Executor):
+    """Worker processes, each with one run at a time; one that dies is replaced."""
+
+    def __init__(self, store: Results, number: int, devices: int) -> None:
+        self.store, self.number, self.devices = store, number, devices
+        self.threads = max(1, usable_cores() // number)
+        self.gpus = gpu_shares(usable_gpus(), number, devices)
+        self.idle: list[Worker] = []
+        self.running: dict[Future[JobResult], Worker] = {}
+        self.cancelled: set[Handle] = set()
+
+    def slots(self) -> int:
+        """The number of workers."""
+        return self.number
+
+    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
+        """Give a job to each free worker."""
+        handles = list[Handle]()
+        for job in jobs[: self.number - len(self.running)]:
+            worker = self.idle.pop() if self.idle else Worker(self.threads, self.gpus.pop(0))
+            future = worker.submit(job, self.store, self.devices)
+            self.running[future] = worker
+            handles.append(future)
+        return handles
+
+    def poll(self, seconds: float) -> list[tuple[Handle, Ending]]:
+        """See `Executor`."""
+        finished, _ = wait(self.running, timeout=seconds, return_when=FIRST_COMPLETED)
+        endings = [(future, self._ending(future)) for future in finished]
+        return [(future, ending) for future, ending in endings if future not in self.cancelled]
+
+    def _ending(self, future: "Future[JobResult]") -> Ending:
+        worker = self.running.pop(future)
+        error = future.exception()
+        if error is None:
+            self.idle.append(worker)
+            return future.result()
+        if not isinstance(error, BrokenProcessPool | KeyboardInterrupt):
+            raise error
+        worker.stop()
+        self.gpus.append(worker.gpus)
+        return "died", None, "its worker was killed (out of memory?); run the study again to continue it"
+
+    def cancel(self, handle: Handle) -> None:
+        """Interrupt the worker of a job."""
+        self.cancelled.add(handle)
+        for future, worker in self.running.items():
+            if future is handle:
+                worker.interrupt()
+
+    def close(self, stop: bool) -> None:
+        """End the workers."""
+        for worker in (*self.idle, *self.running.values()):
+            if stop:
+                worker.stop()
+            else:
+                worker.close()
+
+
+class ThisProcess(Executor):
+    """This process: one job after the other, while `poll` is called."""
+
+    def __init__(self, store: Results, devices: int) -> None:
+        self.store, self.devices = store, devices
+        self.job: Job | None = None
+
+    def slots(self) -> int:
+        """One."""
+        return 1
+
+    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
+        """Take one job."""
+        if self.job is not None or not jobs:
+            return []
+        self.job = jobs[0]
+        return [self.job.run.key]
+
+    def poll(self, seconds: float) -> list[tuple[Handle, Ending]]:
+        """Execute the job."""
+        if self.job is None:
+            return []
+        job = self.job
+        ending = execute_job(job, str(self.store.root), self.devices)
+        self.job = None
+        return [(job.run.key, ending)]
+
+    def cancel(self, handle: Handle) -> None:
+        """Forget the job, which does not run outside of `poll`."""
+        self.job = None
+
+    def close(self, stop: bool) -> None:
+        """There is nothing to release."""
+
+
+def _prepare() -> None:
+    """In the child: ignore Ctrl-C, which the parent handles; interrupt the run at SIGTERM; end with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, interrupt)
+    end_with_parent()

@@ -1,0 +1,216 @@
+"""On a cluster with Slurm, through submitit: an array of jobs, one for each run.
+
+submitit writes the batch script, submits it, asks for the states of jobs and queues a job again. It stores the function
+that a job calls as a pickle, in a new folder below the results that only its user may enter; the command that submits
+reads no pickle back: a job says how it ended in a small JSON file, and the store has the rest.
+"""
+
+import logging
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from regard.core import ConfigError, StoreError, require
+from regard.store.files import read_json, store_errors, write_json
+from regard.store.results import RENEW_SECONDS, STALE_SECONDS, Results
+
+from .base import Ending, Executor, Handle
+
+SHARED = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "stderr_to_stdout")
+"""submitit's names of what every scheduler has; all others are Slurm's own."""
+ARRAY = 1000
+"""Largest number of jobs in one array; Slurm's default limit is 1001."""
+DEFAULT_MINUTES = 60
+"""The time limit of a job. A job that reaches it saves and is queued again."""
+REQUEUES = 1000
+VISIBLE_SECONDS = 60.0
+"""So long after the end of a job its files may be unseen on another machine of a shared file system."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """The Slurm of this machine, a login node. cpus, memory: cores and GB of each run; 0 GB = Slurm's default.
+
+    options: (name, value) of sbatch, such as ("partition", "gpu"), or submitit's timeout_min, gpus_per_node, ...
+    scheduler: submitit's name, "local" in tests.
+    """
+
+    cpus: int = 1
+    memory: float = 0.0
+    options: tuple[tuple[str, str], ...] = ()
+    scheduler: str = "slurm"
+
+    @property
+    def here(self) -> bool:
+        """False."""
+        return False
+
+    def slots(self, devices: int) -> int:
+        """Jobs of an array that may run at the same time; when they do is the scheduler's decision."""
+        return int(self.parameters(devices)["slurm_array_parallelism"])
+
+    def parameters(self, devices: int) -> dict[str, Any]:
+        """The arguments of submitit. Raises: ConfigError for a name that is given twice."""
+        chosen: dict[str, Any] = {
+            "timeout_min": DEFAULT_MINUTES, "cpus_per_task": self.cpus, "slurm_array_parallelism": 256,
+        }  # fmt: skip
+        chosen |= {"mem_gb": self.memory} if self.memory else {}
+        chosen |= {"gpus_per_node": devices} if devices > 1 else {}
+        for name, value in self.options:
+            name = name.strip().replace("-", "_")
+            chosen[name if name in SHARED else f"slurm_{name}"] = int(value) if value.isdecimal() else value
+        if not isinstance(chosen["slurm_array_parallelism"], int) or not isinstance(chosen["timeout_min"], int):
+            raise ConfigError("--slurm array_parallelism and timeout_min (minutes) are whole numbers")
+        return chosen
+
+    def open(self, store: Results, devices: int, jobs: int) -> Executor:
+        """Raises: MissingExtra; ConfigError without Slurm, or for an option that it does not have."""
+        require("submitit", "cluster")
+        if self.scheduler == "slurm" and not (shutil.which("sbatch") and shutil.which("srun")):
+            raise ConfigError(
+                "this machine has no Slurm (no sbatch): run the command on a login node of the cluster, or take --on "
+                "print, which prints one command for each run, for any scheduler"
+            )
+        return SlurmJobs(self, store, devices)
+
+
+class SlurmJobs(Executor):
+    """Jobs as elements of arrays."""
+
+    queues: ClassVar[bool] = True
+
+    def __init__(self, place: Slurm, store: Results, devices: int) -> None:
+        import submitit
+
+        self.store, self.devices, self.place = store, devices, place
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+        self.folder = store.root.resolve() / "slurm" / name
+        with store_errors(self.folder):
+            self.folder.mkdir(parents=True, mode=0o700)
+        self.jobs: dict[Handle, _Submitted] = {}
+        logging.getLogger("submitit").setLevel(logging.ERROR)  # without Slurm's accounting it warns at every look
+        self.executor = submitit.AutoExecutor(
+            self.folder, cluster=place.scheduler, **{f"{place.scheduler}_max_num_timeout": REQUEUES}
+        )
+        try:
+            self.executor.update_parameters(name="regard", **place.parameters(devices))
+        except (ValueError, TypeError, NameError) as error:
+            raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from error
+
+    def slots(self) -> int:
+        """See `Slurm.slots`."""
+        return self.place.slots(self.devices)
+
+    def submit(self, jobs: Sequence[Any]) -> list[Handle]:
+        """Submit an array. Raises: StoreError if Slurm refuses it."""
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        from regard.train.child_processes import process_environment
+
+        if not jobs:
+            return []
+        calls = [
+            SlurmCall(
+                job, str(self.store.root.resolve()), self.devices, str(self.folder / f"{secrets.token_hex(8)}.json")
+            )
+            for job in jobs[:ARRAY]
+        ]
+        try:
+            with process_environment(self.place.cpus), self.executor.batch():  # a job inherits this environment
+                handles = [self.executor.submit(call) for call in calls]
+        except (FailedJobError, FailedSubmissionError, OSError) as error:
+            raise StoreError(f"Slurm did not take the jobs: {' '.join(str(error).split())}") from error
+        for handle, call in zip(handles, calls, strict=True):
+            self.jobs[handle] = _Submitted(handle, Path(call.result))
+        return list(handles)
+
+    def poll(self, seconds: float) -> list[tuple[Handle, Ending]]:
+        """See `Executor`."""
+        until = time.monotonic() + seconds
+        while True:
+            endings = [(handle, ending) for handle, job in self.jobs.items() if (ending := job.ending()) is not None]
+            if endings or time.monotonic() >= until:
+                break
+            time.sleep(min(seconds, 0.2))
+        for handle, _ in endings:
+            del self.jobs[handle]
+        return endings
+
+    def cancel(self, handle: Handle) -> None:
+        """scancel: a job that runs gets SIGTERM first, and saves."""
+        self.jobs.pop(handle).job.cancel(check=False)
+
+    def close(self, stop: bool) -> None:
+        """Cancel the jobs that are left."""
+        for handle in list(self.jobs):
+            self.cancel(handle)
+
+
+class _Submitted:
+    """A job of submitit, and the file in which it says how it ended."""
+
+    def __init__(self, job: Any, result: Path) -> None:
+        self.job, self.result = job, result
+        self.over: float | None = None
+
+    def ending(self) -> Ending | None:
+        """How the job ended; None as long as it has not."""
+        if self.result.exists():
+            state, outcome, text = read_json(self.result)
+            return state, outcome, text
+        if not self.job.done():
+            self.over = None
+            return None
+        self.over = self.over or time.monotonic()
+        word = str(self.job.state).split()[0].upper()
+        if word == "CANCELLED":
+            return "stopped", None, f"its job {self.job.job_id} was cancelled"
+        if word in ("NODE_FAIL", "BOOT_FAIL"):
+            return "lost", None, "its node failed"
+        if word in ("COMPLETED", "FINISHED") and time.monotonic() - self.over < VISIBLE_SECONDS:
+            return None
+        return "died", None, f"its job {self.job.job_id} ended as {word} (out of memory?); log: {self.job.paths.stderr}"
+
+
+class SlurmCall:
+    """What a job calls: execute one run, and write how it ended.
+
+    SIGUSR2 comes before the time limit and, if the cluster is set up so, at preemption: the run saves a checkpoint, and
+    the job is queued again. SIGTERM (scancel, other preemption): the run saves, and the job ends.
+    """
+
+    def __init__(self, job: Any, root: str, devices: int, result: str) -> None:
+        self.job, self.root, self.devices, self.result = job, root, devices, result
+
+    def __call__(self) -> None:
+        """Raises: KeyboardInterrupt after SIGTERM; SystemExit after SIGUSR2."""
+        from regard.lab.jobs import execute_job
+        from regard.train.signals import handled, interrupt
+
+        requeue: Any = signal.getsignal(signal.SIGUSR2)  # submitit's handler: it calls `checkpoint`, queues and exits
+        received: list[int] = []
+
+        def save(number: int, frame: object) -> None:
+            received.append(number)
+            signal.raise_signal(signal.SIGTERM)
+
+        try:
+            with handled(interrupt, signal.SIGTERM), handled(save, signal.SIGUSR2):
+                patience = STALE_SECONDS + 2 * RENEW_SECONDS  # so long the lock of a lost node looks alive
+                ending = execute_job(self.job, self.root, self.devices, patience)
+        except KeyboardInterrupt:
+            if received:
+                requeue(received[0], None)
+            raise
+        write_json(Path(self.result), list(ending))
+
+    def checkpoint(self) -> Any:
+        """What submitit queues: the same call, which continues from the run's checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)

@@ -1,0 +1,72 @@
+"""README's finding and its pictures follow from the committed evidence."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from regard.studies.probes.names import AVERAGE, BASELINE, NONE
+from regard.tasks.data.boards import ABILITIES
+from tools import findings
+from tools.site.evidence import ROOT, Evidence, all_evidence, judged
+
+EVIDENCE = all_evidence()
+
+
+def probe(ability: str, scores: dict[str, float], seeds: int = 3) -> Evidence:
+    """A study of an ability."""
+    rows = [{"label": label, "mean": score, "n": seeds, "control": False} for label, score in scores.items()]
+    return Evidence(
+        Path(f"probes_{ability}-desk"), {"study": f"probes_{ability}", "scale": "desk", "rows": rows}, {"rows": []}
+    )
+
+
+def test_the_text_of_readme_is_not_stale() -> None:
+    assert (ROOT / "README.md").read_text() == findings.readme(EVIDENCE), "run `make generated`"
+
+
+@pytest.mark.parametrize("name", findings.pictures(EVIDENCE))
+def test_the_pictures_have_what_is_drawn(name: str) -> None:
+    """Their text, since versions of matplotlib place it differently."""
+    committed = (ROOT / name).read_text()
+    drawn = [line for line in findings.pictures(EVIDENCE)[name].splitlines() if "<text" in line]
+    texts = [line.partition(">")[2].partition("<")[0] for line in drawn]
+    assert texts
+    assert [text for text in texts if f">{text}<" not in committed] == [], "run `make generated`"
+
+
+def test_only_what_survives_correction_is_a_sentence() -> None:
+    text = findings.finding(EVIDENCE)
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    decided = [claim for _, claim in judged(EVIDENCE) if claim["verdict"]["word"] in ("supported", "contradicted")]
+    assert len(lines) == len(decided)
+    for claim in decided:
+        assert claim["verdict"]["holm"] is not False
+        assert any(f"{claim['verdict']['interval']['mean']:+.1f}" in line for line in lines)
+
+
+def test_sentences_are_of_claims_that_exist() -> None:
+    """A sentence in plain words whose claim is no longer decided would be forgotten."""
+    claims = {(study.name, claim["a"]) for study, claim in judged(EVIDENCE)}
+    assert findings.SENTENCES.keys() <= claims
+
+
+def test_a_contradicted_claim_is_called_so() -> None:
+    study, claim = next((s, c) for s, c in judged(EVIDENCE) if c["verdict"]["word"] == "supported")
+    against = {**claim, "verdict": {**claim["verdict"], "word": "contradicted"}}
+    changed = dataclasses.replace(study, table={**study.table, "claims": [against]})
+    evidence = [changed if found is study else found for found in EVIDENCE]
+    assert "| contradicted: " in findings.finding(evidence)
+
+
+def test_the_profile_is_drawn_once_enough_rows_have_all_abilities() -> None:
+    scores = {BASELINE: 97.0, AVERAGE: 25.0, NONE: 10.0, "SKA": 27.0, "MiTA": 95.0}
+    assert findings.profile([probe(ability, scores) for ability in ABILITIES]) is None
+    scores["Linear"] = 60.0
+    profile = findings.profile([probe(ability, scores) for ability in ABILITIES])
+    assert profile is not None
+    assert profile.abilities == tuple(ABILITIES)
+    assert profile.rows["Linear"] == (60.0,) * len(ABILITIES)
+    drawing = findings.svg(findings.profile_figure(profile))
+    assert all(f">{text}<" in drawing for text in ("Linear", "60", "no attention", *ABILITIES))
+    assert findings.profile([probe(ability, scores, seeds=2) for ability in ABILITIES]) is None
