@@ -120,8 +120,7 @@ class Loop:
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()
         self.data: str = task.record()["checksum"]
         self.score: Score | None = None
-        # BatchNorm counts the whole batch, as on one device; there is no such layer for the CPU
-        self.model = convert_sync_batchnorm(model) if self.part[1] > 1 and self.device.type == "cuda" else model
+        self.model = synchronised(model, self.part[1], self.device)
         self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
         self.ema = _moving_average(self.model, recipe.ema) if recipe.ema else None
@@ -417,6 +416,11 @@ class Loop:
 
         with handled(request_stop, signal.SIGINT, signal.SIGTERM):
             yield
+
+
+def synchronised(model: nn.Module, processes: int, device: torch.device) -> nn.Module:
+    """The model whose BatchNorm counts the whole batch, as on one device; there is no such layer for the CPU."""
+    return convert_sync_batchnorm(model) if processes > 1 and device.type == "cuda" else model
 
 
 def _compiled(model: nn.Module) -> Any:
