@@ -5,7 +5,8 @@ import dataclasses
 import logging
 import math
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -163,7 +164,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         copy_weights(
             trained(run.start, store) if isinstance(run.start, Run) else load(run.start.folder, run.task.extra), model
         )
-    loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, _teacher(run, store, model))
+    loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
     loop.resume()
     common: dict[str, Any] = {
         "error": None,
@@ -180,7 +181,8 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         "probes": {},
     }
     try:
-        score = loop.train()
+        with _logging(fabric):
+            score = loop.train()
         for name, value in score.metrics.items() if score else ():
             if not math.isfinite(value):
                 raise Diverged(loop.step - 1, value, f"the test {name}")
@@ -195,6 +197,21 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         }
     results = _results(run, loop, score, peak) if score else {}
     return common | {"status": "done", **results, **_finished(loop, common["data"]["train"])}
+
+
+@contextmanager
+def _logging(fabric: Any) -> Iterator[None]:
+    """Start the loggers in the first process, and close them. Raises: ConfigError if a tool refuses to start."""
+    loggers = fabric.loggers if fabric.is_global_zero else ()
+    for logger in loggers:
+        _ = logger.experiment
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    finally:
+        for logger in loggers:
+            logger.finalize(status)
 
 
 def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:

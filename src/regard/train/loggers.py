@@ -12,19 +12,17 @@ def loggers(name: str, folder: Path, label: str) -> tuple[Any, ...]:
     """The logger of a name, () for "". folder: of the run; label: what the run attends with.
 
     CSV and TensorBoard write into `folder`; Weights & Biases and MLflow go where the user's configuration of the tool
-    says, and without one stay in `folder`, without network.
-    Raises: ConfigError for an unknown name, or without the tool's package.
+    says, and without one stay in `folder`, without network. All begin with the training, not here.
+    Raises: ConfigError for an unknown name; MissingExtra without the tool's package.
     """
     if not name:
         return ()
     require("lightning_fabric")
     if name not in LOGGERS:
         raise ConfigError(f"--log is one of {', '.join(LOGGERS)}, not {name!r}")
-    try:
-        return (_logger(name, folder, label),)
-    except ModuleNotFoundError as error:
-        package = {"mlflow": "mlflow-skinny"}.get(name, name)
-        raise ConfigError(f"--log {name} needs a package: pip install {package}") from error
+    if name != "csv":
+        require(name, name)
+    return (_logger(name, folder, label),)
 
 
 def _logger(name: str, folder: Path, label: str) -> Any:

@@ -28,6 +28,7 @@ from regard.tasks.data.streams import seed_all
 
 from . import checkpoint
 from .autocast import ModelAtPrecision
+from .environment import PeakMemory
 from .optimizer import make_optimizer
 from .recipe import Recipe
 from .sharding import load_optimizer, load_weights, whole
@@ -38,7 +39,7 @@ log = logging.getLogger("regard.lab")
 EVALUATIONS = 10
 """Largest number of evaluations on the test split during training, at equal intervals; another follows at the end."""
 FLUSH_STEPS = 50
-"""Number of steps between reads of the losses, so that a GPU does not wait for each of them."""
+"""Number of steps between reads of the losses, for the loggers; a GPU does not wait for each of them."""
 AGREE_STEPS = 10
 """With several devices: the largest number of steps between decisions, for all, to save, stop or report."""
 AGREE_SECONDS = 2.0
@@ -108,9 +109,11 @@ class Loop:
         fabric: Any,
         folder: Path,
         watch: Watch,
+        peak: PeakMemory,
         teacher: nn.Module | None = None,
     ):
         task.check(recipe)
+        self.peak = peak
         self.task, self.recipe, self.seed, self.fabric = task, recipe, seed, fabric
         self.folder, self.watch, self.device = folder, watch, fabric.device
         self.part, self.first = (fabric.global_rank, fabric.world_size), fabric.is_global_zero
@@ -134,6 +137,7 @@ class Loop:
         self._pending: list[Tensor] = []
         self._stop = False
         self._agree_at = 0
+        self._logged = (0, 0.0)  # step and time of the last point of the loggers
 
     def _set_up(self) -> None:
         if self.watch.shard:
@@ -259,6 +263,7 @@ class Loop:
         batches = self._batches(first, last)
         started = saved = reported = time.monotonic()
         seconds_before, first_step = self.seconds, self.step
+        self._logged = (self.step, started)
         self.wrapped.train()
         while self.step < self.steps:
             self._train_step(batches)
@@ -267,6 +272,8 @@ class Loop:
             self.seconds = seconds_before + now - started
             if self.step % self.per_epoch == 0:
                 self._end_epoch()
+            elif self.step % FLUSH_STEPS == 0:
+                self._log_steps()
             every = self.watch.save_steps
             due = now - saved >= self.watch.save_seconds or (every and self.step % every == 0)
             report = now - reported >= 1.0 or self.step % self.per_epoch == 0
@@ -331,8 +338,21 @@ class Loop:
         if self.ema is not None:
             self.ema.update(self.model, self.step)
         self._pending.append(total)
-        if len(self._pending) >= FLUSH_STEPS:
-            self._flush()
+
+    def _log_steps(self) -> None:
+        """Give the loggers the mean loss and time of the steps since the last call, and the peak memory."""
+        self._flush()
+        (step, started), now = self._logged, time.monotonic()
+        self._logged = (self.step, now)
+        if not self.first or step == self.step:
+            return
+        peak = self.peak.bytes()
+        values = {
+            "train/loss": math.fsum(self.losses[step - self.step :]) / (self.step - step),
+            "lr": self.recipe.lr_at(self.step - 1, self.schedule),
+            "time/step_ms": 1000 * (now - started) / (self.step - step),
+        }
+        self.fabric.log_dict(values | ({} if peak is None else {"mem/peak_mb": peak / 1e6}), step=self.step)
 
     def _flush(self) -> None:
         if not self._pending:
@@ -346,7 +366,7 @@ class Loop:
         self.losses.extend(values)
 
     def _end_epoch(self) -> None:
-        self._flush()
+        self._log_steps()
         epoch, epochs = self.step // self.per_epoch, self.recipe.trained_epochs
         if self.averaged is not None and epoch > epochs - self.recipe.average:
             self.averaged.update_parameters(self.model)
@@ -368,12 +388,10 @@ class Loop:
             row |= {name: repr(value) for name, value in self.score.metrics.items()}
             if self.validation is not None:
                 self._keep_best(self.score.metrics[self.task.metric])
+            self.fabric.log_dict({f"val/{name}": value for name, value in self.score.metrics.items()}, step=self.step)
         self.metrics.append(row)
-        values = {"train/loss": float(str(row["train_loss"])), "lr": float(str(row["lr"]))}
-        if self.task.metric in row:
-            values |= {f"val/{name}": value for name, value in self.score.metrics.items()} if self.score else {}
-        self.fabric.log_dict(values, step=self.step)
         self.losses = []
+        self._logged = (self.step, time.monotonic())  # the evaluation is no step
 
     def _keep_best(self, value: float) -> None:
         """Save the evaluated weights if the main metric of the validation part is higher than ever before."""
