@@ -20,18 +20,13 @@ def loggers(name: str, folder: Path, label: str) -> tuple[Any, ...]:
     require("lightning_fabric")
     if name not in LOGGERS:
         raise ConfigError(f"--log is one of {', '.join(LOGGERS)}, not {name!r}")
-    if name != "csv":
-        require(name, name)
-    return (_logger(name, folder, label),)
-
-
-def _logger(name: str, folder: Path, label: str) -> Any:
     from lightning_fabric.loggers import CSVLogger, TensorBoardLogger
 
     if name == "csv":
-        return CSVLogger(folder, name="log")
+        return (CSVLogger(folder, name="log"),)
     if name == "tensorboard":
-        return TensorBoardLogger(folder, name="log")
+        require("tensorboard", "tensorboard")
+        return (TensorBoardLogger(folder, name="log"),)
     from .tool_loggers import MLflowLogger, WandbLogger
 
-    return (WandbLogger if name == "wandb" else MLflowLogger)(folder, label)
+    return ((WandbLogger if name == "wandb" else MLflowLogger)(folder, label),)

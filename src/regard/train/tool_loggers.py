@@ -48,6 +48,10 @@ class WandbLogger(_ToolLogger):
     A continued run goes on under the same id.
     """
 
+    def __init__(self, folder: Path, label: str) -> None:
+        require("wandb", "wandb")
+        super().__init__(folder, label)
+
     @cached_property
     def experiment(self) -> Any:
         """A run of the package wandb. Raises: ConfigError."""
@@ -82,6 +86,10 @@ class MLflowLogger(_ToolLogger):
 
     A continued run goes on in the run whose id the folder keeps.
     """
+
+    def __init__(self, folder: Path, label: str) -> None:
+        require("mlflow", "mlflow")
+        super().__init__(folder, label)
 
     @cached_property
     def experiment(self) -> Any:
