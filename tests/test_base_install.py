@@ -99,7 +99,12 @@ def test_late_imports_of_lab_name_the_extra() -> None:
     assert silent == REQUIRED_BY_CALLERS
 
 
-REQUIRED_BY_CALLERS = ["distributed.py: in_processes: lightning_fabric", "execute.py: _in_folder: lightning_fabric"]
+REQUIRED_BY_CALLERS = [
+    "distributed.py: in_processes: lightning_fabric",
+    "execute.py: _in_folder: lightning_fabric",
+    "sharding.py: sharding_strategy: lightning_fabric",
+    "torchrun.py: fabric_of: lightning_fabric",
+]
 """`execute` calls them, which requires the package first."""
 
 

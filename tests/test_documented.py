@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torch.distributed.run import get_args_parser as torchrun_parser
 
 from regard import load, save
 from regard.cli.app import run
@@ -169,10 +170,19 @@ def smaller(line: str, key: str) -> list[str]:
     return shlex.split(" ".join([line, *options]))[1:]
 
 
+def in_one_process(line: str) -> str:
+    """The command that torchrun would start several times; its own options are checked by its parser."""
+    options = torchrun_parser().parse_args(shlex.split(line)[1:])
+    assert options.module
+    return shlex.join([options.training_script, *options.training_script_args])
+
+
 def run_line(line: str, key: str) -> int:
-    """The exit code of one line. Raises: AssertionError for a line that is neither regard nor make."""
+    """The exit code of one line. Raises: AssertionError for a line that is none of regard, make and torchrun."""
     program = line.removeprefix(".venv/bin/").partition(" ")[0]
-    assert program in ("regard", "make"), f"{line!r} has no handler here"
+    assert program in ("regard", "make", "torchrun"), f"{line!r} has no handler here"
+    if program == "torchrun":
+        return run(smaller(in_one_process(line), key))
     if program == "make":
         command = ["make", "-n", *shlex.split(line)[1:]]
         return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode

@@ -464,7 +464,7 @@ def test_the_scale_of_the_loss_is_kept(tmp_path: Path) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
         fabric = Fabric(accelerator="cpu", devices=1, plugins=MixedPrecision("16-mixed", "cpu", scaler))
         recipe = dataclasses.replace(SHORT, precision="16-mixed")
-        return Loop(Tiny(), recipe, 0, Tiny().model(None, 0), fabric, tmp_path, Watch())
+        return Loop(Tiny(), recipe, 0, Tiny().model(None, 0), fabric, tmp_path, Watch(), PeakMemory(fabric.device))
 
     first, second = loop(), loop()
     batches = first._batches(0, 4)

@@ -9,7 +9,7 @@ from regard.core import ConfigError, Extra
 from regard.core.paths import user_path
 
 from .imports import Imports, imported
-from .run_display import execute_run
+from .run_display import Execution, execute_run
 from .run_options import (  # fmt: skip
     AsJson,
     Changes,
@@ -18,11 +18,13 @@ from .run_options import (  # fmt: skip
     Devices,
     Digest,
     Download,
-    Logger,
+    Log,
+    Nodes,
     Precision,
     ResultsOption,
     RootOption,
     Seed,
+    Shard,
     Size,
     Workers,
     all_changes,
@@ -65,11 +67,13 @@ def finetune(
     precision: Precision = "",
     device: DeviceOption = "auto",
     devices: Devices = 1,
+    nodes: Nodes = 1,
+    shard: Shard = False,
     compile: Compile = False,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     workers: Workers = 0,
-    logger: Logger = "",
+    log: Log = "",
     download: Download = False,
     digest: Digest = None,
     as_json: AsJson = False,
@@ -82,7 +86,10 @@ def finetune(
         start, mixer, data, read_size(size) if size else None, seed, all_changes(change, precision, digest), download,
         results, imported(modules), task, plan,
     )  # fmt: skip
-    execute_run(run, results, device, devices, workers, logger, compile, as_json)
+    execution = Execution(
+        device=device, devices=devices, nodes=nodes, shard=shard, workers=workers, log=log, compile=compile
+    )
+    execute_run(run, results, execution, as_json)
 
 
 def finetuning(

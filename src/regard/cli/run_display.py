@@ -1,14 +1,16 @@
 """One run on the command line: train it, and show its progress and its outcome."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from regard.core import ConfigError, require
+from regard.core import ConfigError
 
 from .run_options import find_device
 
@@ -16,54 +18,68 @@ FEW = 3
 """Up to so many details of an evaluation are printed; more are in the outcome."""
 
 if TYPE_CHECKING:
-    from regard.train.loop import Progress
+    from regard.train.loop import Progress, Watch
     from regard.train.run import Run
 
 
-def execute_run(
-    run: "Run", results: Path, device: str, devices: int, workers: int, logger: str, compile: bool, as_json: bool
-) -> None:
-    """Train with progress on standard error, and show the outcome.
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How the options of a verb execute its run; see `run_options`."""
+
+    device: str
+    devices: int
+    nodes: int
+    shard: bool
+    workers: int
+    log: str
+    compile: bool
+
+    def watch(self, run: "Run", folder: Path, report: Any) -> "Watch":
+        """Raises: ConfigError."""
+        from regard.train.loggers import loggers
+        from regard.train.loop import Watch
+
+        if self.workers < 0:
+            raise ConfigError(f"--workers is 0 or more, not {self.workers}")
+        return Watch(
+            report=report,
+            workers=self.workers,
+            loggers=loggers(self.log, folder, run.label),
+            compile=self.compile,
+            shard=self.shard,
+        )
+
+
+def execute_run(run: "Run", results: Path, execution: Execution, as_json: bool) -> None:
+    """Train with progress on standard error, and show the outcome; of torchrun's processes the first one shows it.
 
     Ctrl-C keeps a checkpoint and exits with 130; a run that fails ends the command with exit code 1.
     Raises: ConfigError; what `Run.execute` raises.
     """
     from regard.store.results import Results
-    from regard.train.loop import Interrupted, Watch
+    from regard.train.loop import Interrupted
+    from regard.train.torchrun import FirstFailed, check_launch, launch
 
-    if workers < 0:
-        raise ConfigError(f"--workers is 0 or more, not {workers}")
-    store, torch_device = Results(results), find_device(device)
-    with progress() as report:
-        watch = Watch(report=report, workers=workers, loggers=loggers(logger, store.folder(run.key)), compile=compile)
+    store, torch_device, launched = Results(results), find_device(execution.device), launch()
+    check_launch(launched, execution.devices, execution.nodes)
+    if not launched.first:
+        execution = dataclasses.replace(execution, log="")
+    with progress() if launched.first else nullcontext() as report:
+        watch = execution.watch(run, store.folder(run.key), report)
         try:
-            outcome = run.execute(store, devices, device=torch_device.type, watch=watch)
+            outcome = run.execute(store, execution.devices, device=torch_device.type, watch=watch)
         except Interrupted as stop:
             folder = store.folder(run.key)
-            typer.echo(f"{stop}; the checkpoint is in {folder}. The same command continues from there.", err=True)
+            if launched.first:
+                text = f"{stop}; the checkpoint is in {folder}. The same command continues from there."
+                typer.echo(text, err=True)
             raise typer.Exit(130) from None
-    show_outcome(run, outcome, as_json)
+        except FirstFailed:
+            raise typer.Exit(1) from None
+    if launched.first:
+        show_outcome(run, outcome, as_json)
     if outcome["status"] != "done":
         raise typer.Exit(1)
-
-
-def loggers(name: str, folder: Path) -> tuple[Any, ...]:
-    """The logger of --logger, () without one. Raises: ConfigError."""
-    if not name:
-        return ()
-    require("lightning_fabric")
-    if name == "csv":
-        from lightning_fabric.loggers import CSVLogger
-
-        return (CSVLogger(folder, name="log"),)
-    if name == "tensorboard":
-        try:
-            from lightning_fabric.loggers import TensorBoardLogger
-
-            return (TensorBoardLogger(folder, name="log"),)
-        except ModuleNotFoundError as error:
-            raise ConfigError("--logger tensorboard needs a package: pip install tensorboard") from error
-    raise ConfigError(f"--logger is csv or tensorboard, not {name!r}")
 
 
 @contextmanager

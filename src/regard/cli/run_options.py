@@ -51,8 +51,12 @@ Size = Annotated[
     str, typer.Option(help="Height and width of images: 32 or 224x160. Default: those of the data set or the host.")
 ]
 Workers = Annotated[int, typer.Option(help="Processes that load images; 0 is best for data in memory.")]
-Logger = Annotated[str, typer.Option(help="Also log to csv or tensorboard, in the run's folder.")]
+Log = Annotated[str, typer.Option("--log", "--logger", help="Also log to csv, tensorboard, wandb or mlflow.")]
 Devices = Annotated[int, typer.Option(min=1, help="GPUs of this machine that share each batch of a run.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Machines that share each batch of a run; torchrun starts them.")]
+Shard = Annotated[
+    bool, typer.Option("--shard", help="Divide weights and optimizer state among torchrun's processes (FSDP2).")
+]
 Compile = Annotated[
     bool,
     typer.Option(

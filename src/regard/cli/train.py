@@ -11,7 +11,7 @@ from regard.core import ConfigError, Extra
 
 from .imports import Imports, imported
 from .mixers import read_mixer
-from .run_display import execute_run
+from .run_display import Execution, execute_run
 from .run_options import (  # fmt: skip
     AsJson,
     Changes,
@@ -20,11 +20,13 @@ from .run_options import (  # fmt: skip
     Devices,
     Digest,
     Download,
-    Logger,
+    Log,
+    Nodes,
     Precision,
     ResultsOption,
     RootOption,
     Seed,
+    Shard,
     Size,
     TaskOption,
     Workers,
@@ -73,11 +75,13 @@ def train(
     precision: Precision = "",
     device: DeviceOption = "auto",
     devices: Devices = 1,
+    nodes: Nodes = 1,
+    shard: Shard = False,
     compile: Compile = False,
     data_root: RootOption = None,
     results: ResultsOption = Path("results"),
     workers: Workers = 0,
-    logger: Logger = "",
+    log: Log = "",
     download: Download = False,
     digest: Digest = None,
     val: Annotated[
@@ -97,7 +101,10 @@ def train(
         change = [*(change or []), f"task.val={val}", f"task.val_seed={seed}"]
     run = make_run(mixer, data or "", host, read_size(size) if size else None, seed,
                    all_changes(change, precision, digest), download, extra=imported(modules), task=task)  # fmt: skip
-    execute_run(run, results, device, devices, workers, logger, compile, as_json)
+    execution = Execution(
+        device=device, devices=devices, nodes=nodes, shard=shard, workers=workers, log=log, compile=compile
+    )
+    execute_run(run, results, execution, as_json)
 
 
 def evaluate(

@@ -5,6 +5,8 @@ import dataclasses
 import logging
 import math
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,8 @@ from .initial_weights import copy_weights
 from .load import load, trained
 from .loop import Diverged, Loop, Watch
 from .run import Run, canonical, run_file
+from .sharding import check_shared, sharding_strategy
+from .torchrun import FirstFailed, Group, check_launch, fabric_of, joined, launch
 
 log = logging.getLogger("regard.lab")
 
@@ -52,36 +56,55 @@ class NeededRunFailed(RegardError):
 def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -> dict[str, Any]:
     """See `Run.execute`."""
     require("lightning_fabric")
-    check_devices(devices, run.recipe.batch, device)
+    launched = launch()
+    check_launch(launched, devices, 1)
+    if watch.shard:
+        check_shared(run.recipe, launched.processes, watch.compile)
+    if launched.processes == 1:
+        check_devices(devices, run.recipe.batch, device)
+    if not launched.first:
+        watch = dataclasses.replace(watch, report=None, loggers=())
+    with joined(launched, device, run.recipe.batch) as group:
+        return _execute(run, store, devices, device, watch, group)
+
+
+def _execute(run: Run, store: Results, devices: int, device: str, watch: Watch, group: Group) -> dict[str, Any]:
     key = run.key
-    if store.status(key) in ("done", "failed"):
-        return store.outcome(key) or {}
+    group.check_key(key)
+    finished = group.agreed(lambda: store.outcome(key) if store.status(key) in ("done", "failed") else None)
+    if finished is not None:
+        return finished
     for needed in run.needs():
-        _execute_needed(needed, store, device, devices, dataclasses.replace(watch, loggers=()))
-    with store.lock(key) as folder:
-        finished = store.outcome(key)  # another process may have finished it meanwhile
+        _execute_needed(needed, store, device, devices, dataclasses.replace(watch, loggers=()), group)
+    with ExitStack() as stack:
+        folder = group.agreed(lambda: stack.enter_context(store.lock(key)))
+        finished = group.agreed(lambda: store.outcome(key))  # another process may have finished it meanwhile
         if finished is not None:
             return finished
-        outcome = _in_folder(run, folder, store, device, devices, watch)
-        check_held(folder)
-        store.finish(key, {"key": key, **outcome})
-        for name in (checkpoint.PREVIOUS, checkpoint.NEXT):
-            (folder / name).unlink(missing_ok=True)
+        outcome = _in_folder(run, folder, store, device, devices, watch, group)
+        return group.agreed(lambda: _finish(store, key, folder, outcome))
+
+
+def _finish(store: Results, key: str, folder: Path, outcome: dict[str, Any]) -> dict[str, Any]:
+    check_held(folder)
+    store.finish(key, {"key": key, **outcome})
+    for name in (checkpoint.PREVIOUS, checkpoint.NEXT):
+        (folder / name).unlink(missing_ok=True)
     return store.outcome(key) or {}
 
 
-def _execute_needed(run: Run, store: Results, device: str, devices: int, watch: Watch) -> None:
+def _execute_needed(run: Run, store: Results, device: str, devices: int, watch: Watch, group: Group) -> None:
     """Execute a run that another one needs, or wait for the process that does.
 
     Raises: NeededRunFailed, except for errors of the environment, which are raised as they are.
     """
     while True:
         try:
-            outcome = run.execute(store, devices, device=device, watch=watch)
+            outcome = _execute(run, store, devices, device, watch, group)
             break
         except Busy:
             time.sleep(1.0)
-        except NeededRunFailed:  # it names the run further up
+        except (NeededRunFailed, FirstFailed):  # they name the run further up
             raise
         except Exception as error:
             if is_environment_error(error):
@@ -103,13 +126,22 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
     return teacher
 
 
-def _in_folder(run: Run, folder: Path, store: Results, device: str, devices: int, watch: Watch) -> dict[str, Any]:
+def _in_folder(
+    run: Run, folder: Path, store: Results, device: str, devices: int, watch: Watch, group: Group
+) -> dict[str, Any]:
     from lightning_fabric import Fabric
 
     if run.recipe.precision == "16-mixed" and resolved_device(device) == "cpu":  # Fabric would use bf16 instead
         raise DeviceError("16-mixed needs a GPU; on a CPU use bf16-mixed or 32-true")
     quiet_lightning()
-    write_run_file(run, folder, device, devices, watch.compile)
+    launched = group.launched
+    count = launched.processes if launched.processes > 1 else devices
+    torch.set_num_threads(group.agreed(lambda: write_run_file(run, folder, device, count, watch.compile)))
+    if launched.processes > 1:
+        group.one_after_another(run.task.record)
+        strategy = sharding_strategy(launched.processes) if watch.shard else None
+        precision, loggers = run.recipe.precision, watch.loggers
+        return train(run, folder, store, watch, fabric_of(launched, device, precision, strategy, loggers))
     if devices > 1:
         return in_processes(partial(train, run, folder, store), run.recipe.precision, device, devices, watch)
     fabric: Any = Fabric(
@@ -132,7 +164,7 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         copy_weights(
             trained(run.start, store) if isinstance(run.start, Run) else load(run.start.folder, run.task.extra), model
         )
-    loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, _teacher(run, store, model))
+    loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
     loop.resume()
     common: dict[str, Any] = {
         "error": None,
@@ -149,7 +181,8 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         "probes": {},
     }
     try:
-        score = loop.train()
+        with _logging(fabric):
+            score = loop.train()
         for name, value in score.metrics.items() if score else ():
             if not math.isfinite(value):
                 raise Diverged(loop.step - 1, value, f"the test {name}")
@@ -164,6 +197,21 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         }
     results = _results(run, loop, score, peak) if score else {}
     return common | {"status": "done", **results, **_finished(loop, common["data"]["train"])}
+
+
+@contextmanager
+def _logging(fabric: Any) -> Iterator[None]:
+    """Start the loggers in the first process, and close them. Raises: ConfigError if a tool refuses to start."""
+    loggers = fabric.loggers if fabric.is_global_zero else ()
+    for logger in loggers:
+        _ = logger.experiment
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    finally:
+        for logger in loggers:
+            logger.finalize(status)
 
 
 def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
@@ -195,8 +243,11 @@ def _encoded(samples: np.ndarray | None) -> dict[str, str | None]:
     return {"bits": None, "samples": base64.b64encode(samples.astype("<f4").tobytes()).decode()}
 
 
-def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> None:
-    """Write run.json at the first start; later starts take the number of threads from it, for bitwise equality."""
+def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> int:
+    """Write run.json at the first start; later starts take the number of threads from it, for bitwise equality.
+
+    Returns the number of threads.
+    """
     path = folder / "run.json"
     name = resolved_device(device)
     execution = {"device": name, "devices": devices, **step_execution(compiled, torch.device(name))}
@@ -209,10 +260,12 @@ def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: 
             if before not in (value, "auto"):  # old files may say "auto"
                 text = "run %s started with %s %s and continues with %s: the results will not be equal bit for bit"
                 log.warning(text, run.key, field, before, value)
-        return
+        return torch.get_num_threads()
     identity = {"key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
     origin = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
-    write_record(path, {**identity, "seed": run.seed, "threads": torch.get_num_threads(), **execution, **origin})
+    threads = torch.get_num_threads()
+    write_record(path, {**identity, "seed": run.seed, "threads": threads, **execution, **origin})
+    return threads
 
 
 def _finished(loop: Loop, train: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Order, augmentation, mixing and dropout are pure functions of (seed, step): a ch
 optimizer and the step, but no state of a random generator.
 """
 
+import copy
 import logging
 import math
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 
 from regard.core import DeviceError, RegardError, StoreError
@@ -26,8 +28,10 @@ from regard.tasks.data.streams import seed_all
 
 from . import checkpoint
 from .autocast import ModelAtPrecision
+from .environment import PeakMemory
 from .optimizer import make_optimizer
 from .recipe import Recipe
+from .sharding import load_optimizer, load_weights, whole
 from .signals import handled
 
 log = logging.getLogger("regard.lab")
@@ -35,9 +39,11 @@ log = logging.getLogger("regard.lab")
 EVALUATIONS = 10
 """Largest number of evaluations on the test split during training, at equal intervals; another follows at the end."""
 FLUSH_STEPS = 50
-"""Number of steps between reads of the losses, so that a GPU does not wait for each of them."""
+"""Number of steps between reads of the losses, for the loggers; a GPU does not wait for each of them."""
 AGREE_STEPS = 10
-"""With several devices: number of steps between decisions of the first one, for all, to save, stop or report."""
+"""With several devices: the largest number of steps between decisions, for all, to save, stop or report."""
+AGREE_SECONDS = 2.0
+"""With slow steps there are fewer between two decisions, so that about so many seconds pass."""
 
 
 class Diverged(RegardError):
@@ -71,11 +77,12 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """How a run is executed and reported; no field changes the result, except `compile` by rounding.
+    """How a run is executed and reported; no field changes the result, except `compile` and `shard` by rounding.
 
     report: called about once a second and at the end of each epoch. workers: data loader processes, 0 = none.
     save_seconds, save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning.
     compile: train with `torch.compile`, which saves time if a run takes many minutes; evaluation is not compiled.
+    shard: divide weights and optimizer state among the processes of torchrun (FSDP2).
     """
 
     report: Callable[[Progress], None] | None = None
@@ -84,6 +91,7 @@ class Watch:
     save_steps: int = 0
     loggers: tuple[Any, ...] = ()
     compile: bool = False
+    shard: bool = False
 
 
 class Loop:
@@ -101,9 +109,11 @@ class Loop:
         fabric: Any,
         folder: Path,
         watch: Watch,
+        peak: PeakMemory,
         teacher: nn.Module | None = None,
     ):
         task.check(recipe)
+        self.peak = peak
         self.task, self.recipe, self.seed, self.fabric = task, recipe, seed, fabric
         self.folder, self.watch, self.device = folder, watch, fabric.device
         self.part, self.first = (fabric.global_rank, fabric.world_size), fabric.is_global_zero
@@ -113,23 +123,37 @@ class Loop:
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()
         self.data: str = task.record()["checksum"]
         self.score: Score | None = None
-        self.model = model
+        self.model = synchronised(model, self.part[1], self.device)
         self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
         self.ema = _moving_average(self.model, recipe.ema) if recipe.ema else None
         self.averaged = _mean_weights(self.model) if recipe.average else None
-        self.optimizer: Any = make_optimizer(self.model, recipe)
-        module = _compiled(self.model) if watch.compile else self.model
-        self.wrapped, self.wrapped_optimizer = fabric.setup(module, self.optimizer)
+        # with divided weights, the first process evaluates a copy
+        self.undivided = copy.deepcopy(self.model) if watch.shard and self.first else None
+        self._set_up()
         self.metrics = Metrics(folder / "metrics.csv", (task.metric, *task.further))
         self.validation = task.validation()
         self.best: tuple[int, float] | None = None
         self._pending: list[Tensor] = []
         self._stop = False
+        self._agree_at = 0
+        self._logged = (0, 0.0)  # step and time of the last point of the loggers
+
+    def _set_up(self) -> None:
+        if self.watch.shard:
+            self.wrapped = self.fabric.setup_module(self.model)
+            self.optimizer: Any = make_optimizer(self.model, self.recipe)
+            self.wrapped_optimizer = self.fabric.setup_optimizers(self.optimizer)
+            return
+        self.optimizer = make_optimizer(self.model, self.recipe)
+        module = _compiled(self.model) if self.watch.compile else self.model
+        self.wrapped, self.wrapped_optimizer = self.fabric.setup(module, self.optimizer)
 
     @property
     def trained(self) -> nn.Module:
         """The model that is evaluated and saved: the average of the weights if the recipe has one."""
+        if self.undivided is not None:
+            return self.undivided
         average = self._average
         return self.model if average is None else average.module
 
@@ -158,17 +182,29 @@ class Loop:
                     float(state["seconds"]),
                     list(state["losses"]),
                 )
-                self.model.load_state_dict(state["model"])
+                load_weights(self.model, state["model"])
                 self._load_average(state.get("ema"), state.get("averaged", 0))
                 if state["optimizer"] is not None:
-                    self.optimizer.load_state_dict(state["optimizer"])
+                    load_optimizer(self.optimizer, state["optimizer"])
                 if state.get("scaler"):
                     self.fabric.strategy.precision.load_state_dict(state["scaler"])
+        self._check_same_step()
         if self.first:
             self.metrics.cut(self.step, self.step // self.per_epoch)
         best = checkpoint.load_best(self.folder) if self.validation is not None else None
         # best.ckpt may be of a later step than the checkpoint: training reaches the same weights and value again
         self.best = (int(best["step"]), float(best["value"])) if best is not None else None
+
+    def _check_same_step(self) -> None:
+        """Raises: StoreError if another process has read another checkpoint: its node does not share the folder."""
+        if self.part[1] == 1:
+            return
+        first = self.fabric.broadcast(self.step)
+        if self.step != first:
+            raise StoreError(
+                f"process {self.part[0]} reads step {self.step} in {self.folder}, the first one step {first}: the "
+                "folder of --results must be on a disk that all nodes share"
+            )
 
     def _load_average(self, weights: dict[str, Tensor] | None, number: int) -> None:
         """Set the average of the weights from a checkpoint. number: of averaged epochs."""
@@ -183,6 +219,8 @@ class Loop:
     def save(self, final: bool = False) -> None:
         """Write a checkpoint; the final one has no optimizer state. Raises: StoreError, Diverged."""
         self._flush()
+        weights = whole(self.model.state_dict())
+        optimizer = None if final else whole(self.optimizer.state_dict())
         if not self.first:
             return
         check_held(self.folder)
@@ -191,10 +229,10 @@ class Loop:
             "seconds": self.seconds,
             "losses": self.losses,
             "data": self.data,
-            "model": self.model.state_dict(),
+            "model": weights,
             "ema": None if self._average is None else self._average.module.state_dict(),
             "averaged": 0 if self.averaged is None else int(self.averaged.n_averaged),
-            "optimizer": None if final else self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "scaler": self.fabric.strategy.precision.state_dict(),  # of the loss in 16-mixed, else {}
         }
         checkpoint.save(self.folder, state)
@@ -208,8 +246,16 @@ class Loop:
             if self.step < self.steps:
                 self._train()
                 self.save(final=True)
+            self._gather()
             self.score = self.evaluate() if self.first else None
         return self.score
+
+    def _gather(self) -> None:
+        """Give the copy that is evaluated the weights that are divided among the processes."""
+        if self.watch.shard:
+            weights = whole(self.model.state_dict())
+            if self.undivided is not None:
+                self.undivided.load_state_dict(weights)
 
     def _train(self) -> None:
         accumulate = self.recipe.accumulate
@@ -217,6 +263,7 @@ class Loop:
         batches = self._batches(first, last)
         started = saved = reported = time.monotonic()
         seconds_before, first_step = self.seconds, self.step
+        self._logged = (self.step, started)
         self.wrapped.train()
         while self.step < self.steps:
             self._train_step(batches)
@@ -225,10 +272,13 @@ class Loop:
             self.seconds = seconds_before + now - started
             if self.step % self.per_epoch == 0:
                 self._end_epoch()
+            elif self.step % FLUSH_STEPS == 0:
+                self._log_steps()
             every = self.watch.save_steps
             due = now - saved >= self.watch.save_seconds or (every and self.step % every == 0)
             report = now - reported >= 1.0 or self.step % self.per_epoch == 0
-            stop, save, report = self._agreed(self._stop, bool(due) and self.step < self.steps, report)
+            per_step = (now - started) / (self.step - first_step)
+            stop, save, report = self._agreed(self._stop, bool(due) and self.step < self.steps, report, per_step)
             if stop or save:
                 self.save()
                 saved = time.monotonic()
@@ -236,15 +286,23 @@ class Loop:
                 raise Interrupted(f"stopped at step {self.step} of {self.steps}")
             if report:
                 reported = now
-                self._report((now - started) / (self.step - first_step))
+                self._report(per_step)
 
-    def _agreed(self, *decisions: bool) -> list[bool]:
-        """The decisions of the first device, for all of them: clocks and signals differ between processes."""
+    def _agreed(self, stop: bool, save: bool, report: bool, per_step: float) -> list[bool]:
+        """Whether to stop, save and report, for all devices: clocks and signals differ between processes.
+
+        The first one decides about the last two; any of them can be asked to stop. per_step: seconds, of which the next
+        decision depends.
+        """
         if self.part[1] == 1:
-            return list(decisions)
-        if self.step % AGREE_STEPS and self.step % self.per_epoch:
-            return [False] * len(decisions)
-        return self.fabric.broadcast(torch.tensor(decisions, device=self.device)).tolist()
+            return [stop, save, report]
+        if self.step < self._agree_at and self.step % self.per_epoch:
+            return [False] * 3
+        steps = max(1, min(AGREE_STEPS, int(AGREE_SECONDS / max(per_step, 1e-9))))
+        own = [stop, *([save, report, steps] if self.first else [0, 0, 0])]
+        total = self.fabric.all_reduce(torch.tensor(own, device=self.device, dtype=torch.float32), reduce_op="sum")
+        self._agree_at = self.step + int(total[3])
+        return [bool(value) for value in total[:3]]
 
     def _batches(self, first: int, last: int) -> Iterator[Any]:
         """Batches first .. last-1; with accumulation, the incomplete step at the end of an epoch is left out."""
@@ -280,8 +338,21 @@ class Loop:
         if self.ema is not None:
             self.ema.update(self.model, self.step)
         self._pending.append(total)
-        if len(self._pending) >= FLUSH_STEPS:
-            self._flush()
+
+    def _log_steps(self) -> None:
+        """Give the loggers the mean loss and time of the steps since the last call, and the peak memory."""
+        self._flush()
+        (step, started), now = self._logged, time.monotonic()
+        self._logged = (self.step, now)
+        if not self.first or step == self.step:
+            return
+        peak = self.peak.bytes()
+        values = {
+            "train/loss": math.fsum(self.losses[step - self.step :]) / (self.step - step),
+            "lr": self.recipe.lr_at(self.step - 1, self.schedule),
+            "time/step_ms": 1000 * (now - started) / (self.step - step),
+        }
+        self.fabric.log_dict(values | ({} if peak is None else {"mem/peak_mb": peak / 1e6}), step=self.step)
 
     def _flush(self) -> None:
         if not self._pending:
@@ -295,10 +366,13 @@ class Loop:
         self.losses.extend(values)
 
     def _end_epoch(self) -> None:
-        self._flush()
+        self._log_steps()
         epoch, epochs = self.step // self.per_epoch, self.recipe.trained_epochs
         if self.averaged is not None and epoch > epochs - self.recipe.average:
             self.averaged.update_parameters(self.model)
+        evaluated = epoch * EVALUATIONS // epochs > (epoch - 1) * EVALUATIONS // epochs
+        if evaluated:
+            self._gather()
         if not self.first:
             self.losses = []
             return
@@ -309,17 +383,15 @@ class Loop:
             "lr": repr(self.recipe.lr_at(self.step - 1, self.schedule)),
             "seconds": round(self.seconds, 3),
         }
-        if epoch * EVALUATIONS // epochs > (epoch - 1) * EVALUATIONS // epochs:
+        if evaluated:
             self.score = self.evaluate(self.validation)
             row |= {name: repr(value) for name, value in self.score.metrics.items()}
             if self.validation is not None:
                 self._keep_best(self.score.metrics[self.task.metric])
+            self.fabric.log_dict({f"val/{name}": value for name, value in self.score.metrics.items()}, step=self.step)
         self.metrics.append(row)
-        values = {"train/loss": float(str(row["train_loss"])), "lr": float(str(row["lr"]))}
-        if self.task.metric in row:
-            values |= {f"val/{name}": value for name, value in self.score.metrics.items()} if self.score else {}
-        self.fabric.log_dict(values, step=self.step)
         self.losses = []
+        self._logged = (self.step, time.monotonic())  # the evaluation is no step
 
     def _keep_best(self, value: float) -> None:
         """Save the evaluated weights if the main metric of the validation part is higher than ever before."""
@@ -362,6 +434,11 @@ class Loop:
 
         with handled(request_stop, signal.SIGINT, signal.SIGTERM):
             yield
+
+
+def synchronised(model: nn.Module, processes: int, device: torch.device) -> nn.Module:
+    """The model whose BatchNorm counts the whole batch, as on one device; there is no such layer for the CPU."""
+    return convert_sync_batchnorm(model) if processes > 1 and device.type == "cuda" else model
 
 
 def _compiled(model: nn.Module) -> Any:

@@ -124,6 +124,8 @@ def identity(data: str, kind: str = "") -> str:
 
 def path_of(data: str) -> Path:
     """The user's own folder or table. Raises: DataError if `data` is neither a known name nor an existing path."""
+    if data.startswith(("pipe:", "hf://", "http://", "https://", "s3://", "gs://")):
+        raise DataError(f"{data} is a stream, which is not read: download it; a folder of .tar shards is read in place")
     path = user_path(data, DataError)
     if path.exists():
         return path.resolve()

@@ -15,6 +15,7 @@ from .augment import augmented, centre
 from .imagenet import OriginalSizes
 from .images import Images
 from .order import Part, batch_rows, batches_in_epoch, part_of
+from .own import Lazy
 from .streams import generator, seed_all
 
 
@@ -48,9 +49,18 @@ class Batches(Dataset):
             return torch.stack(
                 [self._transformed(self._source(int(row)), step, int(row)) for row in rows[part]]
             ), labels
-        pixels = self.images.pixels[rows]  # the whole batch: its augmentation does not depend on the parts
+        pixels = self._pixels(rows, part)
         rng = generator("augment", self.seed, step // self.per_epoch, step)
         return to_tensor(augmented(pixels, self.size, self.augment, self.canvas, rng)[part]), labels
+
+    def _pixels(self, rows: np.ndarray, part: slice) -> np.ndarray:
+        """The whole batch, whose augmentation does not depend on the parts; of other parts, no image is decoded."""
+        images = self.images.pixels
+        if not isinstance(images, Lazy) or self.part[1] == 1:
+            return images[rows]
+        pixels = np.zeros((len(rows), *images.shape[1:]), np.uint8)
+        pixels[part] = images[rows[part]]
+        return pixels
 
     def _source(self, row: int) -> np.ndarray:
         """The input of a transform: the image in its original size if the set has it, else its pixels."""

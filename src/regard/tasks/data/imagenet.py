@@ -12,6 +12,7 @@ from regard.core.paths import regular_file, subfolders, visible
 
 from .images import Images, ImageSet, size_before_crop
 from .own import SUFFIXES, Lazy
+from .rows import Paths
 
 log = logging.getLogger("regard.data")
 
@@ -52,8 +53,8 @@ def load(root: Path, size: tuple[int, int]) -> ImageSet:
     splits = {}
     for split in ("train", "val"):
         files, labels = _files(root / split, classes, total)
-        names = [str(file) for file in files]
-        splits[split] = Images(OriginalSizes(files, names, size_before_crop(size)), labels)
+        paths = Paths.of(files)
+        splits[split] = Images(OriginalSizes(paths, paths, size_before_crop(size)), labels)
     numbers = (len(classes), len(splits["train"]), len(splits["val"]))
     if numbers != (CLASSES, TRAIN, TEST):
         log.warning(

@@ -1,4 +1,4 @@
-"""The user's own data: a folder of class folders, or parquet with an image column and a label column."""
+"""The user's own data: a folder of class folders, WebDataset shards, or parquet with columns of images and labels."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,9 @@ from regard.core import DataError, require
 from regard.core.paths import check_utf8, files_below, regular_file, subfolders, visible
 
 from . import digest as digests
+from . import shards
 from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all, readable_rows, size_before_crop
+from .rows import Paths, taken
 from .streams import generator
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -36,7 +38,7 @@ class Lazy:
     remedy = "repair or remove it"
     """For a damaged image."""
 
-    def __init__(self, sources: Sequence[Source], names: Sequence[str], size: tuple[int, int]) -> None:
+    def __init__(self, sources: Sequence[Source], names: Sequence[str | Path], size: tuple[int, int]) -> None:
         self.sources, self.names, self.size = sources, names, size
         self.shape = (len(sources), *size, 3)
 
@@ -45,9 +47,7 @@ class Lazy:
 
     def part(self, rows: slice | np.ndarray) -> "Lazy":
         """The same for a part of the images: a slice, or their indices."""
-        if isinstance(rows, slice):
-            return type(self)(self.sources[rows], self.names[rows], self.size)
-        return type(self)([self.sources[row] for row in rows], [self.names[row] for row in rows], self.size)
+        return type(self)(taken(self.sources, rows), taken(self.names, rows), self.size)
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         indices = np.arange(len(self))[rows]
@@ -68,10 +68,11 @@ class Lazy:
 def digest(path: Path, kind: str = "") -> str:
     """What stands for the data in the key of a run (`digests.identity_of`); it does not depend on their path.
 
-    Of a folder: its images; of parquet: the tables. Raises: DataError if there are no data.
+    Of a folder: its images or shards; of parquet: the tables. Raises: DataError if there are no data.
     """
     tables = _tables(path)
-    return digests.identity_of(path, tables or digests.relative(path, _image_files(path)), kind)
+    files = tables or digests.relative(path, shards.files_of(path) or _image_files(path))
+    return digests.identity_of(path, files, kind)
 
 
 def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "") -> ImageSet:
@@ -96,7 +97,7 @@ def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "") -> Im
     return ImageSet(f"own:{total}", classes, images["train"], images["test"], total)
 
 
-_Split = tuple[list[Source], list[str], np.ndarray]
+_Split = tuple[Sequence[Source], Sequence[str], np.ndarray]
 
 
 def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
@@ -104,8 +105,12 @@ def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
 
     Raises: DataError.
     """
-    tables = _tables(path)
-    classes, splits = _from_tables(tables) if tables else _from_folders(path)
+    if tables := _tables(path):
+        classes, splits = _from_tables(tables)
+    elif files := shards.files_of(path):
+        classes, splits = _from_shards(path, files)
+    else:
+        classes, splits = _from_folders(path)
     return classes, _divide(*splits["train"]) if len(splits) == 1 else splits
 
 
@@ -120,7 +125,7 @@ def check_classes(path: Path, classes: tuple[str, ...], test: np.ndarray, train:
 
 
 def from_files(
-    sources: list[Source], names: list[str], labels: np.ndarray, size: tuple[int, int], corrupt: str, key: str
+    sources: Sequence[Source], names: Sequence[str], labels: np.ndarray, size: tuple[int, int], corrupt: str, key: str
 ) -> Images:
     """Images of one size, decoded and cached, or decoded when they are used if they need more than `IN_MEMORY`.
 
@@ -129,17 +134,20 @@ def from_files(
     if len(sources) * size[0] * size[1] * 3 > IN_MEMORY:
         if corrupt == "skip":
             rows = readable_rows(key, sources, lambda row: names[row], 3)
-            sources, names, labels = [sources[row] for row in rows], [names[row] for row in rows], labels[rows]
+            sources, names, labels = taken(sources, rows), taken(names, rows), labels[rows]
+        if isinstance(sources, list) and isinstance(sources[0], Path):
+            paths = Paths.of(cast(list[Path], sources))
+            return Images(Lazy(paths, paths, size), labels)
         return Images(Lazy(sources, names, size), labels)
     full_key = f"{key}-{size[0]}x{size[1]}-{corrupt}"
     return cached(full_key, lambda: decode_all(sources, labels, lambda row: names[row], size, 3, corrupt))
 
 
-def _divide(sources: list[Source], names: list[str], labels: np.ndarray) -> dict[str, _Split]:
+def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, _Split]:
     order = generator("own", "split").permutation(len(sources))
     test, train = np.sort(order[::5]), np.sort(np.delete(order, np.s_[::5]))
     return {
-        name: ([sources[row] for row in rows], [names[row] for row in rows], labels[rows])
+        name: (taken(sources, rows), taken(names, rows), labels[rows])
         for name, rows in (("train", train), ("test", test))
     }
 
@@ -179,6 +187,24 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
         ]
         splits[split] = ([f for f, _ in files], [str(f) for f, _ in files], np.array([y for _, y in files], np.int64))
     return classes, splits
+
+
+def _from_shards(path: Path, files: list[Path]) -> tuple[tuple[str, ...], dict[str, _Split]]:
+    """Shards in folders train and test, or with these words in their names; labels are numbers."""
+    kinds: dict[str, list[Path]] = {}
+    for file in files:
+        found = [word for word in shards.words(path, file) if word in (*_TRAINS, *_TESTS)]
+        kinds.setdefault(found[0] if found else "train", []).append(file)
+    train = [file for name in _TRAINS for file in kinds.get(name, [])]
+    test = next((kinds[name] for name in _TESTS if name in kinds), [])
+    if not train:
+        raise DataError(f"{path} has shards for the test only; name those for training, or their folder, train")
+    splits = {name: shards.read(part) for name, part in (("train", train), ("test", test)) if part}
+    for name, (_, _, labels) in splits.items():
+        if not len(labels):
+            raise DataError(f"the {name} shards of {path} have no image; expected members KEY.jpg and KEY.cls")
+    classes = tuple(str(label) for label in range(int(splits["train"][2].max()) + 1))
+    return classes, dict(splits)
 
 
 def _split_folders(path: Path) -> dict[str, Path]:
