@@ -1,5 +1,7 @@
 """Windows of images: the ones that were asked for, and each possible one as often as any other."""
 
+import random
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -102,3 +104,12 @@ def test_augmentations_that_go_image_by_image() -> None:
     ] * 3
     with pytest.raises(ConfigError, match=r"randaugment\+crop"):
         check_augment("randaugment+crops")
+
+
+def test_the_policy_of_papers_augments_any_image() -> None:
+    """timm asks Pillow for no bits at all now and then, which Pillow 13 refuses: pyproject.toml asks for Pillow < 13."""
+    random.seed(0)
+    augment = transform("timm:rand-m9-mstd0.5-inc1", (8, 8), 3)
+    image = Image.new("RGB", (8, 8), (9, 99, 200))
+    for _ in range(300):
+        assert augment(image).shape == (3, 8, 8)

@@ -164,7 +164,7 @@ def _classification(path: Path, report: DataReport) -> None:
     for split, (sources, names, labels) in splits.items():
         for label, name in enumerate(classes):
             rows = np.flatnonzero(labels == label)
-            found = [one for row in rows if (one := pictures.add(split, sources[row], names[row]))]
+            found = [one for row in rows.tolist() if (one := pictures.add(split, sources[row], names[row]))]
             line = {"split": split, "class": name, "images": len(rows), "unreadable": len(rows) - len(found)}
             report.rows.append(line | _ranges(found))
         try:
