@@ -70,7 +70,7 @@ def test_lowest_versions_are_the_lower_bounds() -> None:
     lines = (ROOT / "requirements" / "lowest.txt").read_text().splitlines()
     lowest = dict(line.split("==") for line in lines if not line.startswith("#"))
     for requirement in (*project()["dependencies"], *project()["optional-dependencies"]["lab"]):
-        name, bound = requirement.split(">=")
+        name, bound = requirement.partition(",")[0].split(">=")
         parts = (bound.split(".") + ["0", "0"])[:3]
         assert lowest.pop(name).split(".") == parts, requirement
     assert lowest == {}

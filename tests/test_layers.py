@@ -38,6 +38,7 @@ PACKAGES = {
     "faster_coco_eval": "faster-coco-eval",
     "grpc": "ray",  # whose extra "client" brings it
     "lightning_fabric": "lightning-fabric",
+    "mlflow": "mlflow-skinny",
     "performer_pytorch": "performer-pytorch",
     "sklearn": "scikit-learn",
     "triton": "torch",  # whose wheels for Linux bring it
@@ -147,5 +148,5 @@ def test_dependencies_are_what_is_imported() -> None:
     wanted = PROJECT["dependencies"] + [name for extra in PROJECT["optional-dependencies"].values() for name in extra]
     declared = {re.match(r"[\w-]+", name)[0] for name in wanted}
     tops = {module.split(".")[0] for path in FILES for _, module in imported(path)}
-    tops |= {"tensorboard"}  # Fabric's logger imports it
+    tops |= {"tensorboard", "sqlalchemy", "alembic"}  # Fabric's logger imports the first, MLflow the others
     assert {PACKAGES.get(top, top) for top in tops - sys.stdlib_module_names - {"regard"}} == declared

@@ -10,8 +10,8 @@ import numpy as np
 from regard.core import DataError
 from regard.core.paths import regular_file, subfolders, visible
 
-from .images import Images, ImageSet, size_before_crop
-from .own import SUFFIXES, Lazy
+from .images import SUFFIXES, Images, ImageSet, size_before_crop
+from .own import Lazy
 from .rows import Paths
 
 log = logging.getLogger("regard.data")

@@ -18,6 +18,8 @@ from regard.core.paths import regular_file
 
 log = logging.getLogger("regard.data")
 
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+"""Of files that are read as images."""
 Source = bytes | Path | np.ndarray
 """An encoded image, the path of its file, or pixels."""
 

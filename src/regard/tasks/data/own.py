@@ -13,11 +13,21 @@ from regard.core.paths import check_utf8, files_below, regular_file, subfolders,
 
 from . import digest as digests
 from . import shards
-from .images import Images, ImageSet, Source, cached, check_labels, decode, decode_all, readable_rows, size_before_crop
+from .images import (
+    SUFFIXES,
+    Images,
+    ImageSet,
+    Source,
+    cached,
+    check_labels,
+    decode,
+    decode_all,
+    readable_rows,
+    size_before_crop,
+)
 from .rows import Paths, taken
 from .streams import generator
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 IN_MEMORY = 4 * 2**30
 """A split is decoded once if its pixels need at most so many bytes; a larger one is decoded batch by batch."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from regard.core import DataError
 from regard.core.paths import files_below
 
+from .images import SUFFIXES
 from .rows import Rows
 
 SUFFIX = frozenset({".tar"})
@@ -115,8 +116,6 @@ def _sample(file: Path, key: str, image: tuple[int, int] | None, label: int | No
 
 def _members(file: Path) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     """The images and labels of a shard; the data of images, which are not read, are None."""
-    from .own import SUFFIXES
-
     last = "its beginning"
     try:
         with tarfile.open(file, "r:") as archive:

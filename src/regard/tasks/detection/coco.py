@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.core import DataError
 from regard.core.paths import check_utf8, printable, regular_file, user_path
-from regard.tasks.data.own import SUFFIXES
+from regard.tasks.data.images import SUFFIXES
 
 from . import masks
 from .scenes import Rle, Scene, objects_of

@@ -12,7 +12,7 @@ from regard.tasks.data.cued import COUNTS, CUED, canvas
 from regard.tasks.data.cued import SIZE as CUED_SIZE
 from regard.tasks.data.cued import checksum as cued_checksum
 from regard.tasks.data.generated import revised
-from regard.tasks.data.own import SUFFIXES
+from regard.tasks.data.images import SUFFIXES
 from regard.tasks.data.streams import generator
 
 from . import coco, masks, voc

@@ -11,9 +11,9 @@ import numpy as np
 from regard.core import DataError, nearest
 from regard.core.paths import files_below, regular_file, subfolders, user_path
 from regard.models.segmentation import VOID
-from regard.tasks.data import cued, digest, own
+from regard.tasks.data import cued, digest
 from regard.tasks.data.catalog import data_root, folder_in_use
-from regard.tasks.data.images import read_image
+from regard.tasks.data.images import SUFFIXES, read_image
 from regard.tasks.data.streams import generator
 from regard.tasks.normalise import Statistics
 
@@ -272,7 +272,7 @@ def own_digest(path: Path, kind: str = "") -> str:
 def _files(path: Path) -> dict[str, Path]:
     """All images and masks, and classes.txt if there is one, by their relative names."""
     names = path / "classes.txt"
-    return digest.relative(path, [*files_below(path, own.SUFFIXES), *([names] if names.is_file() else [])])
+    return digest.relative(path, [*files_below(path, SUFFIXES), *([names] if names.is_file() else [])])
 
 
 def find_pairs(path: Path) -> dict[str, list[tuple[Path, Path]]]:
@@ -344,13 +344,13 @@ def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
 
 def _by_stem(folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
-    for file in files_below(folder, own.SUFFIXES):
+    for file in files_below(folder, SUFFIXES):
         name = file.relative_to(folder).with_suffix("").as_posix()
         if name in files:
             raise DataError(f"{files[name]} and {file.name} have the same name; remove or rename one of them")
         files[name] = file
     if not files:
-        raise DataError(f"{folder} has no images ({', '.join(sorted(own.SUFFIXES))})")
+        raise DataError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))})")
     return files
 
 
