@@ -1,9 +1,11 @@
 """Write the table from which `regard advise --tokens` answers: `python -m tools.advice_table`.
 
 It holds what was measured and judged in this repository: times from docs/bench.html, and from docs/results every
-difference to softmax attention in studies whose gate was passed. tests/advice/test_new_model.py fails when it is stale.
+difference to softmax attention in studies whose gate was passed, and what probes found. tests/advice/test_new_model.py
+fails when it is stale.
 """
 
+import dataclasses
 import html
 import json
 import re
@@ -14,9 +16,13 @@ from regard.advice.new_model import TABLE
 from regard.mixers.spelling import parse_mixer, spell
 from regard.mixers.table import FAMILIES
 from regard.studies import load_study
+from regard.studies.probes.names import BASELINE
+from tools.findings import FEWEST_SEEDS, shares
 from tools.site.evidence import ROOT, Evidence, all_evidence
 
 BENCH = ROOT / "docs" / "bench.html"
+TOKENS = 36
+"""Of the probes: boards of 6 x 6 cells."""
 PASSES = {
     "forward": "Forward: time, divided by that of Softmax",
     "training": "Training: time, divided by that of Softmax",
@@ -84,6 +90,28 @@ def evidence(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
     return found
 
 
+def abilities(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
+    """Each mechanism of the probes with the share of softmax attention's gain that it has in each ability.
+
+    plain: its arguments other than numbers are the defaults.
+    """
+    spellings = {
+        row["label"]: str(row["spelling"])
+        for study in tables
+        if study.name.startswith("probes_")
+        for row in study.snapshot["rows"]
+        if row["spelling"] and not row["control"] and row["label"] != BASELINE
+    }
+    found = []
+    for label, learned in shares(tables).items():
+        if label in spellings and (config := parse_mixer(spellings[label])) is not None:
+            values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+            plain = all(type(value) is int or value == getattr(type(config)(), name) for name, value in values.items())
+            found.append({"mechanism": type(config).__name__, "spelling": spell(config), "plain": plain,
+                          "tokens": TOKENS, "seeds": FEWEST_SEEDS, "learned": learned})  # fmt: skip
+    return found
+
+
 def _class(spellings: dict[str, str], label: Any) -> str:
     return spellings.get(label, "").partition("(")[0]
 
@@ -127,7 +155,8 @@ def _verdict(study: Evidence, row: str, baseline: str) -> str:
 
 def text() -> str:
     """The file."""
-    value = {"times": times(), "evidence": evidence(all_evidence())}
+    tables = all_evidence()
+    value = {"times": times(), "evidence": evidence(tables), "abilities": abilities(tables)}
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 

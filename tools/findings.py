@@ -239,17 +239,34 @@ def _scores(evidence: Sequence[Evidence], ability: str) -> dict[str, float]:
     return {}
 
 
+def _shares(scores: Profile, row: str) -> list[float]:
+    """0 to 1 for each ability: the row's part of what softmax attention gains over the better control."""
+    floors = [max(pair) for pair in zip(scores.rows[AVERAGE], scores.rows[NONE], strict=True)]
+    return [
+        min(max((value - floor) / (top - floor), 0.0), 1.0) if top > floor else 0.0
+        for value, top, floor in zip(scores.rows[row], scores.rows[BASELINE], floors, strict=True)
+    ]
+
+
+def shares(evidence: Sequence[Evidence]) -> dict[str, dict[str, float]]:
+    """Row -> ability -> share of softmax attention's gain, of rows with all abilities; {} as long as there are few."""
+    scores = profile(evidence)
+    if scores is None:
+        return {}
+    return {
+        row: dict(zip(scores.abilities, (round(share, 2) for share in _shares(scores, row)), strict=True))
+        for row in scores.rows
+    }
+
+
 def profile_figure(scores: Profile) -> Figure:
     """A table of scores, coloured by the share of what softmax attention gains over the better control."""
     colours = matplotlib.colormaps["Blues"]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 1.0 + 0.3 * len(scores.rows)), layout="constrained", facecolor="white")
         axes = figure.add_subplot()
-        tops = scores.rows[BASELINE]
-        floors = [max(pair) for pair in zip(scores.rows[AVERAGE], scores.rows[NONE], strict=True)]
-        for line, values in enumerate(scores.rows.values()):
-            for column, (value, top, floor) in enumerate(zip(values, tops, floors, strict=True)):
-                share = min(max((value - floor) / (top - floor), 0.0), 1.0) if top > floor else 0.0
+        for line, (row, values) in enumerate(scores.rows.items()):
+            for column, (value, share) in enumerate(zip(values, _shares(scores, row), strict=True)):
                 axes.add_patch(matplotlib.patches.Rectangle((column, line), 1, 1, color=colours(0.75 * share)))
                 ink = "white" if share > 0.7 else LIGHT["ink"]
                 axes.text(column + 0.5, line + 0.5, f"{value:.0f}", ha="center", va="center", fontsize=9, color=ink)

@@ -10,6 +10,7 @@ from regard import MiTA, Softmax
 from regard.advice.new_model import MASKS, TABLE, NewModel, advise_new_model, new_site, read_table
 from regard.cli.app import app
 from regard.core import ConfigError, Grid, StoreError
+from regard.mixers.spelling import spell
 from tools import advice_table
 
 
@@ -28,7 +29,9 @@ def made(folder: Path, high: float = 1.0, low: float = -1.0) -> Path:
              "forward": {"Softmax": [1, 1, 1], "MiTA": [1, 0.25, 0.0625]},
              "training": {"Softmax": [1, 1, 1], "MiTA": [1, 0.5, None]}}  # fmt: skip
     file = folder / "table.json"
-    file.write_text(json.dumps({"times": times, "evidence": [line]}))
+    probes = [{"mechanism": "MiTA", "spelling": "MiTA(m=4, k=4)", "plain": True, "tokens": 36, "seeds": 3,
+               "learned": {"content": 0.5, "place": 0.49}}]  # fmt: skip
+    file.write_text(json.dumps({"times": times, "evidence": [line], "abilities": probes}))
     return file
 
 
@@ -69,8 +72,24 @@ def test_times_lie_between_the_measured_ones(tmp_path: Path, tokens: int, backwa
 )
 def test_only_what_is_faster_and_near_softmax_is_named(tmp_path: Path, low: float, high: float, named: bool) -> None:
     answer = advise_new_model(wanted(), [MiTA()], made(tmp_path, high, low)).answer
-    assert ("try first: MiTA()" in answer[-1]) is named
-    assert ("keep Softmax()" in answer[-1]) is not named
+    assert ("try first: MiTA()" in answer[1]) is named
+    assert ("keep Softmax()" in answer[1]) is not named
+    assert ("in probes these did not learn: MiTA() place (" in answer[-1]) is named
+
+
+def test_abilities_are_those_of_the_configuration_or_its_default(tmp_path: Path) -> None:
+    """Below half of what softmax attention gains is not learned; other values than the probed ones are not known."""
+    asked = [MiTA(m=4, k=4), MiTA(), MiTA(m=4, k=5), Softmax()]
+    options = advise_new_model(wanted(), asked, made(tmp_path)).options
+    found = {option.mixer: option.lacking for option in options}
+    assert [found[spell(config)] for config in asked] == [("place",), ("place",), None, None]
+
+
+def test_the_shipped_abilities_are_those_of_the_committed_probes() -> None:
+    found = {option.mixer: option.lacking for option in advise_new_model(wanted()).options}
+    assert found["SKA()"] == ("content", "salience", "compare", "count")
+    assert found["MiTA()"] == ()
+    assert found["Factors()"] is None  # probed are 0110, 0100 and 1000, which are no default
 
 
 def test_where_attention_costs_little_it_stays() -> None:

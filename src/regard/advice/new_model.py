@@ -1,7 +1,8 @@
 """Advice for a model that does not exist yet: exact costs, stored times and verdicts, and what nobody has measured.
 
 The stored table (`new_model.json`, written by tools/advice_table.py) has times of one machine and the differences to
-softmax attention of the committed studies whose gate was passed. Nothing is measured when it is read.
+softmax attention of the committed studies whose gate was passed, and which abilities probes found. Nothing is measured
+when it is read.
 """
 
 import json
@@ -21,6 +22,8 @@ TABLE = Path(__file__).with_name("new_model.json")
 MASKS = ("causal", "padding", "bias")
 LOSS = 2.0
 """Points below softmax attention that an interval may reach where a mechanism is named as near."""
+LEARNED = 0.5
+"""The share of softmax attention's gain in a probe from which an ability counts as learned."""
 WORTH = 0.9
 """The share of softmax attention's time from which a mechanism is named as faster."""
 
@@ -50,7 +53,8 @@ class NewModel:
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """A mechanism in one layer. macs_ratio, time_ratio: to softmax attention; None: not measured. evidence: lines of
-    the table on this mechanism, those on the task first.
+    the table on this mechanism, those on the task first. lacking: abilities that it did not learn in probes; None: no
+    probe has it.
     """
 
     mixer: str
@@ -59,6 +63,7 @@ class Option:
     macs_ratio: float
     time_ratio: float | None
     evidence: tuple[dict[str, Any], ...] = ()
+    lacking: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +107,7 @@ def advise_new_model(wanted: NewModel, configs: Sequence[MixerConfig] = (), tabl
                 macs_ratio=cost.macs / base,
                 time_ratio=_time(stored["times"], name, wanted) if default else None,
                 evidence=tuple(sorted(lines, key=lambda line: line["task"] != wanted.task)),
+                lacking=_lacking(stored["abilities"], config),
             )
         )
     if not options:
@@ -120,7 +126,7 @@ def read_table(file: Path = TABLE) -> dict[str, Any]:
     """The stored table. Raises: StoreError."""
     try:
         value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        value["times"]["tokens"], value["evidence"]
+        value["times"]["tokens"], value["evidence"], value["abilities"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{file} has no times and verdicts ({error!r}); install regard again") from error
     return value
@@ -160,6 +166,18 @@ def _time(times: dict[str, Any], name: str, wanted: NewModel) -> float | None:
     return math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0))
 
 
+def _lacking(probes: Sequence[dict[str, Any]], config: MixerConfig) -> tuple[str, ...] | None:
+    """Abilities that the configuration did not learn, or the one of its class that differs in numbers only."""
+    name, spelled = type(config).__name__, spell(config)
+    exact = [probe for probe in probes if probe["spelling"] == spelled]
+    default = spelled == spell(type(config)())
+    near = [probe for probe in probes if default and probe["mechanism"] == name and probe["plain"]]
+    found = next(iter(exact + near), None)
+    if found is None:
+        return None
+    return tuple(ability for ability, share in found["learned"].items() if share < LEARNED)
+
+
 def _near(option: Option) -> bool:
     """Whether the narrowest interval of the mechanism itself, without a convolution or gate, ends above -LOSS."""
     plain = [line for line in option.evidence if "dwc=" not in line["spelling"] and "gate=" not in line["spelling"]]
@@ -172,11 +190,12 @@ def _answer(options: Sequence[Option], wanted: NewModel) -> tuple[str, ...]:
     first = f"attention itself is {share:.0%} of the multiplications of a ViT layer with {site.dim} channels here"
     if share < 0.2:
         return (f"{first}: no mechanism can make such a model much faster; keep Softmax()",)
-    names = [
-        option.mixer
-        for option in options
-        if option.time_ratio is not None and option.time_ratio < WORTH and _near(option)
-    ]
+    found = [
+        option for option in options if option.time_ratio is not None and option.time_ratio < WORTH and _near(option)
+    ][:4]
+    names = [option.mixer for option in found]
+    lacking = [f"{option.mixer} {', '.join(option.lacking)}" for option in found if option.lacking]
+    probes = (f"in probes these did not learn: {'; '.join(lacking)} (docs/probes.md)",) if lacking else ()
     known = any(line["task"] == wanted.task for option in options for line in option.evidence)
     if not names:
         return (first, "no mechanism that fits is faster and near softmax attention in a study here; keep Softmax()")
@@ -187,8 +206,9 @@ def _answer(options: Sequence[Option], wanted: NewModel) -> tuple[str, ...]:
     )
     return (
         first,
-        f"try first: {', '.join(names[:4])}: faster, and at most {LOSS:g} points below softmax attention in their "
+        f"try first: {', '.join(names)}: faster, and at most {LOSS:g} points below softmax attention in their "
         f"narrowest interval{caution}",
+        *probes,
     )
 
 
@@ -207,7 +227,10 @@ def _studies(options: Sequence[Option], stored: dict[str, Any], wanted: NewModel
         "`regard bench`",
         "differences to softmax attention, 95 % intervals before correction, small networks: "
         + ("; ".join(f"{study} ({task}, {data})" for study, task, data in used) or "none"),
-        "abilities are not in this table: docs/results has the committed probes, `regard probe` measures others",
+        f"abilities: probes with {stored['abilities'][0]['tokens']} tokens (probes_*), not learned: less than half of "
+        "what softmax attention gains; `regard probe` measures others"
+        if stored["abilities"]
+        else "no abilities: `regard probe` measures them",
     )
 
 

@@ -51,6 +51,7 @@ def _row(option: "Option") -> dict[str, Any]:
         "MACs": option.macs,
         "MACs ratio": round(option.macs_ratio, 3),
         "time ratio": None if option.time_ratio is None else round(option.time_ratio, 3),
+        "not learned in probes": None if option.lacking is None else ", ".join(option.lacking) or "none",
         "difference to softmax, trained": "; ".join(map(_difference, option.evidence[:3])),
     }
 
