@@ -258,7 +258,7 @@ from the committed [results](results/README.md), which are of small networks and
 whether a direction holds there, not whether a printed number is right. "Supported" and "contradicted" are
 [corrected](deciding.md) over a study's claims. An entry that several claims of studies judge counts by its most decided
 one.
-Studies that nobody ran (`regard study run NAME --scale desk`) would take about {hours:.0f} hours, one run after
+Studies that nobody ran (`regard study show NAME` has the hours of each) would take about {hours:.0f} hours, one run after
 another; these hours follow from timed steps of each study's baseline on one core beside other jobs, without networks
 that its rows start from: read them as an order of magnitude.
 
@@ -308,7 +308,7 @@ Of {len(lines)} printed parameters and MACs whose models are built here, {len(li
 (rounded or cut off), {len(off) - len(rows)} are within {NEAR:.0%}, and {len(rows)} are not. Where the SKA paper counts
 two FLOPs for a multiply-accumulate, printed MACs are half of them. Detectors and segmenters are counted as whole models
 here; by the counting rules of *{ESA_PAPER}*
-(`regard study run esa_costs`), with its printed base, all but a few of its numbers are reproduced.
+(`regard study show esa_costs`), with its printed base, all but a few of its numbers are reproduced.
 `python -m tools.count_claims` counts again.
 
 {table(("study", "row", "count", "printed", "here", "verdict"), rows)}"""

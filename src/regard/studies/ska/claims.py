@@ -3,7 +3,7 @@
 from regard.studies.paper_claim import PaperClaim
 
 _PAPER_ROWS = "rows of the paper scale only: small scales have the ViT, which CaiT, Swin and CvT would follow"
-_GPU = "a measurement on a GPU of the paper's models, which Regard times with `regard bench --model` but has not run"
+_GPU = "a measurement on a GPU of the paper's models, which Regard times with `regard bench` but has not run"
 
 CLAIMS = (
     PaperClaim("t1-vit-a", "Table 1", "Static keys (a) beat self-attention in a ViT on CIFAR-10.", "84.1 / 83.4",
