@@ -161,7 +161,7 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
         (HOST, ("--device", "gpu"), ("--device is auto, cpu, cuda or mps, not 'gpu'",)),
         (HOST, ("--workers", "-1"), ("--workers is 0 or more, not -1",)),
         (HOST, ("--seed", "-1"), ("seed is 0 or more, not -1",)),
-        (HOST, ("--logger", "wand"), ("--logger is csv or tensorboard, not 'wand'",)),
+        (HOST, ("--log", "wand"), ("--log is one of csv, tensorboard, wandb, mlflow, not 'wand'",)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) and value and value[0].startswith("--") else "",
 )
