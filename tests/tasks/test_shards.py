@@ -138,13 +138,79 @@ def test_a_damaged_image_is_named_with_its_shard(tmp_path: Path) -> None:
         ([("a.png", encoded(0)), ("a.cls", b"cat")], "a.cls in .*a.tar has the label 'cat', expected a whole number"),
         ([("a.png", encoded(0)), ("a.b.png", encoded(0)), ("a.cls", b"1")], "a.b.png in .* second image"),
         ([("a.txt", b"text")], "train shards of .* have no image"),
+        ([("a.png", encoded(0)), ("a.cls", b"1"), ("a.json", b'{"label": 2}')], "sample a in .* the labels 1 and 2"),
+        ([("a.png", encoded(0)), ("a.json", b'{"label": 1, "label": 0}')], "a.json in .*a.tar is not JSON"),
+        ([("a.png", encoded(0)), ("a.json", b"[" * 100_000)], "a.json in .*a.tar is not JSON"),
     ],
-    ids=["no label", "no image", "a word", "two images", "nothing"],
+    ids=["no label", "no image", "a word", "two images", "nothing", "two labels", "a label twice", "brackets"],
 )
 def test_an_incomplete_sample_is_named(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
     write(tmp_path / "a.tar", members)
     with pytest.raises(DataError, match=message):
         own.load(tmp_path, SIZE, "stop")
+
+
+@pytest.mark.parametrize("label", ["Infinity", "1e400", "2.7", "true", '"1_0"', '"\\uff11"', "-1", "1048576"])
+def test_a_label_is_a_whole_number_in_digits(tmp_path: Path, label: str) -> None:
+    write(tmp_path / "a.tar", [*sample(1, 0), ("a.png", encoded(0)), ("a.JSON", f'{{"label": {label}}}'.encode())])
+    with pytest.raises(DataError, match=r"a.JSON in .*a.tar has the label .*, expected a whole number from 0 on"):
+        own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_sample_of_links_is_not_left_out(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(write(tmp_path / "a.tar", sample(1, 0)), "a") as archive:
+        for name in ("b.png", "b.cls"):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "s/001" + name[1:]
+            archive.addfile(info)
+    with pytest.raises(DataError, match=r"b.png in .*a.tar is a link"):
+        own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "size"), [("b.png", 2**32 + 100), ("b.cls", 2**30)])
+def test_a_member_of_absurd_size_is_not_read(tmp_path: Path, name: str, size: int) -> None:
+    file = write(tmp_path / "a.tar", [])
+    info = tarfile.TarInfo(name)
+    info.size = size
+    with file.open("wb") as stream:
+        stream.write(info.tobuf())
+        stream.truncate(size + 2048)  # a hole
+    with pytest.raises(DataError, match=rf"{name} in .*a.tar has {size:,} bytes, expected at most"):
+        own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize("pax", [{"GNU.sparse.size": "zz"}, {"GNU.sparse.map": "0,5", "GNU.sparse.size": "5"}])
+def test_a_header_with_odd_numbers_or_holes_is_refused(tmp_path: Path, pax: dict[str, str]) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("b.png")
+        info.pax_headers = pax
+        archive.addfile(info)
+    with pytest.raises(DataError, match=r"a.tar is damaged after|b.png in .*a.tar is .* a file with holes"):
+        own.read_splits(tmp_path)
+
+
+def test_archives_that_were_joined_are_refused(tmp_path: Path) -> None:
+    file, other = (write(tmp_path / name, sample(1, 0)) for name in ("a.tar", "b.tar"))
+    file.write_bytes(file.read_bytes() + other.read_bytes())
+    with pytest.raises(DataError, match=r"a.tar goes on after the end of its archive"):
+        own.read_splits(tmp_path)
+
+
+@pytest.mark.parametrize("other", ["cat/1.png", "b.tar.gz", "b.tgz", "train.parquet"])
+def test_data_of_another_kind_beside_shards_are_not_left_out(tmp_path: Path, other: str) -> None:
+    write(tmp_path / "a.tar", sample(1, 0))
+    (tmp_path / other).parent.mkdir(exist_ok=True)
+    (tmp_path / other).write_bytes(b"")
+    for read in (own.read_splits, own.digest):
+        with pytest.raises(DataError, match=rf"{other} is compressed|has shards \(a.tar\) and also .*{other}"):
+            read(tmp_path)
+
+
+def test_a_shard_of_two_splits_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train-test.tar", sample(1, 0))
+    with pytest.raises(DataError, match=r"train-test.tar has the words train and test"):
+        own.read_splits(tmp_path)
 
 
 def test_no_sample_of_a_damaged_shard_is_lost_silently(tmp_path: Path) -> None:

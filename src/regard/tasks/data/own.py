@@ -80,8 +80,8 @@ def digest(path: Path, kind: str = "") -> str:
 
     Of a folder: its images or shards; of parquet: the tables. Raises: DataError if there are no data.
     """
-    tables = _tables(path)
-    files = tables or digests.relative(path, shards.files_of(path) or _image_files(path))
+    archives = shards.files_of(path)
+    files = _tables(path) or digests.relative(path, archives or _image_files(path))
     return digests.identity_of(path, files, kind)
 
 
@@ -115,9 +115,10 @@ def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
 
     Raises: DataError.
     """
+    files = shards.files_of(path)
     if tables := _tables(path):
         classes, splits = _from_tables(tables)
-    elif files := shards.files_of(path):
+    elif files:
         classes, splits = _from_shards(path, files)
     else:
         classes, splits = _from_folders(path)
@@ -204,6 +205,8 @@ def _from_shards(path: Path, files: list[Path]) -> tuple[tuple[str, ...], dict[s
     kinds: dict[str, list[Path]] = {}
     for file in files:
         found = [word for word in shards.words(path, file) if word in (*_TRAINS, *_TESTS)]
+        if len({word in _TRAINS for word in found}) > 1:
+            raise DataError(f"{file} has the words {found[0]} and {found[-1]} in its path; keep that of its split")
         kinds.setdefault(found[0] if found else "train", []).append(file)
     train = [file for name in _TRAINS for file in kinds.get(name, [])]
     test = next((kinds[name] for name in _TESTS if name in kinds), [])

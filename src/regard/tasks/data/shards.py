@@ -4,7 +4,6 @@ An index of the members is read first, so every image can be read by its number:
 image files, and a run continues in the middle of an epoch.
 """
 
-import json
 import re
 import tarfile
 from collections.abc import Iterator
@@ -14,14 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from regard.core import DataError
-from regard.core.paths import files_below
+from regard.core import DataError, StoreError
+from regard.core.paths import files_below, printable
+from regard.store.files import parse_json
 
 from .images import SUFFIXES
 from .rows import Rows
 
 SUFFIX = frozenset({".tar"})
 _BLOCK = 512  # of a tar file: headers and data begin at its multiples
+_LABELS = (".cls", ".json")
+_COMPRESSED = frozenset({".tgz", ".gz", ".bz2", ".xz", ".zst"})
+_LARGEST_IMAGE, _LARGEST_LABEL = 2**31 - 1, 2**24
+"""Bytes of a member."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +70,18 @@ class MemberNames(Rows):
 
 
 def files_of(path: Path) -> list[Path]:
-    """The shards of a folder, sorted; [] if it has none."""
-    return files_below(path, SUFFIX) if path.is_dir() else []
+    """The shards of a folder, sorted; [] if it has none.
+
+    Raises: DataError if images, tables or compressed shards lie beside shards: they would be left out.
+    """
+    files = files_below(path, SUFFIX) if path.is_dir() else []
+    if files:
+        for other in files_below(path, SUFFIXES | _COMPRESSED | {".parquet"}):
+            if other.suffix.lower() not in _COMPRESSED - {".tgz"}:
+                raise DataError(f"{path} has shards ({files[0].name}) and also {other}; keep one kind of data there")
+            if ".tar" in other.suffixes:
+                raise DataError(f"{other} is compressed, so its images cannot be read by number; unpack it to .tar")
+    return files
 
 
 def words(root: Path, file: Path) -> list[str]:
@@ -99,10 +113,14 @@ def _samples(file: Path) -> Iterator[tuple[int, int, int]]:
             key, image, label = f"{folder}/{stem}", None, None
         if data is None:
             if image is not None:
-                raise DataError(f"{member.name} in {file} is a second image of its sample; give each image a key")
+                raise DataError(f"{printable(member.name)} in {file} is a second image of its sample; "
+                                "give each image a key")  # fmt: skip
             image = (member.offset_data, member.size)
-        elif label is None:
-            label = _label(file, member.name, kind, data)
+        else:
+            value = _label(file, printable(member.name), kind.lower(), data)
+            if None not in (label, value) and value != label:
+                raise DataError(f"sample {printable(stem)} in {file} has the labels {label} and {value}; keep one")
+            label = value if label is None else label
     if key:
         yield _sample(file, key, image, label)
 
@@ -110,7 +128,7 @@ def _samples(file: Path) -> Iterator[tuple[int, int, int]]:
 def _sample(file: Path, key: str, image: tuple[int, int] | None, label: int | None) -> tuple[int, int, int]:
     for value, name in ((image, "image"), (label, "label (.cls, or .json with the key label)")):
         if value is None:
-            raise DataError(f"sample {key.strip('/')} in {file} has no {name}")
+            raise DataError(f"sample {printable(key.strip('/'))} in {file} has no {name}")
     return (*image, label)  # type: ignore[misc, return-value]
 
 
@@ -120,36 +138,57 @@ def _members(file: Path) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     try:
         with tarfile.open(file, "r:") as archive:
             for member in archive:
-                last = member.name
-                if not member.isfile() or Path(member.name).name.startswith("."):
-                    continue
+                last = printable(member.name)
                 suffix = Path(member.name).suffix.lower()
-                if suffix in SUFFIXES:
-                    yield member, None
-                elif suffix in (".cls", ".json"):
-                    yield member, archive.extractfile(member).read()  # type: ignore[union-attr]
+                if suffix in (*SUFFIXES, *_LABELS) and not Path(member.name).name.startswith("."):
+                    _check_member(file, last, member, _LARGEST_LABEL if suffix in _LABELS else _LARGEST_IMAGE)
+                    if member.isfile():
+                        stream = archive.extractfile(member) if suffix in _LABELS else None
+                        yield member, stream and stream.read()
                 archive.members = []  # type: ignore[attr-defined]  # it would keep all
             end = archive.offset
-    except (tarfile.TarError, OSError) as error:
+    except DataError:
+        raise
+    except (tarfile.TarError, OSError, ValueError) as error:  # ValueError: a header with an odd number
         raise DataError(f"{file} is damaged after {last} ({error}); write or download it again") from error
-    with file.open("rb") as stream:  # tarfile takes a damaged header for the end
+    _check_end(file, end, last)
+
+
+def _check_member(file: Path, name: str, member: tarfile.TarInfo, most: int) -> None:
+    """Raises: DataError for a link, a device, a file with holes, and one of more than `most` bytes."""
+    if member.isdir():
+        return
+    if not member.isfile() or member.issparse():
+        raise DataError(f"{name} in {file} is a link, a device or a file with holes; write the shard with whole files")
+    if not 0 <= member.size <= most:
+        raise DataError(f"{name} in {file} has {member.size:,} bytes, expected at most {most:,}")
+
+
+def _check_end(file: Path, end: int, last: str) -> None:
+    """Raises: DataError unless nothing but zeros follows; tarfile takes a damaged header for the end."""
+    with file.open("rb") as stream:
         stream.seek(end)
-        if stream.read(_BLOCK) != bytes(_BLOCK):
+        rest = stream.read(_BLOCK)
+        if rest != bytes(_BLOCK):
             raise DataError(f"{file} is damaged or cut off after {last}; write or download it again")
+        while rest:
+            if rest.count(0) < len(rest):
+                raise DataError(f"{file} goes on after the end of its archive (files joined?); write it as one archive")
+            rest = stream.read(2**20)
 
 
 def _label(file: Path, name: str, kind: str, data: bytes) -> int | None:
     """A label; None for JSON without one. Raises: DataError for one that is no whole number of 0 or above."""
     value: Any = data.decode(errors="replace").strip()
-    try:
-        if kind.endswith("json"):
-            content = json.loads(value)
-            value = content.get("label") if isinstance(content, dict) else None
-            if value is None:
-                return None
-        number = int(value)
-    except (ValueError, TypeError):
-        number = -1
-    if number < 0 or number >= 2**20:
-        raise DataError(f"{name} in {file} has the label {str(value)[:40]!r}, expected a whole number from 0 on")
-    return number
+    if kind.endswith("json"):
+        try:
+            content = parse_json(f"{name} in {file}", data)
+        except StoreError as error:
+            raise DataError(f"{name} in {file} is not JSON ({error.__cause__}); write it again") from error
+        value = content.get("label") if isinstance(content, dict) else None
+        if value is None:
+            return None
+    text = str(value)
+    if type(value) not in (int, str) or not re.fullmatch("[0-9]{1,18}", text) or int(text) >= 2**20:
+        raise DataError(f"{name} in {file} has the label {text[:40]!r}, expected a whole number from 0 on")
+    return int(text)
