@@ -159,7 +159,7 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
         (HOST, ("--set", "recipe.optimizer=adamww"), ("unknown optimizer", "did you mean adamw")),
         (HOST, ("--precision", "bf16"), ("--set recipe.precision=bf16: precision is one of", "not 'bf16'")),
         (HOST, ("--device", "gpu"), ("--device is auto, cpu, cuda or mps, not 'gpu'",)),
-        (HOST, ("--workers", "-1"), ("--workers is 0 or more, not -1",)),
+        (HOST, ("--workers", "-1"), ("--workers is 0 or more, at most 1024, not -1",)),
         (HOST, ("--seed", "-1"), ("seed is 0 or more, not -1",)),
         (HOST, ("--log", "wand"), ("--log is one of csv, tensorboard, wandb, mlflow, not 'wand'",)),
     ],

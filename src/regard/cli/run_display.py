@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from regard.core import ConfigError
-
 from .run_options import find_device
 
 FEW = 3
@@ -36,11 +34,11 @@ class Execution:
 
     def watch(self, run: "Run", folder: Path, report: Any) -> "Watch":
         """Raises: ConfigError."""
+        from regard.train.child_processes import check_workers
         from regard.train.loggers import loggers
         from regard.train.loop import Watch
 
-        if self.workers < 0:
-            raise ConfigError(f"--workers is 0 or more, not {self.workers}")
+        check_workers(self.workers)
         return Watch(
             report=report,
             workers=self.workers,

@@ -7,7 +7,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from regard.core import ConfigError
 from regard.core.allocator import ALLOCATOR
+
+MOST_WORKERS = 1024
+"""Processes beside this one; a larger number is a slip, and would use up the machine's processes."""
+
+
+def check_workers(workers: int) -> None:
+    """Raises: ConfigError for a number of worker processes that no machine has."""
+    if not 0 <= workers <= MOST_WORKERS:
+        raise ConfigError(f"--workers is 0 or more, at most {MOST_WORKERS}, not {workers}")
 
 
 def end_with_parent() -> None:

@@ -18,10 +18,9 @@ from multiprocessing import get_context
 
 import torch
 
-from regard.core import ConfigError
 from regard.lab.jobs import Job, JobResult, execute_job
 from regard.store.results import Results
-from regard.train.child_processes import end_with_parent, process_environment
+from regard.train.child_processes import check_workers, end_with_parent, process_environment
 from regard.train.distributed import check_number
 from regard.train.signals import interrupt
 
@@ -39,8 +38,8 @@ class Local:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise ConfigError(f"--workers is 0 or more, not {self.workers}")
+        if self.workers is not None:
+            check_workers(self.workers)
 
     @property
     def here(self) -> bool:

@@ -144,7 +144,7 @@ def _members(file: Path) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
                     _check_member(file, last, member, _LARGEST_LABEL if suffix in _LABELS else _LARGEST_IMAGE)
                     if member.isfile():
                         stream = archive.extractfile(member) if suffix in _LABELS else None
-                        yield member, stream and stream.read()
+                        yield member, None if stream is None else stream.read()
                 archive.members = []  # type: ignore[attr-defined]  # it would keep all
             end = archive.offset
     except DataError:
