@@ -96,7 +96,7 @@ def test_sigterm_to_a_plain_job_saves_and_the_same_command_goes_on(tmp_path: Pat
 
 
 def test_options_reach_the_scheduler() -> None:
-    options = {"partition": "gpu", "gpus-per-node": "2", "timeout_min": "600", "array_parallelism": "8"}
+    options = [("partition", "gpu"), ("gpus-per-node", "2"), ("timeout_min", "600"), ("array_parallelism", "8")]
     place = find_place("slurm", cpus=4, memory=16.0, options=options)
     assert isinstance(place, Slurm)
     assert place.parameters(1) == {
@@ -118,8 +118,25 @@ def test_an_option_that_slurm_does_not_have_is_named(tmp_path: Path, monkeypatch
     for name in ("sbatch", "srun"):
         (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="partitoin"):
-        Slurm(options=(("partitoin", "gpu"),)).open(Results(tmp_path / "results"), 1, 1)
+    for option in (("partitoin", "gpu"), ("gpus_per_node", "two")):
+        with pytest.raises(ConfigError, match=f"--slurm: .*{option[0]}"):
+            Slurm(options=(option,)).open(Results(tmp_path / "results"), 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([("array-parallelism", "2"), ("array_parallelism", "3")], "--slurm array_parallelism is given twice"),
+        ([("cpus_per_task", "2")], "by --cpus or --memory"),
+        ([("array_parallelism", "0")], "whole numbers from 1 on"),
+        ([("timeout_min", "-5")], "whole numbers from 1 on"),
+    ],
+)
+def test_options_that_slurm_would_take_in_another_sense_are_refused(
+    options: list[tuple[str, str]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Slurm(options=tuple(options)).parameters(1)
 
 
 @pytest.mark.untyped
@@ -128,7 +145,7 @@ def test_an_option_that_slurm_does_not_have_is_named(tmp_path: Path, monkeypatch
     [
         ("slrum", {}, "did you mean slurm"),
         ("slurm", {"workers": 2}, "--on slurm takes --cpus and --memory and --slurm: leave out --workers"),
-        ("ray", {"options": {"partition": "gpu"}}, "leave out --slurm"),
+        ("ray", {"options": [("partition", "gpu")]}, "leave out --slurm"),
         ("local", {"cpus": 2}, "--on local takes --workers: leave out --cpus"),
         ("slurm://head", {}, "there is no place 'slurm://head'"),
     ],

@@ -41,9 +41,10 @@ On = Annotated[
     ),
 ]
 Only = Annotated[str | None, typer.Option(metavar="KEY", help="Execute only the run with this key; no table.")]
-Cpus = Annotated[int | None, typer.Option(min=1, help="With --on ray or slurm: cores of each run [1].")]
+Cpus = Annotated[int | None, typer.Option(min=1, max=4096, help="With --on ray or slurm: cores of each run [1].")]
 Memory = Annotated[
-    float | None, typer.Option(min=0.1, help="With --on ray or slurm: memory of each run in GB. Default: not counted.")
+    float | None,
+    typer.Option(min=0.1, max=100_000, help="With --on ray or slurm: memory of each run in GB. Default: not counted."),
 ]
 SlurmOptions = Annotated[
     list[str] | None,
@@ -56,7 +57,8 @@ SlurmOptions = Annotated[
 ]
 
 Gpu = Annotated[
-    str, typer.Option(help="With --dry-run: the GPU for which hours and memory are estimated, such as H100.")
+    str | None,
+    typer.Option(help="With --dry-run: the GPU for which hours and memory are estimated, such as H100 [A100]."),
 ]
 Utilisation = Annotated[
     float | None, typer.Option(help="With --dry-run: the assumed share of the GPU's peak, between 0 and 1 [0.3].")
@@ -69,7 +71,7 @@ def find_cluster(
     """The cluster of --on; None for this machine. Raises: ConfigError for an unknown word, or options of another."""
     from regard.lab.executors import find_place
 
-    place = find_place(word, workers=workers, cpus=cpus, memory=memory, options=dict(map(pair, slurm or ())))
+    place = find_place(word, workers=workers, cpus=cpus, memory=memory, options=list(map(pair, slurm or ())))
     return None if place.here else place
 
 

@@ -74,7 +74,7 @@ def run(
             help="Only build every row, train one step, and compare its counts with the published ones; needs no data.",
         ),
     ] = False,
-    gpu: Gpu = "A100",
+    gpu: Gpu = None,
     utilisation: Utilisation = None,
     decide: Annotated[
         bool,
@@ -105,11 +105,19 @@ def run(
         raise ConfigError(f"--decide chooses rows and seeds itself: leave out {', '.join(given)}")
     if hours is not None and not decide:
         raise ConfigError("--hours is for --decide, which adds seeds; without it the number of seeds is fixed")
+    if dry_run:
+        unused = place_options | {"--seeds": seeds, "--compile": compile, "--retry": retry, "--fresh": fresh}
+        if given := _given(unused):
+            raise ConfigError(
+                f"--dry-run executes nothing, and counts the seeds of the study: leave out {', '.join(given)}"
+            )
+    elif given := _given({"--gpu": gpu, "--utilisation": utilisation}):
+        raise ConfigError(f"{' and '.join(given)} estimate what a --dry-run needs: add it, or leave them out")
     place = None if on == "print" else find_cluster(on, workers, cpus, memory, slurm)
     study = find_study(name, scale, data, host, size, data_root, modules, digest)
     study.rows(scale, rows)
     if dry_run:
-        raise typer.Exit(_dry_run(study, scale, rows, (gpu, utilisation), devices, as_json))
+        raise typer.Exit(_dry_run(study, scale, rows, (gpu or "A100", utilisation), devices, as_json))
     store = Results(results)
     if on == "print":
         refused = place_options | {"--on": None} | work_options | {"--retry": None}
@@ -164,7 +172,7 @@ def _lost_clusters() -> Iterator[None]:
 
 def _given(options: Mapping[str, Any]) -> list[str]:
     """The options that have a value."""
-    return [option for option, value in options.items() if value not in (None, False, [])]
+    return [option for option, value in options.items() if value is not None and value is not False and value != []]
 
 
 def _absolute(data: str | None) -> str | None:

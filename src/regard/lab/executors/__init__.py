@@ -1,6 +1,6 @@
 """Where the runs of a study are executed, by the word that `regard study run --on` takes."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from regard.core import ConfigError, nearest
 
@@ -14,11 +14,11 @@ WORDS = ("local", "ray", "slurm")
 
 def find_place(
     word: str, *, workers: int | None = None, cpus: int | None = None, memory: float | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Sequence[tuple[str, str]] = (),
 ) -> Place:  # fmt: skip
     """The place of a word: "local", "ray", "ray://HOST:PORT" or "slurm".
 
-    workers: of "local". cpus, memory: cores and GB of each run on a cluster. options: of Slurm.
+    workers: of "local". cpus, memory: cores and GB of each run on a cluster. options: of Slurm, (name, value).
     Raises: ConfigError for an unknown word, and for a choice that the place does not have.
     """
     name, slashes, address = word.partition("://")
@@ -34,4 +34,4 @@ def find_place(
         return Local(workers=workers)
     if name == "ray":
         return RayCluster(address=address, cpus=1 if cpus is None else cpus, memory=memory or 0.0)
-    return Slurm(cpus=1 if cpus is None else cpus, memory=memory or 0.0, options=tuple((options or {}).items()))
+    return Slurm(cpus=1 if cpus is None else cpus, memory=memory or 0.0, options=tuple(options))

@@ -55,17 +55,23 @@ class Slurm:
         return int(self.parameters(devices)["slurm_array_parallelism"])
 
     def parameters(self, devices: int) -> dict[str, Any]:
-        """The arguments of submitit. Raises: ConfigError for a name that is given twice."""
+        """The arguments of submitit. Raises: ConfigError for a name given twice, and for cores, memory and numbers that
+        do not belong here.
+        """
         chosen: dict[str, Any] = {
             "timeout_min": DEFAULT_MINUTES, "cpus_per_task": self.cpus, "slurm_array_parallelism": 256,
         }  # fmt: skip
         chosen |= {"mem_gb": self.memory} if self.memory else {}
         chosen |= {"gpus_per_node": devices} if devices > 1 else {}
-        for name, value in self.options:
-            name = name.strip().replace("-", "_")
+        names = [name.strip().replace("-", "_") for name, _ in self.options]
+        for name, (_, value) in zip(names, self.options, strict=True):
+            if names.count(name) > 1 or name in ("cpus_per_task", "mem_gb"):
+                raise ConfigError(f"--slurm {name} is given twice, or by --cpus or --memory: keep one")
             chosen[name if name in SHARED else f"slurm_{name}"] = int(value) if value.isdecimal() else value
-        if not isinstance(chosen["slurm_array_parallelism"], int) or not isinstance(chosen["timeout_min"], int):
-            raise ConfigError("--slurm array_parallelism and timeout_min (minutes) are whole numbers")
+        if not all(
+            isinstance(chosen[name], int) and chosen[name] for name in ("slurm_array_parallelism", "timeout_min")
+        ):
+            raise ConfigError("--slurm array_parallelism and timeout_min (minutes) are whole numbers from 1 on")
         return chosen
 
     def open(self, store: Results, devices: int, jobs: int) -> Executor:
@@ -99,7 +105,7 @@ class SlurmJobs(Executor):
         )
         try:
             self.executor.update_parameters(name="regard", **place.parameters(devices))
-        except (ValueError, TypeError, NameError) as error:
+        except (ValueError, TypeError, NameError, AssertionError) as error:
             raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from error
 
     def slots(self) -> int:
