@@ -143,6 +143,7 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
         (["--tokens", "16", "--dim", "64", "--task", "segmentatoin"], "no task 'segmentatoin'"),
         (["--tokens", "16", "--dim", "64", "--masks", "holes"], "no mask 'holes'"),
         (["--tokens", "16", "--dim", "64", "--data", "digits"], "--data is for a MODEL that exists"),
+        (["--tokens", "16", "--dim", "64", "--results", "/nowhere"], "--results is for a MODEL that exists"),
         (["vit_desk", "--tokens", "16"], "--tokens describes a model that does not exist yet"),
         ([], "advise takes a MODEL"),
     ],

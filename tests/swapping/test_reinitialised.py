@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from regard.cli.app import run
-from regard.core import MixerConfig, SwapError, heads, merge
+from regard.core import ConfigError, MixerConfig, SwapError, heads, merge
 from regard.mixers.factors.factors import Factors
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
@@ -54,6 +54,15 @@ def test_these_layers_stay_as_they_are_by_default(name: str) -> None:
         swap(model, Softmax(), next(iter(lost)), example=x[:1])
     assert all(model.get_submodule(layer) is module for layer, module in lost.items())
     assert all(isinstance(model.get_submodule(layer), Port) for layer in others)
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("mixer", [Softmax(), {"network.2.*": "SKA()"}])
+def test_the_option_is_true_or_false(mixer: Any) -> None:
+    model, x = host("volo")
+    with pytest.raises(ConfigError, match="reinitialise is True or False, not 'no'"):
+        swap(model, mixer, example=x[:1], reinitialise="no")  # type: ignore[arg-type]
+    assert not any(isinstance(module, Port) for module in model.modules())
 
 
 def test_a_plan_of_layers_asks_for_the_option_too() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WITH_IMAGES = ("budget", "minutes", "images", "pretrained", "out", "where")
 """Options that only a measured plan has."""
-OF_A_MODEL = ("data", *WITH_IMAGES, "size", "batch", "dtype", "device", "seconds")
+OF_A_MODEL = ("data", *WITH_IMAGES, "size", "batch", "dtype", "device", "seconds", "data_root", "results")
 WITHOUT_IMAGES = (
     "accuracy is not measured: with --data DIR (a folder of your images, no label is read) this command finds a "
     "plan of layers within a budget and measures what it would lose"

@@ -49,8 +49,10 @@ def attention_layers(
 ) -> dict[str, type[Port]]:
     """Names of all layers that are swapped or can be, in the model's order, with the port of each.
 
-    reinitialise: also those whose own attention would be lost (`Port.loses`).
+    reinitialise: also those whose own attention would be lost (`Port.loses`). Raises: ConfigError if it is no bool.
     """
+    if not isinstance(reinitialise, bool):
+        raise ConfigError(f"reinitialise is True or False, not {shown(reinitialise)}")
     layers = {}
     for name, module in model.named_modules():
         port = port_of(module, ports) if name else None
@@ -96,7 +98,7 @@ def _without_ports(model: nn.Module) -> str:
     """The error text for a model without a supported attention layer."""
     classes = {f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()}
     attentions = sorted(name for name in classes if re.search("attn|attention", name.rpartition(".")[2].lower()))
-    ports = f"none that a port knows ({', '.join(port.__name__ for port in PORTS)})"
+    ports = "none that a port knows"
     if attentions:
         return f"it has {', '.join(attentions)}, but {ports}; {OWN_MODEL}"
     return f"it has {ports}; a ResNet takes attention with regard.attend; {OWN_MODEL}"
