@@ -117,7 +117,7 @@ def run(
     study = find_study(name, scale, data, host, size, data_root, modules, digest)
     study.rows(scale, rows)
     if dry_run:
-        raise typer.Exit(_dry_run(study, scale, rows, (gpu or "A100", utilisation), devices, as_json))
+        raise typer.Exit(_dry_run(study, scale, rows, ("A100" if gpu is None else gpu, utilisation), devices, as_json))
     store = Results(results)
     if on == "print":
         refused = place_options | {"--on": None} | work_options | {"--retry": None}
