@@ -193,3 +193,14 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtra, match=rf"pip install 'regard\[{name}\]'"):
             loggers(name, tmp_path, "SKA()")
+
+
+@pytest.mark.parametrize(("name", "value"), [("WANDB_MODE", "sideways"), ("WANDB_BASE_URL", "no url")])
+def test_a_wrong_variable_of_wandb_is_named_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv(name, value)
+    (logger,) = loggers("wandb", tmp_path, "label")
+    with pytest.raises(ConfigError, match=r"--log wandb cannot start \(.*\); WANDB_MODE=offline"):
+        _ = logger.experiment

@@ -58,18 +58,19 @@ class WandbLogger(_ToolLogger):
         import wandb
 
         offline = not any(os.environ.get(name) for name in WANDB_MODES)
-        settings = wandb.Settings(
-            disable_git=True, save_code=False, console="off", silent=True, x_disable_stats=True, x_disable_meta=True,
-            x_disable_machine_info=True, x_save_requirements=False,
-        )  # fmt: skip
         try:
+            settings = wandb.Settings(
+                disable_git=True, save_code=False, console="off", silent=True, x_disable_stats=True, x_disable_meta=True,
+                x_disable_machine_info=True, x_save_requirements=False,
+            )  # fmt: skip
             return wandb.init(
                 project=os.environ.get("WANDB_PROJECT", self.name), id=self.version, name=self.label, dir=self.folder,
                 mode="offline" if offline else None, resume=None if offline else "allow", settings=settings,
             )  # fmt: skip
-        except (wandb.Error, OSError) as error:
+        except (wandb.Error, OSError, ValueError) as error:  # ValueError: a variable of the environment
+            reason = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"--log wandb cannot start ({error}); WANDB_MODE=offline logs without a server"
+                f"--log wandb cannot start ({reason}); WANDB_MODE=offline logs without a server"
             ) from error
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
