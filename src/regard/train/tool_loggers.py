@@ -60,8 +60,8 @@ class WandbLogger(_ToolLogger):
         offline = not any(os.environ.get(name) for name in WANDB_MODES)
         try:
             settings = wandb.Settings(
-                disable_git=True, save_code=False, console="off", silent=True, x_disable_stats=True, x_disable_meta=True,
-                x_disable_machine_info=True, x_save_requirements=False,
+                disable_git=True, save_code=False, console="off", silent=True, x_disable_stats=True,
+                x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
             )  # fmt: skip
             return wandb.init(
                 project=os.environ.get("WANDB_PROJECT", self.name), id=self.version, name=self.label, dir=self.folder,
