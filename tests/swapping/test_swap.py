@@ -422,7 +422,7 @@ for arguments in ((create_model("vit_desk", None), Softmax(), ["blocks.0.attn"])
 def test_what_cannot_be_done_is_said():
     with pytest.raises(SwapError, match="no attention module matching .nowhere.*it has blocks.0.attn"):
         swap(vit()[0], Softmax(), "nowhere.*")
-    with pytest.raises(SwapError, match="a port knows .TimmViT.*regard.attend.*your-own-model"):
+    with pytest.raises(SwapError, match="a port knows; a ResNet .*regard.attend.*your-own-model"):
         swap(nn.Sequential(nn.Conv2d(3, 4, 3)), Softmax())
     with pytest.raises(SwapError, match="it has timm.models.byobnet.SelfAttnBlock, but none that a"):
         swap(create_model("lambda_resnet26t", None), Softmax())
