@@ -17,7 +17,7 @@ from regard.mixers.spelling import parse_mixer, spell
 from regard.mixers.table import FAMILIES
 from regard.studies import load_study
 from regard.studies.probes.names import BASELINE
-from tools.findings import FEWEST_SEEDS, shares
+from tools.findings import shares
 from tools.site.evidence import ROOT, Evidence, all_evidence
 
 BENCH = ROOT / "docs" / "bench.html"
@@ -57,7 +57,7 @@ def evidence(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
     """Every mechanism's difference to softmax attention, with the verdict on it where the study has such a claim."""
     found = []
     for study in tables:
-        if study.name.startswith("probes_"):  # abilities, not accuracies
+        if study.is_probe:
             continue
         gate = study.table.get("gate") or {}
         spellings = {row["label"]: str(row.get("spelling") or "") for row in study.snapshot.get("rows", ())}
@@ -98,7 +98,7 @@ def abilities(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
     spellings = {
         row["label"]: str(row["spelling"])
         for study in tables
-        if study.name.startswith("probes_")
+        if study.is_probe
         for row in study.snapshot["rows"]
         if row["spelling"] and not row["control"] and row["label"] != BASELINE
     }
@@ -108,7 +108,7 @@ def abilities(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
             values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
             plain = all(type(value) is int or value == getattr(type(config)(), name) for name, value in values.items())
             found.append({"mechanism": type(config).__name__, "spelling": spell(config), "plain": plain,
-                          "tokens": TOKENS, "seeds": FEWEST_SEEDS, "learned": learned})  # fmt: skip
+                          "tokens": TOKENS, "learned": learned})  # fmt: skip
     return found
 
 

@@ -62,12 +62,11 @@ class Profile(NamedTuple):
 
 def finding(evidence: Sequence[Evidence]) -> str:
     """The text between README's marks."""
-    claims, of_probes = (judged([study for study in evidence if _is_probe(study) == probe]) for probe in (False, True))
-    claims = list(claims)
+    claims = [(study, claim) for study, claim in judged(evidence) if not study.is_probe]
     counts = Counter(claim["verdict"]["word"] for _, claim in claims)
     decided = [(study, claim) for study, claim in claims if claim["verdict"]["word"] in WORDS[:2]]
     contradicted = counts["contradicted"] or "none"
-    abilities = Counter(claim["verdict"]["word"] for _, claim in of_probes)
+    abilities = Counter(claim["verdict"]["word"] for study, claim in judged(evidence) if study.is_probe)
     paragraphs = (
         f"Of {len(claims)} claims that small studies could judge (small networks, small images, three seeds or more, "
         f"beside controls without attention), {counts['supported']} are supported and {contradicted} contradicted "
@@ -90,10 +89,6 @@ def finding(evidence: Sequence[Evidence]) -> str:
     )
     paragraphs = tuple(text for text in paragraphs if text)
     return "\n\n".join(text if text[0] in "|!" else fill(text, 120) for text in paragraphs)
-
-
-def _is_probe(study: Evidence) -> bool:
-    return study.name.startswith("probes_")
 
 
 def _line(study: Evidence, claim: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ def made(folder: Path, high: float = 1.0, low: float = -1.0) -> Path:
              "forward": {"Softmax": [1, 1, 1], "MiTA": [1, 0.25, 0.0625]},
              "training": {"Softmax": [1, 1, 1], "MiTA": [1, 0.5, None]}}  # fmt: skip
     file = folder / "table.json"
-    probes = [{"mechanism": "MiTA", "spelling": "MiTA(m=4, k=4)", "plain": True, "tokens": 36, "seeds": 3,
+    probes = [{"mechanism": "MiTA", "spelling": "MiTA(m=4, k=4)", "plain": True, "tokens": 36,
                "learned": {"content": 0.5, "place": 0.49}}]  # fmt: skip
     file.write_text(json.dumps({"times": times, "evidence": [line], "abilities": probes}))
     return file

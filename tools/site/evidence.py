@@ -26,6 +26,11 @@ class Evidence:
         return str(self.table["study" if self.snapshot else "analysis"])
 
     @property
+    def is_probe(self) -> bool:
+        """Whether it asks for an ability on generated boards: no evidence on accuracy."""
+        return self.name.startswith("probes_")
+
+    @property
     def report(self) -> str:
         """The path of its page, below the root of the repository."""
         return f"docs/results/{self.folder.name}/report.html"
