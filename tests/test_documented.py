@@ -61,7 +61,7 @@ SMALLER = {
     r"regard probe (?!.*--sweep)": "--abilities content",
     r"regard (train|finetune)": "--set recipe.epochs=1 --set task.limit=32",
     r"regard study show": "--no-estimate",
-    r"regard study run (?!.*(--decide|--on ))": "--seeds 1 --workers 0 --rows w/o",
+    r"regard study run (?!.*(--decide|--on |--dry-run))": "--seeds 1 --workers 0 --rows w/o",
     r"regard study run .*--on ": "--seeds 1 --rows w/o",
     r"regard study run (?!.*--decide).*--scale desk": "--scale smoke",
     r"regard study run .*--decide": "--workers 0 --hours 0.0000001",
