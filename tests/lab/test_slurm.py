@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,11 +15,13 @@ from lab.clusters import EPOCHS, STUDY, results
 from lab.test_workers import jobs_of
 from regard.core import ConfigError
 from regard.lab.executors import find_place
-from regard.lab.executors.slurm import Slurm
+from regard.lab.executors.slurm import Slurm, SlurmCall, queue_states
 from regard.lab.progress import Event, Progress
 from regard.lab.run_jobs import run_all
-from regard.lab.run_study import run_study
+from regard.lab.run_study import planned_jobs, run_study
+from regard.store.files import read_json
 from regard.store.results import Results
+from two_processes import free_port
 
 PLACE = Slurm(scheduler="local")
 
@@ -71,9 +75,6 @@ def test_a_job_that_dies_is_tried_again_and_the_others_go_on(tmp_path: Path, mon
 @pytest.mark.slow
 def test_sigterm_to_a_plain_job_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """One line of --on print, as the command of a batch script."""
-    import subprocess
-    import sys
-
     start = [sys.executable, "-m", "regard", "study", "run", "quickstart", "--scale", "desk", "--rows", "w/o"]
     start += ["--seeds", "1", "--results", str(tmp_path)]
     lines = subprocess.run([*start, "--on", "print"], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -95,6 +96,54 @@ def test_sigterm_to_a_plain_job_saves_and_the_same_command_goes_on(tmp_path: Pat
     assert subprocess.run([*start, "--on", "print"], capture_output=True, check=True).stdout == b""
 
 
+def call_on_a_node(root: str) -> None:
+    """What each process of a job on several nodes does, for the first run of the study."""
+    (job, *_) = planned_jobs(STUDY, "smoke", STUDY.runs("smoke", "*", 1))
+    SlurmCall(job, root, 1, str(Path(root) / "ending.json"), nodes=2)()
+
+
+@pytest.mark.slow
+def test_a_run_on_two_nodes_learns_what_one_process_does(tmp_path: Path) -> None:
+    """With the variables that Slurm sets in the processes of two nodes."""
+    root = tmp_path / "slurm"
+    code = f"from lab.test_slurm import call_on_a_node; call_on_a_node({str(root)!r})"
+    common = {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2",
+              "SLURM_JOB_NODELIST": "localhost", "SLURM_LOCALID": "0", "MASTER_PORT": str(free_port()),
+              "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=os.environ | common | {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)},
+        ) for rank in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert read_json(root / "ending.json")[0] == "done"
+    (run,) = root.glob("*/run.json")
+    assert read_json(run)["devices"] == 2
+    (job, *_) = planned_jobs(STUDY, "smoke", STUDY.runs("smoke", "*", 1))
+    run_study(STUDY, "smoke", Results(tmp_path / "local"), seeds=1, workers=0, only=job.run.key)
+    here, there = (Results(store).outcome(job.run.key) for store in (tmp_path / "local", root))
+    assert here
+    assert there
+    assert there["study"] == here["study"]
+    assert there["metrics"]["loss"] == pytest.approx(here["metrics"]["loss"], rel=1e-4)
+
+
+def test_states_of_jobs_are_those_of_squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "squeue"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in *--array*--jobs=12,13*) printf "12_0|RUNNING\\n 12_1|NODE_FAIL\\n";; esac'
+    )
+    program.chmod(0o755)
+    assert queue_states(["12_0", "12_1", "13"]) == {"12_0": "RUNNING", "12_1": "NODE_FAIL", "13": "FORGOTTEN"}
+    program.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert queue_states(["13"]) == {"13": "FORGOTTEN"}
+    program.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1")
+    assert queue_states(["13"]) == {}, "no answer says nothing about the job"
+
+
 def test_options_reach_the_scheduler() -> None:
     options = [("partition", "gpu"), ("gpus-per-node", "2"), ("timeout_min", "600"), ("array_parallelism", "8")]
     place = find_place("slurm", cpus=4, memory=16.0, options=options)
@@ -105,6 +154,9 @@ def test_options_reach_the_scheduler() -> None:
     }  # fmt: skip
     assert place.slots(1) == 8
     assert Slurm().parameters(8)["gpus_per_node"] == 8
+    several = find_place("slurm", nodes=4)
+    assert isinstance(several, Slurm)
+    assert several.parameters(8) | {"nodes": 4, "tasks_per_node": 8, "gpus_per_node": 8} == several.parameters(8)
 
 
 def test_a_machine_without_slurm_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +179,8 @@ def test_an_option_that_slurm_does_not_have_is_named(tmp_path: Path, monkeypatch
     ("options", "message"),
     [
         ([("array-parallelism", "2"), ("array_parallelism", "3")], "--slurm array_parallelism is given twice"),
-        ([("cpus_per_task", "2")], "by --cpus or --memory"),
+        ([("cpus_per_task", "2")], "set by --cpus"),
+        ([("nodes", "2")], "set by --nodes"),
         ([("array_parallelism", "0")], "whole numbers from 1 on"),
         ([("timeout_min", "-5")], "whole numbers from 1 on"),
     ],
@@ -147,6 +200,7 @@ def test_options_that_slurm_would_take_in_another_sense_are_refused(
         ("slurm", {"workers": 2}, "--on slurm takes --cpus and --memory and --slurm: leave out --workers"),
         ("ray", {"options": [("partition", "gpu")]}, "leave out --slurm"),
         ("local", {"cpus": 2}, "--on local takes --workers: leave out --cpus"),
+        ("local", {"nodes": 2}, "--nodes 2 needs a scheduler: take --on slurm, or train one run with: torchrun"),
         ("slurm://head", {}, "there is no place 'slurm://head'"),
     ],
 )

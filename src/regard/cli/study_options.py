@@ -42,6 +42,9 @@ On = Annotated[
 ]
 Only = Annotated[str | None, typer.Option(metavar="KEY", help="Execute only the run with this key; no table.")]
 Cpus = Annotated[int | None, typer.Option(min=1, max=4096, help="With --on ray or slurm: cores of each run [1].")]
+NodesOfRun = Annotated[
+    int, typer.Option("--nodes", min=1, help="With --on slurm: machines that share each batch of a run.")
+]
 Memory = Annotated[
     float | None,
     typer.Option(min=0.1, max=100_000, help="With --on ray or slurm: memory of each run in GB. Default: not counted."),
@@ -66,12 +69,14 @@ Utilisation = Annotated[
 
 
 def find_cluster(
-    word: str, workers: int | None, cpus: int | None, memory: float | None, slurm: list[str] | None
+    word: str, workers: int | None, cpus: int | None, memory: float | None, nodes: int, slurm: list[str] | None
 ) -> "Place | None":
     """The cluster of --on; None for this machine. Raises: ConfigError for an unknown word, or options of another."""
     from regard.lab.executors import find_place
 
-    place = find_place(word, workers=workers, cpus=cpus, memory=memory, options=list(map(pair, slurm or ())))
+    place = find_place(
+        word, workers=workers, cpus=cpus, memory=memory, nodes=nodes, options=list(map(pair, slurm or ()))
+    )
     return None if place.here else place
 
 

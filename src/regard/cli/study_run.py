@@ -26,6 +26,7 @@ from .study_options import (
     Host,
     Memory,
     Name,
+    NodesOfRun,
     On,
     Only,
     Rows,
@@ -53,6 +54,7 @@ def run(
     workers: Workers = None,
     cpus: Cpus = None,
     memory: Memory = None,
+    nodes: NodesOfRun = 1,
     slurm: SlurmOptions = None,
     devices: Devices = 1,
     compile: Compile = False,
@@ -90,7 +92,7 @@ def run(
         "--compile": compile, "--data": data, "--host": host, "--size": size, "--digest": digest,
     }  # fmt: skip
     place_options = {"--on": None if on == "local" else on, "--workers": workers, "--cpus": cpus, "--memory": memory,
-                     "--slurm": slurm, "--only": only}  # fmt: skip
+                     "--nodes": None if nodes == 1 else nodes, "--slurm": slurm, "--only": only}  # fmt: skip
     work_options = {"--retry": retry, "--fresh": fresh, "--dry-run": dry_run, "--decide": decide, "--hours": hours}
     if name in ANALYSES:
         given = _given(study_options | place_options | work_options)
@@ -113,7 +115,7 @@ def run(
             )
     elif given := _given({"--gpu": gpu, "--utilisation": utilisation}):
         raise ConfigError(f"{' and '.join(given)} estimate what a --dry-run needs: add it, or leave them out")
-    place = None if on == "print" else find_cluster(on, workers, cpus, memory, slurm)
+    place = None if on == "print" else find_cluster(on, workers, cpus, memory, nodes, slurm)
     study = find_study(name, scale, data, host, size, data_root, modules, digest)
     study.rows(scale, rows)
     if dry_run:

@@ -9,6 +9,7 @@ from typing import Any
 from regard.store.results import Busy, Results
 from regard.train.environment import is_environment_error
 from regard.train.loop import Watch
+from regard.train.torchrun import launch
 
 JobResult = tuple[str, dict[str, Any] | None, str]
 """(state, outcome, text) of a job: one of `STATES`, the parts of the outcome that are displayed, the error's text."""
@@ -37,7 +38,8 @@ def execute_job(job: Job, root: str, devices: int = 1, patience: float = 0.0) ->
 
     An error of the run, such as a configuration that the model refuses or the failure of a run that it needs, is
     recorded as a failed outcome. An error of the environment (disk, memory, packages, devices) or of the probes is not:
-    the run is "stopped", and continues the next time the study is run.
+    the run is "stopped", and continues the next time the study is run. Of several processes that share a run the first
+    one writes.
     """
     until = time.monotonic() + patience
     while (result := _execute(job, Results(root), devices))[0] == "busy" and time.monotonic() < until:
@@ -46,15 +48,17 @@ def execute_job(job: Job, root: str, devices: int = 1, patience: float = 0.0) ->
 
 
 def _execute(job: Job, store: Results, devices: int) -> JobResult:
+    first = launch().first
     try:
         try:
             outcome = job.run.execute(store, devices, watch=Watch(compile=job.compile))
         except Exception as error:
-            if is_environment_error(error):
+            if is_environment_error(error) or not first:
                 raise
             outcome = record_failure(job, store, f"{type(error).__name__}: {error}")
-        with suppress(Busy):
-            outcome = _complete_outcome(job, store, outcome)
+        if first:
+            with suppress(Busy):
+                outcome = _complete_outcome(job, store, outcome)
     except Busy as error:
         return "busy", None, str(error)
     except Exception as error:

@@ -71,7 +71,7 @@ def run_study(
         raise ConfigError(f"{study.name} has no run {only} at {scale} scale with these rows, seeds and data")
     for job in jobs:
         for needed in (job.run, *needs(job.run)):
-            check_parts(devices, needed.recipe.batch)
+            check_parts(devices * how.place.nodes, needed.recipe.batch)
             if how.place.here:
                 check_devices(devices, needed.recipe.batch, "auto")
     write_snapshot(study, scale, store, seeds, rows)

@@ -14,16 +14,22 @@ WORDS = ("local", "ray", "slurm")
 
 def find_place(
     word: str, *, workers: int | None = None, cpus: int | None = None, memory: float | None = None,
-    options: Sequence[tuple[str, str]] = (),
+    nodes: int = 1, options: Sequence[tuple[str, str]] = (),
 ) -> Place:  # fmt: skip
     """The place of a word: "local", "ray", "ray://HOST:PORT" or "slurm".
 
-    workers: of "local". cpus, memory: cores and GB of each run on a cluster. options: of Slurm, (name, value).
+    workers: of "local". cpus, memory: cores and GB of each run on a cluster. nodes: of each run on Slurm. options: of
+    Slurm, (name, value).
     Raises: ConfigError for an unknown word, and for a choice that the place does not have.
     """
     name, slashes, address = word.partition("://")
     if name not in WORDS or (slashes and name != "ray"):
         raise ConfigError(f"there is no place {word!r} to run; {nearest(name, (*WORDS, 'ray://HOST:PORT', 'print'))}")
+    if nodes > 1 and name != "slurm":
+        raise ConfigError(
+            f"--nodes {nodes} needs a scheduler: take --on slurm, or train one run with: torchrun --nnodes {nodes} "
+            "--nproc-per-node DEVICES --rdzv-backend c10d --rdzv-endpoint HOST:29400 -m regard train ..."
+        )
     given = {"--workers": workers, "--cpus": cpus, "--memory": memory, "--slurm": options or None}
     taken = {"local": ("--workers",), "ray": ("--cpus", "--memory"), "slurm": ("--cpus", "--memory", "--slurm")}[name]
     if wrong := [option for option, value in given.items() if value is not None and option not in taken]:
@@ -34,4 +40,4 @@ def find_place(
         return Local(workers=workers)
     if name == "ray":
         return RayCluster(address=address, cpus=1 if cpus is None else cpus, memory=memory or 0.0)
-    return Slurm(cpus=1 if cpus is None else cpus, memory=memory or 0.0, options=tuple(options))
+    return Slurm(cpus=1 if cpus is None else cpus, memory=memory or 0.0, nodes=nodes, options=tuple(options))

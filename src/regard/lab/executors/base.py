@@ -63,6 +63,10 @@ class Place(Protocol):
     def here(self) -> bool:
         """Whether runs are executed on this machine."""
 
+    @property
+    def nodes(self) -> int:
+        """How many machines share each batch of a run."""
+
     def slots(self, devices: int) -> int:
         """How many runs of `devices` devices each are executed at the same time, to estimate times.
 

@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import ClassVar
 
 import torch
 
@@ -36,6 +37,7 @@ class Local:
     """
 
     workers: int | None = None
+    nodes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.workers is not None:

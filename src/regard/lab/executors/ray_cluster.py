@@ -49,6 +49,7 @@ class RayCluster:
     address: str = ""
     cpus: int = 1
     memory: float = 0.0
+    nodes: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         host, colon, port = self.address.rpartition(":")

@@ -1,16 +1,18 @@
 """On a cluster with Slurm, through submitit: an array of jobs, one for each run.
 
-submitit writes the batch script, submits it, asks for the states of jobs and queues a job again. It stores the function
-that a job calls as a pickle, in a new folder below the results that only its user may enter; the command that submits
-reads no pickle back: a job says how it ended in a small JSON file, and the store has the rest.
+submitit writes the batch script, submits it and queues a job again. It stores the function that a job calls as a
+pickle, in a new folder below the results that only its user may enter; the command that submits reads no pickle back: a
+job says how it ended in a small JSON file, and the store has the rest. Of jobs that wrote no such file squeue tells the
+state, also where Slurm keeps no accounts.
 """
 
-import logging
+import os
 import secrets
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,20 +23,29 @@ from regard.store.results import RENEW_SECONDS, STALE_SECONDS, Results
 
 from .base import Ending, Executor, Handle
 
-SHARED = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "stderr_to_stdout")
+SHARED = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node", "stderr_to_stdout")
 """submitit's names of what every scheduler has; all others are Slurm's own."""
+OWN_OPTIONS = {"cpus_per_task": "--cpus", "mem_gb": "--memory", "nodes": "--nodes", "tasks_per_node": "--devices"}
+"""Names that other options of the command line set."""
 ARRAY = 1000
 """Largest number of jobs in one array; Slurm's default limit is 1001."""
 DEFAULT_MINUTES = 60
 """The time limit of a job. A job that reaches it saves and is queued again."""
 REQUEUES = 1000
+LOOK_SECONDS = 10.0
+"""So often squeue is asked."""
+ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+"""Slurm's states of jobs that do not go on."""
+FORGOTTEN = "FORGOTTEN"
+"""Our state for a job that squeue does not know any more: it ended minutes ago."""
 VISIBLE_SECONDS = 60.0
 """So long after the end of a job its files may be unseen on another machine of a shared file system."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """The Slurm of this machine, a login node. cpus, memory: cores and GB of each run; 0 GB = Slurm's default.
+    """The Slurm of this machine, a login node. cpus, memory: cores of each process and GB of each node; 0 GB = Slurm's
+    default. nodes: of each run; on several, one process for each device trains, as torchrun would start them.
 
     options: (name, value) of sbatch, such as ("partition", "gpu"), or submitit's timeout_min, gpus_per_node, ...
     scheduler: submitit's name, "local" in tests.
@@ -42,6 +53,7 @@ class Slurm:
 
     cpus: int = 1
     memory: float = 0.0
+    nodes: int = 1
     options: tuple[tuple[str, str], ...] = ()
     scheduler: str = "slurm"
 
@@ -63,10 +75,13 @@ class Slurm:
         }  # fmt: skip
         chosen |= {"mem_gb": self.memory} if self.memory else {}
         chosen |= {"gpus_per_node": devices} if devices > 1 else {}
+        chosen |= {"nodes": self.nodes, "tasks_per_node": devices} if self.nodes > 1 else {}
         names = [name.strip().replace("-", "_") for name, _ in self.options]
         for name, (_, value) in zip(names, self.options, strict=True):
-            if names.count(name) > 1 or name in ("cpus_per_task", "mem_gb"):
-                raise ConfigError(f"--slurm {name} is given twice, or by --cpus or --memory: keep one")
+            if name in OWN_OPTIONS:
+                raise ConfigError(f"--slurm {name} is set by {OWN_OPTIONS[name]}: give that option instead")
+            if names.count(name) > 1:
+                raise ConfigError(f"--slurm {name} is given twice: keep one")
             chosen[name if name in SHARED else f"slurm_{name}"] = int(value) if value.isdecimal() else value
         if not all(
             isinstance(chosen[name], int) and chosen[name] for name in ("slurm_array_parallelism", "timeout_min")
@@ -99,7 +114,8 @@ class SlurmJobs(Executor):
         with store_errors(self.folder):
             self.folder.mkdir(parents=True, mode=0o700)
         self.jobs: dict[Handle, _Submitted] = {}
-        logging.getLogger("submitit").setLevel(logging.ERROR)  # without Slurm's accounting it warns at every look
+        self.states: Mapping[str, str] = {}
+        self.looked = -LOOK_SECONDS
         self.executor = submitit.AutoExecutor(
             self.folder, cluster=place.scheduler, **{f"{place.scheduler}_max_num_timeout": REQUEUES}
         )
@@ -122,7 +138,11 @@ class SlurmJobs(Executor):
             return []
         calls = [
             SlurmCall(
-                job, str(self.store.root.resolve()), self.devices, str(self.folder / f"{secrets.token_hex(8)}.json")
+                job,
+                str(self.store.root.resolve()),
+                self.devices,
+                str(self.folder / f"{secrets.token_hex(8)}.json"),
+                self.place.nodes,
             )
             for job in jobs[:ARRAY]
         ]
@@ -139,13 +159,27 @@ class SlurmJobs(Executor):
         """See `Executor`."""
         until = time.monotonic() + seconds
         while True:
-            endings = [(handle, ending) for handle, job in self.jobs.items() if (ending := job.ending()) is not None]
+            self._look()
+            endings = [
+                (handle, ending) for handle, job in self.jobs.items()
+                if (ending := job.ending(self.states.get(job.number, ""))) is not None
+            ]  # fmt: skip
             if endings or time.monotonic() >= until:
                 break
             time.sleep(min(seconds, 0.2))
         for handle, _ in endings:
             del self.jobs[handle]
         return endings
+
+    def _look(self) -> None:
+        """Ask for the states of jobs, but not too often: the scheduler answers all users of the cluster."""
+        if time.monotonic() - self.looked < LOOK_SECONDS or not self.jobs:
+            return
+        if self.place.scheduler == "slurm":
+            self.states = queue_states([job.number for job in self.jobs.values()]) or self.states
+        else:
+            self.states = {job.number: str(job.job.state) for job in self.jobs.values() if job.job.done()}
+        self.looked = time.monotonic()
 
     def cancel(self, handle: Handle) -> None:
         """scancel: a job that runs gets SIGTERM first, and saves."""
@@ -164,40 +198,69 @@ class _Submitted:
         self.job, self.result = job, result
         self.over: float | None = None
 
-    def ending(self) -> Ending | None:
-        """How the job ended; None as long as it has not."""
+    @property
+    def number(self) -> str:
+        """Of the job: 12, or 12_3 in an array."""
+        return str(self.job.job_id)
+
+    def ending(self, state: str) -> Ending | None:
+        """How the job ended; None as long as it has not. state: what the scheduler says, "" if it does not know yet."""
         if self.result.exists():
-            state, outcome, text = read_json(self.result)
-            return state, outcome, text
-        if not self.job.done():
+            ended, outcome, text = read_json(self.result)
+            return ended, outcome, text
+        if state not in (*ENDED, FORGOTTEN, "FINISHED"):
             self.over = None
             return None
         self.over = self.over or time.monotonic()
-        word = str(self.job.state).split()[0].upper()
-        if word == "CANCELLED":
-            return "stopped", None, f"its job {self.job.job_id} was cancelled"
-        if word in ("NODE_FAIL", "BOOT_FAIL"):
+        if state == "CANCELLED":
+            return "stopped", None, f"its job {self.number} was cancelled"
+        if state in ("NODE_FAIL", "BOOT_FAIL"):
             return "lost", None, "its node failed"
-        if word in ("COMPLETED", "FINISHED") and time.monotonic() - self.over < VISIBLE_SECONDS:
+        if state in ("COMPLETED", "FINISHED", FORGOTTEN) and time.monotonic() - self.over < VISIBLE_SECONDS:
             return None
-        return "died", None, f"its job {self.job.job_id} ended as {word} (out of memory?); log: {self.job.paths.stderr}"
+        return "died", None, f"its job {self.number} ended as {state}; log: {self.job.paths.stderr}"
+
+
+def queue_states(numbers: Iterable[str]) -> dict[str, str]:
+    """Slurm's state of each job (12, or 12_3 of an array); empty if the scheduler does not answer."""
+    arrays = {number.partition("_")[0] for number in numbers}
+    command = [
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=all",
+        "--format=%i|%T",
+        f"--jobs={','.join(sorted(arrays))}",
+    ]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        return {}
+    known = dict(line.strip().split("|", 1) for line in answer.stdout.splitlines() if "|" in line)
+    return {number: known.get(number, FORGOTTEN) for number in numbers}
 
 
 class SlurmCall:
     """What a job calls: execute one run, and write how it ended.
 
     SIGUSR2 comes before the time limit and, if the cluster is set up so, at preemption: the run saves a checkpoint, and
-    the job is queued again. SIGTERM (scancel, other preemption): the run saves, and the job ends.
+    the job is queued again. SIGTERM (scancel, other preemption): the run saves, and the job ends. On several nodes each
+    process of the job calls this, and the first one writes.
     """
 
-    def __init__(self, job: Any, root: str, devices: int, result: str) -> None:
-        self.job, self.root, self.devices, self.result = job, root, devices, result
+    def __init__(self, job: Any, root: str, devices: int, result: str, nodes: int = 1) -> None:
+        self.job, self.root, self.devices, self.result, self.nodes = job, root, devices, result, nodes
 
     def __call__(self) -> None:
         """Raises: KeyboardInterrupt after SIGTERM; SystemExit after SIGUSR2."""
         from regard.lab.jobs import execute_job
         from regard.train.signals import handled, interrupt
+        from regard.train.torchrun import launch
 
+        if self.nodes > 1:
+            os.environ |= torchrun_variables()
         requeue: Any = signal.getsignal(signal.SIGUSR2)  # submitit's handler: it calls `checkpoint`, queues and exits
         received: list[int] = []
 
@@ -208,15 +271,34 @@ class SlurmCall:
         try:
             with handled(interrupt, signal.SIGTERM), handled(save, signal.SIGUSR2):
                 patience = STALE_SECONDS + 2 * RENEW_SECONDS  # so long the lock of a lost node looks alive
-                ending = execute_job(self.job, self.root, self.devices, patience)
+                ending = execute_job(self.job, self.root, 1 if self.nodes > 1 else self.devices, patience)
         except KeyboardInterrupt:
             if received:
                 requeue(received[0], None)
             raise
-        write_json(Path(self.result), list(ending))
+        if launch().first:
+            write_json(Path(self.result), list(ending))
 
     def checkpoint(self) -> Any:
         """What submitit queues: the same call, which continues from the run's checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def torchrun_variables() -> dict[str, str]:
+    """What torchrun would set in this process of a job on several nodes; submitit knows it from Slurm."""
+    from submitit import JobEnvironment
+    from submitit.helpers import TorchDistributedEnvironment
+
+    found = TorchDistributedEnvironment()
+    return {
+        "MASTER_ADDR": found.master_addr,
+        "MASTER_PORT": str(found.master_port),
+        "RANK": str(found.rank),
+        "WORLD_SIZE": str(found.world_size),
+        "LOCAL_RANK": str(found.local_rank),
+        "LOCAL_WORLD_SIZE": str(found.local_world_size),
+        "GROUP_RANK": str(JobEnvironment().node),
+        "TORCHELASTIC_RUN_ID": str(JobEnvironment().job_id),
+    }
