@@ -14,7 +14,7 @@ WORKS = (
     "list studies",
     "list data",
     "card MiTA",
-    "cost None SKA MiTA --host vit_desk",
+    "cost host SKA MiTA --host vit_desk",
     "bench Softmax SKA --grid 4x4 --dim 8 --seconds 0.001",
     "swap-check vit_desk SKA",
     "advise vit_desk --mixers SKA --seconds 0.001 --batch 1",

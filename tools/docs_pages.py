@@ -73,8 +73,8 @@ def mechanisms() -> str:
 # Mechanisms
 
 All mechanisms with their default options; `regard card NAME` prints the options of one. Masks: the masks that it
-applies exactly; it refuses others. Cross: whether keys and values may come from another sequence
-(`config.build_cross(site)`).
+applies exactly; it refuses others. Key bias: only a bias with one row, the same for all queries, so no position biases.
+Cross: whether keys and values may come from another sequence (`config.build_cross(site)`).
 
 {table(("name", "formula", "cost", "masks", "cross", "source"), mechanism_rows)}
 

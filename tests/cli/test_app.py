@@ -55,10 +55,14 @@ def test_cost_of_a_layer_is_the_formula(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_cost_of_deit_tiny_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
-    own, same, static = rows(capsys, "cost", "None", "Softmax", "SKA", "--host", "deit_tiny_patch16_224")
+    hosts = ("--host", "deit_tiny_patch16_224")
+    own, same, static, none = rows(capsys, "cost", "host", "Softmax", "SKA", "None", *hosts)
+    assert own["mechanism"] == "host"
     assert own["params"] == same["params"] == 5_717_416
     assert own["MACs"] == same["MACs"] == 1_253_683_200  # DeiT: 1.3 G
     assert static["params"] == 5_726_632
+    assert none["params"] == own["params"] - 12 * 4 * (192 * 192 + 192)  # no q, k, v and no output projection
+    assert none["MACs"] == own["MACs"] - 12 * (4 * 197 * 192 * 192 + 2 * 197 * 197 * 192)
 
 
 def test_bench_compares_with_the_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +137,7 @@ def test_python_m_regard_is_the_command() -> None:
         (["list", "--match", "zzz"], "no name of mixers matches 'zzz'"),
         (["cost", "Softmax", "--grid", "4by4"], "expected height x width"),
         (["cost", "Softmax", "--size", "32x32"], "give --host"),
-        (["cost", "None"], "needs --host"),
+        (["cost", "host"], "needs --host"),
         (["cost", "Softmax", "--accounting", "mine"], "executed or paper"),
         (["cost", "Softmax", "--dim", "10", "--heads", "3"], "--dim 10 is not a multiple of 3 heads"),
         (["train", "SKA", "--set", "recipe.epochs=0"], "--set recipe.epochs=0: epochs"),

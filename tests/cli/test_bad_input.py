@@ -281,7 +281,7 @@ def finished(capsys, results: Path) -> str:
 
 
 def test_evaluation_of_what_is_not_there(capsys, results: Path) -> None:
-    refused(capsys, ["eval", "0" * 12, "--results", str(results)], "has no run", "regard study status")
+    refused(capsys, ["eval", "0" * 12, "--results", str(results)], "has no run", "regard results list")
 
 
 def test_a_run_is_named_by_its_key_or_its_folder(capsys, tmp_path: Path, results: Path, finished: str) -> None:

@@ -35,8 +35,8 @@ def test_without_one_best_is_refused_in_one_line(tmp_path: Path, capsys: pytest.
     assert run(["eval", key, "--best", "--results", str(tmp_path)]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line == (
-        f"regard: run {key} has no validation part, so no best weights were chosen: train with --val 0.1, or leave "
-        "best out"
+        f"regard: run {key} has no best weights, since only a validation part chooses them: train with --val 0.1, or "
+        "leave best out for the last weights"
     )
 
 

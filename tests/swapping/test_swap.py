@@ -426,8 +426,12 @@ def test_what_cannot_be_done_is_said():
         swap(nn.Sequential(nn.Conv2d(3, 4, 3)), Softmax())
     with pytest.raises(SwapError, match="it has timm.models.byobnet.SelfAttnBlock, but none that a"):
         swap(create_model("lambda_resnet26t", None), Softmax())
-    with pytest.raises(UnsupportedError, match="passes a bias mask"):
+    with pytest.raises(SwapError, match="nn.MultiheadAttention.*subclass TorchAttention.*watch"):
+        swap(nn.Sequential(nn.TransformerEncoderLayer(8, 2)), Softmax())
+    with pytest.raises(UnsupportedError, match="attn passes a bias mask.*XCA.*leave the layer out with where="):
         swap(swin()[0], XCA())
+    with pytest.raises(UnsupportedError, match="attn passes a bias mask, which MiTA.*leave the layer out with where="):
+        plan_swap(swin()[0], MiTA(m=1, k=1))
     with pytest.raises(SwapError, match="nothing is swapped"):
         restore(vit()[0])
     with pytest.raises(SwapError, match="nothing is swapped"):

@@ -281,7 +281,7 @@ def test_without_a_validation_part_there_are_no_best_weights(tmp_path: Path) -> 
     assert not (store.folder(run.key) / checkpoint.BEST).exists()
     checkpoint.save_best(store.folder(run.key), {}, 1, 99.0)
     for call in (lambda: trained(run, store, best=True), lambda: load(store.folder(run.key), best=True)):
-        with pytest.raises(StoreError, match=r"no validation part.*--val 0\.1, or leave best out"):
+        with pytest.raises(StoreError, match=r"has no best weights.*--val 0\.1, or leave best out"):
             call()
 
 

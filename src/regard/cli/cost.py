@@ -1,6 +1,6 @@
 """`regard cost MIXER...`: compare parameters and multiply-accumulates (MACs)."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,9 +10,14 @@ from .imports import Imports, imported
 from .sizes import check_heads, read_grids, read_size, short_grid
 from .tables import AsJson, show
 
+if TYPE_CHECKING:
+    from regard.core import Extra, MixerConfig
+
 
 def cost(
-    mixers: Annotated[list[str], typer.Argument(help="Mechanisms; 'None' is the host's own attention.")],
+    mixers: Annotated[
+        list[str], typer.Argument(help='Mechanisms; "host" is the host\'s own attention, "None" is none.')
+    ],
     host: Annotated[str, typer.Option(help="A host model. Default: one layer is counted.")] = "",
     size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the host's own.")] = "",
     grid: Annotated[str, typer.Option(help="Patch tokens of one layer.")] = "14x14",
@@ -30,17 +35,15 @@ def cost(
         raise ConfigError(f"--accounting is executed or paper, not {accounting!r}")
     if size and not host:
         raise ConfigError("--size is the image size of a host: give --host too, or use --grid for one layer")
-    from regard.mixers.spelling import parse_mixer, spell
-
     extra = imported(modules)
-    configs = [parse_mixer(text, extra) for text in mixers]
+    named = [_named(text, extra) for text in mixers]
     rows: list[dict[str, Any]] = []
     if host:
         from regard.measure.cost import model_cost
 
-        for config in configs:
+        for name, config in named:
             total = model_cost(host, config, read_size(size) if size else None, accounting, extra)
-            rows.append(_row("None" if config is None else spell(config), total.params, total.macs, rows))
+            rows.append(_row(name, total.params, total.macs, rows))
         note = f"{host}" + (f" at {size}" if size else "") + "; MACs for one image; FLOPs are twice as many"
     else:
         from dataclasses import replace
@@ -51,14 +54,28 @@ def cost(
         for patches in read_grids(grid):
             site = Site(dim, heads, replace(patches, prefix=prefix))
             start = len(rows)
-            for config in configs:
+            for name, config in named:
                 if config is None:
-                    raise ConfigError("None is the host's own attention: it needs --host")
+                    raise ConfigError(f"{name} is the host's own attention: it needs --host")
                 layer = config.cost(site, accounting)
-                row = _row(spell(config), layer.params, layer.macs, rows[start:])
+                row = _row(name, layer.params, layer.macs, rows[start:])
                 rows.append({"grid": short_grid(site.grid)} | row)
         note = f"one layer, {dim} channels, {heads} heads; MACs for one image; FLOPs are twice as many"
     show(rows, as_json, notes=[note])
+
+
+def _named(text: str, extra: "Extra") -> "tuple[str, MixerConfig | None]":
+    """The name of a row and its mechanism; None for the host's own attention. "None" is no attention, as in training.
+
+    Raises: ConfigError if the text is no mechanism.
+    """
+    from regard.mixers.spelling import parse_mixer, spell
+    from regard.swapping.removed import Removed
+
+    if text == "host":
+        return text, None
+    config = parse_mixer(text, extra)
+    return ("None", Removed()) if config is None else (spell(config), config)
 
 
 def _row(name: str, params: int, macs: int, before: list[dict[str, Any]]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def find_run(text: str, results: Path) -> "tuple[Results, str]":
     if stored is None:
         raise ConfigError(
             f"{text!r} is not the folder of a run, and {results} has no run with this key; "
-            "`regard study status` lists studies with runs, --results names their folder"
+            "`regard results list` lists the runs, --results names their folder"
         )
     return stored
 

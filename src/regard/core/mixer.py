@@ -182,7 +182,8 @@ class Mixer(nn.Module):
 class MixerConfig(ABC):
     """Describes a mechanism. Frozen, keyword-only, and all that is needed to build it at a Site.
 
-    card: facts for lists and reports. masks: the kinds of mask that it can apply. cross: whether queries may come from
+    card: facts for lists and reports. masks: the kinds of mask that it can apply, of "causal", "padding", "bias" and
+    "key bias": only biases with one row, the same for all queries. cross: whether queries may come from
     another input than keys and values. samples: spellings that fit grids of about 4x4 cells, on which the contract is
     checked, the usual one first; () where the defaults fit. Subclasses with a `__post_init__` call this one first.
     revision: raised when a run of the same spelling gives other results; it enters the keys of runs. older_revisions: a
@@ -246,7 +247,10 @@ def _cost(config: MixerConfig, site: Site) -> Cost:
 
 def refuse_masks(config: MixerConfig, mask: Mask | None) -> None:
     """Raises UnsupportedError that names the kinds of mask which the mechanism cannot apply."""
-    missing = sorted((mask.kinds if mask is not None else frozenset()) - config.masks)
+    if mask is None:
+        return
+    one_row = mask.bias is not None and mask.bias.shape[-2] == 1
+    missing = sorted(mask.kinds - config.masks - ({"bias"} if one_row and "key bias" in config.masks else set()))
     if missing:
         can = ", ".join(sorted(config.masks)) or "none"
         raise UnsupportedError(f"{type(config).__name__} cannot apply a {' or '.join(missing)} mask (it can: {can})")

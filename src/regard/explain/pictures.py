@@ -30,7 +30,7 @@ from .layer_inputs import query_cell
 
 SAMPLES = ("china", "flower")
 CREDITS = {
-    "china": "photograph china.jpg by 白士 李 (Baishi Li), CC BY 2.0, from scikit-learn's sample images",
+    "china": "photograph china.jpg by Baishi Li, CC BY 2.0, from scikit-learn's sample images",
     "flower": "photograph flower.jpg by dany13, CC BY 2.0, from scikit-learn's sample images",
     "digit": "handwritten digit of scikit-learn's digits (UCI ML repository, CC BY 4.0)",
 }

@@ -16,7 +16,7 @@ from regard.swapping.swap import swap
 from .bench import Candidate, Run, Timing, checked_placement, measured, with_gradients
 from .cost import host_and_image, model_cost
 
-OWN = "None"
+OWN = "host"
 """The row of the model with its own attention."""
 
 

@@ -143,7 +143,7 @@ class Agent(HeadMixerConfig):
         conditions="Q, K, V",
         prefix="queries and keys like all tokens; not pooled into landmarks",
     )
-    masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})
+    masks: ClassVar[frozenset[str]] = frozenset({"padding", "key bias"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (
         "Agent(m=4)",

@@ -75,7 +75,11 @@ def model_recipe(model: nn.Module) -> dict[str, Any]:
     """
     record = model.__dict__.get("regard_host")
     if record is None:
-        raise ConfigError("save needs a model from create_model(name, ...): its name and options are the recipe")
+        raise ConfigError(
+            "save writes models of regard.create_model, whose name and options build them again, not this "
+            f"{type(model).__name__}: use save_pretrained for a model of Hugging Face, for others "
+            "torch.save(model.state_dict(), ...), and to load it, make the model, swap as before, then load_state_dict"
+        )
     name, options = record
     return {"host": spell_host(name, _without_weights(options)), "swaps": recorded_swaps(model)}
 

@@ -48,7 +48,7 @@ def render_bench(timings: Sequence[Timing], model: str, notes: Sequence[str]) ->
 
 
 def _label(timing: Timing) -> str:
-    return "its own attention" if timing.mixer == "None" else timing.mixer.removesuffix("()")
+    return "its own attention" if timing.mixer == "host" else timing.mixer.removesuffix("()")
 
 
 def _pass(kind: bool, timings: Sequence[Timing], model: str) -> Iterable[Sheet]:

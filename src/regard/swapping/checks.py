@@ -12,6 +12,8 @@ from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 from .adapters import alteration, package_name
 from .layer import Port
 
+OTHER_MASKS = "leave the layer out with where=, or take a mechanism that can: `regard list` shows the masks of each"
+
 
 def check_supported(port: type[Port], host: nn.Module, name: str, mixer: MixerConfig) -> None:
     """Raises: UnsupportedError if the port or the mechanism cannot be used here. host: the library's module."""
@@ -19,7 +21,9 @@ def check_supported(port: type[Port], host: nn.Module, name: str, mixer: MixerCo
     if reason := port.refusal(host):
         raise UnsupportedError(f"{port.__name__} cannot replace {name}: {reason}")
     if missing:
-        raise UnsupportedError(f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply")
+        raise UnsupportedError(
+            f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply; {OTHER_MASKS}"
+        )
 
 
 def check_plain(layer: nn.Module, name: str) -> None:

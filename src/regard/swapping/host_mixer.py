@@ -18,6 +18,7 @@ from regard.core import Grid, Inputs, Mask, Mixer, MixerConfig, Site, Unsupporte
 from regard.mixers.shared.heads import HeadLayer, HeadMixer
 from regard.projections.linear import LinearQKV
 
+from .checks import OTHER_MASKS
 from .layer import Port
 
 
@@ -175,7 +176,7 @@ def check_operator(mixer: HeadMixer, width: int, biased: bool) -> None:
     try:
         y = mixer.operator(*roles, grid=site.grid, memory=site.memory, mask=mask)
     except UnsupportedError as error:
-        raise UnsupportedError(f"{site.name}: {error}") from error
+        raise UnsupportedError(f"{site.name}: {error}; {OTHER_MASKS}") from error
     except (RuntimeError, ValueError):
         y = None
     if y is None or y.shape[-1] != width:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from regard.core import ConfigError, Grid, RegardError, SwapError
+from regard.core import ConfigError, Grid, RegardError, SwapError, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.core.validation import shown
 from regard.swapping.ports import PORTS
 
+from .checks import OTHER_MASKS
 from .grid_source import GridSource, require_watched_module
 from .layer import Port, first_tensor
 from .shared_state import check_where, present_source
@@ -99,6 +100,12 @@ def _without_ports(model: nn.Module) -> str:
     classes = {f"{type(m).__module__}.{type(m).__qualname__}" for m in model.modules()}
     attentions = sorted(name for name in classes if re.search("attn|attention", name.rpartition(".")[2].lower()))
     ports = "none that a port knows"
+    if nn.MultiheadAttention in map(type, model.modules()):
+        return (
+            "it has nn.MultiheadAttention, but no patch embedding that its port knows: subclass TorchAttention of "
+            "regard.swapping.ports.torch_attention with watch = the name of yours, and pass it as ports=[...]; "
+            f"{OWN_MODEL}"
+        )
     if attentions:
         return f"it has {', '.join(attentions)}, but {ports}; {OWN_MODEL}"
     return f"it has {ports}; a ResNet takes attention with regard.attend; {OWN_MODEL}"
@@ -226,7 +233,8 @@ class LayerCall:
     def check(self, layer: Port, name: str) -> None:
         """Run the layer that takes the place of the one that was called, in evaluation mode.
 
-        Raises: SwapError if its output has another shape; whatever the layer raises for this input.
+        Raises: SwapError if its output has another shape; UnsupportedError, with the layer's name, for a mask that
+        the mechanism cannot apply; whatever else the layer raises for this input.
         """
         example = first_tensor(layer)
 
@@ -239,7 +247,10 @@ class LayerCall:
         with eval_mode(layer):
             layer.source.record(layer, (), torch.empty(1, 0, height, width))
             args, kwargs = tree_map(here, (self.args, self.kwargs))
-            shape = _output_shape(layer(*args, **kwargs))
+            try:
+                shape = _output_shape(layer(*args, **kwargs))
+            except UnsupportedError as error:
+                raise UnsupportedError(f"{name}: {error}; {OTHER_MASKS}") from error
         if shape != self.shape:
             raise SwapError(
                 f"{type(layer).__name__} at {name} returns a tensor {tuple(shape)}, the model's own attention one of "

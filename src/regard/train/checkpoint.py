@@ -111,6 +111,14 @@ def load_best(folder: Path) -> dict[str, Any] | None:
         ) from error
 
 
+def no_best_weights(key: str) -> StoreError:
+    """The error for a run whose best weights are requested and were never chosen."""
+    return StoreError(
+        f"run {key} has no best weights, since only a validation part chooses them: train with --val 0.1, or leave "
+        "best out for the last weights"
+    )
+
+
 def trained_weights(folder: Path, best: bool = False, averaged: bool = False) -> dict:
     """The weights that a run evaluates: the last ones (their average if the recipe has one), or those of best.ckpt.
 
@@ -119,10 +127,7 @@ def trained_weights(folder: Path, best: bool = False, averaged: bool = False) ->
     if best:
         state = load_best(folder)
         if state is None:
-            raise StoreError(
-                f"run {folder.name} has no best weights: only a validation part can choose them "
-                "(regard train --val 0.1); leave best out for the last weights"
-            )
+            raise no_best_weights(folder.name)
         return state["model"]
     state = load(folder)
     if state is None:

@@ -75,13 +75,7 @@ def _check_validated(key: str, task: str) -> None:
     """Raises: StoreError if the spelled task of a run has no validation part; old runs chose on the test images."""
     call = ast.parse(task or "None", mode="eval").body
     if not isinstance(call, ast.Call) or "val" not in {keyword.arg for keyword in call.keywords}:
-        raise _unvalidated(key)
-
-
-def _unvalidated(key: str) -> StoreError:
-    return StoreError(
-        f"run {key} has no validation part, so no best weights were chosen: train with --val 0.1, or leave best out"
-    )
+        raise checkpoint.no_best_weights(key)
 
 
 def _averaged(outcome: dict[str, Any]) -> bool:
@@ -100,7 +94,7 @@ def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
     Raises: StoreError if the run has no such checkpoint.
     """
     if best and run.task.validation() is None:
-        raise _unvalidated(run.key)
+        raise checkpoint.no_best_weights(run.key)
     weights = checkpoint.trained_weights(store.folder(run.key), best, bool(run.recipe.ema or run.recipe.average))
     record = (store.outcome(run.key) or {}).get("data")
     model = run.model(record)

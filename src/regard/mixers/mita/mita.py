@@ -270,7 +270,7 @@ class MiTA(HeadMixerConfig):
         discrete=True,
         prefix="queries and keys like any other token; not pooled into landmarks",
     )
-    masks: ClassVar[frozenset[str]] = frozenset({"padding", "bias"})
+    masks: ClassVar[frozenset[str]] = frozenset({"padding", "key bias"})
     cross: ClassVar[bool] = True
     samples: ClassVar[tuple[str, ...]] = (
         "MiTA(m=4, k=5)",

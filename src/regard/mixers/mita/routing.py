@@ -101,8 +101,8 @@ def key_bias(name: str, mask: Mask | None, like: Tensor) -> Tensor | None:
     if mask.bias is not None:
         if mask.bias.shape[-2] != 1:
             raise UnsupportedError(
-                f"{name} cannot apply a bias with {mask.bias.shape[-2]} rows: keys are chosen once for all queries; "
-                "give a key bias, which has one row"
+                f"{name} cannot apply a bias with {mask.bias.shape[-2]} rows, only a key bias, which has one row: "
+                "keys are chosen once for all queries"
             )
         if mask.bias.shape[-1] != like.shape[-1]:
             raise ShapeError(f"{name}: Mask.bias has {mask.bias.shape[-1]} keys, the operator has {like.shape[-1]}")
