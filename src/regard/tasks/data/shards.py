@@ -8,6 +8,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,15 @@ def read(files: list[Path]) -> tuple[Members, MemberNames, np.ndarray]:
 
     Raises: DataError with shard and member for a shard that is damaged, or a sample without one image and one label.
     """
+    return _read(tuple(files), tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+
+
+@lru_cache(maxsize=2)  # training and test: the data's digest and the training both need the index
+def _read(files: tuple[Path, ...], status: tuple[tuple[int, int], ...]) -> tuple[Members, MemberNames, np.ndarray]:
     samples = [np.array(list(_samples(file)), np.int64).reshape(-1, 3) for file in files]
     start, size, labels = np.concatenate(samples).T.copy()
     shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(part) for part in samples])
-    members = Members(tuple(files), shard, start, size.astype(np.int32))
+    members = Members(files, shard, start, size.astype(np.int32))
     return members, MemberNames(members), labels
 
 
