@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from regard.core import DataError, StoreError
-from regard.core.paths import files_below, printable
+from regard.core.paths import files_below, printable, readable
 from regard.store.files import parse_json
 
 from .images import SUFFIXES
@@ -95,7 +95,13 @@ def read(files: list[Path]) -> tuple[Members, MemberNames, np.ndarray]:
 
     Raises: DataError with shard and member for a shard that is damaged, or a sample without one image and one label.
     """
-    return _read(tuple(files), tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+    return _read(tuple(files), tuple(map(_status, files)))
+
+
+def _status(file: Path) -> tuple[int, int]:
+    with readable(file):
+        status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=2)  # training and test: the data's digest and the training both need the index
