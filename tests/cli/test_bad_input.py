@@ -144,7 +144,7 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
         (HOST, ("--data-root", "/no/such", "--data", "cifar10"), ("--data-root /no/such is not a folder",)),
         (HOST, ("--set", "recipe.lrr=1"), ("'recipe.lrr'", "did you mean recipe.lr")),
         (HOST, ("--set", "recipe.lr=abc"), ("recipe.lr is a number, not 'abc'",)),
-        (HOST, ("--set", "recipe.epochs=1.5"), ("recipe.epochs is a whole number, not 1.5",)),
+        (HOST, ("--set", "recipe.batch=1.5"), ("recipe.batch is a whole number, not 1.5",)),
         (HOST, ("--set", "task.limit=1.5"), ("task.limit is a whole number, not 1.5",)),
         (HOST, ("--set", "recipe.betas=0.9"), ("recipe.betas is several numbers",)),
         (HOST, ("--set", "recipe.augment=crp"), ("unknown augment 'crp'", "did you mean crop")),
@@ -161,13 +161,35 @@ def test_what_cannot_be_built_has_no_cost_and_no_time(capsys, verb: str, mixer: 
         (HOST, ("--device", "gpu"), ("--device is auto, cpu, cuda or mps, not 'gpu'",)),
         (HOST, ("--workers", "-1"), ("--workers is 0 or more, at most 1024, not -1",)),
         (HOST, ("--seed", "-1"), ("seed is 0 or more, not -1",)),
+        (HOST, ("--log", "csv", "--log", "wandb"), ("--log is given 2 times; give it once",)),
+        (HOST, ("--results", "elsewhere"), ("--results is given 2 times",)),
+        (HOST, ("--set", "task.limit=8", "--set", "task.limit=9"), ("task.limit is set to 8 and to 9",)),
+        (HOST, ("--set", "task.digest=bytes", "--digest", "index"), ("task.digest is set to bytes and to index",)),
+        (HOST, ("--set", "task.host=vit_desk"), ("task.host is set to vit_desk(", "set it once")),
+        (HOST, ("--seed", "3", "--data-root", " "), ("--data-root is empty; give a value, or leave the option out",)),
+        (HOST, ("--set", ""), ("--set is empty",)),
+        (
+            HOST,
+            ("--set", "task.size=99999999,99999999"),
+            ("one image of 99999999x99999999 needs 29,999,999,400,000,003 b",),
+        ),
         (HOST, ("--log", "wand"), ("--log is one of csv, tensorboard, wandb, mlflow, not 'wand'",)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) and value and value[0].startswith("--") else "",
 )
 def test_a_wrong_option(capsys, results: Path, host: str, more: tuple[str, ...], messages: tuple[str, ...]) -> None:
     refused(capsys, train(results, "Softmax", *more, host=host), *messages)
-    assert not list(results.glob("*/outcome.json"))
+    assert not results.exists()
+
+
+def test_a_dry_run_of_what_cannot_be_built_says_so_beside_its_table(capsys) -> None:
+    """Also with --json, whose readers see standard error only."""
+    arguments = ["study", "run", "quickstart", "--rows", "Softmax", "--host", "resnet18", "--dry-run"]
+    assert run([*arguments, "--json"]) == 1
+    shown = capsys.readouterr()
+    (line,) = shown.err.strip().splitlines()
+    assert line.startswith("regard: 1 of 1 rows cannot be built, the first of them softmax: ")
+    assert json.loads(shown.out)[0]["error"] in line
 
 
 @pytest.mark.parametrize(
@@ -180,6 +202,7 @@ def test_a_wrong_option(capsys, results: Path, host: str, more: tuple[str, ...],
         (["run", "quickstart", "--host", "vit_tinny_patch16_224"], "vit_tiny_patch16_224"),
         (["show", "quikstart"], "did you mean quickstart?"),
         (["status", "quikstart"], "did you mean quickstart?"),
+        (["status", "--scale", "desc"], "no scale 'desc'; did you mean desk"),
         (["export", "quikstart"], "did you mean quickstart?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

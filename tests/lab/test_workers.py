@@ -110,7 +110,7 @@ def test_an_error_of_the_environment_is_no_result(tmp_path: Path, action: str) -
     assert [event.text for event in events if event.kind == "stopped"] == [
         f"{type(ENVIRONMENT_ERRORS[action]).__name__}: {ENVIRONMENT_ERRORS[action]}"
     ]
-    assert store.status(Small(0).key) == "begun"
+    assert store.status(Small(0).key) == "new"
     assert run_all(jobs_of(["work"]), store, Local(workers=0), Progress(events.append))["done"] == 1
 
 

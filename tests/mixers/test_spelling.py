@@ -41,6 +41,9 @@ def test_a_bare_name_and_spaces() -> None:
         ("Softmax(scale=[x for x in y])", "only names and literals"),
         ("Softmax(3)", "cannot build"),
         ("Softmax(dwc=2)", "odd kernel"),
+        ("()", "is no configuration"),
+        ("(SKA(), MiTA())", "is no configuration"),
+        ("None", "is no configuration"),
     ],
 )
 def test_wrong_text_says_what_is_wrong(text: str, message: str) -> None:

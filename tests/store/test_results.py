@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,41 @@ def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
     with store.lock(KEY):  # the lock of a dead process is taken over at once
         assert store.status(KEY) == "running"
     assert not (store.folder(KEY) / "lock").exists()
+
+
+def test_an_error_before_anything_is_started_leaves_nothing(tmp_path: Path) -> None:
+    def fail(*names: str) -> None:
+        with suppress(ZeroDivisionError), Results(tmp_path / "results").lock("a1") as folder:
+            for name in names:
+                (folder / name).touch()
+            raise ZeroDivisionError
+
+    fail("run.json")
+    assert not (tmp_path / "results").exists()
+    (tmp_path / "results").mkdir()
+    fail("run.json")
+    assert not list((tmp_path / "results").iterdir())  # the user's own folder stays
+    fail("run.json", "last.ckpt")
+    assert sorted(path.name for path in (tmp_path / "results" / "a1").iterdir()) == ["last.ckpt", "run.json"]
+
+
+def test_a_folder_that_comes_and_goes_can_be_locked(tmp_path: Path) -> None:
+    """Threads that remove the empty folder of their run, as each does at its end, do not disturb those that begin."""
+    barrier, entered = threading.Barrier(4), []
+
+    def work() -> None:
+        barrier.wait()
+        for _ in range(25):
+            with Results(tmp_path / "results").lock("a1", wait=60.0):
+                entered.append(threading.get_ident())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(entered) == 100
+    assert not (tmp_path / "results" / "a1").exists()
 
 
 def test_a_silent_lock_of_another_machine_becomes_stale(tmp_path: Path) -> None:

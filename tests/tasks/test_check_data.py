@@ -1,6 +1,7 @@
 """`regard data check`: every kind of data, with counts, modes, copies in two splits, and unreadable files."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_images_are_counted_with_sizes_and_modes(tmp_path: Path, layout: str) ->
 
 
 @pictures
-def test_a_copy_in_the_test_and_a_damaged_file_are_named(tmp_path: Path, layout: str) -> None:
+def test_a_copy_in_the_test_and_a_damaged_file_are_named(tmp_path: Path, layout: str, capsys) -> None:
     original, copy, broken = LAYOUTS[layout](tmp_path)
     shutil.copy(original, copy)
     report = check_data(str(tmp_path))
@@ -93,7 +94,8 @@ def test_a_copy_in_the_test_and_a_damaged_file_are_named(tmp_path: Path, layout:
     assert copy.name in report.warnings[0]
     broken.write_bytes(b"no image")
     assert [broken.name in problem for problem in check_data(str(tmp_path)).problems] == [True]
-    assert run(["data", "check", str(tmp_path)]) == 1
+    assert run(["data", "check", str(tmp_path), "--json"]) == 1
+    assert re.match("regard: 1 problem would stop a training, the first: .*" + broken.name, capsys.readouterr().err)
 
 
 def sentences(root: Path) -> DataReport:

@@ -100,6 +100,14 @@ def test_above_the_limit_the_user_chooses(tmp_path: Path, monkeypatch: pytest.Mo
         assert on(root, digest=kind).record()["name"] == task.data
 
 
+def test_folders_that_are_refused_are_not_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all bytes of large data takes minutes."""
+    root = class_folders(tmp_path / "data", ("cat",))
+    monkeypatch.setattr(digest, "LIMIT", 0)  # reaching the digest would ask for its kind
+    with pytest.raises(DataError, match="only one class folder"):
+        on(root).identity()
+
+
 @pytest.mark.untyped
 def test_an_unknown_digest_is_refused() -> None:
     with pytest.raises(ConfigError, match="digest is '', bytes or index"):

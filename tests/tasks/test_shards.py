@@ -230,6 +230,16 @@ def test_no_sample_of_a_damaged_shard_is_lost_silently(tmp_path: Path) -> None:
         own.read_splits(tmp_path)
 
 
+def test_a_link_to_nothing_is_named_and_a_changed_shard_is_read_again(tmp_path: Path) -> None:
+    shard, link = write(tmp_path / "a.tar", [*sample(0, 0), *sample(1, 1)]), tmp_path / "b.tar"
+    assert len(shards.read([shard])[2]) == 2
+    write(shard, [*sample(0, 0), *sample(1, 1), *sample(2, 1)])
+    assert shards.read([shard])[2].tolist() == [0, 1, 1]
+    link.symlink_to(tmp_path / "gone.tar")
+    with pytest.raises(DataError, match=r"b.tar cannot be read: No such file"):
+        shards.read([shard, link])
+
+
 def test_shards_of_the_test_alone_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "val" / "a.tar", sample(1, 0))
     with pytest.raises(DataError, match="for the test only"):

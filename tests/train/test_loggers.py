@@ -204,3 +204,14 @@ def test_a_wrong_variable_of_wandb_is_named_in_a_line(
     (logger,) = loggers("wandb", tmp_path, "label")
     with pytest.raises(ConfigError, match=r"--log wandb cannot start \(.*\); WANDB_MODE=offline"):
         _ = logger.experiment
+
+
+def test_a_server_that_does_not_answer_is_named_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow by itself asks it for minutes. Afterwards the environment is as it was."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    before = dict(os.environ)
+    (logger,) = loggers("mlflow", tmp_path, "label")
+    with pytest.raises(ConfigError, match=r"--log mlflow cannot start \(.*127.0.0.1"):
+        _ = logger.experiment
+    assert dict(os.environ) == before

@@ -24,7 +24,7 @@ from regard.train import checkpoint
 from regard.train.loop import synchronised
 from regard.train.recipe import Recipe
 from regard.train.sharding import check_shared
-from regard.train.torchrun import Group, Launch, check_launch, heartbeats, joined
+from regard.train.torchrun import Group, Launch, check_launch, heartbeats, joined, launch
 from two_processes import free_port
 
 TRAIN = [
@@ -194,6 +194,24 @@ def test_devices_and_nodes_are_those_of_torchrun() -> None:
         check_launch(Launch(0, 4, 2), 4, 1)
     with pytest.raises(ConfigError, match="not --nodes 3"):
         check_launch(Launch(0, 4, 2), 2, 3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"RANK": None}, {"RANK": "2"}, {"WORLD_SIZE": "a"}, {"LOCAL_RANK": None}, {"LOCAL_WORLD_SIZE": "0"},
+     {"LOCAL_WORLD_SIZE": "3"}, {"MASTER_ADDR": None}, {"MASTER_PORT": "x"}],
+    ids=str,
+)  # fmt: skip
+def test_variables_of_torchrun_that_disagree_are_named(change: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert launch() == Launch(1, 2, 2)
+    for name, value in change.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigError, match=rf"variables of torchrun do not agree \(.*{name}={value or ''}"):
+            launch()
 
 
 def test_nodes_without_a_launcher_are_refused_before_any_work(

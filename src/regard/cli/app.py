@@ -25,6 +25,7 @@ from .distill import distill
 from .exit_codes import INTERRUPTED, MESSAGE
 from .export import export
 from .finetune import finetune
+from .given import make_strict
 from .list import list_names
 from .maps import maps
 from .predict import predict
@@ -88,6 +89,7 @@ app.add_typer(study_app, name="study")
 app.add_typer(results_app, name="results")
 app.add_typer(data_app, name="data")
 app.command("report")(report)
+make_strict(app)
 
 
 def run(arguments: Sequence[str]) -> int:

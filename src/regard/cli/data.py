@@ -1,6 +1,7 @@
 """`regard data`: the user's own data, checked before training."""
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -43,4 +44,6 @@ def check(
             notes += [f"{len(found) - SHOWN} further {kind}s; --json has all"] if len(found) > SHOWN else []
         show(report.rows, title=f"{data}: {report.kind}", notes=notes or ["no problems"])
     if report.problems:
+        number = f"{len(report.problems)} problem{'s' * (len(report.problems) > 1)}"
+        print(f"regard: {number} would stop a training, the first: {report.problems[0]}", file=sys.stderr)
         raise typer.Exit(1)

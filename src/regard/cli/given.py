@@ -1,9 +1,11 @@
-"""Which options a user gave: one that would have no effect is refused, and not ignored."""
+"""Which options a user gave: one without effect, given twice or empty is refused, and not ignored."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
 from regard.core import ConfigError
 
@@ -19,3 +21,29 @@ def refuse_given(context: Context, names: Sequence[str], reason: str) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name != "DEFAULT":
             raise ConfigError(f"--{name.replace('_', '-')} {reason}")
+
+
+class StrictCommand(TyperCommand):
+    """A verb that refuses an option given twice, of which the parser would take the last silently, and an empty value,
+    such as that of an unset variable."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As in the base class. Raises: ConfigError."""
+        if not ctx.resilient_parsing:  # as while a shell completes a command
+            values, _, given = self.make_parser(ctx).parse_args(args=list(args))
+            for option, number in Counter(option for option in given if option.param_type_name == "option").items():
+                if number > 1 and not option.multiple and not option.is_eager:
+                    raise ConfigError(f"{option.opts[0]} is given {number} times; give it once")
+                value = values[option.name]
+                if any(isinstance(text, str) and not text.strip() for text in (value if option.multiple else [value])):
+                    raise ConfigError(f"{option.opts[0]} is empty; give a value, or leave the option out")
+        return super().parse_args(ctx, args)
+
+
+def make_strict(app: typer.Typer) -> None:
+    """Make every verb of the command line, also in groups, a `StrictCommand`."""
+    for verb in app.registered_commands:
+        verb.cls = StrictCommand
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            make_strict(group.typer_instance)

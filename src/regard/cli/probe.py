@@ -11,6 +11,7 @@ import typer
 
 from regard.core import ConfigError, DataError, Extra, nearest
 from regard.core.paths import user_path
+from regard.lab.study import MOST_SEEDS
 from regard.store.results import Results
 
 from .imports import Imports, imported
@@ -40,7 +41,9 @@ def probe(
         str,
         typer.Option(help="boards (of Fashion-MNIST) or digit_boards. Default: boards where there is a data folder."),
     ] = "",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Of each run. Default: 2, and 4 of all.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=MOST_SEEDS, help="Of each run. Default: 2, and 4 of all.")
+    ] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Find where recall by content breaks: more pairs, more tokens.")
     ] = False,

@@ -142,6 +142,7 @@ def make_run(
     from regard.train.run import Run
 
     kind = find_task(task, extra)
+    options = {"data": data, "host": host, "size": size, "download": download}
     data = data or kind.example_data
     fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
     del fields["task"]["extra"]  # the option --import
@@ -149,11 +150,11 @@ def make_run(
     for given in (kind.defaults(data), defaults or {}):
         for part, fields_of_part in given.items():
             values[part] |= fields_of_part
-    options = {"host": host, "size": size, "download": download}
     for name in ("size", "download"):
         if options[name] and name not in fields["task"]:
             raise ConfigError(f"--{name} has no meaning for --task {task}")
-    values["task"] |= {name: value for name, value in options.items() if value}
+    values["task"] |= {name: value for name, value in options.items() if value and name != "data"}
+    _refuse_twice(changes, options)
     for text in changes:
         name, value = pair(text)
         part, _, field = name.partition(".")
@@ -180,6 +181,15 @@ def make_run(
         start=start,
         plan=plan,
     )
+
+
+def _refuse_twice(changes: list[str], options: dict[str, Any]) -> None:
+    """Raises: ConfigError for a field that is set twice. options: values of the task's fields that have own options."""
+    found: dict[str, Any] = {f"task.{field}": value for field, value in options.items() if value}
+    for name, value in map(pair, changes):
+        if name in found:
+            raise ConfigError(f"{name} is set to {found[name]} and to {value}; set it once, by --set or its own option")
+        found[name] = value
 
 
 def _shorten_average(recipe: dict[str, Any], changes: list[str]) -> None:

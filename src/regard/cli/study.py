@@ -10,6 +10,7 @@ import typer
 
 from regard.core import ConfigError, nearest
 from regard.core.paths import user_path
+from regard.lab.study import SCALES
 from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES
 
@@ -170,6 +171,8 @@ def status(
     settings = snapshots(results)
     if name is not None and name not in (names := {study for study, _ in settings} | set(STUDIES)):
         raise ConfigError(f"no study {name!r}; {nearest(name, names)}")
+    if scale is not None and scale not in (scales := {*SCALES, *(setting for _, setting in settings)}):
+        raise ConfigError(f"no scale {scale!r}; {nearest(scale, scales)}")
     if results != Path("results"):  # the default is there after the first run
         check_results(results)
     store, lines = Results(results), []

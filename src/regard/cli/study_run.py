@@ -239,6 +239,11 @@ def _dry_run(
     found = dry_run(study, scale, rows)
     needed = capacities(study, scale, found, gpu, devices, share)
     errors = [f"{line.label}: {line.error}" for line in found if line.error]
+    if errors:
+        print(
+            f"regard: {len(errors)} of {len(found)} rows cannot be built, the first of them {errors[0]}",
+            file=sys.stderr,
+        )
     if as_json:
         needs = [{"gpu": name, "utilisation": share, **asdict(row)} for row in needed] or [{}] * len(found)
         show([{**asdict(line), "capacity": row} for line, row in zip(found, needs, strict=True)], True)

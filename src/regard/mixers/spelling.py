@@ -47,14 +47,17 @@ def parse(text: str, extra: Extra = (), revisions: Mapping[str, int] | None = No
 
     extra: the user's own; its dataclasses, such as a mechanism or a task, may be named. revisions: the revision of each
     class when an older version wrote the text (`MixerConfig.older_revisions`); classes that are not listed are today's.
-    Raises: ConfigError for an unknown name or field (with the nearest ones), a wrong value, a field given twice, or
-    anything but literals, with its place in the text.
+    Raises: ConfigError for a text that is no configuration, an unknown name or field (with the nearest ones), a wrong
+    value, a field given twice, or anything but literals, with its place in the text.
     """
     extra_classes: list[type] = [item for item in extra if isinstance(item, type) and dataclasses.is_dataclass(item)]
     classes: dict[str, type] = {cls.__name__: cls for cls in (*MIXERS, *PROJECTIONS, *extra_classes)}
     tree = read_expression(text, "a spelling such as MiTA(m=25, k=25)")
     _add_fields(tree, classes, revisions or {})
-    return _value(ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree, classes, text)
+    value = _value(ast.Call(tree, [], []) if isinstance(tree, ast.Name) else tree, classes, text)
+    if not dataclasses.is_dataclass(value):
+        raise ConfigError(f"{shown(text)} is no configuration; expected a spelling such as MiTA(m=25, k=25)")
+    return value
 
 
 def parse_mixer(text: str, extra: Extra = (), revisions: Mapping[str, int] | None = None) -> MixerConfig | None:

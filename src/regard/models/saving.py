@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -217,7 +218,8 @@ def description_errors(target: Path, file: str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError, RegardError, SafetensorError) as error:
         hint = "; pass your own mechanisms, models and ports as extra=[...]" if isinstance(error, ConfigError) else ""
-        raise StoreError(f"{target} does not hold the model that its {file} describes: {error}{hint}") from error
+        problem = textwrap.shorten(str(error), 500, placeholder=" ...")  # torch lists every weight that is missing
+        raise StoreError(f"{target} does not hold the model that its {file} describes: {problem}{hint}") from error
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

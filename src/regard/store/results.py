@@ -74,13 +74,13 @@ class Results:
         """Lock a run for this process: yields its folder.
 
         A lock is taken over if its process is dead or, on another machine, has not renewed it for a minute; a suspended
-        process of this machine keeps its lock. wait: seconds to wait for a lock that another process holds.
+        process of this machine keeps its lock. wait: seconds to wait for a lock that another process holds. A folder
+        in which an error leaves nothing but run.json is removed: nothing was started.
         Raises: Busy if another process holds the lock, with whose it is and how to clear it; StoreError if the folder
         cannot be written.
         """
         folder, until = self.folder(key), time.monotonic() + wait
-        with store_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        new_root = not self.root.exists()
         while True:
             try:
                 mine = _acquire(folder, key)
@@ -95,12 +95,20 @@ class Results:
         renewal.start()
         try:
             yield folder
+        except BaseException:
+            with suppress(OSError):
+                if {path.name for path in folder.iterdir()} == {"lock", "run.json"}:
+                    (folder / "run.json").unlink()
+            raise
         finally:
             stop.set()
             renewal.join()
-            if _read(folder / "lock") == mine:  # else another process took it over while this one was suspended
-                with suppress(OSError):
+            with suppress(OSError):
+                if _read(folder / "lock") == mine:  # else another process took it over while this one was suspended
                     (folder / "lock").unlink()
+                    folder.rmdir()  # if it is empty
+                    if new_root:
+                        self.root.rmdir()
 
     def finish(self, key: str, outcome: dict[str, Any]) -> None:
         """Write the outcome, atomically; of several threads or processes the last one's remains.
@@ -185,6 +193,7 @@ def _acquire(folder: Path, key: str) -> dict[str, Any]:
     """Create the lock file; the file system guarantees that only one process succeeds. Raises: Busy, StoreError."""
     mine = {**_this_process(), "since": time.time(), "token": secrets.token_hex(8)}
     for _ in range(20):
+        _make(folder)
         if _create(folder / "lock", mine):
             return mine
         if _alive(folder / "lock"):
@@ -192,6 +201,16 @@ def _acquire(folder: Path, key: str) -> dict[str, Any]:
         if not _remove_dead_lock(folder):  # another process does, or was killed while it did
             time.sleep(0.01)
     raise Busy(_busy(folder / "lock", key))
+
+
+def _make(folder: Path) -> None:
+    """Create a folder, which other processes may remove at the same time as long as it is empty. Raises: StoreError."""
+    with store_errors(folder):
+        for _ in range(20):
+            with suppress(FileExistsError, FileNotFoundError):
+                folder.mkdir(parents=True, exist_ok=True)
+                return
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _busy(lock: Path, key: str) -> str:
@@ -226,11 +245,11 @@ def _remove_temporary(folder: Path) -> None:
 
 
 def _create(path: Path, content: dict[str, Any]) -> bool:
-    """True if this process created the file; False if it existed."""
+    """True if this process created the file; False if it existed, or its folder was removed meanwhile."""
     with store_errors(path):
         try:
             handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):
             return False
         try:
             with open(handle, "wb") as file:

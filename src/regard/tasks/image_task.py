@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.core import ConfigError
+from regard.core.memory import check_bytes
 from regard.models.sizes import size_of, sized
 
 from .base import Task
@@ -34,6 +35,7 @@ class ImageTask(Task):
         super().__post_init__()
         if min(self.size) < 1:
             raise ConfigError(f"size is (height, width) in pixels, at least 1 each, not {self.size}")
+        check_bytes(f"one image of {self.size[0]}x{self.size[1]}", 3 * self.size[0] * self.size[1])
 
     def in_host(self, host: str, size: tuple[int, int] | None = None) -> "Self":
         """As in `Task`; a host without a size gets its own default size."""

@@ -15,7 +15,7 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
 class Recipe:
     """Hyper-parameters of training; the defaults are those of the desk scale.
 
-    batch: images in one forward pass; accumulate: forward passes in one step. optimizer: a name that timm knows.
+    batch: images in one forward pass, at most all; accumulate: forward passes in one step. optimizer: a name of timm.
     betas: of optimizers that have two (their first is the momentum of others). warmup: fraction of the steps in which
     lr rises linearly; it then falls by `schedule` to floor * lr, and stays there for the last fraction `cooldown` of
     the steps. schedule: "cosine"; "linear"; "poly", (1 - fraction of the steps)^power; "step", a tenth after each of

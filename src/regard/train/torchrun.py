@@ -6,6 +6,7 @@ ends those of its own node, heartbeats those of the others.
 """
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from .distributed import check_number
 from .environment import quiet_lightning
 
 BEAT_SECONDS = 5.0
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""The number of this process and how many there are, of all and of those on its node."""
 SILENT_SECONDS = 40.0
 """A process that has not renewed its heartbeat for so long counts as dead."""
 
@@ -54,10 +57,20 @@ class Launch:
 
 
 def launch() -> Launch:
-    """How this process was started; by itself without torchrun."""
+    """How this process was started; by itself without torchrun. Raises: ConfigError for variables that disagree."""
     if not distributed.is_torchelastic_launched():
         return Launch()
-    rank, processes, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    given = [os.environ.get(name, "") for name in VARIABLES]
+    rank, processes, here, local = (int(value) if re.fullmatch("[0-9]{1,9}", value) else -1 for value in given)
+    reachable = os.environ.get("MASTER_ADDR") and re.fullmatch("[0-9]{1,5}", os.environ.get("MASTER_PORT", ""))
+    counted = 0 <= rank < processes and 0 <= here < local and processes % local == 0
+    if not counted or (processes > 1 and not reachable):
+        named = (*VARIABLES, "MASTER_ADDR", "MASTER_PORT")
+        said = " ".join(f"{name}={os.environ.get(name, '')}" for name in named)
+        raise ConfigError(
+            f"TORCHELASTIC_RUN_ID is set, but the variables of torchrun do not agree ({said}); start the run with "
+            "torchrun, or unset TORCHELASTIC_RUN_ID"
+        )
     return Launch(rank, processes, local)
 
 

@@ -121,6 +121,10 @@ def cut_mask(path: Path) -> None:
     file.write_bytes(file.read_bytes()[:60])
 
 
+def a_label_alone(path: Path) -> None:
+    save(path / "train", "train1", np.where(labels(1) == 2, 254, labels(1)))
+
+
 def empty(path: Path) -> None:
     for file in (path / "train").iterdir():
         file.unlink()
@@ -138,9 +142,12 @@ def empty(path: Path) -> None:
         (cut_mask, r"trainannot/train2.png cannot be read as an image"),
         (empty, r"train has no images"),
         (no_folder, r"test has no masks: there is no folder .*testannot"),
+        (a_label_alone, r"trainannot have label 254, but none has label 3; correct them, list all classes"),
         (lambda path: (path / "classes.txt").write_text("sky\nsky\n"), r"classes.txt names the class 'sky' twice"),
+        (lambda path: (path / "classes.txt").write_text("\n"), r"classes.txt names no class"),
     ],
-    ids=["label", "size", "no mask", "no image", "colour", "image", "mask", "empty", "no folder", "classes"],
+    ids=["label", "size", "no mask", "no image", "colour", "image", "mask", "empty", "no folder", "gap", "classes",
+         "no class"],
 )  # fmt: skip
 def test_bad_input_names_its_file(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
     change(own(tmp_path))

@@ -78,10 +78,13 @@ class Lazy:
 def digest(path: Path, kind: str = "") -> str:
     """What stands for the data in the key of a run (`digests.identity_of`); it does not depend on their path.
 
-    Of a folder: its images or shards; of parquet: the tables. Raises: DataError if there are no data.
+    Of a folder: its images or shards; of parquet: the tables.
+    Raises: DataError if there are no data, or their folders or shards are refused, before all bytes are read.
     """
     archives = shards.files_of(path)
     files = _tables(path) or digests.relative(path, archives or _image_files(path))
+    if not _tables(path):
+        read_splits(path)
     return digests.identity_of(path, files, kind)
 
 

@@ -8,13 +8,14 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.core import DataError, StoreError
-from regard.core.paths import files_below, printable
+from regard.core.paths import files_below, printable, readable
 from regard.store.files import parse_json
 
 from .images import SUFFIXES
@@ -94,10 +95,21 @@ def read(files: list[Path]) -> tuple[Members, MemberNames, np.ndarray]:
 
     Raises: DataError with shard and member for a shard that is damaged, or a sample without one image and one label.
     """
+    return _read(tuple(files), tuple(map(_status, files)))
+
+
+def _status(file: Path) -> tuple[int, int]:
+    with readable(file):
+        status = file.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+@lru_cache(maxsize=2)  # training and test: the data's digest and the training both need the index
+def _read(files: tuple[Path, ...], status: tuple[tuple[int, int], ...]) -> tuple[Members, MemberNames, np.ndarray]:
     samples = [np.array(list(_samples(file)), np.int64).reshape(-1, 3) for file in files]
     start, size, labels = np.concatenate(samples).T.copy()
     shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(part) for part in samples])
-    members = Members(tuple(files), shard, start, size.astype(np.int32))
+    members = Members(files, shard, start, size.astype(np.int32))
     return members, MemberNames(members), labels
 
 

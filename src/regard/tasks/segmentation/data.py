@@ -234,7 +234,7 @@ def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, 
     first = 1 if void == 0 else 0
     if names and classes and len(names) != classes:
         raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, task.classes is {classes}")
-    number = len(names) or classes or _largest(pairs["train"], void) + 1 - first
+    number = len(names) or classes or _counted(pairs["train"], void, first)
     labels = [label for label in range(first, number + first)]
     if labels and labels[-1] >= VOID or number < 2:
         raise DataError(f"{path} has {number} classes; expected 2 to {VOID - first}")
@@ -364,20 +364,27 @@ def _names(path: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {error}; save it with the encoding UTF-8") from error
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not names:
+        raise DataError(f"{file} names no class; write a class in each line, or remove it")
     double = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if double is not None:
         raise DataError(f"{file} names the class {double!r} twice")
     return names
 
 
-def _largest(pairs: Sequence[tuple[Path, Path]], void: int) -> int:
-    """The largest label of masks that is not void."""
-    largest = 0
+def _counted(pairs: Sequence[tuple[Path, Path]], void: int, first: int) -> int:
+    """The number of classes, whose labels in masks begin at `first`. Raises: DataError for a label that is left out."""
+    found: set[int] = set()
     for _, file in pairs:
-        labels = read_mask(file)
-        counted = labels[labels != void]
-        largest = max(largest, int(counted.max(initial=0)))
-    return largest
+        found.update(np.flatnonzero(np.bincount(read_mask(file).ravel())).tolist())
+    largest = max(found - {void}, default=0)
+    missing = next((label for label in range(first, largest) if label not in found), None)
+    if missing is not None:
+        raise DataError(
+            f"masks of {pairs[0][1].parent} have label {largest}, but none has label {missing}; correct them, list all "
+            "classes in classes.txt, or set task.classes to their number"
+        )
+    return largest + 1 - first
 
 
 def _bytes(image: Path) -> int:
