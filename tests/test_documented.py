@@ -167,6 +167,9 @@ def smaller(line: str, key: str) -> list[str]:
     for text, replacement in {**PLACEHOLDERS, "RUN": key}.items():
         line = line.replace(text, replacement)
     options = [option for pattern, option in SMALLER.items() if re.match(pattern, line)]
+    added = re.findall(r"--set [\w.]+=|--(?!set )[\w-]+", " ".join(options))
+    for name in added:  # which would be given twice
+        line = re.sub(rf" {re.escape(name)}(?:(?<==)| )?('[^']*'|[^ ]+)(?= |$)", "", line)
     return shlex.split(" ".join([line, *options]))[1:]
 
 
