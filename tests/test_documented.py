@@ -6,7 +6,7 @@ Comments in the source of a page, right before a block, say what a reader does n
     <!-- run here with: `A` as `B` -->                      the block, with B in the place of A
     <!-- not run here: `A` needs REASON; it says "TEXT" --> lines with A stop with this message, or "TEXT" or "TEXT"
 
-Commands run in this process, in a temporary folder, with the options of SMALLER in the place of the line's own.
+Commands run in this process, in a temporary folder, with the options of SMALLER added (the last of two counts).
 """
 
 import ast
@@ -166,10 +166,11 @@ def smaller(line: str, key: str) -> list[str]:
     """A command as it is run here, without the word regard."""
     for text, replacement in {**PLACEHOLDERS, "RUN": key}.items():
         line = line.replace(text, replacement)
-    smaller_options = [option for pattern, option in SMALLER.items() if re.match(pattern, line)]
-    for name in re.findall(r"--[\w-]+(?= [^-])", " ".join(smaller_options)):  # an option given twice is refused
-        line = re.sub(rf" {name} (?:'[^']*'|\S+)", "", line)
-    return shlex.split(" ".join([line, *smaller_options]))[1:]
+    options = [option for pattern, option in SMALLER.items() if re.match(pattern, line)]
+    added = re.findall(r"--set [\w.]+=|--(?!set )[\w-]+", " ".join(options))
+    for name in added:  # which would be given twice
+        line = re.sub(rf" {re.escape(name)}(?:(?<==)| )?('[^']*'|[^ ]+)(?= |$)", "", line)
+    return shlex.split(" ".join([line, *options]))[1:]
 
 
 def in_one_process(line: str) -> str:
