@@ -6,7 +6,7 @@ Comments in the source of a page, right before a block, say what a reader does n
     <!-- run here with: `A` as `B` -->                      the block, with B in the place of A
     <!-- not run here: `A` needs REASON; it says "TEXT" --> lines with A stop with this message, or "TEXT" or "TEXT"
 
-Commands run in this process, in a temporary folder, with the options of SMALLER added (the last of two counts).
+Commands run in this process, in a temporary folder, with the options of SMALLER in the place of the line's own.
 """
 
 import ast
