@@ -79,7 +79,7 @@ def test_an_unreadable_image_is_named(
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     assert command(["predict", store[1], str(broken), "--results", store[0]]) == 2
-    assert f"{broken} cannot be read as an image" in capsys.readouterr().err
+    assert f"{broken} cannot be read as an image: its bytes are of no image format" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -469,6 +469,12 @@ def test_a_layer_that_is_not_entered_is_an_error():
 
 
 @pytest.mark.untyped
+def test_no_mixer_at_all_names_the_way_to_remove_attention():
+    with pytest.raises(ConfigError, match=r"not None; regard\.remove\(model\) takes attention out"):
+        swap(vit()[0], None)
+
+
+@pytest.mark.untyped
 @pytest.mark.parametrize("make", [vit, xcit, caformer], ids=lambda make: make.__name__)
 def test_swapped_models_compile(make):
     torch._dynamo.reset()

@@ -159,7 +159,8 @@ def plan_swap(
     if not isinstance(model, nn.Module):
         raise ConfigError(f"swap takes a torch module, not {shown(model)}; create_model(name, mixer) makes one")
     if not isinstance(config, MixerConfig):
-        raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}")
+        removing = "; regard.remove(model) takes attention out" if mixer is None else ""
+        raise ConfigError(f"mixer is a configuration such as Softmax() or MiTA(m=25), not {mixer!r}{removing}")
     names = matching_layers(model, where, ports, reinitialise=reinitialise)
     return plan_layers(model, config, names, example, ports=ports)
 

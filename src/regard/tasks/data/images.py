@@ -80,12 +80,15 @@ def decode(source: Source, size: tuple[int, int] | None, channels: int) -> np.nd
     Raises: OSError, SyntaxError or ValueError of Pillow for a damaged image; ValueError for pixels of 32 bits;
     DataError for a pipe, a socket or a device.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if isinstance(source, np.ndarray):
         image = Image.fromarray(source.squeeze())
     else:
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(source))
+        try:
+            image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else regular_file(source))
+        except UnidentifiedImageError as error:  # whose own text names an address in memory
+            raise OSError("its bytes are of no image format that Pillow reads") from error
         image = ImageOps.exif_transpose(image)
     image = _eight_bits(image).convert("L" if channels == 1 else "RGB")
     if size is not None and image.size != (size[1], size[0]):
