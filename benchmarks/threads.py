@@ -23,7 +23,7 @@ MIXERS = (
     "Linear()",
     'Factors("0110")',
     "Conv()",
-    "Deformable()",
+    "DeformableConv()",
 )
 THREADS = (1, 2)
 

@@ -73,7 +73,8 @@ def test_points_that_are_not_finite() -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    grid = Grid(6, 7)
+    """Of a size that is worth the start of threads."""
+    grid = Grid(24, 25)
     operator, points = draw(grid, heads=4, groups=2)
     before, found = torch.get_num_threads(), []
     try:

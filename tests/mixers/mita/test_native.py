@@ -116,12 +116,13 @@ def test_inputs_may_have_any_strides() -> None:
 
 @needs_kernels
 def test_threads_change_no_bit() -> None:
-    inputs = [x.detach().float().requires_grad_() for x in draw(100, 100, 4)]
+    """Of a size that is worth the start of threads."""
+    inputs = [x.detach().float().requires_grad_() for x in draw(600, 600, 8, 64, 64)]
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3, 8):  # there are four heads
             torch.set_num_threads(threads)
-            out = mita(*inputs, 30, execution="native")
+            out = mita(*inputs, 60, execution="native")
             found.append((out, *gradients(out, inputs, torch.ones_like(out))))
     finally:
         torch.set_num_threads(before)

@@ -42,7 +42,7 @@ struct Corners {
 template <typename T>
 void forward(const Sizes& s, const T* x, const T* points, const T* factors, T* out) {
     const long width = s.C / s.g;
-    divide(s.B * s.L, s.threads, [&](long first, long last) {
+    divide(s.B * s.L, s.threads, 16.0 * s.B * s.L * s.K * s.C, [&](long first, long last) {
         const std::vector<T> zeros(width, T(0));
         for (long position = first; position < last; ++position) {
             const long b = position / s.L, l = position % s.L;
@@ -75,7 +75,7 @@ template <typename T>
 void backward(const Sizes& s, const T* x, const T* points, const T* factors, const T* grad_out, T* grad_x, T* grad_points,
               T* grad_factors) {
     const long width = s.C / s.g;
-    divide(s.B * s.g, s.threads, [&](long first, long last) {
+    divide(s.B * s.g, s.threads, 32.0 * s.B * s.L * s.K * s.C, [&](long first, long last) {
         std::vector<T> zeros(width, T(0)), discarded(width);
         for (long group = first; group < last; ++group) {
             const long b = group / s.g, i = group % s.g, begin = b * s.h * s.w * s.C + i * width;

@@ -52,7 +52,7 @@ struct Start {
 
 template <typename T>
 void position_bias(const BiasSizes& s, const T* table, const T* points, T* out) {
-    divide(s.B * s.H, s.threads, [&](long first, long last) {
+    divide(s.B * s.H, s.threads, 8.0 * s.B * s.H * s.rows * s.columns, [&](long first, long last) {
         Around<T> around(s);
         Array<T> tile(WIDTH<T> * padded<T>(s.w)), turned(padded<T>(s.w) * WIDTH<T>);
         Arena arena(around.cells.bytes() + tile.bytes() + turned.bytes());
@@ -95,7 +95,7 @@ void position_bias(const BiasSizes& s, const T* table, const T* points, T* out) 
 // to_table (H, 2h - 1, 2w - 1), to_points (B, H, points, 2): of each head.
 template <typename T>
 void position_bias_backward(const BiasSizes& s, const T* points, const T* table, const T* grad, T* to_table, T* to_points) {
-    divide(s.H, s.threads, [&](long first, long last) {
+    divide(s.H, s.threads, 16.0 * s.B * s.H * s.rows * s.columns, [&](long first, long last) {
         Around<T> around(s), sums(s);
         const long ldt = padded<T>(s.w);
         Array<T> tile(WIDTH<T> * ldt);

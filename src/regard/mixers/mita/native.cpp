@@ -290,7 +290,8 @@ struct Work {
 // Divides the heads among threads.
 template <typename T, typename Each>
 void heads(const Sizes& s, const View* in, const T* bias, int64_t* chosen, int64_t* experts, bool backward, Each each) {
-    divide(s.B * s.H, s.threads, [&](long first, long last) {
+    const double products = 1.0 * s.B * s.H * s.N * (3 * s.m + s.top) * (s.d + s.e);
+    divide(s.B * s.H, s.threads, backward ? 2 * products : products, [&](long first, long last) {
         Work<T> work(s, backward);
         const TileSetting tiles(s.half);
         for (long g = first; g < last; ++g) {

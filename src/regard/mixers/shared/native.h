@@ -26,10 +26,13 @@ struct Rows {
     T* operator()(long i) const { return first + i * stride; }
 };
 
-// Calls work(first, last) in up to `threads` threads for parts of 0 ... count.
+constexpr double WORTH = 1e7;  // products of numbers, about half a millisecond, that pay for the start of a thread
+
+// Calls work(first, last) for parts of 0 ... count, which take about so many `products` in all: in up to `threads`
+// threads, as far as that is worth their start.
 template <typename Work>
-void divide(long count, long threads, Work work) {
-    threads = std::max(1L, std::min(threads, count));
+void divide(long count, long threads, double products, Work work) {
+    threads = std::max(1L, std::min({threads, count, long(std::min(products / WORTH, 1e6))}));
     std::vector<std::thread> others;
     auto part = [&](long number) { work(number * count / threads, (number + 1) * count / threads); };
     for (long number = 1; number < threads; ++number) others.emplace_back(part, number);

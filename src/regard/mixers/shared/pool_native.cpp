@@ -37,7 +37,7 @@ enum Step { FORWARD, GRADIENT, ADDED };  // from x to y, or from y to x, in plac
 
 template <typename T>
 void pool(const PoolSizes& s, const long* edges, const View& x, const View& y, int step) {
-    divide(s.B * s.H, s.threads, [&](long begin, long end) {
+    divide(s.B * s.H, s.threads, 4.0 * s.B * s.H * s.N * s.d, [&](long begin, long end) {
         for (long g = begin; g < end; ++g) {
             const Rows<T> tokens(x, g / s.H, g % s.H), landmarks(y, g / s.H, g % s.H);
             const Rows<T>& to = step == FORWARD ? landmarks : tokens;

@@ -164,7 +164,7 @@ struct TopKWork {
 // in: q, k, v. out: the output.
 template <typename T>
 void topk_forward(const TopKSizes& s, const View* in, int64_t* chosen, const View* out) {
-    divide(s.B * s.H, s.threads, [&](long first, long last) {
+    divide(s.B * s.H, s.threads, 1.0 * s.B * s.H * s.N * s.M * s.d, [&](long first, long last) {
         TopKWork<T> work(s, false);
         for (long g = first; g < last; ++g) {
             const long b = g / s.H, h = g % s.H;
@@ -176,7 +176,7 @@ void topk_forward(const TopKSizes& s, const View* in, int64_t* chosen, const Vie
 // in: q, k, v and the gradient of the output. out: the gradients of q, k, v.
 template <typename T>
 void topk_backward(const TopKSizes& s, const View* in, int64_t* chosen, const View* out) {
-    divide(s.B * s.H, s.threads, [&](long first, long last) {
+    divide(s.B * s.H, s.threads, 2.0 * s.B * s.H * s.N * s.top * (s.d + s.e), [&](long first, long last) {
         TopKWork<T> work(s, true);
         for (long g = first; g < last; ++g) {
             const long b = g / s.H, h = g % s.H;
