@@ -117,7 +117,7 @@ def test_a_mechanism_without_biases_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "mixer", "message"),
     [
-        ("levit", MiTA(m=2, k=2), r"stages.0.blocks.0.attn: MiTA cannot apply a bias with 24 rows"),
+        ("levit", MiTA(m=2, k=2), r"stages.0.blocks.0.attn passes a bias mask, which MiTA\(m=2, k=2\)"),
         ("nextvit", XCA(), "has 24 queries for 6 keys, and XCA has no cross-attention"),
         ("hiera", Conv(), "blocks.1.attn makes its queries, keys and values, .* that Conv cannot keep"),
         ("tnt", PolaFormer(), "makes its queries, keys and values, .* that PolaFormer cannot keep"),
