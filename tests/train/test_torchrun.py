@@ -29,13 +29,16 @@ from two_processes import free_port
 
 TRAIN = [
     "train", "SKA()", "--data", "digits", "--host", "vit_desk(depth=2, dim=32, heads=2)", "--device", "cpu",
-    "--set", "recipe.epochs=6", "--set", "recipe.batch=16", "--set", "recipe.accumulate=2",
+    "--set", "recipe.batch=16", "--set", "recipe.accumulate=2",
 ]  # fmt: skip
+EPOCHS = 6
 SECONDS = 240
 """The longest that a test waits for a process of its own."""
 
 
-def torchrun(results: Path, *options: str, processes: int = 2, nodes: int = 1, port: int = 0) -> subprocess.Popen[str]:
+def torchrun(
+    results: Path, *options: str, processes: int = 2, nodes: int = 1, port: int = 0, epochs: int = EPOCHS
+) -> subprocess.Popen[str]:
     """`regard train` under torchrun, its output in one pipe."""
     launcher = [
         "--nnodes", str(nodes), "--nproc-per-node", str(processes), "--rdzv-backend", "c10d", "--rdzv-endpoint",
@@ -43,7 +46,7 @@ def torchrun(results: Path, *options: str, processes: int = 2, nodes: int = 1, p
     ]  # fmt: skip
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "regard", *TRAIN, "--results", str(results),
-         *options],
+         "--set", f"recipe.epochs={epochs}", *options],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
@@ -60,7 +63,7 @@ def finished(results: Path, *options: str, processes: int = 2) -> Path:
 
 def alone(results: Path, *options: str) -> Path:
     """The folder of the run after one process has ended it."""
-    assert command([*TRAIN, "--results", str(results), *options]) == 0
+    assert command([*TRAIN, "--set", f"recipe.epochs={EPOCHS}", "--results", str(results), *options]) == 0
     return folder_of(results)
 
 
@@ -170,7 +173,7 @@ def test_a_stopped_and_killed_job_continues_with_two_processes_or_one(tmp_path: 
 @pytest.mark.slow
 def test_a_lost_node_ends_the_other_within_a_minute(tmp_path: Path) -> None:
     port = free_port()
-    nodes = [torchrun(tmp_path, "--set", "recipe.epochs=500", processes=1, nodes=2, port=port) for _ in range(2)]
+    nodes = [torchrun(tmp_path, processes=1, nodes=2, port=port, epochs=500) for _ in range(2)]
     with ended(*nodes):
         wait_for_epochs(tmp_path, 1, nodes[0])
         ranks = [next(iter(children(node))) for node in nodes]
