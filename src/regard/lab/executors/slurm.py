@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -221,17 +221,11 @@ class _Submitted:
         return "died", None, f"its job {self.number} ended as {state}; log: {self.job.paths.stderr}"
 
 
-def queue_states(numbers: Iterable[str]) -> dict[str, str]:
+def queue_states(numbers: Collection[str]) -> dict[str, str]:
     """Slurm's state of each job (12, or 12_3 of an array); empty if the scheduler does not answer."""
     arrays = {number.partition("_")[0] for number in numbers}
-    command = [
-        "squeue",
-        "--noheader",
-        "--array",
-        "--states=all",
-        "--format=%i|%T",
-        f"--jobs={','.join(sorted(arrays))}",
-    ]
+    jobs = f"--jobs={','.join(sorted(arrays))}"
+    command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T", jobs]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -260,7 +254,7 @@ class SlurmCall:
         from regard.train.torchrun import launch
 
         if self.nodes > 1:
-            os.environ |= torchrun_variables()
+            act_as_torchrun()
         requeue: Any = signal.getsignal(signal.SIGUSR2)  # submitit's handler: it calls `checkpoint`, queues and exits
         received: list[int] = []
 
@@ -271,7 +265,7 @@ class SlurmCall:
         try:
             with handled(interrupt, signal.SIGTERM), handled(save, signal.SIGUSR2):
                 patience = STALE_SECONDS + 2 * RENEW_SECONDS  # so long the lock of a lost node looks alive
-                ending = execute_job(self.job, self.root, 1 if self.nodes > 1 else self.devices, patience)
+                ending = execute_job(self.job, self.root, self.devices, patience)
         except KeyboardInterrupt:
             if received:
                 requeue(received[0], None)
@@ -286,19 +280,11 @@ class SlurmCall:
         return DelayedSubmission(self)
 
 
-def torchrun_variables() -> dict[str, str]:
-    """What torchrun would set in this process of a job on several nodes; submitit knows it from Slurm."""
+def act_as_torchrun() -> None:
+    """Set what torchrun would set in this process of a job on several nodes; submitit knows it from Slurm."""
     from submitit import JobEnvironment
     from submitit.helpers import TorchDistributedEnvironment
 
-    found = TorchDistributedEnvironment()
-    return {
-        "MASTER_ADDR": found.master_addr,
-        "MASTER_PORT": str(found.master_port),
-        "RANK": str(found.rank),
-        "WORLD_SIZE": str(found.world_size),
-        "LOCAL_RANK": str(found.local_rank),
-        "LOCAL_WORLD_SIZE": str(found.local_world_size),
-        "GROUP_RANK": str(JobEnvironment().node),
-        "TORCHELASTIC_RUN_ID": str(JobEnvironment().job_id),
-    }
+    TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+    job = JobEnvironment()
+    os.environ |= {"GROUP_RANK": str(job.node), "TORCHELASTIC_RUN_ID": str(job.job_id)}

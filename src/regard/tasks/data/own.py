@@ -81,9 +81,9 @@ def digest(path: Path, kind: str = "") -> str:
     Of a folder: its images or shards; of parquet: the tables.
     Raises: DataError if there are no data, or their folders or shards are refused, before all bytes are read.
     """
-    archives = shards.files_of(path)
-    files = _tables(path) or digests.relative(path, archives or _image_files(path))
-    if not _tables(path):
+    archives, tables = shards.files_of(path), _tables(path)
+    files = tables or digests.relative(path, archives or _image_files(path))
+    if not tables:
         read_splits(path)
     return digests.identity_of(path, files, kind)
 
