@@ -22,10 +22,13 @@ _PLAIN = "name(option=value, ...) with plain values"
 
 
 @checked
-def create_model(name: str, mixer: MixerConfig | None, *, extra: Extra = (), **timm_options: Any) -> nn.Module:
+def create_model(
+    name: str, mixer: MixerConfig | None, *, reinitialise: bool = False, extra: Extra = (), **timm_options: Any
+) -> nn.Module:
     """A host with a mechanism; mixer=None keeps the host's own attention.
 
     name: of timm or one of Regard's (see `list_models`), or a spelling with options, "vit_desk(dim=48, depth=2)".
+    reinitialise: as for `swap`.
     extra: the user's own models and ports; a model has the name of its function or class.
     timm_options: passed to `timm.create_model` unchanged: num_classes, in_chans, img_size, pretrained, features_only.
     Raises: ConfigError for an unknown name or option, StoreError for weights that cannot be loaded.
@@ -37,7 +40,7 @@ def create_model(name: str, mixer: MixerConfig | None, *, extra: Extra = (), **t
     model.regard_extra = tuple(extra)  # type: ignore[assignment]  # `save` builds the model again
     if mixer is None:
         return model
-    plan = plan_swap(model, mixer, ports=user_ports(extra))
+    plan = plan_swap(model, mixer, ports=user_ports(extra), reinitialise=reinitialise)
     plan.warn()
     return plan.apply(faithful=bool(options.get("pretrained", False)))
 
