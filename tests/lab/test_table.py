@@ -101,7 +101,10 @@ def test_what_stays_at_chance_is_not_called_diverged(tmp_path: Path) -> None:
     table = load(tmp_path)
     line = table.line("SKA")
     assert (line.n, line.failed, line.diverged, line.at_chance) == (2, 1, 0, 1)
-    assert table.warnings[:2] == ("SKA: 1 of 3 seeds failed (seed 2: DataError: no images)", "SKA: 1 of 3 seeds at chance (no better than guessing)")
+    assert table.warnings[:2] == (
+        "SKA: 1 of 3 seeds failed (seed 2: DataError: no images)",
+        "SKA: 1 of 3 seeds at chance (no better than guessing)",
+    )
 
 
 def test_a_claim_compares_two_differences_seed_by_seed(tmp_path: Path) -> None:
@@ -138,9 +141,8 @@ def test_failed_runs_stand_in_the_table_with_their_errors(tmp_path: Path) -> Non
         store.finish(key_of(1, seed), {"status": "failed", "error": error, "metrics": {}})
     store.finish(key_of(2, 1), {"status": "failed", "error": "the loss is nan", "diverged": True, "metrics": {}})
     warnings = load(tmp_path).warnings
-    assert (
-        "SKA: 3 of 3 seeds failed (seeds 0, 1: ConfigError: 5 heads do not divide 64; seed 2: DataError: no images)" in warnings
-    )
+    errors = "seeds 0, 1: ConfigError: 5 heads do not divide 64; seed 2: DataError: no images"
+    assert f"SKA: 3 of 3 seeds failed ({errors})" in warnings
     assert "MiTA: 1 of 3 seeds diverged (seed 1: the loss is nan)" in warnings
     assert any("5 heads do not divide 64" in line for line in markdown(load(tmp_path)).splitlines())
 
