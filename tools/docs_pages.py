@@ -116,7 +116,7 @@ to undo it. Compiled, exported and transformed code follows the table.
 import copy
 from regard import SKA, Softmax, calibrate, create_model, freeze_keys, swap
 
-host = create_model("deit_tiny_patch16_224", None, pretrained=True).eval()
+host = create_model("deit_tiny_patch16_224", pretrained=True).eval()
 teacher = swap(copy.deepcopy(host), Softmax())
 student = swap(host, SKA(init="calibrate"))
 calibrate(student, teacher, [images])  # keys become the teacher's mean keys over these images
@@ -193,10 +193,12 @@ def hosts() -> str:
     return f"""{NOTE}
 # Hosts
 
-A host is a model that gets a mechanism. `regard.list_models()` lists every name that `create_model` takes: Regard's own
-models first, then all of timm. `swap(model, mixer)` takes any model with attention that a port supports, also models of
-torchvision, transformers, open_clip and diffusers. `regard swap-check NAME 'SKA()'` shows which weights a swap keeps,
-which are new, and which layers it refuses. [Your own model](your-own-model.md) gets a port of about ten lines.
+A host is a model that gets a mechanism. `regard.list_models()` lists every name that `create_model` takes: Regard's
+own models first, then all of timm. `create_model(name)` is the host with its own attention, `create_model(name, SKA())`
+the same with static keys; `remove(model)` takes attention out. `swap(model, mixer)` takes any model with attention that
+a port supports, also models of torchvision, transformers, open_clip and diffusers. `regard swap-check NAME 'SKA()'`
+shows which weights a swap keeps, which are new, and which layers it refuses.
+[Your own model](your-own-model.md) gets a port of about ten lines.
 
 ## Own models
 
@@ -343,7 +345,8 @@ that are pruned, parametrised (weight norm) or quantised; undo this first, or do
 `torch.export.export` and `torch.onnx.export(..., dynamo=True)` take swapped models with one image size, and with any
 batch size if its dimension is dynamic (ViT3: one batch size only; DynamicConv: up to a maximum that you give, such as
 `Dim("batch", max=64)`). Every mechanism was compared with ONNX Runtime. Exported graphs contain PyTorch's operators
-only, not the compiled kernels. For `torch.fx`, as in torchvision's feature extraction, a swapped layer is one node:
+only, not the compiled kernels. TorchScript is refused: `torch.jit.script` always, `torch.jit.trace` where the grid of
+the tokens follows from the image. For `torch.fx`, as in torchvision's feature extraction, a swapped layer is one node:
 `tracer_kwargs={{"leaf_modules": [Port]}}`, with `from regard import Port`.
 """
 

@@ -1,6 +1,8 @@
 """The command line: tables, JSON, exit codes and messages; run in this process."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from regard import MIXERS, Grid, Site, parse
 from regard.cli import app as module
 from regard.cli.app import run
 from regard.cli.sizes import read_size
+from regard.cli.tables import show
 from regard.core import ConfigError, RegardError, StoreError
 
 
@@ -29,6 +32,49 @@ def test_the_list_has_every_mechanism(capsys: pytest.CaptureFixture[str]) -> Non
 def test_lists(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = {"projections": "LinearQKV", "data": "digits", "hosts": "deit_tiny_patch16_224"}[what]
     assert expected in [row["name"] for row in rows(capsys, "list", what)]
+
+
+@pytest.mark.parametrize("what", ["mixers", "hosts", "data", "tasks", "studies"])
+def test_a_list_in_a_pipe_is_a_line_a_name_with_tabs(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", what]) == 0
+    heading, *lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    listed = rows(capsys, "list", what)
+    assert heading == list(listed[0])
+    assert [line[0] for line in lines] == [row["name"] for row in listed]
+    assert {len(line) for line in lines} == {len(heading)}
+    assert all(text for line in lines for text in line)  # an empty cell would shift columns
+    assert [line[1] for line in lines if what == "mixers"] == [row["title"] for row in listed if what == "mixers"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_list_fits_the_terminal_and_breaks_no_name() -> None:
+    import pty
+
+    reader, terminal = pty.openpty()
+    listing = subprocess.Popen(
+        [sys.executable, "-m", "regard", "list"], stdout=terminal, stderr=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "80", "TERM": "dumb"},
+    )  # fmt: skip
+    os.close(terminal)
+    text = b""
+    with contextlib.suppress(OSError):  # the end of a pseudo-terminal
+        while part := os.read(reader, 4096):
+            text += part
+    os.close(reader)
+    _, errors = listing.communicate()
+    assert listing.returncode == 0, errors
+    shown = text.decode().splitlines()
+    assert max(map(len, shown)) <= 80
+    assert all(f" {cls.__name__} " in text.decode() for cls in MIXERS)
+
+
+def test_rows_of_a_table_in_a_pipe_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    table = [{"name": "a", "text": "many words " * 60}, {"name": "b", "text": None}]
+    show(table, title="A title " * 5, notes=["n " * 300])
+    title, _, heading, _, first, second, _, note = capsys.readouterr().out.splitlines()
+    assert (title, heading.split(), second.split()) == ("A title " * 5, ["name", "text"], ["b"])
+    assert first.split() == ["a"] + ["many", "words"] * 60
+    assert note == "n " * 300
 
 
 def test_tables_show_what_json_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli.app import run
+from regard.cli.tables import without_empty_columns
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,6 +78,16 @@ def test_the_scales_of_a_kept_analysis_are_named(tmp_path: Path, capsys: pytest.
     assert "there are results with --scale smoke" in message
     assert run(["study", "export", "mita_fig9", "--scale", "desk", "--results", str(tmp_path)]) == 1
     assert "`regard study run` computes it" in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_no_columns_of_counts_that_nobody_published(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["study", "run", "quickstart", "--dry-run", "--rows", "w/o"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["label", "params", "macs", "loss"] in lines
+    assert run(["study", "run", "quickstart", "--dry-run", "--rows", "w/o", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["params_paper"] is None
+    published = [{"row": "a", "paper": None, "exact": ""}, {"row": "b", "paper": 0, "exact": ""}]
+    assert without_empty_columns(published) == [{"row": "a", "paper": None}, {"row": "b", "paper": 0}]
 
 
 def test_export_and_status_of_a_store(store: Path) -> None:

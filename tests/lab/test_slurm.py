@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,14 @@ pytest.importorskip("submitit")
 
 from lab.clusters import EPOCHS, STUDY, results
 from lab.test_workers import jobs_of
-from regard.core import ConfigError
+from regard.core import ConfigError, StoreError
+from regard.lab.decide import decide
 from regard.lab.executors import find_place
 from regard.lab.executors.slurm import Slurm, SlurmCall, queue_states
 from regard.lab.progress import Event, Progress
 from regard.lab.run_jobs import run_all
 from regard.lab.run_study import planned_jobs, run_study
+from regard.lab.snapshot import write_snapshot
 from regard.store.files import read_json
 from regard.store.results import Results
 from two_processes import free_port
@@ -166,10 +170,55 @@ def test_a_machine_without_slurm_says_what_to_do(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.iterdir())
 
 
+def programs(folder: Path, sbatch: str = "") -> str:
+    """A PATH on which only srun and sbatch are, with this script."""
+    folder.mkdir()
+    for name, text in (("srun", ""), ("sbatch", sbatch)):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "options", "message"),
+    [
+        (None, (), "no Slurm"),
+        ("", (("partitoin", "gpu"),), "--slurm: .*partitoin"),
+        ("echo 'invalid account' >&2; exit 1", (), "Slurm did not take the jobs.*invalid account"),
+    ],
+    ids=["no Slurm", "unknown option", "sbatch refuses"],
+)
+@pytest.mark.parametrize("deciding", [False, True], ids=["fixed seeds", "decide"])
+def test_of_a_refused_study_nothing_is_left(
+    sbatch: str | None, options: tuple[tuple[str, str], ...], message: str, deciding: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", "" if sbatch is None else f"{programs(tmp_path / 'bin', sbatch)}:/bin")
+    store, place = Results(tmp_path / "results"), Slurm(options=options)
+    desk = replace(STUDY, settings={"desk": STUDY.settings["smoke"]})
+    work = partial(decide, desk, "desk", tune=False) if deciding else partial(run_study, STUDY, "smoke")
+    with pytest.raises((ConfigError, StoreError), match=message):
+        work(store, place=place)
+    assert not store.root.exists()
+
+
+def test_a_refused_study_keeps_the_results_that_it_was_to_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Results(tmp_path)
+    (key, *_) = (run.key for _, run in STUDY.runs("smoke"))
+    store.finish(key, {"status": "failed", "error": "none", "metrics": {}})
+    write_snapshot(STUDY, "smoke", store)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setenv("PATH", "")
+    for again in ({"fresh": True}, {"retry": True}):
+        with pytest.raises(ConfigError, match="no Slurm"):
+            run_study(STUDY, "smoke", store, place=Slurm(), **again)
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_an_option_that_slurm_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("sbatch", "srun"):
-        (tmp_path / name).touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", programs(tmp_path / "bin"))
     for option in (("partitoin", "gpu"), ("gpus_per_node", "two")):
         with pytest.raises(ConfigError, match=f"--slurm: .*{option[0]}"):
             Slurm(options=(option,)).open(Results(tmp_path / "results"), 1, 1)

@@ -47,15 +47,16 @@ def test_a_baseline_below_a_control_judges_nothing(tmp_path: Path) -> None:
     assert table.claims[0].verdict.word == "not judged"
 
 
-def test_an_interval_around_zero_leaves_the_gate_open_and_names_its_price(tmp_path: Path) -> None:
+def test_an_interval_around_zero_leaves_the_gate_undecided_and_names_its_price(tmp_path: Path) -> None:
     make_store(tmp_path, {**PILOT, "w/o": [87.0, 85.9, 88.7]})
     gate = load(tmp_path).gate
-    assert gate.passed is None
+    assert (gate.passed, gate.word) == (None, "undecided")
+    assert gate.sentence.startswith("Gate undecided: softmax minus each control")
     assert re.search(r"w/o: \+\d.\d \[-\d.\d, \+\d.\d\] \(about \d+ seeds would decide", gate.sentence)
     assert load(tmp_path).claims[0].verdict.word == "not judged"
 
 
-def test_a_gate_without_its_runs_is_open(tmp_path: Path) -> None:
+def test_a_gate_without_its_runs_is_undecided(tmp_path: Path) -> None:
     make_store(tmp_path, {**PILOT, "w/o": [76.0, 77.0]})
     assert load(tmp_path).gate.passed is None
     assert load(tmp_path).claims[0].verdict.word == "not judged"
@@ -74,7 +75,7 @@ def test_a_failed_run_is_said_and_left_out(tmp_path: Path) -> None:
     table = load(tmp_path)
     line = table.line("SKA")
     assert (line.n, line.failed, line.diverged) == (2, 1, 1)
-    assert "SKA: diverged 1/3 (seed 2: the loss is inf)" in table.warnings
+    assert "SKA: 1 of 3 seeds diverged (seed 2: the loss is inf)" in table.warnings
     assert table.claims[0].verdict.word == "not judged"
 
 
@@ -100,7 +101,10 @@ def test_what_stays_at_chance_is_not_called_diverged(tmp_path: Path) -> None:
     table = load(tmp_path)
     line = table.line("SKA")
     assert (line.n, line.failed, line.diverged, line.at_chance) == (2, 1, 0, 1)
-    assert table.warnings[:2] == ("SKA: failed 1/3 (seed 2: DataError: no images)", "SKA: at chance 1/3")
+    assert table.warnings[:2] == (
+        "SKA: 1 of 3 seeds failed (seed 2: DataError: no images)",
+        "SKA: 1 of 3 seeds at chance (no better than guessing)",
+    )
 
 
 def test_a_claim_compares_two_differences_seed_by_seed(tmp_path: Path) -> None:
@@ -137,10 +141,9 @@ def test_failed_runs_stand_in_the_table_with_their_errors(tmp_path: Path) -> Non
         store.finish(key_of(1, seed), {"status": "failed", "error": error, "metrics": {}})
     store.finish(key_of(2, 1), {"status": "failed", "error": "the loss is nan", "diverged": True, "metrics": {}})
     warnings = load(tmp_path).warnings
-    assert (
-        "SKA: failed 3/3 (seeds 0, 1: ConfigError: 5 heads do not divide 64; seed 2: DataError: no images)" in warnings
-    )
-    assert "MiTA: diverged 1/3 (seed 1: the loss is nan)" in warnings
+    errors = "seeds 0, 1: ConfigError: 5 heads do not divide 64; seed 2: DataError: no images"
+    assert f"SKA: 3 of 3 seeds failed ({errors})" in warnings
+    assert "MiTA: 1 of 3 seeds diverged (seed 1: the loss is nan)" in warnings
     assert any("5 heads do not divide 64" in line for line in markdown(load(tmp_path)).splitlines())
 
 

@@ -25,6 +25,17 @@ from regard.swapping.inspect import input_channels
 from regard.swapping.swap import remove, restore, retune, swap
 from small_hosts import draw_large_weights
 
+
+def test_a_host_without_a_mechanism_has_its_own_attention_and_remove_takes_it_out() -> None:
+    torch.manual_seed(0)
+    host = create_model("vit_desk(dim=16, depth=1, heads=2)").eval()
+    assert type(host.blocks[0].attn) is timm.layers.Attention
+    x = torch.randn(2, 3, 32, 32)
+    before = host(x)
+    assert not torch.equal(remove(host)(x), before)
+    assert not host.blocks[0].attn(torch.randn(2, 64, 16)).any()
+
+
 FAITHFUL = [
     "vit_s_32_spt(keep_lsa=True)",
     "cait_s_32(heads=2, width=24)",

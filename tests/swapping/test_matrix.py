@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from in_onnx import agrees
-from regard.core import SwapError
+from regard.core import GridError, SwapError, UnsupportedError
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.xca import XCA
@@ -380,6 +380,24 @@ def test_two_processes_train_every_family_as_one_does(tmp_path: Path) -> None:
             state = torch.load(tmp_path / f"{family} {way}.pt")
             for name, value in model.state_dict().items():
                 torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-12, msg=f"{family} {way} {name}")
+
+
+# TorchScript
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+def test_torchscript_is_refused_with_what_to_use_instead(family: str) -> None:
+    model, x = drawn(family)
+    advice = r"use torch\.export\.export, or for ONNX torch\.onnx\.export\(\.\.\., dynamo=True\)"
+    with pytest.raises(UnsupportedError, match=advice):
+        torch.jit.script(model)
+    if family == "timm Swin":  # whose grids are those of its windows
+        torch.testing.assert_close(torch.jit.trace(model, x)(x), model(x))
+        return
+    with pytest.raises(GridError, match=advice):
+        torch.jit.trace(model, x)
 
 
 # the table in the docs

@@ -8,7 +8,7 @@ import typer
 
 from regard.core import ConfigError, nearest
 
-from .tables import AsJson, show
+from .tables import AsJson, show_list
 
 
 def _mixers() -> list[dict[str, Any]]:
@@ -100,4 +100,4 @@ def list_names(
     rows = [row for row in WHAT[what]() if fnmatch(row["name"], match)]
     if not rows:
         raise ConfigError(f"no name of {what} matches {match!r}")
-    show(rows, as_json)
+    show_list(rows, as_json)

@@ -20,7 +20,7 @@ from .run_options import ResultsOption, RootOption, check_results
 from .study_display import show_prospects
 from .study_options import Data, Host, Name, Scale, Size, find_study
 from .study_run import run
-from .tables import AsJson, show
+from .tables import AsJson, show, show_list
 
 if TYPE_CHECKING:
     from regard.lab.study import Study
@@ -37,7 +37,7 @@ def list_studies(as_json: AsJson = False) -> None:
         for group in (STUDIES, ANALYSES)
         for name, (_, title, source) in group.items()
     ]
-    show(lines, as_json)
+    show_list(lines, as_json)
 
 
 @study_app.command("show")

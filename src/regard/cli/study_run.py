@@ -39,7 +39,7 @@ from .study_options import (
     find_cluster,
     find_study,
 )
-from .tables import AsJson, show
+from .tables import AsJson, show, without_empty_columns
 
 if TYPE_CHECKING:
     from regard.lab.study import Study
@@ -250,8 +250,8 @@ def _dry_run(
         return 1 if errors else 0
     title = f"{study.title}, {scale} scale: built here, one step on two random samples; MACs: multiply-accumulates"
     hidden = ("error", "saved_bytes")
-    show([{key: value for key, value in asdict(line).items() if key not in hidden} for line in found],
-         False, title, errors)  # fmt: skip
+    lines = [{key: value for key, value in asdict(line).items() if key not in hidden} for line in found]
+    show(without_empty_columns(lines), False, title, errors)
     if needed:
         table = [
             {"row": row.row, "runs": row.runs, "GPU-hours": None if row.hours is None else round(row.hours, 2),

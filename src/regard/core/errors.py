@@ -4,6 +4,9 @@ import difflib
 from collections.abc import Iterable
 from importlib import import_module
 
+INSTEAD_OF_TORCHSCRIPT = "use torch.export.export, or for ONNX torch.onnx.export(..., dynamo=True)"
+"""The end of a message to someone who traces or scripts a model."""
+
 
 class RegardError(Exception):
     """Base of every error that Regard raises on purpose; the command line prints it without a traceback."""

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .errors import GridError
+from .errors import INSTEAD_OF_TORCHSCRIPT, GridError
 from .validation import LARGEST_WHOLE, is_whole, plain_number, shown
 
 _MOST = 10**12
@@ -122,6 +122,8 @@ def _shape(x: object) -> str:
 def _whole(name: str, value: object) -> int:
     """A number of Python or NumPy. Raises: GridError for other values."""
     number = plain_number(value)
+    if isinstance(value, Tensor) and torch.jit.is_tracing():
+        raise GridError(f"torch.jit.trace gives sizes as tensors, and a grid needs numbers; {INSTEAD_OF_TORCHSCRIPT}")
     if not is_whole(number):
         raise GridError(f"{name} of a grid is a whole number, not {shown(value)}")
     return int(number)

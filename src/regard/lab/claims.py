@@ -36,7 +36,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether the baseline is better than every control: True, False, or None if that is not decided.
+    """Whether the baseline is better than every control: True, False, or None if that is undecided.
 
     gain: what the baseline brings over the better control (by mean), in the metric; None without both.
     """
@@ -44,6 +44,11 @@ class Gate:
     passed: bool | None
     sentence: str
     gain: float | None = None
+
+    @property
+    def word(self) -> str:
+        """ "passed", "not passed" or "undecided"."""
+        return "undecided" if self.passed is None else "passed" if self.passed else "not passed"
 
     def share(self, difference: float | None) -> float | None:
         """A difference as a share of the gain, None unless the gate is passed."""
@@ -60,8 +65,8 @@ def judge_gate(
     """Passed if the baseline is better than every control, with the whole interval of each difference above zero.
 
     values: the metric by row and seed. Not passed if a control is better. If an interval contains zero the gate is
-    open, and the sentence has the number of seeds that would decide it. looks: of a study whose seeds are added until
-    it is decided; then each difference has to be above zero in one of its interim analyses.
+    undecided, and the sentence has the number of seeds that would decide it. looks: of a study whose seeds are added
+    until it is decided; then each difference has to be above zero in one of its interim analyses.
     """
     if not controls:
         return Gate(None, "The study has no controls, so it cannot show that mixing tokens helps here.")
@@ -82,9 +87,8 @@ def judge_gate(
     passed = False if False in states else None if None in states else True
     if looks is not None:
         passed = _gate_by_analyses(looks, gate_differences(values, controls, baseline))
-    word = {True: "passed", False: "not passed", None: "open"}[passed]
-    gain = min(gains) if len(gains) == len(controls) else None
-    return Gate(passed, f"Gate {word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.", gain)
+    gate = Gate(passed, "", min(gains) if len(gains) == len(controls) else None)
+    return replace(gate, sentence=f"Gate {gate.word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.")
 
 
 def _gate_by_analyses(looks: Looks, gate: Differences) -> bool | None:
@@ -106,7 +110,7 @@ def judge_claims(
     """
     scale, refusal = snapshot.get("scale", ""), ""
     if any(row.get("control") for row in snapshot["rows"]) and gate.passed is not True:
-        refusal = "the baseline is not better than every control" if gate.passed is False else "the gate is still open"
+        refusal = "the baseline is not better than every control" if gate.passed is False else "the gate is undecided"
     looks, judged = stored_looks(snapshot), []
     analysis = None if looks is None else analyse(looks, claim_differences(snapshot, runs))
     for index, claim in enumerate(judgeable(snapshot)):

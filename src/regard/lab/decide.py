@@ -19,8 +19,8 @@ from .comparability import on_one_device
 from .executors.base import Place
 from .power import missing_seconds, row_seconds
 from .progress import Event
-from .run_study import execute_jobs, execution, planned_jobs
-from .snapshot import write_snapshot
+from .run_study import Execution, execute_jobs, execution, planned_jobs
+from .snapshot import removed_if_refused, write_snapshot
 from .study import Row, Study
 from .table import load_snapshot, snapshot_path
 from .tuning import chosen, tuning_runs, with_rates
@@ -59,11 +59,25 @@ def decide(
     if hours <= 0:
         raise ConfigError(f"hours is a positive number, not {hours}")
     how = execution(workers, place, devices, compile)
+    tune = scale == "desk" if tune is None else tune
+    with removed_if_refused(study, scale, store):
+        return _decide(study, scale, store, hours, how, tune, watch)
+
+
+def _decide(
+    study: Study,
+    scale: str,
+    store: Results,
+    hours: float | int,
+    how: Execution,
+    tune: bool,
+    watch: Callable[[Event], None] | None,
+) -> Decision:
     start, totals = time.monotonic(), dict[str, int]()
     looks = _looks(study, scale, store)
     deadline = start + 3600 * hours
     write_snapshot(study, scale, store, planned=(), looks=looks)
-    if scale == "desk" if tune is None else tune:
+    if tune:
         runs = tuning_runs(study, scale)
         if any(store.status(run.key) not in ("done", "failed") for _, run in runs):
             totals = execute_jobs(planned_jobs(study, scale, runs, how.compile), store, how, watch, deadline)

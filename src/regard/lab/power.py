@@ -46,7 +46,7 @@ def prospects(
     """The prospects of the gate, then of the claims, from the finished runs of a study.
 
     Claims are tested at 5 % divided by their number (the first step of Holm's correction), the gate at 5 %. hours: all
-    open claims then get the same number of seeds, as far as the time suffices on `workers` processes.
+    undecided claims then get the same number of seeds, as far as the time suffices on `workers` processes.
     Raises: ConfigError without three finished pairs of any claim; StoreError.
     """
     snapshot = load_snapshot(root, name, scale)

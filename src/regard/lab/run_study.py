@@ -14,7 +14,7 @@ from .executors.local import Local
 from .jobs import Job
 from .progress import Event, Progress
 from .run_jobs import needs, run_all
-from .snapshot import write_snapshot
+from .snapshot import removed_if_refused, write_snapshot
 from .study import Row, Study
 
 
@@ -59,7 +59,7 @@ def run_study(
     its teacher). watch: called with each `Event`. place: a cluster, instead of workers of this machine. only: the key
     of the one run to execute.
     The snapshot is written first, so that tables and reports can be made from the store at any time. Runs that stopped
-    or died continue when the study is run again.
+    or died continue when the study is run again. A place that refuses the runs leaves nothing.
     Raises: DeviceError, before anything is written, if a run cannot use so many devices; ConfigError; StoreError;
     ClusterLost; KeyboardInterrupt after the workers have stopped.
     """
@@ -74,10 +74,13 @@ def run_study(
             check_parts(devices * how.place.nodes, needed.recipe.batch)
             if how.place.here:
                 check_devices(devices, needed.recipe.batch, "auto")
-    write_snapshot(study, scale, store, seeds, rows)
-    if retry or fresh:
-        _reset([job.run for job in jobs], store, fresh)
-    return execute_jobs(jobs, store, how, watch)
+    with removed_if_refused(study, scale, store):
+        if (retry or fresh) and not how.place.here:  # a place that refuses the runs does so before any is deleted
+            how.place.open(store, devices, len(jobs)).close(stop=False)
+        write_snapshot(study, scale, store, seeds, rows)
+        if retry or fresh:
+            _reset([job.run for job in jobs], store, fresh)
+        return execute_jobs(jobs, store, how, watch)
 
 
 def planned_jobs(study: Study, scale: str, planned: Sequence[tuple[Row, Run]], compile: bool = False) -> list[Job]:

@@ -1,15 +1,16 @@
 """The snapshot of a study at one scale, written beside its results: all that tables and reports need of the study."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from regard.core import ConfigError
+from regard.core import ConfigError, RegardError
 from regard.measure.sequential import Looks
 from regard.mixers.spelling import spell
 from regard.store.import_checks import further_runs, same_rows
-from regard.store.records import write_record
+from regard.store.records import read_record, write_record
 from regard.store.results import Results
 
 from .export import short_entries
@@ -68,6 +69,27 @@ def write_snapshot(
         _add_earlier(value, load_snapshot(store.root, study.name, study.setting_name(scale)))
     write_record(path, value)
     return value
+
+
+@contextmanager
+def removed_if_refused(study: "Study", scale: str, store: Results) -> Iterator[None]:
+    """For a block that writes the snapshot and executes runs: of a place that refuses them nothing is left.
+
+    A new snapshot is removed again, with the folders that are new, if a RegardError ends the block and none of its runs
+    has begun.
+    """
+    path = snapshot_path(store.root, study.name, study.setting_name(scale))
+    new = [each for each in (path, path.parent, store.root) if not each.exists()]
+    try:
+        yield
+    except RegardError:
+        begun = path.exists() and any(store.status(run["key"]) != "new" for run in read_record(path)["runs"])
+        if path in new and not begun:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that is not empty stays
+                for folder in new[1:]:
+                    folder.rmdir()
+        raise
 
 
 def _planned(study: "Study", scale: str, seeds: int | None, rows: str) -> list[tuple["Row", "Run"]]:

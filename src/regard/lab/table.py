@@ -212,12 +212,12 @@ def _run_warnings(lines: Sequence[Line], runs: Sequence[Mapping[str, Any]], plan
         if line.failed:
             failed = [run for run in runs if run["row"] == line.label and run["outcome"].get("status") != "done"]
             warnings += [
-                f"{line.label}: {state} {len(errors)}/{line.runs} ({_errors(errors)})"
+                f"{line.label}: {len(errors)} of {line.runs} seeds {state} ({_errors(errors)})"
                 for state in ("diverged", "failed")
                 if (errors := [run for run in failed if _diverged(run["outcome"]) == (state == "diverged")])
             ]
         if line.at_chance:
-            warnings.append(f"{line.label}: at chance {line.at_chance}/{line.runs}")
+            warnings.append(f"{line.label}: {line.at_chance} of {line.runs} seeds at chance (no better than guessing)")
     missing = [f"{planned - len(runs)} of {planned} runs are missing"] if len(runs) < planned else []
     return warnings + missing
 

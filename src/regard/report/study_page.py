@@ -243,7 +243,7 @@ def _claims_note(table: Table) -> str:
 
 def _gate(table: Table) -> dict[str, str]:
     """The first sentence of the page: whether the baseline is better than every control, and what follows."""
-    state = {True: "passed", False: "not passed", None: "undecided"}[table.gate.passed]
+    state = table.gate.word
     sentence = phrasing.typeset(table.gate.sentence)
     if table.gate.passed:
         sentence = f"Mixing tokens helps at this scale. {sentence}"

@@ -159,6 +159,22 @@ class HostPort(Port):
         return made
 
 
+class MapPort(HostPort):
+    """A `HostPort` for attention that takes and returns maps (B, C, h, w)."""
+
+    @classmethod
+    def input_grid(cls, module: Any, shape: torch.Size) -> Grid:
+        return Grid(shape[2], shape[3])
+
+    def output_grid(self, grid: Grid) -> Grid:
+        """The grid of the output, for an input with `grid`."""
+        return grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = Grid(*x.shape[-2:])
+        return map_of(self.mixer(tokens_of(x), grid), self.output_grid(grid))
+
+
 @torch.no_grad()
 def check_operator(mixer: HeadMixer, width: int, biased: bool) -> None:
     """Try an operator on one image of zeros where values are wider than keys or a bias is added.

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError
+from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError, UnsupportedError
+from regard.core.errors import INSTEAD_OF_TORCHSCRIPT
 from regard.projections.linear import role_rows
 
 from .adapters import adapted_name, adapters
@@ -314,6 +315,10 @@ class Port(HostNames):
             self._without("_load_state_dict_pre_hooks"),
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs,
         )  # fmt: skip
+
+    def __prepare_scriptable__(self) -> "Port":
+        """What `torch.jit.script` calls in each layer. Raises: UnsupportedError."""
+        raise UnsupportedError(f"torch.jit.script cannot read a swapped layer; {INSTEAD_OF_TORCHSCRIPT}")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -53,8 +53,10 @@ class RayCluster:
 
     def __post_init__(self) -> None:
         host, colon, port = self.address.rpartition(":")
-        if self.address and not (host and colon and port.isdecimal()):
-            raise ConfigError(f"the address of a cluster is ray://HOST:PORT, not 'ray://{self.address}'")
+        if self.address and not (host and colon and port.isdecimal() and "@" not in host):
+            raise ConfigError(
+                f"the address of a cluster is ray://HOST:PORT, not '{without_password(f'ray://{self.address}')}'"
+            )
 
     @property
     def here(self) -> bool:
@@ -110,8 +112,8 @@ class _Connection:
         kind = _service(head) if head else "head"
         if not kind:
             raise ConfigError(
-                f"no Ray cluster answers at {head}; `ray start --head` prints the address of its head, "
-                "`ray status` on a node says whether it runs"
+                f"no Ray cluster answers at {without_password(head)}; `ray start --head` prints the address of its "
+                "head, `ray status` on a node says whether it runs"
             )
         address = (f"ray://{head}" if kind == "client" else head) or "auto"
         for name in ("ray", "ray.util.client", "ray.util.client.logsclient"):
@@ -280,6 +282,13 @@ class RayTasks(Executor):
             self.ray.cancel(task, force=False, recursive=False)
         if tasks:
             self.ray.wait(tasks, num_returns=len(tasks), timeout=STOP_SECONDS)
+
+
+def without_password(address: str) -> str:
+    """An address for messages: what stands before @, a user and a password, is hidden."""
+    before, at, host = address.rpartition("@")
+    scheme, slashes, _ = before.partition("://")
+    return f"{f'{scheme}://' * bool(slashes)}***@{host}" if at else address
 
 
 def _execute(job: Any, root: str, devices: int, mark: str) -> Ending:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -111,8 +112,7 @@ class SlurmJobs(Executor):
         self.store, self.devices, self.place = store, devices, place
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         self.folder = store.root.resolve() / "slurm" / name
-        with store_errors(self.folder):
-            self.folder.mkdir(parents=True, mode=0o700)
+        self.used = False
         self.jobs: dict[Handle, _Submitted] = {}
         self.states: Mapping[str, str] = {}
         self.looked = -LOOK_SECONDS
@@ -136,6 +136,8 @@ class SlurmJobs(Executor):
 
         if not jobs:
             return []
+        with store_errors(self.folder):
+            self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         calls = [
             SlurmCall(
                 job,
@@ -150,10 +152,19 @@ class SlurmJobs(Executor):
             with process_environment(self.place.cpus), self.executor.batch():  # a job inherits this environment
                 handles = [self.executor.submit(call) for call in calls]
         except (FailedJobError, FailedSubmissionError, OSError) as error:
+            self._remove_unused()
             raise StoreError(f"Slurm did not take the jobs: {' '.join(str(error).split())}") from error
+        self.used = True
         for handle, call in zip(handles, calls, strict=True):
             self.jobs[handle] = _Submitted(handle, Path(call.result))
         return list(handles)
+
+    def _remove_unused(self) -> None:
+        """Remove the folder, of which Slurm took no job."""
+        if not self.used:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):  # of other studies
+                self.folder.parent.rmdir()
 
     def poll(self, seconds: float) -> list[tuple[Handle, Ending]]:
         """See `Executor`."""

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Mask, Operator, Site
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
-from regard.swapping.host_mixer import HostMixer, HostPort, around, heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.host_mixer import (
+    HostMixer,
+    MapPort,
+    around,
+    heads_of_map,
+    map_of,
+    map_of_heads,
+    tokens_of,
+)
 
 from .wide import BIASES
 
@@ -92,17 +100,13 @@ class CascadeMixer(HostMixer):
         return tokens_of(self.around.proj(map_of_heads(y, grid)))
 
 
-class TimmCascade(HostPort):
+class TimmCascade(MapPort):
     """EfficientViT of MSRA, in windows, with biases: each head gets the output of the head before."""
 
     replaces: ClassVar[tuple[type, ...]] = (CascadedGroupAttention,)
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
     parameter_names: ClassVar[dict[str, str]] = around("qkvs", "dws", "proj", *BIASES)
     mixer_class: ClassVar[type[HostMixer]] = CascadeMixer
-
-    @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
-        return Grid(shape[2], shape[3])
 
     @classmethod
     def value_width(cls, module: Any, site: Site) -> int:
@@ -117,7 +121,3 @@ class TimmCascade(HostPort):
         """What `set_input_size` of the model calls. Raises: as `set_window_size`."""
         old = int(cast(Any, self.host).resolution)
         self.check_windows((old, old), (resolution, resolution))
-
-    def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(*x.shape[-2:])
-        return map_of(self.mixer(tokens_of(x), grid), grid)

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from regard.core import Grid, GridError, Inputs, Mask, Site
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import HostMixer, HostPort, around, heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.host_mixer import (
+    HostMixer,
+    MapPort,
+    around,
+    heads_of_map,
+    map_of,
+    map_of_heads,
+    tokens_of,
+)
 
 
 class BottleneckMixer(HostMixer):
@@ -32,17 +40,13 @@ class BottleneckMixer(HostMixer):
         return tokens_of(self.around.pool(map_of_heads(y, grid)))
 
 
-class TimmBottleneck(HostPort):
+class TimmBottleneck(MapPort):
     """Attention of bottleneck transformers (BoTNet): a map of fixed size, biases that depend on the queries."""
 
     replaces: ClassVar[tuple[type, ...]] = (BottleneckAttn,)
     mask_kinds: ClassVar[frozenset[str]] = frozenset({"bias"})
     parameter_names: ClassVar[dict[str, str]] = around("qkv", "pos_embed", "pool")
     mixer_class: ClassVar[type[HostMixer]] = BottleneckMixer
-
-    @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
-        return Grid(shape[2], shape[3])
 
     @classmethod
     def value_width(cls, module: Any, site: Site) -> int:
@@ -62,10 +66,9 @@ class TimmBottleneck(HostPort):
         dim, count, width = module.qkv.in_channels, module.num_heads, module.dim_head_qk
         return Site(dim=dim, heads=count, grid=grid, width=width, layer=layer, name=name)
 
-    def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(*x.shape[-2:])
+    def output_grid(self, grid: Grid) -> Grid:
         stride = self.output_stride(self.host)
-        return map_of(self.mixer(tokens_of(x), grid), Grid(grid.height // stride, grid.width // stride))
+        return Grid(grid.height // stride, grid.width // stride)
 
 
 def blocks_of(x: Float[Tensor, "B C h w"], side: int, stride: int) -> Float[Tensor, "Bn C s s"]:

@@ -18,7 +18,16 @@ from torch import Tensor, nn
 
 from regard.core import Grid, GridError, Inputs, Mask, Mixer, MixerConfig, Site, heads, merge
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import HostMixer, HostPort, around, heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.host_mixer import (
+    HostMixer,
+    HostPort,
+    MapPort,
+    around,
+    heads_of_map,
+    map_of,
+    map_of_heads,
+    tokens_of,
+)
 from regard.swapping.host_parameters import fused_site
 from regard.swapping.separate_qkv import TokenConv
 from regard.swapping.talking_heads import TalkingHeads, logits_operator, no_logits_error
@@ -53,16 +62,12 @@ def whole_strides(x: Tensor, stride: int) -> Tensor:
     return F.pad(x, (0, -x.shape[-1] % stride, 0, -x.shape[-2] % stride))
 
 
-class TimmConvAttention(HostPort):
+class TimmConvAttention(MapPort):
     """LowFormer and CPUBone: attention on a coarser map, which convolutions make and bring to full size again."""
 
     replaces: ClassVar[tuple[type, ...]] = (LowFormerAttention, CPUBoneAttention)
     parameter_names: ClassVar[dict[str, str]] = around("conv_proj", "pwise", "o_proj", "upsampling")
     mixer_class: ClassVar[type[HostMixer]] = ConvAttentionMixer
-
-    @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
-        return Grid(shape[2], shape[3])
 
     @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
@@ -74,10 +79,6 @@ class TimmConvAttention(HostPort):
             coarse = Grid(*module.conv_proj.conv(cells).shape[-2:])
         width, count = module.head_dim, module.num_heads
         return Site(dim=weight.shape[1], heads=count, grid=coarse, width=width, layer=layer, name=name)
-
-    def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(*x.shape[-2:])
-        return map_of(self.mixer(tokens_of(x), grid), grid)
 
 
 class GlobalQueryMixer(HostMixer):
@@ -193,7 +194,7 @@ PARTS_V2 = around("stride_conv", "q", "k", "v", "v_local", "upsample", "act", "p
 """What a layer keeps of EfficientFormerV2's attention, as far as the host has it."""
 
 
-class TimmEfficientFormerV2(HostPort):
+class TimmEfficientFormerV2(MapPort):
     """EfficientFormerV2: mechanisms with logits over all keys keep its talking heads; others are refused."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention2d,)
@@ -204,10 +205,6 @@ class TimmEfficientFormerV2(HostPort):
         "talking_head2": "operator.proj_w",
     }
     mixer_class: ClassVar[type[HostMixer]] = EfficientFormerV2Mixer
-
-    @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
-        return Grid(shape[2], shape[3])
 
     @classmethod
     def value_width(cls, module: Any, site: Site) -> int:
@@ -228,12 +225,8 @@ class TimmEfficientFormerV2(HostPort):
             raise no_logits_error(config)
         return mixer
 
-    def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(*x.shape[-2:])
-        return map_of(self.mixer(tokens_of(x), grid), grid)
 
-
-class TimmEfficientFormerV2Downsample(HostPort):
+class TimmEfficientFormerV2Downsample(MapPort):
     """EfficientFormerV2's attention between two stages, with fewer queries: only for mechanisms between two grids."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention2dDownsample,)
@@ -246,10 +239,6 @@ class TimmEfficientFormerV2Downsample(HostPort):
         return True
 
     @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
-        return Grid(shape[2], shape[3])
-
-    @classmethod
     def value_width(cls, module: Any, site: Site) -> int:
         return int(module.d)
 
@@ -259,9 +248,8 @@ class TimmEfficientFormerV2Downsample(HostPort):
         dim, count, width = module.k.conv.in_channels, module.num_heads, module.key_dim
         return Site(dim=dim, heads=count, grid=queries, width=width, memory=keys, layer=layer, name=name)
 
-    def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(*x.shape[-2:])
-        return map_of(self.mixer(tokens_of(x), grid), coarser(grid, 2))
+    def output_grid(self, grid: Grid) -> Grid:
+        return coarser(grid, 2)
 
 
 class PairMixer(HostMixer):

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from regard.core import Grid, Inputs, Mask, Site, merge
 from regard.mixers.shared.heads import HeadMixer
-from regard.swapping.host_mixer import HostMixer, HostPort, around, heads_of_map, map_of, map_of_heads, tokens_of
+from regard.swapping.host_mixer import (
+    HostMixer,
+    HostPort,
+    MapPort,
+    around,
+    heads_of_map,
+    map_of,
+    map_of_heads,
+    tokens_of,
+)
 from regard.swapping.host_parameters import fused_site
 from regard.swapping.layer import Port
 
@@ -317,7 +326,7 @@ class MultiQueryMixer(HostMixer):
         return tokens_of(self.around.output(map_of_heads(y, made.grid)))
 
 
-class TimmMultiQuery(HostPort):
+class TimmMultiQuery(MapPort):
     """MobileNetV4 and 5: keys and values are shared by all heads, and may come from a coarser map."""
 
     replaces: ClassVar[tuple[type, ...]] = (MultiQueryAttention2d,)
@@ -327,10 +336,6 @@ class TimmMultiQuery(HostPort):
     @classmethod
     def refusal(cls, module: Any) -> str:  # type: ignore[override]
         return "its queries are on a coarser map" if module.has_query_strides else ""
-
-    @classmethod
-    def input_grid(cls, module: Any, shape: Any) -> Grid:
-        return Grid(shape[2], shape[3])
 
     @classmethod
     def resizes(cls, module: Any) -> bool:
@@ -352,7 +357,3 @@ class TimmMultiQuery(HostPort):
             layer=layer,
             name=name,
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(*x.shape[-2:])
-        return map_of(self.mixer(tokens_of(x), grid), grid)

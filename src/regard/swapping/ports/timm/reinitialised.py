@@ -11,7 +11,7 @@ from timm.models.volo import OutlookAttention
 from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Mixer, MixerConfig, Site, heads, merge
-from regard.swapping.host_mixer import HostMixer, HostPort, around, map_of, tokens_of
+from regard.swapping.host_mixer import HostMixer, HostPort, MapPort, around
 from regard.swapping.host_parameters import output_dropout
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import split_matrices
@@ -128,7 +128,7 @@ class AdditiveMixer(HostMixer):
         return self.around.final(self.around.proj(merge(y)) + q)  # type: ignore[no-any-return]
 
 
-class TimmSwiftFormer(HostPort):
+class TimmSwiftFormer(MapPort):
     """SwiftFormer, only with reinitialise=True: the matrices stay, the vector of the one query does not."""
 
     loses: ClassVar[str] = "additive attention by one query for all tokens"
@@ -137,14 +137,6 @@ class TimmSwiftFormer(HostPort):
     mixer_class: ClassVar[type[HostMixer]] = AdditiveMixer
 
     @classmethod
-    def input_grid(cls, module: Any, shape: torch.Size) -> Grid:
-        return Grid(shape[2], shape[3])
-
-    @classmethod
     def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
         inner, dim = module.to_query.weight.shape
         return Site(dim=dim, heads=inner // module.final.out_features, grid=grid, layer=layer, name=name)
-
-    def forward(self, x: Tensor) -> Tensor:
-        grid = Grid(*x.shape[-2:])
-        return map_of(self.mixer(tokens_of(x), grid), grid)
