@@ -73,7 +73,8 @@ def own_loop(case: Case, recipe: Any, model: Any) -> Callable[[], Any]:
     """Regard's loop over a few epochs, without the evaluations of the test images."""
     from lightning_fabric import Fabric
 
-    from regard.train.loop import Loop, Watch
+    from regard.train.loop import Loop
+    from regard.train.watch import Watch
 
     folder = Path(tempfile.mkdtemp(prefix="harness-", dir=SCRATCH))
     fabric = Fabric(accelerator="cpu", devices=1, precision=recipe.precision)

@@ -11,7 +11,7 @@ import torch
 
 from regard.core import ConfigError, DataError, DeviceError, StoreError
 from regard.store.results import Busy, Results
-from regard.train.loop import Watch
+from regard.train.watch import Watch
 
 ENVIRONMENT_ERRORS = {
     "disk": StoreError("cannot write"), "memory": MemoryError("2 GiB"), "package": ImportError("no timm"),

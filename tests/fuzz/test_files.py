@@ -29,9 +29,9 @@ from regard.store.results import Results
 from regard.store.tensor_files import read_state, write_state
 from regard.train import checkpoint
 from regard.train.load import trained
-from regard.train.loop import Watch
 from regard.train.recipe import Recipe
 from regard.train.run import Run, read_run
+from regard.train.watch import Watch
 from tiny_task import Tiny
 
 RUN = Run(task=Tiny(limit=64, val=0.5), recipe=Recipe(epochs=2, batch=32, augment="none", ema=0.9), seed=3)

@@ -3,19 +3,21 @@
 import os
 import signal
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import torch
 
-from regard.core import ConfigError, StoreError
+from regard.core import ConfigError, MissingExtra, RegardError, StoreError
 from regard.lab.executors.local import gpu_shares
 from regard.store.results import Results
 from regard.tasks import Classification
 from regard.train import checkpoint
-from regard.train.distributed import check_devices
-from regard.train.loop import Interrupted, Watch
+from regard.train.distributed import _received, check_devices
+from regard.train.execute import NeededRunFailed
 from regard.train.recipe import Recipe
 from regard.train.run import Run
+from regard.train.watch import Interrupted, Watch
 from tiny_task import Tiny
 
 RECIPE = Recipe(epochs=3, batch=32, augment="shift", accumulate=2)
@@ -52,6 +54,20 @@ def test_devices_that_cannot_share_a_batch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="32 cannot be divided into 5 equal parts; use 4 devices"):
         Run(task=Tiny(), recipe=RECIPE).execute(Results(tmp_path), 5, device="cpu")
     assert not list(tmp_path.glob("*/run.json"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MissingExtra("scikit-learn", "lab"), StoreError("no disk"), NeededRunFailed("0123", "ValueError: no")],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_error_of_a_process_is_raised_in_the_parent(error: RegardError) -> None:
+    """Also one whose class wants other arguments than a text."""
+    messages = SimpleQueue()
+    with _received(messages, Watch()) as errors:
+        messages.put((type(error), str(error)))
+    (received,) = errors
+    assert (type(received), str(received)) == (type(error), str(error))
 
 
 def test_workers_get_gpus_of_their_own() -> None:

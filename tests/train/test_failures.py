@@ -21,9 +21,9 @@ from regard.lab.jobs import Job, execute_job
 from regard.store import results
 from regard.store.results import Busy, Results
 from regard.train import checkpoint
-from regard.train.loop import Interrupted, Watch
 from regard.train.recipe import Recipe
 from regard.train.run import Run
+from regard.train.watch import Interrupted, Watch
 from tiny_task import Tiny
 
 SHORT = Recipe(epochs=3, batch=32, augment="none")

@@ -13,9 +13,9 @@ import torch
 from regard.store.metrics import Metrics
 from regard.store.results import Results
 from regard.train import checkpoint
-from regard.train.loop import Watch
 from regard.train.recipe import Recipe
 from regard.train.run import Run
+from regard.train.watch import Watch
 from tiny_task import Tiny
 
 RECIPE = Recipe(epochs=16, batch=32, augment="shift", mixup=0.4, cutmix=0.5, ema=0.9)

@@ -14,9 +14,9 @@ from regard.core import ConfigError
 from regard.core.errors import MissingExtra
 from regard.store.results import Results
 from regard.train.loggers import loggers
-from regard.train.loop import Interrupted, Watch
 from regard.train.recipe import Recipe
 from regard.train.run import Run
+from regard.train.watch import Interrupted, Watch
 from tiny_task import Tiny
 
 NAMES = {"train/loss", "lr", "time/step_ms", "mem/peak_mb", "val/top1", "val/loss"}

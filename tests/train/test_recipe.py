@@ -10,9 +10,9 @@ import torch
 from regard.core import ConfigError
 from regard.store.results import Results
 from regard.train import checkpoint
-from regard.train.loop import Interrupted, Watch
 from regard.train.recipe import Recipe
 from regard.train.run import Run, canonical
+from regard.train.watch import Interrupted, Watch
 from tiny_task import Tiny
 
 

@@ -26,10 +26,11 @@ from regard.train.environment import PeakMemory, resolved_device
 from regard.train.execute import write_run_file
 from regard.train.initial_weights import copy_weights
 from regard.train.load import load, trained
-from regard.train.loop import Interrupted, Loop, Watch
+from regard.train.loop import Loop
 from regard.train.optimizer import make_optimizer, param_groups
 from regard.train.recipe import Recipe
 from regard.train.run import Run, read_run
+from regard.train.watch import Interrupted, Watch
 from tiny_task import Tiny
 
 from .test_failures import in_child

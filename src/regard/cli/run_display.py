@@ -16,8 +16,8 @@ FEW = 3
 """Up to so many details of an evaluation are printed; more are in the outcome."""
 
 if TYPE_CHECKING:
-    from regard.train.loop import Progress, Watch
     from regard.train.run import Run
+    from regard.train.watch import Progress, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Execution:
         """Raises: ConfigError."""
         from regard.train.child_processes import check_workers
         from regard.train.loggers import loggers
-        from regard.train.loop import Watch
+        from regard.train.watch import Watch
 
         check_workers(self.workers)
         return Watch(
@@ -55,8 +55,8 @@ def execute_run(run: "Run", results: Path, execution: Execution, as_json: bool) 
     Raises: ConfigError; what `Run.execute` raises.
     """
     from regard.store.results import Results
-    from regard.train.loop import Interrupted
     from regard.train.torchrun import FirstFailed, check_launch, launch
+    from regard.train.watch import Interrupted
 
     store, torch_device, launched = Results(results), find_device(execution.device), launch()
     check_launch(launched, execution.devices, execution.nodes)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regard.core import ConfigError, DataError, nearest
-from regard.train.loop import EVALUATIONS
+
+from .estimate import work
 
 if TYPE_CHECKING:
     from regard.train.recipe import Recipe
@@ -113,7 +114,6 @@ def _capacity(
 
 def _flops(recipe: "Recipe", macs: int, train: int, test: int) -> float:
     """Operations of one run, with its evaluations."""
-    steps = recipe.trained_epochs * max(max(train // recipe.batch, 1) // recipe.accumulate, 1)
+    steps, evaluated = work(recipe, train, test)
     trained = steps * recipe.accumulate * min(recipe.batch, train)
-    evaluated = (min(EVALUATIONS, recipe.trained_epochs) + 1) * test
     return 2.0 * macs * (3 * trained + evaluated)

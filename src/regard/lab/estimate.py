@@ -26,6 +26,7 @@ from regard.train.optimizer import make_optimizer
 
 if TYPE_CHECKING:
     from regard.tasks.base import Trial
+    from regard.train.recipe import Recipe
     from regard.train.run import Run
 
     from .study import Study
@@ -118,9 +119,14 @@ def _steps(run: "Run", trial: "Trial") -> float:
 
 
 def _seconds(run: "Run", speed: Speed, train: int, test: int) -> float:
-    recipe = run.recipe
+    steps, evaluated = work(run.recipe, train, test)
+    return steps * speed.step + evaluated * speed.image
+
+
+def work(recipe: "Recipe", train: int, test: int) -> tuple[int, int]:
+    """(optimizer steps, evaluated samples) of a run on so many training and test samples."""
     steps = recipe.trained_epochs * max(max(train // recipe.batch, 1) // recipe.accumulate, 1)
-    return steps * speed.step + (min(EVALUATIONS, recipe.trained_epochs) + 1) * test * speed.image
+    return steps, (min(EVALUATIONS, recipe.trained_epochs) + 1) * test
 
 
 def _cores() -> int:

@@ -8,8 +8,8 @@ from typing import Any
 
 from regard.store.results import Busy, Results
 from regard.train.environment import is_environment_error
-from regard.train.loop import Watch
 from regard.train.torchrun import launch
+from regard.train.watch import Watch
 
 JobResult = tuple[str, dict[str, Any] | None, str]
 """(state, outcome, text) of a job: one of `STATES`, the parts of the outcome that are displayed, the error's text."""

@@ -47,7 +47,7 @@ def prospects(
 
     Claims are tested at 5 % divided by their number (the first step of Holm's correction), the gate at 5 %. hours: all
     undecided claims then get the same number of seeds, as far as the time suffices on `workers` processes.
-    Raises: ConfigError without three finished pairs of any claim; StoreError.
+    Raises: ConfigError without two finished pairs of any claim; StoreError.
     """
     snapshot = load_snapshot(root, name, scale)
     runs = finished_runs(root, snapshot)

@@ -107,7 +107,7 @@ class Progress:
 
 
 def _run_progress(path: Path, epochs: int) -> str:
-    """Epoch, loss and last test score of a run, from its metrics file."""
+    """Epoch, loss and last score of a run, from its metrics file."""
     lines = list[dict[str, str]]()
     with suppress(StoreError):
         lines = Metrics(path).read()

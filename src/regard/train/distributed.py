@@ -20,8 +20,8 @@ from regard.core import ConfigError, DeviceError, RegardError
 
 from .child_processes import end_with_parent, process_environment
 from .environment import quiet_lightning
-from .loop import Interrupted, Watch
 from .signals import handled
+from .watch import Interrupted, Watch
 
 
 def check_devices(devices: int, batch: int, device: str) -> None:
@@ -109,7 +109,8 @@ def _received(messages: Any, watch: Watch) -> Iterator[list[RegardError]]:
     def receive() -> None:
         while (message := messages.get()) is not None:
             if isinstance(message, tuple):
-                errors.append(message[0](message[1]))
+                kind, text = message
+                errors.append(kind.__new__(kind, text))  # without __init__, which may want other arguments
             elif watch.report is not None:
                 watch.report(message)
 

@@ -38,10 +38,11 @@ from .environment import (
 )
 from .initial_weights import copy_weights
 from .load import load, trained
-from .loop import Diverged, Loop, Watch
+from .loop import Diverged, Loop
 from .run import Run, canonical, run_file
 from .sharding import check_shared, sharding_strategy
 from .torchrun import FirstFailed, Group, check_launch, fabric_of, joined, launch
+from .watch import Watch
 
 log = logging.getLogger("regard.lab")
 

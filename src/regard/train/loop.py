@@ -5,13 +5,11 @@ optimizer and the step, but no state of a random generator.
 """
 
 import copy
-import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +31,11 @@ from .optimizer import make_optimizer
 from .recipe import Recipe
 from .sharding import load_optimizer, load_weights, whole
 from .signals import handled
-
-log = logging.getLogger("regard.lab")
+from .watch import Interrupted, Progress, Watch
 
 EVALUATIONS = 10
-"""Largest number of evaluations on the test split during training, at equal intervals; another follows at the end."""
+"""Largest number of evaluations during training, at equal intervals, on the validation part or else the test split;
+another on the test split follows at the end."""
 FLUSH_STEPS = 50
 """Number of steps between reads of the losses, for the loggers; a GPU does not wait for each of them."""
 AGREE_STEPS = 10
@@ -52,46 +50,6 @@ class Diverged(RegardError):
     def __init__(self, step: int, value: float, quantity: str = "the loss") -> None:
         super().__init__(f"{quantity} is {value} at step {step}; try a smaller lr, more warmup or clip=1.0")
         self.step = step
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop and has written a checkpoint, from which the same command continues."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a run. seconds_left: estimated from the steps so far; metrics: of the last evaluation, on the images
-    that `split` names: "test" or "validation"."""
-
-    step: int
-    steps: int
-    epoch: int
-    epochs: int
-    loss: float
-    lr: float
-    seconds: float
-    seconds_left: float
-    metrics: dict[str, float]
-    split: str = "test"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watch:
-    """How a run is executed and reported; no field changes the result, except `compile` and `shard` by rounding.
-
-    report: called about once a second and at the end of each epoch. workers: data loader processes, 0 = none.
-    save_seconds, save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning.
-    compile: train with `torch.compile`, which saves time if a run takes many minutes; evaluation is not compiled.
-    shard: divide weights and optimizer state among the processes of torchrun (FSDP2).
-    """
-
-    report: Callable[[Progress], None] | None = None
-    workers: int = 0
-    save_seconds: float = 20.0
-    save_steps: int = 0
-    loggers: tuple[Any, ...] = ()
-    compile: bool = False
-    shard: bool = False
 
 
 class Loop:

@@ -1,4 +1,4 @@
-"""Probes: measurements on a trained model, stored in the run's folder."""
+"""Attention maps of a finished run on a sample picture, stored in the run's folder."""
 
 from typing import TYPE_CHECKING
 

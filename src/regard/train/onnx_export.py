@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.core import ConfigError, StoreError
+from regard.core import ConfigError, StoreError, require
 
 TOLERANCE = 1e-4
 """Largest difference of an output, relative to its largest value."""
@@ -21,10 +21,11 @@ def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: Path, batch:
     inputs: the model's arguments for one sample, each with the batch first. The exported model takes any batch where
     the exporter can trace one, else batches of one. batch: samples with which a dynamic export is traced and compared.
     Returns the largest difference of an output relative to its largest value, and whether the batch is dynamic.
-    Raises: ConfigError if packages are missing, the exporter fails, or outputs differ by more than `TOLERANCE`;
-    StoreError if the file cannot be written.
+    Raises: MissingExtra if packages are missing; ConfigError if the exporter fails, or outputs differ by more than
+    `TOLERANCE`; StoreError if the file cannot be written.
     """
-    _check_packages()
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        require(package, "onnx")
     model = model.cpu().float().eval()
     many = tuple(torch.cat([item] * batch) for item in inputs)
     program, dynamic, failure = None, False, ""
@@ -77,12 +78,3 @@ def compare_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: Path) -> fl
         for value, tensor in zip(values, expected, strict=True)
     ]
     return max(differences)
-
-
-def _check_packages() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"the export to ONNX needs {error.name}: pip install 'regard[onnx]'") from error

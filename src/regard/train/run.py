@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,10 +26,8 @@ from regard.tasks.base import Task
 from regard.tasks.weights import check_removed, host_seed
 
 from .initial_weights import Saved
-from .loop import Progress, Watch
 from .recipe import Recipe
-
-log = logging.getLogger("regard.lab")
+from .watch import Progress, Watch
 
 
 def canonical(value: Any) -> str:

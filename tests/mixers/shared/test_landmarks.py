@@ -10,7 +10,8 @@ from torch import Tensor
 from operators import check_hidden
 from regard import ConfigError, Grid, Mask, MiTA, RegardError, Site, parse, spell
 from regard.core import GridError
-from regard.mixers.shared.landmarks import EXTRACTORS, PooledQueries, merge_tokens, pool_matrix
+from regard.mixers.mita.extractors import EXTRACTORS, merge_tokens
+from regard.mixers.shared.landmarks import PooledQueries, pool_matrix
 from regard.ops import mita, pool_landmarks
 from regard.testing.subject import gap
 

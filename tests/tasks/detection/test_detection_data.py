@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from regard.core import DataError
-from regard.tasks.detection import data, masks
+from regard.tasks.data import digest
+from regard.tasks.detection import Detection, Instances, data, masks
 from regard.tasks.detection.coco import read_scenes
 from small_scenes import SIZE, coco_folder, voc_folder
 
@@ -74,11 +75,11 @@ def test_official_names_of_coco_are_found(tmp_path: Path) -> None:
 
 
 def test_identity_is_a_digest_that_does_not_depend_on_the_path(tmp_path: Path) -> None:
-    one, two = (data.identity(str(coco_folder(tmp_path / name))) for name in ("one", "two"))
+    one, two = (data.identity(str(coco_folder(tmp_path / name)), False, "stop") for name in ("one", "two"))
     assert one == two
     assert one.startswith("own:")
     changed(coco_folder(tmp_path / "three"), lambda made: made["annotations"][0]["bbox"].__setitem__(2, 5))
-    assert data.identity(str(tmp_path / "three")) != one
+    assert data.identity(str(tmp_path / "three"), False, "stop") != one
 
 
 def _set(part: str, field: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -110,6 +111,17 @@ def test_bad_annotations_are_named(tmp_path: Path, change: Callable[[dict[str, A
     folder = changed(coco_folder(tmp_path / "own"), change)
     with pytest.raises(DataError, match=words):
         data.load(str(folder), False, "stop")
+
+
+def test_wrong_annotations_are_refused_before_images_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all bytes of large data takes minutes."""
+    monkeypatch.setattr(digest, "LIMIT", 0)  # reaching the digest would ask for its kind
+    folder = changed(coco_folder(tmp_path / "wrong", masks=True), _set("annotations", "category_id", 9))
+    for task in (Detection, Instances):
+        with pytest.raises(DataError, match="annotation 2 has category 9"):
+            task(host="vit_desk", data=str(folder), size=(48, 64)).identity()
+    with pytest.raises(DataError, match="--digest index"):
+        Detection(host="vit_desk", data=str(coco_folder(tmp_path / "right")), size=(48, 64)).identity()
 
 
 def test_skip_leaves_out_what_is_wrong_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from regard.core import DataError
 from regard.models.segmentation import VOID
+from regard.tasks.data import digest
 from regard.tasks.segmentation.data import load, own_digest, own_set
 
 SIZE = (20, 30)
@@ -41,6 +42,20 @@ def own(path: Path, mode: str = "L") -> Path:
 def read(path: Path, void: int = 255, classes: int = 0):
     own_digest.cache_clear()
     return load(str(path), void, classes)
+
+
+def test_folders_that_are_refused_are_not_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all bytes of large data takes minutes."""
+    monkeypatch.setattr(digest, "LIMIT", 0)  # reaching the digest would ask for its kind
+    root = own(tmp_path)
+    with pytest.raises(DataError, match="--digest index"):
+        read(root)
+    (root / "classes.txt").write_text("sky\nsky\n")
+    with pytest.raises(DataError, match="names the class 'sky' twice"):
+        read(root)
+    (root / "trainannot" / "train0.png").unlink()
+    with pytest.raises(DataError, match=r"train0\.png has no mask"):
+        read(root)
 
 
 @pytest.mark.parametrize("mode", ["L", "P"])

@@ -21,9 +21,9 @@ from regard.tasks.sequences.baseline import bag_of_symbols
 from regard.tasks.sequences.tokens import Split, Tokens
 from regard.train import checkpoint
 from regard.train.load import load
-from regard.train.loop import Watch
 from regard.train.recipe import Recipe
 from regard.train.run import Run
+from regard.train.watch import Watch
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(epochs=4, batch=16, augment="none", lr=3e-3)

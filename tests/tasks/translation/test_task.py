@@ -27,9 +27,9 @@ from regard.tasks.translation.alignment import alignments
 from regard.tasks.translation.texts import _load, load
 from regard.train import checkpoint
 from regard.train.load import load as load_run
-from regard.train.loop import Watch
 from regard.train.recipe import Recipe
 from regard.train.run import Run
+from regard.train.watch import Watch
 
 HOST = "translator(dim=32, depth=1, heads=4, hidden=32, drop=0.1)"
 RECIPE = Recipe(

@@ -33,20 +33,13 @@ from regard.core import (
 from regard.mixers.shared.checks import check_heads, check_qkv
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.heads import HeadMixerConfig
-from regard.mixers.shared.landmarks import (
-    EXTRACTORS,
-    Extractor,
-    Landmarks,
-    PooledQueries,
-    landmark_count,
-    landmark_windows,
-    pool_landmarks,
-)
+from regard.mixers.shared.landmarks import PooledQueries, landmark_count, landmark_windows, pool_landmarks
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.routed import Parts
 from regard.mixers.shared.routed_attention import FORMS, attend, needs_triton, runnable
 
+from .extractors import EXTRACTORS, Extractor, Landmarks
 from .native import mita_native
 from .routing import MitaPlan, check_counts, check_plan, key_bias, mita_plan, select, without
 

@@ -25,12 +25,12 @@ SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"),
 """Names of a split's annotation file, or of the end of it ("instances_val2017.json"); the first one is used."""
 
 
-def identity(data: str, kind: str = "") -> str:
+def identity(data: str, with_masks: bool, corrupt: str, kind: str = "") -> str:
     """The data in a run's key: the name of a named set, or a digest of the user's own data.
 
-    kind: of the digest, see `regard.tasks.data.digest`. Raises: DataError.
+    The arguments and errors are those of `load`; annotations are checked before the bytes of images are read.
     """
-    return revised(data) if data in NAMED else f"own:{digest(path_of(data), kind)}"
+    return revised(data) if data in NAMED else f"own:{digest(path_of(data), with_masks, corrupt, kind)}"
 
 
 def path_of(data: str) -> Path:
@@ -54,19 +54,35 @@ def load(data: str, with_masks: bool, corrupt: str, kind: str = "") -> SceneSet:
     if not path.is_dir():
         raise DataError(f"{data} needs {path}, which does not exist; point --data-root or REGARD_DATA to its folder")
     path = path.resolve()
-    total = digests.of_index(_images(path), _annotations(path)) if data in FOLDERS else digest(path, kind)
+    total = (
+        digests.of_index(_images(path), _annotations(path))
+        if data in FOLDERS
+        else digest(path, with_masks, corrupt, kind)
+    )
     return _load(path, data if data in FOLDERS else "", with_masks, corrupt, total)
 
 
 @lru_cache(maxsize=4)
 def _load(path: Path, name: str, with_masks: bool, corrupt: str, total: str) -> SceneSet:
+    read = _with_objects if name else _own_splits
+    categories, splits = read(path, with_masks, corrupt)
+    return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, total.ljust(64, "0"))
+
+
+def _with_objects(path: Path, with_masks: bool, corrupt: str) -> tuple[coco.Categories, dict[str, Sequence[Scene]]]:
     categories, splits = _read_splits(path, with_masks, corrupt)
     for split, scenes in splits.items():
         if not any(len(scene.objects) for scene in scenes):
             raise DataError(f"the {split} split of {path} has no objects in any image")
-    if not name:
-        _check_classes(path, splits, categories.names)
-    return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, total.ljust(64, "0"))
+    return categories, splits
+
+
+@lru_cache(maxsize=4)
+def _own_splits(path: Path, with_masks: bool, corrupt: str) -> tuple[coco.Categories, dict[str, Sequence[Scene]]]:
+    """The user's own categories and scenes, read once in a process, as `digest` is."""
+    categories, splits = _with_objects(path, with_masks, corrupt)
+    _check_classes(path, splits, categories.names)
+    return categories, splits
 
 
 def read_splits(path: Path, with_masks: bool, corrupt: str) -> tuple[tuple[str, ...], dict[str, Sequence[Scene]]]:
@@ -156,8 +172,12 @@ def _check_classes(path: Path, splits: dict[str, Sequence[Scene]], names: tuple[
 
 
 @lru_cache(maxsize=16)
-def digest(path: Path, kind: str = "") -> str:
-    """What stands for a folder's annotations and images in the key of a run, whatever its path. Raises: DataError."""
+def digest(path: Path, with_masks: bool, corrupt: str, kind: str = "") -> str:
+    """What stands for a folder's annotations and images in the key of a run, whatever its path.
+
+    Raises: DataError, for annotations that `load` refuses before all bytes of the images are read.
+    """
+    _own_splits(path, with_masks, corrupt)
     return digests.identity_of(path, _images(path), kind, _annotations(path))
 
 

@@ -102,7 +102,8 @@ class Boxes(ImageTask):
         self.check_recipe(recipe, AUGMENTS, without=("smoothing", "mixup", "cutmix", "erasing"))
 
     def identity(self) -> "Boxes":
-        return dataclasses.replace(self, data=sets.identity(self.data, self.digest), digest="", extra=())
+        name = sets.identity(self.data, self.kind == "segm", self.corrupt, self.digest)
+        return dataclasses.replace(self, data=name, digest="", extra=())
 
     # data
 

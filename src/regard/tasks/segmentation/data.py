@@ -265,7 +265,12 @@ def _check_classes(path: Path, splits: dict[str, Split], names: tuple[str, ...])
 
 @lru_cache(maxsize=16)
 def own_digest(path: Path, kind: str = "") -> str:
-    """What stands for a folder's images, masks and classes.txt in the key of a run. Raises: DataError."""
+    """What stands for a folder's images, masks and classes.txt in the key of a run.
+
+    Raises: DataError, for folders and a classes.txt that `own_set` refuses before all bytes of the images are read.
+    """
+    find_pairs(path)
+    _names(path)
     return digest.identity_of(path, _files(path), kind)
 
 
