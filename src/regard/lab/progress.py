@@ -41,7 +41,7 @@ class Progress:
         self.watch = watch
         self.counts: Counter[str] = Counter()
         self.seconds: dict[str, list[float]] = {}
-        self.running: dict[tuple[str, int], tuple[str, int, float]] = {}
+        self.running: dict[str, tuple[str, int, int, float]] = {}  # key -> row, seed, epochs, time of the start
         self.workers = 1
         self.waiting: Counter[str] = Counter()
 
@@ -59,17 +59,17 @@ class Progress:
     def start(self, row: str, seed: int, key: str, epochs: int) -> None:
         """A run has started."""
         self.waiting[row] -= 1
-        self.running[row, seed] = (key, epochs, time.monotonic())
+        self.running[key] = (row, seed, epochs, time.monotonic())
         self._report("start", row, seed)
 
-    def requeue(self, row: str, seed: int) -> None:
+    def requeue(self, row: str, key: str) -> None:
         """A run has to wait again."""
-        self.running.pop((row, seed), None)
+        self.running.pop(key, None)
         self.waiting[row] += 1
 
-    def end(self, state: str, row: str, seed: int, outcome: Mapping[str, Any] | None, text: str = "") -> None:
+    def end(self, state: str, row: str, seed: int, key: str, outcome: Mapping[str, Any] | None, text: str = "") -> None:
         """A run has ended, in one of `STATES`."""
-        self.running.pop((row, seed), None)
+        self.running.pop(key, None)
         self.counts[state] += 1
         self._add_seconds(row, outcome)
         self._report(state, row, seed, outcome, text)
@@ -78,7 +78,7 @@ class Progress:
         """Report how far the running runs are, from their metrics files."""
         texts = [
             f"{row} seed {seed}: {_run_progress(store.folder(key) / 'metrics.csv', epochs)}"
-            for (row, seed), (key, epochs, _) in self.running.items()
+            for key, (row, seed, epochs, _) in self.running.items()
         ]
         self._report("tick", text="; ".join(texts))
 
@@ -89,7 +89,7 @@ class Progress:
             return None
         total = sum(max(number, 0) * fmean(self.seconds.get(row) or durations) for row, number in self.waiting.items())
         now = time.monotonic()
-        for (row, _), (_, _, started) in self.running.items():
+        for row, _, _, started in self.running.values():
             total += max(fmean(self.seconds.get(row) or durations) - (now - started), 0.0)
         return total / self.workers
 

@@ -134,8 +134,8 @@ class _Jobs:
 
     def _report(self, job: Job, ending: Ending) -> None:
         state, outcome, text = ending
-        self.progress.end(state, job.row, job.seed, outcome, text)
+        self.progress.end(state, job.row, job.seed, job.run.key, outcome, text)
 
     def _requeue(self, job: Job) -> None:
-        self.progress.requeue(job.row, job.seed)
+        self.progress.requeue(job.row, job.run.key)
         self.queue.append(job)
