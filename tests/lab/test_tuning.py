@@ -69,6 +69,24 @@ def test_all_rows_try_the_same_rates_with_half_the_epochs_and_one_seed() -> None
     assert {run.task.split for _, run in runs if isinstance(run.task, Tiny)} == {"val"}
 
 
+def test_a_tuned_rate_is_that_of_the_runs_and_tuning_starts_from_the_setting() -> None:
+    plain = study(Tiny())
+    rows = tuple(replace(row, rate=1e-3) if row.label == "SKA" else row for row in ROWS)
+    shipped = replace(plain, settings={"desk": replace(plain.setting("desk"), rows=rows)})
+    rates = {row.label: run.recipe.lr for row, run in shipped.runs("desk", seeds=1)}
+    assert rates == {"softmax": 4e-3, "SKA": 1e-3, "w/o": 4e-3, "uniform": 4e-3}
+    assert [run.key for _, run in tuning_runs(shipped, "desk")] == [run.key for _, run in tuning_runs(plain, "desk")]
+    assert shipped.elsewhere("desk", data="digits-canvas").setting("desk").rows == ROWS
+    assert shipped.elsewhere("desk", data=Tiny().data).setting("desk").rows == rows  # nothing changes
+
+
+def test_the_quickstart_ships_rates_that_tuning_can_choose() -> None:
+    quickstart = load_study("quickstart")
+    rates = {run.recipe.lr for _, run in tuning_runs(quickstart, "desk")}
+    assert {row.rate for row in quickstart.rows("desk")} <= rates
+    assert all(row.rate is None for row in quickstart.rows("smoke"))
+
+
 @pytest.mark.parametrize("data", ["digits", "digits-canvas"])
 def test_the_parts_have_no_image_in_common(data: str) -> None:
     size = (12, 12) if data == "digits-canvas" else (8, 8)

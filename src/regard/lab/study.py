@@ -33,7 +33,8 @@ class Row:
     5.7e6, "top1": 72.2}. exact: integers that follow from the reference files, {"params": 5717416}. notes: sentences
     below the table. recipe, task: fields of the setting's recipe and task that this row changes. start: a row, in the
     table or not, whose trained weights (same seed) are this row's initial weights. teacher: a row that teaches this one
-    (hard distillation), or the spelling of a pretrained host.
+    (hard distillation), or the spelling of a pretrained host. rate: the learning rate that tuning chose for it on the
+    setting's data; `--decide` chooses anew.
     Raises: ConfigError.
     """
 
@@ -49,6 +50,7 @@ class Row:
     task: Mapping[str, Any] = field(default_factory=dict)
     start: "Row | None" = None
     teacher: "Row | str | None" = None
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -209,7 +211,8 @@ class Study:
         setting = self.setting(scale)
         if setting.recipe is None:
             raise ConfigError(f"{self.name} trains nothing at {scale} scale; use --dry-run")
-        recipe = replace(setting.recipe, **row.recipe) if row.recipe else setting.recipe
+        changes = dict(row.recipe) if row.rate is None else {**row.recipe, "lr": row.rate}
+        recipe = replace(setting.recipe, **changes) if changes else setting.recipe
         return Run(
             task=setting.task_of(row),
             mixer=row.mixer,
@@ -231,7 +234,8 @@ class Study:
     ) -> "Study":
         """The same rows on other data, in another host (for all rows) or at another image size (height, width).
 
-        None keeps the setting's value; a new host also sets its own image size unless one is given. The changes form
+        None keeps the setting's value; a new host also sets its own image size unless one is given. Tuned rates, which
+        are for the setting as it is, are left out. The changes form
         the setting's `variant`, so that it has its own results: NAME-SCALE+CHANGES.
         extra: the user's own models and ports.
         Raises: ConfigError.
@@ -249,6 +253,8 @@ class Study:
         if host is not None or size is not None:
             task = task.in_host(host or task.host, size)
         variant = _variant(setting, task, rows, data, host)
+        if variant:
+            rows = tuple(replace(row, rate=None) for row in rows)
         changed = replace(setting, task=task, rows=rows, variant=variant)
         return replace(self, settings={**self.settings, scale: changed})
 

@@ -42,7 +42,8 @@ def tuning_runs(study: Study, scale: str) -> list[tuple[Row, Run]]:
     setting = study.setting(scale)
     if setting.recipe is None or "val" not in setting.task.__dataclass_fields__:
         return []
-    return [(row, _tuning_run(study.run(scale, row, SEED), f)) for f in FACTORS for row in study.rows(scale)]
+    rows = [(row, study.run(scale, replace(row, rate=None), SEED)) for row in study.rows(scale)]
+    return [(row, _tuning_run(run, factor)) for factor in FACTORS for row, run in rows]
 
 
 def _tuning_run(run: Run, factor: float) -> Run:
@@ -72,7 +73,7 @@ def with_rates(study: Study, scale: str, tuned: Mapping[str, Tuned]) -> Study:
     """The study whose rows have their chosen learning rates at a scale, each with a note that says how."""
     setting = study.setting(scale)
     rows = tuple(
-        replace(row, recipe={**row.recipe, "lr": tuned[row.label].rate}, notes=(*row.notes, tuned[row.label].note))
+        replace(row, rate=tuned[row.label].rate, notes=(*row.notes, tuned[row.label].note))
         if row.label in tuned
         else row
         for row in setting.rows
