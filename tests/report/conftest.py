@@ -38,7 +38,8 @@ def write_run(folder: Path, row: str, seed: int, score: float, code: str) -> Non
     outcome = {
         "version": 1, "key": folder.name, "status": "done", "error": None, "study": "demo", "scale": "desk", "row": row,
         "seed": seed, "metrics": {"top1": score, "loss": 2.3 - score / 60}, "seconds": 20.0 + index,
-        "images_per_second": 4000.0 - 300 * index, "peak_memory_bytes": None, "parameters": 19000 - 500 * index,
+        "images_per_second": 4000.0 - 300 * index, "others": 0.01, "peak_memory_bytes": None,
+        "parameters": 19000 - 500 * index,
         "macs": 620000 - 9000 * index, "environment": {"machine": "Test & Co", "torch": "2.15.0", "device": "cpu"},
         "code": code, "data": {"name": "digits-canvas", "checksum": "4a7d1ed4", "train": 898, "test": 1798},
         "spelling": f"Run(seed={seed})", "finished": "2026-01-01T00:00:00", "probes": {},

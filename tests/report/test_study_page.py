@@ -2,6 +2,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,37 @@ def test_the_data_of_the_script_is_json(study):
     assert data["rows"][0]["x"]["images_per_second"] == 4000.0
     assert data["rows"][0]["y"]["top1"]["mean"] == pytest.approx(88.633, abs=1e-3)
     assert len(data["curves"]["top1-wide"]["lines"][0]["mean"]) == 12
+
+
+def shared(root: Path, others: list[float | None]) -> str:
+    """The page after the first runs of the store have these shares of others."""
+    for path, share in zip(sorted(root.glob("*/outcome.json")), others, strict=False):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"others": share}))
+    return " ".join(render(root, "demo", "desk").split())
+
+
+def test_times_are_those_of_runs_that_had_the_machine_to_themselves(study):
+    root = study()
+    page = shared(root, [])
+    assert "Images/s" in page
+    assert "are left out" not in page
+    page = shared(root, [0.5] * 15)
+    assert "Times of 15 runs are left out: others used up to 50 % of the processors beside 15." in page
+    assert "Images/s" not in page
+    assert "training images per second" not in page
+    assert ">20 s<" not in page
+
+
+def test_a_row_whose_runs_shared_the_machine_has_no_time(study):
+    root = study()
+    one = json.loads((sorted(root.glob("*/outcome.json"))[0]).read_text())["row"]
+    keys = [json.loads(path.read_text())["row"] == one for path in sorted(root.glob("*/outcome.json"))]
+    page = shared(root, [None if same else 0.02 for same in keys])
+    assert "Times of 3 runs are left out: of 3 it is not known whether they were alone." in page
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    times = {row["label"]: row["x"]["images_per_second"] for row in data["rows"]}
+    assert times.pop(one) is None
+    assert all(time is not None for time in times.values())
 
 
 def test_errata_of_the_paper_stand_on_the_page_of_their_table(study):

@@ -2,10 +2,12 @@
 
 import copy
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,7 @@ from regard.models.create import create_model
 from regard.models.saving import load, save
 from regard.swapping.inspect import attention_layers, layer_calls
 from regard.swapping.layer import Port
+from regard.swapping.layer_plan import read_layer_plan
 from regard.swapping.swap import plan_swap, restore, swap
 from small_hosts import HostAndInput, draw_large_weights
 from timm_hosts import REINITIALISED_HOSTS
@@ -65,16 +68,42 @@ def test_the_option_is_true_or_false(mixer: Any) -> None:
     assert not any(isinstance(module, Port) for module in model.modules())
 
 
-def test_a_plan_of_layers_asks_for_the_option_too() -> None:
+def test_a_glob_of_a_plan_asks_for_the_option_too() -> None:
     model, x = host("volo")
     plan = {"network.0.*": Softmax(), "network.2.*": "SKA()"}
     with pytest.raises(SwapError, match=r"network.0.0.attn would lose outlook attention, .*reinitialise=True"):
         swap(model, plan, example=x[:1])
     assert not any(isinstance(module, Port) for module in model.modules())
     swap(model, plan, example=x[:1], reinitialise=True)
-    assert [name for name, module in model.named_modules() if isinstance(module, Port)] == [
-        "network.0.0.attn", "network.2.0.attn",
-    ]  # fmt: skip
+    assert swapped_layers(model) == ["network.0.0.attn", "network.2.0.attn"]
+
+
+def test_the_full_name_in_a_plan_replaces_such_a_layer_and_warns() -> None:
+    model, x = host("volo")
+    before = model(x)
+    with pytest.warns(UserWarning, match=r"^network.0.0.attn: outlook attention.* is lost, so the plan's layers"):
+        swap(model, "network.0.0.attn=Softmax(); network.2.*=SKA()", example=x[:1])
+    assert swapped_layers(model) == ["network.0.0.attn", "network.2.0.attn"]
+    swap(model, {"network.0.0.attn": "Linear()"}, example=x[:1])  # lost already: no second warning
+    assert torch.equal(restore(model)(x), before)
+
+
+def test_a_plan_for_a_model_fits_it_inside_another_one() -> None:
+    model, x = host("volo")
+    outer = nn.Sequential(OrderedDict(body=model))
+    with pytest.warns(UserWarning, match="^body.network.0.0.attn: "):
+        swap(outer, {"network.0.0.attn": Softmax()}, example=x[:1])
+    assert swapped_layers(model) == ["network.0.0.attn"]
+
+
+def test_create_model_replaces_these_layers_if_it_is_asked_to() -> None:
+    assert len(swapped_layers(create_model(SMALL_SWIFTFORMER, Softmax(), reinitialise=True))) == 4
+    with pytest.raises(SwapError, match="would lose additive attention"):
+        create_model(SMALL_SWIFTFORMER, Softmax())
+
+
+def swapped_layers(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, Port)]
 
 
 CHANGES: dict[str, tuple[list[str], list[str], list[str]]] = {
@@ -279,3 +308,37 @@ def test_it_compiles_in_one_graph(name: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(16):
+        Image.fromarray(rng.integers(0, 256, (64, 64, 3), np.uint8)).save(folder / f"{number}.png")
+    return str(folder)
+
+
+def saved_swiftformer(folder: Path) -> str:
+    torch.manual_seed(0)
+    save(create_model(SMALL_SWIFTFORMER, None, num_classes=5), folder)
+    return str(folder)
+
+
+def test_advice_replaces_such_layers_only_if_it_is_asked_to(
+    tmp_path: Path, pictures: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = saved_swiftformer(tmp_path / "model"), tmp_path / "advice"
+    command = ["advise", model, "--data", pictures, "--images", "16", "--minutes", "0.05", "--mixers", "SKA; None",
+               "--out", str(out)]  # fmt: skip
+    assert run(command) != 0
+    assert "would lose additive attention" in capsys.readouterr().err
+    assert run([*command, "--budget", "macs=0.99x", "--reinitialise"]) == 0
+    plan = read_layer_plan(str(out / "plan.json"))
+    assert plan
+    assert all(name.startswith("stages.") for name in plan)
+    capsys.readouterr()
+    taught = tmp_path / "taught"
+    distil = ["distill", model, "--plan", str(out / "plan.json"), "--data", pictures, "--images", "16", "--steps", "2",
+              "--batch", "2", "--out", str(taught)]  # fmt: skip
+    assert run(distil) == 0
+    assert swapped_layers(load(taught)) == list(plan)

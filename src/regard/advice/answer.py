@@ -17,7 +17,8 @@ from .search import Budget, Choice, as_plan
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """What the user asks. mixers: to try, () = `candidates` of the model. minutes: to spend. batch: images of a pass
-    whose time and memory are measured. steps: of learning at most. where: a glob on layer names. Raises: ConfigError.
+    whose time and memory are measured. steps: of learning at most. where: a glob on layer names. reinitialise: as for
+    `swap`. Raises: ConfigError.
     """
 
     budget: Budget = Budget()
@@ -26,6 +27,7 @@ class Question:
     batch: int = 4
     steps: int = 200
     where: str = "*"
+    reinitialise: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.core import Extra, MixerConfig, StoreError, UnsupportedError, require
 from regard.models.saving import check_recipe, save
-from regard.swapping.inspect import matching_layers
+from regard.swapping.inspect import matching_layers, plannable_layers
 from regard.swapping.layer_plan import PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan, spell_layer_plan
 from regard.tasks.data.images import Images
 
@@ -35,12 +35,13 @@ class Distilled:
 
 def plan_of(model: UserModel, source: PlanSource | MixerConfig, extra: Extra = ()) -> dict[str, MixerConfig]:
     """A plan with exact layer names of a plan, or of one mechanism for all layers. Raises: ConfigError, SwapError."""
-    layers = matching_layers(model.network, ports=model.ports)
     if isinstance(source, MixerConfig):
-        return dict.fromkeys(layers, source)
+        return dict.fromkeys(matching_layers(model.network, ports=model.ports), source)
+    matching_layers(model.network, ports=model.ports, reinitialise=True)  # refuses a model without attention
     if isinstance(source, str) and not is_layer_plan(source):
         source = f"*={source}"
-    return mixers_by_layer(read_layer_plan(source, extra), layers)
+    plan = read_layer_plan(source, extra)
+    return mixers_by_layer(plan, list(plannable_layers(model.network, plan, model.ports)))
 
 
 def distill_model(
@@ -77,7 +78,8 @@ def distill_model(
     learned, judged = split_images(images)
     key = f"{_key(model, choice, images, layers, scores)}|{rank}"
     kept = Kept(None if folder is None else folder / STATE, key, _refuse_other)
-    with Substitutes(model.network, tuple(choice.values()), model.example, ports=model.ports) as substitutes:
+    mixers = tuple(choice.values())
+    with Substitutes(model.network, mixers, model.example, ports=model.ports, reinitialise=True) as substitutes:
         substitutes.keep_only(choice)
         device = next(model.network.parameters()).device
         fidelity = Fidelity(substitutes, model.prepared(tensors(judged), device))

@@ -51,13 +51,13 @@ STATE = "advice.state"
 Report = Callable[[str], None]
 
 
-def candidates(model: UserModel, where: str = "*") -> tuple[MixerConfig, ...]:
+def candidates(model: UserModel, where: str = "*", *, reinitialise: bool = False) -> tuple[MixerConfig, ...]:
     """Mechanisms that are tried unless the user names others: each of another kind, and no attention at all.
 
     Their numbers suit the layer with the fewest tokens: a landmark for about nine tokens, 64 at most (25 at 14 x 14, as
     in the paper of MiTA). Raises: SwapError if the model has no attention that can be replaced.
     """
-    sites = plan_swap(model.network, Removed(), where, model.example, model.ports).sites
+    sites = plan_swap(model.network, Removed(), where, model.example, model.ports, reinitialise=reinitialise).sites
     grids = [site.layer.mixer.site.grid for site in sites]
     landmarks = min(max(1, min(8, round(math.sqrt(grid.cells) / 3))) ** 2 for grid in grids)
     window = min(7, *(side - 1 + side % 2 for grid in grids for side in (grid.height, grid.width)))
@@ -91,13 +91,16 @@ class _Work:
         self, model: UserModel, images: Images, question: Question, folder: Path | None, report: Report
     ) -> None:
         if not question.mixers:
-            question = replace(question, mixers=candidates(model, question.where))
+            question = replace(question, mixers=candidates(model, question.where, reinitialise=question.reinitialise))
         self.model, self.question, self.report = model, question, report
         self.learned, self.judged = split_images(images)
         file = None if folder is None else folder / STATE
         self.kept = Kept(file, _key(model, images, question), lambda text: report(f"{text}, and is replaced"))
         self.known = self.kept.content
-        self.substitutes = Substitutes(model.network, question.mixers, model.example, question.where, model.ports)
+        self.substitutes = Substitutes(
+            model.network, question.mixers, model.example, question.where, model.ports,
+            reinitialise=question.reinitialise,
+        )  # fmt: skip
         if self.known:
             report(f"continuing what {self.kept.file} holds")
         else:
@@ -284,5 +287,6 @@ class _Work:
 def _key(model: UserModel, images: Images, question: Question) -> str:
     """Of all that is kept: the share of the budget is not part of it, so that another one is answered at once."""
     mixers = ";".join(map(spell_or_none, question.mixers))
-    asked = f"{question.budget.kind}|{mixers}|{question.where}|{question.batch}|{question.steps}|{question.minutes}"
+    where = question.where + ("|reinitialise" if question.reinitialise else "")
+    asked = f"{question.budget.kind}|{mixers}|{where}|{question.batch}|{question.steps}|{question.minutes}"
     return f"{digest(model.network, images)}|{model.label}|{model.size}|{asked}"

@@ -199,7 +199,7 @@ class Substitutes:
         finally:
             self._watch()
         if plan:
-            swap(model, dict(plan), example=self.example, ports=ports)
+            swap(model, dict(plan), example=self.example, ports=ports, reinitialise=True)
         for name, mixer in plan.items():
             model.get_submodule(name).load_state_dict(self.layers[name][mixer].state_dict())
         return model

@@ -17,13 +17,22 @@ from .new_model import OPTIONS, show_new_model
 from .run_options import ResultsOption, RootOption, find_device, use_data
 from .sizes import read_size, short_grid
 from .tables import AsJson, show, wrapped
-from .user_model import ModelArgument, OptionalData, Pretrained, SizeOption, progress, read_images, read_model
+from .user_model import (  # fmt: skip
+    ModelArgument,
+    OptionalData,
+    Pretrained,
+    Reinitialise,
+    SizeOption,
+    progress,
+    read_images,
+    read_model,
+)
 
 if TYPE_CHECKING:
     from regard.advice.answer import Recommendation
     from regard.core import MixerConfig
 
-WITH_IMAGES = ("budget", "minutes", "images", "pretrained", "out", "where")
+WITH_IMAGES = ("budget", "minutes", "images", "pretrained", "out", "where", "reinitialise")
 """Options that only a measured plan has."""
 OF_A_MODEL = ("data", *WITH_IMAGES, "size", "batch", "dtype", "device", "seconds", "data_root", "results")
 WITHOUT_IMAGES = (
@@ -47,6 +56,7 @@ def advise(
         str, typer.Option(help="Mechanisms, separated by semicolons: 'SKA; MiTA(m=9, k=9); None'. Default: a choice.")
     ] = "",
     where: Annotated[str, typer.Option(help="Only layers whose name matches, with --data.")] = "*",
+    reinitialise: Reinitialise = False,
     size: SizeOption = "",
     batch: Annotated[int, typer.Option(help="Images in a batch whose time is measured.")] = 4,
     dtype: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp64; without --data.")] = "fp32",
@@ -97,6 +107,7 @@ def advise(
         minutes=minutes,
         batch=batch,
         where=where,
+        reinitialise=reinitialise,
     )
     user = read_model(model, size, pretrained, results, extra)
     user.network.to(find_device(device))

@@ -17,7 +17,16 @@ from .mixers import read_mixer
 from .run_options import ResultsOption, RootOption, use_data
 from .sizes import short_grid
 from .tables import AsJson, show, wrapped
-from .user_model import ModelArgument, OptionalData, Pretrained, SizeOption, progress, read_images, read_model
+from .user_model import (  # fmt: skip
+    ModelArgument,
+    OptionalData,
+    Pretrained,
+    Reinitialise,
+    SizeOption,
+    progress,
+    read_images,
+    read_model,
+)
 
 if TYPE_CHECKING:
     from regard.advice.fidelity import ScoreChange
@@ -28,9 +37,7 @@ def swap_check(
     model: ModelArgument,
     mixer: Annotated[str, typer.Argument(help="A mechanism, such as 'MiTA(m=25, k=25)'.")],
     where: Annotated[str, typer.Option(help="Only layers whose name matches, such as 'blocks.[0-3].*'.")] = "*",
-    reinitialise: Annotated[
-        bool, typer.Option("--reinitialise", help="Also replace attention that no mechanism computes, and lose it.")
-    ] = False,
+    reinitialise: Reinitialise = False,
     data: OptionalData = None,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data.")] = 64,
     size: SizeOption = "",

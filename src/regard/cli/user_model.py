@@ -25,6 +25,9 @@ OptionalData = Annotated[
     typer.Option(help=IMAGES, callback=checked_text),
 ]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="Load timm's published weights.")]
+Reinitialise = Annotated[
+    bool, typer.Option("--reinitialise", help="Also replace attention that no mechanism computes, and lose it.")
+]
 SizeOption = Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the model's own.")]
 
 

@@ -22,12 +22,19 @@ _PLAIN = "name(option=value, ...) with plain values"
 
 
 @checked
-def create_model(name: str, mixer: MixerConfig | None = None, *, extra: Extra = (), **timm_options: Any) -> nn.Module:
+def create_model(
+    name: str,
+    mixer: MixerConfig | None = None,
+    *,
+    reinitialise: bool = False,
+    extra: Extra = (),
+    **timm_options: Any,
+) -> nn.Module:
     """A host with a mechanism, or with its own attention.
 
     name: of timm or one of Regard's (see `list_models`), or a spelling with options, "vit_desk(dim=48, depth=2)".
     mixer: None keeps the host's own attention. To take it out, call `remove(model)`: in a plan of layers and on the
-    command line None is no attention, and "host" is the host's own.
+    command line None is no attention, and "host" is the host's own. reinitialise: as for `swap`.
     extra: the user's own models and ports; a model has the name of its function or class.
     timm_options: passed to `timm.create_model` unchanged: num_classes, in_chans, img_size, pretrained, features_only.
     Raises: ConfigError for an unknown name or option, StoreError for weights that cannot be loaded.
@@ -39,7 +46,7 @@ def create_model(name: str, mixer: MixerConfig | None = None, *, extra: Extra = 
     model.regard_extra = tuple(extra)  # type: ignore[assignment]  # `save` builds the model again
     if mixer is None:
         return model
-    plan = plan_swap(model, mixer, ports=user_ports(extra))
+    plan = plan_swap(model, mixer, ports=user_ports(extra), reinitialise=reinitialise)
     plan.warn()
     return plan.apply(faithful=bool(options.get("pretrained", False)))
 

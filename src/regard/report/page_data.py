@@ -17,6 +17,9 @@ from . import phrasing
 from .figures import Curve
 
 AXES = ("images_per_second", "macs", "parameters", "seconds", "peak_memory_bytes")
+TIMES = ("images_per_second", "seconds")
+ALONE = 0.05
+"""Share of the machine's processors that others may use for a run to have had it to itself."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,17 @@ class FinishedRun:
     key: str
     folder: Path
     outcome: dict[str, Any]
+
+    @property
+    def others(self) -> float | None:
+        """The share of the machine's processors that others used while the run trained; None if it was not measured."""
+        value = self.outcome.get("others")
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def alone(self) -> bool:
+        """Whether the run had the machine to itself, so that its time says something of its mechanism."""
+        return self.others is not None and self.others <= ALONE
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -70,8 +84,12 @@ class StudyData:
         return [run for run in self.runs if run.row == row]
 
     def average(self, row: int, name: str) -> float | None:
-        """The mean over a row's runs of a metric or a field of the outcome; else the snapshot's value."""
-        values = [run.metrics.get(name, run.outcome.get(name)) for run in self.of(row)]
+        """The mean over a row's runs of a metric or a field of the outcome; else the snapshot's value.
+
+        `TIMES` are those of runs that had the machine to themselves.
+        """
+        runs = [run for run in self.of(row) if run.alone or name not in TIMES]
+        values = [run.metrics.get(name, run.outcome.get(name)) for run in runs]
         numbers = [float(value) for value in values if isinstance(value, int | float)]
         if numbers:
             return fmean(numbers)

@@ -19,7 +19,7 @@ from regard.studies.errata import errata_of
 
 from . import figures, phrasing
 from .maps_section import maps_section
-from .page_data import AXES, StudyData, columns, environment, learning_curves, read_study
+from .page_data import AXES, TIMES, StudyData, columns, environment, learning_curves, read_study
 from .rendering import render_template
 from .results_table import further_cells, kind_of, row_entries
 
@@ -35,7 +35,7 @@ _CARD = (
     ("topology", "topology"),
     ("prefix", "class and register tokens"),
 )
-_TIMED = ("images_per_second", "seconds", "peak_memory_bytes")
+_MEASURED = (*TIMES, "peak_memory_bytes")
 _FACTORS = {"query_content": "query content", "key_content": "key content", "relative_position": "relative position"}
 
 
@@ -143,10 +143,10 @@ def _cost_section(
 ) -> dict[str, Any]:
     """The section on quality and cost; measured costs come last if the runs were not executed in the same way."""
     note = _execution_note(facts)
-    axes = sorted(costs, key=lambda axis: axis in _TIMED) if note else costs
+    axes = sorted(costs, key=lambda axis: axis in _MEASURED) if note else costs
     return {
         "axes": [{"key": axis, "name": phrasing.quantity(axis).name} for axis in axes],
-        "axes_note": note,
+        "axes_note": " ".join(filter(None, (note, _shared_note(study_data)))),
         "measures": [{"key": key, "name": phrasing.quantity(key).name} for key in _measures(study_data)],
         "tradeoff": Markup(_tradeoff(study_data, rows, styles, axes[0])) if axes else "",
     }
@@ -193,6 +193,21 @@ def _execution_note(facts: Sequence[tuple[str, list[str]]]) -> str:
     if not several:
         return ""
     return f"The runs differ in {phrasing.listed(several)}: compare rows by MACs and parameters, not by time or memory."
+
+
+def _shared_note(study_data: StudyData) -> str:
+    """Why times are missing: others used the machine beside runs, or it is not known whether they did."""
+    shared = [run.others for run in study_data.runs if not run.alone]
+    if not shared:
+        return ""
+    used = [share for share in shared if share is not None]
+    reasons = [f"others used up to {100 * max(used):.0f} % of the processors beside {len(used)}"] if used else []
+    if len(used) < len(shared):
+        reasons.append(f"of {len(shared) - len(used)} it is not known whether they were alone")
+    return (
+        f"Times of {phrasing.count(len(shared), 'run')} are left out: {'; '.join(reasons)}. Runs that have the machine "
+        "to themselves (--workers 1) show them."
+    )
 
 
 def _measures(study_data: StudyData) -> list[str]:
@@ -327,8 +342,9 @@ def _runs(study_data: StudyData) -> list[dict[str, Any]]:
     return [
         {"label": study_data.rows[run.row]["label"], "seed": run.seed, "key": run.key,
          "status": run.outcome.get("status", ""), "value": run.metrics.get(metric),
-         "seconds": run.outcome.get("seconds"), "time": phrasing.duration(run.outcome.get("seconds"))}
+         "seconds": seconds, "time": phrasing.duration(seconds)}
         for run in [*study_data.runs, *study_data.failed]
+        for seconds in [run.outcome.get("seconds") if run.alone else None]
     ]  # fmt: skip
 
 

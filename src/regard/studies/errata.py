@@ -37,6 +37,14 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         ("Table 2, SKAFormer", "26M and 97M parameters", "stage 2: 26,555,922 and 100,074,550",
          "Both figures together fit only stages {2,3} or {4}, which the paper does not mention; the code has {3,4} "
          "without a query projection (23,565,336)."),
+        ("Table 3, ResNet-50 and -101", "376G and 518G FLOPs", "518.7G and 670.2G",
+         "Two for each multiply-accumulate of Mask R-CNN at 800 x 1280, by which Swin-T (533.2G), ConvNeXt-T (523.9G) "
+         "and ConvFormer-S18 (500.9G) are as printed: 518G belongs to ResNet-50."),
+        ("Table 3, CAFormer-S18", "508G FLOPs", "688.8G",
+         "498.4G without the products of attention, which counters of layers leave out."),
+        ("Table 3, CSKAFormer-S18", "512G FLOPs", "2,652.1G; 799.3G in windows of 28 x 28",
+         "A grouped 3x3 key on the 100x160 grid costs 295 GMAC in each of three layers; how 784 trained keys serve "
+         "16,000 tokens is not said."),
         ("Table 6, caption", "an MLP among the mechanisms", "the table has none", "Read beside its rows."),
         ("Table 6, SepConv", "9D + 2D^2 parameters", "4D^2 + 98D + 2 in MetaFormer",
          "MetaFormer's block has expansion 2 and a 7x7 kernel."),

@@ -1,7 +1,7 @@
 """Inspecting a model: which of its layers can be swapped, what inputs they get, and on which grid."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -81,6 +81,27 @@ def matching_layers(
     return names
 
 
+def plannable_layers(
+    model: nn.Module, plan: Collection[str], ports: Sequence[type[Port]] = (), *, reinitialise: bool = False
+) -> dict[str, type[Port]]:
+    """`attention_layers` and, of those whose own attention would be lost, the layers that a plan names in full.
+
+    plan: names or globs; a full name may be that of the same network inside another one, and lack its first parts.
+    Raises: SwapError for a glob that matches nothing but layers whose attention would be lost.
+    """
+    every = attention_layers(model, ports, reinitialise=True)
+    usual = attention_layers(model, ports, reinitialise=reinitialise)
+    layers = {
+        name: port
+        for name, port in every.items()
+        if name in usual or any(f".{name}".endswith(f".{pattern}") for pattern in plan)
+    }
+    for pattern in plan:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            check_lost(model, pattern, ports)
+    return layers
+
+
 def check_lost(model: nn.Module, where: str, ports: Sequence[type[Port]] = ()) -> None:
     """Raises: SwapError if layers that match a glob are left out because their own attention would be lost."""
     layers = attention_layers(model, ports, reinitialise=True)
@@ -90,8 +111,8 @@ def check_lost(model: nn.Module, where: str, ports: Sequence[type[Port]] = ()) -
         further = f" and {len(others)} more" if others else ""
         raise SwapError(
             f"{first}{further} would lose {' and '.join(dict.fromkeys(lost.values()))}, which no mechanism computes; "
-            "swap(..., reinitialise=True), or swap-check --reinitialise, replaces such layers all the same, and then "
-            "they have to be trained"
+            "swap(..., reinitialise=True), --reinitialise, or a plan with their full names replaces them all the same; "
+            "then they have to be trained"
         )
 
 

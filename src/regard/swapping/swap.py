@@ -4,7 +4,6 @@ import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatchcase
 from typing import Any, cast
 
 from torch import nn
@@ -21,11 +20,11 @@ from .inspect import (
     Example,
     LayerCall,
     attention_layers,
-    check_lost,
     example_input,
     layer_grids,
     matching_layers,
     original_attention,
+    plannable_layers,
 )
 from .kept_parameters import (
     check_tied,
@@ -261,7 +260,8 @@ def swap(
     """Put a mechanism in the place of a model's attention, in place; returns the model. See `plan_swap`.
 
     mixer: also a plan of layers, such as {"blocks.0.attn": "SKA()", "blocks.[1-3].attn": MiTA(m=25, k=25)}, its text
-    "blocks.0.attn=SKA(); ...", or the path of a file that `regard advise` wrote; None removes a layer's attention.
+    "blocks.0.attn=SKA(); ...", or the path of a file that `regard advise` wrote; None removes a layer's attention. A
+    full name also replaces attention that no mechanism computes, with a warning; reinitialise lets globs do so too.
     After any exception, Ctrl-C too, the model is as it was. No other thread may use the model meanwhile.
     """
     if is_layer_plan(mixer):
@@ -283,11 +283,13 @@ def _swap_by_layer(
     """Swap by a plan of layers, all or nothing. Raises: also ConfigError for `where`, since the plan names layers."""
     if where != "*":
         raise ConfigError(f"a plan names its layers: leave where={where!r} out")
-    layers = attention_layers(_checked(model), ports, reinitialise=reinitialise)
-    for pattern in plan:
-        if not any(fnmatchcase(name, pattern) for name in layers):
-            check_lost(model, pattern, ports)
+    layers = plannable_layers(_checked(model), plan, ports, reinitialise=reinitialise)
     mixers = mixers_by_layer(plan, list(layers))
+    here = [name for name in mixers if not isinstance(model.get_submodule(name), Port)]
+    lost = {name: layers[name].loses for name in here if layers[name].loses}
+    if lost and not reinitialise:
+        reasons = " and ".join(dict.fromkeys(lost.values()))
+        warnings.warn(f"{', '.join(lost)}: {reasons} is lost, so the plan's layers have to be trained", stacklevel=3)
     groups: dict[MixerConfig, list[str]] = {}
     for name, mixer in mixers.items():
         groups.setdefault(mixer, []).append(name)

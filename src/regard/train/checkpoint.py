@@ -21,7 +21,7 @@ from regard.store.tensor_files import decode, encode
 log = logging.getLogger("regard.lab")
 
 NEXT, LAST, PREVIOUS, BEST = "next.ckpt", "last.ckpt", "previous.ckpt", "best.ckpt"
-_FIELDS = {"run", "step", "seconds", "losses", "data", "model", "ema", "averaged", "optimizer", "scaler"}
+_FIELDS = {"run", "step", "seconds", "others", "losses", "data", "model", "ema", "averaged", "optimizer", "scaler"}
 _BEST_FIELDS = {"run", "step", "value", "model"}
 
 

@@ -275,5 +275,6 @@ def _finished(loop: Loop, train: int) -> dict[str, Any]:
     return {
         "seconds": round(loop.seconds, 3),
         "images_per_second": round(images / loop.seconds, 1) if loop.seconds else None,
+        "others": loop.use.share(loop.seconds),
         "finished": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
     }

@@ -27,6 +27,7 @@ from regard.tasks.data.streams import seed_all
 from . import checkpoint
 from .autocast import ModelAtPrecision
 from .environment import PeakMemory
+from .machine_use import MachineUse
 from .optimizer import make_optimizer
 from .recipe import Recipe
 from .sharding import load_optimizer, load_weights, whole
@@ -79,6 +80,7 @@ class Loop:
         self.steps = self.per_epoch * recipe.trained_epochs
         self.schedule = self.per_epoch * recipe.epochs
         self.step, self.seconds, self.losses = 0, 0.0, list[float]()
+        self.use = MachineUse(None if self.part[1] > 1 else 0.0)  # other processes of the run are no others
         self.data: str = task.record()["checksum"]
         self.score: Score | None = None
         self.model = synchronised(model, self.part[1], self.device)
@@ -140,6 +142,8 @@ class Loop:
                     float(state["seconds"]),
                     list(state["losses"]),
                 )
+                if self.use.others is not None:
+                    self.use.others = state.get("others")
                 load_weights(self.model, state["model"])
                 self._load_average(state.get("ema"), state.get("averaged", 0))
                 if state["optimizer"] is not None:
@@ -182,9 +186,11 @@ class Loop:
         if not self.first:
             return
         check_held(self.folder)
+        self.use.update()
         state = {
             "step": self.step,
             "seconds": self.seconds,
+            "others": self.use.others,
             "losses": self.losses,
             "data": self.data,
             "model": weights,
@@ -219,6 +225,7 @@ class Loop:
         accumulate = self.recipe.accumulate
         first, last = self.step * accumulate, self.steps * accumulate
         batches = self._batches(first, last)
+        self.use.start()
         started = saved = reported = time.monotonic()
         seconds_before, first_step = self.seconds, self.step
         self._logged = (self.step, started)

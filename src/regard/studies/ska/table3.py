@@ -19,7 +19,7 @@ PRINTED = {
     "ViT-B": ("vit_base_patch16_224", 670, 45.5, 40.9),
     "EfficientNet-B7": ("tf_efficientnet_b7", 444, 45.0, 41.0),
     "softmax": ("caformer_s18", 508, 48.6, 43.7),
-    "CSKAFormer-S18": ("cskaformer_s18", 512, 48.7, 43.8),
+    "CSKAFormer-S18": ("cskaformer_s18(img_size=224, resize='window')", 512, 48.7, 43.8),
 }
 _SMALL = "vit_desk(patch=7, dim={dim}, depth={depth}, heads=2)"
 
@@ -27,9 +27,12 @@ _SMALL = "vit_desk(patch=7, dim={dim}, depth={depth}, heads=2)"
 def _paper_rows() -> tuple[Row, ...]:
     return tuple(
         Row(label, None, host=f"{host}(pretrained=True)" if "cska" not in host else host,
-            paper={"map": mask, "box_map": box, "macs": 1e9 * macs},
-            notes=() if "cska" not in host else ("Its weights are those of a run of `ska_table2` (`--start`).",))
-        for label, (host, macs, box, mask) in PRINTED.items()
+            paper={"map": mask, "box_map": box, "macs": 1e9 * flops / 2},
+            notes=() if "cska" not in host else (
+                "Its weights are those of a run of `ska_table2` (`--start`). Its keys, of 28 x 28 cells, cover maps in "
+                "windows: keys of 100 x 160 cells take 295 GMAC a layer. The paper does not say what it did.",
+            ))
+        for label, (host, flops, box, mask) in PRINTED.items()
     )  # fmt: skip
 
 
@@ -64,8 +67,8 @@ STUDY = Study(
             rows=_small_rows(),
         ),
         "paper": Setting(
-            task=Instances(host="caformer_s18(pretrained=True)", data="coco", **{**COCO, "resize": "stretch"},
-                           scales=(0.6, 0.7, 0.8, 0.9, 1.0)),
+            task=Instances(host="caformer_s18(pretrained=True)", data="coco",
+                           **{**COCO, "size": (800, 1280), "resize": "stretch"}, scales=(0.6, 0.7, 0.8, 0.9, 1.0)),
             recipe=Recipe(epochs=36, batch=16, lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05, warmup=500 / 264_000,
                           schedule="step", milestones=(27 / 36, 33 / 36), clip=0.0, smoothing=0.0, augment="flip"),
             seeds=3,
@@ -83,9 +86,10 @@ STUDY = Study(
         "The caption names Mask and Cascade Mask R-CNN and prints one set of rows, whose values look like Mask "
         "R-CNN's; `--set task.detector=cascade_mask` trains the other. The optimizer is not printed: AdamW and the 36 "
         "epochs with steps at 27 and 33 are conventional.",
-        "Static keys cannot hide padding, so that at paper scale every image is stretched to 800 x 1333 pixels, in all "
+        "Static keys cannot hide padding, so that at paper scale every image is stretched to 800 x 1280 pixels, in all "
         "rows; the paper's detectors keep the aspect ratio and pad.",
-        "What the paper calls FLOPs are multiply-accumulates of the whole detector at 800 x 1333 pixels.",
+        "The printed FLOPs are two for each multiply-accumulate of the whole detector at 800 x 1280 pixels, by the "
+        "rows of Swin-T, ConvNeXt-T and ConvFormer-S18.",
         "The main metric is the mAP of masks; that of boxes is among the details of a run.",
     ),
 )  # fmt: skip
