@@ -368,7 +368,8 @@ of the hours on this machine.
 {table(("name", "title", "source", "trains"), rows)}
 
 Scales: `smoke` takes minutes, shows that everything runs and tests no claim; `desk` takes hours on two CPU cores;
-`paper` is the paper's recipe, for a cluster. `--dry-run` builds every row of a scale and trains none.
+`paper` is the paper's recipe, for a cluster. `--dry-run` builds every row of a scale, and trains it for
+one step on random samples.
 
 Figure 7 of MiTA, "Visual comparison of related attention methods", has no study.
 """

@@ -77,6 +77,14 @@ def test_rows_of_a_table_in_a_pipe_are_one_line_each(capsys: pytest.CaptureFixtu
     assert note == "n " * 300
 
 
+def test_numbers_of_a_column_are_written_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts of our own and rounded ones of a paper."""
+    show([{"params": 8_249_328, "paper": 8.1e6}, {"params": 12, "paper": 0.00005}])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[3:5]] == [
+        ["8,249,328", "8,100,000"], ["12", "5e-05"],
+    ]  # fmt: skip
+
+
 def test_tables_show_what_json_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["list"]) == 0
     table = capsys.readouterr().out

@@ -56,6 +56,11 @@ def test_wrong_use_names_the_nearest() -> None:
         Claim("a", "b", "top1", within=-1.0)
 
 
+def test_labels_with_commas_are_listed_apart() -> None:
+    with pytest.raises(ConfigError, match="known: Factors 0110; MiTA; SKA; softmax; softmax, P-SNE; "):
+        load_study("quickstart").rows("smoke", "%")
+
+
 def test_labels_with_commas_and_globs() -> None:
     study = load_study("quickstart")
     assert [row.label for row in study.rows("smoke", "softmax, P-SNE")] == ["softmax, P-SNE"]

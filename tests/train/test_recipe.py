@@ -48,7 +48,7 @@ def test_linear_ends_at_the_floor() -> None:
     [
         ({"schedule": "stairs"}, "schedule is one of cosine, linear, poly, step, rsqrt"),
         ({"milestones": (0.5,)}, 'for schedule="step" only'),
-        ({"schedule": "step"}, "milestones are fractions"),
+        ({"schedule": "step"}, "has milestones, fractions of the steps such as 0.3,0.6,0.9"),
         ({"average": 30}, "at most 20"),
         ({"average": 2, "ema": 0.9}, "two averages"),
         ({"power": 0.0}, "power is a positive number"),

@@ -81,7 +81,7 @@ def cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if value.is_integer() and abs(value) >= 10_000 else f"{value:.4g}"
     if isinstance(value, (frozenset, set)):
         return ", ".join(sorted(value))
     return str(value)

@@ -75,4 +75,5 @@ def nearest(name: object, options: Iterable[str]) -> str:
         close = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)]
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"known: {', '.join(options)}" if len(options) <= 40 else f"there are {len(options)} names"
+    between = "; " if any("," in option for option in options) else ", "
+    return f"known: {between.join(options)}" if len(options) <= 40 else f"there are {len(options)} names"

@@ -78,8 +78,8 @@ class Recipe:
             raise ConfigError(f"schedule is one of {', '.join(SCHEDULES)}, not {self.schedule!r}")
         if bool(self.milestones) != (self.schedule == "step") or any(not 0 < part < 1 for part in self.milestones):
             raise ConfigError(
-                f'milestones are fractions of the steps, for schedule="step" only, not {self.milestones} '
-                f"with schedule={self.schedule!r}"
+                'schedule="step", and no other, has milestones, fractions of the steps such as 0.3,0.6,0.9, not '
+                f"{self.milestones} with schedule={self.schedule!r}"
             )
         if not self.power > 0:
             raise ConfigError(f"power is a positive number, not {self.power}")

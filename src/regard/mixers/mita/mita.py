@@ -30,7 +30,7 @@ from regard.core import (
     operator_function,
     softmax_rows,
 )
-from regard.mixers.shared.checks import check_heads, check_qkv
+from regard.mixers.shared.checks import check_heads, check_qkv, check_site
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.landmarks import PooledQueries, landmark_count, landmark_windows, pool_landmarks
@@ -324,10 +324,8 @@ class MiTA(HeadMixerConfig):
 
     def _refuse(self, site: Site) -> None:
         """Raises: ConfigError, GridError if this configuration cannot be built at the site."""
-        keys = (site.memory or site.grid).tokens
-        where = f" of {site.name}" if site.name else ""
-        if self.branches != "compress" and self.k > keys:
-            raise ConfigError(f"k={self.k}, but the site{where} has {keys} keys; choose k between 1 and {keys}")
+        if self.branches != "compress":
+            check_site("k", self.k, site, (site.memory or site.grid).tokens, "keys")
         EXTRACTORS[self.landmarks].check(self, site.grid)
 
 
