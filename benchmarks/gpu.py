@@ -290,6 +290,27 @@ def check_static(setting: Setting) -> Result:
     return Result([_compared("SKA, expanded keys", [q, keys, v], ska, ska_reference)], [])
 
 
+def check_mechanisms(setting: Setting) -> Result:
+    """Every mechanism as a layer, beside the CPU in float64."""
+    import gpu_models
+
+    return Result(gpu_models.check_mechanisms(setting.device), [])
+
+
+def check_compiled(setting: Setting) -> Result:
+    """`torch.compile` of swapped models."""
+    import gpu_models
+
+    return Result(gpu_models.check_compiled(setting.device, setting.small), [])
+
+
+def dense_memory(setting: Setting) -> Result:
+    """Peak memory of training at 800 x 1333 pixels."""
+    import gpu_models
+
+    return Result(gpu_models.dense_memory(setting.device, setting.small), [])
+
+
 # times
 
 
@@ -552,13 +573,13 @@ def _without(package: str, what: str) -> str:
 def _parts() -> Iterator[tuple[str, Callable[[Setting], Result]]]:
     yield from {
         "check-mita": check_mita, "check-blocks": check_blocks, "check-factors": check_factors,
-        "check-static": check_static,
+        "check-static": check_static, "check-mechanisms": check_mechanisms, "check-compiled": check_compiled,
     }.items()  # fmt: skip
     for tokens, m in ((1024, 64), (2048, 64), (4096, 64), (16384, 128)):
         yield f"mita-{tokens}", lambda setting, n=tokens, m=m: time_mita(setting, n, m)
     yield from {
         "blocks": time_blocks, "factors": time_factors, "static": time_static, "step": time_step,
-        "calibration": calibration,
+        "dense": dense_memory, "calibration": calibration,
     }.items()  # fmt: skip
 
 

@@ -11,6 +11,7 @@ HIDDEN = {
     "lightning_utilities",
     "matplotlib",
     "pandas",
+    "psutil",
     "pyarrow",
     "sacrebleu",
     "scipy",

@@ -223,7 +223,7 @@ No mechanism computes VOLO's outlook attention, DaViT's channel attention, or th
 swap leaves these layers as they are. With `swap(model, mixer, reinitialise=True)` it replaces them too: weights that
 the mechanism can use stay, the others are new, and what the model has learned there is lost, so that it has to be
 trained. The plan marks each such layer as re-initialised, with the weights that are kept, new and dropped; `restore`
-brings all of them back. `create_model(name, mixer, reinitialise=True)`, `regard swap-check --reinitialise` and `regard
+brings all of them back. `create_model(name, mixer, reinitialise=True)`, `regard swap-check ... --reinitialise` and `regard
 advise --reinitialise` do the same. A plan of layers that has the full name of such a layer replaces it, too, and warns:
 so `swap`, `distill` and `finetune --plan` take what `advise` wrote.
 

@@ -47,7 +47,7 @@ def test_linear_ends_at_the_floor() -> None:
     ("fields", "message"),
     [
         ({"schedule": "stairs"}, "schedule is one of cosine, linear, poly, step, rsqrt"),
-        ({"milestones": (0.5,)}, 'for schedule="step" only'),
+        ({"milestones": (0.5,)}, 'schedule="step", and no other, has milestones'),
         ({"schedule": "step"}, "has milestones, fractions of the steps such as 0.3,0.6,0.9"),
         ({"average": 30}, "at most 20"),
         ({"average": 2, "ema": 0.9}, "two averages"),

@@ -21,7 +21,6 @@ class MachineUse:
 
     def start(self) -> None:
         """Begin to count."""
-        require("psutil")
         self._counted = processor_seconds()
 
     def update(self) -> None:
@@ -42,6 +41,7 @@ class MachineUse:
 
 def processor_seconds() -> tuple[float, float]:
     """(of all processes of this machine, of this one with its children) since they began."""
+    require("psutil")
     import psutil
 
     times = psutil.cpu_times()

@@ -24,8 +24,9 @@ def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: Path, batch:
     Raises: MissingExtra if packages are missing; ConfigError if the exporter fails, or outputs differ by more than
     `TOLERANCE`; StoreError if the file cannot be written.
     """
-    for package in ("onnx", "onnxruntime", "onnxscript"):
-        require(package, "onnx")
+    require("onnx", "onnx")
+    require("onnxruntime", "onnx")
+    require("onnxscript", "onnx")
     model = model.cpu().float().eval()
     many = tuple(torch.cat([item] * batch) for item in inputs)
     program, dynamic, failure = None, False, ""
