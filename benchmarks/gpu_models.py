@@ -13,10 +13,13 @@ def check_mechanisms(device: str) -> list[str]:
     A mechanism that chooses tokens may choose others in float32 where two scores are nearly equal: then nine tokens of
     ten must be equal.
     """
+    import torch
+
     from regard.core import RegardError
     from regard.mixers import MIXERS
     from regard.mixers.spelling import parse, spell
 
+    torch.backends.cudnn.allow_tf32 = False  # convolutions in float32 are rounded to 10 bits by default
     notes, right = [], 0
     for cls in MIXERS:
         for text in cls.samples or (f"{cls.__name__}()",):

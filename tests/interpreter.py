@@ -15,6 +15,8 @@ HERE = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 here = pytest.mark.skipif(not HERE, reason="runs in a process with TRITON_INTERPRET=1")
 elsewhere = pytest.mark.skipif(HERE, reason="this is that process, or a GPU")
+EXACT = torch.float32 if torch.cuda.is_available() else torch.float64
+"""The most exact number type of the kernels: Triton has no products in float64 on a GPU."""
 CLOSE = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How near a kernel comes to a reference in float64, for numbers around 1."""
 
@@ -27,7 +29,7 @@ def run_in_interpreter(file: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def draw(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def draw(*sizes: tuple[int, ...], dtype: torch.dtype = EXACT) -> list[Tensor]:
     """Normal random numbers, the same each time, whose gradients are kept."""
     torch.manual_seed(0)
     return [torch.randn(size, dtype=dtype, device=DEVICE).requires_grad_() for size in sizes]

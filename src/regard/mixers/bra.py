@@ -32,7 +32,7 @@ from regard.mixers.shared.checks import check_chosen, check_qkv_on_grid, check_t
 from regard.mixers.shared.executions import Situation, check_execution, choose, trains
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.precision import upcast, without_autocast
-from regard.mixers.shared.routed_attention import has_triton
+from regard.mixers.shared.routed_attention import runs_triton
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import (
     Side,
@@ -152,7 +152,7 @@ def bra(
         device=q.device, dtype=q.dtype, tokens=grid.cells, keys=grid.cells, m=tiles.number, top=top * tiles.area,
         trains=trains(q, k, v),
     )  # fmt: skip
-    if choose("BRA", execution, situation, lambda: ["regions"] + ["triton"] * (q.is_cuda and has_triton())) == "triton":
+    if choose("BRA", execution, situation, lambda: ["regions"] + ["triton"] * runs_triton(q)) == "triton":
         cells = _routed(q, k, v, grid, tiles, plan, scale, mask)
     else:
         cells = _by_regions(q, k, v, grid, tiles, plan, scale, mask)

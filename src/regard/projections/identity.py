@@ -59,6 +59,6 @@ class IdentityQueryProjection(Projection):
             projected = project_roles(self.linear, x, self.linear_roles, linear_roles, self.heads)
             outputs = dict(zip(linear_roles, projected, strict=True))
         device = x.device.type
-        if x.dtype != torch.float64 and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        if x.dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))
         return tuple(heads(x, self.heads) if role == "q" else outputs[role] for role in roles)

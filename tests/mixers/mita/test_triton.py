@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interpreter import CLOSE, DEVICE, close, draw, elsewhere, here, run_in_interpreter
+from interpreter import CLOSE, DEVICE, EXACT, close, draw, elsewhere, here, run_in_interpreter
 from regard import Grid, Mask, Site, parse
 from regard.core import UnsupportedError
 from regard.mixers.mita.mita import mita, mita_reference
@@ -16,6 +16,7 @@ SHAPES = {
     "plain": ((1, 2, 20, 20, 8, 8, 4), 5),
     "odd": ((2, 1, 33, 21, 12, 20, 3), 7),
     "all keys": ((1, 1, 15, 15, 16, 16, 2), 15),
+    "several chunks": ((1, 1, 530, 1030, 8, 4, 3), 70),
 }
 TWO_TILES = ((1, 1, 9, 70, 4, 4, 1), 66)
 
@@ -26,7 +27,7 @@ def test_in_the_interpreter() -> None:
     run_in_interpreter(__file__)
 
 
-def inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def inputs(shape: tuple[int, ...], dtype: torch.dtype = EXACT) -> list[Tensor]:
     """q, k, v and landmarks for shape (B, H, N, M, d, e, m)."""
     batch, heads, queries, keys, width, out, landmarks = shape
     sizes = ((queries, width), (keys, width), (keys, out), (landmarks, width))
@@ -82,12 +83,17 @@ def test_lower_precision(dtype: torch.dtype, given: bool) -> None:
 
 
 @here
-@pytest.mark.parametrize(("keys", "top"), [(20, 1), (20, 20), (50, 16), (40, 3)])
-def test_the_kernel_chooses_the_largest(keys: int, top: int) -> None:
+@pytest.mark.parametrize(("keys", "top"), [(20, 1), (20, 20), (50, 16), (40, 3), (1030, 70)])
+@pytest.mark.parametrize("in_registers", [True, False])
+def test_the_kernel_chooses_the_largest(
+    keys: int, top: int, in_registers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NaN counts as the largest and -inf as a score; what lies beyond the last key is never taken."""
+    if not in_registers:
+        monkeypatch.setattr("regard.mixers.mita.triton_kernels.IN_REGISTERS", 0)
     q, k, _, landmarks = (x.detach() for x in inputs((2, 1, 19, keys, 8, 8, 16)))
     k[0, 0, 5] = torch.nan
-    bias = torch.zeros(2, 1, keys, dtype=torch.float64, device=DEVICE)
+    bias = torch.zeros(2, 1, keys, dtype=EXACT, device=DEVICE)
     bias[1, 0, : keys - 2] = -torch.inf
     scores = landmarks @ k.mT * q.shape[-1] ** -0.5 + bias[:, :, None]
     plan = chosen(q, k, landmarks, top, bias=bias)
@@ -124,9 +130,9 @@ def test_several_experts(branches: str) -> None:
 @pytest.mark.parametrize("given", [True, False])
 def test_masks_and_queries_without_a_key(given: bool) -> None:
     leaves = inputs((2, 1, 20, 20, 8, 8, 4))
-    bias = torch.randn(2, 1, 1, 20, dtype=torch.float64, device=DEVICE)
+    bias = torch.randn(2, 1, 1, 20, dtype=EXACT, device=DEVICE)
     keep = torch.arange(20, device=DEVICE).expand(2, -1) < 3
-    hidden = torch.zeros(2, 1, 20, dtype=torch.float64, device=DEVICE).masked_fill(~keep[:, None], -torch.inf)
+    hidden = torch.zeros(2, 1, 20, dtype=EXACT, device=DEVICE).masked_fill(~keep[:, None], -torch.inf)
     for mask, row, branches in ((Mask(bias=bias), bias[..., 0, :], "both"), (Mask(keep=keep), hidden, "route")):
         plan = mita_plan(leaves[0], leaves[1], leaves[3], 5, mask=mask)
         plan = plan if given else chosen(leaves[0], leaves[1], leaves[3], 5, bias=row)
@@ -139,7 +145,7 @@ def test_masks_and_queries_without_a_key(given: bool) -> None:
 def test_landmarks_that_are_not_used() -> None:
     leaves = inputs((2, 1, 20, 20, 8, 8, 4))
     keep = torch.tensor([[True, False, True, True], [False, True, False, False]], device=DEVICE)
-    drop = torch.zeros(2, 1, 4, dtype=torch.float64, device=DEVICE).masked_fill(~keep[:, None], -torch.inf)
+    drop = torch.zeros(2, 1, 4, dtype=EXACT, device=DEVICE).masked_fill(~keep[:, None], -torch.inf)
     plan = chosen(leaves[0], leaves[1], leaves[3], 5, drop=drop)
     assert (plan.experts[1] == 1).all()
     compare(leaves, 5, plan, given=False, landmark_keep=keep)
@@ -160,11 +166,11 @@ def test_nan_stays_in_its_head(given: bool) -> None:
 def test_a_layer_with_prefix_tokens_on_a_rectangle() -> None:
     grid = Grid(4, 6, 1)
     torch.manual_seed(0)
-    layer = parse("MiTA(m=6, k=5)").build(Site(16, 2, grid)).double().to(DEVICE)
-    x = torch.randn(2, grid.tokens, 16, dtype=torch.float64, device=DEVICE)
+    layer = parse("MiTA(m=6, k=5)").build(Site(16, 2, grid)).to(DEVICE, EXACT)
+    x = torch.randn(2, grid.tokens, 16, dtype=EXACT, device=DEVICE)
     expected = layer.reference(x, grid)
     layer.operator.execution = "triton"
-    assert torch.allclose(layer(x, grid), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(layer(x, grid), expected, rtol=0, atol=CLOSE[EXACT])
 
 
 @here
@@ -182,7 +188,7 @@ def test_their_operators_are_registered_properly() -> None:
 @here
 def test_what_the_kernels_cannot_do_is_refused() -> None:
     leaves = inputs((1, 1, 12, 12, 8, 8, 4))
-    trained = Mask(bias=torch.zeros(1, 1, 1, 12, dtype=torch.float64, device=DEVICE, requires_grad=True))
+    trained = Mask(bias=torch.zeros(1, 1, 1, 12, dtype=EXACT, device=DEVICE, requires_grad=True))
     for given in (None, mita_plan(leaves[0], leaves[1], leaves[3], 5)):
         with pytest.raises(UnsupportedError, match='use "auto"'):
             mita(*leaves, 5, execution="triton", mask=trained, plan=given)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interpreter import DEVICE, close, draw, elsewhere, here, run_in_interpreter
+from interpreter import CLOSE, DEVICE, EXACT, close, draw, elsewhere, here, run_in_interpreter
 from regard import Grid, Mask, Site, parse
 from regard.mixers.bra import bra, bra_plan, bra_reference
 from regard.mixers.moba import moba, moba_plan, moba_reference
@@ -15,7 +15,7 @@ from regard.mixers.shared.block_attention import BlockPlan
 
 pytestmark = pytest.mark.untyped
 GRIDS = {"rectangle": Grid(4, 6), "prefix and suffix": Grid(6, 4, 2, 1), "not divisible": Grid(5, 7, 1)}
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+DTYPES = [EXACT, torch.float32, torch.float16, torch.bfloat16]
 
 
 @elsewhere
@@ -24,7 +24,7 @@ def test_in_the_interpreter() -> None:
     run_in_interpreter(__file__)
 
 
-def heads(grid: Grid, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def heads(grid: Grid, dtype: torch.dtype = EXACT) -> list[Tensor]:
     """q, k (2, 2, N, 8) and v (2, 2, N, 12)."""
     return draw(*((2, 2, grid.tokens, width) for width in (8, 8, 12)), dtype=dtype)
 
@@ -118,11 +118,11 @@ def test_nsa(grid: Grid) -> None:
 def test_layers(text: str) -> None:
     grid = Grid(4, 6, 1)
     torch.manual_seed(0)
-    layer = parse(text).build(Site(16, 2, grid)).double().to(DEVICE)
-    x = torch.randn(2, grid.tokens, 16, dtype=torch.float64, device=DEVICE)
+    layer = parse(text).build(Site(16, 2, grid)).to(DEVICE, EXACT)
+    x = torch.randn(2, grid.tokens, 16, dtype=EXACT, device=DEVICE)
     expected = layer.reference(x, grid)
     layer.operator.execution = "triton"
-    assert torch.allclose(layer(x, grid), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(layer(x, grid), expected, rtol=0, atol=CLOSE[EXACT])
 
 
 @here
@@ -137,4 +137,4 @@ def test_the_operators_are_registered_properly() -> None:
         blocks = lay_out(experts, 4, LEAST, bounded=True)
         layout = (blocks.source, blocks.real.to(torch.int8), blocks.expert)
         start = (torch.zeros_like(v), torch.full(q.shape[:3], -torch.inf, device=DEVICE))
-        torch.library.opcheck(torch.ops.regard.routed, (q, k, v, None, keys, *layout, *start, choices))
+        torch.library.opcheck(torch.ops.regard.routed, (q, k, v, None, keys, *layout, *start, choices, 1.0))

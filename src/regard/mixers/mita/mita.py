@@ -37,7 +37,7 @@ from regard.mixers.shared.landmarks import PooledQueries, landmark_count, landma
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.routed import Parts
-from regard.mixers.shared.routed_attention import FORMS, attend, needs_triton, runnable
+from regard.mixers.shared.routed_attention import FORMS, attend, needs_triton, runnable, runs_triton
 
 from .extractors import EXTRACTORS, Extractor, Landmarks
 from .native import mita_native
@@ -48,8 +48,6 @@ __all__ = ["MiTA", "PooledQueries", "mita", "mita_plan", "mita_reference", "pool
 BRANCHES = ("both", "route", "compress")
 EXECUTIONS = ("native", *FORMS)
 DUPLICATES = ("multiset", "union")
-MOST_SORTED = 256
-"""Keys of an expert that the Triton kernel can choose; more are chosen by PyTorch."""
 
 
 @operator_function
@@ -152,7 +150,7 @@ def mita(
         return mita_native(q, k, v, given, top, plan=plan, **kernel)
     landmarks = landmarks.of(q) if isinstance(landmarks, PooledQueries) else landmarks
     with without_autocast(q.device):
-        if execution == "triton" and branches != "compress" and plan is None and experts == 1 and top <= MOST_SORTED:
+        if execution == "triton" and branches != "compress" and plan is None and experts == 1:
             return _by_triton(q, k, v, landmarks, top, kernel)
         probing = upcast(landmarks) * scale
         probe = probing @ upcast(k).mT  # (B, H, m, M)
@@ -181,9 +179,10 @@ def _execution(
     def possible() -> list[str]:
         return ["dense"] if once else runnable(q, k.shape[-2], top * experts, bias) + ["native"] * native
 
+    by_triton = experts == 1 and runs_triton(q, bias)
     situation = Situation(
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=m, top=top * experts,
-        trains=trains(q, k, v), facts=frozenset(["native"] * native + ["union"] * once),
+        trains=trains(q, k, v), facts=frozenset(["native"] * native + ["union"] * once + ["triton"] * by_triton),
     )  # fmt: skip
     return choose("MiTA", execution, situation, possible)
 

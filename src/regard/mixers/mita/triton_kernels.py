@@ -1,84 +1,210 @@
-"""MiTA on a GPU: attention that also chooses, as a Triton kernel, twice, and then routed attention.
+"""MiTA as Triton kernels: landmarks attend to keys and choose some, queries attend to landmarks and choose one.
 
-Landmarks attend to all keys, which gives their values, and choose the best ones; queries attend to landmarks and choose
-the best one. Scores are computed once for both and are never stored; the chosen keys so far stay in registers, sorted.
-The backward pass of both is a few products in PyTorch. Tested in Triton's interpreter; never run on a GPU so far.
+Landmarks are few and keys many: programs take chunks of keys and write their scores and parts of the values, and then
+one program for each landmark puts the parts together and finds the best keys, by the bits of their scores. Queries are
+many and landmarks few: a program takes a block of queries, and no score is written. Routed attention follows.
 """
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.core import UnsupportedError
 from regard.mixers.shared.precision import upcast
-from regard.mixers.shared.routed_triton import routed_from, softmax_of
-from regard.mixers.shared.triton_tiles import KINDS, LEAST, cast_of, check_runs, width_of
+from regard.mixers.shared.routed_triton import routed_from
+from regard.mixers.shared.triton_tiles import KINDS, cast_of, check_runs, width_of
 
 ROWS = 64
-"""Queries of a program, at most."""
+"""Rows and columns of a tile, at most."""
+CHUNK = 512
+"""Keys of a program that scores them, and queries of one that adds up gradients of the keys."""
+IN_REGISTERS = 32768
+"""Scores of a landmark among which one program finds the best; PyTorch does it beyond that."""
 
 
 @triton.jit
-def _best(logits, column, valid, best, TOP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The best of each row so far and of a tile: numbers of 64 bits, the order of a score and then its column.
-
-    They are kept in rising order, and those of a tile are sorted to fall: the larger of each two are the best of both.
-    """
-    bits = logits.to(tl.float32).to(tl.int32, bitcast=True)
+def _ordered(scores):  # type: ignore[no-untyped-def]
+    """Whole numbers of 32 bits in the order of the scores; NaN is the largest."""
+    bits = scores.to(tl.float32).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    bits = tl.where(logits != logits, 0x7FFFFFFF, bits)  # NaN is the largest
-    ordered = (bits.to(tl.int64) << 32) | column.to(tl.int64)[None, :]
-    ordered = tl.where(valid[None, :], ordered, -(2**63) + 1)
-    if TOP == 1:
-        best = tl.maximum(best, tl.max(ordered, 1)[:, None])
-    else:
-        best = tl.sort(tl.maximum(best, tl.sort(ordered, descending=True)))
-    return best
+    return tl.where(scores != scores, 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _rows(x, at, inside, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, CAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows of a matrix of WIDTH columns as a tile of COLUMNS."""
+    column = tl.arange(0, COLUMNS)
+    return tl.load(
+        x + at[:, None] * WIDTH + column[None, :], mask=inside[:, None] & (column < WIDTH)[None, :], other=0.0
+    ).to(CAST)
+
+
+@triton.jit
+def _score(
+    q, k, v, bias, scores, parts, lse,
+    queries, keys, scale, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
+    LENGTH: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr, VALUED: tl.constexpr,
+    CAST: tl.constexpr, KIND: tl.constexpr,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """scale q.k + bias of a chunk of keys, and the part of the attention output, with its log-sum-exp, of the chunk."""
+    chunk, head = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    row = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    live, e = row < queries, tl.arange(0, E)
+    at = head * queries + row
+    own = _rows(q, at, live, WIDTH, D, CAST)
+    high = tl.full((SIZE,), float("-inf"), KIND)
+    norm, total = tl.zeros((SIZE,), KIND), tl.zeros((SIZE, E), KIND)
+    for start in range(0, LENGTH, STEP):
+        column = chunk * LENGTH + start + tl.arange(0, STEP)
+        valid = column < keys
+        place = head * keys + column
+        near = _rows(k, place, valid, WIDTH, D, CAST)
+        logits = tl.dot(own, tl.trans(near), input_precision="ieee", out_dtype=KIND) * scale
+        if BIASED:
+            logits += tl.load(bias + place, mask=valid, other=0.0).to(KIND)[None, :]
+        tl.store(scores + at[:, None] * keys + column[None, :], logits, mask=live[:, None] & valid[None, :])
+        if VALUED:
+            logits = tl.where(valid[None, :], logits, float("-inf"))
+            most = tl.maximum(high, tl.max(logits, 1), propagate_nan=tl.PropagateNan.ALL)
+            shift = tl.where(most == float("-inf"), 0.0, most)
+            weights, old = tl.exp(logits - shift[:, None]), tl.exp(high - shift)
+            more = tl.dot(
+                weights.to(CAST), _rows(v, place, valid, OUT, E, CAST), input_precision="ieee", out_dtype=KIND
+            )
+            total, norm, high = total * old[:, None] + more, norm * old + tl.sum(weights, 1), most
+    if VALUED:
+        norm_or_1 = tl.where(norm == 0.0, 1.0, norm)
+        part = at * tl.num_programs(0) + chunk
+        tl.store(
+            parts + part[:, None] * OUT + e[None, :], total / norm_or_1[:, None], live[:, None] & (e < OUT)[None, :]
+        )
+        tl.store(lse + part, tl.where(norm == 0.0, float("-inf"), high + tl.log(norm_or_1)), mask=live)
+
+
+@triton.jit
+def _choose(
+    scores, parts, partial, out, lse, chosen,
+    keys, chunks, TOP: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, E: tl.constexpr,
+    VALUED: tl.constexpr, CHOOSING: tl.constexpr,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """The output of a row from those of its chunks, and the TOP keys with the best scores, in the order of the keys."""
+    row = tl.program_id(0).to(tl.int64)
+    if VALUED:
+        chunk, e = tl.arange(0, CHUNKS), tl.arange(0, E)
+        ends = tl.load(partial + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
+        most = tl.max(ends, 0)
+        shift = tl.where(most == float("-inf"), 0.0, most)
+        weights = tl.exp(ends - shift)
+        norm = tl.sum(weights, 0)
+        norm_or_1 = tl.where(norm == 0.0, 1.0, norm)
+        inside = (chunk < chunks)[:, None] & (e < OUT)[None, :]
+        each = tl.load(parts + (row * chunks + chunk)[:, None] * OUT + e[None, :], mask=inside, other=0.0)
+        total = tl.sum(each * weights[:, None], 0) / norm_or_1
+        tl.store(out + row * OUT + e, total, mask=e < OUT)
+        tl.store(lse + row, tl.where(norm == 0.0, float("-inf"), shift + tl.log(norm_or_1)))
+    if CHOOSING:
+        column = tl.arange(0, BLOCK)
+        valid = column < keys
+        order = _ordered(tl.load(scores + row * keys + column, mask=valid, other=0.0))
+        order = tl.where(valid, order, -2147483648)
+        least = tl.where(tl.sum((order >= 0).to(tl.int32), 0) >= TOP, 0, -2147483648)
+        bit = 30
+        while bit >= 0:  # the largest number that TOP scores reach, bit by bit, or one that no other score reaches
+            higher = least + (1 << bit)
+            count = tl.sum((order >= higher).to(tl.int32), 0)
+            least = tl.where(count >= TOP, higher, least)
+            bit = tl.where(count == TOP, -1, bit - 1)
+        above, equal = order > least, (order == least) & valid
+        room = TOP - tl.sum(above.to(tl.int32), 0)
+        taken = above | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= room))
+        place = tl.cumsum(taken.to(tl.int32), 0) - 1
+        tl.store(chosen + row * TOP + place, column.to(tl.int64), mask=taken)
 
 
 @triton.jit
 def _attend_and_choose(
     q, k, v, bias, out, lse, chosen,
-    queries, keys, scale, factor, TOP: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr,
-    STEP: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr, VALUED: tl.constexpr,
-    CAST: tl.constexpr, KIND: tl.constexpr,
+    queries, keys, scale, factor, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr, VALUED: tl.constexpr, CAST: tl.constexpr,
+    KIND: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
-    """Row i of head g: its best TOP keys by scale q.k + bias, and softmax(factor scale q.k + bias) v."""
-    head = tl.program_id(1)
+    """Row i of head g: its best key by scale q.k + bias, and softmax(factor scale q.k + bias) v."""
+    head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    live, d, e = row < queries, tl.arange(0, D), tl.arange(0, E)
+    live, e = row < queries, tl.arange(0, E)
     at = head * queries + row
-    own = tl.load(q + at[:, None] * WIDTH + d[None, :], mask=live[:, None] & (d < WIDTH)[None, :], other=0.0).to(CAST)
+    own = _rows(q, at, live, WIDTH, D, CAST)
     high = tl.full((SIZE,), float("-inf"), KIND)
     norm, total = tl.zeros((SIZE,), KIND), tl.zeros((SIZE, E), KIND)
-    best = tl.full((SIZE, 1 if TOP == 1 else STEP), -(2**63) + 1, tl.int64)
+    best = tl.full((SIZE,), -(2**63) + 1, tl.int64)
     for start in range(0, keys, STEP):
         column = start + tl.arange(0, STEP)
         valid = column < keys
         place = head * keys + column
-        near = tl.load(k + place[:, None] * WIDTH + d[None, :], mask=valid[:, None] & (d < WIDTH)[None, :], other=0.0)
-        logits = tl.dot(own, tl.trans(near.to(CAST)), input_precision="ieee", out_dtype=KIND) * scale
+        near = _rows(k, place, valid, WIDTH, D, CAST)
+        logits = tl.dot(own, tl.trans(near), input_precision="ieee", out_dtype=KIND) * scale
         added = tl.zeros((STEP,), KIND)
         if BIASED:
             added = tl.load(bias + place, mask=valid, other=0.0).to(KIND)
-        best = _best(logits + added[None, :], column, valid, best, TOP)
+        both = (_ordered(logits + added[None, :]).to(tl.int64) << 32) | column.to(tl.int64)[None, :]
+        best = tl.maximum(best, tl.max(tl.where(valid[None, :], both, -(2**63) + 1), 1))
         if VALUED:
             logits = tl.where(valid[None, :], logits * factor + added[None, :], float("-inf"))
             most = tl.maximum(high, tl.max(logits, 1), propagate_nan=tl.PropagateNan.ALL)
             shift = tl.where(most == float("-inf"), 0.0, most)
             weights, old = tl.exp(logits - shift[:, None]), tl.exp(high - shift)
-            values = tl.load(v + place[:, None] * OUT + e[None, :], mask=valid[:, None] & (e < OUT)[None, :], other=0.0)
-            more = tl.dot(weights.to(CAST), values.to(CAST), input_precision="ieee", out_dtype=KIND)
+            more = tl.dot(
+                weights.to(CAST), _rows(v, place, valid, OUT, E, CAST), input_precision="ieee", out_dtype=KIND
+            )
             total, norm, high = total * old[:, None] + more, norm * old + tl.sum(weights, 1), most
     if VALUED:
         norm_or_1 = tl.where(norm == 0.0, 1.0, norm)
         tl.store(out + at[:, None] * OUT + e[None, :], total / norm_or_1[:, None], live[:, None] & (e < OUT)[None, :])
         tl.store(lse + at, tl.where(norm == 0.0, float("-inf"), high + tl.log(norm_or_1)), mask=live)
-    if TOP == 1:
-        tl.store(chosen + at, tl.max(best, 1) & 0xFFFFFFFF, mask=live)
-    else:
-        rank = tl.arange(0, STEP) - (STEP - TOP)
-        tl.store(chosen + at[:, None] * TOP + rank[None, :], best & 0xFFFFFFFF, live[:, None] & (rank >= 0)[None, :])
+    tl.store(chosen + at, best & 0xFFFFFFFF, mask=live)
+
+
+@triton.jit
+def _attend_backward(
+    q, k, v, bias, lse, delta, grad, dq, dk, dv,
+    queries, keys, scale, factor, WIDTH: tl.constexpr, OUT: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr,
+    LENGTH: tl.constexpr, ALONE: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BIASED: tl.constexpr,
+    CAST: tl.constexpr, KIND: tl.constexpr,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """A program has a tile of keys and a chunk of queries. What several programs find is added atomically."""
+    head = tl.program_id(2).to(tl.int64)
+    column, d, e = tl.program_id(0) * STEP + tl.arange(0, STEP), tl.arange(0, D), tl.arange(0, E)
+    valid, place = column < keys, head * keys + column
+    near, values = _rows(k, place, valid, WIDTH, D, CAST), _rows(v, place, valid, OUT, E, CAST)
+    added = tl.zeros((STEP,), KIND)
+    if BIASED:
+        added = tl.load(bias + place, mask=valid, other=0.0).to(KIND)
+    to_keys, to_values = tl.zeros((STEP, D), KIND), tl.zeros((STEP, E), KIND)
+    for start in range(0, LENGTH, SIZE):
+        row = tl.program_id(1) * LENGTH + start + tl.arange(0, SIZE)
+        live = row < queries
+        at = head * queries + row
+        own, outer = _rows(q, at, live, WIDTH, D, CAST), _rows(grad, at, live, OUT, E, CAST)
+        norm = tl.load(lse + at, mask=live, other=0.0)
+        norm = tl.where(norm == float("-inf"), 0.0, norm)
+        logits = tl.dot(own, tl.trans(near), input_precision="ieee", out_dtype=KIND) * (scale * factor)
+        logits = tl.where(valid[None, :] & live[:, None], logits + added[None, :], float("-inf"))
+        weights = tl.exp(logits - norm[:, None])
+        change = tl.dot(outer, tl.trans(values), input_precision="ieee", out_dtype=KIND)
+        change -= tl.load(delta + at, mask=live, other=0.0)[:, None]
+        change = (weights * change * (scale * factor)).to(CAST)
+        to_keys += tl.dot(tl.trans(change), own, input_precision="ieee", out_dtype=KIND)
+        to_values += tl.dot(tl.trans(weights.to(CAST)), outer, input_precision="ieee", out_dtype=KIND)
+        moved = tl.dot(change, near, input_precision="ieee", out_dtype=KIND)
+        if ALONE:  # one tile has all keys
+            tl.store(dq + at[:, None] * WIDTH + d[None, :], moved, mask=live[:, None] & (d < WIDTH)[None, :])
+        else:
+            tl.atomic_add(dq + at[:, None] * WIDTH + d[None, :], moved, mask=live[:, None] & (d < WIDTH)[None, :])
+    tl.atomic_add(dk + place[:, None] * WIDTH + d[None, :], to_keys, mask=valid[:, None] & (d < WIDTH)[None, :])
+    tl.atomic_add(dv + place[:, None] * OUT + e[None, :], to_values, mask=valid[:, None] & (e < OUT)[None, :])
 
 
 def mita_triton(
@@ -87,19 +213,20 @@ def mita_triton(
 ) -> Tensor:  # fmt: skip
     """MiTA with one expert per query; arguments as those of `mita_native`, without a plan.
 
-    top: a few hundred at most, since the keys of some landmarks are sorted in registers.
     Scores that select are compared in float32, in float64 too.
     Raises: UnsupportedError for a bias that is trained, and as `routed_triton.routed_from`.
     """
     check_runs(q)
-    none = q.new_zeros(q.shape[0], q.shape[1], landmarks.shape[-2], dtype=upcast(q).dtype)
-    dropped = None if drop is None else none.masked_fill(drop[:, None], -torch.inf)
+    dropped = None
+    if drop is not None:
+        none = q.new_zeros(*q.shape[:2], landmarks.shape[-2], dtype=upcast(q).dtype)
+        dropped = none.masked_fill(drop[:, None], -torch.inf)
     row = None if bias is None else bias[..., 0, :].expand(*k.shape[:2], -1).contiguous()
     q, k, v, landmarks = (x.contiguous() for x in (q, k, v, landmarks))
     attend = torch.ops.regard.attend_and_choose
     values, _, keys = attend(landmarks, k, v if shared else None, row, top, scale, 1.0)
-    out, lse, experts = attend(q, landmarks, values.to(v.dtype) if shared else None, dropped, 1, scale, factor)
-    return routed_from(q * scale, k, v, bias, keys, experts, (out, lse) if shared else None)
+    out, lse, experts = attend(q, landmarks, values if shared else None, dropped, 1, scale, factor)
+    return routed_from(q, k, v, bias, keys, experts, (out, lse) if shared else None, scale)
 
 
 @torch.library.custom_op("regard::attend_and_choose", mutates_args=())
@@ -108,30 +235,80 @@ def _attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """out (B,H,N,e) and lse (B,H,N) of attention, and the `top` best keys (B,H,N,top), for contiguous tensors.
 
-    bias (B,H,M). v None: only chooses, and out and lse are empty. factor: of the logits of attention alone.
+    bias (B,H,M). v None: only chooses, and out and lse are empty. factor: of the logits of attention alone; 1 unless
+    `top` is 1.
     """
     out, lse, chosen = _empty(q, k, v, bias, top, scale, factor)
-    size = min(ROWS if top == 1 else LEAST, width_of(q.shape[-2]))
-    width = 0 if v is None else v.shape[-1]
-    step = width_of(min(ROWS, k.shape[-2])) if top == 1 else width_of(top)
-    grid = (triton.cdiv(q.shape[-2], size), q.shape[0] * q.shape[1])
-    _attend_and_choose[grid](
-        q, k, q if v is None else v, q if bias is None else bias, out, lse, chosen, q.shape[-2], k.shape[-2], scale,
-        factor, TOP=top, WIDTH=q.shape[-1], OUT=width, SIZE=size, STEP=step, D=width_of(q.shape[-1]),
-        E=width_of(width), BIASED=bias is not None, VALUED=v is not None, CAST=cast_of(q), KIND=KINDS[upcast(q).dtype],
+    given = q, k, q if v is None else v, q if bias is None else bias
+    options = {**_tiles(q, k, v, bias), "VALUED": v is not None}
+    if top == 1:
+        grid = (triton.cdiv(q.shape[-2], options["SIZE"]), q.shape[0] * q.shape[1])
+        _attend_and_choose[grid](*given, out, lse, chosen, q.shape[-2], k.shape[-2], scale, factor, **options)
+        return out, lse, chosen
+    keys, kind = k.shape[-2], upcast(q).dtype
+    chunks = triton.cdiv(keys, CHUNK)
+    rows = q.shape[0] * q.shape[1] * q.shape[2]
+    scores = q.new_empty(*q.shape[:3], keys, dtype=torch.float32)
+    parts = q.new_empty(rows, chunks, options["OUT"], dtype=kind)
+    partial = q.new_empty(rows, chunks, dtype=kind)
+    programs = chunks, triton.cdiv(q.shape[-2], options["SIZE"]), q.shape[0] * q.shape[1]
+    _score[programs](*given, scores, parts, partial, q.shape[-2], keys, scale, LENGTH=CHUNK, **options)
+    inside = keys <= IN_REGISTERS
+    _choose[(rows,)](
+        scores, parts, partial, out, lse, chosen, keys, chunks, TOP=top, OUT=options["OUT"], BLOCK=width_of(keys),
+        CHUNKS=triton.next_power_of_2(chunks), E=options["E"], VALUED=v is not None, CHOOSING=inside,
+        num_warps=4 if keys <= 8192 else 8,
     )  # fmt: skip
-    return out, lse, chosen
+    return out, lse, chosen if inside else scores.topk(top).indices
+
+
+def keys_of_tile(keys: int, bytes_of_number: int) -> int:
+    """Keys of a tile in the backward pass; more fit into shared memory in half precision."""
+    return min(2 * ROWS if bytes_of_number == 2 else ROWS, width_of(keys))
+
+
+def _tiles(q: Tensor, k: Tensor, v: Tensor | None, bias: Tensor | None) -> dict[str, Any]:
+    width = 0 if v is None else v.shape[-1]
+    return {
+        "WIDTH": q.shape[-1], "OUT": width, "SIZE": min(ROWS, width_of(q.shape[-2])),
+        "STEP": min(ROWS, width_of(k.shape[-2])), "D": width_of(q.shape[-1]), "E": width_of(width),
+        "BIASED": bias is not None, "CAST": cast_of(q), "KIND": KINDS[upcast(q).dtype],
+    }  # fmt: skip
 
 
 @_attend.register_fake
 def _empty(q, k, v, bias, top, scale, factor):  # type: ignore[no-untyped-def]
-    kind = upcast(q).dtype
     lead = q.shape[:3] if v is not None else (0, 0, 0)
     return (
-        q.new_empty(*lead, 0 if v is None else v.shape[-1], dtype=kind),
-        q.new_empty(lead, dtype=kind),
+        q.new_empty(*lead, 0 if v is None else v.shape[-1]),
+        q.new_empty(lead, dtype=upcast(q).dtype),
         q.new_empty(*q.shape[:3], top, dtype=torch.int64),
     )
+
+
+@torch.library.custom_op("regard::attend_backward", mutates_args=())
+def _backward(
+    grad: Tensor, delta: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
+    factor: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k and v. delta (B,H,N): the products of grad and the output, less the gradient of lse."""
+    options = _tiles(q, k, v, bias)
+    options["STEP"] = keys_of_tile(k.shape[-2], q.element_size())
+    alone = k.shape[-2] <= options["STEP"]
+    dq = torch.empty_like(q) if alone else torch.zeros_like(q, dtype=lse.dtype)
+    dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (k, v))
+    grid = triton.cdiv(k.shape[-2], options["STEP"]), triton.cdiv(q.shape[-2], CHUNK), q.shape[0] * q.shape[1]
+    _attend_backward[grid](
+        q, k, v, q if bias is None else bias, lse, delta, grad, dq, dk, dv, q.shape[-2], k.shape[-2], scale, factor,
+        LENGTH=min(CHUNK, triton.cdiv(q.shape[-2], options["SIZE"]) * options["SIZE"]), ALONE=alone, num_warps=8,
+        **options,
+    )  # fmt: skip
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+@_backward.register_fake
+def _empty_gradients(grad, delta, lse, q, k, v, *_):  # type: ignore[no-untyped-def]
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
 def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -144,12 +321,16 @@ def _differentiate(ctx, grad, to_lse, _):  # type: ignore[no-untyped-def]
     q, k, v, bias, out, lse = ctx.saved_tensors
     if v is None:
         return (None,) * 7
-    logits = upcast(q) @ upcast(k).mT * (ctx.scale * ctx.factor)
-    weights = softmax_of(logits if bias is None else logits + bias[..., None, :], lse)
-    change = grad @ upcast(v).mT - (grad * out).sum(-1, keepdim=True)
-    change = weights * (change if to_lse is None else change + to_lse[..., None]) * (ctx.scale * ctx.factor)
-    dq, dk, dv = change @ upcast(k), change.mT @ upcast(q), weights.mT @ grad
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
+    grad = grad.contiguous()
+    delta = torch.ops.regard.row_products(grad, out)
+    delta = delta if to_lse is None else delta - to_lse
+    grads = torch.ops.regard.attend_backward(grad, delta, lse, q, k, v, bias, ctx.scale, ctx.factor)
+    return *grads, None, None, None, None
+
+
+def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]
+    raise UnsupportedError('execution="triton" cannot be differentiated twice; use "dense", "gather" or "grouped"')
 
 
 _attend.register_autograd(_differentiate, setup_context=_save)
+_backward.register_autograd(_refuse)

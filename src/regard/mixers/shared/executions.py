@@ -1,10 +1,10 @@
 """Which execution "auto" takes: one table for all mechanisms that have several, and before it what was measured.
 
 Executions have the same result and different speed and memory. `regard bench --calibrate` measures those of this device
-(`calibration.py`); without it, and for sizes far from what was measured, the table below holds. Nothing here was
-measured on a GPU: there the kernels for GPUs run only after a calibration.
+(`calibration.py`); without it, and for sizes far from what was measured, the table below holds.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,7 +55,13 @@ def _small(s: Situation) -> bool:
     return s.tokens * s.keys <= SMALL
 
 
+_HALVES = (torch.bfloat16, torch.float16)
 _GROUPED = Rule("grouped", "elsewhere", _always)
+_TRITON = Rule(
+    "triton",
+    "on CUDA in half precision for at least 4,096 keys, one expert a query, a bias that is not trained",
+    lambda s: "triton" in s.facts and s.dtype in _HALVES and s.keys >= 4096,  # benchmarks/gpu.py
+)
 _NATIVE = "on the CPU with compiled kernels, outside `torch.export` and function transforms such as `vmap`"
 
 RULES: dict[str, tuple[Rule, ...]] = {
@@ -66,9 +72,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "for the union of several experts, and for at most 128 x 128 logits",
             lambda s: "union" in s.facts or _small(s),
         ),
+        _TRITON,
         _GROUPED,
     ),
-    "MoBA, NSA": (Rule("dense", "for at most 128 x 128 logits", _small), _GROUPED),
+    "MoBA, NSA": (
+        Rule("dense", "for at most 128 x 128 logits", _small),
+        dataclasses.replace(_TRITON, when="on CUDA in half precision for at least 4,096 keys"),
+        _GROUPED,
+    ),
     "NSA's window": (
         Rule("gather", "if there are more than 32 cells for each of the window", lambda s: s.tokens > 32 * s.top),
         Rule("dense", "elsewhere", _always),

@@ -46,7 +46,7 @@ def lay_out(choice: Int[Tensor, "B H N s"], experts: int, size: int, bounded: bo
         return _lay_out_numpy(choice.numpy().reshape(groups, -1), total, size)
     expert_of_pair = choice.reshape(groups, -1) + experts * torch.arange(groups, device=device)[:, None]
     expert_of_pair = expert_of_pair.flatten()  # (P,)
-    ranked, order = stable_sort(expert_of_pair)
+    ranked, order = stable_sort(expert_of_pair, total)
     # no operation in place: under `vmap` the plan has one dimension more than a new tensor
     counts = torch.zeros(total, dtype=torch.long, device=device).scatter_add(
         0, expert_of_pair, torch.ones_like(expert_of_pair)

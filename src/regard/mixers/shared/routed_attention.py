@@ -1,10 +1,14 @@
 """Routed attention by any of its executions, and which of them can run here."""
 
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
 from regard.core import UnsupportedError
 
+from .native import in_function_transform
 from .routed import Parts, dense, gather, grouped
 
 FORMS = ("triton", "varlen", "dense", "gather", "grouped")
@@ -37,18 +41,25 @@ def runnable(q: Tensor, keys: int, chosen: int, bias: Tensor | None) -> list[str
     names += ["dense"] if queries * keys <= COPIES else []
     names += ["gather"] if queries * chosen * q.shape[-1] <= COPIES else []
     if q.is_cuda:
-        names += ["triton"] if has_triton() and not (bias is not None and bias.requires_grad) else []
+        names += ["triton"] if runs_triton(q, bias) else []
         names += ["varlen"] if bias is None and q.dtype in (torch.float16, torch.bfloat16) else []
     return names
 
 
+def runs_triton(q: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether "auto" may take Triton kernels: on CUDA, not in float64, for a bias that is not trained.
+
+    Function transforms and `torch.export` are left to PyTorch's operators.
+    """
+    if not q.is_cuda or q.dtype is torch.float64 or (bias is not None and bias.requires_grad):
+        return False
+    return has_triton() and not in_function_transform() and not torch.compiler.is_exporting()
+
+
+@cache
 def has_triton() -> bool:
     """Whether the package triton is there; PyTorch brings it on Linux."""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return find_spec("triton") is not None
 
 
 def needs_triton() -> None:

@@ -32,8 +32,12 @@ def cast_of(x: Tensor) -> object:
 
 
 def check_runs(x: Tensor) -> None:
-    """Raises: UnsupportedError unless x is on a CUDA device or the interpreter runs, and in function transforms."""
+    """Raises: UnsupportedError unless the interpreter runs or x is on a CUDA device and not in float64, whose products
+    Triton does not compile for every GPU; and in function transforms.
+    """
     if not (x.is_cuda or INTERPRETED):
         raise UnsupportedError(f'execution="triton" needs a CUDA device, not {x.device}; use "auto"')
+    if x.dtype is torch.float64 and not INTERPRETED:
+        raise UnsupportedError('execution="triton" has no float64 on a GPU; use "auto"')
     if in_function_transform():
         raise UnsupportedError('execution="triton" runs without function transforms such as vmap; use "auto"')

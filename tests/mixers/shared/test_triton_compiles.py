@@ -1,0 +1,63 @@
+"""The Triton kernels compile, which needs no GPU, and fit into the shared memory of GPUs that are not here."""
+
+from typing import Any
+
+import pytest
+
+from interpreter import elsewhere
+
+pytestmark = [pytest.mark.untyped, elsewhere]
+triton = pytest.importorskip("triton")
+
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
+"""Bytes of a program by compute capability: A100, consumer cards of that time, H100 and H200."""
+INPUTS = {"q": "x", "k": "x", "v": "x", "bias": "x"}
+SIZES = {"queries": "i32", "keys": "i32", "scale": "fp32", "factor": "fp32"}
+LAYOUT = {"keys": "*i64", "source": "*i64", "expert": "*i64", "real": "*i8"}
+COUNTS = {"heads_keys": "i32", "experts": "i32", "scale": "fp32"}
+SINGLE, CHOSEN = "*fp32", "*i64"
+KERNELS: dict[str, dict[str, str]] = {
+    "mita._score": {**INPUTS, **SIZES, "scores": SINGLE, "parts": SINGLE, "lse": SINGLE},
+    "mita._choose": {**SIZES, "scores": SINGLE, "parts": SINGLE, "partial": SINGLE, "out": "x", "lse": SINGLE,
+                     "chosen": CHOSEN, "chunks": "i32"},
+    "mita._attend_and_choose": {**INPUTS, **SIZES, "out": "x", "lse": SINGLE, "chosen": CHOSEN},
+    "mita._attend_backward": {**INPUTS, **SIZES, "lse": SINGLE, "delta": SINGLE, "grad": "x", "dq": "x", "dk": SINGLE,
+                              "dv": SINGLE},
+    "routed._forward": {**INPUTS, **LAYOUT, **COUNTS, "begin": "x", "begin_lse": SINGLE, "out": "x", "lse": SINGLE},
+    "routed._backward": {**INPUTS, **LAYOUT, **COUNTS, "lse": SINGLE, "delta": SINGLE, "grad": "x", "dq": "x",
+                         "dk": SINGLE, "dv": SINGLE},
+    "routed._row_products": {"x": "x", "y": "x", "out": SINGLE, "rows": "i32"},
+}  # fmt: skip
+"""The types of the parameters that are no constants; x: that of the inputs."""
+CONSTANTS: dict[str, Any] = {
+    "WIDTH": 64, "OUT": 64, "D": 64, "E": 64, "SIZE": 64, "STEP": 64, "LENGTH": 512, "TOP": 64, "CHOICES": 1,
+    "BIASED": True, "VALUED": True, "CHOOSING": True, "ALONE": True, "CHUNKS": 8, "BLOCK": 4096,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    ("capability", "kind"),
+    [(90, "bf16"), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((80, "bf16"), (86, "fp16"), (80, "fp32")))],
+)
+def test_a_kernel_compiles(name: str, capability: int, kind: str) -> None:
+    import triton.language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from regard.mixers.mita import triton_kernels as mita
+    from regard.mixers.shared import routed_triton as routed
+
+    place, function = name.split(".")
+    kernel = getattr({"mita": mita, "routed": routed}[place], function)
+    types = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
+    values = {**CONSTANTS, "CAST": types[kind], "KIND": tl.float32}
+    values["STEP"] = mita.keys_of_tile(128, 4 if kind == "fp32" else 2) if function == "_attend_backward" else 64
+    constants = {(i,): values[one.name] for i, one in enumerate(kernel.params) if one.is_constexpr}
+    signature = {one.name: "constexpr" if one.is_constexpr else KERNELS[name][one.name] for one in kernel.params}
+    signature = {key: f"*{kind}" if value == "x" else value for key, value in signature.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    options = {"num_warps": 8 if function == "_attend_backward" else 4}
+    made = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert made.asm["cubin"]
+    assert made.metadata.shared <= SHARED[capability]
