@@ -3,11 +3,13 @@
 import copy
 from typing import Any
 
+from gpu_kernels import Result, Setting
+
 ROUNDING = {"float64": 1e-9, "float32": 2e-4}
 """Largest difference to outputs and gradients of the CPU in float64, relative to the largest value or 1."""
 
 
-def check_mechanisms(device: str) -> list[str]:
+def check_mechanisms(setting: Setting) -> Result:
     """Every mechanism as a layer: outputs and gradients beside the CPU's in float64; under bf16 autocast, finite.
 
     A mechanism that chooses tokens may choose others in float32 where two scores are nearly equal: then nine tokens of
@@ -25,12 +27,12 @@ def check_mechanisms(device: str) -> list[str]:
         for text in cls.samples or (f"{cls.__name__}()",):
             config = parse(text)
             try:
-                problems = _problems(config, device)
+                problems = _problems(config, setting.device)
             except RegardError as error:
                 problems = [f"{type(error).__name__}: {error}"]
             right += not problems
             notes += [f"{spell(config)}: {problem} WRONG" for problem in problems]
-    return [*notes, f"{right} spellings of {len(MIXERS)} mechanisms are as on the CPU"]
+    return Result([*notes, f"{right} spellings of {len(MIXERS)} mechanisms are as on the CPU"], [])
 
 
 def _problems(config: Any, device: str) -> list[str]:
@@ -93,7 +95,7 @@ def _difference(one: Any, other: Any) -> float:
     return ((one.double().cpu() - other).abs().max() / other.abs().max().clamp_min(1.0)).item()
 
 
-def check_compiled(device: str, small: bool) -> list[str]:
+def check_compiled(setting: Setting) -> Result:
     """`torch.compile(fullgraph=True)` of a swapped ViT: logits and gradients as without, forward and backward."""
     import torch
 
@@ -101,7 +103,7 @@ def check_compiled(device: str, small: bool) -> list[str]:
     from regard.mixers.spelling import parse
 
     names = ["Softmax()", "SKA()"]
-    if not small:
+    if not setting.small:
         names += [
             "MiTA(m=16, k=16)",
             "TopK(k=16)",
@@ -115,8 +117,10 @@ def check_compiled(device: str, small: bool) -> list[str]:
     for name in names:
         torch.manual_seed(0)
         torch._dynamo.reset()
-        model = create_model("vit_tiny_patch16_224", parse(name), depth=1 if small else 2).to(device).eval()
-        images = torch.randn(2, 3, 224, 224, device=device)
+        model = (
+            create_model("vit_tiny_patch16_224", parse(name), depth=1 if setting.small else 2).to(setting.device).eval()
+        )
+        images = torch.randn(2, 3, 224, 224, device=setting.device)
         results = []
         for form in (model, torch.compile(model, fullgraph=True)):
             model.zero_grad()
@@ -126,10 +130,10 @@ def check_compiled(device: str, small: bool) -> list[str]:
             results.append((out.detach(), gradients))
         worst = max(((a - b).norm() / b.norm()).item() for a, b in zip(*results, strict=True))
         notes.append(f"{name} compiled: relative difference {worst:.1e}" + ("" if worst < 1e-2 else " WRONG"))
-    return notes
+    return Result(notes, [])
 
 
-def dense_memory(device: str, small: bool) -> list[str]:
+def dense_memory(setting: Setting) -> Result:
     """Peak memory of a training step of detection at 800 x 1333 pixels, batch 2, with attention in conv4 and conv5."""
     import torch
 
@@ -137,17 +141,18 @@ def dense_memory(device: str, small: bool) -> list[str]:
     from regard.mixers.spelling import parse
 
     names = ["none", "Softmax()", "Factors(terms='1111')", "Factors(terms='0110')", "SKA()", "MiTA(m=64, k=64)"]
-    size, host, batch = ((96, 128), "attended_resnet18", 1) if small else ((800, 1333), "attended_resnet50", 2)
+    size, host, batch = ((96, 128), "attended_resnet18", 1) if setting.small else ((800, 1333), "attended_resnet50", 2)
     notes = []
-    for name in names[: 2 if small else None]:
+    for name in names[: 2 if setting.small else None]:
         for precision in (torch.float32, torch.bfloat16):
             torch.manual_seed(0)
             try:
                 model = create_model(host, None if name == "none" else parse(name), img_size=size, num_classes=10)
-                notes.append(f"{host}, {name}, {precision}: {_peak(model.to(device), size, batch, precision, device)}")
+                found = _peak(model.to(setting.device), size, batch, precision, setting.device)
             except Exception as error:  # one that does not fit, or is refused, is a finding
-                notes.append(f"{host}, {name}, {precision}: {type(error).__name__}: {str(error).splitlines()[0]}")
-    return notes
+                found = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            notes.append(f"{host}, {name}, {precision}: {found}")
+    return Result(notes, [])
 
 
 def _peak(model: Any, size: tuple[int, int], batch: int, precision: Any, device: str) -> str:

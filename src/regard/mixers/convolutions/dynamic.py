@@ -38,7 +38,7 @@ from .sampling import TapsConfig, TapsMixer, check_groups, margins, shifted, vie
 
 __all__ = ["DynamicConv", "dynamic_conv", "dynamic_conv_reference"]
 
-CHUNK = 2**22  # kernel entries that are predicted at a time
+CHUNK, CHUNK_ON_GPU = 2**22, 2**27  # kernel entries that are predicted at a time; a GPU needs large pieces of work
 
 
 @operator_function
@@ -352,7 +352,8 @@ class DynamicConvMixer(TapsMixer):
             return by_matrices(padded, kernels, *indices) if indices else by_taps(padded, kernels, sides)
 
         total, rest = (batch, height) if indices else (height, batch)
-        step = max(1, CHUNK // max(1, rest * width * config.groups * config.taps))
+        chunk = CHUNK if h.device.type == "cpu" else CHUNK_ON_GPU
+        step = max(1, chunk // max(1, rest * width * config.groups * config.taps))
         if step >= total:
             return convolve(h, padded, counts).flatten(1, 2)
         parts = []
