@@ -103,7 +103,8 @@ operator functions (`backend=` of `factors`) names one. "auto", the default, tak
 `regard bench` with `--calibrate` times those of MiTA, MoBA, NSA, BRA and TopK on this device, from 196 to 16,384
 tokens, and keeps the times in `~/.cache/regard/executions` (or below `XDG_CACHE_HOME`). From then on "auto" takes the
 fastest that was measured within a factor of 2.5 of the tokens, landmarks and keys at hand. "varlen", for GPUs, is never
-taken without such a measurement. Another device or other versions need a new one; remove the file to undo it. Compiled, exported and transformed code follows the table.
+taken without such a measurement. Another device or other versions need a new one; remove the file to undo it. Compiled,
+exported and transformed code follows the table.
 
 ## Static keys
 
