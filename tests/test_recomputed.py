@@ -29,6 +29,14 @@ def p_value(x: list[float], within: float | None) -> float:
     return min(1.0, 2 * inside, 2 * outside)
 
 
+def p_of(x: list[float], within: float | None, decide: dict | None) -> float:
+    """Of all seeds; with `--decide` the smallest p over share of its analyses, each of its first seeds."""
+    if decide is None:
+        return p_value(x, within)
+    looks = zip(decide["pairs"], decide["shares"], strict=True)
+    return min(1.0, *(p_value(x[:pairs], within) / share for pairs, share in looks if pairs <= len(x)))
+
+
 def word(x: list[float], p: float, survives: bool, within: float | None) -> str:
     for_it = np.mean(x) > 0 if within is None else abs(np.mean(x)) < within
     return "undecided" if p >= 0.05 else ("supported" if for_it else "contradicted") if survives else "suggested"
@@ -60,7 +68,9 @@ def test_the_committed_figures_follow_from_the_outcomes(file: Path) -> None:
             assert expected == pytest.approx([row["difference"][key] for key in ("mean", "low", "high")])
 
     to_controls = [interval(differences(base, row["label"])) for row in snapshot["rows"] if row["control"]]
-    passed = all(low > 0 for _, low, _ in to_controls)
+    decide = snapshot.get("decide")
+    controls = [differences(base, row["label"]) for row in snapshot["rows"] if row["control"]]
+    passed = all(low > 0 for _, low, _ in to_controls) and all(p_of(x, None, decide) <= 0.05 for x in controls)
     assert (table["gate"]["passed"] is True) == passed
     if passed:
         assert table["gate"]["gain"] == pytest.approx(min(mean for mean, _, _ in to_controls))
@@ -68,7 +78,7 @@ def test_the_committed_figures_follow_from_the_outcomes(file: Path) -> None:
     claims = {rows: within for rows, within in claims.items() if set(rows) <= set(seeds)}
     assert len(claims) == len(table["claims"])
     x = [differences(*rows) for rows in claims]
-    p = [p_value(d, within) if passed else 1.0 for d, within in zip(x, claims.values(), strict=True)]
+    p = [p_of(d, within, decide) if passed else 1.0 for d, within in zip(x, claims.values(), strict=True)]
     survives = np.zeros(len(p), bool)
     for rank, index in enumerate(np.argsort(p)):
         if p[index] > 0.05 / (len(p) - rank):
