@@ -205,7 +205,7 @@ def write_page(path: Path, files: list[Path]) -> None:
             "Spearman's rank correlation with the accuracy after fine-tuning, 95 % bootstrap intervals over plans. "
             f"Before any swap: {about['top1']:.1f} %. Recommended for latency=0.8x: {recommended['top1']:.1f} % at "
             f"{recommended['latency']:.2f}x; best of the drawn plans: {recommended['best of all']:.1f} %, of those "
-            f"within the budget: {'none was drawn' if best is None else f'{best:.1f} %'}."
+            f"within the budget: {'none was drawn' if best is None else f'{best:.1f} %'}. On {about['processor']}."
         )
         columns = ("predictor", "correlation", "low", "high", "plans")
         sheets.append(Sheet(title=f"{name}: what predicts", columns=columns, rows=rows, note=note))
@@ -228,7 +228,7 @@ def write_page(path: Path, files: list[Path]) -> None:
         "question": "Plans were drawn by a rule, predicted without labels, and fine-tuned with labels.",
         "notes": [str(__doc__).partition("The rule, ")[2].replace("\n", " ")],
         "sheets": [asdict(sheet) for sheet in sheets], "pictures": [],
-        "environment": {"processor": "two cores of an Intel Xeon with AVX-512, other jobs beside"},
+        "environment": {},
         "code": __version__, "finished": "",
     }  # fmt: skip
     write_atomically(path, render_analysis(value))
@@ -253,6 +253,7 @@ def main() -> None:
     settings = ALLOCATOR | {"OMP_NUM_THREADS": "1"}
     if any(os.environ.get(name) != value for name, value in settings.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings)
+    from regard.mixers.shared.native import processor_name
     from regard.store.results import Results
     from regard.train.run import read_run
 
@@ -272,6 +273,7 @@ def main() -> None:
     about = {
         "host": run.task.host, "data": run.task.data, "top1": before, "limit": arguments.limit,
         "seeds": arguments.seeds, "epochs": EPOCHS, "lr": RATE, "steps": STEPS, "images": IMAGES,
+        "processor": processor_name("model name"),
     }  # fmt: skip
     content = {"about": about, **content, "summary": summarise(content["records"])}
     file.write_text(json.dumps(content, indent=1) + "\n")

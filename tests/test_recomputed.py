@@ -118,3 +118,18 @@ def test_the_errors_of_the_test_sample_follow_from_the_samples(file: Path) -> No
             a, b = scores[claim["a"]], scores[claim["b"]]
             mean = np.mean([a[seed].astype(float) - b[seed] for seed in a.keys() & b.keys()], axis=0)
             assert claim["verdict"]["sampling"] == pytest.approx(stats.sem(mean))
+
+
+@pytest.mark.parametrize("file", sorted(FILES[0].parents[1].glob("advice/*.json")), ids=lambda file: file.stem)
+def test_the_correlations_of_advice_follow_from_its_plans(file: Path) -> None:
+    content = json.loads(file.read_text())
+    drawn = [record for record in content["records"] if not record["recommended"]]
+    accuracy = [np.mean(record["top1"]) for record in drawn]
+    shown = file.parents[2].joinpath("advice.md").read_text()
+    for name in ("divergence", "swapped", "layer_error"):
+        found = -stats.spearmanr([record[name] for record in drawn], accuracy)[0]
+        assert content["summary"][name]["value"] == pytest.approx(found)
+        low, high = (content["summary"][name][end] for end in ("low", "high"))
+        assert f"{found:.2f} [{low:.2f}, {high:.2f}]" in " ".join(shown.split())
+    times = [[record[f"latency_{kind}"] for record in drawn] for kind in ("predicted", "measured")]
+    assert content["summary"]["latency"]["value"] == pytest.approx(stats.spearmanr(*times)[0])
