@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from regard.core import DataError, DeviceError
 
 from ..augment import augmented
-from ..feed import to_tensor
+from ..feed import loaded, to_tensor
 from ..images import Images, decode
 from ..order import Part, batches_in_epoch, part_of
 from ..streams import generator, seed_all
@@ -36,9 +37,9 @@ Row = tuple[int, Sample]
 
 
 class Unread:
-    """Stands where pixels (n, height, width, 3) would be: what is read in order cannot be indexed."""
+    """Stands where an array of this shape would be: what is read in order cannot be indexed."""
 
-    def __init__(self, shape: tuple[int, int, int, int]) -> None:
+    def __init__(self, *shape: int) -> None:
         self.shape = shape
 
     def __getitem__(self, rows: object) -> np.ndarray:
@@ -47,10 +48,20 @@ class Unread:
 
 @dataclass(frozen=True, eq=False)
 class Stream(Images):
-    """A training split that is read in order: neither its pixels nor its labels can be indexed."""
+    """A training split that is read in order: neither its pixels nor its labels can be indexed.
 
+    classes: their number; a label has to be below it.
+    """
+
+    labels: Any
     shards: Shards
     classes: int
+
+    @classmethod
+    def of(cls, shards: Shards, classes: int, size: tuple[int, int]) -> "Stream":
+        """The images of shards, resized to `size` = (height, width) where no transform does it."""
+        number = shards.images
+        return cls(Unread(number, *size, 3), Unread(number), shards, classes)
 
     def __len__(self) -> int:
         return self.shards.images
@@ -112,7 +123,7 @@ class StreamBatches:
         if self.part[0] == 0 and (start == 0 or start % self.per_epoch):
             print(self.note(start), file=sys.stderr, flush=True)
         loader = DataLoader(_Chunks(self, lanes, start, stop), batch_size=None, num_workers=workers)
-        chunks = iter(loader)
+        chunks = loaded(loader)
         for _ in range(start, stop):
             images, labels = zip(*islice(chunks, max(workers, 1)), strict=True)
             yield torch.cat(images), torch.cat(labels)

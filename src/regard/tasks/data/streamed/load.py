@@ -20,7 +20,7 @@ from ..images import ImageSet, size_before_crop
 from ..progress import ProgressLine
 from ..rows import Rows
 from ..shards import Members
-from .feed import Stream, Unread
+from .feed import Stream
 from .files import Found, find, is_remote, is_table, stamp
 from .names import parse
 from .shards import Shards, count
@@ -71,8 +71,7 @@ def load(data: str, size: tuple[int, int], kind: str = "") -> ImageSet:
     key = "stream1-" + hashlib.sha256(f"{found.identity} {stamps}".encode()).hexdigest()[:16]
     sources, names, labels = _kept(found, counted["test"], key)
     test = own.from_files(sources, names, labels, before, "stop", f"{key}-test")
-    pixels = Unread((train.images, *before, 3))
-    stream = Stream(pixels, np.empty(0, np.int64), train, len(classes))
+    stream = Stream.of(train, len(classes), before)
     return ImageSet(found.identity, classes, stream, test, hashlib.sha256(found.identity.encode()).hexdigest())
 
 

@@ -134,6 +134,8 @@ def _batches(file: str, group: int, names: list[str], skip: int = 0) -> Iterator
 
     with _errors(file), opened(file) as stream:
         table = ParquetFile(stream, metadata=metadata(file), pre_buffer=False, buffer_size=2**20)
+        if group >= table.num_row_groups:
+            raise DataError(f"{file} has no row group {group}, and had it when it was counted; write it again")
         missing = [name for name in names if name not in table.schema_arrow.names]
         if missing:
             raise DataError(f"{file} has no column {missing[0]}; its columns are {', '.join(table.schema_arrow.names)}")
