@@ -1,11 +1,14 @@
 """Streams: images that are read in order come in batches that depend on (seed, epoch, step) alone."""
 
+import io
 import shutil
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from torch import Tensor
@@ -13,12 +16,13 @@ from torch import Tensor
 from regard.core import ConfigError, DataError, DeviceError, RegardError
 from regard.tasks import Classification, Detection, Segmentation
 from regard.tasks.data import catalog, own
+from regard.tasks.data import shards as archives
 from regard.tasks.data.streamed import files, load, tables
 from regard.tasks.data.streamed.feed import StreamBatches
 from regard.tasks.data.streamed.names import Name, parse
 from regard.tasks.data.streamed.shards import Shards
 from regard.train.recipe import Recipe
-from streams import write_archive, write_stream, write_table
+from streams import encoded, write_archive, write_stream, write_table
 
 HOST = "vit_desk(size=(14, 28), patch=7, dim=16, depth=1, heads=2)"
 SIZE = (14, 28)
@@ -304,11 +308,6 @@ def test_columns_are_chosen_by_the_user_where_there_are_several(tmp_path: Path) 
 
 
 def test_tables_without_notes_have_the_columns_of_own_tables(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    from streams import encoded
-
     for split, count in (("train", 40), ("val", 10)):
         content = {"img": [encoded(n) for n in range(count)], "target": [n % 2 for n in range(count)]}
         table = pyarrow.table(content, metadata={"class_names": '["cat", "dog"]'})
@@ -405,6 +404,25 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_line() -> None:
     with pytest.raises(DataError, match=r"hub cannot be reached .*hf:// needs the network") as info:
         catalog.identity("hf://nobody/nothing")
     assert "\n" not in str(info.value)
+    with pytest.raises(DataError, match=r"a/b@v1/0.tar cannot be read over the network \(") as info:
+        files.opened("hf://datasets/a/b@v1/0.tar")
+    assert "\n" not in str(info.value)
+
+
+def test_a_file_of_the_hub_is_read_like_one_of_this_machine(tmp_path: Path) -> None:
+    """The hub's files are opened by its own library; what stands between it and the reader is tried on local files."""
+    archive = write_archive(tmp_path / "a.tar.gz", range(9))
+    remote = io.BufferedReader(files.Remote("hf://a.tar.gz", archive.open("rb")), 100)
+    with archive.open("rb") as local:
+        assert list(archives.in_order("a.tar.gz", remote)) == list(archives.in_order("a.tar.gz", local))
+    table = write_table(tmp_path / "a.parquet", range(30))
+    remote = io.BufferedReader(files.Remote("hf://a.parquet", table.open("rb")), 100)
+    assert pyarrow.parquet.read_table(remote).equals(pyarrow.parquet.read_table(table))
+    stream = archive.open("rb")
+    broken = files.Remote("hf://a.tar.gz", stream)
+    stream.close()
+    with pytest.raises(DataError, match=r"hf://a.tar.gz cannot be read over the network \(.*closed file"):
+        list(archives.in_order("a.tar.gz", io.BufferedReader(broken)))
 
 
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from io import BufferedReader
 from pathlib import Path
 from tarfile import EOFHeaderError, SubsequentHeaderError  # type: ignore[attr-defined]
 from typing import IO, Any, cast
@@ -128,7 +129,7 @@ def index(file: Path) -> Iterator[tuple[str, tuple[int, int], int]]:
     yield from _samples(file, _members(file, partial(tarfile.open, file, "r:", tarinfo=_Header), place))
 
 
-def in_order(file: str, stream: IO[bytes]) -> Iterator[tuple[str, bytes, int]]:
+def in_order(file: str, stream: BufferedReader) -> Iterator[tuple[str, bytes, int]]:
     """Name, bytes and label of each image of a shard, which is read from its beginning to its end, never backwards.
 
     file: its name, for messages and for the compression (.tgz, .tar.gz). Raises: DataError, as for a shard on disk.

@@ -1,9 +1,11 @@
 """Which files a stream has, and what stands for it in the key of a run."""
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from regard.core import DataError, require
 from regard.core.paths import files_below, readable, user_path
@@ -15,6 +17,8 @@ from .names import COMMIT, Name
 
 TABLE = ".parquet"
 SUFFIXES = (TABLE, ".tar", *GZIP)
+BUFFER = 2**20
+"""Bytes that are read at least of a file of the hub."""
 SECONDS = 10.0
 """The longest that the hub is waited for before training."""
 
@@ -42,14 +46,54 @@ def is_remote(file: str) -> bool:
     return "://" in file
 
 
-def opened(file: str) -> IO[bytes]:
-    """A file of a stream. Raises: DataError if it cannot be opened."""
-    with readable(Path(file)):
-        if not is_remote(file):
+def opened(file: str) -> io.BufferedReader:
+    """A file of a stream. Raises: DataError if it cannot be opened, or later if the network fails."""
+    if not is_remote(file):
+        with readable(Path(file)):
             return Path(file).open("rb")
-        import fsspec
+    from huggingface_hub import HfFileSystem
 
-        return cast(IO[bytes], fsspec.open(file, "rb").open())
+    with _network(file):
+        stream = HfFileSystem().open(file, "rb")
+    return io.BufferedReader(Remote(file, stream), BUFFER)
+
+
+class Remote(io.RawIOBase):
+    """A file of the hub, whose errors name it: those of the network are of many kinds."""
+
+    def __init__(self, file: str, stream: Any) -> None:
+        self.file, self.stream = file, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self.stream.tell())
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        return int(self.stream.seek(place, whence))
+
+    def readinto(self, target: Any) -> int:
+        with _network(self.file):
+            data = self.stream.read(len(target))
+        target[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def _network(file: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise DataError(f"{file} cannot be read over the network ({_first_line(error)}); when it can, the same command "
+                        "continues")  from error  # fmt: skip
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def stamp(file: str) -> tuple[int, ...]:
@@ -144,7 +188,7 @@ def _reason(name: Name, error: Exception) -> str:
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name.place} has no revision {name.revision!r}"
-    text = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    text = _first_line(error)
     if isinstance(error, ValueError | errors.HfHubHTTPError):
         return f"{name.place} of the Hugging Face hub cannot be read: {text}"
     return (

@@ -79,13 +79,11 @@ def _metadata(file: str, stamp: tuple[int, ...]) -> Any:
 
 @contextmanager
 def _errors(file: str) -> Iterator[None]:
-    from pyarrow import ArrowException
-
     try:
         yield
-    except (ArrowException, OSError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except (OSError, ValueError, NotImplementedError) as error:  # those of pyarrow are among these kinds
         reason = str(error).partition("\n")[0]
         raise DataError(f"{file} cannot be read as parquet ({reason}); write or download it again") from error
 
@@ -130,6 +128,8 @@ def _batches(file: str, group: int, names: list[str], skip: int = 0) -> Iterator
 
     Raises: DataError for a file that is damaged or lacks a column, and for a missing label.
     """
+    require("pyarrow")
+
     from pyarrow.parquet import ParquetFile
 
     with _errors(file), opened(file) as stream:
@@ -150,8 +150,5 @@ def _batches(file: str, group: int, names: list[str], skip: int = 0) -> Iterator
 
 def _values(column: Any) -> list[Any]:
     """The values of a column; of structs of the library `datasets` their field `bytes`."""
-    from pyarrow import types
-
-    if types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
-        column = column.field("bytes")
-    return column.to_pylist()
+    is_struct = hasattr(column, "field") and column.type.get_field_index("bytes") >= 0
+    return (column.field("bytes") if is_struct else column).to_pylist()
