@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.core import ConfigError, DataError, DeviceError, RegardError
 from regard.tasks import Classification, Detection, Segmentation
+from regard.tasks.check_data import check_data
 from regard.tasks.data import catalog, own
 from regard.tasks.data import shards as archives
 from regard.tasks.data.streamed import files, load, tables
@@ -446,6 +447,18 @@ def test_shards_of_one_class_each_are_reported(tmp_path: Path, caplog: pytest.Lo
         write_archive(folder / f"train-{number:02d}.tar", range(number % 3, 60, 3))
     task(folder).images_of()
     assert "4 of 4 shards" in caplog.text
+
+
+def test_a_stream_is_checked_image_by_image(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = check_data(f"stream:{folder}")
+    counts = [(row["split"], row["images"], row["unreadable"]) for row in report.rows]
+    assert counts == [("train", 32, 0)] * 3 + [("test", 4, 0)] * 3
+    assert (report.problems, report.warnings) == ([], [])
+    damage(monkeypatch)
+    problems = check_data(f"stream:{folder}").problems
+    assert "cannot be read as an image" in problems[0]
+    with pytest.raises(ConfigError, match="does not read streams"):
+        check_data(f"stream:{folder}", "detection")
 
 
 def test_errors_are_of_regard(tmp_path: Path) -> None:
