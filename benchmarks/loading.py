@@ -1,7 +1,7 @@
 """Images per second of one core that decodes and augments: Regard's feeds beside a bare loader of timm.
 
 python benchmarks/loading.py --images 256
-Writes JPEG files of 500x375 pixels into a temporary folder, and again as a stream of eight archives. Each loader has one
+Writes JPEG files of 500x375 pixels into a temporary folder, and again as a stream of eight archives. A loader has one
 worker process and timm's training transform at 224x224; the turns alternate, and the medians are compared.
 """
 
