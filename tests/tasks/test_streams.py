@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.core import ConfigError, DataError, DeviceError, RegardError
+from regard.core import ConfigError, DataError, DeviceError, MissingExtra, RegardError
 from regard.tasks import Classification, Detection, Segmentation
 from regard.tasks.check_data import check_data
 from regard.tasks.data import catalog, own
@@ -388,15 +389,15 @@ def test_names_are_read(data: str, expected: Name | str) -> None:
 
 
 def test_files_and_splits_of_a_hub_set_are_those_that_datasets_finds(folder: Path) -> None:
-    """`datasets` finds the files of a folder as it does on the hub, which a commit need not be asked for."""
+    """`datasets` finds the files of a folder as it finds those of the hub."""
     commit = "0123456789" * 4
-    if folder.name and list(folder.glob("*.tar.gz")):
+    if list(folder.glob("*.tar.gz")):
         pytest.skip("datasets does not recognise a folder of .tar.gz archives")
-    found = files.find(Name(True, str(folder), commit))
-    assert found.identity == f"hf:{folder.name}@{commit}"
+    found = files.at_commit(Name(True, str(folder)), commit)
+    assert found.identity == f"hf:{folder}@{commit}"
     local = files.find(Name(False, str(folder)))
     assert found.splits == local.splits
-    other = files.find(Name(True, str(folder), commit, (("test", "train"),)))
+    other = files.at_commit(Name(True, str(folder), "", (("test", "train"),)), commit)
     assert other.splits["test"] == other.splits["train"]
     assert other.identity.endswith("?test=train")
 
@@ -408,6 +409,12 @@ def test_a_hub_that_cannot_be_reached_is_said_in_one_line() -> None:
     with pytest.raises(DataError, match=r"a/b@v1/0.tar cannot be read over the network \(") as info:
         files.opened("hf://datasets/a/b@v1/0.tar")
     assert "\n" not in str(info.value)
+
+
+def test_a_hub_set_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtra, match=r"datasets is not installed; pip install 'regard\[streams\]'"):
+        catalog.identity("hf://nobody/nothing")
 
 
 def test_a_file_of_the_hub_is_read_like_one_of_this_machine(tmp_path: Path) -> None:

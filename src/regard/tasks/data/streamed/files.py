@@ -13,7 +13,7 @@ from regard.core.paths import files_below, readable, user_path
 from .. import digest as digests
 from .. import own
 from ..shards import GZIP
-from .names import COMMIT, Name
+from .names import Name
 
 TABLE = ".parquet"
 SUFFIXES = (TABLE, ".tar", *GZIP)
@@ -111,7 +111,13 @@ def find(name: Name, kind: str = "") -> Found:
     Raises: DataError if there are none, if they are of several kinds, without a test split, or if the hub does not
     answer; MissingExtra for a set of the hub without the package `datasets`.
     """
-    found = _on_hub(name) if name.hub else _in_folder(name, kind)
+    found = at_commit(name, _commit(name)) if name.hub else _in_folder(name, kind)
+    _check(found, name)
+    return found
+
+
+def _check(found: Found, name: Name) -> None:
+    """Raises: DataError without a split, and for files of several kinds or of another one."""
     for split in ("train", "test"):
         if split not in found.splits:
             word = name.choice("test") or "test (or val)" if split == "test" else split
@@ -123,7 +129,6 @@ def find(name: Name, kind: str = "") -> Found:
     if len(kinds) > 1 or not other.lower().endswith(SUFFIXES):
         raise DataError(f"{found.title} has files of other kinds ({other}); a stream is read from .parquet files, or "
                         "from .tar or .tar.gz archives")  # fmt: skip
-    return found
 
 
 def _in_folder(name: Name, kind: str) -> Found:
@@ -146,11 +151,12 @@ def _in_folder(name: Name, kind: str) -> Found:
     return Found(str(path), f"stream:{total}{name.chosen}", splits)
 
 
-def _on_hub(name: Name) -> Found:
+def at_commit(name: Name, commit: str) -> Found:
+    """The files of a set of the hub at a commit, as `datasets` finds them. Raises: DataError, MissingExtra."""
     require("datasets", "streams")
+
     from datasets import load_dataset_builder
 
-    commit = name.revision if COMMIT.fullmatch(name.revision) else _commit(name)
     try:
         builder = load_dataset_builder(name.place, name.choice("config") or None, revision=commit)
     except Exception as error:  # of datasets, of the hub and of the network
@@ -159,8 +165,7 @@ def _on_hub(name: Name) -> Found:
     chosen = name.choice("test")
     wanted = {"train": own.TRAINS, "test": (chosen,) if chosen else own.TESTS}
     splits = {split: files[word] for split, words in wanted.items() for word in _first(words, files)}
-    place = name.place if not Path(name.place).exists() else Path(name.place).name
-    return Found(f"{name.place} of the Hugging Face hub", f"hf:{place}@{commit}{name.chosen}", splits)
+    return Found(f"{name.place} of the Hugging Face hub", f"hf:{name.place}@{commit}{name.chosen}", splits)
 
 
 def _first(words: Sequence[str], files: dict[str, Any]) -> list[str]:
@@ -168,7 +173,9 @@ def _first(words: Sequence[str], files: dict[str, Any]) -> list[str]:
 
 
 def _commit(name: Name) -> str:
-    """The commit that a revision stands for now. Raises: DataError."""
+    """The commit that a revision stands for now. Raises: DataError, MissingExtra."""
+    require("datasets", "streams")
+
     from huggingface_hub import HfApi
 
     try:

@@ -11,7 +11,6 @@ from regard.core import DataError, nearest
 HUB, LOCAL = "hf://", "stream:"
 CHOICES = ("config", "image", "label", "test")
 """config: of a set that has several; image, label: columns of tables; test: the split that is evaluated."""
-COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
