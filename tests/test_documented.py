@@ -30,6 +30,7 @@ from regard import load, save
 from regard.cli.app import run
 from regard.mixers.static_keys.ska import SKA
 from regard.swapping.layer_plan import write_layer_plan
+from streams import write_stream
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "regard"
@@ -38,6 +39,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PLACEHOLDERS = {
     ".venv/bin/": "",
     "~/photos": "photos",
+    "~/shards": "shards",
     "PATH": "photos",
     "/data": "data",
     "<Name>": "SKA",
@@ -59,7 +61,8 @@ SMALLER = {
     r"regard distill": "--steps 2 --images 16",
     r"regard probe": "--scale smoke --seeds 1 --workers 0",
     r"regard probe (?!.*--sweep)": "--abilities content",
-    r"regard (train|finetune)": "--set recipe.epochs=1 --set task.limit=32",
+    r"regard (train|finetune)": "--set recipe.epochs=1",
+    r"regard (train|finetune) (?!.*(stream:|hf://))": "--set task.limit=32",
     r"regard study show": "--no-estimate",
     r"regard study run (?!.*(--decide|--on |--dry-run))": "--seeds 1 --workers 0 --rows w/o",
     r"regard study run .*--on ": "--seeds 1 --rows w/o",
@@ -148,6 +151,7 @@ def key(tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for number in range(8):
             pixels = np.random.default_rng(number).integers(0, 255, (40, 48, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
+    write_stream(tmp_path / "shards", "tar")
     (tmp_path / "data").mkdir()
     write_layer_plan({"blocks.0.attn": SKA()}, tmp_path / "advice" / "plan.json")
     save(load(tmp_path / "results" / finished_run.name), tmp_path / "distilled")

@@ -18,6 +18,7 @@ class Tiny(Classification):
     size: tuple[int, int] = (8, 8)
     limit: int = 128
     dropout: float = 0.1
+    colours: int = 1
 
     def network(self, mixer: MixerConfig | None, removed: bool, record: Any = None) -> nn.Module:
         from timm.models.vision_transformer import VisionTransformer
@@ -25,7 +26,7 @@ class Tiny(Classification):
         return VisionTransformer(
             img_size=8,
             patch_size=2,
-            in_chans=1,
+            in_chans=self.colours,
             num_classes=self.outputs,
             embed_dim=16,
             depth=1,

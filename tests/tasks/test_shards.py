@@ -246,9 +246,9 @@ def test_shards_of_the_test_alone_are_refused(tmp_path: Path) -> None:
         own.load(tmp_path, SIZE, "stop")
 
 
-@pytest.mark.parametrize("data", ["pipe:cat a.tar", "hf://datasets/a/b", "https://a.b/c.tar"])
-def test_a_stream_is_refused(data: str) -> None:
-    with pytest.raises(DataError, match=r"is a stream, which is not read.*\.tar shards"):
+@pytest.mark.parametrize("data", ["pipe:cat a.tar", "https://a.b/c.tar", "s3://a/b"])
+def test_an_address_is_refused(data: str) -> None:
+    with pytest.raises(DataError, match=r"is not read; streams are hf://OWNER/NAME, and stream:FOLDER"):
         catalog.identity(data)
 
 

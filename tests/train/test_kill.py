@@ -16,6 +16,7 @@ from regard.train import checkpoint
 from regard.train.recipe import Recipe
 from regard.train.run import Run
 from regard.train.watch import Watch
+from streams import write_stream
 from tiny_task import Tiny
 
 RECIPE = Recipe(epochs=16, batch=32, augment="shift", mixup=0.4, cutmix=0.5, ema=0.9)
@@ -39,8 +40,8 @@ def stamp(path: Path) -> int:
         return 0
 
 
-def kill_and_compare(tmp_path: Path, kills: int) -> None:
-    run = Run(task=Tiny(), recipe=RECIPE, seed=3)
+def kill_and_compare(tmp_path: Path, kills: int, task: Tiny) -> None:
+    run = Run(task=task, recipe=RECIPE, seed=3)
     alone, killed = Results(tmp_path / "alone"), Results(tmp_path / "killed")
     work(str(alone.root), run, workers=0)
     dice = random.Random(kills)
@@ -76,9 +77,15 @@ def kill_and_compare(tmp_path: Path, kills: int) -> None:
 
 
 def test_two_kills_change_no_bit(tmp_path: Path) -> None:
-    kill_and_compare(tmp_path, kills=2)
+    kill_and_compare(tmp_path, 2, Tiny())
+
+
+@pytest.mark.slow
+def test_two_kills_change_no_bit_of_a_run_on_a_stream(tmp_path: Path) -> None:
+    stream = write_stream(tmp_path / "data", sizes=(28, 50, 30, 20))
+    kill_and_compare(tmp_path, 2, Tiny(data=f"stream:{stream}", size=(8, 8), limit=0, colours=3))
 
 
 @pytest.mark.slow
 def test_twenty_kills_change_no_bit(tmp_path: Path) -> None:
-    kill_and_compare(tmp_path, kills=20)
+    kill_and_compare(tmp_path, 20, Tiny())

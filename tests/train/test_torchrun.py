@@ -25,10 +25,11 @@ from regard.train.loop import synchronised
 from regard.train.recipe import Recipe
 from regard.train.sharding import check_shared
 from regard.train.torchrun import Group, Launch, check_launch, heartbeats, joined, launch
+from streams import write_stream
 from two_processes import free_port
 
 TRAIN = [
-    "train", "SKA()", "--data", "digits", "--host", "vit_desk(depth=2, dim=32, heads=2)", "--device", "cpu",
+    "train", "SKA()", "--host", "vit_desk(depth=2, dim=32, heads=2)", "--device", "cpu",
     "--set", "recipe.batch=16", "--set", "recipe.accumulate=2",
 ]  # fmt: skip
 EPOCHS = 6
@@ -37,7 +38,13 @@ SECONDS = 240
 
 
 def torchrun(
-    results: Path, *options: str, processes: int = 2, nodes: int = 1, port: int = 0, epochs: int = EPOCHS
+    results: Path,
+    *options: str,
+    processes: int = 2,
+    nodes: int = 1,
+    port: int = 0,
+    epochs: int = EPOCHS,
+    data: str = "digits",
 ) -> subprocess.Popen[str]:
     """`regard train` under torchrun, its output in one pipe."""
     launcher = [
@@ -45,15 +52,15 @@ def torchrun(
         f"127.0.0.1:{port}",
     ]  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "regard", *TRAIN, "--results", str(results),
-         "--set", f"recipe.epochs={epochs}", *options],
+        [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "regard", *TRAIN, "--data", data,
+         "--results", str(results), "--set", f"recipe.epochs={epochs}", *options],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
-def finished(results: Path, *options: str, processes: int = 2) -> Path:
+def finished(results: Path, *options: str, processes: int = 2, data: str = "digits") -> Path:
     """The folder of the run after torchrun has ended it."""
-    process = torchrun(results, *options, processes=processes)
+    process = torchrun(results, *options, processes=processes, data=data)
     output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, output
     assert output.count("top1") >= 1
@@ -61,9 +68,10 @@ def finished(results: Path, *options: str, processes: int = 2) -> Path:
     return folder_of(results)
 
 
-def alone(results: Path, *options: str) -> Path:
+def alone(results: Path, *options: str, data: str = "digits") -> Path:
     """The folder of the run after one process has ended it."""
-    assert command([*TRAIN, "--set", f"recipe.epochs={EPOCHS}", "--results", str(results), *options]) == 0
+    own = ["--data", data, "--set", f"recipe.epochs={EPOCHS}", "--results", str(results)]
+    assert command([*TRAIN, *own, *options]) == 0
     return folder_of(results)
 
 
@@ -123,6 +131,15 @@ def test_processes_of_torchrun_learn_what_one_does(tmp_path: Path, processes: in
     for name, value in weights(one).items():
         torch.testing.assert_close(weights(several)[name], value, rtol=1e-2, atol=2e-3)
     assert read_record(several / "outcome.json")["environment"]["devices"] == processes
+
+
+@pytest.mark.slow
+def test_processes_of_torchrun_divide_the_lanes_of_a_stream(tmp_path: Path) -> None:
+    data = f"stream:{write_stream(tmp_path / 'data', sizes=(70, 40, 90, 56))}"
+    one = alone(tmp_path / "one", "--size", "16", data=data)
+    two = finished(tmp_path / "two", "--size", "16", "--workers", "2", data=data)
+    assert one.name == two.name
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
 
 
 @pytest.mark.slow

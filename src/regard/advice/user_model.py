@@ -23,6 +23,7 @@ from regard.tasks.data.augment import centre
 from regard.tasks.data.feed import to_tensor
 from regard.tasks.data.imagenet import NORMAL
 from regard.tasks.data.images import Images, read_image, size_before_crop
+from regard.tasks.data.streamed.names import is_stream
 from regard.tasks.normalise import Statistics, normalised
 from regard.train.load import load
 
@@ -194,6 +195,8 @@ def read_user_images(data: str, size: tuple[int, int], channels: int, limit: int
     Of a named set, training images. Returned are the pixels (n, H, W, C), and a sentence for each image that cannot be
     read and is left out. Raises: DataError if fewer than `FEWEST_IMAGES` can be read, or all are equal.
     """
+    if is_stream(data):
+        raise DataError(f"{data} is a stream, which has no single images: give a folder of images")
     if data in catalog.NAMED:
         return _named_images(data, size, channels, limit), []
     folder = user_path(data, DataError)

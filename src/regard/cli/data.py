@@ -22,7 +22,7 @@ def _data() -> None:
 
 @data_app.command("check")
 def check(
-    data: Annotated[str, typer.Argument(help="A folder, or a table: as for --data of `regard train`.")],
+    data: Annotated[str, typer.Argument(help="A folder, a table or a stream: as for --data of `regard train`.")],
     task: Annotated[str, typer.Option("--task", help="The task. Default: recognised from the files.")] = "",
     source: Annotated[str, typer.Option(help="Suffix of the source language's files.")] = "en",
     target: Annotated[str, typer.Option(help="Suffix of the target language's files.")] = "de",

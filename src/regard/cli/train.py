@@ -59,7 +59,8 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            help="A data set by name or path; see docs/tasks.md. Default: a small one of the task.",
+            help="A data set by name or path, or a stream (hf://OWNER/NAME, stream:FOLDER); see docs/tasks.md. "
+            "Default: a small one of the task.",
             callback=checked_text,
         ),
     ] = None,

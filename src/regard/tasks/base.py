@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from regard.core import ConfigError, Extra, MixerConfig, UnsupportedError
 from regard.core.validation import check_fields
 
+from .data.streamed.names import is_stream
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -83,7 +85,7 @@ class Task(ABC):
     example_data: a small set that every machine has.
     sets: the named data sets, and where each comes from. no_export: why a model cannot become an ONNX file, "" = it
     can. takes_text: whether `predict` takes texts besides files. model_fields: fields that shape the model, which
-    fine-tuning on other data keeps.
+    fine-tuning on other data keeps. reads_streams: whether `data` may be a stream (`regard.tasks.data.streamed`).
     A model is called by its forward pass only. Where training needs more than the prediction, the model takes the
     targets as further arguments and returns what the loss needs; without them it returns predictions.
     Subclasses with a `__post_init__` call this one first.
@@ -100,6 +102,7 @@ class Task(ABC):
     no_export: ClassVar[str] = ""
     takes_text: ClassVar[bool] = False
     model_fields: ClassVar[tuple[str, ...]] = ()
+    reads_streams: ClassVar[bool] = False
     revision: ClassVar[int] = 1
 
     host: str
@@ -108,6 +111,8 @@ class Task(ABC):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if is_stream(self.data) and not self.reads_streams:
+            raise ConfigError(f"--task {self.name} does not read streams ({self.data}): give a folder of files")
 
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:

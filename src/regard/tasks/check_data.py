@@ -17,6 +17,8 @@ from regard.core.paths import user_path
 from .data import own
 from .data.images import Source, check_labels, decode
 from .data.progress import ProgressLine
+from .data.streamed import load as streamed
+from .data.streamed.names import is_stream
 from .detection import data as detection
 from .detection import voc
 from .segmentation import data as segmentation
@@ -39,13 +41,16 @@ class DataReport:
 
 
 def check_data(data: str, kind: str = "", source: str = "en", target: str = "de") -> DataReport:
-    """Check a folder or a table. kind: one of `KINDS`, "" = recognised from the files. source, target: languages.
+    """Check a folder, a table or a stream. kind: one of `KINDS`, "" = recognised from the files.
 
+    source, target: languages of a translation.
     Every file is read. Raises: DataError if the data have no known layout; ConfigError for an unknown kind.
     """
     kind = "detection" if kind == "instances" else kind
     if kind not in ("", *KINDS):
         raise ConfigError(f"there is no task {kind!r} with data of its own; {nearest(kind, KINDS)}")
+    if is_stream(data):
+        return _stream(data, kind)
     path = user_path(data, DataError)
     if not path.exists():
         raise DataError(f"{data} does not exist; expected a folder or a table")
@@ -173,6 +178,28 @@ def _classification(path: Path, report: DataReport) -> None:
             report.problems.append(str(error))
     _only_in_test(report, "images")
     pictures.compare()
+
+
+def _stream(data: str, kind: str) -> DataReport:
+    """A stream, read in order. Raises: ConfigError for another task than classification; DataError."""
+    if kind not in ("", "classification"):
+        raise ConfigError(f"--task {kind} does not read streams ({data}): give a folder of files")
+    report = DataReport("classification")
+    classes, splits = streamed.splits(data)
+    pictures = _Pictures(report, sum(shards.images for shards in splits.values()))
+    for split, shards in splits.items():
+        found: dict[int, list[Any]] = defaultdict(list)
+        labels = Counter[int]()
+        for shard in range(len(shards)):
+            for name, image, label in shards.read(shard):
+                labels[label] += 1
+                found[label] += [one] if (one := pictures.add(split, image, f"{name} in {shards.name(shard)}")) else []
+        for label, name in enumerate(classes):
+            line = {"split": split, "class": name, "images": labels[label]}
+            report.rows.append(line | {"unreadable": labels[label] - len(found[label])} | _ranges(found[label]))
+    _only_in_test(report, "images")
+    pictures.compare()
+    return report
 
 
 def _only_in_test(report: DataReport, unit: str) -> None:

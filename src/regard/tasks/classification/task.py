@@ -23,6 +23,8 @@ from regard.tasks.data.feed import Batches, evaluation_batches, to_tensor
 from regard.tasks.data.imagenet import NORMAL
 from regard.tasks.data.images import Images, ImageSet, read_image, size_before_crop
 from regard.tasks.data.order import check_parts
+from regard.tasks.data.streamed.feed import Stream, StreamBatches
+from regard.tasks.data.streamed.names import is_stream
 from regard.tasks.data.streams import generator
 
 from ..base import Score, Training, Trial
@@ -48,6 +50,7 @@ class Classification(ImageTask):
     """
 
     name: ClassVar[str] = "classification"
+    reads_streams: ClassVar[bool] = True
     metric: ClassVar[str] = "top1"
     further: ClassVar[tuple[str, ...]] = ("loss",)
     example_data: ClassVar[str] = "digits-canvas"
@@ -74,10 +77,25 @@ class Classification(ImageTask):
             )
         if any(not weight >= 0 for weight in self.class_weights):
             raise ConfigError(f"class_weights are 0 or more, not {self.class_weights}")
+        if is_stream(self.data):
+            self._check_stream()
         if is_pretrained(self.host) and self.init != "host":
             raise ConfigError(
                 f'a pretrained host keeps its weights with init="host"; init={self.init!r} would lose them'
             )
+
+    def _check_stream(self) -> None:
+        """Raises: ConfigError for what needs single training images, which a stream does not have."""
+        alternatives = {
+            "val": "name a test split of the stream with ?test=NAME",
+            "limit": "make a folder of fewer images",
+            "split": "the test split is evaluated",
+            "corrupt": "write the shards without damaged images",
+        }
+        plain = {"val": 0.0, "limit": 0, "split": "test", "corrupt": "stop"}
+        for name, alternative in alternatives.items():
+            if getattr(self, name) != plain[name]:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not possible for a stream: {alternative}")
 
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
@@ -225,7 +243,7 @@ class Classification(ImageTask):
     def batches_per_epoch(self, recipe: Training) -> int:
         return self._feed(recipe, 0).per_epoch
 
-    def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches:
+    def _feed(self, recipe: Training, seed: int, part: tuple[int, int] = (0, 1)) -> Batches | StreamBatches:
         self.check(recipe)
         image_set, images = self.images_of(), self.train_images()
         check_parts(len(images), recipe.batch, part)
@@ -234,6 +252,8 @@ class Classification(ImageTask):
             error = ConfigError if devices == 1 else DeviceError
             raise error(f"mixup and cutmix need an even number of images on a device, not {batch // devices}")
         change = transform(recipe.augment, self.size, image_set.channels) if by_image(recipe.augment) else None
+        if isinstance(images, Stream):
+            return StreamBatches(images, self.size, recipe.batch, recipe.augment, seed, change, part)
         return Batches(images, self.size, recipe.batch, recipe.augment, seed, image_set.canvas, change, part)
 
     def batches(
@@ -246,8 +266,8 @@ class Classification(ImageTask):
         return self.images_of().channels
 
     def own_statistics(self) -> Statistics:
-        """As in `ImageTask`; ImageNet has the usual ones."""
-        return NORMAL if self.data == "imagenet" else self.images_of().statistics
+        """As in `ImageTask`; ImageNet has the usual ones, and so have streams."""
+        return NORMAL if self.data == "imagenet" or is_stream(self.data) else self.images_of().statistics
 
     def loss(
         self,

@@ -17,6 +17,8 @@ from . import imagenet, own
 from .digest import fingerprint
 from .generated import revised
 from .images import Images, ImageSet, Source, cached, check_labels, decode_all, size_before_crop
+from .streamed import load as streamed
+from .streamed.names import is_stream
 from .streams import generator
 
 
@@ -114,18 +116,22 @@ def folder_in_use() -> str:
 
 
 def identity(data: str, kind: str = "") -> str:
-    """The data in a run's key: the name of a named set, or a digest of the user's own data, never a path.
+    """The data in a run's key: the name of a named set, the commit of one on the hub, or a digest; never a path.
 
     kind: of the digest, see `regard.tasks.data.digest`.
     Raises: DataError if it is neither a known name nor an existing path.
     """
+    if is_stream(data):
+        return streamed.identity(data, kind)
     return revised(data) if data in NAMED else f"own:{own.digest(path_of(data), kind)}"
 
 
 def path_of(data: str) -> Path:
     """The user's own folder or table. Raises: DataError if `data` is neither a known name nor an existing path."""
-    if data.startswith(("pipe:", "hf://", "http://", "https://", "s3://", "gs://")):
-        raise DataError(f"{data} is a stream, which is not read: download it; a folder of .tar shards is read in place")
+    if data.startswith(("pipe:", "http://", "https://", "s3://", "gs://")):
+        raise DataError(
+            f"{data} is not read; streams are hf://OWNER/NAME, and stream:FOLDER with shards that were downloaded"
+        )
     path = user_path(data, DataError)
     if path.exists():
         return path.resolve()
@@ -151,9 +157,14 @@ def load(
     `size`, as ImageNet and the user's own data always have. corrupt: stop at a damaged image, or skip it. download:
     torchvision's sets if they are missing. kind: of the digest of the user's own data. Raises: DataError.
     """
+    if is_stream(data):
+        return _load_stream(data, size, kind)
     key = data if data in NAMED else str(path_of(data))
     root = folder_in_use() if data in NAMED else own.digest(path_of(data), kind)
     return _load(key, size, cut, corrupt, download, root)
+
+
+_load_stream = lru_cache(maxsize=2)(streamed.load)
 
 
 @lru_cache(maxsize=2)

@@ -5,11 +5,14 @@ So a run that was stopped continues with the same batches, with any number of lo
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+
+from regard.core import DataError
 
 from .augment import augmented, centre
 from .imagenet import OriginalSizes
@@ -76,7 +79,21 @@ class Batches(Dataset):
     def between(self, start: int, stop: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
         loader = DataLoader(self, batch_size=None, sampler=range(start, stop), num_workers=workers)
-        return ((images, labels) for images, labels in loader)
+        return ((images, labels) for images, labels in loaded(loader))
+
+
+def loaded(loader: DataLoader) -> Iterator[Any]:
+    """The items of a loader. What a worker process raises is raised here as there, without the worker's traceback.
+
+    Raises: DataError.
+    """
+    try:
+        yield from loader
+    except DataError as error:
+        _, worker, text = str(error).partition("Original Traceback")
+        if not worker:
+            raise
+        raise DataError(text.rpartition("DataError: ")[2].strip()) from error
 
 
 def evaluation_batches(images: Images, size: tuple[int, int], batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:

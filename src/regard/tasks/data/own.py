@@ -34,9 +34,10 @@ IN_MEMORY = 4 * 2**30
 LARGEST_LABEL = 2**20
 """A label of this size or above is no number of a class."""
 
-# names of splits in upper or lower case; the first one that is present is used
-_TRAINS, _TESTS = ("train", "training"), ("test", "val", "valid", "validation")
-_IMAGES, _LABELS = ("img", "image", "picture"), ("label", "class", "target", "fine_label")
+TRAINS, TESTS = ("train", "training"), ("test", "val", "valid", "validation")
+"""Names of splits in upper or lower case; the first one that is present is used."""
+IMAGES, LABELS = ("img", "image", "picture"), ("label", "class", "target", "fine_label")
+"""Names of the columns of a table; the first one that is present is used."""
 
 
 class Lazy:
@@ -179,7 +180,7 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
     _image_files(path)
     roots = _split_folders(path)
     for folder in (folder for root in roots.values() for folder in subfolders(root)):
-        if folder.name.lower() in (*_TRAINS, *_TESTS) and _has_subfolders(folder):
+        if folder.name.lower() in (*TRAINS, *TESTS) and _has_subfolders(folder):
             raise DataError(
                 f"{folder} has the name of a split and subfolders, but is where class folders are expected; "
                 f"expected {path}/train/CLASS and, if there is a test, {path}/test/CLASS (or val)"
@@ -205,22 +206,31 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
 
 def _from_shards(path: Path, files: list[Path]) -> tuple[tuple[str, ...], dict[str, _Split]]:
     """Shards in folders train and test, or with these words in their names; labels are numbers."""
-    kinds: dict[str, list[Path]] = {}
-    for file in files:
-        found = [word for word in shards.words(path, file) if word in (*_TRAINS, *_TESTS)]
-        if len({word in _TRAINS for word in found}) > 1:
-            raise DataError(f"{file} has the words {found[0]} and {found[-1]} in its path; keep that of its split")
-        kinds.setdefault(found[0] if found else "train", []).append(file)
-    train = [file for name in _TRAINS for file in kinds.get(name, [])]
-    test = next((kinds[name] for name in _TESTS if name in kinds), [])
-    if not train:
-        raise DataError(f"{path} has shards for the test only; name those for training, or their folder, train")
-    splits = {name: shards.read(part) for name, part in (("train", train), ("test", test)) if part}
+    parts = split_of_shards(path, files)
+    splits = {name: shards.read(part) for name, part in parts.items()}
     for name, (_, _, labels) in splits.items():
         if not len(labels):
             raise DataError(f"the {name} shards of {path} have no image; expected members KEY.jpg and KEY.cls")
     classes = tuple(str(label) for label in range(int(splits["train"][2].max()) + 1))
     return classes, dict(splits)
+
+
+def split_of_shards(path: Path, files: list[Path], tests: tuple[str, ...] = TESTS) -> dict[str, list[Path]]:
+    """The shards of "train" and, if there are some, of "test", by the words in their names and folders.
+
+    tests: words of the test; the first one that is present is used. Raises: DataError without shards for training.
+    """
+    kinds: dict[str, list[Path]] = {}
+    for file in files:
+        found = [word for word in shards.words(path, file) if word in (*TRAINS, *TESTS, *tests)]
+        if len({word in TRAINS for word in found}) > 1:
+            raise DataError(f"{file} has the words {found[0]} and {found[-1]} in its path; keep that of its split")
+        kinds.setdefault(found[0] if found else "train", []).append(file)
+    train = [file for name in TRAINS for file in kinds.get(name, [])]
+    test = next((kinds[name] for name in tests if name in kinds), [])
+    if not train:
+        raise DataError(f"{path} has shards for the test only; name those for training, or their folder, train")
+    return {name: part for name, part in (("train", train), ("test", test)) if part}
 
 
 def _split_folders(path: Path) -> dict[str, Path]:
@@ -230,7 +240,7 @@ def _split_folders(path: Path) -> dict[str, Path]:
     """
     folders = {folder: folder.name.lower() for folder in subfolders(path)}
     splits = _by_split(folders)
-    if "train" in splits and (_has_subfolders(splits["train"]) or set(folders.values()) <= {*_TRAINS, *_TESTS}):
+    if "train" in splits and (_has_subfolders(splits["train"]) or set(folders.values()) <= {*TRAINS, *TESTS}):
         return splits
     return {"train": path}
 
@@ -242,7 +252,7 @@ def _has_subfolders(path: Path) -> bool:
 def _by_split(paths: dict[Path, str]) -> dict[str, Path]:
     """The paths of training and test, from paths with their lower-case names. Raises: DataError if two names clash."""
     splits: dict[str, Path] = {}
-    for split, groups in (("train", (_TRAINS,)), ("test", tuple((name,) for name in _TESTS))):
+    for split, groups in (("train", (TRAINS,)), ("test", tuple((name,) for name in TESTS))):
         for group in groups:
             matches = [path for path, name in paths.items() if name in group]
             if len(matches) > 1:
@@ -268,7 +278,7 @@ def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, _S
     classes: tuple[str, ...] = ()
     for split, file in tables.items():
         table = read_table(file)
-        image, label = (_column(file, table, names) for names in (_IMAGES, _LABELS))
+        image, label = (_column(file, table, names) for names in (IMAGES, LABELS))
         sources = image_column(file, table[image])
         names = class_names(file)
         if classes and names and names != classes:

@@ -4,13 +4,17 @@ An index of the members is read first, so every image can be read by its number:
 image files, and a run continues in the middle of an epoch.
 """
 
+import gzip
 import re
 import tarfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from tarfile import EOFHeaderError, SubsequentHeaderError  # type: ignore[attr-defined]
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -24,6 +28,7 @@ from .rows import Rows
 SUFFIX = frozenset({".tar"})
 _BLOCK = 512  # of a tar file: headers and data begin at its multiples
 _LABELS = (".cls", ".json")
+GZIP = (".tgz", ".tar.gz")
 _COMPRESSED = frozenset({".tgz", ".gz", ".bz2", ".xz", ".zst"})
 _LARGEST_IMAGE, _LARGEST_LABEL = 2**31 - 1, 2**24
 """Bytes of a member."""
@@ -106,67 +111,105 @@ def _status(file: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=2)  # training and test: the data's digest and the training both need the index
 def _read(files: tuple[Path, ...], status: tuple[tuple[int, int], ...]) -> tuple[Members, MemberNames, np.ndarray]:
-    samples = [np.array(list(_samples(file)), np.int64).reshape(-1, 3) for file in files]
+    samples = [
+        np.array([(*place, label) for _, place, label in index(file)], np.int64).reshape(-1, 3) for file in files
+    ]
     start, size, labels = np.concatenate(samples).T.copy()
     shard = np.repeat(np.arange(len(files), dtype=np.int32), [len(part) for part in samples])
     members = Members(files, shard, start, size.astype(np.int32))
     return members, MemberNames(members), labels
 
 
-def _samples(file: Path) -> Iterator[tuple[int, int, int]]:
-    """Start, size and label of each image of a shard; the members of a sample stand one after another."""
-    key, image, label = "", None, None
-    for member, data in _members(file):
-        folder, _, name = member.name.rpartition("/")
-        stem, _, kind = name.partition(".")
+def index(file: Path) -> Iterator[tuple[str, tuple[int, int], int]]:
+    """Name, (start, size) and label of each image of a shard on disk; no image is read. Raises: DataError."""
+
+    def place(archive: tarfile.TarFile, member: tarfile.TarInfo) -> tuple[int, int]:
+        return member.offset_data, member.size
+
+    yield from _samples(file, _members(file, partial(tarfile.open, file, "r:", tarinfo=_Header), place))
+
+
+def in_order(file: str, stream: BufferedReader) -> Iterator[tuple[str, bytes, int]]:
+    """Name, bytes and label of each image of a shard, which is read from its beginning to its end, never backwards.
+
+    file: its name, for messages and for the compression (.tgz, .tar.gz). Raises: DataError, as for a shard on disk.
+    """
+    content = gzip.GzipFile(fileobj=stream) if file.lower().endswith(GZIP) else stream
+    opened = partial(tarfile.open, fileobj=content, mode="r|", tarinfo=_Header)
+    yield from _samples(file, _members(file, opened, _content))
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    return cast(IO[bytes], archive.extractfile(member)).read()
+
+
+def _samples(file: Path | str, members: Iterator[tuple[str, bool, Any]]) -> Iterator[tuple[str, Any, int]]:
+    """Name, image and label of each sample; the members of a sample stand one after another."""
+    key, name, image, label = "", "", None, None
+    for member, is_image, data in members:
+        folder, _, last = member.rpartition("/")
+        stem, _, kind = last.partition(".")
         if f"{folder}/{stem}" != key:
             if key:
-                yield _sample(file, key, image, label)
+                yield name, *_sample(file, key, image, label)
             key, image, label = f"{folder}/{stem}", None, None
-        if data is None:
+        if is_image:
             if image is not None:
-                raise DataError(f"{printable(member.name)} in {file} is a second image of its sample; "
-                                "give each image a key")  # fmt: skip
-            image = (member.offset_data, member.size)
+                raise DataError(f"{printable(member)} in {file} is a second image of its sample; give each image a key")
+            name, image = member, data
         else:
-            value = _label(file, printable(member.name), kind.lower(), data)
+            value = _label(file, printable(member), kind.lower(), data)
             if None not in (label, value) and value != label:
                 raise DataError(f"sample {printable(stem)} in {file} has the labels {label} and {value}; keep one")
             label = value if label is None else label
     if key:
-        yield _sample(file, key, image, label)
+        yield name, *_sample(file, key, image, label)
 
 
-def _sample(file: Path, key: str, image: tuple[int, int] | None, label: int | None) -> tuple[int, int, int]:
+def _sample(file: Path | str, key: str, image: Any, label: int | None) -> tuple[Any, int]:
     for value, name in ((image, "image"), (label, "label (.cls, or .json with the key label)")):
         if value is None:
             raise DataError(f"sample {printable(key.strip('/'))} in {file} has no {name}")
-    return (*image, label)  # type: ignore[misc, return-value]
+    return image, cast(int, label)
 
 
-def _members(file: Path) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-    """The images and labels of a shard; the data of images, which are not read, are None."""
+class _Header(tarfile.TarInfo):
+    """A header that is damaged is an error. tarfile takes it for the end of the archive, after the first one."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except EOFHeaderError:  # zeros: the end
+            raise
+        except tarfile.HeaderError as error:
+            raise SubsequentHeaderError(str(error)) from error
+
+
+def _members(
+    file: Path | str, opened: Callable[[], tarfile.TarFile], image_of: Callable[[tarfile.TarFile, tarfile.TarInfo], Any]
+) -> Iterator[tuple[str, bool, Any]]:
+    """Images and labels of a shard: name, whether it is an image, and what `image_of` returns or the label's bytes."""
     last = "its beginning"
     try:
-        with tarfile.open(file, "r:") as archive:
+        with opened() as archive:
             for member in archive:
                 last = printable(member.name)
                 suffix = Path(member.name).suffix.lower()
                 if suffix in (*SUFFIXES, *_LABELS) and not Path(member.name).name.startswith("."):
-                    _check_member(file, last, member, _LARGEST_LABEL if suffix in _LABELS else _LARGEST_IMAGE)
+                    is_image = suffix in SUFFIXES
+                    _check_member(file, last, member, _LARGEST_IMAGE if is_image else _LARGEST_LABEL)
                     if member.isfile():
-                        stream = archive.extractfile(member) if suffix in _LABELS else None
-                        yield member, None if stream is None else stream.read()
+                        yield member.name, is_image, (image_of if is_image else _content)(archive, member)
                 archive.members = []  # type: ignore[attr-defined]  # it would keep all
-            end = archive.offset
+            _check_end(file, archive)
     except DataError:
         raise
-    except (tarfile.TarError, OSError, ValueError) as error:  # ValueError: a header with an odd number
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: an odd number
         raise DataError(f"{file} is damaged after {last} ({error}); write or download it again") from error
-    _check_end(file, end, last)
 
 
-def _check_member(file: Path, name: str, member: tarfile.TarInfo, most: int) -> None:
+def _check_member(file: Path | str, name: str, member: tarfile.TarInfo, most: int) -> None:
     """Raises: DataError for a link, a device, a file with holes, and one of more than `most` bytes."""
     if member.isdir():
         return
@@ -176,20 +219,15 @@ def _check_member(file: Path, name: str, member: tarfile.TarInfo, most: int) -> 
         raise DataError(f"{name} in {file} has {member.size:,} bytes, expected at most {most:,}")
 
 
-def _check_end(file: Path, end: int, last: str) -> None:
-    """Raises: DataError unless nothing but zeros follows; tarfile takes a damaged header for the end."""
-    with file.open("rb") as stream:
-        stream.seek(end)
-        rest = stream.read(_BLOCK)
-        if rest != bytes(_BLOCK):
-            raise DataError(f"{file} is damaged or cut off after {last}; write or download it again")
-        while rest:
-            if rest.count(0) < len(rest):
-                raise DataError(f"{file} goes on after the end of its archive (files joined?); write it as one archive")
-            rest = stream.read(2**20)
+def _check_end(file: Path | str, archive: tarfile.TarFile) -> None:
+    """Raises: DataError unless nothing but zeros follows the end of the archive."""
+    stream = cast(IO[bytes], archive.fileobj)
+    while rest := stream.read(2**20):
+        if rest.count(0) < len(rest):
+            raise DataError(f"{file} goes on after the end of its archive (files joined?); write it as one archive")
 
 
-def _label(file: Path, name: str, kind: str, data: bytes) -> int | None:
+def _label(file: Path | str, name: str, kind: str, data: bytes) -> int | None:
     """A label; None for JSON without one. Raises: DataError for one that is no whole number of 0 or above."""
     value: Any = data.decode(errors="replace").strip()
     if kind.endswith("json"):

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regard.core import DataError
 from regard.tasks.data.augment import scaled_pixels
+from regard.tasks.data.feed import loaded
 from regard.tasks.data.images import Images, cached, decode, readable_rows
 from regard.tasks.data.order import Part, batch_rows, batches_in_epoch, part_of
 from regard.tasks.data.own import IN_MEMORY
@@ -176,7 +177,9 @@ class Batches(Dataset):
 
     def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
         """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
-        yield from DataLoader(self, None, sampler=range(start, stop), num_workers=workers, collate_fn=_unchanged)
+        yield from loaded(
+            DataLoader(self, None, sampler=range(start, stop), num_workers=workers, collate_fn=_unchanged)
+        )
 
 
 def _unchanged(batch: Any) -> Any:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regard.models.segmentation import VOID
 from regard.tasks.data.augment import scaled_pixels
-from regard.tasks.data.feed import to_tensor
+from regard.tasks.data.feed import loaded, to_tensor
 from regard.tasks.data.order import Part, batch_rows, batches_in_epoch, part_of
 from regard.tasks.data.streams import generator
 
@@ -71,7 +71,7 @@ class Batches(Dataset):
     def between(self, start: int, stop: int, workers: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches start .. stop-1, loaded by `workers` processes, or by this one if 0."""
         loader = DataLoader(self, batch_size=None, sampler=range(start, stop), num_workers=workers)
-        return ((images, masks) for images, masks in loader)
+        return ((images, masks) for images, masks in loaded(loader))
 
 
 def fitted(shape: tuple[int, ...], shorter: int, factor: float = 1.0) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""Training images that are read in order and never held: of the Hugging Face hub, and the user's own shards."""
