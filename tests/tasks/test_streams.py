@@ -81,6 +81,21 @@ def test_images_of_a_batch_come_from_all_over_the_stream(folder: Path) -> None:
     assert len(shards) >= 3
 
 
+def test_shards_stand_in_another_order_in_each_epoch(folder: Path) -> None:
+    orders = [tuple(feed(folder, seed=seed)._shards_of(epoch).order) for seed in (3, 4) for epoch in range(4)]
+    assert len(set(orders[:4])) > 1
+    assert orders[:4] != orders[4:]
+    assert all(sorted(order) == list(range(len(order))) for order in orders)
+
+
+def test_each_lane_augments_in_its_own_way(folder: Path) -> None:
+    batches = feed(folder)
+    rows = list(batches._shards_of(0).rows(0, 4))
+    first, second = (batches._images(rows, lane, 0) for lane in (0, 1))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, batches._images(rows, 0, 0))
+
+
 def test_what_is_left_of_an_epoch_is_less_than_a_batch(folder: Path) -> None:
     batches = feed(folder, "none", batch=20)
     assert (batches.per_epoch, batches.lanes) == (4, 4)
