@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ from lab.test_workers import jobs_of
 from regard.core import ConfigError, StoreError
 from regard.lab.decide import decide
 from regard.lab.executors import find_place
-from regard.lab.executors.slurm import Slurm, SlurmCall, queue_states
+from regard.lab.executors.slurm import Slurm, SlurmCall, _Submitted, queue_states
 from regard.lab.progress import Event, Progress
 from regard.lab.run_jobs import run_all
 from regard.lab.run_study import planned_jobs, run_study
@@ -146,6 +147,18 @@ def test_states_of_jobs_are_those_of_squeue(tmp_path: Path, monkeypatch: pytest.
     assert queue_states(["13"]) == {"13": "FORGOTTEN"}
     program.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1")
     assert queue_states(["13"]) == {}, "no answer says nothing about the job"
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [("RUNNING", None), ("COMPLETING", None), ("PREEMPTED", "lost"), ("NODE_FAIL", "lost"), ("CANCELLED", "stopped"),
+     ("OUT_OF_MEMORY", "died"), ("COMPLETED", None)],
+)  # fmt: skip
+def test_how_a_job_without_a_result_ended(state: str, kind: str | None, tmp_path: Path) -> None:
+    """A job that completed may have a file that this machine does not see yet."""
+    job = SimpleNamespace(job_id="12", paths=SimpleNamespace(stderr="log"))
+    ending = _Submitted(job, tmp_path / "none.json").ending(state)
+    assert (ending and ending[0]) == kind
 
 
 def test_options_reach_the_scheduler() -> None:

@@ -35,7 +35,9 @@ DEFAULT_MINUTES = 60
 REQUEUES = 1000
 LOOK_SECONDS = 10.0
 """So often squeue is asked."""
-ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+LOST = {"NODE_FAIL": "its node failed", "BOOT_FAIL": "its node failed", "PREEMPTED": "another job took its place"}
+"""Slurm's states of jobs that ended for no reason of their own: the run is tried again, from its checkpoint."""
+ENDED = (*LOST, "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT")
 """Slurm's states of jobs that do not go on."""
 FORGOTTEN = "FORGOTTEN"
 """Our state for a job that squeue does not know any more: it ended minutes ago."""
@@ -225,8 +227,8 @@ class _Submitted:
         self.over = self.over or time.monotonic()
         if state == "CANCELLED":
             return "stopped", None, f"its job {self.number} was cancelled"
-        if state in ("NODE_FAIL", "BOOT_FAIL"):
-            return "lost", None, "its node failed"
+        if state in LOST:
+            return "lost", None, LOST[state]
         if state in ("COMPLETED", "FINISHED", FORGOTTEN) and time.monotonic() - self.over < VISIBLE_SECONDS:
             return None
         return "died", None, f"its job {self.number} ended as {state}; log: {self.job.paths.stderr}"
