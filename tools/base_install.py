@@ -41,7 +41,7 @@ def output(command: str) -> tuple[int, str, str]:
 
 
 def swapped() -> None:
-    """A model of timm with another mechanism, forward and backward."""
+    """A model of timm with another mechanism, forward and backward, and traced as a whole by `torch.compile`."""
     import torch
 
     from regard import MiTA, create_model, restore, swap
@@ -50,7 +50,11 @@ def swapped() -> None:
     images = torch.randn(2, 3, 64, 64)
     plain = model(images)
     swap(model, MiTA(m=4, k=4))
-    model(images).sum().backward()
+    out = model(images)
+    out.sum().backward()
+    traced = torch.compile(model, fullgraph=True, backend="aot_eager")  # which needs no compiler
+    if not torch.allclose(traced(images), out, atol=1e-4):
+        raise SystemExit("torch.compile: other logits")
     restore(model)
     if not torch.equal(model(images), plain):
         raise SystemExit("restore: other logits")
