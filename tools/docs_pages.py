@@ -223,9 +223,9 @@ No mechanism computes VOLO's outlook attention, DaViT's channel attention, or th
 swap leaves these layers as they are. With `swap(model, mixer, reinitialise=True)` it replaces them too: weights that
 the mechanism can use stay, the others are new, and what the model has learned there is lost, so that it has to be
 trained. The plan marks each such layer as re-initialised, with the weights that are kept, new and dropped; `restore`
-brings all of them back. `create_model(name, mixer, reinitialise=True)`, `regard swap-check ... --reinitialise` and
-`regard advise --reinitialise` do the same. A plan of layers that has the full name of such a layer replaces it, too,
-and warns: so `swap`, `distill` and `finetune --plan` take what `advise` wrote.
+brings all of them back. `create_model(name, mixer, reinitialise=True)` does the same, and `--reinitialise` of `regard
+swap-check` and `regard advise`. A plan of layers that has the full name of such a layer replaces it, too, and warns: so
+`swap`, `distill` and `finetune --plan` take what `advise` wrote.
 
 Counted in names of timm's models that have attention (`python tools/count_ports.py`). Served: a swap takes every
 attention, class attention apart, and a small model with the same class and parameters gives the same logits after a
