@@ -111,7 +111,7 @@ def _profile(row: str, cells: Mapping[str, Mapping[str, ProfileCell]], controls:
     )
     chart = Chart(x="ability", y="right, %", series="row", kind="bars")
     columns = ("ability", "row", "right, %", "of what softmax gains")
-    note = "The last column: (row - better control) / (softmax - better control)."
+    note = "What softmax gains, in the table below: its score minus that of the better control."
     return Sheet(title=row, columns=columns, rows=bars, chart=chart, folded=True, note=note)
 
 
