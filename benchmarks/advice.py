@@ -188,6 +188,7 @@ def write_page(path: Path, files: list[Path]) -> None:
     from regard.report.analysis_page import render_analysis
     from regard.store.files import write_atomically
 
+    rule = str(__doc__)[str(__doc__).index("The rule, ") :]
     contents = [json.loads(file.read_text()) for file in files]
     sheets = []
     for content in contents:
@@ -226,7 +227,7 @@ def write_page(path: Path, files: list[Path]) -> None:
     value = {
         "analysis": "benchmarks/advice.py", "title": "Is the advice right?", "source": "", "of": "", "scale": "",
         "question": "Plans were drawn by a rule, predicted without labels, and fine-tuned with labels.",
-        "notes": [str(__doc__).partition("The rule, ")[2].replace("\n", " ")],
+        "notes": [rule.replace("\n", " ").replace("`", "")],
         "sheets": [asdict(sheet) for sheet in sheets], "pictures": [],
         "environment": {},
         "code": __version__, "finished": "",

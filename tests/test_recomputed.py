@@ -125,11 +125,24 @@ def test_the_correlations_of_advice_follow_from_its_plans(file: Path) -> None:
     content = json.loads(file.read_text())
     drawn = [record for record in content["records"] if not record["recommended"]]
     accuracy = [np.mean(record["top1"]) for record in drawn]
-    shown = file.parents[2].joinpath("advice.md").read_text()
-    for name in ("divergence", "swapped", "layer_error"):
-        found = -stats.spearmanr([record[name] for record in drawn], accuracy)[0]
-        assert content["summary"][name]["value"] == pytest.approx(found)
-        low, high = (content["summary"][name][end] for end in ("low", "high"))
-        assert f"{found:.2f} [{low:.2f}, {high:.2f}]" in " ".join(shown.split())
+    half = np.argsort([record["divergence"] for record in drawn])[: len(drawn) // 2]
+
+    def ranks(name: str, plans: np.ndarray) -> float:
+        return -stats.spearmanr([drawn[i][name] for i in plans], [accuracy[i] for i in plans])[0]
+
+    found = {name: ranks(name, np.arange(len(drawn))) for name in ("divergence", "swapped", "layer_error", "macs")}
+    found["divergence, better half"] = ranks("divergence", half)
     times = [[record[f"latency_{kind}"] for record in drawn] for kind in ("predicted", "measured")]
-    assert content["summary"]["latency"]["value"] == pytest.approx(stats.spearmanr(*times)[0])
+    found["latency"] = stats.spearmanr(*times)[0]
+    shown = " ".join(file.parents[2].joinpath("advice.md").read_text().split())
+    for name, value in found.items():
+        summary = content["summary"][name]
+        assert summary["value"] == pytest.approx(value)
+        assert f"{value:.2f} [{summary['low']:.2f}, {summary['high']:.2f}]" in shown
+    recommended = content["summary"]["recommended"]
+    assert recommended["top1"] == pytest.approx(np.mean(content["records"][-1]["top1"]))
+    assert recommended["best of all"] == pytest.approx(max(accuracy))
+    within = [mean for mean, time in zip(accuracy, times[1], strict=True) if time <= 0.8]
+    assert recommended["best of those within the budget"] == (pytest.approx(max(within)) if within else None)
+    for figure in (f"{recommended['top1']:.1f} % at {recommended['latency']:.2f}x", f"{max(accuracy):.1f} %"):
+        assert figure in shown
