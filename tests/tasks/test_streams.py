@@ -88,12 +88,25 @@ def test_shards_stand_in_another_order_in_each_epoch(folder: Path) -> None:
     assert all(sorted(order) == list(range(len(order))) for order in orders)
 
 
-def test_each_lane_augments_in_its_own_way(folder: Path) -> None:
-    batches = feed(folder)
-    rows = list(batches._shards_of(0).rows(0, 4))
-    first, second = (batches._images(rows, lane, 0) for lane in (0, 1))
-    assert not torch.equal(first, second)
-    assert torch.equal(first, batches._images(rows, 0, 0))
+def test_batches_are_augmented_by_seed_step_and_lane(folder: Path) -> None:
+    def pixels(seed: int, lane: int, step: int) -> bytes:
+        batches = feed(folder, seed=seed)
+        rows = list(feed(folder)._shards_of(0).rows(0, 4))
+        return batches._images(rows, lane, step).numpy().tobytes()
+
+    assert len({pixels(*place) for place in ((3, 0, 0), (4, 0, 0), (3, 1, 0), (3, 0, 1))}) == 4
+    assert pixels(3, 0, 0) == pixels(3, 0, 0)
+
+
+def test_single_images_are_augmented_by_seed_epoch_and_number(tmp_path: Path) -> None:
+    folder = write_stream(tmp_path / "data", sizes=(26, 30, 20, 20))
+    _, sample = next(feed(folder)._shards_of(0).rows(0, 1))
+
+    def pixels(seed: int, epoch: int, number: int) -> bytes:
+        return feed(folder, "randaugment+crop", seed)._transformed((number, sample), epoch).numpy().tobytes()
+
+    assert len({pixels(*place) for place in ((3, 0, 0), (4, 0, 0), (3, 1, 0), (3, 0, 1))}) == 4
+    assert pixels(3, 0, 0) == pixels(3, 0, 0)
 
 
 def test_what_is_left_of_an_epoch_is_less_than_a_batch(folder: Path) -> None:
@@ -256,6 +269,17 @@ def test_a_shard_that_changes_under_a_run_is_named(tmp_path: Path, kind: str, si
     changed = r"has other images than the \d+ that were counted|has no row group 1"
     with pytest.raises(DataError, match=rf"train-01.{kind} ({changed})"):
         list(batches.between(0, 4))
+
+
+def test_a_shard_that_changed_is_counted_again(tmp_path: Path) -> None:
+    """Names, sizes and first bytes are the same, so nothing but the time of change tells it."""
+    folder = write_stream(tmp_path / "data", "tar")
+    first = load.splits(f"stream:{folder}")[0]
+    before = load.identity(f"stream:{folder}")
+    write_archive(folder / "train-00.tar", range(26), classes=4)
+    load._found.cache_clear()
+    assert load.identity(f"stream:{folder}") == before
+    assert (first, load.splits(f"stream:{folder}")[0]) == (("0", "1", "2"), ("0", "1", "2", "3"))
 
 
 def damage(monkeypatch: pytest.MonkeyPatch) -> None:
