@@ -1,5 +1,6 @@
 """Streams: images that are read in order come in batches that depend on (seed, epoch, step) alone."""
 
+import gzip
 import io
 import shutil
 import sys
@@ -236,8 +237,6 @@ def test_the_identity_is_of_the_shards_and_not_of_their_place(folder: Path, tmp_
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz"])
 def test_a_damaged_header_ends_no_archive_without_a_word(tmp_path: Path, kind: str) -> None:
-    import gzip
-
     folder = write_stream(tmp_path / "data", kind)
     file = folder / f"train-02.{kind}"
     unpack, pack = (gzip.decompress, gzip.compress) if kind == "tar.gz" else (bytes, bytes)
@@ -280,6 +279,23 @@ def test_a_shard_that_changed_is_counted_again(tmp_path: Path) -> None:
     load._found.cache_clear()
     assert load.identity(f"stream:{folder}") == before
     assert (first, load.splits(f"stream:{folder}")[0]) == (("0", "1", "2"), ("0", "1", "2", "3"))
+
+
+def test_a_label_that_changes_under_a_run_is_named(tmp_path: Path) -> None:
+    folder = write_stream(tmp_path / "data", "tar", sizes=[15] * 4)
+    batches = feed(folder, batch=15)
+    write_archive(folder / "train-01.tar", range(15), classes=4)
+    with pytest.raises(DataError, match=r"\d+\.png in .*train-01\.tar has label 3, outside 0\.\.2"):
+        list(batches.between(0, 4))
+
+
+def test_a_test_split_that_changed_is_copied_again(tmp_path: Path) -> None:
+    folder = write_stream(tmp_path / "data", "tar.gz")
+    for classes in (3, 2):
+        plain = write_archive(tmp_path / "test.tar", range(6, 18), classes)
+        (folder / "test-00.tar.gz").write_bytes(gzip.compress(plain.read_bytes(), 0, mtime=0))
+        load._found.cache_clear()
+        assert load.load(f"stream:{folder}", SIZE).test.labels.tolist() == [n % classes for n in range(6, 18)]
 
 
 def damage(monkeypatch: pytest.MonkeyPatch) -> None:
