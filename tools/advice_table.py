@@ -65,7 +65,7 @@ def evidence(tables: Sequence[Evidence]) -> list[dict[str, Any]]:
         if (
             gate.get("passed") is not True
             or study.table["scale"] == "smoke"
-            or _class(spellings, baseline) != "Softmax"
+            or not _is_softmax(study, spellings, baseline)
         ):
             continue
         for row in study.table["rows"]:
@@ -116,6 +116,12 @@ def _class(spellings: dict[str, str], label: Any) -> str:
     return spellings.get(label, "").partition("(")[0]
 
 
+def _is_softmax(study: Evidence, spellings: dict[str, str], label: Any) -> bool:
+    """Whether a row has softmax attention, which is also the own attention of Regard's ViTs."""
+    own = spellings.get(label) == "the host's own attention"
+    return _class(spellings, label) == "Softmax" or (own and "host='vit_" in str(study.snapshot["task"]))
+
+
 def _mechanisms() -> set[str]:
     return {name for members in FAMILIES.values() for name in members} - {"Softmax"}
 
@@ -127,8 +133,11 @@ def _otherwise(study: Evidence) -> set[str]:
 
 
 def _tokens(study: Evidence) -> int:
-    """Patch tokens of the study's host."""
-    size, patch = (int(re.findall(rf"{name}=(\d+)", str(study.snapshot["task"]))[0]) for name in ("size", "patch"))
+    """Patch tokens of the study's host, or the length of its sequences."""
+    task = str(study.snapshot["task"])
+    if length := re.findall(r"length=(\d+)", task):
+        return int(length[0])
+    size, patch = (int(re.findall(rf"{name}=\(?(\d+)", task)[0]) for name in ("size", "patch"))
     return (size // patch) ** 2
 
 

@@ -264,9 +264,9 @@ networks that its rows start from: read them as an order of magnitude.
 
 {table(("kind", "claims", "judged", *states), summary)}
 
-Not judged: attention does not clearly help in that network (the gate), so a claim on it says nothing. Computed: read
-from trained networks, without a verdict. Not here: this scale cannot judge it, and why. [Errata](errata.md) lists what
-cannot be as printed.""",
+Not judged: attention does not clearly help in that network (the gate), so a claim on it says nothing, or its rows have
+fewer than three seeds. Computed: read from trained networks, without a verdict. Not here: this scale cannot judge it,
+and why. [Errata](errata.md) lists what cannot be as printed.""",
         *(_section(paper, pairs) for paper, pairs in found.items()),
         _misfits(),
     ]

@@ -97,8 +97,8 @@ def test_where_attention_costs_little_it_stays() -> None:
 
 
 def test_what_nobody_has_measured_is_said() -> None:
-    advice = advise_new_model(wanted(10_000, task="segmentation"))
-    assert any("accuracy in segmentation" in line for line in advice.unknown)
+    advice = advise_new_model(wanted(10_000, task="detection"))
+    assert any("accuracy in detection" in line for line in advice.unknown)
     assert any("10,000 tokens" in line for line in advice.unknown)
     assert any("mita_table2" in line for line in advice.studies)
     known = advise_new_model(wanted(task="classification"))

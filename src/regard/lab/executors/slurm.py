@@ -140,6 +140,7 @@ class SlurmJobs(Executor):
             return []
         with store_errors(self.folder):
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self.folder.chmod(0o700)  # submitit may have made it
         calls = [
             SlurmCall(
                 job,
