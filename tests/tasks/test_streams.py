@@ -364,6 +364,19 @@ def test_columns_are_chosen_by_the_user_where_there_are_several(tmp_path: Path) 
         Classification(host=HOST, data=f"stream:{folder}?label=label&image=picture", size=SIZE).images_of()
 
 
+def test_a_column_of_another_kind_is_named_in_a_short_line(folder: Path) -> None:
+    if not list(folder.glob("*.parquet")):
+        with pytest.raises(DataError, match=r"has archives, which have no columns; leave label=y out"):
+            catalog.identity(f"stream:{folder}?test=test&label=y")
+        return
+    for choice, message in (
+        ("label=image", r"column 'image' has the label .{,42}, expected a whole number from 0 on; \?label=COLUMN"),
+        ("image=label", r"row 0 of row group 0 of \S+ has no image bytes in 'label', but int; \?image=COLUMN"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load.load(f"stream:{folder}?{choice}", SIZE)
+
+
 def test_tables_without_notes_have_the_columns_of_own_tables(tmp_path: Path) -> None:
     for split, count in (("train", 40), ("val", 10)):
         content = {"img": [encoded(n) for n in range(count)], "target": [n % 2 for n in range(count)]}
@@ -432,6 +445,7 @@ def test_a_folder_that_is_no_stream_is_refused(tmp_path: Path, names: list[str],
         ("hf://a/b?labels=x", "did you mean label"),
         ("hf://a/b?test=x&test=y", "makes a choice twice"),
         ("stream:", "names no folder"),
+        ("stream:a?config=x", "only sets of the Hugging Face hub have a config"),
     ],
 )
 def test_names_are_read(data: str, expected: Name | str) -> None:

@@ -129,6 +129,9 @@ def _check(found: Found, name: Name) -> None:
     if len(kinds) > 1 or not other.lower().endswith(SUFFIXES):
         raise DataError(f"{found.title} has files of other kinds ({other}); a stream is read from .parquet files, or "
                         "from .tar or .tar.gz archives")  # fmt: skip
+    column = next((key for key in ("image", "label") if name.choice(key)), "")
+    if column and not any(kinds):
+        raise DataError(f"{found.title} has archives, which have no columns; leave {column}={name.choice(column)} out")
 
 
 def _in_folder(name: Name, kind: str) -> Found:

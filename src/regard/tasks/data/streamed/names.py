@@ -48,6 +48,8 @@ def parse(data: str) -> Name:
     if not hub:
         if not place:
             raise DataError(f"{data} names no folder; expected {LOCAL}FOLDER with .parquet or .tar files")
+        if "config" in dict(choices):
+            raise DataError(f"{data}: only sets of the Hugging Face hub have a config; name the folder of the files")
         return Name(False, place, "", choices)
     place, _, revision = place.partition("@")
     place = place.removeprefix("datasets/")

@@ -109,7 +109,8 @@ def measure(file: str, columns: Columns) -> list[tuple[int, int, int, int]]:
 
 def _whole(file: str, columns: Columns, label: Any) -> int:
     if isinstance(label, bool) or not isinstance(label, int) or label >= own.LARGEST_LABEL:
-        raise DataError(f"{file}: column {columns.label!r} has the label {label!r}, expected a whole number from 0 on")
+        raise DataError(f"{file}: column {columns.label!r} has the label {label!r:.40}, expected a whole number from "
+                        "0 on; ?label=COLUMN chooses another column")  # fmt: skip
     return label
 
 
@@ -119,7 +120,8 @@ def in_order(file: str, group: int, columns: Columns, skip: int) -> Iterator[tup
         for row, (image, label) in enumerate(zip(images, labels, strict=True), first):
             name = f"row {row} of row group {group}"
             if not isinstance(image, bytes):
-                raise DataError(f"{name} of {file} has no image bytes in {columns.image!r}, but {type(image).__name__}")
+                raise DataError(f"{name} of {file} has no image bytes in {columns.image!r}, but "
+                                f"{type(image).__name__}; ?image=COLUMN chooses another column")  # fmt: skip
             yield name, image, _whole(file, columns, label)
 
 
