@@ -56,6 +56,13 @@ def test_wrong_use_names_the_nearest() -> None:
         Claim("a", "b", "top1", within=-1.0)
 
 
+def test_a_size_that_the_host_cannot_have_is_refused_before_any_run(tmp_path: Path) -> None:
+    store = Results(tmp_path / "results")
+    with pytest.raises(ConfigError, match="an image of 9x9 cannot be cut into patches"):
+        run_study(load_study("quickstart").elsewhere("smoke", size=(9, 9)), "smoke", store, workers=0)
+    assert not store.root.exists()
+
+
 def test_labels_with_commas_are_listed_apart() -> None:
     with pytest.raises(ConfigError, match="known: Factors 0110; MiTA; SKA; softmax; softmax, P-SNE; "):
         load_study("quickstart").rows("smoke", "%")

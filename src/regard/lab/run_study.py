@@ -60,8 +60,9 @@ def run_study(
     of the one run to execute.
     The snapshot is written first, so that tables and reports can be made from the store at any time. Runs that stopped
     or died continue when the study is run again. A place that refuses the runs leaves nothing.
-    Raises: DeviceError, before anything is written, if a run cannot use so many devices; ConfigError; StoreError;
-    ClusterLost; KeyboardInterrupt after the workers have stopped.
+    Raises: DeviceError, before anything is written, if a run cannot use so many devices; ConfigError, also for a host
+    or size that `Study.elsewhere` set and that cannot be built; StoreError; ClusterLost; KeyboardInterrupt after the
+    workers have stopped.
     """
     how = execution(workers, place, devices, compile)
     jobs = planned_jobs(study, scale, study.runs(scale, rows, seeds), compile)
@@ -69,11 +70,10 @@ def run_study(
         jobs = [job for job in jobs if job.run.key == only]
     if not jobs:
         raise ConfigError(f"{study.name} has no run {only} at {scale} scale with these rows, seeds and data")
-    for job in jobs:
-        for needed in (job.run, *needs(job.run)):
-            check_parts(devices * how.place.nodes, needed.recipe.batch)
-            if how.place.here:
-                check_devices(devices, needed.recipe.batch, "auto")
+    _check_devices(jobs, how)
+    if study.setting(scale).variant:  # the user's own host and size, which no row may be able to use
+        for task in {job.run.task.host: job.run.task for job in jobs}.values():
+            task.trial(None)
     with removed_if_refused(study, scale, store):
         if (retry or fresh) and not how.place.here:  # a place that refuses the runs does so before any is deleted
             how.place.open(store, devices, len(jobs)).close(stop=False)
@@ -81,6 +81,15 @@ def run_study(
         if retry or fresh:
             _reset([job.run for job in jobs], store, fresh)
         return execute_jobs(jobs, store, how, watch)
+
+
+def _check_devices(jobs: Sequence[Job], how: Execution) -> None:
+    """Raises: DeviceError if the place cannot divide the batches of these runs, or of those that they need."""
+    for job in jobs:
+        for needed in (job.run, *needs(job.run)):
+            check_parts(how.devices * how.place.nodes, needed.recipe.batch)
+            if how.place.here:
+                check_devices(how.devices, needed.recipe.batch, "auto")
 
 
 def planned_jobs(study: Study, scale: str, planned: Sequence[tuple[Row, Run]], compile: bool = False) -> list[Job]:
