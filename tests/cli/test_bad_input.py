@@ -187,7 +187,8 @@ def test_a_dry_run_of_what_cannot_be_built_says_so_beside_its_table(capsys) -> N
     arguments = ["study", "run", "quickstart", "--rows", "Softmax", "--host", "resnet18", "--dry-run"]
     assert run([*arguments, "--json"]) == 1
     shown = capsys.readouterr()
-    (line,) = shown.err.strip().splitlines()
+    progress, line = shown.err.strip().splitlines()
+    assert progress == "softmax, row 1 of 1"
     assert line.startswith("regard: 1 of 1 rows cannot be built, the first of them softmax: ")
     assert json.loads(shown.out)[0]["error"] in line
 

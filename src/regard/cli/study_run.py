@@ -233,10 +233,12 @@ def _dry_run(
     from regard.lab.capacity import UTILISATION, capacities, find_gpu, summary
     from regard.lab.dry_run import dry_run
 
+    from .user_model import progress
+
     name, share = assumed
     share = UTILISATION if share is None else share
     gpu = find_gpu(name)
-    found = dry_run(study, scale, rows)
+    found = dry_run(study, scale, rows, report=progress)
     needed = capacities(study, scale, found, gpu, devices, share)
     errors = [f"{line.label}: {line.error}" for line in found if line.error]
     if errors:

@@ -1,6 +1,6 @@
 """The dry run of a setting: every row is built and trained for one step, and its counts are compared with the paper."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,14 +39,23 @@ class DryRow:
     saved_bytes: int | None = None
 
 
-def dry_run(study: "Study", scale: str, rows: str = "*", classes: int = 0) -> list[DryRow]:
+def dry_run(
+    study: "Study", scale: str, rows: str = "*", classes: int = 0, report: Callable[[str], None] | None = None
+) -> list[DryRow]:
     """Build every row of a scale and train one step on two random samples of the right size.
 
-    classes: outputs of the host; 0 = the task's number, else that of the named data set, else 1000.
+    classes: outputs of the host; 0 = the task's number, else that of the named data set, else 1000. report: is given a
+    line before each row, since rows of the paper's scale may take minutes.
     Raises: ConfigError for an unknown scale or row.
     """
     setting = study.setting(scale)
-    return [_dry_row(row, setting, classes) for row in study.rows(scale, rows)]
+    chosen = study.rows(scale, rows)
+    found = []
+    for number, row in enumerate(chosen, 1):
+        if report is not None:
+            report(f"{row.label}, row {number} of {len(chosen)}")
+        found.append(_dry_row(row, setting, classes))
+    return found
 
 
 def compare(count: int | None, exact: int | None, paper: int | float | None) -> str:

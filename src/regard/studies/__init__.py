@@ -47,6 +47,11 @@ STUDIES: dict[str, tuple[str, str, str]] = {
         "The 16 configurations in segmentation",
         "ESA, Figure 3b",
     ),
+    "esa_placement": (
+        "regard.studies.esa.placement",
+        "Attention in series or in parallel, and where",
+        "ESA, Section 4",
+    ),
     "esa_table2_detection": (
         "regard.studies.esa.dense:TABLE2_DETECTION",
         "Deformable convolution, or E2, in detection",

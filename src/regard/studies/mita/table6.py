@@ -68,6 +68,7 @@ STUDY = Study(
         Claim("avg2d", "route only", "top1", by=0.3),
         Claim("m 25, k 36", "avg2d", "top1", by=0.6),
         Claim("m 16, k 25", "m 25, k 16", "top1", by=0.5),
+        Claim("route only", "compress only", "top1", by=0.5),
     ),
     notes=(
         "avg2d is MiTA with m = k = 25 (desk: 16, smoke: 4); the other landmarks and the single branches have the same "

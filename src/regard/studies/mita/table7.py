@@ -100,6 +100,7 @@ STUDY = Study(
         Claim("Softmax", "MiTA", "top1", by=1.3),
         Claim("MiTA", "Linear", "top1", by=2.4),
         Claim("MiTA", "Agent 49", "top1", by=1.0),
+        Claim("MiTA", "Agent 64", "top1", by=0.9),
         Claim("MiTA", "Agent 16", "top1"),
         Claim("MiTA", "MiTA from nothing", "top1"),
         Claim("MiTA, S", "Agent 49, S", "top1", by=1.2),

@@ -130,6 +130,8 @@ TABLE5 = Study(
         Claim("C, CSKA, A, A", "C, C, CSKA, A", "top1"),
         Claim("C, CSKA, A, A", "C, C, A, CSKA", "top1"),
         Claim("C, C, A, A", "C, C, SKA, A", "top1"),
+        Claim("C, SKA, A, A", "C, C, A, A", "top1", within=1.0),
+        Claim("C, C, A, SKA", "C, C, A, CSKA", "top1", within=1.0),
     ),
     notes=(
         "C is a separable convolution, A attention; the letters are the four stages.",
@@ -155,6 +157,7 @@ FIGURE3 = Study(
             task=METAFORMER_TASK, recipe=replace(METAFORMER_RECIPE, stop_after=160), seeds=3, rows=_PAPER_HEADS
         ),
     },
+    claims=(Claim("8 heads", "1 heads", "top1"),),
     notes=(
         "Heads share the width: parameters and multiply-accumulates do not change, except for the biases of the keys.",
         "The paper's figure is of CSKAFormer-S18 on ImageNet, after 160 of 310 epochs, and prints no numbers, not "
