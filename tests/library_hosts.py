@@ -31,6 +31,7 @@ def hugging(kind: str, layers: int, inputs: Mapping[str, Any] | None = None, **o
 
 VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 16}
 SQUARE = {**VIT, "image_size": 64}
+YOLOS = {**VIT, "image_size": [64, 96], "num_detection_tokens": 5}
 BEIT = {**SQUARE, "vocab_size": 16}
 SWIN = {"image_size": (64, 96), "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
 
@@ -48,6 +49,14 @@ def owlvit(kind: str) -> LibraryHost:
     del text["patch_size"]
     inputs = {"input_ids": torch.tensor([[1, 5, 2], [1, 7, 2]]), **images(64, 64)}
     return hugging(kind, 2, inputs, text_config=text, vision_config=SQUARE, projection_dim=32)
+
+
+def eomt(kind: str, masked: float) -> LibraryHost:
+    """Its last layer has tokens of queries before the others. masked: the share of them that see their mask only."""
+    sizes = {"num_queries": 5, "num_blocks": 1, "num_register_tokens": 2, "num_upscale_blocks": 1, "mlp_ratio": 1}
+    host = hugging(kind, 2, images(64, 64), **SQUARE, **sizes)
+    host.model.attn_mask_probs.fill_(masked)
+    return host
 
 
 def mask2former() -> LibraryHost:
@@ -137,6 +146,13 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "ConditionalDetrModel": lambda: detr("ConditionalDetrModel"),
     "Mask2FormerModel": mask2former,
     "MaskFormerSwinBackbone": maskformer_swin,
+    "YolosForObjectDetection": lambda: hugging("YolosForObjectDetection", 2, **YOLOS),
+    "YolosModel, middle positions": lambda: hugging("YolosModel", 2, **YOLOS, use_mid_position_embeddings=True),
+    "CLIPSegVisionModel": lambda: hugging("CLIPSegVisionModel", 2, images(64, 64), **SQUARE),
+    "AltCLIPVisionModel": lambda: hugging("AltCLIPVisionModel", 2, images(64, 64), **SQUARE),
+    "ChineseCLIPVisionModel": lambda: hugging("ChineseCLIPVisionModel", 2, images(64, 64), **SQUARE),
+    "EomtForUniversalSegmentation": lambda: eomt("EomtForUniversalSegmentation", 0.0),
+    "EomtDinov3ForUniversalSegmentation, masked": lambda: eomt("EomtDinov3ForUniversalSegmentation", 1.0),
     "DPTModel": lambda: hugging("DPTModel", 2, images(64, 64), **SQUARE, backbone_out_indices=[0, 1]),
     "VitPoseBackbone": lambda: hugging("VitPoseBackbone", 2, **{**VIT, "patch_size": [16, 16]}, image_size=[64, 96]),
 }  # fmt: skip
@@ -349,7 +365,6 @@ def gap(a: list[Tensor], b: list[Tensor]) -> float:
 
 
 LEFT: dict[str, str] = {
-    "transformers.models.yolos.modeling_yolos.YolosAttention": "detection tokens follow the patch tokens; no port yet",
     "transformers.models.siglip2.modeling_siglip2.Siglip2Attention": (
         "images of a batch have grids of their own, padded to one length"
     ),

@@ -176,8 +176,8 @@ def counted_classes() -> str:
     compared, counts = stored["compared"], []
     for library in stored["versions"]:
         kinds = {kind for row in compared if row["library"] == library for kind in row["classes"]}
-        counts.append(f"{len(kinds)} attention classes of {library}")
-    return f"Served are {', '.join(counts)}."
+        counts.append(f"{len(kinds)} of {library}")
+    return f"Served are these attention classes: {', '.join(counts[:-1])} and {counts[-1]}."
 
 
 def left_attention() -> str:

@@ -25,7 +25,7 @@ from library_hosts import (  # noqa: E402
     outputs,
     prepared,
 )
-from regard.core import ConfigError, GridError, SwapError, UnsupportedError  # noqa: E402
+from regard.core import ConfigError, Grid, GridError, SwapError, UnsupportedError  # noqa: E402
 from regard.mixers.convolutions.conv import Conv  # noqa: E402
 from regard.mixers.factors.factors import Factors  # noqa: E402
 from regard.mixers.linear import Linear  # noqa: E402
@@ -49,7 +49,18 @@ from regard.swapping.swap import plan_swap, restore, swap  # noqa: E402
 FLOAT32 = frozenset({"SamVisionModel, eager"})
 """Hosts that compute the softmax in float32 whatever their own dtype is."""
 
-UNASKED = frozenset({"SamVisionModel", "SamVisionModel, eager", "DPTModel", "Mask2FormerModel"})
+UNASKED = frozenset(
+    {
+        "SamVisionModel",
+        "SamVisionModel, eager",
+        "DPTModel",
+        "Mask2FormerModel",
+        "YolosForObjectDetection",
+        "YolosModel, middle positions",
+        "EomtForUniversalSegmentation",
+        "EomtDinov3ForUniversalSegmentation, masked",
+    }
+)
 """Hosts that do not tell their layers, or their backbone, that attention weights are asked for."""
 
 
@@ -284,3 +295,16 @@ def test_maps_of_layers_with_biases_and_pooled_queries_are_captured(name: str) -
         outputs(model, inputs)
     assert len(maps) == layers
     assert all(torch.allclose(rows.sum(-1), torch.ones(())) for rows in maps.values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(64, 96), (96, 80)])
+def test_detection_tokens_of_yolos_lie_behind_the_patches(size: tuple[int, int]) -> None:
+    """Also at a size that the model was not swapped for."""
+    model, inputs, _ = prepared(HUGGING_HOSTS["YolosForObjectDetection"]())
+    swap(model, MiTA(m=4, k=4), example=inputs)
+    grids: list[Grid] = []
+    for port in (module for module in model.modules() if isinstance(module, Port)):
+        port.mixer.register_forward_pre_hook(lambda mixer, arguments: grids.append(arguments[1]))
+    assert torch.isfinite(model(torch.randn(2, 3, *size, dtype=torch.float64)).pred_boxes).all()
+    assert grids == [Grid(size[0] // 16, size[1] // 16, prefix=1, suffix=5)] * 2

@@ -21,6 +21,7 @@ from .hugging_face import (
     HuggingVideo,
     HuggingViT,
     HuggingViTDet,
+    HuggingYOLOS,
 )
 from .open_clip import OpenCLIPAttention
 from .timm.biased import TimmBeit, TimmRelPos, TimmSwin, TimmSwinV2, TimmSwinV2Cr
@@ -109,6 +110,7 @@ PORTS: tuple[type[Port], ...] = (
     HuggingCLIP,
     HuggingBeit,
     HuggingDPT,
+    HuggingYOLOS,
     HuggingData2Vec,
     HuggingPVT,
     HuggingSwin,

@@ -16,6 +16,7 @@ from .vit import HuggingCLIP as HuggingCLIP
 from .vit import HuggingDINOv3 as HuggingDINOv3
 from .vit import HuggingDPT as HuggingDPT
 from .vit import HuggingViT as HuggingViT
+from .vit import HuggingYOLOS as HuggingYOLOS
 from .windows import HuggingData2Vec as HuggingData2Vec
 from .windows import HuggingMaskFormerSwin as HuggingMaskFormerSwin
 from .windows import HuggingSwin as HuggingSwin

@@ -1,4 +1,4 @@
-"""Ports of plain vision transformers of transformers: ViT, DINOv2 and 3, CLIP, BEiT, DPT, DETR and others."""
+"""Ports of plain vision transformers of transformers: ViT, DINOv2 and 3, CLIP, BEiT, DPT, YOLOS and others."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -62,9 +62,14 @@ class HuggingBeit(HuggingViT):
 
 
 class HuggingDINOv3(HuggingViT):
-    """DINOv3: rotary positions of the patch tokens, no bias of keys."""
+    """DINOv3, also in EoMT: rotary positions of the patch tokens, no bias of keys."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention"})
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {
+            "dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention",
+            "eomt_dinov3.modeling_eomt_dinov3.EomtDinov3Attention",
+        }
+    )
     watch: ClassVar[str] = "embeddings.patch_embeddings"
 
     @classmethod
@@ -89,7 +94,7 @@ class HuggingDINOv3(HuggingViT):
 
 
 class HuggingCLIP(HuggingViT):
-    """The vision towers of CLIP, MetaCLIP 2, SigLIP, AIMv2 and OWL-ViT; text towers and pooling heads stay."""
+    """The vision towers of CLIP and models like it, and EoMT; text towers and pooling heads stay."""
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
@@ -99,9 +104,13 @@ class HuggingCLIP(HuggingViT):
             "aimv2.modeling_aimv2.Aimv2Attention",
             "owlvit.modeling_owlvit.OwlViTAttention",
             "owlv2.modeling_owlv2.Owlv2Attention",
+            "clipseg.modeling_clipseg.CLIPSegAttention",
+            "altclip.modeling_altclip.AltCLIPAttention",
+            "chinese_clip.modeling_chinese_clip.ChineseCLIPVisionAttention",
+            "eomt.modeling_eomt.EomtAttention",
         }
     )
-    watch: ClassVar[str] = "embeddings.patch_embedding|embeddings.patch_embed"
+    watch: ClassVar[str] = f"embeddings.patch_embedding|embeddings.patch_embed|{HuggingViT.watch}"
     parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "out_proj": "proj"}
 
     @classmethod
@@ -128,3 +137,22 @@ class HuggingDPT(HuggingPort):
         """Raises: UnsupportedError for output_attentions."""
         refuse_weights(kwargs.get("output_attentions"))
         return self.mixer(hidden_states, self.grid())
+
+
+class HuggingYOLOS(HuggingDPT):
+    """YOLOS: DPT's form of attention, with the tokens of detections after the patch tokens."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset({"yolos.modeling_yolos.YolosAttention"})
+
+    @classmethod
+    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
+        grid, detections = super().token_grid(module, patches, shape, name), _detections(module)
+        return replace(grid, prefix=grid.prefix - detections, suffix=detections)
+
+    def grid(self) -> Grid:
+        return self.source.grid(self.prefix, _detections(self.host))
+
+
+def _detections(attention: Any) -> int:
+    """The number of detection tokens of YOLOS."""
+    return int(attention.attention.config.num_detection_tokens)
