@@ -32,6 +32,7 @@ STUDIES: dict[str, tuple[str, str, str]] = {
     "mita_table5_pathfinder": ("regard.studies.mita.table5:PATHFINDER", "Long sequences: Pathfinder", "MiTA, Table 5"),
     "mita_table6": ("regard.studies.mita.table6", "Landmarks and branches of MiTA", "MiTA, Table 6"),
     "mita_table7": ("regard.studies.mita.table7", "Another attention for a trained network", "MiTA, Table 7"),
+    "mita_growth": ("regard.studies.mita.growth", "Landmarks and keys for more tokens", "Regard"),
     "mita_fig6": ("regard.studies.mita.fig6", "Landmarks and keys, trained for each pair", "MiTA, Figure 6"),
     "esa_table2": ("regard.studies.esa.table2", "Deformable convolution, or E2", "ESA, Table 2"),
     "esa_table3": ("regard.studies.esa.table3", "Dynamic convolution, or E2 in the same window", "ESA, Table 3"),
