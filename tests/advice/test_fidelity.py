@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.advice.fidelity import Fidelity, class_scores
+from regard.advice.fidelity import Fidelity, _agreement, class_scores
 from regard.advice.substitutes import Substitutes
 from regard.advice.user_model import tensors
 from regard.core import SwapError, UnsupportedError
@@ -123,3 +123,12 @@ def test_a_swapped_model_is_the_original_of_further_swaps() -> None:
     assert max(alone[name, SKA()].kl.max() for name in substitutes.names) < 1e-6
     assert min(alone[name, Removed()].kl.mean() for name in substitutes.names) > 1e-6
     assert torch.equal(model.network(inputs), before)
+
+
+def test_maps_of_classes_agree_by_their_mean_iou() -> None:
+    """By hand: classes 0 (3 of 5 pixels in both of either) and 1 (1 of 3); a class that neither has does not count."""
+    before = torch.tensor([[[0, 0, 0], [0, 1, 1]]])
+    after = torch.tensor([[[0, 0, 0], [1, 1, 0]]])
+    assert _agreement(before, after, 3).tolist() == pytest.approx([(3 / 5 + 1 / 3) / 2])
+    assert _agreement(before, before, 3).tolist() == [1.0]
+    assert _agreement(torch.tensor([0, 1]), torch.tensor([0, 2]), 3).tolist() == [1.0, 0.0]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from PIL import Image
 
 from regard.cli.app import run as command
 from regard.cli.finetune import DEFAULTS, finetuning
@@ -18,6 +19,7 @@ from regard.models.saving import load, save
 from regard.store.results import Results
 from regard.swapping.swap import swap
 from regard.tasks import Classification, Segmentation
+from regard.tasks.data.cued import canvas
 from regard.tasks.normalise import expected
 from regard.train.initial_weights import Saved, copy_weights
 from regard.train.load import trained
@@ -201,3 +203,26 @@ def test_a_segmenter_keeps_its_head_on_other_data(tmp_path: Path) -> None:
     changes = ["task.limit=4", "recipe.epochs=1"]
     run = finetuning(first.key, "", "cued-digits", None, 0, changes, False, tmp_path)
     assert (run.task.name, run.task.head, run.start.key) == ("segmentation", "cbt(heads=1)", first.key)
+
+
+def test_a_segmenter_is_distilled_saved_and_trained_further(tmp_path: Path) -> None:
+    """The distilled folder has a plan of layers, the head and the size, which the new run takes over."""
+    host = "vit_desk(patch=14, dim=16, depth=2, heads=2)"
+    task = Segmentation(host=host, data="cued-digits", size=(84, 84), head="pixels", limit=16)
+    first = Run(task=task, mixer=None, recipe=Recipe(epochs=1, batch=8, augment="none", smoothing=0.0))
+    first.execute(Results(tmp_path / "results"), device="cpu")
+    photos, folder = tmp_path / "photos", tmp_path / "distilled"
+    photos.mkdir()
+    for index in range(16):
+        Image.fromarray(canvas("cued-digits", "train", index).image.squeeze()).save(photos / f"{index}.png")
+    layer = "encoder.model.blocks.1.attn=SKA()"
+    arguments = ["--steps", "2", "--score-steps", "1", "--out", str(folder), "--device", "cpu"]
+    results = ["--results", str(tmp_path / "results")]
+    assert command(["distill", first.key, "--plan", layer, "--data", str(photos), *arguments, *results]) == 0
+    changes = ["task.limit=16", "recipe.epochs=1", "recipe.lr=1e-12", "recipe.weight_decay=0.0"]
+    run = finetuning(str(folder), "", "cued-digits", None, 0, changes, False, tmp_path / "results")
+    assert (run.task.name, run.task.head, run.task.size, run.plan) == ("segmentation", "pixels", (84, 84), layer)
+    assert run.execute(Results(tmp_path / "results"), device="cpu")["status"] == "done"
+    before, after = load(folder).state_dict(), trained(run, Results(tmp_path / "results")).state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())

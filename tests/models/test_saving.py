@@ -14,6 +14,7 @@ from regard.mixers.softmax import Softmax
 from regard.models.create import create_model
 from regard.models.resnet import attend
 from regard.models.saving import load, save
+from regard.models.segmentation import make_segmenter
 from regard.projections.sne import FSNE
 from regard.store.files import write_json
 from regard.store.records import read_record, write_record
@@ -174,3 +175,17 @@ def test_a_damaged_recipe_of_a_run_is_named(tmp_path):
         Results(tmp_path).finish(folder.name, {"status": "done", "metrics": {"top1": 1.0}, "model": recipe})
         with pytest.raises(StoreError, match=r"does not hold the model that its outcome\.json describes"):
             load_run(folder)
+
+
+@pytest.mark.parametrize("head", ["mask", "conv(attention=True, heads=2)"])
+def test_a_segmenter_comes_back_with_its_head_and_mechanisms(head, tmp_path):
+    host = "attended_resnet18(channels=(8, 8, 16, 16), heads=2)" if "conv" in head else "vit_desk(dim=16, depth=2)"
+    model = make_segmenter(host, MiTA(m=2, k=2), head, classes=3, size=(64, 96), channels=1)
+    draw_large_weights(model.eval())
+    x = torch.randn(2, 1, 64, 96)
+    loaded = load(save(model, tmp_path))
+    assert loaded(x).shape == (2, 3, 64, 96)
+    assert torch.equal(loaded(x), model(x))
+    swap(loaded, Softmax())
+    assert torch.equal(load(save(loaded, tmp_path))(x), loaded(x))
+    assert not torch.equal(loaded(x), model(x))

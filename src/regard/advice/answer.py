@@ -70,7 +70,8 @@ class Recommendation:
 
     met: whether it is within the budget. alone: the change of the scores by each mechanism at each layer alone; costs:
     of each; use: of the model's attention, or why it is not known. steps: of learning. usage: of the model as it was.
-    doubts: what the answer is not sure of. correlation: of predicted and measured divergence over the plans.
+    doubts: what the answer is not sure of. correlation: of predicted and measured divergence over the plans. dense:
+    whether the model gives classes of pixels, so that agreement is a mean IoU.
     """
 
     model: str
@@ -88,4 +89,12 @@ class Recommendation:
     batch: int
     seconds: float
     correlation: float | None = None
+    dense: bool = False
     doubts: tuple[str, ...] = field(default=())
+
+
+def kept(result: Recommendation, agreement: str) -> str:
+    """What a plan keeps of the model's answers, as text. agreement: in percent."""
+    if result.dense:
+        return f"gives maps of classes with a mean IoU of {agreement} % to the model's own"
+    return f"keeps the best class of {agreement} % of the images"

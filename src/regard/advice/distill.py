@@ -70,8 +70,8 @@ def distill_model(
     model.check()
     if folder is not None and not model.saveable:
         raise UnsupportedError(
-            f"{model.label} is no model of create_model alone (a segmenter, say), so what it learns cannot be saved; "
-            "in Python, distill_model with folder=None returns the new model"
+            f"neither create_model nor a run of segmentation made {model.label}, so what it learns cannot be saved; in "
+            "Python, distill_model with folder=None returns the new model"
         )
     say = report or (lambda text: None)
     choice = plan_of(model, plan, extra)

@@ -2,7 +2,7 @@
 
 from regard.swapping.layer_plan import spell_or_none
 
-from .answer import Recommendation
+from .answer import Recommendation, kept
 from .layer_costs import OWN
 from .search import cost_of
 from .user_model import UserModel
@@ -65,15 +65,15 @@ def _hard_budget(result: Recommendation) -> list[str]:
         )
     if (agreement := best.agreement.mean or 0.0) < KEPT:
         lines.append(
-            f"the recommended plan keeps the best class of {agreement:.0f} % of the images only: teach it (regard "
-            "distill) and fine-tune it before you use it, or ask for less"
+            f"the recommended plan {kept(result, f'{agreement:.0f}')} only: teach it (regard distill) and fine-tune it "
+            "before you use it, or ask for less"
         )
     near = [plan for plan in result.plans if share < plan.share(kind) <= share + NEAR]
     plan = min(near, key=lambda plan: plan.divergence.mean or 0.0, default=None)
     if plan is not None and (plan.divergence.high or 0.0) < (best.divergence.low or 0.0) / 2:
         lines.append(
             f"a plan that misses the budget by little, {plan.share(kind):.2f}x, changes the scores much less "
-            f"({plan.divergence.mean:.2g} nats, {plan.agreement.mean:.0f} % of the best classes): "
+            f"({plan.divergence.mean:.2g} nats, agreement {plan.agreement.mean:.0f} %): "
             f"{plan.spelling or 'as it was'}"
         )
     return lines

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from regard.core import MixerConfig, UnsupportedError
@@ -29,8 +29,9 @@ SCORES = ("logits", "out", "scores")
 class ScoreChange:
     """The change of a model's class scores, for each image.
 
-    kl: Kullback-Leibler divergence of the new class probabilities from the old ones, in nats, (n,). agrees: whether
-    the best class is the same, (n,); of dense predictions the mean and the share over positions.
+    kl: Kullback-Leibler divergence of the new class probabilities from the old ones, in nats, (n,); of dense
+    predictions the mean over positions. agrees: whether the best class is the same, (n,); of dense predictions the mean
+    IoU of both maps of best classes, over the classes that one of them has: most positions may be background.
     """
 
     kl: Float[np.ndarray, " n"]
@@ -48,7 +49,7 @@ class ScoreChange:
 
     @property
     def agreement(self) -> Interval:
-        """Percent of images with the same best class, with its 95 % interval."""
+        """Percent of images with the same best class, or mean IoU of the maps of best classes; 95 % interval."""
         return share_interval(self.agrees)
 
 
@@ -79,6 +80,11 @@ class Fidelity:
         with eval_mode(model):
             return [class_scores(model(batch)).log_softmax(1) for batch in self.batches]
 
+    @property
+    def dense(self) -> bool:
+        """Whether the model gives scores at each position."""
+        return self.original[0].ndim > 2
+
     def part(self, first: int, end: int) -> "Fidelity":
         """The same comparison on the batches from `first` to before `end`."""
         part = copy.copy(self)
@@ -98,7 +104,7 @@ class Fidelity:
         kl, agrees = [], []
         for before, after in zip(self.original, changed, strict=True):
             kl.append(_image_mean((before.exp() * (before - after)).sum(1)))
-            agrees.append(_image_mean((before.argmax(1) == after.argmax(1)).float()))
+            agrees.append(_agreement(before.argmax(1), after.argmax(1), before.shape[1]))
         return ScoreChange(torch.cat(kl).clamp_min(0).double().cpu().numpy(), torch.cat(agrees).double().cpu().numpy())
 
     def alone(
@@ -155,6 +161,17 @@ def class_scores(output: Any) -> Float[Tensor, "B K ..."]:
 
 def _image_mean(values: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:
     return values.reshape(len(values), -1).mean(1)
+
+
+def _agreement(before: Int64[Tensor, "B ..."], after: Int64[Tensor, "B ..."], classes: int) -> Float[Tensor, " B"]:
+    """For each image whether its best class is the same, or the mean IoU of both maps over the classes in them."""
+    if before.ndim == 1:
+        return (before == after).float()
+    pairs = (before * classes + after).flatten(1)
+    table = torch.stack([row.bincount(minlength=classes**2) for row in pairs]).view(-1, classes, classes)
+    both = table.diagonal(dim1=1, dim2=2)
+    either = table.sum(1) + table.sum(2) - both
+    return (both / either.clamp_min(1)).sum(1) / (either > 0).sum(1)
 
 
 def _change(before: Tensor, after: Tensor, images: int) -> tuple[Tensor, Tensor]:

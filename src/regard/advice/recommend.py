@@ -132,7 +132,7 @@ class _Work:
             model=self.model.label, budget=self.question.budget, plans=tuple(plans), best=best, met=met, alone=alone,
             costs=costs, usage=usage, use=use, refused=self.substitutes.refused, steps=steps,
             images=(len(self.learned), sum(map(len, verified_on.batches))), batch=self.question.batch,
-            seconds=self.kept.seconds,
+            seconds=self.kept.seconds, dense=fidelity.dense,
             correlation=rank_correlation(
                 [plan.predicted for plan in plans[1:]], [plan.divergence.mean or 0.0 for plan in plans[1:]]
             ),

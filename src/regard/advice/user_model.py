@@ -61,7 +61,7 @@ class UserModel:
 
     @property
     def saveable(self) -> bool:
-        """Whether a changed copy can be saved: the model came from `create_model`, without a head around it."""
+        """Whether a changed copy can be saved: `create_model` or a task of segmentation made the model."""
         return "regard_host" in self.network.__dict__
 
     def check(self) -> None:

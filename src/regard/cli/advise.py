@@ -122,6 +122,7 @@ def advise(
         hints.append(f"plan: {plan}; regard.swap(model, {str(plan)!r}) applies it")
         if user.saveable and user.trained:
             given = [*(["--pretrained"] if pretrained else []), *(["--size", size] if size else [])]
+            given += ["--results", str(results)] if results != Path("results") else []
             command = ["regard", "distill", model, "--plan", str(plan), "--data", data, *given]
             hints += ["to teach it, without labels:", f"  {shlex.join(command)}"]
     lines = wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts)])

@@ -71,8 +71,8 @@ def distill(
         show(_rows(outcome), as_json)
         return
     notes = [
-        f"divergence of the class scores in nats and agreement of the best class with the original, on "
-        f"{outcome.judged} images that it did not learn from",
+        "divergence of the class scores in nats and agreement of the best class (maps of classes: mean IoU) with the "
+        f"original, on {outcome.judged} images that it did not learn from",
         f"saved: {out}; regard.load({str(out)!r}) reads it",
     ]
     show(_rows(outcome), notes=wrapped(notes))

@@ -110,21 +110,27 @@ def finetuning(
     from regard.train.run import Run
 
     host, present, present_plan, source = _start(start, results, extra)
+    own_task, own_fields = "classification", {}
+    if isinstance(source, Run):
+        own_task, own_fields = source.task.name, {name: getattr(source.task, name) for name in source.task.model_fields}
+        own_fields["size"] = getattr(source.task, "size", None)
+    elif source is not None and (parts := _segmenter_parts(host)):
+        own_task, (host, own_fields) = "segmentation", parts
     if plan:
         from regard.swapping.layer_plan import read_layer_plan, spell_layer_plan
 
         if mixer:
             raise ConfigError("--plan names the mechanism of each layer: leave --mixer out")
         present, present_plan = "host", spell_layer_plan(read_layer_plan(plan, extra))
-    task = task or (source.task.name if isinstance(source, Run) else "classification")
+    task = task or own_task
     kind = find_task(task, extra)
     defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS, "task": {}}
     if source is None and "init" in kind.__dataclass_fields__:
         defaults["task"] = {"init": "host"}
-    if isinstance(source, Run) and source.task.name == task:
-        defaults["task"] = {name: getattr(source.task, name) for name in kind.model_fields}
+    if own_task == task:
+        defaults["task"] |= {name: own_fields[name] for name in kind.model_fields if name in own_fields}
     if "size" in kind.__dataclass_fields__:
-        size = size or (getattr(source.task, "size", None) if isinstance(source, Run) else None) or size_of(host, extra)
+        size = size or own_fields.get("size") or size_of(host, extra)
         host = sized(host, size, extra)
     return make_run(mixer or present, data, host, size, seed, changes, download, defaults, source, extra, task,
                     "" if mixer else present_plan)  # fmt: skip
@@ -164,6 +170,16 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     if name not in own_models(extra) and not timm.is_model(name.partition(".")[0]):
         raise ConfigError(f"{start!r} is no saved folder, no run in {results} and no model of timm or of --import")
     return spell_host(name, {**options, "pretrained": True}), "host", "", None
+
+
+def _segmenter_parts(host: str) -> tuple[str, dict[str, Any]] | None:
+    """Of a segmenter's spelling: the host of its encoder, and fields of the task; None for other hosts."""
+    from regard.models.create import parse_host
+
+    name, options = parse_host(host)
+    if name != "segmenter":
+        return None
+    return _bare(options["host"]), {"head": options["head"], "size": options["img_size"]}
 
 
 def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:

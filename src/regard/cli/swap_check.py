@@ -117,8 +117,8 @@ def _fidelity(
     rows.append({"layer": "all", "output error": None, "cosine": None, **_scores(together)})
     notes = [
         f"{len(pictures)} images, no label is read. output error and cosine: of the layer's output on the inputs that "
-        "it has in the original. divergence: of the class probabilities, in nats; agreement: of the best class; both "
-        "with 95 % intervals over images, for one layer alone, and for all",
+        "it has in the original. divergence: of the class probabilities, in nats; agreement: of the best class, or the "
+        "mean IoU of maps of classes; both with 95 % intervals over images, for one layer alone, and for all",
         "right after the swap, nothing has learned: `regard distill` teaches the new layers without labels",
         *(f"{name} is left out: {reason}" for name, reason in refused.items()),
     ]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from regard import __version__
-from regard.advice.answer import Recommendation, VerifiedPlan
+from regard.advice.answer import Recommendation, VerifiedPlan, kept
 from regard.advice.attention_use import summary
 from regard.advice.search import as_plan
 from regard.core import MixerConfig
@@ -44,7 +44,8 @@ def render_advice(result: Recommendation) -> str:
             f"{learned} images to learn from ({result.steps} steps), {judged} others to judge by; no label was read. "
             f"Times: one thread, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
             "Divergence: of the class probabilities with a plan from those of the model as it was, in nats, with 95 % "
-            "intervals over images; 0 is no change. Agreement: images with the same best class.",
+            "intervals over images; 0 is no change. Agreement: "
+            + ("mean IoU of the two maps of classes." if result.dense else "images with the same best class."),
         ],
         "sheets": [asdict(sheet) for sheet in _sheets(result)],
         "pictures": [],
@@ -63,7 +64,7 @@ def answer(result: Recommendation) -> list[str]:
         return [f"Keep the model as it is: no plan within {result.budget} was found."]
     return [
         f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {_described(best)}.",
-        f"It needs {costs}, and keeps the best class of {interval_text(best.agreement)} % of the images "
+        f"It needs {costs}, and {kept(result, interval_text(best.agreement))} "
         f"(divergence {interval_text(best.divergence)} nats).",
     ]
 

@@ -130,7 +130,7 @@ def make_segmenter(
     host: a ViT, whose patch tokens are the map, or a model with several maps (attended ResNets, pyramids), whose last
     ones are used; "attended_resnet50(output_stride=8)" dilates. head: a name of `HEADS`, with options in brackets:
     "cbt(heads=6)", "conv(attention=True)"; that head's attention gets the mechanism too. size: (height, width) of
-    images. pretrained: False ignores the published weights that the host's spelling names.
+    images. pretrained: False ignores the published weights that the host's spelling names. `save` and `load` know it.
     Raises: ConfigError; the errors of `create_model` and `plan_swap`.
     """
     name, options = parse_host(head)
@@ -161,6 +161,9 @@ def make_segmenter(
         plan.warn()
         faithful = bool(parse_host(host)[1].get("pretrained")) and pretrained
         plan.apply(faithful=faithful)
+    sizes = {"num_classes": classes, "img_size": size, "in_chans": channels}
+    model.regard_host = ("segmenter", {"host": host, "head": head, **sizes})  # type: ignore[assignment]
+    model.regard_extra, model.img_size = tuple(extra), size  # type: ignore[assignment]
     return cast(Segmenter, remove(model, example=example)) if removed else model
 
 
