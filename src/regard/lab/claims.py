@@ -169,7 +169,9 @@ def claim_differences(snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, A
 def gate_differences(values: Mapping[str, Mapping[int, float]], controls: Sequence[str], baseline: str) -> Differences:
     """The baseline minus each control, in the order of the runs. values: the metric by row and seed, in this order."""
     base = values.get(baseline, {})
-    rows = [[value - values[label][seed] for seed, value in base.items() if seed in values[label]] for label in controls]
+    rows = [
+        [value - values[label][seed] for seed, value in base.items() if seed in values[label]] for label in controls
+    ]
     return Differences.against_zero(padded(rows))
 
 

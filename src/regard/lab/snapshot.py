@@ -1,6 +1,7 @@
 """The snapshot of a study at one scale, written beside its results: all that tables and reports need of the study."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -66,7 +67,10 @@ def write_snapshot(
         value["decide"] = looks.to_json()
     path = snapshot_path(store.root, study.name, study.setting_name(scale))
     if path.exists():
-        _add_earlier(value, load_snapshot(store.root, study.name, study.setting_name(scale)))
+        earlier = load_snapshot(store.root, study.name, study.setting_name(scale))
+        _add_earlier(value, earlier)
+        if earlier.get("decide") is not None:
+            _keep_analyses(value, earlier, store)
     write_record(path, value)
     return value
 
@@ -135,15 +139,22 @@ def _add_earlier(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
             for name in ("parameters", "macs"):
                 row[name] = earlier_rows[row["label"]].get(name)
     value["runs"] += further_runs(value, earlier)
-    if earlier.get("decide") is not None:
-        if value.get("decide") is None:
-            raise ConfigError(
-                f"{value['study']} began with seeds that are added until its claims are decided: go on with --decide, "
-                "or use another folder: --results FOLDER"
-            )
-        value["decide"] = earlier["decide"]
-        if json.loads(json.dumps(value["claims"])) != earlier["claims"]:
-            raise ConfigError(
-                f"the claims of {value['study']} changed after its interim analyses were fixed, which would break "
-                "their error level; carry it out again in another folder: --results FOLDER"
-            )
+
+
+def _keep_analyses(value: dict[str, Any], earlier: Mapping[str, Any], store: Results) -> None:
+    """Take over the interim analyses of an earlier snapshot. Raises: ConfigError without any now, for other claims."""
+    if value.get("decide") is None:
+        folder = shlex.quote(str(store.root))
+        changed = ", with the same --data, --host and --size" if value["variant"] else ""
+        raise ConfigError(
+            f"{value['study']} began with seeds that are added until its claims are decided, and a number of seeds "
+            "fixed after a look at results would break its error level; continue it with: regard study run "
+            f"{value['study']} --scale {value['scale']} --decide --results {folder}{changed}; or begin with a fixed "
+            "number in another folder: --results FOLDER"
+        )
+    value["decide"] = earlier["decide"]
+    if json.loads(json.dumps(value["claims"])) != earlier["claims"]:
+        raise ConfigError(
+            f"the claims of {value['study']} changed after its interim analyses were fixed, which would break "
+            "their error level; carry it out again in another folder: --results FOLDER"
+        )
