@@ -34,11 +34,11 @@ def write_snapshot(
 ) -> dict[str, Any]:
     """Write and return the snapshot of one scale.
 
-    Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change. So do parameters and
-    MACs. seeds: their number instead of the setting's. rows: the rows for which seeds beyond the setting's are listed;
-    the setting's own seeds are listed for all rows, since a table needs all of them. planned: instead of these, the
-    runs to list. looks: the interim analyses of a study whose seeds are added until it is decided; those of an earlier
-    snapshot stay.
+    Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change and, unless nothing is
+    planned, would have the same keys now. So do parameters and MACs. seeds: their number instead of the setting's.
+    rows: the rows for which seeds beyond the setting's are listed; the setting's own seeds are listed for all rows,
+    since a table needs all of them. planned: instead of these, the runs to list. looks: the interim analyses of a study
+    whose seeds are added until it is decided; those of an earlier snapshot stay.
     Raises: ConfigError, also if an earlier snapshot has interim analyses and there are none now, or the claims are not
     those for which they were fixed; StoreError.
     """
@@ -68,7 +68,9 @@ def write_snapshot(
     path = snapshot_path(store.root, study.name, study.setting_name(scale))
     if path.exists():
         earlier = load_snapshot(store.root, study.name, study.setting_name(scale))
-        _add_earlier(value, earlier)
+        _add_counts(value, earlier)
+        further = further_runs(value, earlier)
+        value["runs"] += [run for run in further if _has_its_key(study, scale, run)] if planned else further
         if earlier.get("decide") is not None:
             _keep_analyses(value, earlier, store)
     write_record(path, value)
@@ -131,14 +133,19 @@ def _card(row: "Row") -> dict[str, Any] | None:
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in fields.items()}
 
 
-def _add_earlier(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
-    """Add the counts and the further runs of an earlier snapshot, for rows that did not change."""
+def _has_its_key(study: "Study", scale: str, run: Mapping[str, Any]) -> bool:
+    """Whether a listed run is the one that its row and seed have now: the row's recipe may have changed."""
+    (row,) = (row for row in study.setting(scale).rows if row.label == run["row"])
+    return bool(study.run(scale, row, run["seed"]).key == run["key"])
+
+
+def _add_counts(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
+    """Add the counts of an earlier snapshot, for rows that did not change."""
     earlier_rows, same = {row["label"]: row for row in earlier["rows"]}, same_rows(value, earlier)
     for row in value["rows"]:
         if row["label"] in same:
             for name in ("parameters", "macs"):
                 row[name] = earlier_rows[row["label"]].get(name)
-    value["runs"] += further_runs(value, earlier)
 
 
 def _keep_analyses(value: dict[str, Any], earlier: Mapping[str, Any], store: Results) -> None:
