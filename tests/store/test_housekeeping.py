@@ -11,8 +11,8 @@ import pytest
 
 from regard.cli.app import run
 from regard.store import housekeeping
-from regard.store.housekeeping import StoredRun, remove, selected, stored_runs
 from regard.store.files import write_atomically
+from regard.store.housekeeping import StoredRun, remove, selected, stored_runs
 from regard.store.results import Results
 
 
