@@ -78,7 +78,7 @@ def record_failure(job: Job, store: Results, text: str) -> dict[str, Any]:
 
 
 def _complete_outcome(job: Job, store: Results, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the study and row that a run was trained for to its outcome, then the result of the probes, which may fail."""
+    """Add the study and row of a job to the outcome of its run, then the result of the probes, which can fail."""
     stored: dict[str, Any] = dict(store.outcome(job.run.key) or outcome)
     if not stored.get("study"):
         names = {"study": job.study, "scale": job.scale, "row": job.row, "seed": job.seed}
