@@ -34,6 +34,17 @@ def test_half_precision_and_several_devices_divide_what_is_kept() -> None:
     assert found.memory == 16 * 1000 + 4000 * 32 // 4
 
 
+@pytest.mark.parametrize("average", [{"ema": 0.99}, {"average": 2}], ids=["ema", "mean of epochs"])
+def test_an_average_of_the_weights_is_stored_too(average: dict) -> None:
+    setting = STUDY.setting("smoke")
+    assert setting.recipe is not None
+    study = replace(STUDY, settings={"smoke": replace(setting, recipe=replace(setting.recipe, **average))})
+    (found,) = capacities(study, "smoke", [ROW], SMALL)
+    assert found.training == CHECKPOINTS * (4 + 4 + 8) * 1000
+    assert found.finished == 3 * (4 + 4) * 1000
+    assert found.memory == (16 + 4) * 1000 + 4000 * 32
+
+
 def test_a_dry_run_counts_what_the_forward_pass_keeps() -> None:
     """At least the inputs of the linear layers: 9 tokens of width 16, in the MLP 64; the weights do not count."""
     row, removed = dry_run(STUDY, "smoke")

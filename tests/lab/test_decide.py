@@ -1,5 +1,6 @@
 """Seeds that are added until claims are decided, with runs whose scores are drawn instead of trained."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 
 from regard import SKA, Claim, Factors, Recipe, Row, Run, Softmax, Study
 from regard.core import ConfigError
+from regard.lab.claims import claim_differences, differences, gate_differences
 from regard.lab.decide import Decision, decide
-from regard.lab.run_study import run_study
+from regard.lab.run_study import planned_jobs, run_study
+from regard.lab.snapshot import write_snapshot
 from regard.lab.study import Setting
 from regard.lab.table import Table, load_snapshot
 from regard.store.results import Results
@@ -156,8 +159,20 @@ def test_claims_are_fixed_with_the_analyses(tmp_path: Path) -> None:
 def test_added_seeds_are_not_turned_into_fixed_ones(tmp_path: Path) -> None:
     added(STUDY, Results(tmp_path))
     assert load_snapshot(tmp_path, "drawn", "desk")["decide"]["level"] == pytest.approx(0.05)
-    with pytest.raises(ConfigError, match="go on with --decide"):
+    command = f"continue it with: regard study run drawn --scale desk --decide --results {tmp_path}; or"
+    with pytest.raises(ConfigError, match=re.escape(command)):
         run_study(STUDY, "desk", Results(tmp_path), seeds=4, workers=0)
+
+
+def test_the_command_that_continues_a_changed_study_names_what_was_changed(tmp_path: Path) -> None:
+    root = tmp_path / "two words"
+    study = replace(STUDY, settings={"desk": replace(STUDY.setting("desk"), variant="cifar10")})
+    added(study, Results(root))
+    command = (
+        f"regard study run drawn --scale desk --decide --results '{root}', with the same --data, --host and --size;"
+    )
+    with pytest.raises(ConfigError, match=re.escape(command)):
+        write_snapshot(study, "desk", Results(root))
 
 
 def test_smoke_scale_and_hours_of_nothing_are_refused(tmp_path: Path) -> None:
@@ -165,3 +180,26 @@ def test_smoke_scale_and_hours_of_nothing_are_refused(tmp_path: Path) -> None:
         decide(STUDY, "smoke", Results(tmp_path), workers=0)
     with pytest.raises(ConfigError, match="hours is a positive number"):
         added(STUDY, Results(tmp_path), hours=0)
+
+
+def test_an_analysis_keeps_the_seeds_that_it_was_made_with(tmp_path: Path) -> None:
+    """Further seeds of a study with seeds of its own are smaller numbers, and come after them all the same."""
+    setting = replace(STUDY.setting("desk"), seeds=(50, 51, 52))
+    store = Results(tmp_path)
+    added(replace(STUDY, settings={"desk": setting}), store)
+    snapshot = load_snapshot(tmp_path, "drawn", "desk")
+    runs = [{**run, "outcome": store.outcome(run["key"]) or {}} for run in snapshot["runs"]]
+    found = differences(runs, ("near", "softmax"), "top1")
+    assert list(found)[:5] == [50, 51, 52, 0, 1]
+    first = claim_differences(snapshot, runs).differences[1, :3].tolist()
+    assert first == [found[seed] for seed in (50, 51, 52)]
+    means = {label: {51: 2.0, 0: 5.0} for label in ("softmax", "w/o")}
+    assert gate_differences({**means, "w/o": {51: 1.0, 0: 1.0}}, ["w/o"], "softmax").differences.tolist() == [
+        [1.0, 4.0]
+    ]
+
+
+def test_maps_are_kept_of_the_first_seed_alone_whatever_is_planned() -> None:
+    runs = STUDY.runs("desk", "SKA", 5)
+    assert [job.probes for job in planned_jobs(STUDY, "desk", runs)] == [True, False, False, False, False]
+    assert not any(job.probes for job in planned_jobs(STUDY, "desk", runs[3:]))  # as interim analyses add them

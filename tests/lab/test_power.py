@@ -47,6 +47,26 @@ def test_prospects_of_gate_and_claims(tmp_path: Path) -> None:
     assert mita.target == pytest.approx(2 - abs(mita.mean))
 
 
+def test_a_claim_by_a_margin_has_to_exclude_the_margin_at_paper_scale(tmp_path: Path) -> None:
+    claims = [{"a": "SKA", "b": "softmax", "metric": "top1", "by": 3.0}]
+    make_store(tmp_path, claims=claims)
+    make_store(tmp_path, claims=claims, scale="paper")
+    desk, paper = (prospects(tmp_path, "pilot", scale)[2] for scale in ("desk", "paper"))
+    assert (desk.text, paper.text) == ("SKA is above softmax in top1", "SKA is above softmax in top1 by at least 3")
+    assert desk.target == pytest.approx(np.mean(PILOT["SKA"]) - np.mean(PILOT["softmax"]))
+    assert paper.target == pytest.approx(desk.target - 3.0)
+    assert paper.seeds == seeds_needed(paper.sd, paper.target)
+
+
+def test_fewer_than_three_seeds_decide_nothing_and_equal_differences_everything(tmp_path: Path) -> None:
+    """Each row has two seeds and a run takes 2 s: 10 s on one process are one further seed for each of 5 rows."""
+    rows = {label: values[:2] for label, values in PILOT.items()}
+    make_store(tmp_path, {**rows, "softmax": [80.0, 81.0], "SKA": [84.0, 85.0]}, claims=CLAIMS)
+    few, some = (prospects(tmp_path, "pilot", "desk", hours=seconds / 3600) for seconds in (0, 10))
+    assert {(prospect.reachable, prospect.chance) for prospect in few} == {(2, 0.0)}
+    assert (some[2].sd, some[2].seeds, some[2].reachable, some[2].chance) == (0, 3, 3, 1.0)
+
+
 def test_hours_are_those_of_the_missing_runs(tmp_path: Path) -> None:
     """A run takes 2 s and each row has three; 72 s on one process are 36 runs, 7 further ones for each of 5 rows."""
     make_store(tmp_path, claims=CLAIMS)

@@ -223,6 +223,16 @@ def test_seeds_beyond_the_studys_own_are_missing_only_in_the_rows_that_are_asked
     assert [run["seed"] for run in fewer] == [0] * len(ROWS)
 
 
+def test_further_seeds_of_a_row_that_is_trained_otherwise_now_are_listed_no_more(tmp_path: Path) -> None:
+    """A row of runs with two learning rates would have an interval of neither."""
+    before = (replace(ROWS[0], recipe={"lr": 1e-3}), ROWS[1])
+    study = replace(STUDY, settings={"smoke": replace(STUDY.setting("smoke"), rows=before)})
+    write_snapshot(study, "smoke", Results(tmp_path), seeds=3)
+    listed = write_snapshot(STUDY, "smoke", Results(tmp_path))["runs"]
+    seeds = {row.label: [run["seed"] for run in listed if run["row"] == row.label] for row in ROWS}
+    assert seeds == {"softmax": [0, 1], "w/o": [0, 1, 2]}
+
+
 def test_a_foreign_snapshot_is_named(tmp_path: Path) -> None:
     write_json(snapshot_path(tmp_path, "tiny", "smoke"), [1])
     with pytest.raises(StoreError, match="tiny-smoke.json is not a study's snapshot; delete it"):

@@ -107,6 +107,19 @@ def test_what_stays_at_chance_is_not_called_diverged(tmp_path: Path) -> None:
     )
 
 
+def test_seeds_at_chance_and_failed_ones_are_counted_among_those_that_were_run(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    store.finish(key_of(1, 0), {**(store.outcome(key_of(1, 0)) or {}), "diverged": True})
+    store.finish(key_of(2, 1), {"status": "failed", "error": "no images", "metrics": {}})
+    for row, seed in ((1, 1), (1, 2), (2, 2)):
+        store.reopen(key_of(row, seed))
+    assert load(tmp_path).warnings == (
+        "SKA: 1 of 1 seeds at chance (no better than guessing)",
+        "MiTA: 1 of 2 seeds failed (seed 1: no images)",
+        "3 of 15 runs are missing",
+    )
+
+
 def test_a_claim_compares_two_differences_seed_by_seed(tmp_path: Path) -> None:
     make_store(tmp_path)
     snapshot = read_json(snapshot_path(tmp_path, "pilot", "desk"))
@@ -194,6 +207,7 @@ def test_devices_are_never_mixed_in_an_interval(tmp_path: Path) -> None:
     table = load(tmp_path)
     assert table.line("SKA").n == 2
     assert "left out: 1 on a GPU" in table.warnings[0]
+    assert not any("missing" in warning for warning in table.warnings)  # it was run
 
 
 def test_csv_has_a_line_a_run(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from regard import SKA, Factors, Recipe, Row, Softmax, Study
 from regard.core import ConfigError
 from regard.lab.decide import decide
+from regard.lab.run_study import planned_jobs
 from regard.lab.study import Setting
 from regard.lab.table import Table, load_snapshot
 from regard.lab.tuning import FACTORS, SEED, chosen, tuning_runs, with_rates
@@ -67,6 +68,7 @@ def test_all_rows_try_the_same_rates_with_half_the_epochs_and_one_seed() -> None
     assert set(map(tuple, rates.values())) == {(2e-3, 4e-3, 8e-3)}
     assert {(run.recipe.epochs, run.seed) for _, run in runs} == {(2, SEED)}
     assert {run.task.split for _, run in runs if isinstance(run.task, Tiny)} == {"val"}
+    assert not any(job.probes for job in planned_jobs(study(Tiny()), "desk", runs))  # no page shows their maps
 
 
 def test_a_tuned_rate_is_that_of_the_runs_and_tuning_starts_from_the_setting() -> None:

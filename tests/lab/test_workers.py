@@ -131,6 +131,8 @@ def test_an_error_of_the_probes_stops_its_own_run_alone(tmp_path: Path) -> None:
     state, _, text = execute_job(Job(Small(0), "s", "smoke", "row", 0, probes=True), str(tmp_path))
     assert (state, text.partition(":")[0]) == ("stopped", "AttributeError")
     assert Results(tmp_path).status(Small(0).key) == "done"
+    outcome = Results(tmp_path).outcome(Small(0).key) or {}
+    assert (outcome["status"], outcome["study"], outcome["row"]) == ("done", "s", "row")
 
 
 @pytest.mark.slow

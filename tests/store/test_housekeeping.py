@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from regard.cli.app import run
 from regard.store import housekeeping
+from regard.store.files import write_atomically
 from regard.store.housekeeping import StoredRun, remove, selected, stored_runs
 from regard.store.results import Results
 
@@ -49,6 +51,22 @@ def test_a_run_that_is_executed_or_has_changed_is_kept(store: Results) -> None:
     assert remove(store, failed) == ""
     assert [run.key for run in stored_runs(store)] == [done.key, begun.key]
     assert not store.folder(failed.key).exists()
+
+
+def test_a_run_that_replaces_its_files_meanwhile_is_listed(store: Results) -> None:
+    stop = threading.Event()
+
+    def replace() -> None:
+        while not stop.is_set():
+            write_atomically(store.folder("c" * 12) / "last.ckpt", "x")
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        assert {len(stored_runs(store)) for _ in range(200)} == {3}
+    finally:
+        stop.set()
+        writer.join()
 
 
 def test_a_damaged_outcome_is_a_state(store: Results) -> None:

@@ -177,6 +177,7 @@ def test_threads_of_the_first_start_are_used_again(tmp_path: Path, caplog: pytes
             run.execute(store, device="cpu", watch=stop_at(4))
         torch.set_num_threads(1)
         assert run.execute(store, device="cpu")["environment"]["threads"] == 2
+        assert torch.get_num_threads() == 1  # the next run of this process has its own
         assert "equal bit for bit" not in caplog.text
     finally:
         torch.set_num_threads(1)

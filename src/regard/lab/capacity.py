@@ -1,8 +1,8 @@
 """What a setting needs on a named GPU, from the cost model: GPU-hours, memory and storage, before anything is trained.
 
 A training step counts three times the multiply-accumulates of a forward pass, at an assumed share of the GPU's peak:
-the hours are no better than that share. Memory is that of weights, gradients and optimizer, and of what the forward
-pass of the dry run kept for the backward pass.
+the hours are no better than that share. Memory is that of weights, their average, gradients and optimizer, and of what
+the forward pass of the dry run kept for the backward pass.
 """
 
 from collections.abc import Sequence
@@ -107,8 +107,9 @@ def _capacity(
     except DataError:
         hours = None
     half = 0.5 if "16" in recipe.precision else 1.0
-    memory = STATE_BYTES * row.params + int(half * (row.saved_bytes or 0) * recipe.batch / devices)
-    weights = 4 * row.params * (2 if recipe.average else 1)
+    average = 4 * row.params if recipe.ema or recipe.average else 0
+    memory = STATE_BYTES * row.params + average + int(half * (row.saved_bytes or 0) * recipe.batch / devices)
+    weights = 4 * row.params + average
     return Capacity(row.label, number, hours, memory, CHECKPOINTS * (weights + 8 * row.params), number * weights)
 
 

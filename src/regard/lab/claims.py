@@ -154,7 +154,10 @@ def claim_rows(claim: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def claim_differences(snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> Differences:
-    """The paired differences of the claims of `judgeable`, in the order of the seeds."""
+    """The paired differences of the claims of `judgeable`, in the order of the runs.
+
+    A study lists its seeds in the order in which they are added, so that an interim analysis keeps those it had.
+    """
     claims, at_paper = judgeable(snapshot), snapshot.get("scale") == "paper"
     return Differences(
         differences=padded([list(differences(runs, claim_rows(c), c["metric"]).values()) for c in claims]),
@@ -164,10 +167,10 @@ def claim_differences(snapshot: Mapping[str, Any], runs: Sequence[Mapping[str, A
 
 
 def gate_differences(values: Mapping[str, Mapping[int, float]], controls: Sequence[str], baseline: str) -> Differences:
-    """The baseline minus each control, in the order of the seeds. values: the metric by row and seed."""
+    """The baseline minus each control, in the order of the runs. values: the metric by row and seed, in this order."""
     base = values.get(baseline, {})
     rows = [
-        [base[seed] - values[label][seed] for seed in sorted(base.keys() & values[label].keys())] for label in controls
+        [value - values[label][seed] for seed, value in base.items() if seed in values[label]] for label in controls
     ]
     return Differences.against_zero(padded(rows))
 
@@ -223,7 +226,7 @@ def share_text(share: float | None) -> str:
 
 
 def row_values(runs: Sequence[Mapping[str, Any]], label: str, metric: str) -> dict[int, float]:
-    """The metric of a row's finished runs, by seed."""
+    """The metric of a row's finished runs by seed, in the order of the runs."""
     values = {}
     for run in runs:
         value = (run["outcome"].get("metrics") or {}).get(metric)
@@ -233,10 +236,11 @@ def row_values(runs: Sequence[Mapping[str, Any]], label: str, metric: str) -> di
 
 
 def differences(runs: Sequence[Mapping[str, Any]], rows: Sequence[str], metric: str) -> dict[int, float]:
-    """a - b of two rows, (a - b) - (c - d) of four, by seed, over the seeds that all of them have."""
+    """a - b of two rows, (a - b) - (c - d) of four, by seed, over the seeds that all of them have, in the order of the
+    runs."""
     values = [row_values(runs, row, metric) for row in rows]
     signs = (1, -1, -1, 1)[: len(rows)]
-    seeds = sorted(set.intersection(*map(set, values)))
+    seeds = [seed for seed in values[0] if all(seed in row for row in values)]
     return {seed: sum(sign * row[seed] for sign, row in zip(signs, values, strict=True)) for seed in seeds}
 
 

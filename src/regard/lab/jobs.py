@@ -78,15 +78,20 @@ def record_failure(job: Job, store: Results, text: str) -> dict[str, Any]:
 
 
 def _complete_outcome(job: Job, store: Results, outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the study and row that a run was trained for, and the result of the probes, to its outcome."""
+    """Add the study and row of a job to the outcome of its run, then the result of the probes, which can fail."""
     stored: dict[str, Any] = dict(store.outcome(job.run.key) or outcome)
-    names = {"study": job.study, "scale": job.scale, "row": job.row, "seed": job.seed}
-    complete = stored if stored.get("study") else {**stored, **names}
-    if job.probes and stored.get("status") == "done" and "maps" not in (stored.get("probes") or {}):
+    if not stored.get("study"):
+        names = {"study": job.study, "scale": job.scale, "row": job.row, "seed": job.seed}
+        stored = _replaced(store, job.run.key, {**stored, **names})
+    probes = stored.get("probes") or {}
+    if job.probes and stored.get("status") == "done" and "maps" not in probes:
         from regard.train.measurements import probe_maps
 
-        complete = {**complete, "probes": {**(stored.get("probes") or {}), "maps": probe_maps(job.run, store)}}
-    if complete != stored:
-        with store.lock(job.run.key):
-            store.finish(job.run.key, complete)
-    return complete
+        stored = _replaced(store, job.run.key, {**stored, "probes": {**probes, "maps": probe_maps(job.run, store)}})
+    return stored
+
+
+def _replaced(store: Results, key: str, outcome: dict[str, Any]) -> dict[str, Any]:
+    with store.lock(key):
+        store.finish(key, outcome)
+    return outcome

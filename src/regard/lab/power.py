@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from regard.core import ConfigError
-from regard.measure.statistics import LEVEL, decided_difference, deviation_bounds, interval, power, seeds_needed
+from regard.measure.statistics import FEWEST, LEVEL, decided_difference, deviation_bounds, interval, power, seeds_needed
 
 from .claims import claim_rows, claim_text, differences, judgeable
 from .table import finished_runs, load_snapshot
@@ -56,10 +56,10 @@ def prospects(
     seconds, counts = row_seconds([row["label"] for row in snapshot["rows"]], runs)
     reachable = None if hours is None else _reachable(compared, seconds, counts, 3600 * hours * workers)
     found = []
-    for text, rows, metric, within, level in compared:
-        values = list(differences(runs, rows, metric).values())
+    for each in compared:
+        values = list(differences(runs, each.rows, each.metric).values())
         if len(values) >= 2:
-            found.append(_prospect(text, rows, values, within, level, seconds, counts, workers, reachable))
+            found.append(_prospect(each, values, seconds, counts, workers, reachable))
     if not found:
         raise ConfigError(
             f"{name} has no pilot at {scale} scale in {root}: no claim has two finished seeds of both its rows; "
@@ -68,53 +68,62 @@ def prospects(
     return found
 
 
-_Compared = tuple[str, tuple[str, ...], str, float | None, float]
-"""Text, rows, metric, margin and level of a comparison."""
+@dataclass(frozen=True)
+class _Compared:
+    """A comparison of two or four rows, which is tested at a level: that the difference is above `by`, or within the
+    margin."""
+
+    text: str
+    rows: tuple[str, ...]
+    metric: str
+    level: float
+    within: float | None = None
+    by: float = 0.0
+
+    def target(self, mean: float) -> float:
+        """The distance of a difference from what the claim has to exclude."""
+        return abs(mean - self.by) if self.within is None else abs(self.within - abs(mean))
 
 
 def _compared(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> list[_Compared]:
     metric, baseline, level = snapshot["metric"], snapshot["baseline"], 1 - LEVEL
-    gate: list[_Compared] = [
-        (f"gate: {baseline} is above {row['label']}", (baseline, row["label"]), metric, None, level)
-        for row in snapshot["rows"]
-        if row.get("control")
-    ]
+    controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
+    gate = [_Compared(f"gate: {baseline} is above {label}", (baseline, label), metric, level) for label in controls]
     scale = snapshot.get("scale", "")
+    judged = [claim if scale == "paper" else {**claim, "by": None} for claim in claims]
     return gate + [
-        (
-            claim_text(claim if scale == "paper" else {**claim, "by": None}, scale),
+        _Compared(
+            claim_text(claim, scale),
             claim_rows(claim),
             claim["metric"],
-            claim.get("within"),
             level / len(claims),
+            claim.get("within"),
+            claim.get("by") or 0.0,
         )
-        for claim in claims
+        for claim in judged
     ]
 
 
 def _prospect(
-    text: str,
-    rows: tuple[str, ...],
+    compared: _Compared,
     values: Sequence[float],
-    within: float | None,
-    level: float,
     seconds: Mapping[str, float],
     counts: Mapping[str, int],
     workers: int,
     reachable: int | None,
 ) -> Prospect:
-    found = interval(values)
+    found, level = interval(values), compared.level
     mean, sd = found.mean or 0.0, found.sd or 0.0
-    target = abs(mean) if within is None else abs(within - abs(mean))
+    target = compared.target(mean)
     low, high = deviation_bounds(sd, len(values))
     seeds = seeds_needed(sd, target, level=level)
     chance = None
     if reachable is not None:
-        chance = power(reachable, target, sd, level=level) if reachable >= 2 and sd > 0 else 0.0
+        chance = power(reachable, target, sd, level=level) if reachable >= FEWEST else 0.0
     return Prospect(
-        text=text, pilot=len(values), mean=mean, sd=sd, low=low, high=high, target=target,
+        text=compared.text, pilot=len(values), mean=mean, sd=sd, low=low, high=high, target=target,
         decides={n: decided_difference(n, sd, level) for n in SEEDS}, seeds=seeds,
-        hours=None if seeds is None else missing_seconds(rows, seeds, seconds, counts) / 3600 / workers,
+        hours=None if seeds is None else missing_seconds(compared.rows, seeds, seconds, counts) / 3600 / workers,
         reachable=reachable, chance=chance,
     )  # fmt: skip
 
@@ -142,5 +151,5 @@ def _reachable(
     compared: Sequence[_Compared], seconds: Mapping[str, float], counts: Mapping[str, int], budget: float
 ) -> int:
     """The largest number of seeds, up to 200, that all compared rows can have for so many seconds."""
-    rows = {label for _, labels, *_ in compared for label in labels}
+    rows = {label for each in compared for label in each.rows}
     return max((n for n in range(1, 201) if missing_seconds(list(rows), n, seconds, counts) <= budget), default=0)

@@ -93,8 +93,8 @@ def _check_devices(jobs: Sequence[Job], how: Execution) -> None:
 
 
 def planned_jobs(study: Study, scale: str, planned: Sequence[tuple[Row, Run]], compile: bool = False) -> list[Job]:
-    """Jobs for runs of a study; the attention maps of each row's run with the first seed are kept."""
-    first_seed = min(run.seed for _, run in planned)
+    """Jobs for runs of a study; the attention maps of each row's run with the setting's first seed are kept."""
+    first_seed = study.setting(scale).numbers[0]
     setting = study.setting_name(scale)
     return [
         Job(run, study.name, setting, row.label, run.seed, run.recipe.trained_epochs, run.seed == first_seed, compile)

@@ -1,6 +1,7 @@
 """The snapshot of a study at one scale, written beside its results: all that tables and reports need of the study."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -33,11 +34,11 @@ def write_snapshot(
 ) -> dict[str, Any]:
     """Write and return the snapshot of one scale.
 
-    Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change. So do parameters and
-    MACs. seeds: their number instead of the setting's. rows: the rows for which seeds beyond the setting's are listed;
-    the setting's own seeds are listed for all rows, since a table needs all of them. planned: instead of these, the
-    runs to list. looks: the interim analyses of a study whose seeds are added until it is decided; those of an earlier
-    snapshot stay.
+    Runs of an earlier snapshot, such as further seeds, stay listed if their rows did not change and, unless nothing is
+    planned, would have the same keys now. So do parameters and MACs. seeds: their number instead of the setting's.
+    rows: the rows for which seeds beyond the setting's are listed; the setting's own seeds are listed for all rows,
+    since a table needs all of them. planned: instead of these, the runs to list. looks: the interim analyses of a study
+    whose seeds are added until it is decided; those of an earlier snapshot stay.
     Raises: ConfigError, also if an earlier snapshot has interim analyses and there are none now, or the claims are not
     those for which they were fixed; StoreError.
     """
@@ -66,7 +67,12 @@ def write_snapshot(
         value["decide"] = looks.to_json()
     path = snapshot_path(store.root, study.name, study.setting_name(scale))
     if path.exists():
-        _add_earlier(value, load_snapshot(store.root, study.name, study.setting_name(scale)))
+        earlier = load_snapshot(store.root, study.name, study.setting_name(scale))
+        _add_counts(value, earlier)
+        further = further_runs(value, earlier)
+        value["runs"] += [run for run in further if _has_its_key(study, scale, run)] if planned else further
+        if earlier.get("decide") is not None:
+            _keep_analyses(value, earlier, store)
     write_record(path, value)
     return value
 
@@ -127,23 +133,35 @@ def _card(row: "Row") -> dict[str, Any] | None:
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in fields.items()}
 
 
-def _add_earlier(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
-    """Add the counts and the further runs of an earlier snapshot, for rows that did not change."""
+def _has_its_key(study: "Study", scale: str, run: Mapping[str, Any]) -> bool:
+    """Whether a listed run is the one that its row and seed have now: the row's recipe may have changed."""
+    (row,) = (row for row in study.setting(scale).rows if row.label == run["row"])
+    return bool(study.run(scale, row, run["seed"]).key == run["key"])
+
+
+def _add_counts(value: dict[str, Any], earlier: Mapping[str, Any]) -> None:
+    """Add the counts of an earlier snapshot, for rows that did not change."""
     earlier_rows, same = {row["label"]: row for row in earlier["rows"]}, same_rows(value, earlier)
     for row in value["rows"]:
         if row["label"] in same:
             for name in ("parameters", "macs"):
                 row[name] = earlier_rows[row["label"]].get(name)
-    value["runs"] += further_runs(value, earlier)
-    if earlier.get("decide") is not None:
-        if value.get("decide") is None:
-            raise ConfigError(
-                f"{value['study']} began with seeds that are added until its claims are decided: go on with --decide, "
-                "or use another folder: --results FOLDER"
-            )
-        value["decide"] = earlier["decide"]
-        if json.loads(json.dumps(value["claims"])) != earlier["claims"]:
-            raise ConfigError(
-                f"the claims of {value['study']} changed after its interim analyses were fixed, which would break "
-                "their error level; carry it out again in another folder: --results FOLDER"
-            )
+
+
+def _keep_analyses(value: dict[str, Any], earlier: Mapping[str, Any], store: Results) -> None:
+    """Take over the interim analyses of an earlier snapshot. Raises: ConfigError without any now, for other claims."""
+    if value.get("decide") is None:
+        folder = shlex.quote(str(store.root))
+        changed = ", with the same --data, --host and --size" if value["variant"] else ""
+        raise ConfigError(
+            f"{value['study']} began with seeds that are added until its claims are decided, and a number of seeds "
+            "fixed after a look at results would break its error level; continue it with: regard study run "
+            f"{value['study']} --scale {value['scale']} --decide --results {folder}{changed}; or begin with a fixed "
+            "number in another folder: --results FOLDER"
+        )
+    value["decide"] = earlier["decide"]
+    if json.loads(json.dumps(value["claims"])) != earlier["claims"]:
+        raise ConfigError(
+            f"the claims of {value['study']} changed after its interim analyses were fixed, which would break "
+            "their error level; carry it out again in another folder: --results FOLDER"
+        )

@@ -127,6 +127,7 @@ def load_snapshot(root: Path | str, name: str, scale: str) -> dict[str, Any]:
 def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, Any]]) -> Table:
     """The table of a snapshot, with the outcomes of its runs by key."""
     runs = [{**run, "outcome": outcomes[run["key"]]} for run in snapshot["runs"] if run["key"] in outcomes]
+    missing = len(snapshot["runs"]) - len(runs)
     runs, warnings = on_one_device(runs)
     metric, baseline = snapshot["metric"], snapshot["baseline"]
     values = {row["label"]: row_values(runs, row["label"], metric) for row in snapshot["rows"]}
@@ -135,7 +136,8 @@ def make_table(snapshot: Mapping[str, Any], outcomes: Mapping[str, Mapping[str, 
     lines = tuple(_line(row, runs, values, gate, snapshot) for row in snapshot["rows"])
     residual = pooled({line.label: values[line.label] for line in lines if not line.control and not line.failed})
     claims = judge_claims(snapshot, runs, gate, {line.label: line.failed for line in lines}, residual)
-    warnings += mixture_warnings(runs) + _run_warnings(lines, runs, len(snapshot["runs"]))
+    warnings += mixture_warnings(runs) + _run_warnings(lines, runs)
+    warnings += [f"{missing} of {len(snapshot['runs'])} runs are missing"] if missing else []
     return Table(
         study=snapshot.get("study", ""), title=snapshot.get("title", ""), source=snapshot.get("source", ""),
         scale=snapshot.get("scale", ""), metric=metric, baseline=baseline, caption=_caption(snapshot), gate=gate,
@@ -205,21 +207,20 @@ def _diverged(outcome: Mapping[str, Any]) -> bool:
     return bool(outcome.get("diverged")) or isinstance(outcome.get("step"), int)
 
 
-def _run_warnings(lines: Sequence[Line], runs: Sequence[Mapping[str, Any]], planned: int) -> list[str]:
-    """Diverged and failed runs with their errors, runs at chance, and missing runs."""
+def _run_warnings(lines: Sequence[Line], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Diverged and failed runs with their errors, and runs at chance, among those of their row that have ended."""
     warnings = []
     for line in lines:
-        if line.failed:
-            failed = [run for run in runs if run["row"] == line.label and run["outcome"].get("status") != "done"]
-            warnings += [
-                f"{line.label}: {len(errors)} of {line.runs} seeds {state} ({_errors(errors)})"
-                for state in ("diverged", "failed")
-                if (errors := [run for run in failed if _diverged(run["outcome"]) == (state == "diverged")])
-            ]
+        ended = [run for run in runs if run["row"] == line.label]
+        failed = [run for run in ended if run["outcome"].get("status") != "done"]
+        warnings += [
+            f"{line.label}: {len(errors)} of {len(ended)} seeds {state} ({_errors(errors)})"
+            for state in ("diverged", "failed")
+            if (errors := [run for run in failed if _diverged(run["outcome"]) == (state == "diverged")])
+        ]
         if line.at_chance:
-            warnings.append(f"{line.label}: {line.at_chance} of {line.runs} seeds at chance (no better than guessing)")
-    missing = [f"{planned - len(runs)} of {planned} runs are missing"] if len(runs) < planned else []
-    return warnings + missing
+            warnings.append(f"{line.label}: {line.at_chance} of {len(ended)} seeds at chance (no better than guessing)")
+    return warnings
 
 
 def _errors(runs: Sequence[Mapping[str, Any]]) -> str:

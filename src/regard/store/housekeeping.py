@@ -62,7 +62,10 @@ def remove(store: Results, run: StoredRun) -> str:
 
 
 def _run(store: Results, folder: Path) -> StoredRun:
-    status = [path.lstat() for path in (folder, *folder.rglob("*"))]
+    status = [folder.lstat()]
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # the run goes on, and replaces its files
+            status.append(path.lstat())
     state = _state(store, folder.name)
     age = max(time.time() - max(entry.st_mtime for entry in status), 0.0)
     outcome = (store.outcome(folder.name) or {}) if state in ("done", "failed") else {}

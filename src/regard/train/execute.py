@@ -137,21 +137,32 @@ def _in_folder(
     quiet_lightning()
     launched = group.launched
     count = launched.processes if launched.processes > 1 else devices
-    torch.set_num_threads(group.agreed(lambda: write_run_file(run, folder, device, count, watch.compile)))
-    if launched.processes > 1:
-        group.one_after_another(run.task.record)
-        strategy = sharding_strategy(launched.processes) if watch.shard else None
-        precision, loggers = run.recipe.precision, watch.loggers
-        return train(run, folder, store, watch, fabric_of(launched, device, precision, strategy, loggers))
-    if devices > 1:
-        return in_processes(partial(train, run, folder, store), run.recipe.precision, device, devices, watch)
-    fabric: Any = Fabric(
-        accelerator=device,
-        devices=1,
-        precision=run.recipe.precision,  # type: ignore[arg-type]
-        loggers=list(watch.loggers),
-    )
-    return train(run, folder, store, watch, fabric)
+    with _threads(group.agreed(lambda: write_run_file(run, folder, device, count, watch.compile))):
+        if launched.processes > 1:
+            group.one_after_another(run.task.record)
+            strategy = sharding_strategy(launched.processes) if watch.shard else None
+            precision, loggers = run.recipe.precision, watch.loggers
+            return train(run, folder, store, watch, fabric_of(launched, device, precision, strategy, loggers))
+        if devices > 1:
+            return in_processes(partial(train, run, folder, store), run.recipe.precision, device, devices, watch)
+        fabric: Any = Fabric(
+            accelerator=device,
+            devices=1,
+            precision=run.recipe.precision,  # type: ignore[arg-type]
+            loggers=list(watch.loggers),
+        )
+        return train(run, folder, store, watch, fabric)
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Set the number of threads for the block: the next run of this process has its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> dict[str, Any]:
@@ -245,23 +256,19 @@ def _encoded(samples: np.ndarray | None) -> dict[str, str | None]:
 
 
 def write_run_file(run: Run, folder: Path, device: str, devices: int, compiled: bool = False) -> int:
-    """Write run.json at the first start; later starts take the number of threads from it, for bitwise equality.
-
-    Returns the number of threads.
-    """
+    """Write run.json at the first start, and return the number of threads at it: later starts take the same, for
+    bitwise equality."""
     path = folder / "run.json"
     name = resolved_device(device)
     execution = {"device": name, "devices": devices, **step_execution(compiled, torch.device(name))}
     if path.exists():
         written = run_file(path)
-        if written.get("threads") and written["threads"] != torch.get_num_threads():
-            torch.set_num_threads(written["threads"])
         for field, value in execution.items():
             before = written.get(field, OLD_FILE_VALUES.get(field, value))
             if before not in (value, "auto"):  # old files may say "auto"
                 text = "run %s started with %s %s and continues with %s: the results will not be equal bit for bit"
                 log.warning(text, run.key, field, before, value)
-        return torch.get_num_threads()
+        return written.get("threads") or torch.get_num_threads()
     identity = {"key": run.key, "spelling": spell(run), "canonical": canonical(run.identity())}
     origin = {"code": code_version(), "started": datetime.now(UTC).isoformat(timespec="seconds")}
     threads = torch.get_num_threads()
