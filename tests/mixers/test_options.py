@@ -1,4 +1,4 @@
-"""Every option of every mechanism has an effect: a layer with it computes something else, or starts elsewhere."""
+"""Every option of every mechanism has an effect: a layer with it computes something else, in both of its forms."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -73,7 +73,10 @@ PAIRS = [(base, name, value) for base, changes in CHANGES.items() for name, valu
 
 
 def outputs(config: MixerConfig, state: dict[str, Tensor] | None = None) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """The outputs on the grid of the build and on a larger one, and the parameters. state: used if its shapes fit."""
+    """The outputs on the grid of the build and on a larger one, and the parameters. state: used if its shapes fit.
+
+    The fast and the plain form must agree: one of them could ignore an option in one of its branches.
+    """
     torch.manual_seed(0)
     line = getattr(config, "axes", 2) == 1
     layer = perturbed(config.build(Site(16, 2, LINE if line else GRID)))
@@ -84,7 +87,9 @@ def outputs(config: MixerConfig, state: dict[str, Tensor] | None = None) -> tupl
     found = []
     for grid in grids:
         torch.manual_seed(1)
-        found.append(layer(torch.randn(3, grid.tokens, 16, dtype=torch.float64), grid))
+        x = torch.randn(3, grid.tokens, 16, dtype=torch.float64)
+        found.append(layer(x, grid))
+        assert gap(found[-1], layer.reference(x, grid)) < 1e-9
     return found, own
 
 

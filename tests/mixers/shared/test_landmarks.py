@@ -202,6 +202,16 @@ def test_equal_tokens_merge_first() -> None:
     assert owner[0, 7] == owner[0, 2]
 
 
+def test_tokens_merge_by_their_direction_and_padding_merges_first() -> None:
+    x = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [10.0, 10.0]]])  # the largest product is of 0 with 3
+    owner, _ = merge_tokens(x, 3)
+    assert owner[0, 0] == owner[0, 1]
+    assert len(set(owner[0].tolist())) == 3
+    keep = torch.tensor([[True, True, False, True, True, True]])
+    _, sizes = merge_tokens(torch.ones(1, 6, 2), 5, keep)  # all kept tokens are equal, and stay apart
+    assert sizes.tolist() == [[1.0] * 5]
+
+
 @pytest.mark.parametrize("kind", ["conv", "dwconv"])
 def test_convolved_landmarks_start_as_the_mean_of_the_kept_tokens_and_add_their_bias_once(kind: str) -> None:
     grid = Grid(4, 6, 1)
