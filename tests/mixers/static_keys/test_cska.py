@@ -499,8 +499,8 @@ def test_macs_by_hand():
 
 @pytest.mark.parametrize("kind", [SKA, CSKA])
 def test_frozen_keys_do_not_follow_the_parameters_and_heads_are_those_of_the_option(kind):
-    grid = Grid(3, 5, 1)
-    layer, x = mixer(kind(heads=4), grid), torch.randn(2, 16, 16, dtype=F64)
+    grid = Grid(3, 5)
+    layer, x = mixer(kind(heads=4), grid), torch.randn(2, 15, 16, dtype=F64)
     layer.operator.freeze(grid)
     out = layer(x, grid)
     moved(layer.operator)
