@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from operators import check_gradients
 from regard import ConfigError, Grid, Mask, Reformer, Site
@@ -73,6 +74,48 @@ def test_near_tokens_share_a_bucket_and_hashes_depend_on_the_seed() -> None:
     assert (lsh_plan(q, first).buckets == lsh_plan(3 * q, first).buckets).all()
 
 
+def test_a_bucket_is_the_axis_a_token_points_along_and_its_opposite_half_the_buckets_away() -> None:
+    axes = torch.eye(3, dtype=torch.float64)
+    plan = lsh_plan(torch.cat([axes, -axes])[None, None], axes[None])
+    assert plan.buckets.flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_hashes_are_not_rounded_in_half_precision_or_under_autocast() -> None:
+    torch.manual_seed(0)
+    q, rotations = torch.randn(2, 2, 2000, 8).bfloat16(), torch.randn(3, 8, 4)
+    expected = lsh_plan(q.float(), rotations).buckets
+    assert torch.equal(lsh_plan(q, rotations).buckets, expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(lsh_plan(q.float(), rotations).buckets, expected)
+
+
+def test_attention_is_not_rounded_under_autocast() -> None:
+    q, v, plan = draw(23, 3)
+    q, v = q.detach().float(), v.detach().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert gap(reformer(q, v, plan, 4), reformer_reference(q.double(), v.double(), plan, 4).float()) < 1e-5
+
+
+def test_every_option_of_the_layer_is_one_of_the_operator() -> None:
+    q, v, _ = draw(24, 2)
+    for options in ({"duplicates": "every"}, {"duplicates": "once"}, {"scale": 0.9}):
+        operator = Reformer(chunk=4, rounds=3, **options).operator(Site(16, 2, Grid(4, 6))).double()
+        plan = lsh_plan(q, operator.rotations)
+        out = operator(q, None, v, grid=Grid(4, 6))
+        assert gap(out, reformer(q, v, plan, 4, **options)) < 1e-12
+        other = {"duplicates": "once" if options.get("duplicates") == "every" else "every", "scale": 0.4}
+        for name in options:
+            assert gap(out, reformer(q, v, plan, 4, **options | {name: other[name]})) > 1e-3
+
+
+def test_the_scale_multiplies_the_queries() -> None:
+    q, v, plan = draw(24, 2)
+    keys = torch.nn.functional.normalize(q, dim=-1)
+    same = torch.eye(24, dtype=torch.bool)
+    expected = (3 * q @ keys.mT).masked_fill(same, -torch.inf).softmax(-1) @ v
+    assert gap(reformer(q, v, LSHPlan(plan.buckets[:, :, :1]), 12, scale=3.0), expected) < 1e-12
+
+
 def test_half_precision_with_a_frozen_plan() -> None:
     q, v, plan = draw(40, 2)
     q, v = q.detach().float(), v.detach().float()
@@ -88,6 +131,20 @@ def test_no_key_is_projected() -> None:
     layer = Reformer(chunk=4).build(site)
     assert layer.qkv.weight.shape == (32, 16)
     assert Reformer(chunk=4).operator_cost(site, "paper").macs == 4 * 16 * 8 * 2 * 16
+
+
+@pytest.mark.parametrize("chunk", [5, 16, 17, 64])
+def test_cost_is_what_the_counter_sees_also_where_one_chunk_holds_all_tokens(chunk: int) -> None:
+    layer = Reformer(chunk=chunk).build(Site(16, 2, Grid(4, 4, 1)))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(torch.randn(1, 17, 16), Grid(4, 4, 1))
+    assert counter.get_total_flops() == layer.config.cost(layer.site).flops
+
+
+def test_layers_differ_in_their_hashes_and_buckets_are_as_many_as_chunks_rounded_up() -> None:
+    first, second = (Reformer(chunk=8).operator(Site(16, 2, Grid(8, 8), layer=i)).rotations for i in (0, 1))
+    assert not torch.equal(first, second)
+    assert [Reformer(chunk=chunk).buckets(Site(16, 2, Grid(4, 4, 1))) for chunk in (3, 4, 6, 9, 64)] == [6, 6, 4, 2, 2]
 
 
 @pytest.mark.untyped

@@ -255,9 +255,11 @@ class Reformer(HeadMixerConfig):
 
     def operator_cost(self, site: Site, accounting: str = "executed") -> Cost:
         """The hash, and chunks of queries with two chunks of keys; "paper" does not count the hash."""
-        n, number = site.grid.tokens, -(-site.grid.tokens // self.chunk)
+        n = site.grid.tokens
+        chunk = min(self.chunk, n)
+        number = -(-n // chunk)
         hashing = 0 if accounting == "paper" else n * self.rounds * (self.buckets(site) // 2) * site.inner
-        attention = 2 * self.rounds * number * self.chunk * min(number, 2) * self.chunk * site.inner
+        attention = 2 * self.rounds * number * chunk * min(number, 2) * chunk * site.inner
         return Cost(0, hashing + attention)
 
 

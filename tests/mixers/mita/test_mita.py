@@ -127,6 +127,17 @@ def test_all_keys_give_softmax_and_agent_mixed_by_their_sums(m: int, factor: flo
     assert gap(mita(q, k, v, landmarks, 24, landmark_scale=factor), expected) < 1e-12
 
 
+@pytest.mark.parametrize("form", ["auto", *FORMS])
+def test_the_scale_is_that_of_all_logits(form: str) -> None:
+    q, k, v = draw(Grid(4, 6))
+    landmarks = pool_landmarks(q, Grid(4, 6), 4)
+    out = mita(q, k, v, landmarks, 24, branches="route", scale=0.9, execution=form)
+    assert gap(out, softmax_reference(q, k, v, scale=0.9)) < 1e-12
+    values = softmax_reference(landmarks, k, v, scale=0.9)
+    out = mita(q, k, v, landmarks, 1, branches="compress", scale=0.9, execution=form)
+    assert gap(out, softmax_reference(q, landmarks, values, scale=0.9)) < 1e-12
+
+
 def test_more_landmarks_do_not_lead_to_softmax_even_with_all_keys() -> None:
     grid = Grid(6, 8)
     q, k, v = draw(grid)
@@ -391,6 +402,14 @@ def test_padding_leaves_windows_and_queries_out() -> None:
     assert gap(out, fewer) < 1e-12
 
 
+@pytest.mark.parametrize("experts", [1, 2])
+def test_a_plan_has_no_landmark_that_must_not_be_used(experts: int) -> None:
+    q, k, _ = draw(Grid(4, 6))
+    used = torch.tensor([[True, False, True, True, False, True]]).expand(3, -1)
+    plan = mita_plan(q, k, pool_landmarks(q, Grid(4, 6), 6), 5, experts=experts, landmark_keep=used)
+    assert set(plan.experts.flatten().tolist()) == {0, 2, 3, 5}
+
+
 def test_with_everything_hidden_the_output_and_gradients_are_zero() -> None:
     grid = Grid(4, 6)
     q, k, v = draw(grid)
@@ -592,6 +611,19 @@ def test_numbers_can_be_replaced_and_other_grids_brought() -> None:
     assert parse("MiTA(m=(4, 6), k=9)").number == 24
 
 
+def test_options_of_a_layer_are_those_of_the_operator() -> None:
+    grid = Grid(4, 6, 1)
+    q, k, v = draw(grid)
+    landmarks = pool_landmarks(q, grid, 6)
+    for options, same in (
+        ({"duplicates": "union"}, {"duplicates": "union"}),
+        ({"preset": "official-patches"}, {"landmark_scale": 8**-0.5}),
+    ):
+        out = MiTA(m=6, k=9, experts=3, **options).operator(Site(16, 2, grid))(q, k, v, grid=grid)
+        assert gap(out, mita(q, k, v, landmarks, 9, experts=3, **same)) < 1e-12
+        assert gap(out, mita(q, k, v, landmarks, 9, experts=3)) > 1e-3
+
+
 def test_queries_of_another_input() -> None:
     config, grid, memory = MiTA(m=6, k=7), Grid(4, 6), Grid(3, 5, 1)
     site = Site(16, 2, grid, memory=memory)
@@ -641,7 +673,13 @@ def test_strips_are_warned_of_unless_a_pair_asks_for_them() -> None:
         MiTA(m=7, k=5).build(Site(16, 2, Grid(14, 14)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for m, grid in (((7, 1), Grid(14, 14)), (2, Grid(14, 14)), (25, Grid(14, 14)), (7, Grid(1, 21))):
+        for m, grid in (
+            ((7, 1), Grid(14, 14)),
+            (2, Grid(14, 14)),
+            (25, Grid(14, 14)),
+            (7, Grid(1, 21)),
+            (4, Grid(7, 28)),
+        ):
             MiTA(m=m, k=5).build(Site(16, 2, grid))
         MiTA(m=7, k=5, landmarks="avg1d").build(Site(16, 2, Grid(14, 14)))
         MiTA(m=7, k=5).cost(Site(16, 2, Grid(14, 14)))  # only a build warns

@@ -159,6 +159,19 @@ def test_drawn_landmarks_are_distinct_cells_and_fixed_in_evaluation() -> None:
     assert gap(operator.pooled(q, grid)[0], operator.pooled(q, grid)[0]) > 0
 
 
+def test_as_many_drawn_landmarks_as_cells_are_the_cells() -> None:
+    grid = Grid(4, 6, 2, 1)
+    q = draw(grid)[0]
+    landmarks, _ = extracted("MiTA(m=24, k=3, landmarks='random')", grid, q)
+    order = (landmarks[:, :, :, None] == q[:, :, None, grid.span]).all(-1).int().argmax(-1)
+    assert torch.equal(order.sort(-1).values, torch.arange(24).expand(3, 2, -1))
+
+
+def test_learned_landmarks_start_small() -> None:
+    extract = MiTA(m=25, k=3, landmarks="learned").operator(Site(64, 2, Grid(14, 14))).extract
+    assert 0.018 < extract.landmarks.std() < 0.022
+
+
 def test_merging_down_to_all_tokens_is_the_identity() -> None:
     grid = Grid(4, 6, 1)
     q = draw(grid)[0]
@@ -187,6 +200,44 @@ def test_equal_tokens_merge_first() -> None:
     x[0, 7] = x[0, 2]
     owner, _ = merge_tokens(x, 9)
     assert owner[0, 7] == owner[0, 2]
+
+
+def test_tokens_merge_by_their_direction_and_padding_merges_first() -> None:
+    x = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [10.0, 10.0]]])  # the largest product is of 0 with 3
+    owner, _ = merge_tokens(x, 3)
+    assert owner[0, 0] == owner[0, 1]
+    assert len(set(owner[0].tolist())) == 3
+    keep = torch.tensor([[True, True, False, True, True, True]])
+    _, sizes = merge_tokens(torch.ones(1, 6, 2), 5, keep)  # all kept tokens are equal, and stay apart
+    assert sizes.tolist() == [[1.0] * 5]
+
+
+@pytest.mark.parametrize("kind", ["conv", "dwconv"])
+def test_convolved_landmarks_start_as_the_mean_of_the_kept_tokens_and_add_their_bias_once(kind: str) -> None:
+    grid = Grid(4, 6, 1)
+    q = draw(grid)[0]
+    keep = torch.ones(3, 25, dtype=torch.bool)
+    keep[:, 1:4], keep[1, 13:] = False, False
+    operator = MiTA(m=(2, 3), k=3, landmarks=kind).operator(Site(16, 2, grid)).double()
+    with torch.no_grad():
+        operator.extract.bias.fill_(0.25)
+    landmarks, used = operator.pooled(q, grid, keep)
+    assert gap(landmarks, pool_landmarks(q, grid, (2, 3), keep=keep) + 0.25) < 1e-6  # the start is in float32
+    assert used is not None
+    assert used.tolist() == [[True] * 6, [True] * 3 + [False] * 3, [True] * 6]
+
+
+def test_the_windows_of_a_partition_are_those_that_padding_empties() -> None:
+    """14 cells in 5 windows of a partition are 2 + 3 + 3 + 3 + 3; the second adaptive window is cells 2 to 5."""
+    grid = Grid(1, 14, 1)
+    q = draw(grid)[0]
+    keep = torch.ones(3, 15, dtype=torch.bool)
+    keep[:, 1 + 2 : 1 + 5] = False
+    pooled, used = extracted("MiTA(m=(1, 5), k=3, windows='partition')", grid, q, keep)
+    assert used is not None
+    assert used.tolist() == [[True, False, True, True, True]] * 3
+    assert gap(pooled[:, :, 0], q[:, :, 1:3].mean(2)) < 1e-12
+    assert not extracted("MiTA(m=(1, 5), k=3)", grid, q, keep)[1].logical_not().any()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in EXTRACTORS if kind != "random"])

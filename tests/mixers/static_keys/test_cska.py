@@ -453,6 +453,62 @@ def test_cross_attention_frees_the_grid_of_the_queries():
         assert torch.allclose(made, layer.proj(out.transpose(1, 2).flatten(2)), atol=1e-12)
 
 
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_with_kernel_1_and_centre_rows_it_is_attention_to_filters_with_a_key_bias_under_every_mask(scale):
+    """Queries of prefix and suffix tokens too: the bias of the filters is scaled, and added to that of the mask."""
+    grid = Grid(3, 5, 1, 2)
+    config = CSKA(kernel=1, rows="centre", cols="conv", scale=scale)
+    operator = moved(config.operator(Site(dim=8, heads=2, grid=grid)).double())
+    q, v = torch.randn(3, 2, 18, 4, dtype=F64), torch.randn(3, 2, 18, 4, dtype=F64)
+    constants = operator.constants(grid)
+    keys, own = constants["weight"].view(2, 18, 4), constants["bias"].view(2, 1, 18) * (scale or 4**-0.5)
+    keep, rows = torch.rand(3, 18) > 0.3, torch.randn(2, 18, 18, dtype=F64)
+    for mask in (Mask(), Mask(keep=keep), Mask(bias=rows), Mask(bias=rows[:, :1]), Mask(keep=keep, bias=rows)):
+        bias = own if mask.bias is None else own + mask.bias
+        hidden = q if mask.keep is None else q * mask.keep[:, None, :, None]  # a hidden query is zero for the filters
+        expected = ska(hidden, keys, v, scale=scale, mask=Mask(keep=mask.keep, bias=bias))
+        assert torch.allclose(operator(q, None, v, grid=grid, mask=mask), expected, atol=1e-12)
+        assert torch.allclose(operator.reference(q, None, v, grid=grid, mask=mask), expected, atol=1e-12)
+
+
+def test_padding_of_the_memory_does_not_hide_queries():
+    grid = Grid(3, 5, 1)
+    operator = moved(CSKA().operator(Site(dim=8, heads=2, grid=grid, memory=grid)).double())
+    q, v, keep = torch.randn(3, 2, 16, 4, dtype=F64), torch.randn(3, 2, 16, 4, dtype=F64), torch.rand(3, 16) > 0.3
+    bias = torch.zeros(3, 1, 1, 16, dtype=F64).masked_fill(~keep[:, None, None], -torch.inf)
+    for i in range(3):  # a bias of -inf for one image, which hides no query
+        made = operator(q[i : i + 1], None, v[i : i + 1], grid=grid, memory=grid, mask=Mask(keep=keep[i : i + 1]))
+        expected = operator(q[i : i + 1], None, v[i : i + 1], grid=grid, memory=grid, mask=Mask(bias=bias[i]))
+        assert torch.allclose(made, expected, atol=1e-12)
+
+
+def test_macs_by_hand():
+    """15 patch tokens, 3 others, 8 channels of 2 heads, 9 taps; the paper counts one tap of a static column."""
+    site = Site(dim=8, heads=2, grid=Grid(3, 5, 1, 2))
+    values, rows = 15 * 18 * 8, 2 * 3 * 18 * 8
+    assert CSKA().operator_cost(site).macs == 9 * 15 * 18 * 8 + values + rows
+    assert CSKA().operator_cost(site, "paper").macs == 9 * 15 * 15 * 8 + 15 * 3 * 8 + values + rows
+    conv = CSKA(cols="conv")
+    assert conv.operator_cost(site, "paper") == conv.operator_cost(site)
+    linear = (3 + 18) * 8 * 4  # q (keys^T v), in which the bias of centre rows cannot be
+    assert CSKA(activation="none").operator_cost(site).macs == 9 * 15 * 18 * 8 + values + linear
+    assert CSKA(activation="none", rows="centre").operator_cost(site).macs == 9 * 15 * 18 * 8 + values + rows
+    bare = CSKA(activation="none", rows="centre", bias=False)
+    assert bare.operator_cost(site).macs == 9 * 15 * 18 * 8 + values + linear
+
+
+@pytest.mark.parametrize("kind", [SKA, CSKA])
+def test_frozen_keys_do_not_follow_the_parameters_and_heads_are_those_of_the_option(kind):
+    grid = Grid(3, 5)
+    layer, x = mixer(kind(heads=4), grid), torch.randn(2, 15, 16, dtype=F64)
+    layer.operator.freeze(grid)
+    out = layer(x, grid)
+    moved(layer.operator)
+    assert torch.equal(layer(x, grid), out)
+    cross = kind(heads=4).build_cross(Site(dim=16, heads=2, grid=grid, memory=Grid(2, 3)))
+    assert (cross.operator.heads, cross.operator.width) == (4, 8)
+
+
 @pytest.mark.parametrize("config", EVERY, ids=spell)
 def test_frozen_keys_are_constants_for_one_grid(config):
     layer = mixer(config, Grid(3, 5, 1))
