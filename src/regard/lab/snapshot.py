@@ -45,7 +45,7 @@ def write_snapshot(
     setting = study.setting(scale)
     if planned is None:
         planned = [] if setting.recipe is None else _planned(study, scale, seeds, rows)
-    value = {
+    value: dict[str, Any] = {
         "study": study.name,
         "title": study.title,
         "source": study.source,
