@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.tasks.cells import Cells
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 WORDS = ("supported", "contradicted", "suggested", "undecided")
@@ -28,7 +30,7 @@ class Evidence:
     @property
     def is_probe(self) -> bool:
         """Whether it asks for an ability on generated boards: no evidence on accuracy."""
-        return self.name.startswith("probes_")
+        return self.table.get("metric") == Cells.metric
 
     @property
     def report(self) -> str:

@@ -177,7 +177,7 @@ def results(name: str, evidence: Sequence[Evidence]) -> str:
     """Rows and verdicts of the studies that have the mechanism."""
     parts = []
     for study, labels, claims in on_mechanism(evidence, name):
-        if study.is_probe:
+        if study.name.removeprefix("probes_") in ABILITIES:  # shown above, as what it can do
             continue
         lines = {line["label"]: line for line in study.table["rows"]}
         rows = [
