@@ -39,7 +39,7 @@ def test_only_what_survives_correction_is_a_sentence() -> None:
     text = findings.finding(EVIDENCE)
     lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
     found = [(study, claim) for study, claim in judged(EVIDENCE) if claim["verdict"]["word"] in findings.WORDS[:2]]
-    decided = [claim for study, claim in found if not study.name.startswith("probes_")]
+    decided = [claim for study, claim in found if study.table["metric"] != "cells"]
     assert len(lines) == len(decided)
     for claim in decided:
         assert claim["verdict"]["holm"] is not False
@@ -47,7 +47,7 @@ def test_only_what_survives_correction_is_a_sentence() -> None:
 
 
 def test_claims_about_abilities_are_counted_apart() -> None:
-    probes = [study for study in EVIDENCE if study.name.startswith("probes_")]
+    probes = [study for study in EVIDENCE if study.table.get("metric") == "cells"]
     words = [claim["verdict"]["word"] for _, claim in judged(probes)]
     assert probes
     expected = f"Of {len(words)} claims about them {words.count('supported')} are supported, "
