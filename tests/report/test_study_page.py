@@ -88,7 +88,7 @@ def test_failed_and_missing_runs_are_said(study):
     path.write_text(json.dumps({**outcome, "status": "failed", "error": "loss is NaN at step 7", "metrics": {}}))
     (root / f"{4:012x}" / "outcome.json").unlink()
     page = render(root, "demo", "desk")
-    assert "SKA: 1 of 3 seeds failed (seed 0: loss is NaN at step 7)." in page
+    assert "SKA: 1 of 2 seeds failed (seed 0: loss is NaN at step 7)." in page
     assert "1 of 15 runs are missing" in page
     assert "(1 failed)" in page
 

@@ -175,9 +175,10 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
 def _segmenter_parts(host: str) -> tuple[str, dict[str, Any]] | None:
     """Of a segmenter's spelling: the host of its encoder, and fields of the task; None for other hosts."""
     from regard.models.create import parse_host
+    from regard.models.segmentation.segmenter import SEGMENTER
 
     name, options = parse_host(host)
-    if name != "segmenter":
+    if name != SEGMENTER:
         return None
     return _bare(options["host"]), {"head": options["head"], "size": options["img_size"]}
 
@@ -187,7 +188,7 @@ def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:
     import torch
 
     from regard.models.catalog import user_ports
-    from regard.models.create import create_model
+    from regard.models.saving import create_saved
     from regard.swapping.inspect import attention_layers
     from regard.swapping.layer_plan import read_layer_plan, spell_layer_plan
 
@@ -196,7 +197,7 @@ def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:
     if not mixers:
         return "host", ""
     with torch.device("meta"):
-        layers = attention_layers(create_model(_bare(description["host"]), None, extra=extra), user_ports(extra))
+        layers = attention_layers(create_saved(description["host"], extra), user_ports(extra))
     if len(set(mixers.values())) == 1 and mixers.keys() == layers.keys():
         return next(iter(mixers.values())), ""
     return "host", spell_layer_plan(read_layer_plan(mixers, extra))

@@ -16,7 +16,6 @@ from .cait import cait_s_32
 from .cvt import cvt_13, cvt_13_32
 from .metaformer import cskaformer_b36, cskaformer_s18, metaformer, skaformer_b36, skaformer_desk, skaformer_s18
 from .resnet import attended_resnet18, attended_resnet50
-from .segmenter import segmenter
 from .sequence_classifier import sequence_encoder
 from .swin import swin_t_32
 from .vit5 import vit5_base, vit5_large, vit5_small, vit5_xlarge
@@ -50,13 +49,10 @@ HOSTS: dict[str, Callable[..., nn.Module]] = {
 TOKEN_HOSTS: dict[str, Callable[..., nn.Module]] = {"sequence_encoder": sequence_encoder}
 """Models that take token ids instead of images, by name; they are not listed among the hosts of images."""
 
-PIXEL_HOSTS: dict[str, Callable[..., nn.Module]] = {"segmenter": segmenter}
-"""Models around another host, which give scores of pixels; not listed, since tasks make them by themselves."""
-
 
 def own_models(extra: Extra = ()) -> dict[str, Callable[..., nn.Module]]:
     """Functions or classes that build models, by name: Regard's and the user's; the user's have precedence."""
-    return {**HOSTS, **TOKEN_HOSTS, **PIXEL_HOSTS, **{item.__name__: item for item in extra if _is_model(item)}}
+    return {**HOSTS, **TOKEN_HOSTS, **{item.__name__: item for item in extra if _is_model(item)}}
 
 
 def _is_model(item: type | Callable[..., Any]) -> bool:
@@ -76,8 +72,6 @@ def make_regard_model(name: str, extra: Extra = (), **options: Any) -> nn.Module
     Raises: TypeError for an option that the host does not have; ConfigError for a stage that does not exist.
     """
     make = own_models(extra)[name]
-    if make in PIXEL_HOSTS.values():
-        return make(**options, extra=extra)
     if has_option(make, "features_only") or not options.pop("features_only", False):
         return make(**options)
     from .pyramids import feature_backbone

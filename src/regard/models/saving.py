@@ -30,6 +30,7 @@ from regard.swapping.swap import plan_layers
 
 from .catalog import user_ports
 from .create import create_model, parse_host, spell_host
+from .segmentation.segmenter import SEGMENTER, SEGMENTER_OPTIONS, make_segmenter
 
 FORMAT = "regard-model"
 _FIELDS = ("format", "host", "swaps", "sha256")
@@ -261,9 +262,23 @@ def rebuild(about: dict[str, Any], extra: Extra = (), older: bool = False) -> nn
 
     extra: the user's own mechanisms, models and ports that it needs. older: see `build_matching`. Raises: RegardError.
     """
-    model = create_model(about["host"], None, extra=extra)
+    model = create_saved(about["host"], extra)
     replay_swaps(model, about["swaps"], extra, older)
     return model
+
+
+def create_saved(host: str, extra: Extra = ()) -> nn.Module:
+    """The model of a spelled host of `model_recipe`, a segmenter or one of `create_model`. Raises: RegardError."""
+    name, options = parse_host(host)
+    if name != SEGMENTER:
+        return create_model(host, None, extra=extra)
+    parts: dict[str, Any] = {name: options.get(name) for name in SEGMENTER_OPTIONS}
+    if options.keys() != parts.keys():
+        raise ConfigError(f"{host} is not the spelling of a segmenter, with {', '.join(parts)}")
+    return make_segmenter(
+        parts["host"], None, parts["head"], classes=parts["num_classes"], size=parts["img_size"],
+        channels=parts["in_chans"], extra=extra,
+    )  # fmt: skip
 
 
 def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = (), older: bool = False) -> None:

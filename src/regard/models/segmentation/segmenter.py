@@ -30,6 +30,8 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
 }
 """Heads by name. pixels: a linear layer whose outputs are the scores of a token's pixels."""
 AUXILIARY_WEIGHT = 0.4
+SEGMENTER, SEGMENTER_OPTIONS = "segmenter", ("host", "head", "num_classes", "img_size", "in_chans")
+"""How a segmenter is spelled in a saved folder."""
 
 
 class TokenMaps(nn.Module):
@@ -161,8 +163,8 @@ def make_segmenter(
         plan.warn()
         faithful = bool(parse_host(host)[1].get("pretrained")) and pretrained
         plan.apply(faithful=faithful)
-    sizes = {"num_classes": classes, "img_size": size, "in_chans": channels}
-    model.regard_host = ("segmenter", {"host": host, "head": head, **sizes})  # type: ignore[assignment]
+    options = dict(zip(SEGMENTER_OPTIONS, (host, head, classes, size, channels), strict=True))
+    model.regard_host = (SEGMENTER, options)  # type: ignore[assignment]
     model.regard_extra, model.img_size = tuple(extra), size  # type: ignore[assignment]
     return cast(Segmenter, remove(model, example=example)) if removed else model
 
