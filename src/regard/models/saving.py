@@ -272,12 +272,12 @@ def create_saved(host: str, extra: Extra = ()) -> nn.Module:
     name, options = parse_host(host)
     if name != SEGMENTER:
         return create_model(host, None, extra=extra)
-    parts: dict[str, Any] = {name: options.get(name) for name in SEGMENTER_OPTIONS}
-    if options.keys() != parts.keys():
-        raise ConfigError(f"{host} is not the spelling of a segmenter, with {', '.join(parts)}")
+    given: dict[str, Any] = {name: options.get(name) for name in SEGMENTER_OPTIONS}
+    if options.keys() != given.keys():
+        raise ConfigError(f"{host} is not the spelling of a segmenter, with {', '.join(given)}")
     return make_segmenter(
-        parts["host"], None, parts["head"], classes=parts["num_classes"], size=parts["img_size"],
-        channels=parts["in_chans"], extra=extra,
+        given["host"], None, given["head"], classes=given["num_classes"], size=given["img_size"],
+        channels=given["in_chans"], extra=extra,
     )  # fmt: skip
 
 
