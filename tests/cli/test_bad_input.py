@@ -196,15 +196,15 @@ def test_a_dry_run_of_what_cannot_be_built_says_so_beside_its_table(capsys) -> N
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["run", "quikstart"], "did you mean quickstart"),
+        (["run", "quikstart"], "did you mean quickstart?"),
         (["run", "quickstart", "--rows", "Softmx"], "no row of quickstart matches 'Softmx'"),
         (["run", "quickstart", "--seeds", "0"], "1 to 10000, not 0"),
         (["run", "quickstart", "--data", "digit"], "did you mean digits"),
         (["run", "quickstart", "--host", "vit_tinny_patch16_224"], "vit_tiny_patch16_224"),
-        (["show", "quikstart"], "did you mean quickstart"),
-        (["status", "quikstart"], "did you mean quickstart"),
+        (["show", "quikstart"], "did you mean quickstart?"),
+        (["status", "quikstart"], "did you mean quickstart?"),
         (["status", "--scale", "desc"], "no scale 'desc'; did you mean desk"),
-        (["export", "quikstart"], "did you mean quickstart"),
+        (["export", "quikstart"], "did you mean quickstart?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -42,7 +42,7 @@ def test_list_is_json_and_loads_no_torch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "quikstart"), "did you mean quickstart"),
+        (("run", "quikstart"), "did you mean quickstart?"),
         (("run", "quickstart", "--scale", "smoke", "--rows", "SKB"), "did you mean SKA"),
         (("run", "quickstart", "--scale", "paper"), "no scale 'paper'"),
         (("run", "quickstart", "--workers", "-1"), "--workers is 0 or more"),

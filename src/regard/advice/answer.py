@@ -93,7 +93,7 @@ class Recommendation:
     doubts: tuple[str, ...] = field(default=())
 
 
-def kept(result: Recommendation, agreement: str) -> str:
+def agreement_text(result: Recommendation, agreement: str) -> str:
     """What a plan keeps of the model's answers, as text. agreement: in percent."""
     if result.dense:
         return f"gives maps of classes with a mean IoU of {agreement} % to the model's own"

@@ -2,7 +2,7 @@
 
 from regard.swapping.layer_plan import spell_or_none
 
-from .answer import Recommendation, kept
+from .answer import Recommendation, agreement_text
 from .layer_costs import OWN
 from .search import cost_of
 from .user_model import UserModel
@@ -65,8 +65,8 @@ def _hard_budget(result: Recommendation) -> list[str]:
         )
     if (agreement := best.agreement.mean or 0.0) < KEPT:
         lines.append(
-            f"the recommended plan {kept(result, f'{agreement:.0f}')} only: teach it (regard distill) and fine-tune it "
-            "before you use it, or ask for less"
+            f"the recommended plan {agreement_text(result, f'{agreement:.0f}')} only: teach it (regard distill) and "
+            "fine-tune it before you use it, or ask for less"
         )
     near = [plan for plan in result.plans if share < plan.share(kind) <= share + NEAR]
     plan = min(near, key=lambda plan: plan.divergence.mean or 0.0, default=None)

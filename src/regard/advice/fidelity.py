@@ -18,6 +18,7 @@ from regard.core.eval_mode import eval_mode
 from regard.measure.bench_model import output_tensor
 from regard.measure.statistics import Interval, interval, share_interval
 from regard.swapping.layer_plan import LayerPlan
+from regard.tasks.segmentation.score import margins, miou
 
 from .substitutes import Substitutes
 
@@ -167,11 +168,9 @@ def _agreement(before: Int64[Tensor, "B ..."], after: Int64[Tensor, "B ..."], cl
     """For each image whether its best class is the same, or the mean IoU of both maps over the classes in them."""
     if before.ndim == 1:
         return (before == after).float()
-    pairs = (before * classes + after).flatten(1)
-    table = torch.stack([row.bincount(minlength=classes**2) for row in pairs]).view(-1, classes, classes)
-    both = table.diagonal(dim1=1, dim2=2)
-    either = table.sum(1) + table.sum(2) - both
-    return (both / either.clamp_min(1)).sum(1) / (either > 0).sum(1)
+    pairs = (before * classes + after).flatten(1).cpu().numpy()
+    tables = (np.bincount(row, minlength=classes**2).reshape(classes, classes) for row in pairs)
+    return torch.tensor([miou(margins(table)) / 100 for table in tables])
 
 
 def _change(before: Tensor, after: Tensor, images: int) -> tuple[Tensor, Tensor]:

@@ -107,15 +107,9 @@ def finetuning(
 ) -> "Run":
     """The run that starts from the weights of `start`. Raises: ConfigError, StoreError."""
     from regard.models.sizes import size_of, sized
-    from regard.train.run import Run
 
     host, present, present_plan, source = _start(start, results, extra)
-    own_task, own_fields = "classification", {}
-    if isinstance(source, Run):
-        own_task, own_fields = source.task.name, {name: getattr(source.task, name) for name in source.task.model_fields}
-        own_fields["size"] = getattr(source.task, "size", None)
-    elif source is not None and (parts := _segmenter_parts(host)):
-        own_task, (host, own_fields) = "segmentation", parts
+    own_task, host, own_fields = _own_task(host, source)
     if plan:
         from regard.swapping.layer_plan import read_layer_plan, spell_layer_plan
 
@@ -172,15 +166,23 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     return spell_host(name, {**options, "pretrained": True}), "host", "", None
 
 
-def _segmenter_parts(host: str) -> tuple[str, dict[str, Any]] | None:
-    """Of a segmenter's spelling: the host of its encoder, and fields of the task; None for other hosts."""
+def _own_task(host: str, source: "Run | Saved | None") -> tuple[str, str, dict[str, Any]]:
+    """(name of the task that the weights are of, host inside its model, fields that belong to the model, and size)."""
     from regard.models.create import parse_host
     from regard.models.segmentation.segmenter import SEGMENTER
+    from regard.train.run import Run
 
+    if isinstance(source, Run):
+        names = (*source.task.model_fields, "size")
+        return (
+            source.task.name,
+            host,
+            {name: getattr(source.task, name) for name in names if hasattr(source.task, name)},
+        )
     name, options = parse_host(host)
-    if name != SEGMENTER:
-        return None
-    return _bare(options["host"]), {"head": options["head"], "size": options["img_size"]}
+    if source is None or name != SEGMENTER:
+        return "classification", host, {}
+    return "segmentation", _bare(options["host"]), {"head": options["head"], "size": options["img_size"]}
 
 
 def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:

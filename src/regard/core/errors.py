@@ -63,17 +63,28 @@ def require(package: str, extra: str = "lab") -> None:
         raise MissingExtra(error.name or package, extra) from error
 
 
+CLOSE, APART = 0.5, 0.25
+"""Likenesses, between 0 and 1: the least of a suggestion, and how far others may lie below the best one."""
+
+
 def nearest(name: object, options: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the closest options, or all of them when they are few.
 
     name: what came, a string or not.
     """
     options = sorted(options)
-    close = difflib.get_close_matches(name, options, n=3, cutoff=0.5) if isinstance(name, str) else []
+    close = _closest(name, options) if isinstance(name, str) else []
     if not close and isinstance(name, str):
         lower = {option.lower(): option for option in options}
-        close = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)]
+        close = [lower[match] for match in _closest(name.lower(), lower)]
     if close:
         return f"did you mean {' or '.join(close)}?"
     between = "; " if any("," in option for option in options) else ", "
     return f"known: {between.join(options)}" if len(options) <= 40 else f"there are {len(options)} names"
+
+
+def _closest(name: str, options: Iterable[str]) -> list[str]:
+    """At most three options that are like a name, the closest first; none that is much less like it than the first."""
+    close = difflib.get_close_matches(name, options, n=3, cutoff=CLOSE)
+    likeness = [difflib.SequenceMatcher(None, option, name).ratio() for option in close]
+    return [option for option, ratio in zip(close, likeness, strict=True) if ratio > likeness[0] - APART]

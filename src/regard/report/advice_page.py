@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from regard import __version__
-from regard.advice.answer import Recommendation, VerifiedPlan, kept
+from regard.advice.answer import Recommendation, VerifiedPlan, agreement_text
 from regard.advice.attention_use import summary
 from regard.advice.search import as_plan
 from regard.core import MixerConfig
@@ -64,7 +64,7 @@ def answer(result: Recommendation) -> list[str]:
         return [f"Keep the model as it is: no plan within {result.budget} was found."]
     return [
         f"Recommended {'within' if result.met else 'as the nearest to'} {result.budget}: {_described(best)}.",
-        f"It needs {costs}, and {kept(result, interval_text(best.agreement))} "
+        f"It needs {costs}, and {agreement_text(result, interval_text(best.agreement))} "
         f"(divergence {interval_text(best.divergence)} nats).",
     ]
 

@@ -30,8 +30,8 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
 }
 """Heads by name. pixels: a linear layer whose outputs are the scores of a token's pixels."""
 AUXILIARY_WEIGHT = 0.4
-SEGMENTER, SEGMENTER_OPTIONS = "segmenter", ("host", "head", "num_classes", "img_size", "in_chans")
-"""How a segmenter is spelled in a saved folder."""
+SEGMENTER, SEGMENTER_OPTIONS = "regard.segmenter", ("host", "head", "num_classes", "img_size", "in_chans")
+"""How a saved folder spells a segmenter: no function of a user has such a name."""
 
 
 class TokenMaps(nn.Module):
