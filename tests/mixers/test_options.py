@@ -69,7 +69,24 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "DynamicConv(kernel=3, axes=1)": {"causal": True},
 }  # fmt: skip
-PAIRS = [(base, name, value) for base, changes in CHANGES.items() for name, value in changes.items()]
+"""Spelling -> options and other values, each alone; a mechanism that is not here has those that its `samples` change."""
+
+
+def sampled(kind: type[MixerConfig]) -> dict[str, dict[str, Any]]:
+    """What the further samples of a mechanism change in its first one."""
+    first, *further = map(parse, kind.samples)
+    found = {
+        field.name: getattr(sample, field.name)
+        for sample in further
+        for field in fields(kind)
+        if field.name not in SHARED and getattr(sample, field.name) != getattr(first, field.name)
+    }
+    return {kind.samples[0]: found}
+
+
+LISTED = {type(parse(base)) for base in CHANGES}
+ALL = CHANGES | {base: found for kind in MIXERS if kind not in LISTED for base, found in sampled(kind).items()}
+PAIRS = [(base, name, value) for base, changes in ALL.items() for name, value in changes.items()]
 
 
 def outputs(config: MixerConfig, state: dict[str, Tensor] | None = None) -> tuple[list[Tensor], dict[str, Tensor]]:
