@@ -69,7 +69,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "DynamicConv(kernel=3, axes=1)": {"causal": True},
 }  # fmt: skip
-"""Spelling -> options and other values, each alone; a mechanism that is not here has those that its `samples` change."""
+"""Spelling -> options and other values, each alone. A mechanism that is not here has those of its `samples`."""
 
 
 def sampled(kind: type[MixerConfig]) -> dict[str, dict[str, Any]]:
