@@ -259,8 +259,8 @@ whether a direction holds there, not whether a printed number is right. "Support
 [corrected](deciding.md) over a study's claims. An entry that several claims of studies judge counts by its most decided
 one.
 Studies that nobody ran (`regard study show NAME` has the hours of each) would take about {hours:.0f} hours, one run
-after another; these hours follow from timed steps of each study's baseline on one core beside other jobs, without
-networks that its rows start from: read them as an order of magnitude.
+after another; these hours follow from timed steps of each study's baseline, and of the networks that it starts or
+learns from, on one core beside other jobs: read them as an order of magnitude.
 
 {table(("kind", "claims", "judged", *states), summary)}
 

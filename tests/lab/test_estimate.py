@@ -22,7 +22,7 @@ def test_every_row_is_timed_once_and_kept(tmp_path: Path) -> None:
     store = Results(tmp_path)
     first = estimate(STUDY, "smoke", store, 1, told.append)
     assert told == ["softmax", "w/o"]
-    assert all(0 < first[label] < 60 for label in told)
+    assert all(0 < first[label, 0] < 60 for label in told)
     assert estimate(STUDY, "smoke", store, 1, told.append) == first
     assert len(told) == 2
     assert list(read_json(tmp_path / "estimates.json")) == [machine(1)]
@@ -42,12 +42,12 @@ def test_seconds_are_steps_and_evaluations() -> None:
 def test_times_kept_for_this_machine_are_used(tmp_path: Path) -> None:
     keys = [STUDY.run("smoke", row, 0).key for row in ROWS]
     write_json(tmp_path / "estimates.json", {machine(2): {key: {"step": 1.0, "image": 0.0} for key in keys}})
-    assert estimate(STUDY, "smoke", Results(tmp_path), 2) == {"softmax": 2.0, "w/o": 2.0}
+    assert estimate(STUDY, "smoke", Results(tmp_path), 2) == {("softmax", 0): 2.0, ("w/o", 0): 2.0}
 
 
 def test_finished_runs_know_better(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    guess = {"softmax": 7200.0, "w/o": 3600.0}
+    guess = {("softmax", 0): 7200.0, ("w/o", 0): 3600.0}
     assert hours(STUDY, "smoke", store, guess, 1) == (6.0, 6.0)
     assert hours(STUDY, "smoke", store, guess, 2) == (3.0, 3.0)
     done = STUDY.run("smoke", ROWS[0], 0)
@@ -56,10 +56,30 @@ def test_finished_runs_know_better(tmp_path: Path) -> None:
     assert hours(STUDY, "smoke", store, {}, 1) == (2.0, 1.5)  # the other row as this one
 
 
+def test_what_rows_start_and_learn_from_is_counted_once(tmp_path: Path) -> None:
+    """Each seed has a start of its own; both rows have one teacher, which is not a row."""
+    rows = [replace(row, start=replace(row, recipe={"lr": 1e-4})) for row in ROWS]
+    teacher = Row("teacher", Softmax(), recipe={"epochs": 2})
+    study = replace(STUDY, settings={"smoke": replace(STUDY.setting("smoke"), rows=(rows[0], ROWS[1]))})
+    seeds = len(STUDY.setting("smoke").numbers)
+    store = Results(tmp_path)
+    timed = estimate(study, "smoke", store, 1)
+    assert set(timed) == {("softmax", 0), ("softmax", 1), ("w/o", 0)}
+    guess = {("softmax", 0): 3600.0, ("softmax", 1): 36000.0, ("w/o", 0): 360.0}
+    assert hours(study, "smoke", store, guess, 1) == pytest.approx((11.1 * seeds, 11.1 * seeds))
+    (start,) = study.run("smoke", rows[0], 0).needs()
+    store.finish(start.key, {"status": "done", "metrics": {"top1": 1.0}, "seconds": 7200.0})
+    assert hours(study, "smoke", store, guess, 1) == pytest.approx((3.1 * seeds, 3.1 * seeds - 2))
+    taught = tuple(replace(row, teacher=teacher) for row in ROWS)
+    study = replace(STUDY, settings={"smoke": replace(STUDY.setting("smoke"), rows=taught)})
+    guess = {("softmax", 0): 3600.0, ("w/o", 0): 3600.0, ("softmax", 1): 36000.0}
+    assert hours(study, "smoke", store, guess, 1)[0] == pytest.approx(12 * seeds)
+
+
 def test_a_row_that_cannot_be_built_is_left_out(tmp_path: Path) -> None:
     rows = (*ROWS, Row("none", None, host="no_such_host"))
     study = replace(STUDY, settings={"smoke": replace(STUDY.setting("smoke"), rows=rows)})
-    assert set(estimate(study, "smoke", Results(tmp_path), 1)) == {"softmax", "w/o"}
+    assert set(estimate(study, "smoke", Results(tmp_path), 1)) == {("softmax", 0), ("w/o", 0)}
 
 
 @pytest.mark.parametrize("augment", ["crop", "shift", "timm:rand-m9-mstd0.5"])
@@ -80,7 +100,7 @@ def test_what_is_timed_is_what_runs_and_fetches_nothing(tmp_path: Path, monkeypa
     rows = (Row("softmax", Softmax()),)
     study = replace(STUDY, settings={"smoke": replace(STUDY.setting("smoke"), task=task, rows=rows)})
     assert [row.error for row in dry_run(study, "smoke")] == [""]
-    assert set(estimate(study, "smoke", Results(tmp_path), 1)) == {"softmax"}
+    assert set(estimate(study, "smoke", Results(tmp_path), 1)) == {("softmax", 0)}
     assert fetched == []
     assert task.built(Softmax(), 10, 1).num_classes == 10
     assert fetched == ["weights"]

@@ -75,7 +75,7 @@ def show_study(
     store, setting = Results(results), study.setting_name(scale)
     runs = study.runs(scale) if study.setting(scale).recipe else ()
     number = min(workers or usual_workers(), max(len(runs), 1))
-    estimates: dict[str, float] = {}
+    estimates: dict[tuple[str, int], float] = {}
     if runs and estimate and scale != "paper":
         from regard.lab.estimate import estimate as time_rows
 
@@ -92,7 +92,7 @@ def show_study(
     return show(lines, as_json, f"{study.title} ({study.source}), {setting} scale", notes)
 
 
-def _line(row: Any, runs: list[Any], store: Results, estimates: dict[str, float]) -> dict[str, Any]:
+def _line(row: Any, runs: list[Any], store: Results, estimates: dict[tuple[str, int], float]) -> dict[str, Any]:
     """One row: its mechanism, its runs by state, and the mean seconds of a run."""
     states = [store.status(run.key) for run in runs]
     times = [(store.outcome(run.key) or {}).get("seconds") for run in runs]
@@ -100,12 +100,16 @@ def _line(row: Any, runs: list[Any], store: Results, estimates: dict[str, float]
     return {
         "row": row.label, "mechanism": _mechanism(row), "control": row.control, "seeds": len(runs),
         "done": states.count("done"), "failed": states.count("failed"), "running": states.count("running"),
-        "seconds a run": round(sum(seconds) / len(seconds), 1) if seconds else None,
-        "estimate": None if row.label not in estimates else round(estimates[row.label], 1),
+        "seconds a run": _rounded(sum(seconds) / len(seconds) if seconds else None),
+        "estimate": _rounded(estimates.get((row.label, 0))),
     }  # fmt: skip
 
 
-def _hours(study: "Study", scale: str, store: Results, estimates: dict[str, float], workers: int) -> str:
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
+
+
+def _hours(study: "Study", scale: str, store: Results, estimates: dict[tuple[str, int], float], workers: int) -> str:
     """How many hours the study takes, as a sentence."""
     from regard.lab.estimate import hours
 
@@ -113,7 +117,10 @@ def _hours(study: "Study", scale: str, store: Results, estimates: dict[str, floa
     if not total:
         return "the hours can be estimated after the first finished run"
     source = "from finished runs where there are any, else from a few timed steps"
-    return f"about {total:.2f} hours with {workers} workers on this machine, {left:.2f} hours left ({source})"
+    first = (
+        ", with the networks that rows start or learn from" if any(run.needs() for _, run in study.runs(scale)) else ""
+    )
+    return f"about {total:.2f} hours with {workers} workers on this machine, {left:.2f} hours left{first} ({source})"
 
 
 def _show_snapshot(name: str, setting: str, results: Path, as_json: bool) -> None:

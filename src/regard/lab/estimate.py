@@ -5,8 +5,7 @@ Measured times are stored by machine in estimates.json of the results folder. Ti
 
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
     from .study import Study
 
+Part = tuple[str, int]
+"""The label of a row, and 0 for its own runs, or the number of a run that these need first, such as their start."""
 SECONDS, STEPS = 2.0, 5
 """A row is timed until one of these limits is reached, after one step that is not counted."""
 
@@ -45,33 +46,39 @@ class Speed:
 
 def estimate(
     study: "Study", scale: str, store: Results, workers: int, report: Callable[[str], None] | None = None
-) -> dict[str, float]:
-    """Estimated seconds of one run of each row on this machine; rows that cannot be built or timed are left out.
+) -> dict[Part, float]:
+    """Estimated seconds of one run of each row, and of each run that it needs first, on this machine.
 
-    workers: runs at the same time, which divide the cores. report: called with the label of each row that is timed.
+    Runs that cannot be built or timed are left out. workers: runs at the same time, which divide the cores. report:
+    called with the label of each row that is timed.
     """
     path, name = store.root / "estimates.json", machine(workers)
     machines = read_json(path) if path.exists() else {}
     speeds: dict[str, dict[str, float]] = dict(machines.get(name) or {})
     stored = len(speeds)
-    estimates = {}
+    estimates: dict[Part, float] = {}
     seed = study.setting(scale).numbers[0]
     for row in study.rows(scale):
-        run = study.run(scale, row, seed)
-        try:
-            counts = run.task.sample_counts()
-            if run.key not in speeds:
-                if report is not None:
-                    report(row.label)
-                with threads(workers):
-                    speed = measure(run)
-                speeds[run.key] = {"step": speed.step, "image": speed.image}
-        except (RegardError, RuntimeError):
-            continue
-        estimates[row.label] = _seconds(run, Speed(**speeds[run.key]), *counts)
+        for number, run in enumerate(_in_order(study.run(scale, row, seed))):
+            try:
+                counts = run.task.sample_counts()
+                if run.key not in speeds:
+                    if report is not None:
+                        report(row.label if not number else f"what {row.label} needs first")
+                    with threads(workers):
+                        speed = measure(run)
+                    speeds[run.key] = {"step": speed.step, "image": speed.image}
+            except (RegardError, RuntimeError):
+                continue
+            estimates[row.label, number] = _seconds(run, Speed(**speeds[run.key]), *counts)
     if len(speeds) > stored:
         write_json(path, {**machines, name: speeds})
     return estimates
+
+
+def _in_order(run: "Run") -> "list[Run]":
+    """A run, and all that it needs first: its start, its teacher and theirs, in the same order for each seed."""
+    return [run, *(further for needed in run.needs() for further in _in_order(needed))]
 
 
 def machine(workers: int) -> str:
@@ -150,26 +157,37 @@ def threads(workers: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def hours(study: "Study", scale: str, store: Results, estimates: dict[str, float], workers: int) -> tuple[float, float]:
-    """(hours of the whole study, hours of its missing runs), from finished runs, else from `estimates` by row.
+def hours(
+    study: "Study", scale: str, store: Results, estimates: Mapping[Part, float], workers: int
+) -> tuple[float, float]:
+    """(hours of the whole study, hours of its missing runs), from finished runs, else from `estimates`.
 
-    estimates: seconds of one run, as `estimate` returns them. A row without either counts as the mean of the others.
+    Runs that rows start or learn from are counted, once each. estimates: as `estimate` returns them. What has neither
+    counts as the mean of the same part of other rows, or of all.
     """
-    finished = {row.label: list[float]() for row in study.rows(scale)}
-    missing, planned = Counter[str](), Counter[str]()
-    for row, run in study.runs(scale):
-        planned[row.label] += 1
-        outcome = store.outcome(run.key)
-        if outcome is None:
-            missing[row.label] += 1
-        elif isinstance(outcome.get("seconds"), int | float):
-            finished[row.label].append(float(outcome["seconds"]))
-    seconds = {label: fmean(times) for label, times in finished.items() if times}
-    seconds = {label: value for label, value in estimates.items() if label in finished} | seconds
-    mean = fmean(seconds.values()) if seconds else 0.0
+    parts = _parts(study, scale)
+    outcomes = {key: store.outcome(key) for key in parts}
+    finished: dict[Part, list[float]] = {}
+    for key, outcome in outcomes.items():
+        if isinstance((outcome or {}).get("seconds"), int | float):
+            finished.setdefault(parts[key], []).append(float(outcome["seconds"]))  # type: ignore[index]
+    known = {**estimates, **{part: fmean(times) for part, times in finished.items()}}
     per_hour = max(workers, 1) * 3600
-    total, left = (
-        sum(number * seconds.get(label, mean) for label, number in runs.items()) / per_hour
-        for runs in (planned, missing)
-    )
-    return total, left
+
+    def seconds(part: Part) -> float:
+        alike = [value for (_, number), value in known.items() if number == part[1]]
+        return known[part] if part in known else fmean(alike or known.values() or [0.0])
+
+    total = sum(seconds(part) for part in parts.values())
+    left = sum(seconds(part) for key, part in parts.items() if outcomes[key] is None)
+    return total / per_hour, left / per_hour
+
+
+def _parts(study: "Study", scale: str) -> dict[str, Part]:
+    """The part of every run of a study, and of those that they need first, by its key."""
+    parts: dict[str, Part] = {}
+    for row, run in study.runs(scale):
+        for number, needed in enumerate(_in_order(run)):
+            if needed.key not in parts or number == 0:
+                parts[needed.key] = (row.label, number)
+    return parts
