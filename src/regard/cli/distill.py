@@ -35,6 +35,9 @@ def distill(
     ] = 0,
     lr: Annotated[float, typer.Option(help="Learning rate of the layers; a tenth of it for the whole model.")] = 1e-3,
     batch: Annotated[int, typer.Option(min=1, help="Images of a step.")] = 16,
+    augment: Annotated[
+        str, typer.Option(help="Of the images, as in a recipe: flip, crop, shift, resized; none, where sides matter.")
+    ] = "flip",
     images: Annotated[int, typer.Option(min=16, help="Images to use; a quarter of them judges.")] = 400,
     pretrained: Pretrained = False,
     out: Annotated[
@@ -64,8 +67,8 @@ def distill(
         )
     user.network.to(find_device(device))
     pictures = read_images(user, data, images)
-    layers = Distillation(steps=steps, lr=lr, batch=batch)
-    scores = Distillation(steps=score_steps, lr=lr / 10, batch=batch)
+    layers = Distillation(steps=steps, lr=lr, batch=batch, augment=augment)
+    scores = Distillation(steps=score_steps, lr=lr / 10, batch=batch, augment=augment)
     outcome = distill_model(user, plan, pictures, layers, scores, out, rank=lora, extra=extra, report=progress)
     if as_json:
         show(_rows(outcome), as_json)

@@ -153,6 +153,7 @@ ANALYSES: dict[str, tuple[str, str, str]] = {
     "mita_fig8": ("regard.studies.mita.trained_figures:FIGURE8", "Overlap of keys and queries", "MiTA, Figure 8"),
     "mita_fig9": ("regard.studies.mita.trained_figures:FIGURE9", "Another mechanism at inference", "MiTA, Figure 9"),
     "mita_fig10": ("regard.studies.mita.trained_figures:FIGURE10", "Other numbers at inference", "MiTA, Figure 10"),
+    "swap_distillation": ("regard.studies.swap_distillation", "What distillation gives back after a swap", "Regard"),
     "host_counts": ("regard.studies.host_counts", "Sizes of the models of two papers", "SKA and SNE, Tables 1 and 2"),
     "errata": ("regard.studies.errata", "What the printed numbers cannot be", "the four papers"),
 }
