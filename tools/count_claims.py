@@ -9,14 +9,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard.core import RegardError
-from regard.lab.estimate import estimate, hours
+from regard.lab.estimate import baseline_hours
 from regard.lab.study import Row, Setting, Study
 from regard.store.files import write_atomically
 from regard.store.results import Results
@@ -66,12 +65,9 @@ def desk_hours(study: Study) -> float | None:
     setting = study.settings.get("desk")
     if setting is None or setting.recipe is None:
         return None
-    one = next((row for row in setting.rows if row.label == study.baseline), setting.rows[0])
-    alone = replace(study, settings={"desk": replace(setting, rows=(one,))}, baseline=one.label, claims=())
     with tempfile.TemporaryDirectory() as folder:
-        store = Results(Path(folder))
-        seconds = estimate(alone, "desk", store, 1)
-        return round(hours(study, "desk", store, seconds, 1)[0], 1) if seconds else None
+        found = baseline_hours(study, "desk", Results(Path(folder)), 1)
+        return round(found[0], 1) if found else None
 
 
 def main(names: Sequence[str]) -> None:

@@ -53,6 +53,12 @@ def test_list_is_json_and_loads_no_torch() -> None:
         (("run", "quickstart", "--dry-run", "--seeds", "0", "--fresh"), "leave out --seeds, --fresh"),
         (("run", "quickstart", "--dry-run", "--on", "ray", "--cpus", "2"), "leave out --on, --cpus"),
         (("run", "quickstart", "--on", "print", "--gpu", "H100", "--utilisation", "0"), "what a --dry-run needs"),
+        (("run",), "give the name of a study (`regard study list` shows all), or --all"),
+        (("run", "quickstart", "--all", "--decide"), "or --all for all of them"),
+        (("run", "--all", "--scale", "desk"), "--all plans which studies to decide, each as it is: add --decide"),
+        (("run", "--all", "--decide", "--rows", "SKA"), "each as it is: leave out --rows"),
+        (("run", "--all", "--decide"), "smoke scale judges no claim"),
+        (("run", "--all", "--decide", "--scale", "desk", "--hours", "0"), "--hours is a positive number, not 0"),
         (("run", "quickstart", "--on", "ray", "--memory", "inf"), "Invalid value for '--memory'"),
         (("export", "quickstart", "--format", "xml"), "no format 'xml'"),
         (("export", "quickstart", "--results", "/nowhere"), "no results of quickstart"),
@@ -63,6 +69,24 @@ def test_wrong_use_is_exit_2(arguments: tuple[str, ...], message: str) -> None:
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_plan_of_all_studies_begins_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from regard.studies import STUDIES
+
+    monkeypatch.setattr("regard.cli.study_all.STUDIES", {name: STUDIES[name] for name in ("quickstart", "mita_table3")})
+    arguments = ["study", "run", "--all", "--scale", "desk", "--decide", "--hours", "3", "--dry-run", "--json"]
+    monkeypatch.delenv("REGARD_DATA", raising=False)
+    assert run([*arguments, "--results", str(tmp_path)]) == 0
+    first, last = json.loads(capsys.readouterr().out)
+    assert (first["study"], first["open claims"], first["why"]) == ("quickstart", 4, "not begun: by a guess")
+    assert 0 < first["expected"] <= 0.8
+    assert first["per hour"] == pytest.approx(first["expected"] / first["hours"], rel=0.2)
+    assert (last["study"], last["expected"]) == ("mita_table3", 0)
+    assert last["why"].startswith("no data folder: pass --data-root")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["estimates.json"]
 
 
 def test_import_of_nothing_is_exit_2(tmp_path: Path) -> None:

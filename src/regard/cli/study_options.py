@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from regard.lab.study import Study
 
 Name = Annotated[str, typer.Argument(help="The study; `regard study list` shows all.")]
+NameOrNone = Annotated[str, typer.Argument(metavar="NAME", help="The study; `regard study list` shows all.")]
 Scale = Annotated[str, typer.Option(help="smoke (minutes; judges no claim), desk (hours) or paper (a cluster).")]
 Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*', separated by commas.")]
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds. Default: the study's own.")]

@@ -18,6 +18,7 @@ from regard.studies import ANALYSES
 from .analysis import run_and_print_analysis
 from .imports import Imports
 from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, use_data
+from .study_all import run_all
 from .study_display import Display, print_table
 from .study_options import (
     Cpus,
@@ -25,7 +26,7 @@ from .study_options import (
     Gpu,
     Host,
     Memory,
-    Name,
+    NameOrNone,
     NodesOfRun,
     On,
     Only,
@@ -46,7 +47,13 @@ if TYPE_CHECKING:
 
 
 def run(
-    name: Name,
+    name: NameOrNone = "",
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="All studies, with --decide: the most promising first; with --dry-run: only the plan."
+        ),
+    ] = False,
     scale: Scale = "smoke",
     rows: Rows = "*",
     seeds: Seeds = None,
@@ -94,6 +101,19 @@ def run(
     place_options = {"--on": None if on == "local" else on, "--workers": workers, "--cpus": cpus, "--memory": memory,
                      "--nodes": None if nodes == 1 else nodes, "--slurm": slurm, "--only": only}  # fmt: skip
     work_options = {"--retry": retry, "--fresh": fresh, "--dry-run": dry_run, "--decide": decide, "--hours": hours}
+    if every == bool(name):
+        raise ConfigError("give the name of a study (`regard study list` shows all), or --all for all of them")
+    if every:
+        refused = study_options | place_options | work_options | {"--gpu": gpu, "--utilisation": utilisation}
+        for option in ("--workers", "--compile", "--dry-run", "--decide", "--hours"):
+            refused.pop(option)
+        if (given := _given(refused | {"--import": modules})) or not decide:
+            what = f"leave out {', '.join(given)}" if given else "add --decide"
+            raise ConfigError(f"--all plans which studies to decide, each as it is: {what}")
+        use_data(data_root)
+        raise typer.Exit(
+            run_all(scale, Results(results), 6.0 if hours is None else hours, workers, compile, dry_run, as_json)
+        )
     if name in ANALYSES:
         given = _given(study_options | place_options | work_options)
         if given:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,15 @@ def estimate(
     if len(speeds) > stored:
         write_json(path, {**machines, name: speeds})
     return estimates
+
+
+def baseline_hours(study: "Study", scale: str, store: Results, workers: int) -> tuple[float, float] | None:
+    """As `hours`, with all rows as long as the baseline, which alone is timed; None if it cannot be timed here."""
+    setting = study.setting(scale)
+    one = next((row for row in setting.rows if row.label == study.baseline), setting.rows[0])
+    alone = {**study.settings, scale: replace(setting, rows=(one,))}
+    timed = estimate(replace(study, settings=alone, baseline=one.label, claims=()), scale, store, workers)
+    return hours(study, scale, store, timed, workers) if timed else None
 
 
 def _in_order(run: "Run") -> "list[Run]":

@@ -23,7 +23,8 @@ class Prospect:
     pilot: its paired seeds. mean, sd: of their differences; low, high: the 95 % interval of the deviation. target: the
     observed distance from what the claim has to exclude. decides: by number of seeds, the difference that they decide
     with 80 % probability. seeds: that decide the observed difference, None above 200. hours: for these seeds.
-    reachable: seeds in the hours given, chance: that they decide the observed difference; None without hours.
+    reachable: seeds in the hours given, chance: that they decide the observed difference; None without hours. of_gate:
+    of the baseline against a control.
     """
 
     text: str
@@ -38,6 +39,7 @@ class Prospect:
     hours: float | None
     reachable: int | None = None
     chance: float | None = None
+    of_gate: bool = False
 
 
 def prospects(
@@ -79,6 +81,7 @@ class _Compared:
     level: float
     within: float | None = None
     by: float = 0.0
+    of_gate: bool = False
 
     def target(self, mean: float) -> float:
         """The distance of a difference from what the claim has to exclude."""
@@ -88,7 +91,10 @@ class _Compared:
 def _compared(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> list[_Compared]:
     metric, baseline, level = snapshot["metric"], snapshot["baseline"], 1 - LEVEL
     controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
-    gate = [_Compared(f"gate: {baseline} is above {label}", (baseline, label), metric, level) for label in controls]
+    gate = [
+        _Compared(f"gate: {baseline} is above {label}", (baseline, label), metric, level, of_gate=True)
+        for label in controls
+    ]
     scale = snapshot.get("scale", "")
     judged = [claim if scale == "paper" else {**claim, "by": None} for claim in claims]
     return gate + [
@@ -124,7 +130,7 @@ def _prospect(
         text=compared.text, pilot=len(values), mean=mean, sd=sd, low=low, high=high, target=target,
         decides={n: decided_difference(n, sd, level) for n in SEEDS}, seeds=seeds,
         hours=None if seeds is None else missing_seconds(compared.rows, seeds, seconds, counts) / 3600 / workers,
-        reachable=reachable, chance=chance,
+        reachable=reachable, chance=chance, of_gate=compared.of_gate,
     )  # fmt: skip
 
 
