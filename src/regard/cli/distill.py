@@ -29,7 +29,7 @@ def distill(
     steps: Annotated[int, typer.Option(min=0, help="Steps in which each layer learns its predecessor's output.")] = 200,
     score_steps: Annotated[
         int, typer.Option(min=0, help="Steps after that in which the whole model learns the original's class scores.")
-    ] = 0,
+    ] = 400,
     lora: Annotated[
         int, typer.Option(min=0, help="Rank of LoRA with which the whole model learns; 0: all weights learn.")
     ] = 0,
