@@ -45,7 +45,7 @@ SENTENCES = {
     ): "Static keys are better than softmax from plain random weights, not where branches start at zero",
 }
 """(study, first row of a claim) -> the claim in plain words; others are printed as the table has them."""
-DATA = {"cifar10": "CIFAR-10", "digits-canvas": "digits on a canvas"}
+DATA = {"cifar10": "CIFAR-10", "digits-canvas": "digits on a canvas", "cued": "items that match a cue, IoU"}
 LIGHT = SHADES["light"]
 COLOURS = dict(zip(WORDS, (LIGHT["good"], LIGHT["bad"], LIGHT["c0"], LIGHT["control"]), strict=True))
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 11, "text.parse_math": False,

@@ -52,9 +52,13 @@ def test_only_what_survives_the_correction_is_supported() -> None:
     assert (against.word, against.side) == ("contradicted", -1)
 
 
-def test_what_is_not_judged_does_not_count_in_the_correction() -> None:
-    unjudged = judge(paired(SKA, SOFTMAX), refusal="the gate")
-    assert correct([judge(paired(SKA, SOFTMAX))] + [unjudged] * 50)[0].word == "supported"
+def test_what_is_not_judged_yet_counts_in_the_correction() -> None:
+    """Else the rows that are trained first would be judged more mildly than the whole study."""
+    strong, unjudged = judge(paired(SKA, SOFTMAX)), judge(paired({0: 1.0}, {0: 0.0}))
+    assert (unjudged.word, unjudged.p) == ("not judged", None)
+    six, seven = (correct([strong] + [unjudged] * n) for n in (6, 7))
+    assert [verdict[0].word for verdict in (six, seven)] == ["supported", "suggested"]
+    assert (seven[1], seven[1].holm) == (unjudged, None)
 
 
 def test_smoke_scale_and_a_closed_gate_judge_nothing() -> None:

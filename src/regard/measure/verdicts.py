@@ -26,8 +26,8 @@ class Verdict:
     it; None if not judged.
 
     needed: seeds that would decide an undecided claim with 80 % probability. task: whether the verdict stays the same
-    with the error of the test sample added. holm: whether it stays significant after Holm's correction over the judged
-    claims of the study.
+    with the error of the test sample added. holm: whether it stays significant after Holm's correction over all claims
+    of the study.
     """
 
     word: str
@@ -114,19 +114,16 @@ def judge(
 
 
 def correct(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts of a study's claims after Holm's correction over those that are judged.
+    """The verdicts of a study's claims after Holm's correction over all of them.
 
-    What survives it is supported or contradicted; what does not remains suggested.
+    What survives it is supported or contradicted; what does not remains suggested. Claims that are not judged yet count
+    as p = 1: whoever trains the promising rows first would otherwise pay for fewer claims than the study has.
     """
-    tested = [index for index, verdict in enumerate(verdicts) if verdict.p is not None]
-    significant = dict(zip(tested, holm([verdicts[index].p or 0.0 for index in tested]).tolist(), strict=True))
-    corrected = list(verdicts)
-    for index, survives in significant.items():
-        verdict = replace(verdicts[index], holm=survives)
-        if verdict.side:
-            corrected[index] = _corrected(verdict, survives, len(tested))
-        else:
-            corrected[index] = verdict
+    survives = holm([1.0 if verdict.p is None else verdict.p for verdict in verdicts]).tolist()
+    corrected = []
+    for verdict, holds in zip(verdicts, survives, strict=True):
+        judged = verdict if verdict.p is None else replace(verdict, holm=holds)
+        corrected.append(_corrected(judged, holds, len(verdicts)) if judged.side else judged)
     return corrected
 
 
