@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from regard.report.figures import front
 from regard.report.phrasing import number, signed
-from regard.report.theme import SHADES
+from regard.report.theme import SHADES, follow_scheme
 from regard.studies.probes.names import AVERAGE, BASELINE, NONE
 from regard.tasks.data.boards import ABILITIES
 from tools.generate import between
@@ -47,10 +47,13 @@ SENTENCES = {
 """(study, first row of a claim) -> the claim in plain words; others are printed as the table has them."""
 DATA = {"cifar10": "CIFAR-10", "digits-canvas": "digits on a canvas", "cued": "items that match a cue, IoU"}
 LIGHT = SHADES["light"]
+CELL_INK = ("#101010", "#fefefe")
+"""On pale and on dark cells, which have the same colour for all readers."""
 COLOURS = dict(zip(WORDS, (LIGHT["good"], LIGHT["bad"], LIGHT["c0"], LIGHT["control"]), strict=True))
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 11, "text.parse_math": False,
               "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": LIGHT["line"],
-              "text.color": LIGHT["ink"], "xtick.color": LIGHT["muted"], "ytick.color": LIGHT["muted"]}  # fmt: skip
+              "axes.labelcolor": LIGHT["muted"], "text.color": LIGHT["ink"], "xtick.color": LIGHT["muted"],
+              "ytick.color": LIGHT["muted"]}  # fmt: skip
 
 
 class Profile(NamedTuple):
@@ -134,11 +137,11 @@ def pictures(evidence: Sequence[Evidence]) -> dict[str, str]:
 
 
 def svg(figure: Figure) -> str:
-    """A figure as SVG on white, equal for equal data; lines end without blanks."""
+    """A figure as SVG for light and dark readers, equal for equal data; lines end without blanks."""
     out = io.StringIO()
     with matplotlib.rc_context(STYLE):
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return follow_scheme("\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n")
 
 
 def quality(study: Evidence) -> Figure:
@@ -154,7 +157,7 @@ def quality(study: Evidence) -> Figure:
             axes.plot([row["macs"] / 1e6] * 2, [row["low"], row["high"]], color=colour, linewidth=1.2)
             axes.plot(row["macs"] / 1e6, row["mean"], "X" if row["control"] else "o", color=colour)
         _labels(axes, [(_shown(row["label"]), row["macs"] / 1e6, row["mean"]) for row in rows])
-        axes.set_xlabel("million multiply-accumulates of the network, one image", color=LIGHT["muted"])
+        axes.set_xlabel("million multiply-accumulates of the network, one image")
         axes.set_title(
             f"top-1 accuracy on {_data(study)}, %: mean and 95 % interval of 3 seeds", loc="left", fontsize=11
         )
@@ -263,7 +266,7 @@ def profile_figure(scores: Profile) -> Figure:
         for line, (row, values) in enumerate(scores.rows.items()):
             for column, (value, share) in enumerate(zip(values, _shares(scores, row), strict=True)):
                 axes.add_patch(matplotlib.patches.Rectangle((column, line), 1, 1, color=colours(0.75 * share)))
-                ink = "white" if share > 0.7 else LIGHT["ink"]
+                ink = CELL_INK[share > 0.7]
                 axes.text(column + 0.5, line + 0.5, f"{value:.0f}", ha="center", va="center", fontsize=9, color=ink)
         axes.set(xlim=(0, len(scores.abilities)), ylim=(len(scores.rows), 0))
         axes.set_xticks([column + 0.5 for column in range(len(scores.abilities))], scores.abilities)

@@ -1,6 +1,7 @@
 """README's finding and its pictures follow from the committed evidence."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_the_pictures_have_what_is_drawn(name: str) -> None:
     texts = [line.partition(">")[2].partition("<")[0] for line in drawn]
     assert texts
     assert [text for text in texts if f">{text}<" not in committed] == [], "run `make generated`"
+
+
+@pytest.mark.parametrize("name", findings.pictures(EVIDENCE))
+def test_the_pictures_follow_a_dark_scheme(name: str) -> None:
+    """Each text has a colour that the scheme replaces, or that of a cell, which stays."""
+    committed = (ROOT / name).read_text()
+    assert '[style*="fill: #ffffff"] {fill: #14171a !important}' in committed, "run `make generated`"
+    replaced = set(re.findall(r'\[style\*="fill: (#\w+)"\]', committed))
+    colours = re.findall(r"<text style=\"[^\"]*fill: (#\w+)", committed)
+    assert len(colours) == committed.count("<text ")
+    assert set(colours) <= replaced | set(findings.CELL_INK)
+    assert not replaced & set(findings.CELL_INK)
 
 
 def test_only_what_survives_correction_is_a_sentence() -> None:

@@ -26,3 +26,17 @@ def palette() -> dict[str, Markup]:
         theme: ";".join(f"--{name}:{value}" for name, value in shades.items()) for theme, shades in SHADES.items()
     }
     return {theme: Markup("{" + text + "}") for theme, text in declarations.items()}
+
+
+def follow_scheme(svg: str) -> str:
+    """An SVG in the light theme's colours that takes the dark theme's where the reader's system is dark.
+
+    Viewers that know no media queries show the light one. Colours that are not the light theme's stay.
+    """
+    pairs = {(SHADES["light"][name], SHADES["dark"][name]): None for name in SHADES["light"]}
+    rules = "\n".join(
+        f'[style*="{part}: {light}"] {{{part}: {dark} !important}}'
+        for light, dark in pairs
+        for part in ("fill", "stroke")
+    )
+    return svg.replace("</style>", f"\n@media (prefers-color-scheme: dark) {{\n{rules}\n}}</style>", 1)
