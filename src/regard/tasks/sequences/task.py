@@ -36,6 +36,8 @@ log = logging.getLogger("regard.data")
 
 LEFT_TO_DATA = ("num_classes", "length", "vocabulary", "pairs", "mask")
 """Options of the host that the task sets."""
+EPOCHS = {"listops-mini": 5, "digits": 60, "imdb": 1, "pathfinder": 1, "pathfinder-9": 3, "pathfinder-mini": 3}
+"""Of the recipe without options, by data; 10 for others."""
 TEXT_HOST = "sequence_encoder(grams=5, merge=4)"
 """The host of texts at the desk scale; the published one is "sequence_encoder(pool='padded_mean')"."""
 
@@ -86,12 +88,12 @@ class Sequences(Task):
 
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
-        """Recipes of the desk scale: minutes on one core of a CPU.
+        """Recipes of the desk scale: minutes on one core of a CPU, hours for "listops" and "pathfinder" themselves.
 
         Texts get `TEXT_HOST`: from single bytes, thousands of steps give no more than a bag of bytes does.
         """
         recipe: dict[str, Any] = {"augment": "none", "smoothing": 0.0, "batch": 64, "lr": 2e-3}
-        recipe["epochs"] = {"listops-mini": 5, "digits": 60, "imdb": 1}.get(data, 10)
+        recipe["epochs"] = EPOCHS.get(data, 10)
         task: dict[str, Any] = {"host": "sequence_encoder"}
         if sets.known_facts(data).alphabet == "bytes":
             task["host"], recipe["batch"] = TEXT_HOST, 32
