@@ -19,7 +19,8 @@ from regard.lab.table import Table, load_snapshot
 from regard.store.results import Results
 from tiny_task import Tiny
 
-MEANS = {"softmax": 80.0, "SKA": 88.0, "near": 80.4, "same": 80.0, "context": 70.0, "w/o": 60.0, "uniform": 65.0}
+MEANS = {"softmax": 80.0, "SKA": 88.0, "near": 80.4, "same": 80.0, "context": 70.0, "w/o": 60.0, "uniform": 65.0,
+         "start": 50.0}  # fmt: skip
 ROWS = (
     Row("softmax", Softmax()), Row("SKA", SKA()), Row("near", SKA(scale=2.0)), Row("same", Softmax(scale=2.0)),
     Row("context", Softmax(scale=3.0)), Row("w/o", None, control=True, removed=True),
@@ -41,6 +42,9 @@ class Drawn(Run):
         return f"{list(MEANS).index(self.row):06x}{self.seed:06x}"
 
     def execute(self, store: Results, devices: int = 1, *_: Any, **__: Any) -> dict[str, Any]:
+        for needed in self.needs():
+            if store.outcome(needed.key) is None:
+                needed.execute(store)
         noise = np.random.default_rng([self.seed, list(MEANS).index(self.row)]).normal()
         failed = self.seed in self.fails
         outcome = {"status": "failed" if failed else "done", "error": "nan" if failed else None, "seed": self.seed,
@@ -53,15 +57,23 @@ class Drawn(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnStudy(Study):
-    """A study of drawn runs. means: by row. fails: seeds of the row "near" that fail. seconds: of a run."""
+    """A study of drawn runs. means: by row. fails: seeds of the row "near" that fail. seconds: of a run.
+
+    start_seconds: of the network that all rows start from, if there is one.
+    """
 
     means: Any = None
     fails: tuple[int, ...] = ()
     seconds: float = 0.0
+    start_seconds: float = 0.0
 
     def run(self, scale: str, row: Row, seed: int) -> Any:
         fails = self.fails if row.label == "near" else ()
-        return Drawn(task=Tiny(), recipe=Recipe(epochs=1), seed=seed, row=row.label, fails=fails,
+        start = None
+        if self.start_seconds:
+            start = Drawn(task=Tiny(), recipe=Recipe(epochs=1), seed=seed, row="start", mean=MEANS["start"],
+                          seconds=self.start_seconds)  # fmt: skip
+        return Drawn(task=Tiny(), recipe=Recipe(epochs=1), seed=seed, row=row.label, fails=fails, start=start,
                      mean=(self.means or MEANS)[row.label], seconds=self.seconds)  # fmt: skip
 
 
@@ -119,6 +131,17 @@ def test_what_the_time_left_cannot_decide_is_not_begun(tmp_path: Path) -> None:
     store = Results(tmp_path)
     added(replace(STUDY, seconds=1000.0), store, hours=1)
     assert max(seeds(store).values()) == 3
+
+
+def test_the_time_of_the_networks_that_rows_start_from_counts(tmp_path: Path) -> None:
+    """A network takes 1500 s of the clock of the estimate, so one hour is enough for two more seeds, not for five."""
+    started = replace(STUDY, seconds=1.0, start_seconds=1500.0)
+    store = Results(tmp_path / "started")
+    added(started, store, hours=1)
+    assert max(seeds(store).values()) == 5
+    without = Results(tmp_path / "without")
+    added(replace(started, start_seconds=0.0), without, hours=1)
+    assert max(seeds(without).values()) == 8
 
 
 def test_without_a_gate_no_claim_gets_further_seeds(tmp_path: Path) -> None:

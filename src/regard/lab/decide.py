@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .comparability import on_one_device
 from .executors.base import Place
 from .power import missing_seconds, row_seconds
 from .progress import Event
+from .run_jobs import needs
 from .run_study import Execution, execute_jobs, execution, planned_jobs
 from .snapshot import removed_if_refused, write_snapshot
 from .study import Row, Study
@@ -142,7 +144,7 @@ def _planned(
         looks,
         claim_differences(snapshot, runs),
         gate_differences(values, controls, study.baseline),
-        _reachable(looks, compared, runs, list(values), seconds),
+        _reachable(looks, compared, runs, _Missing(possible, store), seconds),
     )
     failed = {label: {run["seed"] for run in runs if run["row"] == label and _failed(run)} for label in values}
     numbers = dict.fromkeys(values, looks.pairs[0])
@@ -165,20 +167,40 @@ def _seeds_for(pairs: int, failed: Sequence[set[int]]) -> int:
     return 0 if lost > pairs else pairs + lost * (pairs > 0)
 
 
+class _Missing:
+    """What the first seeds of rows lack before their own runs can begin: runs that they start or learn from."""
+
+    def __init__(self, possible: Sequence[tuple[Row, Run]], store: Results) -> None:
+        seconds: list[float] = []
+        self.keys: dict[str, list[set[str]]] = {}
+        for row, run in possible:
+            needed = {each.key: store.outcome(each.key) for each in needs(run)}
+            self.keys.setdefault(row.label, []).append({key for key, outcome in needed.items() if outcome is None})
+            seconds += [float(outcome.get("seconds") or 0.0) for outcome in needed.values() if outcome is not None]
+        self.mean = fmean(seconds) if seconds else 0.0
+
+    def seconds(self, labels: Sequence[str], seeds: int) -> float:
+        """Of the missing ones, each counted once, by the mean of those that are there."""
+        return self.mean * len(set().union(*(keys for label in labels for keys in self.keys[label][:seeds])))
+
+
 def _reachable(
     looks: Looks,
     compared: Sequence[tuple[str, ...]],
     runs: Sequence[Mapping[str, Any]],
-    rows: Sequence[str],
+    needed: _Missing,
     seconds: float,
 ) -> NDArray[np.int64]:
     """The largest interim analysis that each claim can reach alone in so many seconds of the processes.
 
     A row without finished runs takes the mean of the others; without any, every analysis counts as reachable.
     """
-    each, counts = row_seconds(rows, runs)
+    each, counts = row_seconds(list(needed.keys), runs)
+
+    def lacks(labels: tuple[str, ...], pairs: int) -> float:
+        return missing_seconds(labels, pairs, each, counts) + needed.seconds(labels, pairs)
+
     reachable = [
-        max((pairs for pairs in looks.pairs if missing_seconds(labels, pairs, each, counts) <= seconds), default=0)
-        for labels in compared
+        max((pairs for pairs in looks.pairs if lacks(labels, pairs) <= seconds), default=0) for labels in compared
     ]
     return np.array(reachable, np.int64)

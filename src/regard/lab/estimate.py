@@ -23,6 +23,8 @@ from regard.train.autocast import mixed
 from regard.train.loop import EVALUATIONS
 from regard.train.optimizer import make_optimizer
 
+from .run_jobs import needs
+
 if TYPE_CHECKING:
     from regard.tasks.base import Trial
     from regard.train.recipe import Recipe
@@ -59,7 +61,8 @@ def estimate(
     estimates: dict[Part, float] = {}
     seed = study.setting(scale).numbers[0]
     for row in study.rows(scale):
-        for number, run in enumerate(_in_order(study.run(scale, row, seed))):
+        own = study.run(scale, row, seed)
+        for number, run in enumerate((own, *needs(own))):
             try:
                 counts = run.task.sample_counts()
                 if run.key not in speeds:
@@ -83,11 +86,6 @@ def baseline_hours(study: "Study", scale: str, store: Results, workers: int) -> 
     alone = {**study.settings, scale: replace(setting, rows=(one,))}
     timed = estimate(replace(study, settings=alone, baseline=one.label, claims=()), scale, store, workers)
     return hours(study, scale, store, timed, workers) if timed else None
-
-
-def _in_order(run: "Run") -> "list[Run]":
-    """A run, and all that it needs first: its start, its teacher and theirs, in the same order for each seed."""
-    return [run, *(further for needed in run.needs() for further in _in_order(needed))]
 
 
 def machine(workers: int) -> str:
@@ -196,7 +194,7 @@ def _parts(study: "Study", scale: str) -> dict[str, Part]:
     """The part of every run of a study, and of those that they need first, by its key."""
     parts: dict[str, Part] = {}
     for row, run in study.runs(scale):
-        for number, needed in enumerate(_in_order(run)):
+        for number, needed in enumerate((run, *needs(run))):
             if needed.key not in parts or number == 0:
                 parts[needed.key] = (row.label, number)
     return parts
