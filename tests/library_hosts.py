@@ -100,6 +100,21 @@ def detr(kind: str) -> LibraryHost:
     return hugging(kind, 2, inputs, use_timm_backbone=False, backbone_config=backbone, **sizes, **layers)
 
 
+def rt_detr(kind: str) -> LibraryHost:
+    """Attention on 4 x 6 cells of the coarsest of three maps."""
+    import transformers
+
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], layer_type="basic",
+        out_features=["stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    widths = {"encoder_hidden_dim": 32, "encoder_in_channels": [8, 16, 16], "decoder_in_channels": [32, 32, 32]}
+    sizes = {"d_model": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_queries": 5}
+    layers = {"encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    more = {"use_timm_backbone": False, "backbone": None, "backbone_config": backbone, "num_denoising": 0}
+    return hugging(kind, 2, images(128, 192), **widths, **sizes, **layers, **more)
+
+
 def sam(implementation: str) -> LibraryHost:
     sizes = {**VIT, "image_size": 96, "mlp_dim": 32, "output_channels": 16, "window_size": 4, "num_hidden_layers": 3}
     return hugging(
@@ -144,6 +159,10 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "DepthAnythingForDepthEstimation": depth_anything,
     "DetrModel": lambda: detr("DetrModel"),
     "ConditionalDetrModel": lambda: detr("ConditionalDetrModel"),
+    "RTDetrModel": lambda: rt_detr("RTDetrModel"),
+    "RTDetrV2Model": lambda: rt_detr("RTDetrV2Model"),
+    "DFineModel": lambda: rt_detr("DFineModel"),
+    "Deimv2Model": lambda: rt_detr("Deimv2Model"),
     "Mask2FormerModel": mask2former,
     "MaskFormerSwinBackbone": maskformer_swin,
     "YolosForObjectDetection": lambda: hugging("YolosForObjectDetection", 2, **YOLOS),

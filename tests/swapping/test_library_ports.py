@@ -161,6 +161,7 @@ def test_decoders_text_and_pools_stay() -> None:
     """Object queries, words and pools have no grid: only the layers of images are swapped."""
     names = {
         "transformers DetrModel": {"encoder.layers.0.self_attn", "encoder.layers.1.self_attn"},
+        "transformers DFineModel": {"encoder.aifi.0.layers.0.self_attn", "encoder.aifi.0.layers.1.self_attn"},
         "transformers OwlViTModel": {f"vision_model.encoder.layers.{i}.self_attn" for i in (0, 1)},
         "open_clip VisionTransformer, attention pool": {f"visual.transformer.resblocks.{i}.attn" for i in (0, 1)},
     }
@@ -287,7 +288,9 @@ def test_swapped_models_compile(library: str, name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["SwinModel", "HieraModel", "Sam2HieraDetModel", "SamVisionModel", "DetrModel"])
+@pytest.mark.parametrize(
+    "name", ["SwinModel", "HieraModel", "Sam2HieraDetModel", "SamVisionModel", "DetrModel", "RTDetrModel"]
+)
 def test_maps_of_layers_with_biases_and_pooled_queries_are_captured(name: str) -> None:
     model, inputs, layers = prepared(HUGGING_HOSTS[name]())
     swap(model, Softmax(), example=inputs)

@@ -4,6 +4,7 @@ from .base import HuggingPort as HuggingPort
 from .base import config_of as config_of
 from .base import mark_configuration as mark_configuration
 from .detr import HuggingDETR as HuggingDETR
+from .detr import HuggingRTDETR as HuggingRTDETR
 from .hiera import HuggingHiera as HuggingHiera
 from .maps import HuggingSAM as HuggingSAM
 from .maps import HuggingSAM2 as HuggingSAM2

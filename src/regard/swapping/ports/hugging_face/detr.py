@@ -1,4 +1,4 @@
-"""Port of the encoder of DETR and models like it; object queries of the decoder lie on no grid and are left as is."""
+"""Ports of the encoders of DETR and RT-DETR; object queries of the decoders lie on no grid and are left as they are."""
 
 from typing import Any, ClassVar
 
@@ -54,3 +54,30 @@ class HuggingDETR(HuggingPort):
             mask = Mask(keep=keys if keys.dtype == torch.bool else keys == 0)
         positions = position_embeddings if isinstance(self.mixer, PositionedMixer) else None
         return self.mixer(hidden_states, self.grid(), mask, positions), None
+
+
+class HuggingRTDETR(HuggingDETR):
+    """Self-attention in the hybrid encoders of RT-DETR, RT-DETRv2, D-FINE and DEIMv2, on the coarsest map."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {
+            "rt_detr.modeling_rt_detr.RTDetrSelfAttention",
+            "rt_detr_v2.modeling_rt_detr_v2.RTDetrV2SelfAttention",
+            "d_fine.modeling_d_fine.DFineSelfAttention",
+            "deimv2.modeling_deimv2.Deimv2SelfAttention",
+        }
+    )
+    watch: ClassVar[str] = "|".join(
+        f"{maps}.{level}"
+        for maps in ("encoder_input_proj", "conv_encoder.encoder_input_proj", "conv_encoder.fusion_proj")
+        for level in (3, 2, 1, 0)
+    )
+    """The last map that there is, where each of the four models makes it."""
+
+    @classmethod
+    def belongs(cls, model: nn.Module, name: str) -> bool:
+        """Configurations whose encoder attends on other maps, which no published model has, are left as they are."""
+        if not super().belongs(model, name):
+            return False
+        encoder: Any = model.get_submodule(name.partition(".aifi.")[0])
+        return list(encoder.encode_proj_layers) == [len(encoder.in_channels) - 1]
