@@ -100,18 +100,18 @@ def detr(kind: str) -> LibraryHost:
     return hugging(kind, 2, inputs, use_timm_backbone=False, backbone_config=backbone, **sizes, **layers)
 
 
-def rt_detr(kind: str) -> LibraryHost:
+def rt_detr(kind: str, stages: tuple[str, ...] = ("stage2", "stage3", "stage4"), **options: Any) -> LibraryHost:
     """Attention on 4 x 6 cells of the coarsest of three maps."""
     import transformers
 
     backbone = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], layer_type="basic",
-        out_features=["stage2", "stage3", "stage4"],
+        out_features=list(stages),
     )  # fmt: skip
     widths = {"encoder_hidden_dim": 32, "encoder_in_channels": [8, 16, 16], "decoder_in_channels": [32, 32, 32]}
     sizes = {"d_model": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_queries": 5}
     layers = {"encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
-    more = {"use_timm_backbone": False, "backbone": None, "backbone_config": backbone, "num_denoising": 0}
+    more = {"use_timm_backbone": False, "backbone": None, "backbone_config": backbone, "num_denoising": 0, **options}
     return hugging(kind, 2, images(128, 192), **widths, **sizes, **layers, **more)
 
 
@@ -140,6 +140,9 @@ HUGGING_PVT = {
 HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "SwinModel": lambda: hugging("SwinModel", 4, **SWIN),
     "Swinv2Model": lambda: hugging("Swinv2Model", 4, **SWIN),
+    "DonutSwinModel": lambda: hugging("DonutSwinModel", 4, **SWIN),
+    "Swin2SRModel": lambda: hugging("Swin2SRModel", 4, images(32, 48), **{**SWIN, "image_size": 32}),
+    "PixioModel": lambda: hugging("PixioModel", 2, images(64, 64), **SQUARE),
     "BeitModel": lambda: beit(use_relative_position_bias=True),
     "BeitModel, shared biases": lambda: beit(use_shared_relative_position_bias=True),
     "BeitModel, no biases": beit,
@@ -163,6 +166,9 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "RTDetrV2Model": lambda: rt_detr("RTDetrV2Model"),
     "DFineModel": lambda: rt_detr("DFineModel"),
     "Deimv2Model": lambda: rt_detr("Deimv2Model"),
+    "PPDocLayoutV3Model": lambda: rt_detr(
+        "PPDocLayoutV3Model", ("stage1", "stage2", "stage3", "stage4"), x4_feat_dim=8
+    ),
     "Mask2FormerModel": mask2former,
     "MaskFormerSwinBackbone": maskformer_swin,
     "YolosForObjectDetection": lambda: hugging("YolosForObjectDetection", 2, **YOLOS),

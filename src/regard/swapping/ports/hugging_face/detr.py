@@ -57,7 +57,7 @@ class HuggingDETR(HuggingPort):
 
 
 class HuggingRTDETR(HuggingDETR):
-    """Self-attention in the hybrid encoders of RT-DETR, RT-DETRv2, D-FINE and DEIMv2, on the coarsest map."""
+    """Self-attention in the hybrid encoders of RT-DETR, RT-DETRv2, D-FINE, DEIMv2, PP-DocLayoutV3, on the coarsest map."""
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
@@ -65,6 +65,7 @@ class HuggingRTDETR(HuggingDETR):
             "rt_detr_v2.modeling_rt_detr_v2.RTDetrV2SelfAttention",
             "d_fine.modeling_d_fine.DFineSelfAttention",
             "deimv2.modeling_deimv2.Deimv2SelfAttention",
+            "pp_doclayout_v3.modeling_pp_doclayout_v3.PPDocLayoutV3SelfAttention",
         }
     )
     watch: ClassVar[str] = "|".join(
@@ -72,7 +73,7 @@ class HuggingRTDETR(HuggingDETR):
         for maps in ("encoder_input_proj", "conv_encoder.encoder_input_proj", "conv_encoder.fusion_proj")
         for level in (3, 2, 1, 0)
     )
-    """The last map that there is, where each of the four models makes it."""
+    """The last map that there is, where each of these models makes it."""
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:

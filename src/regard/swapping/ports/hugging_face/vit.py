@@ -17,7 +17,7 @@ MASKED = "vit_mae.modeling_vit_mae.ViTMAEAttention"
 
 
 class HuggingViT(HuggingPort):
-    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, I-JEPA, MSN."""
+    """Attention with children q_proj, k_proj, v_proj and o_proj: ViT, DeiT, DINOv2, I-JEPA, MSN, Pixio."""
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
@@ -27,6 +27,7 @@ class HuggingViT(HuggingPort):
             "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention",
             "ijepa.modeling_ijepa.IJepaAttention",
             "vit_msn.modeling_vit_msn.ViTMSNAttention",
+            "pixio.modeling_pixio.PixioAttention",
             MASKED,
         }
     )

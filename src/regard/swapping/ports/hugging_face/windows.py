@@ -56,9 +56,14 @@ class HuggingSwin(HuggingPort):
 
 
 class HuggingMaskFormerSwin(HuggingSwin):
-    """The Swin of MaskFormer: attention in two parts, `self` and `output`, with a stored index of the biases."""
+    """The Swin of MaskFormer and Donut: attention in two parts, `self` and `output`, with a stored index of biases."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"maskformer.modeling_maskformer_swin.MaskFormerSwinAttention"})
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {
+            "maskformer.modeling_maskformer_swin.MaskFormerSwinAttention",
+            "donut.modeling_donut_swin.DonutSwinAttention",
+        }
+    )
     routed: ClassVar[bool] = False
     parameter_names: ClassVar[dict[str, str]] = {
         **NESTED,
@@ -84,9 +89,11 @@ class HuggingMaskFormerSwin(HuggingSwin):
 
 
 class HuggingSwinV2(HuggingMaskFormerSwin):
-    """SwinV2: cosine attention with learned scales, biases of an MLP; transformers adds the shift mask twice."""
+    """SwinV2, Swin2SR: cosine attention, learned scales, biases of an MLP; transformers adds the shift mask twice."""
 
-    class_paths: ClassVar[frozenset[str]] = frozenset({"swinv2.modeling_swinv2.Swinv2Attention"})
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {"swinv2.modeling_swinv2.Swinv2Attention", "swin2sr.modeling_swin2sr.Swin2SRAttention"}
+    )
     parameter_names: ClassVar[dict[str, str]] = {
         **NESTED,
         "self.logit_scale": "q_norm.logit_scale",
