@@ -57,7 +57,7 @@ class HuggingDETR(HuggingPort):
 
 
 class HuggingRTDETR(HuggingDETR):
-    """Self-attention in the hybrid encoders of RT-DETR, RT-DETRv2, D-FINE, DEIMv2, PP-DocLayoutV3, on the coarsest map."""
+    """The hybrid encoders of RT-DETR, RT-DETRv2, D-FINE, DEIMv2 and PP-DocLayoutV3, on the coarsest map."""
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
         {
