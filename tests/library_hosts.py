@@ -115,6 +115,19 @@ def rt_detr(kind: str, stages: tuple[str, ...] = ("stage2", "stage3", "stage4"),
     return hugging(kind, 2, images(128, 192), **widths, **sizes, **layers, **more)
 
 
+def rf_detr() -> LibraryHost:
+    """Two layers in windows of 4 x 4 cells and two on the whole map of 8 x 8."""
+    import transformers
+
+    backbone = transformers.RfDetrDinov2Config(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=2, image_size=64, patch_size=8, num_windows=2,
+        window_block_indexes=[0, 2], out_features=["stage2", "stage4"],
+    )  # fmt: skip
+    heads = {"decoder_self_attention_heads": 2, "decoder_cross_attention_heads": 2}
+    sizes = {"d_model": 32, "decoder_layers": 1, "num_queries": 5, "group_detr": 1}
+    return hugging("RfDetrModel", 4, images(64, 64), backbone_config=backbone, **heads, **sizes)
+
+
 def sam(implementation: str) -> LibraryHost:
     sizes = {**VIT, "image_size": 96, "mlp_dim": 32, "output_channels": 16, "window_size": 4, "num_hidden_layers": 3}
     return hugging(
@@ -166,6 +179,7 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "RTDetrV2Model": lambda: rt_detr("RTDetrV2Model"),
     "DFineModel": lambda: rt_detr("DFineModel"),
     "Deimv2Model": lambda: rt_detr("Deimv2Model"),
+    "RfDetrModel": rf_detr,
     "PPDocLayoutV3Model": lambda: rt_detr(
         "PPDocLayoutV3Model", ("stage1", "stage2", "stage3", "stage4"), x4_feat_dim=8
     ),

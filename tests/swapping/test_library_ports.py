@@ -42,6 +42,7 @@ from regard.swapping.capture import capture  # noqa: E402
 from regard.swapping.inspect import attention_layers  # noqa: E402
 from regard.swapping.layer import Port  # noqa: E402
 from regard.swapping.ports import PORTS  # noqa: E402
+from regard.swapping.ports.hugging_face import rf_detr  # noqa: E402
 from regard.swapping.ports.hugging_face.hiera import by_offset, row_by_row  # noqa: E402
 from regard.swapping.removed import Removed  # noqa: E402
 from regard.swapping.swap import plan_swap, restore, swap  # noqa: E402
@@ -55,6 +56,7 @@ UNASKED = frozenset(
         "SamVisionModel, eager",
         "DPTModel",
         "Mask2FormerModel",
+        "RfDetrModel",
         "YolosForObjectDetection",
         "YolosModel, middle positions",
         "EomtForUniversalSegmentation",
@@ -199,6 +201,25 @@ def test_pvt_keeps_what_reduces_its_keys() -> None:
     swap(model, Softmax(), "*.1.*.0.*", inputs)
     assert gap(outputs(model, inputs), before) <= 1e-11
     assert list(model.state_dict()) == list(state)
+
+
+def test_tokens_of_rf_detr_are_put_row_by_row() -> None:
+    """The whole map of one layer, beside the windows that transformers itself makes of it."""
+    model = HUGGING_HOSTS["RfDetrModel"]().model
+    embeddings = next(module for module in model.modules() if hasattr(module, "window_partition"))
+    tokens = torch.arange(65.0).view(1, 65, 1)
+    windows = embeddings.window_partition(tokens, 64, 64)
+    assert windows.shape == (4, 17, 1)
+    found = rf_detr.as_map(windows.view(1, -1, 1), 2)
+    assert found.flatten().tolist() == [0.0] * 4 + list(range(1, 65))
+    assert torch.equal(rf_detr.in_windows(found, 2), windows.view(1, -1, 1))
+
+
+def test_a_swapped_rf_detr_refuses_images_whose_windows_transformers_mixes_up() -> None:
+    model, inputs, _ = HUGGING_HOSTS["RfDetrModel"]()
+    swap(model, MiTA(m=4, k=4), example=inputs)
+    with pytest.raises(GridError, match="square images only, and these have 8x16 patches"):
+        model(torch.randn(1, 3, 64, 128))
 
 
 def test_tokens_of_hiera_are_put_row_by_row() -> None:

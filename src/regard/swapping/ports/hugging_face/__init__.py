@@ -11,6 +11,7 @@ from .maps import HuggingSAM2 as HuggingSAM2
 from .maps import HuggingViTDet as HuggingViTDet
 from .reduced import HuggingPVT as HuggingPVT
 from .reduced import HuggingSegformer as HuggingSegformer
+from .rf_detr import HuggingRFDETR as HuggingRFDETR
 from .video import HuggingVideo as HuggingVideo
 from .vit import HuggingBeit as HuggingBeit
 from .vit import HuggingCLIP as HuggingCLIP
