@@ -4,7 +4,8 @@ Two contours of `dashes` dashes grow from seeds 7 pixels apart among five shorte
 a contour, the other at the far end of the same contour (label 1) or of the other (label 0). Generated here from
 polylines: the samples are not the published ones, and their accuracy cannot be compared with published numbers.
 The distance of the dots must not tell the label: a scene is kept only if the far ends of both contours have nearly
-the same distance from the first dot.
+the same distance from the first dot. Their directions still tell a little, the more the shorter the contours are: trees
+on the places of the dots are right for 61, 55 and 53 % of contours of 6, 9 and 14 dashes.
 """
 
 import math
