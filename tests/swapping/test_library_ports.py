@@ -210,9 +210,10 @@ def test_tokens_of_rf_detr_are_put_row_by_row() -> None:
     tokens = torch.arange(65.0).view(1, 65, 1)
     windows = embeddings.window_partition(tokens, 64, 64)
     assert windows.shape == (4, 17, 1)
-    found = rf_detr.as_map(windows.view(1, -1, 1), 2)
+    grid = Grid(8, 8, 4)
+    found = rf_detr.row_by_row(windows.view(1, -1, 1), grid)
     assert found.flatten().tolist() == [0.0] * 4 + list(range(1, 65))
-    assert torch.equal(rf_detr.in_windows(found, 2), windows.view(1, -1, 1))
+    assert torch.equal(rf_detr.by_window(found, grid), windows.view(1, -1, 1))
 
 
 def test_a_swapped_rf_detr_refuses_images_whose_windows_transformers_mixes_up() -> None:

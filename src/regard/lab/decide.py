@@ -171,13 +171,13 @@ class _Missing:
     """What the first seeds of rows lack before their own runs can begin: runs that they start or learn from."""
 
     def __init__(self, possible: Sequence[tuple[Row, Run]], store: Results) -> None:
-        seconds: list[float] = []
-        self.keys: dict[str, list[set[str]]] = {}
-        for row, run in possible:
-            needed = {each.key: store.outcome(each.key) for each in needs(run)}
-            self.keys.setdefault(row.label, []).append({key for key, outcome in needed.items() if outcome is None})
-            seconds += [float(outcome.get("seconds") or 0.0) for outcome in needed.values() if outcome is not None]
+        needed = [(row.label, {each.key for each in needs(run)}) for row, run in possible]
+        outcomes = {key: store.outcome(key) for key in set().union(*(keys for _, keys in needed))}
+        seconds = [float(outcome.get("seconds") or 0.0) for outcome in outcomes.values() if outcome is not None]
         self.mean = fmean(seconds) if seconds else 0.0
+        self.keys: dict[str, list[set[str]]] = {}
+        for label, keys in needed:
+            self.keys.setdefault(label, []).append({key for key in keys if outcomes[key] is None})
 
     def seconds(self, labels: Sequence[str], seeds: int) -> float:
         """Of the missing ones, each counted once, by the mean of those that are there."""

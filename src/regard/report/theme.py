@@ -33,10 +33,10 @@ def follow_scheme(svg: str) -> str:
 
     Viewers that know no media queries show the light one. Colours that are not the light theme's stay.
     """
-    pairs = {(SHADES["light"][name], SHADES["dark"][name]): None for name in SHADES["light"]}
+    light, dark = SHADES["light"], SHADES["dark"]
     rules = "\n".join(
-        f'[style*="{part}: {light}"] {{{part}: {dark} !important}}'
-        for light, dark in pairs
+        f'[style*="{part}: {light[name]}"] {{{part}: {dark[name]} !important}}'
+        for name in light
         for part in ("fill", "stroke")
     )
     return svg.replace("</style>", f"\n@media (prefers-color-scheme: dark) {{\n{rules}\n}}</style>", 1)

@@ -1,4 +1,4 @@
-"""Windows of a map with a cyclic shift, as torchvision's Swin cuts them: the map is padded with zeros first."""
+"""Windows of a map, maybe with a cyclic shift, as Swin cuts them: the map is padded with zeros first."""
 
 from dataclasses import dataclass
 

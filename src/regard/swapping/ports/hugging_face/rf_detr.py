@@ -4,10 +4,12 @@ import math
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import Grid, GridError, UnsupportedError
 from regard.swapping.layer import library_mask
+from regard.swapping.map_windows import MapWindows
 
 from .base import refuse_weights
 from .vit import HuggingViT
@@ -38,8 +40,7 @@ class HuggingRFDETR(HuggingViT):
         grid = _of_tokens(self.grid(), hidden_states.shape[1], self.prefix)
         if self.prefix == 1:
             return self.mixer(hidden_states, grid), None
-        windows = math.isqrt(self.prefix)
-        return in_windows(self.mixer(as_map(hidden_states, windows), grid), windows), None
+        return by_window(self.mixer(row_by_row(hidden_states, grid), grid), grid), None
 
 
 def _of_tokens(patches: Grid, tokens: int, prefix: int) -> Grid:
@@ -53,17 +54,21 @@ def _of_tokens(patches: Grid, tokens: int, prefix: int) -> Grid:
     return Grid(side, side, prefix)
 
 
-def as_map(x: Tensor, windows: int) -> Tensor:
-    """Class tokens of all windows, then patches row by row, from (B, windows^2 (1 + cells), C), window by window."""
-    x = x.unflatten(1, (windows, windows, -1))
-    side = math.isqrt(x.shape[3] - 1)
-    patches = x[..., 1:, :].unflatten(3, (side, side)).transpose(2, 3)
-    return torch.cat([x[..., 0, :].flatten(1, 2), patches.flatten(1, 4)], dim=1)
+def row_by_row(x: Float[Tensor, "B N C"], grid: Grid) -> Float[Tensor, "B N C"]:
+    """Class tokens of all windows, then patches row by row, from windows that each have a class token first."""
+    parts = x.unflatten(1, (grid.prefix, -1))
+    patches = _windows(grid).join(parts[:, :, 1:].flatten(0, 1))
+    return torch.cat([parts[:, :, 0], patches.flatten(1, 2)], dim=1)
 
 
-def in_windows(x: Tensor, windows: int) -> Tensor:
-    """The reverse of `as_map`."""
-    classes, patches = x.split([windows**2, x.shape[1] - windows**2], dim=1)
-    side = math.isqrt(patches.shape[1]) // windows
-    patches = patches.unflatten(1, (windows, side, windows, side)).transpose(2, 3).flatten(3, 4)
-    return torch.cat([classes.unflatten(1, (windows, windows)).unsqueeze(3), patches], dim=3).flatten(1, 3)
+def by_window(x: Float[Tensor, "B N C"], grid: Grid) -> Float[Tensor, "B N C"]:
+    """The inverse of `row_by_row`."""
+    classes, patches = x.split([grid.prefix, grid.cells], dim=1)
+    cut = _windows(grid).cut(patches.unflatten(1, (grid.height, grid.width)))
+    return torch.cat([classes[:, :, None], cut.unflatten(0, (-1, grid.prefix))], dim=2).flatten(1, 2)
+
+
+def _windows(grid: Grid) -> MapWindows:
+    """As many windows as the grid has class tokens."""
+    side = grid.height // math.isqrt(grid.prefix)
+    return MapWindows(height=grid.height, width=grid.width, size=(side, side), shift=(0, 0))
