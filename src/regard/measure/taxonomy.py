@@ -1,5 +1,6 @@
 """The taxonomy of mechanisms: MiTA's Table 1 for all of them, read from their cards, and a picture of it."""
 
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ NUMBERS = ("one for all", "several", "one each")
 _COLOURS = {"Q": "#0072b2", "K": "#d55e00", "V": "#009e73", "position": "#6b6b6b"}
 _HEAD, _LINE, _PAD = 0.42, 0.40, 0.22  # inches
 _LEFT, _COLUMN = 1.0, 3.0
+_DARK = "\n@media (prefers-color-scheme: dark) {svg {filter: invert(0.92) hue-rotate(180deg)}}"
 _LEGEND = (
     "Rows: number of experts (small print: number and kind). Letters: what the experts are built and selected from: "
     "queries Q, keys K, values V, position."
@@ -50,17 +52,22 @@ def taxonomy_rows(configs: Iterable[MixerConfig] = ()) -> list[dict[str, Any]]:
 
 @plain_text()
 def write_picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write `picture` as an SVG file. Raises: StoreError if it cannot be written, DataError if it is no file."""
+    """Write `picture` as an SVG file that is dark where the reader's system is.
+
+    Raises: StoreError if it cannot be written, DataError if it is no file.
+    """
     require("matplotlib")
     regular_file(path)
 
     from matplotlib import rc_context
 
+    drawn = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard"}):
-        try:
-            picture(rows).savefig(path, format="svg", metadata={"Date": None})
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+        picture(rows).savefig(drawn, format="svg", metadata={"Date": None})
+    try:
+        path.write_text(drawn.getvalue().replace("</style>", f"{_DARK}</style>", 1))
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @plain_text()
