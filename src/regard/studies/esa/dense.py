@@ -54,7 +54,7 @@ TASKS: Mapping[str, Mapping[str, Task]] = {
 RECIPES = {
     "detection": {
         "smoke": replace(_SMOKE, smoothing=0.0),
-        "desk": Recipe(epochs=3, batch=32, lr=2e-3, weight_decay=1e-4, clip=5.0, smoothing=0.0, augment="none"),
+        "desk": Recipe(epochs=1, batch=32, lr=2e-3, weight_decay=1e-4, clip=5.0, smoothing=0.0, augment="none"),
         "paper": Recipe(epochs=12, batch=16, optimizer="momentum", lr=0.02, betas=(0.9, 0.999), weight_decay=1e-4,
                         warmup=500 / 88_000, schedule="step", milestones=(8 / 12, 11 / 12), clip=0.0, smoothing=0.0,
                         augment="flip"),

@@ -62,7 +62,7 @@ STUDY = Study(
                 host=_SMALL.format(dim=64, depth=4), data="cued", size=(84, 84), strides=(7,), anchor=2.0, width=64,
                 head=128, proposals=(100, 50), rois=32,
             ),
-            recipe=Recipe(epochs=3, batch=32, lr=2e-3, weight_decay=1e-4, clip=5.0, smoothing=0.0, augment="none"),
+            recipe=Recipe(epochs=1, batch=32, lr=2e-3, weight_decay=1e-4, clip=5.0, smoothing=0.0, augment="none"),
             seeds=4,
             rows=_small_rows(),
         ),
