@@ -148,6 +148,7 @@ HUGGING_PVT = {
     "num_encoder_blocks": 2, "depths": [1, 1], "hidden_sizes": [16, 32], "patch_sizes": [7, 3], "strides": [4, 2],
     "num_attention_heads": [1, 2], "mlp_ratios": [2, 2],
 }  # fmt: skip
+HUGGING_PVT1 = {**HUGGING_PVT, "patch_sizes": [4, 2]}
 
 
 HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
@@ -162,10 +163,19 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "Data2VecVisionModel": lambda: data2vec("sdpa", use_relative_position_bias=True),
     "Data2VecVisionModel, shared biases": lambda: data2vec("eager", use_shared_relative_position_bias=True),
     "PvtV2Model": lambda: hugging("PvtV2Model", 2, **HUGGING_PVT, sr_ratios=[1, 1]),
+    "PvtModel": lambda: hugging(
+        "PvtModel", 2, images(64, 64), **HUGGING_PVT1, image_size=64, sequence_reduction_ratios=[1, 1]
+    ),
+    "GLPNModel": lambda: hugging("GLPNModel", 2, **HUGGING_PVT, sr_ratios=[1, 1]),
+    "InternVLVisionModel": lambda: hugging("InternVLVisionModel", 2, images(64, 64), **SQUARE),
     "HieraModel": lambda: hugging("HieraModel", 5, images(128, 128), **HIERA),
     "SamVisionModel": lambda: sam("sdpa"),
     "SamVisionModel, eager": lambda: sam("eager"),
     "Sam2HieraDetModel": lambda: hugging("Sam2HieraDetModel", 5, images(64, 64), **SAM2),
+    "Sam3ViTModel": lambda: hugging(
+        "Sam3ViTModel", 2, images(96, 96), **{**VIT, "image_size": 96}, pretrain_image_size=64, window_size=4,
+        global_attn_indexes=[1],
+    ),
     "VitDetModel": lambda: hugging(
         "VitDetModel", 2, images(96, 96), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=96,
         window_block_indices=[0], window_size=4, use_relative_position_embeddings=True,
@@ -174,6 +184,7 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "Owlv2ForObjectDetection": lambda: owlvit("Owlv2ForObjectDetection"),
     "DepthAnythingForDepthEstimation": depth_anything,
     "DetrModel": lambda: detr("DetrModel"),
+    "TableTransformerModel": lambda: detr("TableTransformerModel"),
     "ConditionalDetrModel": lambda: detr("ConditionalDetrModel"),
     "RTDetrModel": lambda: rt_detr("RTDetrModel"),
     "RTDetrV2Model": lambda: rt_detr("RTDetrV2Model"),

@@ -15,6 +15,7 @@ from library_hosts import (  # noqa: E402
     HOSTS,
     HUGGING_HOSTS,
     HUGGING_PVT,
+    HUGGING_PVT1,
     LEFT,
     SQUARE,
     SWIN,
@@ -47,14 +48,15 @@ from regard.swapping.ports.hugging_face.hiera import by_offset, row_by_row  # no
 from regard.swapping.removed import Removed  # noqa: E402
 from regard.swapping.swap import plan_swap, restore, swap  # noqa: E402
 
-FLOAT32 = frozenset({"SamVisionModel, eager"})
-"""Hosts that compute the softmax in float32 whatever their own dtype is."""
+FLOAT32 = frozenset({"SamVisionModel, eager", "Sam3ViTModel"})
+"""Hosts that compute the softmax, or rotate queries and keys, in float32 whatever their own dtype is."""
 
 UNASKED = frozenset(
     {
         "SamVisionModel",
         "SamVisionModel, eager",
         "DPTModel",
+        "InternVLVisionModel",
         "Mask2FormerModel",
         "RfDetrModel",
         "YolosForObjectDetection",
@@ -193,12 +195,20 @@ def test_what_a_mechanism_cannot_do_is_refused_by_the_plan(library: str, name: s
 
 
 @torch.no_grad()
-def test_pvt_keeps_what_reduces_its_keys() -> None:
+@pytest.mark.parametrize(
+    ("kind", "options", "stage"),
+    [
+        ("PvtV2Model", {**HUGGING_PVT, "sr_ratios": [4, 1]}, "*layers.{}*"),
+        ("PvtModel", {**HUGGING_PVT1, "image_size": 64, "sequence_reduction_ratios": [4, 1]}, "*block.{}.*"),
+        ("GLPNModel", {**HUGGING_PVT, "sr_ratios": [4, 1]}, "*block.{}.*"),
+    ],
+)
+def test_pvt_keeps_what_reduces_its_keys(kind: str, options: dict[str, Any], stage: str) -> None:
     torch.manual_seed(0)
-    model, inputs, _ = prepared(hugging("PvtV2Model", 2, **HUGGING_PVT, sr_ratios=[4, 1]))
+    model, inputs, _ = prepared(hugging(kind, 2, images(64, 64), **options))
     before, state = outputs(model, inputs), copy.deepcopy(model.state_dict())
-    swap(model, PVT(ratio=4), "*.0.*.0.*", inputs)
-    swap(model, Softmax(), "*.1.*.0.*", inputs)
+    swap(model, PVT(ratio=4), stage.format(0), inputs)
+    swap(model, Softmax(), stage.format(1), inputs)
     assert gap(outputs(model, inputs), before) <= 1e-11
     assert list(model.state_dict()) == list(state)
 

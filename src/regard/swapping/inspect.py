@@ -143,12 +143,13 @@ def example_input(model: nn.Module, default: tuple[int, int] | None = None) -> T
     if callable(own_example):
         return cast(Tensor, own_example())
     modules = list(model.modules())
-    sizes = [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
+    # of transformers; parts of SAM 3 name the smaller size of an earlier training
+    sizes = [getattr(getattr(module, "config", None), "image_size", None) for module in modules]
+    sizes += [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
     for module in modules:
         config = getattr(module, "pretrained_cfg", None)
         shape = config.get("input_size") if isinstance(config, Mapping) else getattr(config, "input_size", None)
         sizes.append(tuple(shape[-2:]) if shape else None)
-        sizes.append(getattr(getattr(module, "config", None), "image_size", None))  # DINOv3 of transformers
     for size in filter(None, [*sizes, default]):
         height, width = (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))  # type: ignore
         return torch.randn(1, input_channels(model), height, width, generator=torch.Generator().manual_seed(0))

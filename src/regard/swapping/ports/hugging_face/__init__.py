@@ -5,11 +5,14 @@ from .base import config_of as config_of
 from .base import mark_configuration as mark_configuration
 from .detr import HuggingDETR as HuggingDETR
 from .detr import HuggingRTDETR as HuggingRTDETR
+from .detr import HuggingTableTransformer as HuggingTableTransformer
 from .hiera import HuggingHiera as HuggingHiera
 from .maps import HuggingSAM as HuggingSAM
 from .maps import HuggingSAM2 as HuggingSAM2
+from .maps import HuggingSAM3 as HuggingSAM3
 from .maps import HuggingViTDet as HuggingViTDet
 from .reduced import HuggingPVT as HuggingPVT
+from .reduced import HuggingPVT1 as HuggingPVT1
 from .reduced import HuggingSegformer as HuggingSegformer
 from .rf_detr import HuggingRFDETR as HuggingRFDETR
 from .video import HuggingVideo as HuggingVideo
@@ -17,6 +20,7 @@ from .vit import HuggingBeit as HuggingBeit
 from .vit import HuggingCLIP as HuggingCLIP
 from .vit import HuggingDINOv3 as HuggingDINOv3
 from .vit import HuggingDPT as HuggingDPT
+from .vit import HuggingInternVL as HuggingInternVL
 from .vit import HuggingViT as HuggingViT
 from .vit import HuggingYOLOS as HuggingYOLOS
 from .windows import HuggingData2Vec as HuggingData2Vec

@@ -1,4 +1,4 @@
-"""Ports of the encoders of DETR and RT-DETR; object queries of the decoders lie on no grid and are left as they are."""
+"""Ports of the encoders of DETR, Table Transformer and RT-DETR; the decoders' object queries, on no grid, are left."""
 
 from typing import Any, ClassVar
 
@@ -54,6 +54,26 @@ class HuggingDETR(HuggingPort):
             mask = Mask(keep=keys if keys.dtype == torch.bool else keys == 0)
         positions = position_embeddings if isinstance(self.mixer, PositionedMixer) else None
         return self.mixer(hidden_states, self.grid(), mask, positions), None
+
+
+class HuggingTableTransformer(HuggingDETR):
+    """DETR's attention as Table Transformer has it: `object_queries` are the positions."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {"table_transformer.modeling_table_transformer.TableTransformerAttention"}
+    )
+    routed: ClassVar[bool] = False
+    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "out_proj": "proj"}
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        object_queries: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, None]:
+        """attention_mask: 0 for keys of the image. Raises: UnsupportedError for output_attentions."""
+        return super().forward(hidden_states, attention_mask, object_queries, output_attentions=output_attentions)
 
 
 class HuggingRTDETR(HuggingDETR):

@@ -1,5 +1,6 @@
-"""Ports of transformers' attention on maps (B, h, w, C): the image encoders of SAM and SAM 2, and ViTDet."""
+"""Ports of transformers' attention on maps (B, h, w, C): the image encoders of SAM, 2 and 3, and ViTDet."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.biases import check_heads
+from regard.swapping.separate_qkv import SEPARATE_MATRICES
 from regard.swapping.special_mixers import DecomposedPositions, pooled_mixer
 
 from .base import HuggingPort, refuse_weights
@@ -49,12 +51,14 @@ class HuggingSAM(HuggingPort):
         """Raises: UnsupportedError for output_attentions."""
         return self.mix_map(hidden_states, output_attentions), None
 
-    def mix_map(self, x: Tensor, output_attentions: bool | None) -> Tensor:
-        """The output (B, h', w', C') for a map (B, h, w, C)."""
+    def mix_map(self, x: Tensor, output_attentions: bool | None, rope: Tensor | None = None) -> Tensor:
+        """The output (B, h', w', C') for a map (B, h, w, C). rope: sines, then cosines, (h w, 2 d)."""
         refuse_weights(output_attentions)
         grid = Grid(x.shape[1], x.shape[2])
         stride = getattr(self.mixer, "stride", (1, 1))
-        return self.mixer(x.flatten(1, 2), grid).unflatten(1, (grid.height // stride[0], grid.width // stride[1]))
+        return self.mixer(x.flatten(1, 2), grid, None, rope).unflatten(
+            1, (grid.height // stride[0], grid.width // stride[1])
+        )
 
 
 class HuggingViTDet(HuggingSAM):
@@ -80,3 +84,23 @@ class HuggingSAM2(HuggingSAM):
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:  # type: ignore[override]
         """Raises: UnsupportedError for output_attentions."""
         return self.mix_map(hidden_states, kwargs.get("output_attentions"))
+
+
+class HuggingSAM3(HuggingSAM):
+    """The image encoder of SAM 3, in windows and global, with rotary positions."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset({"sam3.modeling_sam3.Sam3ViTRoPEAttention"})
+    routed: ClassVar[bool] = True
+    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "o_proj": "proj"}
+
+    @classmethod
+    def site(cls, module: Any, grid: Grid, name: str, layer: int) -> Site:
+        return replace(super().site(module, grid, name, layer), rotary=True)
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        """Raises: UnsupportedError for output_attentions."""
+        cosines, sines = position_embeddings
+        rope = torch.cat([sines, cosines], -1).flatten(0, -2)
+        return self.mix_map(hidden_states, kwargs.get("output_attentions"), rope), None

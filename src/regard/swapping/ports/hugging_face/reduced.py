@@ -1,4 +1,4 @@
-"""Ports of transformers' attention to a reduced map of keys: SegFormer and PVTv2."""
+"""Ports of transformers' attention to a reduced map of keys: SegFormer, GLPN, PVT and PVTv2."""
 
 from typing import Any, ClassVar
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.swapping.separate_qkv import SHORT_MATRICES
 
-from .base import HuggingPort, refuse_weights
+from .base import HuggingPort, inner_attention, refuse_weights
 from .vit import HuggingViT
 
 
@@ -42,7 +42,8 @@ class HuggingPVT(HuggingPort):
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer = super().build_mixer(config, site, shared)
-        norm, own = getattr(getattr(mixer, "operator", None), "norm", None), getattr(self.host, "layer_norm", None)
+        norm = getattr(getattr(mixer, "operator", None), "norm", None)
+        own = getattr(inner_attention(self.host), "layer_norm", None)  # type: ignore[arg-type]
         if isinstance(norm, nn.LayerNorm) and isinstance(own, nn.LayerNorm):
             norm.eps = own.eps
         return mixer
@@ -51,3 +52,29 @@ class HuggingPVT(HuggingPort):
         """Raises: UnsupportedError for output_attentions."""
         refuse_weights(output_attentions)
         return (self.mixer(hidden_states, Grid(height, width)),)
+
+
+class HuggingPVT1(HuggingPVT):
+    """PVT, whose last stage has a class token, and GLPN; attention in two parts, `self` and `output`."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset(
+        {"pvt.modeling_pvt.PvtAttention", "glpn.modeling_glpn.GLPNAttention"}
+    )
+    parameter_names: ClassVar[dict[str, str]] = {
+        **{f"self.{theirs}": ours for theirs, ours in SHORT_MATRICES.items()},
+        "self.sequence_reduction": "operator.reduce",
+        "self.sr": "operator.reduce",
+        "self.layer_norm": "operator.norm",
+        "output.dense": "proj",
+    }
+
+    @classmethod
+    def watch_path(cls, name: str) -> str:
+        """The patches of the stage: `block.STAGE.LAYER.attention` follows `patch_embeddings.STAGE`."""
+        patches = f"patch_embeddings.{name.split('.')[-3]}"
+        return f"{patches}.projection|{patches}.proj"
+
+    def forward(self, hidden_states: Tensor, height: int, width: int, output_attentions: bool = False) -> tuple[Tensor]:
+        """Raises: UnsupportedError for output_attentions."""
+        refuse_weights(output_attentions)
+        return (self.mixer(hidden_states, Grid(height, width, self.prefix)),)

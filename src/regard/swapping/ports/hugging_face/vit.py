@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core import Grid, Mixer, MixerConfig, Site
 from regard.swapping.grid_source import watched_module
@@ -117,6 +117,19 @@ class HuggingCLIP(HuggingViT):
     @classmethod
     def belongs(cls, model: Any, name: str) -> bool:
         return watched_module(model, name, cls.watch) is not None
+
+
+class HuggingInternVL(HuggingViT):
+    """The vision towers of InternVL, where they do not normalise queries and keys of all heads together."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset({"internvl.modeling_internvl.InternVLVisionAttention"})
+    parameter_names: ClassVar[dict[str, str]] = {**SEPARATE_MATRICES, "projection_layer": "proj"}
+
+    @classmethod
+    def refusal(cls, module: Any) -> str:
+        if not isinstance(module.q_norm, nn.Identity):
+            return "it normalises queries and keys over all heads together, which no mechanism does (use_qk_norm)"
+        return super().refusal(module)
 
 
 class HuggingDPT(HuggingPort):
