@@ -191,6 +191,10 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
     "DFineModel": lambda: rt_detr("DFineModel"),
     "Deimv2Model": lambda: rt_detr("Deimv2Model"),
     "RfDetrModel": rf_detr,
+    "LwDetrViTBackbone": lambda: hugging(
+        "LwDetrViTBackbone", 2, **{**VIT, "patch_size": 8}, image_size=64, pretrain_image_size=64, num_windows=4,
+        window_block_indices=[0], out_features=["stage1", "stage2"],
+    ),
     "PPDocLayoutV3Model": lambda: rt_detr(
         "PPDocLayoutV3Model", ("stage1", "stage2", "stage3", "stage4"), x4_feat_dim=8
     ),

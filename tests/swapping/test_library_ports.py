@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("transformers", reason="pip install 'regard[hf]'")
 
@@ -220,10 +221,28 @@ def test_tokens_of_rf_detr_are_put_row_by_row() -> None:
     tokens = torch.arange(65.0).view(1, 65, 1)
     windows = embeddings.window_partition(tokens, 64, 64)
     assert windows.shape == (4, 17, 1)
-    grid = Grid(8, 8, 4)
-    found = rf_detr.row_by_row(windows.view(1, -1, 1), grid)
+    cut = rf_detr.windows_of(Grid(8, 8), 2)
+    found = rf_detr.row_by_row(windows.view(1, -1, 1), cut, 1)
     assert found.flatten().tolist() == [0.0] * 4 + list(range(1, 65))
-    assert torch.equal(rf_detr.by_window(found, grid), windows.view(1, -1, 1))
+    assert torch.equal(rf_detr.by_window(found, cut, 1), windows.view(1, -1, 1))
+
+
+@torch.no_grad()
+def test_tokens_of_lw_detr_are_put_row_by_row() -> None:
+    """A convolution, which needs the order of the map, on images that are not square, beside torch's on the map."""
+    torch.manual_seed(0)
+    model, inputs, _ = prepared(HUGGING_HOSTS["LwDetrViTBackbone"]())
+    swap(model, Conv(), example=inputs)
+    seen: dict[str, Tensor] = {}
+    layer = model.encoder.layer[1].attention  # type: ignore[index, union-attr]
+    layer.mixer.register_forward_pre_hook(lambda module, args: seen.update(tokens=args[0]))
+    layer.register_forward_pre_hook(lambda module, args: seen.update(given=args[0]))
+    model(**inputs)
+    assert seen["tokens"].shape[1] == 8 * 12
+    windows = (
+        seen["given"].unflatten(1, (2, 2, 4, 6)).transpose(2, 3)
+    )  # (B, 2, 4, 2, 6, C)
+    assert torch.equal(windows.flatten(1, 4), seen["tokens"])
 
 
 def test_a_swapped_rf_detr_refuses_images_whose_windows_transformers_mixes_up() -> None:

@@ -14,6 +14,7 @@ from .maps import HuggingViTDet as HuggingViTDet
 from .reduced import HuggingPVT as HuggingPVT
 from .reduced import HuggingPVT1 as HuggingPVT1
 from .reduced import HuggingSegformer as HuggingSegformer
+from .rf_detr import HuggingLWDETR as HuggingLWDETR
 from .rf_detr import HuggingRFDETR as HuggingRFDETR
 from .video import HuggingVideo as HuggingVideo
 from .vit import HuggingBeit as HuggingBeit

@@ -1,4 +1,4 @@
-"""Port of the DINOv2 of RF-DETR, whose tokens stay in windows, each with a class token of its own."""
+"""Ports of the backbones of RF-DETR and LW-DETR, whose tokens stay in windows in all layers."""
 
 import math
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from .vit import HuggingViT
 
 
 class HuggingRFDETR(HuggingViT):
-    """The DINOv2 of RF-DETR: in a window, or in all of them, whose tokens are brought into the order of the map."""
+    """The DINOv2 of RF-DETR, each window with a class token; in layers over all windows, tokens in the map's order."""
 
     class_paths: ClassVar[frozenset[str]] = frozenset({"rf_detr.modeling_rf_detr.RfDetrDinov2Attention"})
 
@@ -35,12 +35,43 @@ class HuggingRFDETR(HuggingViT):
         if self.host.config.num_windows == 1:  # type: ignore[union-attr]
             return super().forward(hidden_states, attention_mask, **kwargs)
         refuse_weights(kwargs.get("output_attentions"))
-        if library_mask(attention_mask, bool(kwargs.get("is_causal", False)), hidden_states) is not None:
-            raise UnsupportedError("a swapped RF-DETR takes no attention mask: leave it out")
+        _refuse_mask(attention_mask, kwargs, hidden_states)
         grid = _of_tokens(self.grid(), hidden_states.shape[1], self.prefix)
         if self.prefix == 1:
             return self.mixer(hidden_states, grid), None
-        return by_window(self.mixer(row_by_row(hidden_states, grid), grid), grid), None
+        windows = windows_of(grid, math.isqrt(grid.prefix))
+        return by_window(self.mixer(row_by_row(hidden_states, windows, 1), grid), windows, 1), None
+
+
+class HuggingLWDETR(HuggingViT):
+    """The ViT of LW-DETR, without class tokens; in layers over all windows, tokens in the map's order."""
+
+    class_paths: ClassVar[frozenset[str]] = frozenset({"lw_detr.modeling_lw_detr.LwDetrViTAttention"})
+    watch: ClassVar[str] = "embeddings.projection"
+
+    @classmethod
+    def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
+        if shape[1] == patches.cells:
+            return patches
+        return Grid(*windows_of(patches, module.config.num_windows_side).size)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """As in `HuggingViT`, without masks."""
+        refuse_weights(kwargs.get("output_attentions"))
+        _refuse_mask(attention_mask, kwargs, hidden_states)
+        grid = self.grid()
+        windows = windows_of(grid, self.host.config.num_windows_side)  # type: ignore[union-attr]
+        if hidden_states.shape[1] != grid.cells:
+            return self.mixer(hidden_states, Grid(*windows.size)), None
+        return by_window(self.mixer(row_by_row(hidden_states, windows, 0), grid), windows, 0), None
+
+
+def _refuse_mask(attention_mask: Tensor | None, kwargs: dict[str, Any], x: Tensor) -> None:
+    """Raises: UnsupportedError for a mask."""
+    if library_mask(attention_mask, bool(kwargs.get("is_causal", False)), x) is not None:
+        raise UnsupportedError("a swapped RF-DETR or LW-DETR takes no attention mask: leave it out")
 
 
 def _of_tokens(patches: Grid, tokens: int, prefix: int) -> Grid:
@@ -54,21 +85,23 @@ def _of_tokens(patches: Grid, tokens: int, prefix: int) -> Grid:
     return Grid(side, side, prefix)
 
 
-def row_by_row(x: Float[Tensor, "B N C"], grid: Grid) -> Float[Tensor, "B N C"]:
-    """Class tokens of all windows, then patches row by row, from windows that each have a class token first."""
-    parts = x.unflatten(1, (grid.prefix, -1))
-    patches = _windows(grid).join(parts[:, :, 1:].flatten(0, 1))
-    return torch.cat([parts[:, :, 0], patches.flatten(1, 2)], dim=1)
+def windows_of(grid: Grid, side: int) -> MapWindows:
+    """`side` x `side` windows of a grid."""
+    size = (grid.height // side, grid.width // side)
+    return MapWindows(height=grid.height, width=grid.width, size=size, shift=(0, 0))
 
 
-def by_window(x: Float[Tensor, "B N C"], grid: Grid) -> Float[Tensor, "B N C"]:
+def row_by_row(x: Float[Tensor, "B N C"], windows: MapWindows, classes: int) -> Float[Tensor, "B N C"]:
+    """Class tokens of all windows, then patches row by row, from windows with `classes` class tokens before theirs."""
+    parts = x.unflatten(1, (-1, classes + math.prod(windows.size)))
+    patches = windows.join(parts[:, :, classes:].flatten(0, 1))
+    return torch.cat([parts[:, :, :classes].flatten(1, 2), patches.flatten(1, 2)], dim=1)
+
+
+def by_window(x: Float[Tensor, "B N C"], windows: MapWindows, classes: int) -> Float[Tensor, "B N C"]:
     """The inverse of `row_by_row`."""
-    classes, patches = x.split([grid.prefix, grid.cells], dim=1)
-    cut = _windows(grid).cut(patches.unflatten(1, (grid.height, grid.width)))
-    return torch.cat([classes[:, :, None], cut.unflatten(0, (-1, grid.prefix))], dim=2).flatten(1, 2)
-
-
-def _windows(grid: Grid) -> MapWindows:
-    """As many windows as the grid has class tokens."""
-    side = grid.height // math.isqrt(grid.prefix)
-    return MapWindows(height=grid.height, width=grid.width, size=(side, side), shift=(0, 0))
+    cells = windows.height * windows.width
+    first, patches = x.split([x.shape[1] - cells, cells], dim=1)
+    cut = windows.cut(patches.unflatten(1, (windows.height, windows.width)))
+    cut = cut.unflatten(0, (x.shape[0], -1))
+    return torch.cat([first.unflatten(1, (cut.shape[1], classes)), cut], dim=2).flatten(1, 2)
