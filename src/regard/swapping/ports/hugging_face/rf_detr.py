@@ -62,7 +62,8 @@ class HuggingLWDETR(HuggingViT):
         refuse_weights(kwargs.get("output_attentions"))
         _refuse_mask(attention_mask, kwargs, hidden_states)
         grid = self.grid()
-        windows = windows_of(grid, self.host.config.num_windows_side)  # type: ignore[union-attr]
+        host: Any = self.host
+        windows = windows_of(grid, host.config.num_windows_side)
         if hidden_states.shape[1] != grid.cells:
             return self.mixer(hidden_states, Grid(*windows.size)), None
         return by_window(self.mixer(row_by_row(hidden_states, windows, 0), grid), windows, 0), None
