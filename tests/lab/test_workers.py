@@ -79,6 +79,18 @@ def test_one_run_a_gpu_or_a_core(monkeypatch, gpus: Sequence[str], devices: int,
 
 
 @pytest.mark.parametrize(
+    ("asked", "workers", "threads"),
+    [("", 1, 6), ("", 4, 1), ("", 0, 6), ("1", 1, 1), ("4,2", 1, 4), ("8", 2, 3), ("0", 1, 6), ("many", 1, 6)],
+)
+def test_a_run_has_its_share_of_the_cores_or_what_the_user_asks_for(  # type: ignore
+    monkeypatch, asked: str, workers: int, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    monkeypatch.setattr(local, "usable_cores", lambda: 6)
+    assert local.threads_of_a_run(workers) == threads
+
+
+@pytest.mark.parametrize(
     ("named", "there", "usable"),
     [("", 2, ["0", "1"]), ("3, 5", 2, ["3", "5"]), ("0", 0, []), ("-1", 0, []), ("1,-1,0", 1, ["1"])],
 )

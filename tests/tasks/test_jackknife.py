@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from regard.tasks.jackknife import BLOCKS, jackknife_values
+from regard.tasks.jackknife import BLOCKS, jackknife, jackknife_values
 
 
 def ratio(sums: np.ndarray) -> float:
@@ -30,6 +30,15 @@ def test_their_spread_is_that_of_the_bootstrap() -> None:
     values = jackknife_values(statistics, ratio)
     bootstrap = [ratio(statistics[rng.integers(0, 150, 150)].sum(0)) for _ in range(2000)]
     assert values.std(ddof=1) / np.sqrt(150) == pytest.approx(np.std(bootstrap), rel=0.15)
+
+
+@pytest.mark.parametrize("number", [150, 3 * BLOCKS + 7, 5000])
+@pytest.mark.parametrize("most", [BLOCKS, BLOCKS // 2])
+def test_their_spread_is_that_of_the_samples_also_in_blocks(number: int, most: int) -> None:
+    rng = np.random.default_rng(2)
+    right = rng.uniform(0, 1, number)
+    values = jackknife(number, lambda rows: 100 * float(np.delete(right, rows).mean()), most)
+    assert values.std(ddof=1) == pytest.approx(100 * right.std(ddof=1), rel=0.2)
 
 
 def test_one_sample_has_the_metric_itself() -> None:

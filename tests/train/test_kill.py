@@ -89,3 +89,35 @@ def test_two_kills_change_no_bit_of_a_run_on_a_stream(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_twenty_kills_change_no_bit(tmp_path: Path) -> None:
     kill_and_compare(tmp_path, 20, Tiny())
+
+
+@pytest.mark.parametrize("renamed", [0, 1])
+def test_a_last_save_that_is_killed_between_its_renames_keeps_the_weights(
+    tmp_path: Path, renamed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file is complete, and `renamed` of the two files have their new names."""
+    run = Run(task=Tiny(), recipe=Recipe(epochs=2, batch=32, augment="none"))
+    alone, killed = Results(tmp_path / "alone"), Results(tmp_path / "killed")
+    work(str(alone.root), run, workers=0)
+    final = checkpoint.load(alone.folder(run.key))
+    assert final is not None
+    files = (checkpoint.LAST, checkpoint.PREVIOUS), (checkpoint.NEXT, checkpoint.LAST)
+
+    def kill(folder: Path) -> None:
+        if (checkpoint.load(folder) or {})["step"] == final["step"]:
+            for old, new in files[:renamed]:
+                os.replace(folder / old, folder / new)
+            raise KeyboardInterrupt
+        rename(folder)
+
+    rename = checkpoint._rename
+    monkeypatch.setattr(checkpoint, "_rename", kill)
+    with pytest.raises(KeyboardInterrupt):
+        work(str(killed.root), run, workers=0)
+    monkeypatch.undo()
+    work(str(killed.root), run, workers=0)
+    assert killed.status(run.key) == "done"
+    kept = checkpoint.load(killed.folder(run.key))
+    assert kept is not None
+    assert kept["step"] == final["step"]
+    assert all(torch.equal(value, final["model"][name]) for name, value in kept["model"].items())

@@ -3,7 +3,6 @@
 Measured times are stored by machine in estimates.json of the results folder. Times of finished runs are preferred.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -150,14 +149,16 @@ def _cores() -> int:
 
 
 def _share(workers: int) -> int:
-    return max(1, _cores() // max(workers, 1))
+    from .executors.local import threads_of_a_run
+
+    return threads_of_a_run(workers)
 
 
 @contextmanager
 def threads(workers: int) -> Iterator[None]:
     """Set the number of threads that one of `workers` runs has, for the duration of the block."""
     before = torch.get_num_threads()
-    torch.set_num_threads(min(_share(workers), int(os.environ.get("OMP_NUM_THREADS") or _share(workers))))
+    torch.set_num_threads(_share(workers))
     try:
         yield
     finally:

@@ -13,7 +13,9 @@ def jackknife_values(statistics: np.ndarray, metric: Callable[[np.ndarray], floa
 
     Their mean is close to the metric, and the standard deviation of a paired difference of two models, divided by
     sqrt(n), is the standard error of the difference of their metrics due to the sample of test images (Tukey 1958; for
-    a metric that is a mean they are the values of the samples). More than `BLOCKS` samples are left out in blocks.
+    a metric that is a mean they are the values of the samples). More than `BLOCKS` samples are left out in blocks: a
+    block's samples share one value, whose distance to the metric is that of the block's mean times the square root of
+    their number, so that the standard deviation stays that of single samples.
     statistics: (n, s) additive numbers of each sample, such as intersections and unions; metric: of their sum (s,).
     """
     total = statistics.sum(0)
@@ -30,5 +32,5 @@ def jackknife(number: int, without: Callable[[np.ndarray], float], most: int = B
     values = np.empty(number, np.float32)
     for rows in blocks:
         left = without(rows) if len(rows) < number else whole
-        values[rows] = whole + (number - len(rows)) / len(rows) * (whole - left)
+        values[rows] = whole + (number - len(rows)) / len(rows) ** 0.5 * (whole - left)
     return values

@@ -27,12 +27,28 @@ _BEST_FIELDS = {"run", "step", "value", "model"}
 
 def save(folder: Path, state: dict[str, Any]) -> None:
     """Write last.ckpt; the former one becomes previous.ckpt. Raises: StoreError; the old checkpoints then remain."""
-    new = folder / NEXT
-    write_atomically(new, seal(encode({"run": folder.name, **state})))
+    write_atomically(folder / NEXT, seal(encode({"run": folder.name, **state})))
+    _rename(folder)
+
+
+def keep_only_last(folder: Path) -> None:
+    """Leave last.ckpt alone, after the end of a save that was killed before it renamed its file. Raises: StoreError."""
+    try:
+        interrupted = _read(folder / NEXT, _FIELDS) is not None
+    except StoreError:
+        interrupted = False
+    if interrupted:
+        _rename(folder)
+    for name in (PREVIOUS, NEXT):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _rename(folder: Path) -> None:
+    """The new file becomes last.ckpt, the former one previous.ckpt."""
     with store_errors(folder / LAST):
         if (folder / LAST).exists():
             os.replace(folder / LAST, folder / PREVIOUS)
-        os.replace(new, folder / LAST)
+        os.replace(folder / NEXT, folder / LAST)
     sync_folder(folder)
 
 

@@ -88,9 +88,8 @@ def _execute(run: Run, store: Results, devices: int, device: str, watch: Watch, 
 
 def _finish(store: Results, key: str, folder: Path, outcome: dict[str, Any]) -> dict[str, Any]:
     check_held(folder)
+    checkpoint.keep_only_last(folder)
     store.finish(key, {"key": key, **outcome})
-    for name in (checkpoint.PREVIOUS, checkpoint.NEXT):
-        (folder / name).unlink(missing_ok=True)
     return store.outcome(key) or {}
 
 

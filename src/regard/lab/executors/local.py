@@ -71,6 +71,13 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
 
 
+def threads_of_a_run(workers: int) -> int:
+    """The share of the cores that each of so many runs has, or OMP_NUM_THREADS where that is less."""
+    share = max(1, usable_cores() // max(workers, 1))
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(share, int(asked)) if asked.isdecimal() and int(asked) else share
+
+
 def gpu_shares(gpus: Sequence[str], workers: int, devices: int) -> list[str]:
     """CUDA_VISIBLE_DEVICES for each worker: `devices` GPUs each, in turn; "" where there is no choice.
 
@@ -131,7 +138,7 @@ class Workers(Executor):
 
     def __init__(self, store: Results, number: int, devices: int) -> None:
         self.store, self.number, self.devices = store, number, devices
-        self.threads = max(1, usable_cores() // number)
+        self.threads = threads_of_a_run(number)
         self.gpus = gpu_shares(usable_gpus(), number, devices)
         self.idle: list[Worker] = []
         self.running: dict[Future[JobResult], Worker] = {}
