@@ -166,3 +166,16 @@ def test_a_study_is_tuned_before_it_is_decided(tmp_path: Path) -> None:
     assert ended == len(ROWS) * len(FACTORS) + len(snapshot["runs"])
     assert decide(study(Tiny(limit=64)), "desk", store, workers=0).counts == {}
     assert len(list(tmp_path.glob("*/outcome.json"))) == ended
+
+
+def test_rates_are_not_judged_on_images_that_the_start_has_learned() -> None:
+    """The networks that rows start or learn from leave out the same part, where they learn from the same data."""
+    plain = study(Tiny())
+    rows = (Row("started", SKA(), start=Row("first", Softmax())), *plain.settings["desk"].rows)
+    needs = 0
+    for _, run in tuning_runs(replace(plain, settings={"desk": replace(plain.settings["desk"], rows=rows)}), "desk"):
+        assert run.task.val == 0.1  # type: ignore[attr-defined]
+        needs += len(run.needs())
+        for needed in run.needs():
+            assert (needed.task.val, needed.task.val_seed) == (run.task.val, run.task.val_seed)  # type: ignore[attr-defined]
+    assert needs == 3

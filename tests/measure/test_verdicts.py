@@ -1,8 +1,9 @@
 """Verdicts of one interval, and what remains of them after correction."""
 
+import numpy as np
 import pytest
 
-from regard.measure.statistics import Interval, Pooled, paired, seeds_needed
+from regard.measure.statistics import Interval, Pooled, interval, paired, pooled, seeds_needed
 from regard.measure.verdicts import Verdict, correct, judge
 
 SOFTMAX = {0: 88.9, 1: 89.2, 2: 87.8}
@@ -124,17 +125,31 @@ def test_an_undecided_equivalence_says_on_which_side_it_would_end() -> None:
 
 def test_a_pooled_interval_brings_its_p_and_price() -> None:
     alone = near(1.0, 2.0)
-    table = Pooled(None, 28, 0.5)
+    table = Pooled(0.5 / 2.0484071 / (2 / 5) ** 0.5, 28, None)
     result = judge(alone, pooled=table)
     assert (judge(alone).word, result.word) == ("undecided", "suggested")
-    assert result.p == pytest.approx(of_t(1.0, 0.5, 28), rel=1e-9)
+    assert result.p == pytest.approx(of_t(1.0, 0.5, 28), rel=1e-6)
     sd = 0.5 / 2.0484071 * 5**0.5
     assert judge(near(0.4, 2.0), pooled=table).needed == seeds_needed(sd, 0.4, rows=8)
 
 
 def test_a_pair_with_more_seeds_than_the_pooled_table_has_a_price() -> None:
-    result = judge(near(0.4, 2.0), pooled=Pooled(None, 2, 0.5))  # two rows and three seeds; the pair has five
+    sd = 0.5 / 4.3026527 / (2 / 5) ** 0.5
+    result = judge(near(0.4, 2.0), pooled=Pooled(sd, 2, 9.9))  # two rows and three seeds; the pair has five
+    assert result.interval.half == pytest.approx(0.5)
     assert result.needed == seeds_needed(0.5 / 4.3026527 * 5**0.5, 0.4)
+
+
+def test_a_pair_with_fewer_seeds_than_the_pooled_table_has_a_wider_interval() -> None:
+    """Two rows of eight seeds tell the spread, and three pairs the difference: 5 % of true nulls are decided."""
+    rng = np.random.default_rng(0)
+    decided = 0
+    for _ in range(4000):
+        rows = {row: dict(enumerate(rng.standard_normal(8).tolist())) for row in "abcd"}
+        table = pooled(rows)
+        pair = interval([rows["a"][seed] - rows["b"][seed] for seed in range(3)])
+        decided += judge(pair, pooled=table).word == "suggested"
+    assert 0.03 < decided / 4000 < 0.07
 
 
 def test_a_refused_pooling_leaves_the_interval_of_the_pair() -> None:

@@ -239,9 +239,7 @@ def test_tokens_of_lw_detr_are_put_row_by_row() -> None:
     layer.register_forward_pre_hook(lambda module, args: seen.update(given=args[0]))
     model(**inputs)
     assert seen["tokens"].shape[1] == 8 * 12
-    windows = (
-        seen["given"].unflatten(1, (2, 2, 4, 6)).transpose(2, 3)
-    )  # (B, 2, 4, 2, 6, C)
+    windows = seen["given"].unflatten(1, (2, 2, 4, 6)).transpose(2, 3)  # (B, 2, 4, 2, 6, C)
     assert torch.equal(windows.flatten(1, 4), seen["tokens"])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from regard import Softmax
@@ -18,6 +19,7 @@ from regard.mixers.factors.factors import Factors
 from regard.mixers.pvt import PVT
 from regard.mixers.vit3 import ViT3
 from regard.tasks import Classification
+from regard.tasks.classification.task import _mixed_loss
 from regard.tasks.data import own
 from regard.tasks.data.augment import augmented, placed, random_windows
 from regard.tasks.data.catalog import classes_and_channels, digits, identity, load, torchvision_set
@@ -421,5 +423,10 @@ def test_class_weights_scale_the_loss_of_their_class() -> None:
     alone = [float(plain.loss(model, (images[i : i + 1], labels[i : i + 1]), recipe, device)) for i in range(4)]
     weighted = float(task.loss(model, (images, labels), recipe, device))
     assert weighted == pytest.approx((3 * alone[0] + sum(alone[1:])) / 6, rel=1e-5)
+    for smoothing in (0.0, 0.1):  # torch's loss of whole labels is that of labels mixed with nothing
+        scores, weights = torch.randn(4, 10), torch.rand(10) + 0.1
+        smooth = F.one_hot(labels, 10) * (1 - smoothing) + smoothing / 10
+        expected = F.cross_entropy(scores, labels, weights, label_smoothing=smoothing)
+        assert torch.allclose(_mixed_loss(scores, smooth, weights, smoothing), expected)
     with pytest.raises(ConfigError, match="class_weights has 2 numbers, the task has 10 classes"):
         dataclasses.replace(task, class_weights=(1.0, 2.0)).loss(model, (images, labels), recipe, device)

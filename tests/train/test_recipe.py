@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.optim import swa_utils
 
 from regard.core import ConfigError
 from regard.store.results import Results
 from regard.train import checkpoint
-from regard.train.recipe import Recipe
+from regard.train.loop import _mean_weights
+from regard.train.recipe import SCHEDULES, Recipe
 from regard.train.run import Run, canonical
 from regard.train.watch import Interrupted, Watch
 from tiny_task import Tiny
@@ -63,6 +65,15 @@ def test_new_fields_do_not_change_old_keys() -> None:
     assert canonical(Recipe(epochs=3)) == "Recipe(epochs=3)"
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_cooldown_has_the_lowest_rate(schedule: str) -> None:
+    milestones = (0.5,) if schedule == "step" else ()
+    recipe = Recipe(lr=1.0, schedule=schedule, milestones=milestones, floor=0.01, cooldown=0.2, warmup=0.1)
+    rate = rates(recipe, 100)
+    assert rate[80:] == [0.01] * 20
+    assert min(rate[10:80]) > 0.01
+
+
 RUN = Run(task=Tiny(), recipe=Recipe(epochs=4, batch=32, augment="none", average=2))
 
 
@@ -78,6 +89,17 @@ def test_the_mean_of_the_last_epochs_is_evaluated_and_kept(tmp_path: Path) -> No
     third, fourth, mean = states
     for name, value in mean.items():
         assert torch.allclose(value, (third[name] + fourth[name]) / 2, atol=1e-7), name
+
+
+def test_integer_buffers_are_averaged_where_torch_has_foreach_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: BatchNorm counts its batches in an integer."""
+    monkeypatch.setattr(swa_utils, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
+    mean = _mean_weights(torch.nn.BatchNorm1d(2))
+    for value in (1.0, 3.0):
+        model = torch.nn.BatchNorm1d(2)
+        model.weight.data.fill_(value)
+        mean.update_parameters(model)
+    assert mean.module.weight.tolist() == [2.0, 2.0]
 
 
 def test_it_resumes_with_the_same_bits(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from torch import nn
 from regard.core import ConfigError
 from regard.mixers.spelling import parse, spell
 from regard.store.results import Results
+from regard.tasks.normalise import Renormalised, Statistics, normalised
+from regard.train import execute
+from regard.train.load import trained
 from regard.train.recipe import Recipe
 from regard.train.run import Run
 from tiny_task import Tiny
@@ -90,3 +93,22 @@ def test_a_run_waits_for_what_another_process_is_carrying_out(tmp_path: Path) ->
     outcome = taught.execute(store, device="cpu")
     thread.join()
     assert outcome["status"] == "done"
+
+
+def test_a_teacher_gets_images_with_its_own_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The teacher was trained on images that are normalised in another way than the student's."""
+    teacher = Run(task=Tiny(), recipe=SHORT, seed=5)
+    store = Results(tmp_path)
+    teacher.execute(store, device="cpu")
+    own: Statistics = ([0.2], [0.5])
+    run = Run(task=Tiny(), recipe=SHORT, teacher=teacher)
+    monkeypatch.setattr(execute, "_statistics", lambda *given: own)
+    student = run.task.model(None, 0)
+    found = execute._teacher(run, store, student)
+    pixels = torch.randint(0, 255, (4, 1, 8, 8), dtype=torch.uint8)
+    images = run.task.prepared(pixels, torch.device("cpu"))
+    plain = trained(teacher, store)
+    assert found is not None
+    assert torch.allclose(found(images), plain(normalised(pixels, own, torch.device("cpu"))), atol=1e-5)
+    monkeypatch.undo()
+    assert not isinstance(execute._teacher(run, store, student), Renormalised)

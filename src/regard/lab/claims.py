@@ -112,13 +112,14 @@ def judge_claims(
     if any(row.get("control") for row in snapshot["rows"]) and gate.passed is not True:
         refusal = "the baseline is not better than every control" if gate.passed is False else "the gate is undecided"
     looks, judged = stored_looks(snapshot), []
+    alike = {row["label"] for row in snapshot["rows"] if not (row.get("control") or failed[row["label"]])}  # pooled
     analysis = None if looks is None else analyse(looks, claim_differences(snapshot, runs))
     for index, claim in enumerate(judgeable(snapshot)):
         a, b, metric, rows = claim["a"], claim["b"], claim["metric"], claim_rows(claim)
         difference = interval(list(differences(runs, rows, metric).values()))
         sampling = _sampling(runs, a, b, metric) if len(rows) == 2 else None
         if looks is None or analysis is None or refusal or scale == "smoke":
-            use_pooled = snapshot.get("pooled") and metric == snapshot["metric"] and len(rows) == 2
+            use_pooled = snapshot.get("pooled") and metric == snapshot["metric"] and len(rows) == 2 and {a, b} <= alike
             verdict = judge(
                 difference, within=claim.get("within"), by=claim.get("by"), scale=scale, refusal=refusal,
                 pooled=residual if use_pooled else None, sampling=sampling,

@@ -50,8 +50,18 @@ def _tuning_run(run: Run, factor: float) -> Run:
     recipe = run.recipe
     epochs = max(1, round(recipe.trained_epochs / 2))
     shorter = replace(recipe, lr=recipe.lr * factor, epochs=epochs, stop_after=0, average=min(recipe.average, epochs))
+    start, teacher = (_without_validation_part(needed, run.task.data) for needed in (run.start, run.teacher))
     task: Any = replace(run.task, val=SHARE, val_seed=SEED, split="val")  # type: ignore[call-arg]
-    return replace(run, task=task, recipe=shorter)
+    return replace(run, task=task, recipe=shorter, start=start, teacher=teacher)
+
+
+def _without_validation_part(needed: Any, data: str) -> Any:
+    """What a run starts or learns from, trained without the part that judges the rates where it is of the same data."""
+    if not isinstance(needed, Run) or needed.task.data != data or "val" not in needed.task.__dataclass_fields__:
+        return needed
+    start, teacher = (_without_validation_part(other, data) for other in (needed.start, needed.teacher))
+    task: Any = replace(needed.task, val=SHARE, val_seed=SEED)  # type: ignore[call-arg]
+    return replace(needed, task=task, start=start, teacher=teacher)
 
 
 def chosen(runs: Sequence[tuple[Row, Run]], store: Results, metric: str) -> dict[str, Tuned]:

@@ -83,12 +83,13 @@ def judge(
 
     within: the claim is that the difference lies inside +-within. by: that it is at least `by` (paper scale only).
     refusal: why the claim is not judged, such as a gate that was not passed; the interval is reported nevertheless.
-    sampling: the `sampling_error`. pooled: of the table, for a study that declared pooling; if it has a half-width, it
-    replaces that of the pair.
+    sampling: the `sampling_error`. pooled: of the table, for a study that declared pooling and two of the rows that it
+    is of; if it has a standard deviation, the half-width by it and this pair's seeds replaces that of the pair.
     """
     degrees = difference.n - 1
-    if pooled is not None and pooled.half is not None and difference.mean is not None and difference.n >= FEWEST:
-        mean, half, degrees = difference.mean, pooled.half, pooled.degrees
+    if pooled is not None and pooled.sd is not None and difference.mean is not None and difference.n >= FEWEST:
+        mean, degrees = difference.mean, pooled.degrees
+        half = quantile((1 + LEVEL) / 2, degrees) * pooled.sd * math.sqrt(2 / difference.n)
         difference = Interval(difference.n, mean, mean - half, mean + half, difference.sd)
     by = by if scale == "paper" else None
     if scale == "smoke":

@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core import Extra
 from regard.models.create import create_model, parse_host
@@ -44,3 +45,19 @@ def normalised(images: Tensor, statistics: Statistics, device: torch.device) -> 
 def digest(names: Sequence[str]) -> str:
     """12 hexadecimal digits of a digest of class names, in their order."""
     return hashlib.sha256("\0".join(names).encode()).hexdigest()[:12]
+
+
+class Renormalised(nn.Module):
+    """A model of images with its own statistics, given images that were normalised with others."""
+
+    def __init__(self, model: nn.Module, given: Statistics, own: Statistics) -> None:
+        super().__init__()
+        self.model = model
+        (mean, std), (own_mean, own_std) = (
+            (torch.tensor(part)[:, None, None] for part in pair) for pair in (given, own)
+        )
+        self.register_buffer("scale", std / own_std, persistent=False)
+        self.register_buffer("shift", (mean - own_mean) / own_std, persistent=False)
+
+    def forward(self, images: Tensor) -> Any:
+        return self.model(images * self.scale + self.shift)

@@ -24,6 +24,8 @@ from regard.store.records import write_record
 from regard.store.results import OLD_FILE_VALUES, Busy, Results, check_held
 from regard.swapping.count import count_macs
 from regard.tasks.base import Score
+from regard.tasks.image_task import ImageTask
+from regard.tasks.normalise import Renormalised, Statistics, expected, is_pretrained
 
 from . import checkpoint
 from .distributed import check_devices, in_processes
@@ -123,7 +125,20 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
     else:
         teacher = create_model(run.teacher, None, extra=run.task.extra).eval()
     run.task.check_teacher(teacher, student)
-    return teacher
+    if not isinstance(run.task, ImageTask):
+        return teacher
+    given, own = run.task.statistics(), _statistics(run, run.task, store)
+    return teacher if own == given else Renormalised(teacher, given, own)
+
+
+def _statistics(run: Run, task: ImageTask, store: Results) -> Statistics:
+    """Mean and deviation of the images that the teacher was trained on."""
+    teacher = run.teacher
+    if not isinstance(teacher, Run):
+        pretrained = isinstance(teacher, str) and is_pretrained(teacher)
+        return expected(str(teacher), task.channels, tuple(task.extra)) if pretrained else task.statistics()
+    taught: Any = teacher.task
+    return taught.statistics((store.outcome(teacher.key) or {}).get("data"))
 
 
 def _in_folder(

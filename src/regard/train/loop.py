@@ -434,9 +434,10 @@ def _compile_errors(compiled: bool) -> Iterator[None]:
 
 
 def _mean_weights(model: nn.Module) -> Any:
-    from torch.optim.swa_utils import AveragedModel
+    from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
-    return AveragedModel(model, use_buffers=True)
+    # tensor by tensor: torch's other way cannot average integer buffers on a GPU, such as BatchNorm's number of batches
+    return AveragedModel(model, avg_fn=get_swa_avg_fn(), use_buffers=True)
 
 
 def _moving_average(model: nn.Module, decay: float) -> Any:

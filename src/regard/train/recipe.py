@@ -100,7 +100,10 @@ class Recipe:
         warmup = round(self.warmup * steps)
         if step < warmup:
             return self.lr * (step + 1) / warmup
-        fraction = min((step - warmup) / max(steps - warmup - round(self.cooldown * steps), 1), 1.0)
+        constant = round(self.cooldown * steps)
+        if step >= steps - constant:
+            return self.lr * self.floor
+        fraction = min((step - warmup) / max(steps - warmup - constant, 1), 1.0)
         return self.lr * (self.floor + (1 - self.floor) * self._left(fraction, step, warmup, steps))
 
     def _left(self, fraction: float, step: int, warmup: int, steps: int) -> float:

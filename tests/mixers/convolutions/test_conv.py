@@ -189,3 +189,14 @@ def test_wrong_use_is_said():
         layer = cls(groups=4).build(site)
         with pytest.raises(UnsupportedError, match="causal"):
             layer(torch.randn(2, 21, 12), site.grid, Mask(causal=True))
+
+
+def test_the_mean_of_many_cells_in_half_precision_is_finite() -> None:
+    """Their sum exceeds the largest number of float16."""
+    grid = Grid(64, 64, 1)
+    layer = Conv(kernel=3).build(Site(dim=4, heads=2, grid=grid)).eval()
+    x, keep = 40 + torch.randn(1, grid.tokens, 4), torch.ones(1, grid.tokens, dtype=torch.bool)
+    with torch.no_grad():
+        full = layer(x, grid, Mask(keep=keep))[:, 0]
+        half = layer.half()(x.half(), grid, Mask(keep=keep))[:, 0]
+    assert torch.allclose(half.float(), full, rtol=0.01, atol=0.05)

@@ -726,3 +726,14 @@ def test_landmarks_of_another_width_are_refused() -> None:
     q, k, v = (x.detach() for x in draw(Grid(4, 6)))
     with pytest.raises(ShapeError, match="landmarks has width 7"):
         mita(q, k, v, pool_landmarks(q, Grid(4, 6), 4)[..., :7], 5)
+
+
+def test_merged_landmarks_of_many_cells_in_half_precision_are_finite() -> None:
+    """The sum of a cluster exceeds the largest number of float16."""
+    grid = Grid(64, 64)
+    layer = MiTA(m=1, k=5, landmarks="tome").build(Site(dim=8, heads=1, grid=grid)).eval()
+    queries = torch.full((1, 1, grid.tokens, 8), 20.0, dtype=torch.float16)
+    with torch.no_grad():
+        landmarks, _ = layer.operator.pooled(queries, grid)
+    assert landmarks.dtype == torch.float16
+    assert torch.equal(landmarks, torch.full_like(landmarks, 20.0))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning_fabric import Fabric
 
 from regard.core import ConfigError, DataError
 from regard.mixers.softmax import Softmax
@@ -168,6 +169,25 @@ def test_a_recipe_that_cannot_be_applied_is_refused(field: str, value: Any) -> N
     recipe = dataclasses.replace(RECIPE, **{field: value})
     with pytest.raises(ConfigError, match=field):
         Detection(data="bccd", **SMALL).check(recipe)
+
+
+def test_boxes_keep_their_precision_under_autocast(folder: Path) -> None:
+    """16 bits cannot tell the pixels of large images apart: losses in bf16-mixed are those of 32 bits, nearly."""
+    task = Detection(data=str(folder), **SMALL)
+    with pytest.raises(ConfigError, match="bf16-true boxes are rounded"):
+        task.check(dataclasses.replace(RECIPE, precision="bf16-true"))
+    batch = next(iter(task.batches(RECIPE, 0, 0, 1)))
+    losses = []
+    for precision in ("32-true", "bf16-mixed"):
+        fabric: Any = Fabric(accelerator="cpu", devices=1, precision=precision)  # type: ignore[arg-type]
+        model = task.model(Softmax(), 0).train()
+        seen: list[torch.Tensor] = []
+        take = model.roi_heads.forward
+        model.roi_heads.forward = lambda *given, take=take, seen=seen: seen.extend([given[1][0]]) or take(*given)
+        torch.manual_seed(0)
+        losses.append(task.loss(fabric.setup_module(model), batch, RECIPE, CPU).item())
+        assert seen[0].dtype == torch.float32
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
 def test_fit_needs_a_mechanism_that_takes_a_padding_mask(folder: Path) -> None:

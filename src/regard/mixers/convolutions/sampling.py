@@ -101,8 +101,8 @@ class TapsMixer(Mixer):
             return out.new_zeros(out.shape[0], 1, out.shape[1])
         if valid is None:
             return out.mean((2, 3))[:, None]
-        total = (out * valid).sum((2, 3)) / valid.sum((2, 3)).clamp_min(1)
-        return total.to(out.dtype)[:, None]
+        mean = (upcast(out) * valid).sum((2, 3)) / valid.sum((2, 3)).clamp_min(1)
+        return mean.to(out.dtype)[:, None]
 
 
 LARGEST_DILATION = 1024

@@ -16,6 +16,7 @@ from regard.mixers.shared.landmarks import (
     nonempty_landmarks,
     pool_landmarks,
 )
+from regard.mixers.shared.precision import upcast
 
 Landmarks = tuple[Tensor, Tensor | None]
 """Landmarks (B, H, m, d); True for those with at least one token, (B, m), or None without a mask."""
@@ -252,10 +253,11 @@ class ToMe(Extractor):
         cells = only_kept(q, keep)[:, :, grid.span]
         kept = None if keep is None else keep[:, grid.span]
         cluster_of, sizes = merge_tokens(cells.mean(1), self.options.number, kept)
-        total = cells.new_zeros(*cells.shape[:2], self.options.number, cells.shape[-1])
-        total = total.scatter_add(2, cluster_of[:, None, :, None].expand_as(cells), cells)
-        landmarks = total / sizes.to(q.dtype).clamp_min(1.0)[:, None, :, None]
-        return landmarks, None if keep is None else sizes > 0
+        wide = upcast(cells)  # a sum of many cells may exceed float16
+        total = wide.new_zeros(*cells.shape[:2], self.options.number, cells.shape[-1])
+        total = total.scatter_add(2, cluster_of[:, None, :, None].expand_as(cells), wide)
+        landmarks = total / sizes.to(wide.dtype).clamp_min(1.0)[:, None, :, None]
+        return landmarks.to(q.dtype), None if keep is None else sizes > 0
 
 
 @torch.no_grad()

@@ -53,6 +53,13 @@ class Heads:
     detections: int = 100
 
 
+class Targets:
+    """What a detector learns from, `each` image's; not a list, whose boxes Fabric would round to 16 bits."""
+
+    def __init__(self, each: list[dict[str, Tensor]]) -> None:
+        self.each = each
+
+
 class Anchors(AnchorGenerator):
     """torchvision's anchors, at the strides of the backbone.
 
@@ -91,6 +98,8 @@ class Detector(nn.Module):
     padding; None = all of it. Padding is hidden from attention, see `padding`.
     In training mode, with targets, the result is a dict of losses. targets: for each image boxes (n, 4) float32 in
     pixels of its tensor (left, top, right, bottom), labels (n,) int64 from 1 and, for masks, masks (n, H, W) uint8.
+    Under autocast the backbone alone has 16 bits: boxes and what is computed from them have 32, since 16 cannot tell
+    pixels of large images apart.
     In evaluation mode it is a list of predictions: boxes, scores, labels and masks (n, 1, 28, 28), probabilities inside
     the boxes. counted: the heads run on the largest number of boxes instead, and the result is the features and the
     heads' outputs; the number of operations then depends on nothing else, also on the meta device.
@@ -110,7 +119,7 @@ class Detector(nn.Module):
     def forward(
         self,
         images: Float[Tensor, "B C H W"],
-        targets: list[dict[str, Tensor]] | None = None,
+        targets: Targets | list[dict[str, Tensor]] | None = None,
         sizes: list[tuple[int, int]] | None = None,
         counted: bool = False,
     ) -> Any:
@@ -120,6 +129,20 @@ class Detector(nn.Module):
             sizes = [whole] * len(images)
         else:
             features = self._padded(images, sizes, whole)
+        features = {name: level.float() if level.itemsize == 2 else level for name, level in features.items()}
+        each = targets.each if isinstance(targets, Targets) else targets
+        with torch.autocast(images.device.type, enabled=False):
+            return self._boxes(images, features, each, sizes, counted)
+
+    def _boxes(
+        self,
+        images: Tensor,
+        features: dict[str, Tensor],
+        targets: list[dict[str, Tensor]] | None,
+        sizes: list[tuple[int, int]],
+        counted: bool,
+    ) -> Any:
+        whole = (images.shape[-2], images.shape[-1])
         if counted:
             return features, self._counted(features, len(images), whole)
         if self.training and targets is None:

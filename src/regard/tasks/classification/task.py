@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from PIL.Image import Image
 from torch import Tensor, nn
 
@@ -293,8 +294,7 @@ class Classification(ImageTask):
             with torch.device(device):
                 images, targets = mixup(images, labels)
             scores = model(images).float()
-            targets = targets if weights is None else targets * weights
-            loss = -(targets * scores.log_softmax(-1)).sum(-1).mean()
+            loss = _mixed_loss(scores, targets, weights, recipe.smoothing)
         else:
             scores = model(images).float()
             loss = F.cross_entropy(scores, labels, weights, label_smoothing=recipe.smoothing)
@@ -413,3 +413,13 @@ class Classification(ImageTask):
 
 def _channels(number: int) -> str:
     return "1 channel (grey)" if number == 1 else f"{number} channels"
+
+
+def _mixed_loss(
+    scores: Float[Tensor, "B K"], targets: Float[Tensor, "B K"], weights: Float[Tensor, " K"] | None, smoothing: float
+) -> Float[Tensor, ""]:
+    """Cross-entropy to mixed and smoothed labels, divided by the labels' weights as torch does it for whole labels."""
+    if weights is None:
+        return -(targets * scores.log_softmax(-1)).sum(-1).mean()
+    labels = (targets - smoothing / len(weights)) / (1 - smoothing)
+    return -(targets * weights * scores.log_softmax(-1)).sum() / (labels @ weights).sum()

@@ -17,6 +17,7 @@ from regard.core import ConfigError, DataError, MixerConfig
 from regard.core.eval_mode import eval_mode
 from regard.models.detection import Detector, Heads, detection_backbone, make_detector
 from regard.models.detection.padding import cannot_hide
+from regard.models.detection.rcnn import Targets
 from regard.swapping.inspect import explained_inputs
 from regard.tasks.data.images import read_image
 from regard.tasks.data.order import check_parts
@@ -100,6 +101,10 @@ class Boxes(ImageTask):
 
     def check(self, recipe: Training) -> None:
         self.check_recipe(recipe, AUGMENTS, without=("smoothing", "mixup", "cutmix", "erasing"))
+        if recipe.precision == "bf16-true":
+            raise ConfigError(
+                "with bf16-true boxes are rounded to several pixels; bf16-mixed and 16-mixed keep them exact"
+            )
 
     def identity(self) -> "Boxes":
         name = sets.identity(self.data, self.kind == "segm", self.corrupt, self.digest)
@@ -251,7 +256,7 @@ class Boxes(ImageTask):
         """The sum of the losses of torchvision's detectors: objectness, proposals, classes, boxes, masks."""
         images, targets, sizes = batch
         moved = [{name: value.to(device) for name, value in target.items()} for target in targets]
-        losses: dict[str, Tensor] = model(self.frame().padded(images, sizes, device), moved, sizes)
+        losses: dict[str, Tensor] = model(self.frame().padded(images, sizes, device), Targets(moved), sizes)
         return torch.stack([value.float() for value in losses.values()]).sum()
 
     def frame(self, record: Mapping[str, Any] | None = None) -> Frame:
