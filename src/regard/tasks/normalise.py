@@ -50,6 +50,9 @@ def digest(names: Sequence[str]) -> str:
 class Renormalised(nn.Module):
     """A model of images with its own statistics, given images that were normalised with others."""
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, model: nn.Module, given: Statistics, own: Statistics) -> None:
         super().__init__()
         self.model = model
