@@ -9,6 +9,7 @@ import torch
 from torch.optim import swa_utils
 
 from regard.core import ConfigError
+from regard.mixers.softmax import Softmax
 from regard.store.results import Results
 from regard.train import checkpoint
 from regard.train.loop import _mean_weights
@@ -63,6 +64,12 @@ def test_wrong_schedules_are_refused(fields: dict, message: str) -> None:
 
 def test_new_fields_do_not_change_old_keys() -> None:
     assert canonical(Recipe(epochs=3)) == "Recipe(epochs=3)"
+
+
+@pytest.mark.untyped
+def test_equal_runs_have_equal_keys() -> None:
+    assert canonical(Recipe(clip=5)) == canonical(Recipe(clip=5.0)) == "Recipe(clip=5.0)"
+    assert canonical(Softmax(scale=1)) == canonical(Softmax(scale=1.0))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

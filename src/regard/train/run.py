@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from torch import nn
 
@@ -38,7 +38,7 @@ def canonical(value: Any) -> str:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
-            field.name: getattr(value, field.name)
+            field.name: _number(getattr(value, field.name), field.type)
             for field in dataclasses.fields(value)
             if not _is_default(field, value)
         }
@@ -51,6 +51,12 @@ def canonical(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(map(canonical, value))})"
     return repr(value)
+
+
+def _number(value: Any, kind: Any) -> Any:
+    """5 as 5.0 where a field holds such numbers: the same run has one key."""
+    kinds = get_args(kind) or (kind,)
+    return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
 
 def _is_default(field: dataclasses.Field, value: Any) -> bool:
