@@ -226,3 +226,16 @@ def test_a_segmenter_is_distilled_saved_and_trained_further(tmp_path: Path) -> N
     before, after = load(folder).state_dict(), trained(run, Results(tmp_path / "results")).state_dict()
     assert before.keys() == after.keys()
     assert all(torch.allclose(value, after[name], atol=1e-6) for name, value in before.items())
+
+
+def test_outputs_of_a_head_follow_the_names_of_the_classes(caplog: pytest.LogCaptureFixture) -> None:
+    source, target = (create_model(HOST, num_classes=3, in_chans=1) for _ in range(2))
+    before = target.head.weight.clone()
+    copy_weights(source, target, (["cat", "dog", "frog"], ["dog", "frog", "zebra"]))
+    assert torch.equal(target.head.weight[:2], source.head.weight[1:])
+    assert torch.equal(target.head.weight[2], before[2])
+    assert torch.equal(target.head.bias[:2], source.head.bias[1:])
+    assert torch.equal(target.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
+    assert "1 of 3 outputs start anew" in caplog.text
+    copy_weights(source, target, (["cat", "dog", "frog"],) * 2)
+    assert torch.equal(target.head.weight, source.head.weight)

@@ -8,6 +8,8 @@ import pytest
 from PIL import Image
 
 from regard.cli.app import run as command
+from regard.cli.predict import _coco, _image_ids
+from regard.core import ConfigError, DataError
 from regard.store.results import Results
 from regard.tasks import Classification
 from regard.train.recipe import Recipe
@@ -107,3 +109,30 @@ def test_onnx_gives_the_same_scores_for_any_batch(
 def test_export_names_the_file_it_wants(store: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["export", store[1], "--onnx", "model.pt", "--results", store[0]]) == 2
     assert "ends in .onnx" in capsys.readouterr().err
+
+
+def test_an_exported_file_says_how_images_are_normalised_and_what_the_classes_are(
+    store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    assert command(["export", store[1], "--onnx", str(tmp_path / "m.onnx"), "--results", store[0]]) == 0
+    about = {entry.key: json.loads(entry.value) for entry in onnx.load(tmp_path / "m.onnx").metadata_props}
+    mean, deviation = RUN.task.record()["normal"]
+    assert (about["mean"], about["deviation"]) == (pytest.approx(mean), pytest.approx(deviation))
+    assert about["class_names"] == [str(label) for label in range(10)]
+    assert f"input = (pixels / 255 - mean) / deviation, grey: mean {about['mean']}" in capsys.readouterr().out
+
+
+def test_coco_results_have_the_ids_of_an_annotation_file(tmp_path: Path) -> None:
+    file = tmp_path / "val.json"
+    file.write_text(json.dumps({"images": [{"id": 7, "file_name": "b.png"}, {"id": 9, "file_name": "a/b.png"}]}))
+    found = {"box": [1.0, 2.0, 4.0, 8.0], "category": 3, "score": 0.5}
+    predictions = [{"file": name, "objects": [found]} for name in ("data/a/b.png", "data/b.png")]
+    results = _coco(predictions, _image_ids(file))
+    assert [item["image_id"] for item in results] == [9, 7]
+    assert results[0]["bbox"] == [1.0, 2.0, 3.0, 6.0]
+    with pytest.raises(ConfigError, match=r"names no image data/c\.png"):
+        _coco([{"file": "data/c.png", "objects": []}], _image_ids(file))
+    file.write_text("[]")
+    with pytest.raises(DataError, match="is no COCO annotation file"):
+        _image_ids(file)

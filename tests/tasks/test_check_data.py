@@ -136,3 +136,13 @@ def test_a_split_with_a_single_class_is_a_problem(tmp_path: Path) -> None:
 def test_what_is_no_data_is_refused(data: str) -> None:
     with pytest.raises(DataError):
         check_data(data)
+
+
+def test_a_folder_with_the_name_of_a_built_in_set_is_not_checked_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class_folders(tmp_path / "digits")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"digits is the name of a built-in set, .* for the folder write \./digits"):
+        check_data("digits")
+    assert check_data("./digits").kind == "classification"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +211,26 @@ def test_splits_have_the_names_that_people_give_them(names: tuple[str, str], tmp
     found = load(str(tmp_path / "set"), (8, 8))
     assert found.classes == ("class0", "class1")
     assert (len(found.train), len(found.test)) == (12, 6)
+
+
+def test_nothing_that_looks_like_data_is_left_out_silently(tmp_path: Path) -> None:
+    folder(tmp_path / "set" / "train")
+    folder(tmp_path / "set" / "holdout")
+    with pytest.raises(DataError, match=r"holdout lies beside train and has images, .* call it test"):
+        load(str(tmp_path / "set"), (8, 8))
+    shutil.rmtree(tmp_path / "set" / "holdout")
+    shutil.copy(next((tmp_path / "set/train").rglob("*.png")), tmp_path / "set/train/loose.png")
+    with pytest.raises(DataError, match=r"loose\.png lies beside the class folders"):
+        load(str(tmp_path / "set"), (8, 8))
+
+
+def test_a_class_of_one_image_is_for_training(tmp_path: Path) -> None:
+    folder(tmp_path / "set", images=30)
+    for number in range(8):
+        folder(tmp_path / "set" / f"z{number}", classes=1, images=1)
+    image_set = load(str(tmp_path / "set"), (8, 8))
+    assert set(image_set.train.labels.tolist()) == set(range(10))
+    assert set(image_set.test.labels.tolist()) == {0, 1}
 
 
 def test_a_test_comes_before_a_validation_and_one_split_has_one_folder(tmp_path: Path) -> None:

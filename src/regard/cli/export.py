@@ -1,7 +1,8 @@
 """`regard export`: the model of a finished run as an ONNX file."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,8 +35,24 @@ def export(
     if onnx.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file that ends in .onnx, not {onnx}")
     model = load(store.folder(key), extra, best=best)
-    classes = len(recorded_data(store, key).get("class_names") or ())
+    record = recorded_data(store, key)
+    classes = len(record.get("class_names") or ())
     inputs = run.task.trial(run.mixer, run.removed, classes).inputs
-    difference, dynamic = export_onnx(model, inputs, onnx)
+    about = _about(record)
+    difference, dynamic = export_onnx(model, inputs, onnx, about=about)
     shapes = ", ".join("x".join(["batch" if dynamic else "1", *map(str, item.shape[1:])]) for item in inputs)
     typer.echo(f"{onnx}: input {shapes}; largest relative difference in onnxruntime {difference:.1e}")
+    if "mean" in about:
+        colours = "red, green, blue" if len(record["normal"][0]) == 3 else "grey"
+        typer.echo(
+            f"input = (pixels / 255 - mean) / deviation, {colours}: mean {about['mean']}, deviation "
+            f"{about['deviation']}; they are in the metadata of the file, with the class names"
+        )
+
+
+def _about(record: dict[str, Any]) -> dict[str, str]:
+    """What a user of the file has to know, as texts of JSON: class names, and the normalisation of images."""
+    about = {"class_names": record["class_names"]} if record.get("class_names") else {}
+    if record.get("normal"):
+        about["mean"], about["deviation"] = ([round(value, 6) for value in part] for part in record["normal"])
+    return {name: json.dumps(value) for name, value in about.items()}

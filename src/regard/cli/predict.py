@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, UnsupportedError
+from regard.core import ConfigError, DataError, UnsupportedError
 from regard.core.paths import files_below, regular_file, user_path
 from regard.store.files import store_errors, write_atomically
 
@@ -35,6 +35,14 @@ def predict(
         typer.Option(help="A folder for predictions.json and the drawn predictions.", parser=user_path, metavar="PATH"),
     ] = None,
     coco: Annotated[bool, typer.Option("--coco", help="Print COCO results (boxes and masks) instead.")] = False,
+    annotations: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --coco: the annotation file whose image ids the results have. Default: the files' names.",
+            parser=user_path,
+            metavar="FILE",
+        ),
+    ] = None,
     best: Annotated[bool, typer.Option("--best", help="Use the best weights of a run with --val.")] = False,
     device: DeviceOption = "auto",
     data_root: RootOption = None,
@@ -47,6 +55,9 @@ def predict(
     from regard.train.run import read_run
 
     use_data(data_root)
+    if annotations is not None and not coco:
+        raise ConfigError("--annotations gives the image ids of --coco; add --coco, or leave it out")
+    ids = None if annotations is None else _image_ids(annotations)
     store, key = find_run(key, results)
     extra = imported(modules)
     run = read_run(store, key, extra)
@@ -55,7 +66,7 @@ def predict(
     network = load(store.folder(key), extra, best=best)
     model = ModelAtPrecision(network.to(torch_device), run.recipe.precision).eval()
     predictions = run.task.predict(model, sources, torch_device, recorded_data(store, key))
-    text = json.dumps(_coco(predictions) if coco else predictions, indent=1)
+    text = json.dumps(_coco(predictions, ids) if coco else predictions, indent=1)
     if out is None:
         typer.echo(text)
         return
@@ -92,15 +103,39 @@ def _may_be_path(text: str) -> bool:
     return 0 < len(text.strip()) < 200 and "\n" not in text and not text.startswith("~")
 
 
-def _coco(predictions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Boxes as COCO results: [x, y, width, height], category ids as in the training data, and masks as RLE."""
+def _image_ids(file: Path) -> dict[str, Any]:
+    """The id of each image of a COCO annotation file by its file_name. Raises: DataError."""
+    from regard.tasks.detection.coco import read_json
+
+    content = read_json(regular_file(file))
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list) or not all(isinstance(image, dict) for image in images):
+        raise DataError(f"{file} is no COCO annotation file: it has no list of images")
+    return {str(image.get("file_name")): image.get("id") for image in images}
+
+
+def _id_of(file: str, ids: dict[str, Any]) -> Any:
+    """The id of the image whose file_name ends a path. Raises: ConfigError."""
+    parts = Path(file).parts
+    for start in range(len(parts)):
+        if (name := Path(*parts[start:]).as_posix()) in ids:
+            return ids[name]
+    raise ConfigError(f"the annotation file names no image {file}; leave it out, or leave --annotations out")
+
+
+def _coco(predictions: list[dict[str, Any]], ids: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Boxes as COCO results: [x, y, width, height], category ids as in the training data, and masks as RLE.
+
+    ids: of the images by their file names; None = image_id is the file as it was given.
+    """
     items = []
     for prediction in predictions:
         if "objects" not in prediction:
             raise ConfigError("--coco is for boxes and masks: runs of --task detection or instances")
+        image = prediction["file"] if ids is None else _id_of(prediction["file"], ids)
         for item in prediction["objects"]:
             left, top, right, bottom = item["box"]
-            entry = {"image_id": prediction["file"], "category_id": item["category"], "score": item["score"]}
+            entry = {"image_id": image, "category_id": item["category"], "score": item["score"]}
             entry["bbox"] = [left, top, round(right - left, 3), round(bottom - top, 3)]
             items.append(entry | ({"segmentation": item["mask"]} if "mask" in item else {}))
     return items

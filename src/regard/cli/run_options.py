@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,11 +139,14 @@ def make_run(
     Raises: ConfigError.
     """
     from regard.mixers.spelling import parse_mixer
+    from regard.tasks.check_data import BUILT_IN
     from regard.train.recipe import Recipe
     from regard.train.run import Run
 
     kind = find_task(task, extra)
     options = {"data": data, "host": host, "size": size, "download": download}
+    if data in BUILT_IN.get(task, ()) and Path(data).is_dir():
+        print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
     data = data or kind.example_data
     fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
     del fields["task"]["extra"]  # the option --import

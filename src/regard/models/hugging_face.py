@@ -81,7 +81,10 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
     target = user_path(folder, StoreError)
     for name in (FILE, "config.json", "model.safetensors"):
         if not (target / name).exists():
-            raise StoreError(f"{target} has no {name}; expected a swapped model")
+            raise StoreError(
+                f"{target} has no {name}; regard.save_pretrained writes swapped models, and transformers' own "
+                "save_pretrained and Trainer do not: make the model, swap it again and load model.safetensors into it"
+            )
     about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256"))
     check_local(target / "config.json", read_json(target / "config.json"))
     data = read_bytes(target / "model.safetensors")

@@ -14,7 +14,7 @@ import numpy as np
 from regard.core import ConfigError, DataError, nearest
 from regard.core.paths import user_path
 
-from .data import own
+from .data import NAMED, own
 from .data.images import Source, check_labels, decode
 from .data.progress import ProgressLine
 from .data.streamed import load as streamed
@@ -27,6 +27,12 @@ from .translation import texts
 
 KINDS = ("classification", "segmentation", "detection", "sequences", "translation")
 """The tasks whose data are checked; the data of instances are those of detection."""
+
+BUILT_IN = {
+    "classification": NAMED, "segmentation": segmentation.NAMED, "detection": detection.NAMED,
+    "instances": detection.NAMED,
+}  # fmt: skip
+"""Names of the sets that a task knows; one of them is never a folder."""
 
 
 @dataclass
@@ -54,6 +60,8 @@ def check_data(data: str, kind: str = "", source: str = "en", target: str = "de"
     path = user_path(data, DataError)
     if not path.exists():
         raise DataError(f"{data} does not exist; expected a folder or a table")
+    if any(data in names for names in BUILT_IN.values()):
+        raise DataError(f"{data} is the name of a built-in set, which training takes; for the folder write ./{data}")
     path = path.resolve()
     kind = kind or kind_of(path, source, target)
     report = DataReport(kind)
@@ -230,6 +238,12 @@ def _segmentation(path: Path, report: DataReport) -> None:
                     found[str(label)].append(read)
         for label in sorted(found, key=int):
             report.rows.append({"split": split, "class": label, "images": len(found[label]), **_ranges(found[label])})
+    train = {row["class"] for row in report.rows if row["split"] == "train"}
+    if "255" in train and len(train) < 3:
+        report.problems.append(
+            f"the training masks have the labels {', '.join(sorted(train, key=int))} alone, and 255 is void unless "
+            "task.void says otherwise: write objects as 1"
+        )
     _only_in_test(report, "images")
     pictures.compare()
 

@@ -24,6 +24,7 @@ from regard.store.records import write_record
 from regard.store.results import OLD_FILE_VALUES, Busy, Results, check_held
 from regard.swapping.count import count_macs
 from regard.tasks.base import Score
+from regard.tasks.classification import Classification
 from regard.tasks.image_task import ImageTask
 from regard.tasks.normalise import Renormalised, Statistics, expected, is_pretrained
 
@@ -131,6 +132,14 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
     return teacher if own == given else Renormalised(teacher, given, own)
 
 
+def _class_names(run: Run, store: Results) -> tuple[list[str], list[str]] | None:
+    """The classes that the weights were trained on, and the run's own; None unless both tasks classify images."""
+    if not (isinstance(run.start, Run) and isinstance(run.task, Classification)):
+        return None
+    old = ((store.outcome(run.start.key) or {}).get("data") or {}).get("class_names")
+    return (old, run.task.record()["class_names"]) if old and isinstance(run.start.task, Classification) else None
+
+
 def _statistics(run: Run, task: ImageTask, store: Results) -> Statistics:
     """Mean and deviation of the images that the teacher was trained on."""
     teacher = run.teacher
@@ -187,9 +196,9 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
     peak = PeakMemory(fabric.device)
     model = run.model()
     if run.start is not None:
-        copy_weights(
-            trained(run.start, store) if isinstance(run.start, Run) else load(run.start.folder, run.task.extra), model
-        )
+        start = run.start
+        source = trained(start, store) if isinstance(start, Run) else load(start.folder, run.task.extra)
+        copy_weights(source, model, _class_names(run, store))
     loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
     loop.resume()
     common: dict[str, Any] = {

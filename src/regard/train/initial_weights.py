@@ -2,8 +2,9 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,21 +31,47 @@ class Saved:
         return dataclasses.replace(self, folder=f"saved:{read_description(self.folder)['sha256'][:12]}")
 
 
-def copy_weights(source: nn.Module, target: nn.Module) -> tuple[int, int]:
+def copy_weights(
+    source: nn.Module, target: nn.Module, classes: tuple[Sequence[str], Sequence[str]] | None = None
+) -> tuple[int, int]:
     """Copy tensors of the same name and shape; others of the target (a new head, a mechanism's parameters) stay.
 
     A target that contains the source's network, such as a detector around the backbone of a classifier, takes the
-    tensors under their names there. Returns the numbers of tensors copied and of all tensors in the target.
+    tensors under their names there. classes: names of the outputs of both, if they are known; an output of the head
+    starts from that of the same name, and a class without one from new weights. Returns the numbers of tensors copied
+    and of all tensors in the target.
     Raises: ConfigError if no tensor fits.
     """
     target_weights = target.state_dict()
     fitting = _fitting(source.state_dict(), target_weights)
     if not fitting:
         raise ConfigError(f"no initial weight fits {type(target).__name__}; both runs need the same host")
+    if classes is not None and list(classes[0]) != list(classes[1]):
+        _match_classes(fitting, target, *classes)
     new = ", ".join(sorted(set(target_weights) - set(fitting))) or "none"
     log.info("%d of %d tensors start from the initial weights; new: %s", len(fitting), len(target_weights), new)
     target.load_state_dict(fitting, strict=False)
     return len(fitting), len(target_weights)
+
+
+def _match_classes(fitting: dict[str, Tensor], target: nn.Module, old: Sequence[str], new: Sequence[str]) -> None:
+    """Put the rows of the head in `fitting` into the order of the new classes; those of unknown classes are new."""
+    classifier: Any = getattr(target, "get_classifier", None)
+    head = None if classifier is None else classifier()
+    name = next((name for name, module in target.named_modules() if module is head), None)
+    if not isinstance(head, nn.Linear) or name is None:
+        return
+    known = [index for index, label in enumerate(new) if label in old]
+    for part, rows in head.state_dict().items():
+        key = f"{name}.{part}"
+        if key in fitting and len(fitting[key]) == len(old):
+            placed = rows.clone()
+            placed[known] = fitting[key][[old.index(new[index]) for index in known]].to(rows.dtype)
+            fitting[key] = placed
+    log.warning(
+        "the classes have other names than those that the weights were trained on: %d of %d outputs start anew",
+        len(new) - len(known), len(new),
+    )  # fmt: skip
 
 
 def _fitting(weights: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,18 @@ TOLERANCE = 1e-4
 """Largest difference of an output, relative to its largest value."""
 
 
-def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: Path, batch: int = 2) -> tuple[float, bool]:
+def export_onnx(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    path: Path,
+    batch: int = 2,
+    about: Mapping[str, str] | None = None,
+) -> tuple[float, bool]:
     """Write a model in evaluation mode to an ONNX file, and compare its outputs with the model's in onnxruntime.
 
     inputs: the model's arguments for one sample, each with the batch first. The exported model takes any batch where
     the exporter can trace one, else batches of one. batch: samples with which a dynamic export is traced and compared.
+    about: entries of the file's metadata.
     Returns the largest difference of an output relative to its largest value, and whether the batch is dynamic.
     Raises: MissingExtra if packages are missing; ConfigError if the exporter fails, or outputs differ by more than
     `TOLERANCE`; StoreError if the file cannot be written.
@@ -39,6 +46,7 @@ def export_onnx(model: nn.Module, inputs: tuple[Tensor, ...], path: Path, batch:
             failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     if program is None:
         raise ConfigError(f"{type(model).__name__} cannot be exported to ONNX: {failure}")
+    program.model.metadata_props.update(about or {})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         program.save(str(path))

@@ -9,6 +9,7 @@ from PIL import Image
 
 from regard.core import DataError
 from regard.models.segmentation import VOID
+from regard.tasks.check_data import check_data
 from regard.tasks.data import digest
 from regard.tasks.segmentation.data import load, own_digest, own_set
 
@@ -185,3 +186,27 @@ def test_large_sets_are_decoded_when_they_are_used(tmp_path: Path, monkeypatch: 
     for row in range(4):
         assert (later.splits["train"].image(row) == here.splits["train"].image(row)).all()
     own_set.cache_clear()
+
+
+def test_masks_of_0_and_255_are_named_as_what_they_are(tmp_path: Path) -> None:
+    """The second label is void: no pixel of an object would count."""
+    for split in ("train", "test"):
+        for index in range(2):
+            save(tmp_path / split, str(index), 255 * labels(index, 2))
+    with pytest.raises(DataError, match=r"has 1 classes; expected 2 to 255; label 255 is void and does not count"):
+        read(tmp_path)
+    (tmp_path / "classes.txt").write_text("ground\nobject\n")
+    with pytest.raises(DataError, match=r"have pixels of ground alone, and of 255, which is void .* objects as 1"):
+        read(tmp_path)
+    (problem,) = check_data(str(tmp_path)).problems
+    assert problem.startswith("the training masks have the labels 0, 255 alone, and 255 is void")
+
+
+def test_a_mask_in_jpeg_has_lost_its_labels(tmp_path: Path) -> None:
+    own(tmp_path)
+    mask = tmp_path / "trainannot" / "train0.png"
+    Image.open(mask).save(mask.with_suffix(".jpg"))
+    mask.unlink()
+    for check in (read, lambda path: check_data(str(path))):
+        with pytest.raises(DataError, match=r"the mask .*train0\.jpg is a JPEG, whose compression changes labels"):
+            check(tmp_path)

@@ -101,7 +101,8 @@ class Classification(ImageTask):
     @classmethod
     def defaults(cls, data: str) -> dict[str, dict[str, Any]]:
         recipe = {"augment": "none"} if data.startswith("digits") else {}
-        return {"task": {"host": "vit_desk", "size": SIZES.get(data, (224, 224))}, "recipe": recipe}
+        host = "vit_desk" if data in SIZES else "vit_desk(patch=16)"  # 196 tokens of an image of 224 pixels
+        return {"task": {"host": host, "size": SIZES.get(data, (224, 224))}, "recipe": recipe}
 
     def check(self, recipe: Training) -> None:
         check_augment(recipe.augment)

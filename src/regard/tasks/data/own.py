@@ -34,7 +34,8 @@ IN_MEMORY = 4 * 2**30
 LARGEST_LABEL = 2**20
 """A label of this size or above is no number of a class."""
 
-TRAINS, TESTS = ("train", "training"), ("test", "val", "valid", "validation")
+TRAINS = ("train", "training")
+TESTS = ("test", "testing", "val", "valid", "validation", "dev", "eval")
 """Names of splits in upper or lower case; the first one that is present is used."""
 IMAGES, LABELS = ("img", "image", "picture"), ("label", "class", "target", "fine_label")
 """Names of the columns of a table; the first one that is present is used."""
@@ -93,8 +94,9 @@ def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "") -> Im
     """The user's own folder or parquet files as RGB images of 8/7 of `size`, which are cropped to `size` later.
 
     Splits are folders of class folders or .parquet files. The training split is named train or training, the test split
-    test, val, valid or validation, in upper or lower case; the first of these names is used. Without a test split,
-    every fifth image of a fixed permutation is for the test. Hidden folders and files are left out.
+    test, testing, val, valid, validation, dev or eval, in upper or lower case; the first of these names is used.
+    Without a test split, every fifth image of a fixed permutation is for the test, except all images of a class. Hidden
+    folders and files are left out; images beside class folders, and other folders beside the only split, are refused.
     total: the `digest` of the data, "" = it is computed.
     Raises: DataError, also for a class without a training image.
     """
@@ -161,6 +163,8 @@ def from_files(
 def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, _Split]:
     order = generator("own", "split").permutation(len(sources))
     test, train = np.sort(order[::5]), np.sort(np.delete(order, np.s_[::5]))
+    alone = test[~np.isin(labels[test], labels[train])]  # of classes that would have no training image
+    test, train = np.setdiff1d(test, alone), np.union1d(train, alone)
     return {
         name: (taken(sources, rows), taken(names, rows), labels[rows])
         for name, rows in (("train", train), ("test", test))
@@ -191,6 +195,11 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
         raise DataError(f"{roots['train']} has {folders}; classification needs at least two, each with its images")
     splits: dict[str, _Split] = {}
     for split, root in roots.items():
+        loose = next((entry for entry in visible(root) if Path(entry.name).suffix.lower() in SUFFIXES), None)
+        if loose is not None:
+            raise DataError(
+                f"{root / loose.name} lies beside the class folders; put it into the folder of its class, or elsewhere"
+            )
         unknown = [folder.name for folder in subfolders(root) if folder.name not in classes]
         if unknown:
             raise DataError(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")
@@ -241,6 +250,12 @@ def _split_folders(path: Path) -> dict[str, Path]:
     folders = {folder: folder.name.lower() for folder in subfolders(path)}
     splits = _by_split(folders)
     if "train" in splits and (_has_subfolders(splits["train"]) or set(folders.values()) <= {*TRAINS, *TESTS}):
+        other = next((folder for folder, name in folders.items() if name not in (*TRAINS, *TESTS)), None)
+        if "test" not in splits and other is not None and files_below(other, SUFFIXES):
+            raise DataError(
+                f"{other} lies beside {splits['train'].name} and has images, but is not the name of a test split: call "
+                f"it test (or {', '.join(TESTS[1:])}), or put it elsewhere"
+            )
         return splits
     return {"train": path}
 

@@ -237,24 +237,28 @@ def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, 
     number = len(names) or classes or _counted(pairs["train"], void, first)
     labels = [label for label in range(first, number + first)]
     if labels and labels[-1] >= VOID or number < 2:
-        raise DataError(f"{path} has {number} classes; expected 2 to {VOID - first}")
+        hint = f"; label {void} is void and does not count (task.void)" if number < 2 else ""
+        raise DataError(f"{path} has {number} classes; expected 2 to {VOID - first}{hint}")
     if void in labels:
         raise DataError(f"task.void={void} is the label of class {void - first} of {number}; it has to be another one")
     names = names or tuple(str(label) for label in labels)
     splits: dict[str, Split] = {split: Files(items, labels, void) for split, items in pairs.items()}
     if not name:
-        _check_classes(path, splits, names)
+        _check_classes(path, splits, names, void)
     return MaskSet(name or f"own:{digest}", names, 3, splits, digest)
 
 
-def _check_classes(path: Path, splits: dict[str, Split], names: tuple[str, ...]) -> None:
-    """Raises: DataError for a class of test masks that no training mask has. Masks that are not in memory stay unread;
-    `regard data check` reads them all."""
+def _check_classes(path: Path, splits: dict[str, Split], names: tuple[str, ...], void: int) -> None:
+    """Raises: DataError for a class of test masks that no training mask has, and for a single class in training masks.
+    Masks that are not in memory stay unread; `regard data check` reads them all."""
     found = {
         name: {int(label) for _, mask in split.decoded for label in np.unique(mask)} - {VOID}
         for name, split in splits.items()
         if isinstance(split, Files) and split.decoded is not None
     }
+    if "train" in found and len(found["train"]) < 2:
+        learned = ", ".join(names[label] for label in sorted(found["train"])) or "no class"
+        raise DataError(f"the training masks of {path} have pixels of {learned} alone{_void_hint(splits, void)}")
     only = found.get("test", set()) - found["train"] if "train" in found else set()
     if only:
         raise DataError(
@@ -342,6 +346,8 @@ def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
                 f"{file} has no mask: there is no {masks / name}.png (.png or another image); add or remove it"
             )
     for name, file in of_masks.items():
+        if file.suffix.lower() in (".jpg", ".jpeg"):
+            raise DataError(f"the mask {file} is a JPEG, whose compression changes labels; save masks as PNG")
         if name not in of_images:
             raise DataError(f"the mask {file} has no image {images / name}.jpg; add or remove it")
     return [(file, of_masks[name]) for name, file in of_images.items()]
@@ -357,6 +363,14 @@ def _by_stem(folder: Path) -> dict[str, Path]:
     if not files:
         raise DataError(f"{folder} has no images ({', '.join(sorted(SUFFIXES))})")
     return files
+
+
+def _void_hint(splits: dict[str, Split], void: int) -> str:
+    """What to do where masks of two labels have the second one as void."""
+    train = splits["train"]
+    if not any((train.mask(row) == VOID).any() for row in range(len(train))):
+        return "; segmentation needs at least two"
+    return f", and of {void}, which is void and does not count: write objects as 1, or set task.void to another label"
 
 
 def _names(path: Path) -> tuple[str, ...]:

@@ -129,8 +129,9 @@ def _output_dropout(module: nn.Module) -> float:
 def missing_mechanism(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """The attention function "regard" of transformers, called where the mechanism is missing. Raises: SwapError."""
     raise SwapError(
-        f"{type(module).__name__} was saved with a mechanism of Regard and loaded without it; "
-        "load the folder by regard.from_pretrained, or make the model with attn_implementation='sdpa'"
+        f"{type(module).__name__} was saved with a mechanism of Regard and loaded without it: load a folder that "
+        "regard.save_pretrained wrote by regard.from_pretrained; for one that transformers or a Trainer wrote, make the "
+        "model with attn_implementation='sdpa', swap it again and load model.safetensors into it"
     )
 
 
