@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from regard.core import ConfigError, StoreError
 from regard.mixers.mita.mita import MiTA
@@ -189,3 +191,19 @@ def test_a_segmenter_comes_back_with_its_head_and_mechanisms(head, tmp_path):
     swap(loaded, Softmax())
     assert torch.equal(load(save(loaded, tmp_path))(x), loaded(x))
     assert not torch.equal(loaded(x), model(x))
+
+
+@pytest.mark.parametrize("change", ["pool", "activation", "dropout"])
+def test_a_change_that_leaves_all_tensors_is_refused_too(change: str, tmp_path: Path) -> None:
+    model = create_model("vit_tiny_patch16_224", depth=1, img_size=32, num_classes=5)
+    if change == "pool":
+        model.reset_classifier(5, global_pool="avg")
+    elif change == "activation":
+        model.blocks[0].mlp.act = nn.ReLU()
+    else:  # does nothing in evaluation
+        model.head_drop = nn.Dropout(0.5)
+        save(model, tmp_path / "model")
+        return
+    words = "global_pool is avg here and token there" if change == "pool" else "act is ReLU here and GELU there"
+    with pytest.raises(ConfigError, match=words):
+        save(model, tmp_path / "model")

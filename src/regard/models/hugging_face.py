@@ -23,9 +23,9 @@ from .saving import (
     check_local,
     description_errors,
     fill,
+    model_differences,
     recorded_swaps,
     replay_swaps,
-    tensor_differences,
 )
 
 FILE = "regard.json"
@@ -46,7 +46,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     about: dict[str, Any] = {"architecture": type(model).__name__, "swaps": recorded_swaps(model)}
     if getattr(model, "pooler", model) is None:
         about["options"] = {"add_pooling_layer": False}
-    differences = tensor_differences(model, partial(_built, about, copy.deepcopy(config)))
+    differences = model_differences(model, partial(_built, about, copy.deepcopy(config)))
     if differences:
         raise ConfigError(
             f"{type(model).__name__}, built again, is not this model: {differences}. Merge adapters "

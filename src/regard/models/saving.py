@@ -148,12 +148,12 @@ def check_recipe(model: nn.Module) -> dict[str, Any]:
     Raises: ConfigError if the model did not come from `create_model`, or built again has other tensors.
     """
     recipe = model_recipe(model)
-    differences = tensor_differences(model, partial(rebuild, recipe))
+    differences = model_differences(model, partial(rebuild, recipe))
     classes = getattr(model, "num_classes", None)
     if differences and isinstance(classes, int):
         name, options = parse_host(recipe["host"])
         with_classes = recipe | {"host": spell_host(name, options | {"num_classes": classes})}
-        if not tensor_differences(model, partial(rebuild, with_classes)):
+        if not model_differences(model, partial(rebuild, with_classes)):
             return with_classes
     if differences:
         raise ConfigError(
@@ -164,8 +164,9 @@ def check_recipe(model: nn.Module) -> dict[str, Any]:
     return recipe
 
 
-def tensor_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.Module]) -> str:
-    """The tensors in which a model differs from the one that `build` returns, as text; "" if there are none.
+def model_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.Module]) -> str:
+    """In what a model differs from the one that `build` returns, as text; "" if there is nothing: the shapes of its
+    tensors, else its pooling and activations.
 
     build: a function of the classes of the model's configurations; it is called on the meta device where possible.
     """
@@ -183,8 +184,23 @@ def tensor_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.
         return failure
     actual, rebuilt = ({key: tuple(value.shape) for key, value in m.state_dict().items()} for m in (model, built))
     keys = [key for key in actual | rebuilt if actual.get(key) != rebuilt.get(key)]
+    if not keys:
+        actual, rebuilt = _functions(model), _functions(built)
+        keys = [key for key in actual | rebuilt if actual.get(key) != rebuilt.get(key)]
     lines = [f"{key} is {actual.get(key, 'missing')} here and {rebuilt.get(key, 'missing')} there" for key in keys[:3]]
     return "; ".join(lines) + (f"; and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def _functions(model: nn.Module) -> dict[str, Any]:
+    """What a model computes beside its tensors, as far as it can be compared: how it pools, and its activations."""
+    pool = getattr(model, "global_pool", None)
+    found: dict[str, Any] = {} if isinstance(pool, nn.Module) else {"global_pool": pool}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if module.state_dict() or any(True for _ in module.children()) or "drop" in kind.lower() or kind == "Identity":
+            continue  # what has tensors is compared by them, and dropout does nothing in evaluation
+        found[name] = kind
+    return found
 
 
 def load(folder: str | os.PathLike[str], extra: Extra = (), *, download: bool = False) -> nn.Module:

@@ -5,6 +5,7 @@ torchvision detector with the same backbone fit.
 """
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -131,7 +132,7 @@ class Detector(nn.Module):
             features = self._padded(images, sizes, whole)
         features = {name: level.float() if level.itemsize == 2 else level for name, level in features.items()}
         each = targets.each if isinstance(targets, Targets) else targets
-        with torch.autocast(images.device.type, enabled=False):
+        with nullcontext() if images.is_meta else torch.autocast(images.device.type, enabled=False):
             return self._boxes(images, features, each, sizes, counted)
 
     def _boxes(
