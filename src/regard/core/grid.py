@@ -109,7 +109,7 @@ class Grid:
         if not options:
             close = _nearest_products(m, self.height, self.width)
             raise GridError(
-                f"{m} windows cannot be laid on {self}; nearest possible: {', '.join(map(str, sorted(close)))}"
+                f"m={m}: {m} windows cannot be laid on {self}; nearest possible: {', '.join(map(str, sorted(close)))}"
             )
         aspect = math.log(self.height / self.width)
         return min(options, key=lambda rc: (round(abs(math.log(rc[0] / rc[1]) - aspect), 9), -rc[0]))

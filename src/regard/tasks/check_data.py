@@ -103,7 +103,7 @@ def _has_text(file: Path) -> bool:
 def _collected(messages: list[str]) -> Iterator[None]:
     """Collect what the readers of the block skip with a warning."""
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage().removeprefix("skipped: "))  # type: ignore[method-assign]
     log = logging.getLogger("regard.data")
     propagate, log.propagate = log.propagate, False
     log.addHandler(handler)
