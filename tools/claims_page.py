@@ -144,9 +144,12 @@ def _of_table(found: Fate, evidence: Evidence, claims: Sequence[Claim]) -> None:
     if len(open_) > FEW:
         means = [value["interval"]["mean"] for value in open_]
         shown = ", ".join("no runs" if mean is None else f"{mean:+.1f}" for mean in means)
-        lines = [f"{len(open_)} differences not judged ({_why(open_[0])}): {shown}"]
+        reason = f"not judged ({_why(open_[0])}): {shown}" if any(mean is not None for mean in means) else "without runs"
+        lines = [f"{len(open_)} differences {reason}"]
+        judged = [(text, value) for text, value in judged if value not in open_]
     else:
-        lines = [_line(text, value, len(claims) > 1) for text, value in judged]
+        lines = []
+    lines = [_line(text, value, len(claims) > 1) for text, value in judged] + lines
     if missing:
         found.states.add("not run")
         lines += [f"{text_of(claim)}: not in the committed table" for claim in missing]
