@@ -144,7 +144,8 @@ def _of_table(found: Fate, evidence: Evidence, claims: Sequence[Claim]) -> None:
     if len(open_) > FEW:
         means = [value["interval"]["mean"] for value in open_]
         shown = ", ".join("no runs" if mean is None else f"{mean:+.1f}" for mean in means)
-        reason = f"not judged ({_why(open_[0])}): {shown}" if any(mean is not None for mean in means) else "without runs"
+        without_runs = all(mean is None for mean in means)
+        reason = "without runs" if without_runs else f"not judged ({_why(open_[0])}): {shown}"
         lines = [f"{len(open_)} differences {reason}"]
         judged = [(text, value) for text, value in judged if value not in open_]
     else:

@@ -65,7 +65,7 @@ def write_picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "regard"}):
         picture(rows).savefig(drawn, format="svg", metadata={"Date": None})
     try:
-        path.write_text(drawn.getvalue().replace("</style>", f"{_DARK}</style>", 1))
+        path.write_text(drawn.getvalue().replace("</style>", f"{_DARK}</style>", 1), encoding="utf-8")
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 

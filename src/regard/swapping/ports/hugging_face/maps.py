@@ -1,4 +1,4 @@
-"""Ports of transformers' attention on maps (B, h, w, C): the image encoders of SAM, 2 and 3, and ViTDet."""
+"""Ports of transformers' attention on maps (B, h, w, C): the image encoders of SAM, SAM 2 and SAM 3, and ViTDet."""
 
 from dataclasses import replace
 from typing import Any, ClassVar

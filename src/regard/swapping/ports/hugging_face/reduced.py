@@ -51,7 +51,7 @@ class HuggingPVT(HuggingPort):
     def forward(self, hidden_states: Tensor, height: int, width: int, output_attentions: bool = False) -> tuple[Tensor]:
         """Raises: UnsupportedError for output_attentions."""
         refuse_weights(output_attentions)
-        return (self.mixer(hidden_states, Grid(height, width)),)
+        return (self.mixer(hidden_states, Grid(height, width, self.prefix)),)
 
 
 class HuggingPVT1(HuggingPVT):
@@ -73,8 +73,3 @@ class HuggingPVT1(HuggingPVT):
         """The patches of the stage: `block.STAGE.LAYER.attention` follows `patch_embeddings.STAGE`."""
         patches = f"patch_embeddings.{name.split('.')[-3]}"
         return f"{patches}.projection|{patches}.proj"
-
-    def forward(self, hidden_states: Tensor, height: int, width: int, output_attentions: bool = False) -> tuple[Tensor]:
-        """Raises: UnsupportedError for output_attentions."""
-        refuse_weights(output_attentions)
-        return (self.mixer(hidden_states, Grid(height, width, self.prefix)),)
