@@ -16,6 +16,8 @@ from regard.cli.sizes import read_size
 from regard.cli.tables import show
 from regard.core import ConfigError, RegardError, StoreError
 
+ROOT = Path(__file__).parents[2]
+
 
 def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
     """The rows of a verb with --json."""
@@ -142,6 +144,21 @@ def test_swap_check_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     (only,) = rows(capsys, "swap-check", host, "Softmax()", "--where", "*0*")
     assert only["change"] < 1e-6
     assert only["parameters"] == only["parameters before"]
+
+
+def test_swap_check_names_a_port_that_does_not_compute_what_the_layer_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
+    source = page.split("```python\n", 1)[1].split("```", 1)[0]
+    (tmp_path / "my_vit.py").write_text(source, encoding="utf-8")
+    wrong = source.replace("heads = module.out.out_features, module.heads", "heads = module.out.out_features, 2")
+    assert wrong != source
+    (tmp_path / "wrong_vit.py").write_text(wrong, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for name, said in (("my_vit", 0), ("wrong_vit", 1)):
+        assert run(["swap-check", "MyViT", "Softmax()", "--import", name]) == 0
+        assert capsys.readouterr().out.count("should change nothing but rounding") == said
 
 
 def test_swap_check_fits_100_columns_and_says_a_note_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ def check(
     task: Annotated[str, typer.Option("--task", help="The task. Default: recognised from the files.")] = "",
     source: Annotated[str, typer.Option(help="Suffix of the source language's files.")] = "en",
     target: Annotated[str, typer.Option(help="Suffix of the target language's files.")] = "de",
+    void: Annotated[int, typer.Option(min=0, max=255, help="Label of mask pixels that do not count.")] = 255,
+    classes: Annotated[int, typer.Option(min=0, help="Number of classes of masks. Default: from the files.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Read all files of your own data: counts, sizes, modes, unreadable files, copies in several splits.
@@ -34,7 +36,7 @@ def check(
     """
     from regard.tasks.check_data import check_data
 
-    report = check_data(data, task, source, target)
+    report = check_data(data, task, source, target, void, classes)
     if as_json:
         print(json.dumps(asdict(report), indent=1))
     else:

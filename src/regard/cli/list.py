@@ -45,26 +45,12 @@ def _studies() -> list[dict[str, Any]]:
 
 def _data() -> list[dict[str, Any]]:
     from regard.tasks import TASKS
-    from regard.tasks.data.catalog import PARQUET, TORCHVISION
 
-    digits = [{"name": "digits"}, {"name": "digits-canvas"}]
-    rows: list[dict[str, Any]] = [
-        row | {"from": "scikit-learn, always available", "classes": 10, "training images": None} for row in digits
-    ]
-    for name, entry in PARQUET.items():
-        folder = f"REGARD_DATA/{name}"
-        rows.append({"name": name, "from": folder, "classes": entry.classes, "training images": entry.used})
-    rows.append(
-        {"name": "imagenet", "from": "REGARD_DATA/imagenet/{train,val}", "classes": 1000, "training images": 1_281_167}
-    )
-    rows += [
-        {"name": name, "from": "torchvision", "classes": entry[3], "training images": None}
-        for name, entry in TORCHVISION.items()
-    ]
-    rows = [{"name": row["name"], "task": "classification", **row} for row in rows]
+    tasks: dict[tuple[str, str], list[str]] = {}
     for task in TASKS:
-        rows += [{"name": name, "task": task.name, "from": source} for name, source in task.sets.items()]
-    return rows
+        for name, source in task.sets.items():
+            tasks.setdefault((name, source), []).append(task.name)
+    return [{"name": name, "tasks": ", ".join(found), "from": source} for (name, source), found in tasks.items()]
 
 
 def _tasks() -> list[dict[str, Any]]:

@@ -139,13 +139,12 @@ def make_run(
     Raises: ConfigError.
     """
     from regard.mixers.spelling import parse_mixer
-    from regard.tasks.check_data import BUILT_IN
     from regard.train.recipe import Recipe
     from regard.train.run import Run
 
     kind = find_task(task, extra)
     options = {"data": data, "host": host, "size": size, "download": download}
-    if data in BUILT_IN.get(task, ()) and Path(data).is_dir():
+    if data in kind.sets and Path(data).is_dir():
         print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
     data = data or kind.example_data
     fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from regard.advice.fidelity import ScoreChange
 
 
+ROUNDING = 1e-3
+"""Relative change of an output in 32 bits that rounding alone does not reach."""
+
+
 def swap_check(
     context: Context,
     model: ModelArgument,
@@ -50,6 +54,7 @@ def swap_check(
     """Swap a mechanism into a model; show which weights are kept, new or dropped, and how much the output changes."""
     import torch
 
+    from regard.mixers.softmax import Softmax
     from regard.swapping.swap import plan_swap
 
     if data is None:
@@ -84,6 +89,12 @@ def swap_check(
         f"{len(rows)} layers, and the model runs; parameters {parameters:,} -> {total:,}",
         f"relative change of the output: {change:.3g}{finite}",
     ]
+    same = config == Softmax() and not reinitialise and not any(row["new"] or row["dropped"] for row in rows)
+    if same and not change < ROUNDING:
+        notes.append(
+            "all weights are kept, so Softmax() should change nothing but rounding: the port does not compute what "
+            "these layers do, or their attention is not softmax"
+        )
     show(table, notes=wrapped([*_weights(rows), *notes]))
 
 

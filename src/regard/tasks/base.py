@@ -85,9 +85,10 @@ class Task(ABC):
     name: that of `--task`. metric: the main one; larger is better. further: other metrics of every evaluation. trivial:
     the answer whose metric is `chance`, as a noun. unit: what one sample is, in the plural.
     example_data: a small set that every machine has.
-    sets: the named data sets, and where each comes from. no_export: why a model cannot become an ONNX file, "" = it
-    can. takes_text: whether `predict` takes texts besides files. model_fields: fields that shape the model, which
-    fine-tuning on other data keeps. reads_streams: whether `data` may be a stream (`regard.tasks.data.streamed`).
+    sets: the named data sets, and where each comes from; a folder of such a name is written with its path. no_export:
+    why a model cannot become an ONNX file, "" = it can. takes_text: whether `predict` takes texts besides files.
+    model_fields: fields that shape the model, which fine-tuning on other data keeps. reads_streams: whether `data` may
+    be a stream (`regard.tasks.data.streamed`).
     A model is called by its forward pass only. Where training needs more than the prediction, the model takes the
     targets as further arguments and returns what the loss needs; without them it returns predictions.
     Subclasses with a `__post_init__` call this one first.

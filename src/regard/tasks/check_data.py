@@ -14,7 +14,8 @@ import numpy as np
 from regard.core import ConfigError, DataError, nearest
 from regard.core.paths import user_path
 
-from .data import NAMED, own
+from . import TASKS
+from .data import own
 from .data.images import Source, check_labels, decode
 from .data.progress import ProgressLine
 from .data.streamed import load as streamed
@@ -28,12 +29,6 @@ from .translation import texts
 KINDS = ("classification", "segmentation", "detection", "sequences", "translation")
 """The tasks whose data are checked; the data of instances are those of detection."""
 
-BUILT_IN = {
-    "classification": NAMED, "segmentation": segmentation.NAMED, "detection": detection.NAMED,
-    "instances": detection.NAMED,
-}  # fmt: skip
-"""Names of the sets that a task knows; one of them is never a folder."""
-
 
 @dataclass
 class DataReport:
@@ -46,10 +41,12 @@ class DataReport:
     warnings: list[str] = field(default_factory=list)
 
 
-def check_data(data: str, kind: str = "", source: str = "en", target: str = "de") -> DataReport:
+def check_data(
+    data: str, kind: str = "", source: str = "en", target: str = "de", void: int = 255, classes: int = 0
+) -> DataReport:
     """Check a folder, a table or a stream. kind: one of `KINDS`, "" = recognised from the files.
 
-    source, target: languages of a translation.
+    source, target: languages of a translation. void, classes: of a segmentation, see its task.
     Every file is read. Raises: DataError if the data have no known layout; ConfigError for an unknown kind.
     """
     kind = "detection" if kind == "instances" else kind
@@ -60,18 +57,17 @@ def check_data(data: str, kind: str = "", source: str = "en", target: str = "de"
     path = user_path(data, DataError)
     if not path.exists():
         raise DataError(f"{data} does not exist; expected a folder or a table")
-    if any(data in names for names in BUILT_IN.values()):
+    if any(data in task.sets for task in TASKS if kind in ("", task.name)):
         raise DataError(f"{data} is the name of a built-in set, which training takes; for the folder write ./{data}")
     path = path.resolve()
     kind = kind or kind_of(path, source, target)
     report = DataReport(kind)
     if kind == "translation":
         _translation(path, source, target, report)
+    elif kind == "segmentation":
+        _segmentation(path, void, classes, report)
     else:
-        checks = {
-            "classification": _classification, "segmentation": _segmentation, "detection": _detection,
-            "sequences": _sequences,
-        }  # fmt: skip
+        checks = {"classification": _classification, "detection": _detection, "sequences": _sequences}
         with _collected(report.problems):
             checks[kind](path, report)
     return report
@@ -217,35 +213,64 @@ def _only_in_test(report: DataReport, unit: str) -> None:
     report.problems += [f"class {name} has no {unit} for training" for name in tested if name not in trained]
 
 
-def _segmentation(path: Path, report: DataReport) -> None:
+def _segmentation(path: Path, void: int, classes: int, report: DataReport) -> None:
     pairs = segmentation.find_pairs(path)
     pictures = _Pictures(report, sum(map(len, pairs.values())))
+    masks: dict[str, list[_Mask]] = {}
     for split, files in pairs.items():
         if split == "val" and files == pairs["test"]:
             continue
-        found: dict[str, list[Any]] = defaultdict(list)
-        for image, mask in files:
+        masks[split] = []
+        for image, file in files:
             read = pictures.add(split, image, str(image))
             try:
-                labels = segmentation.read_mask(mask)
+                mask = segmentation.read_mask(file)
             except DataError as error:
                 report.problems.append(str(error))
                 continue
-            if read is not None and labels.shape != read[0]:
-                report.problems.append(_different(f"{mask} and its image", labels.shape, read[0]))
+            if read is not None and mask.shape != read[0]:
+                report.problems.append(_different(f"{file} and its image", mask.shape, read[0]))
             if read is not None:
-                for label in np.unique(labels):
-                    found[str(label)].append(read)
-        for label in sorted(found, key=int):
-            report.rows.append({"split": split, "class": label, "images": len(found[label]), **_ranges(found[label])})
-    train = {row["class"] for row in report.rows if row["split"] == "train"}
-    if "255" in train and len(train) < 3:
-        report.problems.append(
-            f"the training masks have the labels {', '.join(sorted(train, key=int))} alone, and 255 is void unless "
-            "task.void says otherwise: write objects as 1"
-        )
-    _only_in_test(report, "images")
+                masks[split].append(_Mask(file, set(np.unique(mask).tolist()), read))
+    _labels(path, masks, void, classes, report)
     pictures.compare()
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """A mask with its labels, and size and mode of its image."""
+
+    file: Path
+    labels: set[int]
+    image: tuple[tuple[int, int], str]
+
+
+def _labels(path: Path, masks: dict[str, list[_Mask]], void: int, classes: int, report: DataReport) -> None:
+    """The classes of the masks of each split, and what a training would refuse in them."""
+    train = set[int]().union(*(mask.labels for mask in masks["train"]))
+    names: dict[int, str] = {}
+    try:
+        spelled, labels = segmentation.class_labels(path, lambda: train, void, classes)
+        names = dict(zip(labels, spelled, strict=True))
+    except DataError as error:
+        report.problems.append(str(error))
+    if names and len(train & set(names)) < 2:
+        given = ", ".join(map(str, sorted(train)))
+        report.problems.append(f"the training masks have the labels {given} alone, and {void} is void (--void)")
+    for split, part in masks.items():
+        present = set[int]().union(*(mask.labels for mask in part))
+        for label in sorted(present):
+            found = [mask.image for mask in part if label in mask.labels]
+            name = f"{label} (void)" if label == void else names.get(label, str(label))
+            report.rows.append({"split": split, "class": name, "images": len(found), **_ranges(found)})
+        report.problems += [
+            segmentation.unknown_label(mask.file, segmentation.read_mask(mask.file), list(names), void)
+            for mask in part
+            if names and not mask.labels <= {*names, void}
+        ]
+        report.problems += [
+            f"class {names[label]} has no images for training" for label in sorted(present & set(names) - train)
+        ]
 
 
 def _detection(path: Path, report: DataReport) -> None:

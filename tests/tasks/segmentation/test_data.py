@@ -1,5 +1,6 @@
 """The user's own images and masks: layouts, labels, and one clear error for every bad input."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,7 +159,7 @@ def empty(path: Path) -> None:
         (cut_mask, r"trainannot/train2.png cannot be read as an image"),
         (empty, r"train has no images"),
         (no_folder, r"test has no masks: there is no folder .*testannot"),
-        (a_label_alone, r"trainannot have label 254, but none has label 3; correct them, list all classes"),
+        (a_label_alone, r"have label 254, but none has label 3; correct them, list all classes"),
         (lambda path: (path / "classes.txt").write_text("sky\nsky\n"), r"classes.txt names the class 'sky' twice"),
         (lambda path: (path / "classes.txt").write_text("\n"), r"classes.txt names no class"),
     ],
@@ -210,3 +211,38 @@ def test_a_mask_in_jpeg_has_lost_its_labels(tmp_path: Path) -> None:
     for check in (read, lambda path: check_data(str(path))):
         with pytest.raises(DataError, match=r"the mask .*train0\.jpg is a JPEG, whose compression changes labels"):
             check(tmp_path)
+
+
+def void_in_the_test(path: Path) -> None:
+    save(path / "test", "void", np.full(SIZE, 255))
+
+
+def a_gap(path: Path) -> None:
+    save(path / "train", "gap", labels(9) * 2)
+    for index in range(4):
+        save(path / "train", f"train{index}", labels(index) * 2)
+
+
+def an_unknown_label(path: Path) -> None:
+    (path / "classes.txt").write_text("ground\nsky\n")
+
+
+def a_class_of_the_test(path: Path) -> None:
+    save(path / "test", "new", labels(0, 5))
+
+
+def as_it_is(path: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize("options", [{}, {"void": 0}, {"void": 2}, {"classes": 2}, {"classes": 5}], ids=str)
+@pytest.mark.parametrize("change", [as_it_is, void_in_the_test, a_gap, an_unknown_label, a_class_of_the_test])
+def test_data_check_and_training_refuse_the_same_masks(
+    tmp_path: Path, change: Callable[[Path], None], options: dict[str, int]
+) -> None:
+    change(own(tmp_path))
+    problems = check_data(str(tmp_path), "segmentation", **options).problems
+    with pytest.raises(DataError) if problems else contextlib.nullcontext():
+        loaded = read(tmp_path, **options)
+        for split in loaded.splits.values():
+            [split.mask(row) for row in range(len(split))]

@@ -19,7 +19,7 @@ from regard.models.create import build_sized, create_model, parse_host
 from regard.swapping.inspect import explained_inputs, input_channels
 from regard.swapping.swap import remove
 from regard.tasks.data.augment import augmented, by_image, centre, check_augment, placed, transform
-from regard.tasks.data.catalog import PARQUET, SIZES, classes_and_channels, identity, known_counts, load
+from regard.tasks.data.catalog import NAMED, PARQUET, SIZES, classes_and_channels, identity, known_counts, load
 from regard.tasks.data.feed import Batches, evaluation_batches, to_tensor
 from regard.tasks.data.imagenet import NORMAL
 from regard.tasks.data.images import Images, ImageSet, read_image, size_before_crop
@@ -55,6 +55,7 @@ class Classification(ImageTask):
     metric: ClassVar[str] = "top1"
     further: ClassVar[tuple[str, ...]] = ("loss",)
     example_data: ClassVar[str] = "digits-canvas"
+    sets: ClassVar[Mapping[str, str]] = NAMED
 
     classes: int = 0
     init: Init = "zero"

@@ -62,8 +62,13 @@ TORCHVISION: dict[str, tuple[str, Any, Any, int]] = {
     "DTD": ("split", "train", "test", 47),
     "Imagenette": ("split", "train", "val", 10),
 }
-NAMED: tuple[str, ...] = ("digits", "digits-canvas", *PARQUET, "imagenet", *TORCHVISION)
-"""Every set that `--data` accepts by name; anything else is a path of the user's own data."""
+NAMED: dict[str, str] = {
+    **dict.fromkeys(("digits", "digits-canvas"), "scikit-learn, always available"),
+    **{name: f"REGARD_DATA/{name}" for name in PARQUET},
+    "imagenet": "REGARD_DATA/imagenet/{train,val}",
+    **dict.fromkeys(TORCHVISION, "torchvision"),
+}
+"""Every set that `--data` accepts by name, and where it comes from; anything else is a path of the user's own data."""
 
 SIZES: dict[str, tuple[int, int]] = {
     "digits": (8, 8),

@@ -37,6 +37,10 @@ CUED: dict[str, CuedSet] = {
     "cued-digits": CuedSet(items="digits"),
 }
 """The variants by name, as `--data` takes them. cued-digits needs no data folder."""
+SOURCES = {
+    name: f"generated from {'scikit-learn' if variant.items == 'digits' else 'REGARD_DATA/fashion_mnist'}"
+    for name, variant in CUED.items()
+}
 
 CLASSES = ("background", "match")
 COUNTS = {"train": 38_400, "val": 512, "test": 512}

@@ -8,7 +8,7 @@ from regard.core import DataError, nearest
 from regard.core.paths import files_below, regular_file, user_path
 from regard.tasks.data import digest as digests
 from regard.tasks.data.catalog import data_root, folder_in_use
-from regard.tasks.data.cued import COUNTS, CUED, canvas
+from regard.tasks.data.cued import COUNTS, CUED, SOURCES, canvas
 from regard.tasks.data.cued import SIZE as CUED_SIZE
 from regard.tasks.data.cued import checksum as cued_checksum
 from regard.tasks.data.generated import revised
@@ -18,9 +18,9 @@ from regard.tasks.data.streams import generator
 from . import coco, masks, voc
 from .scenes import Scene, SceneSet, objects_of
 
-FOLDERS = ("bccd", "nuclei", "coco")
+FOLDERS = {name: f"REGARD_DATA/{name}" for name in ("bccd", "nuclei", "coco")}
 """Named sets, which are folders of COCO's format in the data folder."""
-NAMED = (*FOLDERS, *CUED)
+NAMED = {**SOURCES, **FOLDERS}
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test",)}
 """Names of a split's annotation file, or of the end of it ("instances_val2017.json"); the first one is used."""
 

@@ -27,7 +27,7 @@ from ..base import Score, Training, Trial
 from ..image_task import ImageTask
 from ..normalise import Statistics, digest
 from ..weights import check_removed, host_seed
-from . import data as sets
+from . import data as data_sets
 from . import presets
 from .feed import AUGMENTS, Batch, Batches, Split, readable, resized, scaled_size
 from .predictions import Frame, as_json, found_in, predictions_of
@@ -53,6 +53,7 @@ class Boxes(ImageTask):
     metric: ClassVar[str] = "map"
     further: ClassVar[tuple[str, ...]] = ("ap50", "ap75")
     example_data: ClassVar[str] = "cued-digits"
+    sets: ClassVar[Mapping[str, str]] = data_sets.NAMED
     no_export: ClassVar[str] = "the numbers of proposals and of boxes depend on the image"
     model_fields: ClassVar[tuple[str, ...]] = ("detector", "width", "strides", "anchor", "ratios", "head", "mask_head")
     trivial: ClassVar[str] = "the connected components of a threshold"
@@ -107,14 +108,14 @@ class Boxes(ImageTask):
             )
 
     def identity(self) -> "Boxes":
-        name = sets.identity(self.data, self.kind == "segm", self.corrupt, self.digest)
+        name = data_sets.identity(self.data, self.kind == "segm", self.corrupt, self.digest)
         return dataclasses.replace(self, data=name, digest="", extra=())
 
     # data
 
     def scenes_of(self) -> SceneSet:
         """The data set. Raises: DataError."""
-        return sets.load(self.data, self.kind == "segm", self.corrupt, self.digest)
+        return data_sets.load(self.data, self.kind == "segm", self.corrupt, self.digest)
 
     def part(self, split: str) -> Split:
         """Images and targets of a split: "train", "val" or "test", at most `limit` images. Raises: DataError."""

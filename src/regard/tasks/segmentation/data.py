@@ -1,6 +1,6 @@
 """Images with masks: the user's own folders, camvid, and the generated cued sets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,9 +20,13 @@ from regard.tasks.normalise import Statistics
 CAMVID = (
     "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist",
 )  # fmt: skip
-FOLDERS = ("camvid", "ade20k", "cityscapes")
+FOLDERS = {
+    "camvid": "REGARD_DATA/camvid",
+    "ade20k": "REGARD_DATA/ade20k/{images,masks}/{train,val} with classes.txt, set task.void=0",
+    "cityscapes": "REGARD_DATA/cityscapes/{images,masks}/{train,val}, masks of the 19 training ids",
+}
 """Named sets, which are folders like the user's own in the data folder."""
-NAMED = (*FOLDERS, *cued.CUED)
+NAMED = {**cued.SOURCES, **FOLDERS}
 IN_MEMORY = 2**30
 """Images of a split are decoded once, with its masks, if they need at most so many bytes; else when they are used."""
 
@@ -134,13 +138,21 @@ class Files:
             )
         mask = self.table[raw]
         if (mask < 0).any():
-            y, x = np.argwhere(mask < 0)[0]
-            known = f"{', '.join(map(str, _runs(self.labels)))} and {self.void} (void)"
-            raise DataError(
-                f"{mask_file} has the unknown label {raw[y, x]} at row {y}, column {x}; known are {known}: correct the "
-                "mask, list all classes in classes.txt, or set task.void to the label of pixels that do not count"
-            )
+            raise DataError(unknown_label(mask_file, raw, self.labels, self.void))
         return image, mask.astype(np.uint8)
+
+
+def unknown_label(file: Path, mask: np.ndarray, labels: Sequence[int], void: int) -> str:
+    """What is wrong with a mask (height, width) that has other labels than these and void; "" if it has none."""
+    wrong = np.argwhere(~np.isin(mask, [*labels, void]))
+    if not len(wrong):
+        return ""
+    y, x = wrong[0]
+    known = f"{', '.join(map(str, _runs(labels)))} and {void} (void)"
+    return (
+        f"{file} has the unknown label {mask[y, x]} at row {y}, column {x}; known are {known}: correct the mask, list "
+        "all classes in classes.txt, or set task.void to the label of pixels that do not count"
+    )
 
 
 class Part:
@@ -221,6 +233,25 @@ def _cued(data: str, folder: str) -> MaskSet:
     return MaskSet(data, cued.CLASSES, 1, splits, cued.checksum(data), ignored=(0,))
 
 
+def class_labels(
+    path: Path, found: Callable[[], set[int]], void: int, classes: int, names: tuple[str, ...] = ()
+) -> tuple[tuple[str, ...], list[int]]:
+    """Names and labels of the classes, see `own_set`. found: reads the labels of the training masks; called only where
+    nothing else tells the classes. Raises: DataError."""
+    names = names or _names(path)
+    first = 1 if void == 0 else 0
+    if names and classes and len(names) != classes:
+        raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, task.classes is {classes}")
+    number = len(names) or classes or _counted(path, found(), void, first)
+    labels = list(range(first, number + first))
+    if labels and labels[-1] >= VOID or number < 2:
+        hint = f"; label {void} is void and does not count (task.void)" if number < 2 else ""
+        raise DataError(f"{path} has {number} classes; expected 2 to {VOID - first}{hint}")
+    if void in labels:
+        raise DataError(f"task.void={void} is the label of class {void - first} of {number}; it has to be another one")
+    return names or tuple(str(label) for label in labels), labels
+
+
 @lru_cache(maxsize=2)
 def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, ...] = (), name: str = "") -> MaskSet:
     """A folder of images and masks.
@@ -230,18 +261,7 @@ def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, 
     Raises: DataError, also for a class that only masks of the test have.
     """
     pairs = find_pairs(path)
-    names = names or _names(path)
-    first = 1 if void == 0 else 0
-    if names and classes and len(names) != classes:
-        raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, task.classes is {classes}")
-    number = len(names) or classes or _counted(pairs["train"], void, first)
-    labels = [label for label in range(first, number + first)]
-    if labels and labels[-1] >= VOID or number < 2:
-        hint = f"; label {void} is void and does not count (task.void)" if number < 2 else ""
-        raise DataError(f"{path} has {number} classes; expected 2 to {VOID - first}{hint}")
-    if void in labels:
-        raise DataError(f"task.void={void} is the label of class {void - first} of {number}; it has to be another one")
-    names = names or tuple(str(label) for label in labels)
+    names, labels = class_labels(path, lambda: _labels_in(pairs["train"]), void, classes, names)
     splits: dict[str, Split] = {split: Files(items, labels, void) for split, items in pairs.items()}
     if not name:
         _check_classes(path, splits, names, void)
@@ -391,16 +411,20 @@ def _names(path: Path) -> tuple[str, ...]:
     return names
 
 
-def _counted(pairs: Sequence[tuple[Path, Path]], void: int, first: int) -> int:
-    """The number of classes, whose labels in masks begin at `first`. Raises: DataError for a label that is left out."""
+def _labels_in(pairs: Sequence[tuple[Path, Path]]) -> set[int]:
     found: set[int] = set()
     for _, file in pairs:
         found.update(np.flatnonzero(np.bincount(read_mask(file).ravel())).tolist())
+    return found
+
+
+def _counted(path: Path, found: set[int], void: int, first: int) -> int:
+    """The number of classes, whose labels in masks begin at `first`. Raises: DataError for a label that is left out."""
     largest = max(found - {void}, default=0)
     missing = next((label for label in range(first, largest) if label not in found), None)
     if missing is not None:
         raise DataError(
-            f"masks of {pairs[0][1].parent} have label {largest}, but none has label {missing}; correct them, list all "
+            f"training masks of {path} have label {largest}, but none has label {missing}; correct them, list all "
             "classes in classes.txt, or set task.classes to their number"
         )
     return largest + 1 - first

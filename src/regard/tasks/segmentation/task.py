@@ -64,13 +64,7 @@ class Segmentation(ImageTask):
     further: ClassVar[tuple[str, ...]] = ("pixels",)
     example_data: ClassVar[str] = "cued-digits"
     model_fields: ClassVar[tuple[str, ...]] = ("head",)
-    sets: ClassVar[Mapping[str, str]] = {
-        "cued-digits": "generated from scikit-learn's digits",
-        **dict.fromkeys(("cued", "cued-class", "cued-random"), "generated from REGARD_DATA/fashion_mnist"),
-        "camvid": "REGARD_DATA/camvid",
-        "ade20k": "REGARD_DATA/ade20k/{images,masks}/{train,val} with classes.txt, set task.void=0",
-        "cityscapes": "REGARD_DATA/cityscapes/{images,masks}/{train,val}, masks of the 19 training ids",
-    }
+    sets: ClassVar[Mapping[str, str]] = NAMED
 
     head: str = "linear"
     shorter: int = 0

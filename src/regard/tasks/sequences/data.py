@@ -15,8 +15,12 @@ from regard.tasks.data.generated import revised
 from . import listops, pathfinder, pixels, text
 from .tokens import SequenceSet
 
-NAMED: tuple[str, ...] = (*listops.LISTOPS, *pathfinder.PATHFINDER, "imdb", *pixels.NAMED)
-"""Every set that `--data` accepts by name; anything else is a path of the user's own texts."""
+NAMED = {
+    **dict.fromkeys((*listops.LISTOPS, *pathfinder.PATHFINDER), "generated"),
+    "imdb": "REGARD_DATA/imdb",
+    **pixels.NAMED,
+}
+"""Every set that `--data` accepts by name, and where it comes from; anything else is a path of the user's own texts."""
 
 LENGTHS = {"listops": 2048, "listops-mini": 96, "cifar10": 256}
 TEXT_LENGTH = 512

@@ -11,7 +11,7 @@ from regard.tasks.data.images import Images, read_image
 
 from .tokens import SequenceSet, Split, Tokens
 
-NAMED = ("digits", *catalog.PARQUET)
+NAMED = {name: catalog.NAMED[name] for name in ("digits", *catalog.PARQUET)}
 LEVELS = 256
 GREY = np.array([0.299, 0.587, 0.114])
 """Weights of red, green and blue (ITU-R BT.601), as Pillow converts to grey."""

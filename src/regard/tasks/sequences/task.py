@@ -23,7 +23,7 @@ from ..base import Score, Task, Training, Trial
 from ..class_scores import best_classes, majority, top1_score
 from ..normalise import digest
 from ..weights import check_removed, host_seed
-from . import data as sets
+from . import data as data_sets
 from . import inputs, pathfinder, pixels
 from .baseline import bag_of_symbols
 from .batches import TokenBatches, evaluation_batches, tensors
@@ -60,6 +60,7 @@ class Sequences(Task):
     metric: ClassVar[str] = "top1"
     further: ClassVar[tuple[str, ...]] = ("loss",)
     example_data: ClassVar[str] = "listops-mini"
+    sets: ClassVar[Mapping[str, str]] = data_sets.NAMED
     unit: ClassVar[str] = "sequences"
     takes_text: ClassVar[bool] = True
     model_fields: ClassVar[tuple[str, ...]] = ("length",)
@@ -80,7 +81,7 @@ class Sequences(Task):
 
     def _check_length(self) -> None:
         """Raises: ConfigError for a number of pixels that the data cannot have."""
-        whole = sets.default_length(self.data)
+        whole = data_sets.default_length(self.data)
         if self.data in pathfinder.PATHFINDER and self.tokens != whole:
             raise ConfigError(f"length is {whole}, the pixels of {self.data}, not {self.length}")
         if self.data in pixels.NAMED:
@@ -95,7 +96,7 @@ class Sequences(Task):
         recipe: dict[str, Any] = {"augment": "none", "smoothing": 0.0, "batch": 64, "lr": 2e-3}
         recipe["epochs"] = EPOCHS.get(data, 10)
         task: dict[str, Any] = {"host": "sequence_encoder"}
-        if sets.known_facts(data).alphabet == "bytes":
+        if data_sets.known_facts(data).alphabet == "bytes":
             task["host"], recipe["batch"] = TEXT_HOST, 32
         if data == "imdb":
             task["tested"] = 2000
@@ -104,10 +105,10 @@ class Sequences(Task):
     @property
     def tokens(self) -> int:
         """Symbols of a padded sequence."""
-        return self.length or sets.default_length(self.data)
+        return self.length or data_sets.default_length(self.data)
 
     def identity(self) -> "Self":
-        return dataclasses.replace(self, data=sets.identity(self.data), length=self.tokens, extra=())
+        return dataclasses.replace(self, data=data_sets.identity(self.data), length=self.tokens, extra=())
 
     def check(self, recipe: Training) -> None:
         self.check_recipe(recipe, ("none",), without=("mixup", "cutmix", "erasing"))
@@ -116,7 +117,7 @@ class Sequences(Task):
 
     def sequences_of(self) -> SequenceSet:
         """The data set. Raises: DataError."""
-        return sets.load(self.data, self.tokens)
+        return data_sets.load(self.data, self.tokens)
 
     def train_split(self) -> Split:
         """The training samples, at most `limit`."""
@@ -135,7 +136,7 @@ class Sequences(Task):
     def record(self) -> dict[str, Any]:
         """As in `Task`, and: class_names and `classes`, a digest of them; alphabet, vocabulary, padded and pairs, as in
         `Facts`; length; truncated, numbers of sequences with more symbols than that."""
-        sequences, facts = self.sequences_of(), sets.facts_of(self.sequences_of())
+        sequences, facts = self.sequences_of(), data_sets.facts_of(self.sequences_of())
         train, test = self.train_split(), self.test_split()
         return {
             "name": sequences.name,
@@ -153,7 +154,7 @@ class Sequences(Task):
         }
 
     def sample_counts(self) -> tuple[int, int]:
-        counts = sets.known_counts(self.data)
+        counts = data_sets.known_counts(self.data)
         if counts is None or self.split != "test":
             return super().sample_counts()
         limit = self.limit or max(counts)
@@ -177,14 +178,14 @@ class Sequences(Task):
         with host_seed(seed):
             return self.built(mixer, facts, length, removed)
 
-    def _facts(self, record: Mapping[str, Any] | None) -> tuple[sets.Facts, int]:
+    def _facts(self, record: Mapping[str, Any] | None) -> tuple[data_sets.Facts, int]:
         """The facts and the length that a record holds; those of the data without one."""
         if record is None or "alphabet" not in record:
-            return sets.facts_of(self.sequences_of()), self.tokens
+            return data_sets.facts_of(self.sequences_of()), self.tokens
         names = ("alphabet", "vocabulary", "padded", "pairs")
-        return sets.Facts(len(record["class_names"]), *(record[name] for name in names)), record["length"]
+        return data_sets.Facts(len(record["class_names"]), *(record[name] for name in names)), record["length"]
 
-    def built(self, mixer: MixerConfig | None, facts: sets.Facts, length: int, removed: bool = False) -> nn.Module:
+    def built(self, mixer: MixerConfig | None, facts: data_sets.Facts, length: int, removed: bool = False) -> nn.Module:
         """The host with the mechanism for such data; needs none. Raises: ConfigError."""
         check_removed(mixer, removed)
         spelled = parse_host(self.host)[1]
@@ -202,7 +203,7 @@ class Sequences(Task):
         return remove(model) if removed else model
 
     def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
-        facts = sets.known_facts(self.data)
+        facts = data_sets.known_facts(self.data)
         facts = dataclasses.replace(facts, classes=outputs or facts.classes)
         model, rng = self.built(mixer, facts, self.tokens, removed), np.random.default_rng(0)
 
@@ -256,7 +257,7 @@ class Sequences(Task):
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
         """Score on the test samples of other data with the same symbols and classes. Raises: DataError."""
         facts, length = self._facts(record)
-        other = sets.load(data, length)
+        other = data_sets.load(data, length)
         if (other.alphabet, other.pairs) != (facts.alphabet, facts.pairs):
             kinds = [f"{'pairs of ' * pairs}{kind}" for kind, pairs in (
                 (facts.alphabet, facts.pairs), (other.alphabet, other.pairs))]  # fmt: skip
@@ -310,7 +311,7 @@ def _first(split: Split, limit: int) -> Split:
 
 @lru_cache(maxsize=4)
 def _bag(task: Sequences) -> float:
-    vocabulary = sets.facts_of(task.sequences_of()).vocabulary
+    vocabulary = data_sets.facts_of(task.sequences_of()).vocabulary
     value = bag_of_symbols(task.train_split(), task.test_split(), task.tokens, vocabulary)
     log.info("%s, first %d symbols: a logistic regression on their counts has %.2f %%", task.data, task.tokens, value)
     return value

@@ -56,7 +56,7 @@ class Translation(Task):
     trivial: ClassVar[str] = "copying the source"
     unit: ClassVar[str] = "sentences"
     takes_text: ClassVar[bool] = True
-    sets: ClassVar[Mapping[str, str]] = {"numbers": "generated", "multi30k": "REGARD_DATA/multi30k"}
+    sets: ClassVar[Mapping[str, str]] = texts.NAMED
     no_export: ClassVar[str] = "a translation is a search, whose number of steps depends on the sentence"
 
     source: str = "en"

@@ -14,8 +14,8 @@ from regard.tasks.data.generated import revised
 
 from .numbers_text import number_sentences
 
-NAMED = ("numbers", "multi30k", "wmt14")
-"""The sets that `--data` accepts by name; anything else is a folder of the user."""
+NAMED = {"numbers": "generated", "multi30k": "REGARD_DATA/multi30k", "wmt14": "REGARD_DATA/wmt14"}
+"""The sets that `--data` accepts by name, and where they come from; anything else is a folder of the user."""
 COUNTS = {"numbers": (8000, 500), "multi30k": (29_000, 1000), "wmt14": (4_500_000, 3003)}
 """Numbers of (training, test) sentences of the named sets."""
 LANGUAGES = ("en", "de")
