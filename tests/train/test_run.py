@@ -325,6 +325,18 @@ def test_keys_depend_on_what_matters_alone(tmp_path: Path) -> None:
     assert dataclasses.replace(run, task=Tiny(download=True)).key == run.key
 
 
+@pytest.mark.parametrize(
+    "host", ["vit_desk(dim=32, depth=2)", " vit_desk( dim = 32,depth=2 )", "vit_desk(dim=32, depth=2,)"]
+)
+def test_a_key_does_not_depend_on_how_a_host_is_spelled(host: str) -> None:
+    run = Run(task=Classification(host="vit_desk(dim=32, depth=2)", data="digits", size=(8, 8)))
+    assert dataclasses.replace(run, task=dataclasses.replace(run.task, host=host)).key == run.key
+    plain = [
+        dataclasses.replace(run, task=dataclasses.replace(run.task, host=name)) for name in ("vit_desk", "vit_desk()")
+    ]
+    assert len({one.key for one in (run, *plain)}) == 2
+
+
 def test_a_key_is_pinned() -> None:
     """Old results must keep their keys: this one changes only if a default or the canonical form does."""
     task = Classification(host="vit_desk(size=12, patch=2)", data="digits-canvas", size=(12, 12))

@@ -14,7 +14,7 @@ from regard.core import ConfigError, Extra, MixerConfig, StoreError
 from regard.core.validation import check_fields
 from regard.mixers.spelling import parse, spell
 from regard.models.catalog import user_ports
-from regard.models.create import parse_host
+from regard.models.create import parse_host, spell_host
 from regard.store.files import store_errors
 from regard.store.import_checks import spelled_fields
 from regard.store.records import read_record
@@ -111,10 +111,13 @@ class Run:
         return dataclasses.replace(self, task=task, start=start, teacher=teacher)
 
     def identity(self) -> "Run":
-        """The run without what does not change its result, such as paths; its canonical text gives the key."""
+        """The run without what does not change its result, such as paths and the spelling of the host's options; its
+        canonical text gives the key."""
         start = self.start.identity() if isinstance(self.start, Run) else self.start and self.start.identity()
         teacher = self.teacher.identity() if isinstance(self.teacher, Run) else self.teacher
-        return dataclasses.replace(self, task=self.task.identity(), start=start, teacher=teacher)
+        task = self.task.identity()
+        task = dataclasses.replace(task, host=spell_host(*parse_host(task.host)))
+        return dataclasses.replace(self, task=task, start=start, teacher=teacher)
 
     def model(self, record: Mapping[str, Any] | None = None) -> nn.Module:
         """The model with its initial weights, before those of `start`. record: as for `Task.model`.
