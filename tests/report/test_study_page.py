@@ -1,3 +1,4 @@
+import html
 import json
 import re
 import subprocess
@@ -8,6 +9,8 @@ import pytest
 
 from regard.core import ConfigError, StoreError
 from regard.report import render, write_report
+
+from .conftest import SCORES
 
 
 def test_the_page_is_one_small_file_that_names_no_other(study):
@@ -56,6 +59,14 @@ def test_claims_have_their_verdicts(study):
     assert page.count('<li class="supported">') == 1
     assert page.count('<li class="undecided">') == 1
     assert "Of 2 claims, 1 is supported and 1 is undecided." in page
+    assert "after Holm's correction over the study's 2 claims, so that" in html.unescape(page)
+
+
+def test_claims_that_are_not_judged_yet_count_in_the_correction(study):
+    scores = SCORES | {"MiTA <9/9>": SCORES["MiTA <9/9>"][:2]}
+    page = html.unescape(render(study(scores=scores), "demo", "desk"))
+    assert "1 is not judged" in page
+    assert "after Holm's correction over the study's 2 claims, so that" in page
 
 
 def test_the_table_has_intervals_and_the_papers_numbers(study):

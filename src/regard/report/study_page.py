@@ -242,16 +242,16 @@ def _claims(table: Table) -> list[dict[str, str]]:
 
 
 def _claims_note(table: Table) -> str:
-    judged = sum(claim.verdict.p is not None for claim in table.claims)
-    if not judged:
+    if all(claim.verdict.p is None for claim in table.claims):
         return "A verdict needs the 95 % interval of the difference, paired by seed; no claim can be judged here."
     looks = table.looks
     analyses = (
         "" if looks is None else f"interim analyses at {phrasing.listed([*map(str, looks.pairs)])} seeds and over "
     )
     own = "95 % interval" if looks is None else "interim analyses"
-    return (f"Supported and contradicted: after Holm's correction over {analyses}the "
-            f"{phrasing.count(judged, 'judged claim')}, so that at most 5 % of such studies have one false verdict. "
+    return (f"Supported and contradicted: after Holm's correction over {analyses}"
+            f"the study's {phrasing.count(len(table.claims), 'claim')}, so that at most 5 % of such studies have one "
+            "false verdict. "
             f"Suggested: only the claim's own {own}, paired by seed, decides it; by chance alone that "
             "happens to one claim in twenty.")  # fmt: skip
 
