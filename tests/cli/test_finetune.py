@@ -19,9 +19,11 @@ from regard.models.saving import load, save
 from regard.store.results import Results
 from regard.swapping.swap import swap
 from regard.tasks import Classification, Segmentation
+from regard.tasks.data import own
 from regard.tasks.data.cued import canvas
 from regard.tasks.normalise import expected
 from regard.train.initial_weights import Saved, copy_weights
+from regard.train.load import load as regard_load
 from regard.train.load import trained
 from regard.train.recipe import Recipe
 from regard.train.run import Run, read_run
@@ -239,3 +241,43 @@ def test_outputs_of_a_head_follow_the_names_of_the_classes(caplog: pytest.LogCap
     assert "1 of 3 outputs start anew" in caplog.text
     copy_weights(source, target, (["cat", "dog", "frog"],) * 2)
     assert torch.equal(target.head.weight, source.head.weight)
+
+
+def photos(folder: Path) -> Path:
+    for index, name in enumerate(("cat", "dog")):
+        for number in range(4):
+            file = folder / name / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (12, 12), 100 * index + 9 * number).save(file)
+    return folder
+
+
+def test_a_run_whose_data_have_changed_keeps_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be another run, and would train from new weights without a word."""
+    monkeypatch.chdir(tmp_path)
+    data = photos(tmp_path / "photos")
+    common = ["--set", "recipe.epochs=1", "--set", "recipe.batch=2", "--device", "cpu"]
+    assert command(["train", "SKA()", "--data", "photos", "--host", HOST, "--size", "12", *common]) == 0
+    (key,) = (folder.parent.name for folder in tmp_path.glob("results/*/run.json"))
+    before = regard_load(tmp_path / "results" / key).state_dict()
+    assert command(["eval", key]) == 0
+    Image.new("L", (12, 12), 77).save(data / "dog" / "new.png")
+    own.digest.cache_clear()  # it is read once in a process
+    capsys.readouterr()
+    assert command(["eval", key]) == 2
+    assert f"the data of run {key}, or of a run that it started from, have changed" in capsys.readouterr().err
+    assert command(["eval", key, "--data", "photos"]) == 0
+    data.rename(tmp_path / "moved")
+    own.digest.cache_clear()
+    assert command(["eval", key]) == 2
+    assert f"the data of run {key} cannot be read" in capsys.readouterr().err
+    assert command(["eval", key, "--data", "moved"]) == 0
+    still_there = ["--set", "recipe.lr=1e-12", "--set", "recipe.weight_decay=0.0"]
+    assert command(["finetune", key, "--data", "moved", *common, *still_there]) == 0
+    assert "its weights are the start all the same" in capsys.readouterr().err
+    new = [folder.parent for folder in tmp_path.glob("results/*/run.json") if folder.parent.name != key]
+    assert len(new) == 1  # no other start was trained
+    after = regard_load(new[0]).state_dict()
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)

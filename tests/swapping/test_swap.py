@@ -551,3 +551,9 @@ def test_lists_have_our_hosts_and_timm():
     assert "vit_tiny_patch16_224" in names
     assert list_models("nothing_*") == []
     assert len(HOSTS) == 14
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_copied_layer_of_regard_is_swapped_again_without_a_warning() -> None:
+    """torch wraps the hooks of a copied module, so they no longer name the module that they are of."""
+    swap(copy.deepcopy(create_model("vit_desk(size=12, patch=4, dim=16, depth=2, heads=2)", SKA())), MiTA(m=4, k=2))

@@ -146,3 +146,15 @@ def test_a_folder_with_the_name_of_a_built_in_set_is_not_checked_in_its_place(
     with pytest.raises(DataError, match=r"digits is the name of a built-in set, .* for the folder write \./digits"):
         check_data("digits")
     assert check_data("./digits").kind == "classification"
+
+
+def test_masks_are_checked_for_instances(tmp_path: Path) -> None:
+    coco(tmp_path)
+    for file in tmp_path.glob("annotations/*.json"):
+        content = json.loads(file.read_text())
+        content["annotations"][0]["segmentation"] = [[1, 1, 5, 1, 5, 5, 1, 5]]  # the second object has no mask
+        file.write_text(json.dumps(content))
+    assert check_data(str(tmp_path), "detection").problems == []
+    problems = check_data(str(tmp_path), "instances").problems
+    assert len(problems) == 2
+    assert all("annotation 2" in problem for problem in problems)

@@ -1,5 +1,6 @@
 """`regard finetune`: continue training from a saved model, a finished run, or timm's published weights."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,7 @@ from .run_options import (  # fmt: skip
 from .sizes import read_size
 
 if TYPE_CHECKING:
+    from regard.store.results import Results
     from regard.train.initial_weights import Saved
     from regard.train.run import Run
 
@@ -139,7 +141,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     from regard.models.catalog import own_models
     from regard.models.create import parse_host, spell_host
     from regard.train.initial_weights import Saved
-    from regard.train.run import read_run
+    from regard.train.run import changed_data, read_run
 
     folder = Path(start) if "(" in start else user_path(start)
     if (folder / "model.json").exists():
@@ -154,6 +156,8 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
         run = read_run(store, key, extra)
         if store.status(key) != "done":
             raise ConfigError(f"run {key} is not finished; finish it first, with the command that started it")
+        if changed := changed_data(run, key):
+            return _start(_saved_weights(run, store, key, changed, extra), results, extra)
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
         return _bare(run.task.host), mixer, run.plan, run
     if folder.is_dir():
@@ -164,6 +168,21 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     if name not in own_models(extra) and not timm.is_model(name.partition(".")[0]):
         raise ConfigError(f"{start!r} is no saved folder, no run in {results} and no model of timm or of --import")
     return spell_host(name, {**options, "pretrained": True}), "host", "", None
+
+
+def _saved_weights(run: "Run", store: "Results", key: str, changed: str, extra: Extra) -> str:
+    """The folder of a saved model with the weights of a run, for a start that does not need the run's data.
+
+    changed: what is different about them. Raises: ConfigError for a model that cannot be saved.
+    """
+    from regard.models.saving import save
+    from regard.train.load import load
+
+    if run.task.name != "classification":
+        raise ConfigError(f"{changed}: --task {run.task.name} needs them as they were, to start from this run")
+    folder = save(load(store.folder(key), extra), store.folder(key) / "saved")
+    print(f"regard: {changed}; its weights are the start all the same, as the saved model {folder}", file=sys.stderr)
+    return str(folder)
 
 
 def _own_task(host: str, source: "Run | Saved | None") -> tuple[str, str, dict[str, Any]]:

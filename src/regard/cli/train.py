@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.core import ConfigError, Extra
+from regard.core import ConfigError, DataError, Extra
 
 from .imports import Imports, imported
 from .mixers import read_mixer
@@ -128,13 +128,15 @@ def evaluate(
     """Evaluate a finished run again: on its test images or other data, with its mechanism or another."""
     from regard.train.autocast import ModelAtPrecision
     from regard.train.load import trained
-    from regard.train.run import read_run
+    from regard.train.run import changed_data, read_run
 
     use_data(data_root)
     store, key = find_run(key, results)
     extra = imported(modules)
     run = read_run(store, key, extra)
-    model = trained(run, store, best)
+    if not data and (changed := changed_data(run, key)):
+        raise DataError(f"{changed}; --data PATH evaluates on the data that are there")
+    model = trained(run, store, best, key)
     if mixer:
         _swap(model, read_mixer(mixer, extra), run.seed, extra)
     if retune:

@@ -90,6 +90,7 @@ def _is_bound_below(hook: Any, module: nn.Module) -> bool:
 
 def _is_own(hook: Any, module: nn.Module) -> bool:
     """Whether a module of Regard has given itself a hook; the new one has given itself its own."""
+    hook = getattr(hook, "hook", hook)  # a copied module has it in a wrapper of torch
     name = getattr(hook, "__module__", None) or ""
     return name.startswith("regard.") and name in {kind.__module__ for kind in type(module).__mro__}
 

@@ -27,7 +27,7 @@ from .sequences import text
 from .translation import texts
 
 KINDS = ("classification", "segmentation", "detection", "sequences", "translation")
-"""The tasks whose data are checked; the data of instances are those of detection."""
+"""The tasks whose data are checked; those of instances are the data of detection, with masks."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ def check_data(
     source, target: languages of a translation. void, classes: of a segmentation, see its task.
     Every file is read. Raises: DataError if the data have no known layout; ConfigError for an unknown kind.
     """
-    kind = "detection" if kind == "instances" else kind
+    with_masks, kind = kind == "instances", "detection" if kind == "instances" else kind
     if kind not in ("", *KINDS):
         raise ConfigError(f"there is no task {kind!r} with data of its own; {nearest(kind, KINDS)}")
     if is_stream(data):
@@ -64,12 +64,16 @@ def check_data(
     report = DataReport(kind)
     if kind == "translation":
         _translation(path, source, target, report)
-    elif kind == "segmentation":
-        _segmentation(path, void, classes, report)
-    else:
-        checks = {"classification": _classification, "detection": _detection, "sequences": _sequences}
-        with _collected(report.problems):
-            checks[kind](path, report)
+        return report
+    with _collected(report.problems):
+        if kind == "detection":
+            _detection(path, with_masks, report)
+        elif kind == "segmentation":
+            _segmentation(path, void, classes, report)
+        elif kind == "sequences":
+            _sequences(path, report)
+        else:
+            _classification(path, report)
     return report
 
 
@@ -273,8 +277,8 @@ def _labels(path: Path, masks: dict[str, list[_Mask]], void: int, classes: int, 
         ]
 
 
-def _detection(path: Path, report: DataReport) -> None:
-    classes, splits = detection.read_splits(path, with_masks=False, corrupt="skip")
+def _detection(path: Path, with_masks: bool, report: DataReport) -> None:
+    classes, splits = detection.read_splits(path, with_masks, corrupt="skip")
     pictures = _Pictures(report, sum(map(len, splits.values())))
     for split, scenes in splits.items():
         objects, images, found = Counter[int](), Counter[int](), []

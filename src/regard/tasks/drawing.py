@@ -24,11 +24,18 @@ def canvas(pixels: np.ndarray) -> tuple[Image.Image, int]:
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST), factor
 
 
+def font_of(size: int) -> ImageFont.FreeTypeFont:
+    """matplotlib's DejaVu Sans, which has the letters of most alphabets; Pillow's own font has ASCII alone."""
+    import matplotlib
+
+    return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+
+
 def captioned(pixels: np.ndarray, lines: Sequence[str]) -> Image.Image:
     """An image with lines of text on a white strip below it."""
     image, _ = canvas(pixels)
-    font = ImageFont.load_default(size=max(image.width // 32, 12))
-    height = round(font.size * 1.4)  # type: ignore[union-attr]
+    font = font_of(max(image.width // 32, 12))
+    height = round(font.size * 1.4)
     page = Image.new("RGB", (image.width, image.height + height * len(lines) + 8), "white")
     page.paste(image)
     draw = ImageDraw.Draw(page)

@@ -87,17 +87,19 @@ def _averaged(outcome: dict[str, Any]) -> bool:
     )
 
 
-def trained(run: Run, store: Results, best: bool = False) -> nn.Module:
+def trained(run: Run, store: Results, best: bool = False, key: str = "") -> nn.Module:
     """The model of a finished run with its trained weights (their average if the recipe has one), in evaluation mode.
 
-    best: the weights of its best evaluation instead of the last ones.
+    best: the weights of its best evaluation instead of the last ones. key: under which it is stored, if its data may
+    have changed since; they are then not read.
     Raises: StoreError if the run has no such checkpoint.
     """
+    key = key or run.key
     if best and run.task.validation() is None:
-        raise checkpoint.no_best_weights(run.key)
-    weights = checkpoint.trained_weights(store.folder(run.key), best, bool(run.recipe.ema or run.recipe.average))
-    record = (store.outcome(run.key) or {}).get("data")
+        raise checkpoint.no_best_weights(key)
+    weights = checkpoint.trained_weights(store.folder(key), best, bool(run.recipe.ema or run.recipe.average))
+    record = (store.outcome(key) or {}).get("data")
     model = run.model(record)
-    with checkpoint.load_errors(store.folder(run.key)):
+    with checkpoint.load_errors(store.folder(key)):
         model.load_state_dict(weights)
     return model.eval()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 
 from torch import nn
 
-from regard.core import ConfigError, Extra, MixerConfig, StoreError
+from regard.core import ConfigError, DataError, Extra, MixerConfig, StoreError
 from regard.core.validation import check_fields
 from regard.mixers.spelling import parse, spell
 from regard.models.catalog import user_ports
@@ -193,13 +193,26 @@ def run_file(path: Path) -> dict[str, Any]:
     for key in (content.get("key", described), described):
         if key != path.resolve().parent.name:
             raise StoreError(
-                f"{path} describes run {key}, not the run of its folder; give the folder that name, or delete it and "
-                "run again"
+                f"{path} describes run {key}, not the run of its folder: the folder was renamed, or its run.json is "
+                "another run's; give the folder that name"
             )
     seed = spelled_fields(content["spelling"]).get("seed")
     if seed is not None and content.get("seed") is not None and repr(content["seed"]) != seed:
         raise StoreError(f"{path} has seed {content['seed']}, but spells seed={seed}; delete its folder and run again")
     return content
+
+
+def changed_data(run: Run, key: str) -> str:
+    """Why the data of a stored run are no longer those of its training, as a sentence; "" if they are.
+
+    key: that under which the run is stored.
+    """
+    try:
+        if run.key == key:
+            return ""
+    except DataError as error:
+        return f"the data of run {key} cannot be read: {error}"
+    return f"the data of run {key}, or of a run that it started from, have changed since its training"
 
 
 def read_run(store: Results, key: str, extra: Extra = ()) -> Run:

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from regard.core import require
 from regard.core.plain_text import plain_text
 
-from ..drawing import canvas, colour
+from ..drawing import canvas, colour, font_of
 from .masks import decode
 from .scenes import Scene
 from .score import Evaluation, Found
@@ -41,8 +41,8 @@ def beside_truth(pixels: UInt8[np.ndarray, "h w C"], scene: Scene, found: Found,
     objects = scene.objects
     names = [classes[int(label)] for label in objects.labels]
     right = _drawn(pixels, objects.boxes.tolist(), objects.labels.tolist(), names, objects.masks)
-    font = ImageFont.load_default(size=max(left.width // 32, 12))
-    strip = round(2 * float(getattr(font, "size", 12)))
+    font = font_of(max(left.width // 32, 12))
+    strip = round(2 * font.size)
     page = Image.new("RGB", (2 * left.width + 8, left.height + strip), "white")
     draw = ImageDraw.Draw(page)
     for place, image, caption in ((0, left, f"predicted: {len(rows)}"), (1, right, f"annotated: {len(objects)}")):
@@ -62,7 +62,7 @@ def _drawn(
         pixels = _tinted(pixels, masks, labels)
     image, factor = canvas(pixels)
     draw = ImageDraw.Draw(image)
-    font = ImageFont.load_default(size=max(image.width // 60, 11))
+    font = font_of(max(image.width // 60, 11))
     few = len(boxes) <= 40  # more captions would cover the image
     for box, label, caption in zip(boxes, labels, captions, strict=True):
         left, top, right, bottom = (factor * value for value in box)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from regard.models.segmentation import VOID
 
-from ..drawing import LONG_SIDE, colour
+from ..drawing import LONG_SIDE, colour, font_of
 
 OPACITY = 0.55
 GAP = 6
@@ -36,8 +36,8 @@ def sheet(
     panels = [("image", overlay(pixels, grey)), *((title, overlay(pixels, mask, hidden)) for title, mask in masks)]
     factor = max(LONG_SIDE // 2 / max(pixels.shape[:2]), 1)
     width, height = round(pixels.shape[1] * factor), round(pixels.shape[0] * factor)
-    font = ImageFont.load_default(size=max(width // 22, 12))
-    line = round(font.size * 1.5)  # type: ignore[union-attr]
+    font = font_of(max(width // 22, 12))
+    line = round(font.size * 1.5)
     present = sorted({int(label) for _, mask in masks for label in np.unique(mask)} - {VOID, *hidden})
     total = len(panels) * (width + GAP) - GAP
     measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
