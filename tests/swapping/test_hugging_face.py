@@ -185,6 +185,20 @@ def test_what_could_not_be_built_again_is_not_written(tmp_path, change):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_folder_of_the_trainer_is_read_by_transformers_and_swapped_again(tmp_path):
+    """As the messages and docs/swap.md say; load_state_dict fails where transformers writes its old names."""
+    model, x = make("ViT")
+    model = model.float().eval()
+    x = x.float()
+    swap(model, MiTA(m=4, k=4), example=x[:1])
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+    swap(again, MiTA(m=4, k=4), example=x[:1])
+    with torch.no_grad():
+        assert torch.equal(again(x).last_hidden_state, model(x).last_hidden_state)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_lost_swap_is_an_error_and_not_quietly_softmax(tmp_path):
     model, x = make("ViT")
     swap(model, MiTA(m=4, k=4), example=x[:1])

@@ -83,7 +83,9 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
         if not (target / name).exists():
             raise StoreError(
                 f"{target} has no {name}; regard.save_pretrained writes swapped models, and transformers' own "
-                "save_pretrained and Trainer do not: make the model, swap it again and load model.safetensors into it"
+                "save_pretrained and Trainer do not: read it by its class of transformers with "
+                "attn_implementation='sdpa' and swap it again. That loses a mechanism's own parameters, such as static "
+                "keys, which regard.save_pretrained(trainer.model, folder) keeps"
             )
     about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256"))
     check_local(target / "config.json", read_json(target / "config.json"))

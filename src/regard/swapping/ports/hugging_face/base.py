@@ -130,8 +130,8 @@ def missing_mechanism(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Ten
     """The attention function "regard" of transformers, called where the mechanism is missing. Raises: SwapError."""
     raise SwapError(
         f"{type(module).__name__} was saved with a mechanism of Regard and loaded without it: load a folder that "
-        "regard.save_pretrained wrote by regard.from_pretrained; for one that transformers or a Trainer wrote, make "
-        "the model with attn_implementation='sdpa', swap it again and load model.safetensors into it"
+        "regard.save_pretrained wrote by regard.from_pretrained; read one that transformers or a Trainer wrote with "
+        "attn_implementation='sdpa' and swap it again, which loses a mechanism's own parameters, such as static keys"
     )
 
 
