@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from regard.core import ConfigError, StoreError
+from regard.core import ConfigError, StoreError, SwapError
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
+from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.models.resnet import attend
 from regard.models.saving import load, save
@@ -207,3 +208,25 @@ def test_a_change_that_leaves_all_tensors_is_refused_too(change: str, tmp_path: 
     words = "global_pool is avg here and token there" if change == "pool" else "act is ReLU here and GELU there"
     with pytest.raises(ConfigError, match=words):
         save(model, tmp_path / "model")
+
+
+class Sizeless(nn.Module):
+    """A user's model that takes `img_size` and does not keep it."""
+
+    def __init__(self, img_size: tuple[int, int] = (16, 16), num_classes: int = 10, in_chans: int = 3) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(in_chans, 16, 8, 8)
+        self.attn = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.patch_embed(images).flatten(2).mT
+        return self.head((x + self.attn(x, x, x, need_weights=False)[0]).mean(1))
+
+
+def test_a_model_that_does_not_keep_its_image_size_has_that_of_its_options(tmp_path: Path) -> None:
+    model = create_model("Sizeless", SKA(), extra=(Sizeless,), img_size=(24, 40)).eval()
+    images = torch.randn(2, 3, 24, 40)
+    assert torch.equal(load(save(model, tmp_path), extra=(Sizeless,)).eval()(images), model(images))
+    with pytest.raises(SwapError, match="does not name its image size"):
+        create_model("Sizeless", SKA(), extra=(Sizeless,))

@@ -12,6 +12,7 @@ from torch import nn
 from regard.core import ConfigError, Extra, MixerConfig, RegardError, StoreError, nearest
 from regard.core.validation import checked, plain_number, shown
 from regard.mixers.spelling import YOUR_OWN, place_of, read_expression, spell
+from regard.swapping.inspect import example_input
 from regard.swapping.swap import plan_swap
 
 from .catalog import list_models, make_regard_model, own_models, user_ports
@@ -46,7 +47,9 @@ def create_model(
     model.regard_extra = tuple(extra)  # type: ignore[assignment]  # `save` builds the model again
     if mixer is None:
         return model
-    plan = plan_swap(model, mixer, ports=user_ports(extra), reinitialise=reinitialise)
+    size = options.get("img_size")  # a model of the user may take it without keeping it
+    example = None if size is None else example_input(model, default=(size, size) if isinstance(size, int) else size)
+    plan = plan_swap(model, mixer, example=example, ports=user_ports(extra), reinitialise=reinitialise)
     plan.warn()
     return plan.apply(faithful=bool(options.get("pretrained", False)))
 

@@ -123,8 +123,9 @@ def _without_ports(model: nn.Module) -> str:
     ports = "none that a port knows"
     if nn.MultiheadAttention in map(type, model.modules()):
         return (
-            "it has nn.MultiheadAttention, but no patch embedding that its port knows: subclass TorchAttention of "
-            "regard.swapping.ports.torch_attention with watch = the name of yours, and pass it as ports=[...]; "
+            "it has nn.MultiheadAttention, but no Conv2d that its port knows as patch embedding: subclass "
+            "TorchAttention of regard.swapping.ports.torch_attention with watch = the name of yours (where it is no Conv2d, override "
+            "belongs and call_grid too), and pass it as ports=[...]; "
             f"{OWN_MODEL}"
         )
     if attentions:
