@@ -124,8 +124,8 @@ def _without_ports(model: nn.Module) -> str:
     if nn.MultiheadAttention in map(type, model.modules()):
         return (
             "it has nn.MultiheadAttention, but no Conv2d that its port knows as patch embedding: subclass "
-            "TorchAttention of regard.swapping.ports.torch_attention with watch = the name of yours (where it is no Conv2d, override "
-            "belongs and call_grid too), and pass it as ports=[...]; "
+            "TorchAttention of regard.swapping.ports.torch_attention with watch = the name of yours (where it is no "
+            "Conv2d, override belongs and call_grid too), and pass it as ports=[...]; "
             f"{OWN_MODEL}"
         )
     if attentions:
