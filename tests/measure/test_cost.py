@@ -1,7 +1,10 @@
 """Costs of whole models: mechanisms by their formulas, the rest by PyTorch's counter."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 from regard import MIXERS, MiTA, RegardError, Softmax, create_model
 from regard.core import MixerConfig
@@ -57,3 +60,13 @@ def test_every_mechanism_has_a_plan_and_a_cost_beside_a_class_token(mixer: type[
     assert spell(mixer()) in str(plan)
     assert cost.params > 0
     assert cost.macs > 0
+
+
+def test_what_torch_fuses_is_counted() -> None:
+    """The fast path of nn.TransformerEncoder, which a pass without gradients takes, is one unknown operation."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    images = torch.randn(1, 9, 16)
+    assert count_macs(model, images) == count_macs(copy.deepcopy(model).to("meta"), images.to("meta"))
+    with torch.no_grad():
+        assert count_macs(model, images) == 2 * (9 * 16 * (4 * 16 + 2 * 32) + 2 * 9 * 9 * 16)

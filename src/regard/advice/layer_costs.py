@@ -76,7 +76,7 @@ def layer_costs(
 def _measure(
     layers: Mapping[MixerConfig | None, nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float
 ) -> dict[MixerConfig | None, Usage]:
-    device = next(value.device for value in args if isinstance(value, Tensor))
+    device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
     runs = [torch.no_grad()(_run(layer, args, kwargs)) for layer in layers.values()]
     with one_thread():
         summaries = in_turns(runs, seconds, device)

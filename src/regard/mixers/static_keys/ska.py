@@ -77,7 +77,7 @@ def ska(
     if activation == "none" and mask.kinds <= {"padding"}:
         return q @ (keys.mT @ v) * factor
     if activation != "softmax":
-        return weigh(mask.added(q @ keys.mT * factor), activation, masked=bool(mask.kinds)) @ v
+        return weigh(mask.added(q @ keys.mT * factor), activation, masked=bool(mask.kinds)).to(v.dtype) @ v
     dense = mask.dense(q, keys.shape[-2])
     return sdpa(q, keys.expand(q.shape[0], -1, -1, -1), v, attn_mask=dense, scale=scale)
 
