@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from regard.advice.answer import Question
 from regard.advice.distill import distill_model
@@ -17,7 +18,7 @@ from regard.advice.learning import Distillation
 from regard.advice.recommend import candidates, recommend
 from regard.advice.search import Budget
 from regard.advice.substitutes import Substitutes
-from regard.advice.user_model import load_user_model, read_user_images, split_images
+from regard.advice.user_model import UserModel, load_user_model, read_user_images, split_images
 from regard.cli.app import run as command
 from regard.core import ConfigError, DataError, StoreError, UnsupportedError
 from regard.mixers.linear import Linear
@@ -256,3 +257,15 @@ def test_candidates_suit_the_layer_with_the_fewest_tokens() -> None:
     assert spelled == ["MiTA(m=4, k=4)", "Agent(m=4)", "Linear()", "SKA()", "Window(size=3)", "None"]
     with Substitutes(user_model().network, candidates(user_model()), user_model().example) as substitutes:
         assert not substitutes.refused
+
+
+def test_layers_that_are_called_by_keyword_are_measured() -> None:
+    sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    vision = transformers.CLIPVisionConfig(**sizes, image_size=16, patch_size=4).to_dict()
+    text = transformers.CLIPTextConfig(**sizes, vocab_size=99).to_dict()
+    config = transformers.CLIPConfig(vision_config=vision, text_config=text, num_labels=5)
+    network = transformers.CLIPForImageClassification(config).eval()
+    model = UserModel(network, "CLIP", (16, 16), ([0.5] * 3, [0.25] * 3))
+    question = Question(budget=Budget("macs", 0.9), mixers=(Linear(),), minutes=0.05, steps=1)
+    answer = recommend(model, images(32, (16, 16)), question)
+    assert answer.usage.macs > 0

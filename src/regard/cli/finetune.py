@@ -181,7 +181,7 @@ def _saved_weights(run: "Run", store: "Results", key: str, changed: str, extra: 
     if run.task.name != "classification":
         raise ConfigError(f"{changed}: --task {run.task.name} needs them as they were, to start from this run")
     folder = save(load(store.folder(key), extra), store.folder(key) / "saved")
-    print(f"regard: {changed}; its weights are the start all the same, as the saved model {folder}", file=sys.stderr)
+    print(f"{changed}; its weights are the start all the same, as the saved model {folder}", file=sys.stderr)
     return str(folder)
 
 

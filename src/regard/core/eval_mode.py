@@ -1,4 +1,4 @@
-"""Evaluation mode without gradients for the length of a `with` block."""
+"""Evaluation mode without gradients, and without torch's fused attention, for the length of a `with` block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,3 +18,15 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def no_fast_path() -> Iterator[None]:
+    """Without the fused path of nn.MultiheadAttention and nn.TransformerEncoder: it is one operation that counters do
+    not know, and passes padded tokens as nested tensors."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

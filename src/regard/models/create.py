@@ -48,7 +48,7 @@ def create_model(
     if mixer is None:
         return model
     size = options.get("img_size")  # a model of the user may take it without keeping it
-    example = None if size is None else example_input(model, default=(size, size) if isinstance(size, int) else size)
+    example = None if size is None else example_input(model, default=size)
     plan = plan_swap(model, mixer, example=example, ports=user_ports(extra), reinitialise=reinitialise)
     plan.warn()
     return plan.apply(faithful=bool(options.get("pretrained", False)))

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.core import Grid, Mixer, check_accounting
-from regard.core.eval_mode import eval_mode
+from regard.core.eval_mode import eval_mode, no_fast_path
 from regard.mixers.shared.heads import HeadMixer
 
 from .layer import Port
@@ -28,15 +28,15 @@ def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: s
     check_accounting(accounting)
     counter = FlopCounterMode(display=False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # the counter does not see what nn.MultiheadAttention fuses
     try:
         for parameter in trained:  # the counter's hooks fail on views of parameters with a gradient
             parameter.requires_grad_(False)
-        with eval_mode(model), sdpa_kernel(SDPBackend.MATH), _by_formula(model, accounting) as formulas, counter:
+        with (
+            eval_mode(model), no_fast_path(), sdpa_kernel(SDPBackend.MATH),
+            _by_formula(model, accounting) as formulas, counter,
+        ):  # fmt: skip
             model(*images) if isinstance(images, tuple) else model(images)
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for parameter in trained:
             parameter.requires_grad_(True)
     return counter.get_total_flops() // 2 + sum(formulas)

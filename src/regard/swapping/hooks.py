@@ -82,16 +82,20 @@ def _counterparts(old: nn.Module, new: nn.Module) -> Iterator[tuple[str, nn.Modu
         yield path, module, target if same else None
 
 
+def _function(hook: Any) -> Any:
+    """A hook without torch's wrapper, which those have that take the module, and those of copied modules."""
+    return getattr(hook, "hook", hook)
+
+
 def _is_bound_below(hook: Any, module: nn.Module) -> bool:
     """Whether a hook is a method of a module itself or of one of its parts."""
-    owner = getattr(getattr(hook, "hook", hook), "__self__", None)
+    owner = getattr(_function(hook), "__self__", None)
     return isinstance(owner, nn.Module) and any(owner is part for part in module.modules())
 
 
 def _is_own(hook: Any, module: nn.Module) -> bool:
     """Whether a module of Regard has given itself a hook; the new one has given itself its own."""
-    hook = getattr(hook, "hook", hook)  # a copied module has it in a wrapper of torch
-    name = getattr(hook, "__module__", None) or ""
+    name = getattr(_function(hook), "__module__", None) or ""
     return name.startswith("regard.") and name in {kind.__module__ for kind in type(module).__mro__}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from regard.core import ConfigError, Grid, RegardError, SwapError, UnsupportedError
-from regard.core.eval_mode import eval_mode
+from regard.core.eval_mode import eval_mode, no_fast_path
 from regard.core.validation import shown
 from regard.swapping.ports import PORTS
 
@@ -133,8 +133,8 @@ def _without_ports(model: nn.Module) -> str:
     return f"it has {ports}; a ResNet takes attention with regard.attend; {OWN_MODEL}"
 
 
-def example_input(model: nn.Module, default: tuple[int, int] | None = None) -> Tensor:
-    """Noise (1, C, H, W) of the image size that the model names, else of the default (height, width).
+def example_input(model: nn.Module, default: int | tuple[int, int] | None = None) -> Tensor:
+    """Noise (1, C, H, W) of the image size that the model names, else of the default: (height, width) or both.
 
     The size is read from `img_size`, `image_size` or the pretrained configuration. A model of other inputs than images
     has a method `example_input` without arguments, whose result is returned.
@@ -215,13 +215,10 @@ def layer_calls(
         return record
 
     handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # else nn.TransformerEncoder passes padded tokens as nested tensors
     try:
-        with eval_mode(model):
+        with eval_mode(model), no_fast_path():
             _call(model, example)
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
     return results

@@ -49,7 +49,8 @@ def check_data(
     source, target: languages of a translation. void, classes: of a segmentation, see its task.
     Every file is read. Raises: DataError if the data have no known layout; ConfigError for an unknown kind.
     """
-    with_masks, kind = kind == "instances", "detection" if kind == "instances" else kind
+    with_masks = kind == "instances"
+    kind = "detection" if with_masks else kind
     if kind not in ("", *KINDS):
         raise ConfigError(f"there is no task {kind!r} with data of its own; {nearest(kind, KINDS)}")
     if is_stream(data):
@@ -236,7 +237,7 @@ def _segmentation(path: Path, void: int, classes: int, report: DataReport) -> No
                 report.problems.append(_different(f"{file} and its image", mask.shape, read[0]))
             if read is not None:
                 masks[split].append(_Mask(file, set(np.unique(mask).tolist()), read))
-    _labels(path, masks, void, classes, report)
+    _labels(path, pairs["train"][0][1].parent, masks, void, classes, report)
     pictures.compare()
 
 
@@ -249,18 +250,22 @@ class _Mask:
     image: tuple[tuple[int, int], str]
 
 
-def _labels(path: Path, masks: dict[str, list[_Mask]], void: int, classes: int, report: DataReport) -> None:
-    """The classes of the masks of each split, and what a training would refuse in them."""
+def _labels(
+    path: Path, folder: Path, masks: dict[str, list[_Mask]], void: int, classes: int, report: DataReport
+) -> None:
+    """The classes of the masks of each split, and what a training would refuse in them. folder: of training masks."""
     train = set[int]().union(*(mask.labels for mask in masks["train"]))
     names: dict[int, str] = {}
     try:
-        spelled, labels = segmentation.class_labels(path, lambda: train, void, classes)
+        spelled, labels = segmentation.class_labels(path, folder, lambda: train, void, classes)
         names = dict(zip(labels, spelled, strict=True))
     except DataError as error:
         report.problems.append(str(error))
     if names and len(train & set(names)) < 2:
         given = ", ".join(map(str, sorted(train)))
-        report.problems.append(f"the training masks have the labels {given} alone, and {void} is void (--void)")
+        report.problems.append(
+            f"the training masks have the labels {given} alone, and {void} is void: write objects as 1, or give --void"
+        )
     for split, part in masks.items():
         present = set[int]().union(*(mask.labels for mask in part))
         for label in sorted(present):

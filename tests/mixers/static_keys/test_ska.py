@@ -720,3 +720,13 @@ def test_windows_are_counted_as_they_run(config, side):
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(images)
     assert counted == counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_float32_bias_keeps_half_precision(activation):
+    q, keys, v = (torch.randn(shape).bfloat16() for shape in ((2, 2, 9, 4), (2, 7, 4), (2, 2, 7, 4)))
+    bias = torch.randn(2, 9, 7)
+    out = ska(q, keys, v, mask=Mask(bias=bias), activation=activation)
+    assert out.dtype == torch.bfloat16
+    exact = ska_reference(q.double(), keys.double(), v.double(), mask=Mask(bias=bias.double()), activation=activation)
+    assert (out - exact).abs().max() <= 0.05 * exact.abs().max()

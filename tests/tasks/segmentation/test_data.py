@@ -159,7 +159,7 @@ def empty(path: Path) -> None:
         (cut_mask, r"trainannot/train2.png cannot be read as an image"),
         (empty, r"train has no images"),
         (no_folder, r"test has no masks: there is no folder .*testannot"),
-        (a_label_alone, r"have label 254, but none has label 3; correct them, list all classes"),
+        (a_label_alone, r"trainannot have label 254, but none has label 3; correct them, list all classes"),
         (lambda path: (path / "classes.txt").write_text("sky\nsky\n"), r"classes.txt names the class 'sky' twice"),
         (lambda path: (path / "classes.txt").write_text("\n"), r"classes.txt names no class"),
     ],

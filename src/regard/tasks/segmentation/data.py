@@ -234,15 +234,15 @@ def _cued(data: str, folder: str) -> MaskSet:
 
 
 def class_labels(
-    path: Path, found: Callable[[], set[int]], void: int, classes: int, names: tuple[str, ...] = ()
+    path: Path, folder: Path, found: Callable[[], set[int]], void: int, classes: int, names: tuple[str, ...] = ()
 ) -> tuple[tuple[str, ...], list[int]]:
-    """Names and labels of the classes, see `own_set`. found: reads the labels of the training masks; called only where
-    nothing else tells the classes. Raises: DataError."""
+    """Names and labels of the classes, see `own_set`. folder: of the training masks. found: reads their labels; called
+    only where nothing else tells the classes. Raises: DataError."""
     names = names or _names(path)
     first = 1 if void == 0 else 0
     if names and classes and len(names) != classes:
         raise DataError(f"{path / 'classes.txt'} has {len(names)} lines, task.classes is {classes}")
-    number = len(names) or classes or _counted(path, found(), void, first)
+    number = len(names) or classes or _counted(folder, found(), void, first)
     labels = list(range(first, number + first))
     if labels and labels[-1] >= VOID or number < 2:
         hint = f"; label {void} is void and does not count (task.void)" if number < 2 else ""
@@ -261,7 +261,8 @@ def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, 
     Raises: DataError, also for a class that only masks of the test have.
     """
     pairs = find_pairs(path)
-    names, labels = class_labels(path, lambda: _labels_in(pairs["train"]), void, classes, names)
+    train = pairs["train"]
+    names, labels = class_labels(path, train[0][1].parent, lambda: _labels_in(train), void, classes, names)
     splits: dict[str, Split] = {split: Files(items, labels, void) for split, items in pairs.items()}
     if not name:
         _check_classes(path, splits, names, void)
@@ -418,13 +419,13 @@ def _labels_in(pairs: Sequence[tuple[Path, Path]]) -> set[int]:
     return found
 
 
-def _counted(path: Path, found: set[int], void: int, first: int) -> int:
+def _counted(folder: Path, found: set[int], void: int, first: int) -> int:
     """The number of classes, whose labels in masks begin at `first`. Raises: DataError for a label that is left out."""
     largest = max(found - {void}, default=0)
     missing = next((label for label in range(first, largest) if label not in found), None)
     if missing is not None:
         raise DataError(
-            f"training masks of {path} have label {largest}, but none has label {missing}; correct them, list all "
+            f"masks of {folder} have label {largest}, but none has label {missing}; correct them, list all "
             "classes in classes.txt, or set task.classes to their number"
         )
     return largest + 1 - first
