@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from regard.core import require
+
 LONG_SIDE = 640
 """Smaller images are enlarged to about this side, in whole multiples, before text is drawn on them."""
 
@@ -25,7 +27,12 @@ def canvas(pixels: np.ndarray) -> tuple[Image.Image, int]:
 
 
 def font_of(size: int) -> ImageFont.FreeTypeFont:
-    """matplotlib's DejaVu Sans, which has the letters of most alphabets; Pillow's own font has ASCII alone."""
+    """matplotlib's DejaVu Sans, which has the letters of most alphabets; Pillow's own font has ASCII alone.
+
+    Raises: MissingExtra.
+    """
+    require("matplotlib")
+
     import matplotlib
 
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)

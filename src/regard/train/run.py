@@ -115,9 +115,8 @@ class Run:
         canonical text gives the key."""
         start = self.start.identity() if isinstance(self.start, Run) else self.start and self.start.identity()
         teacher = self.teacher.identity() if isinstance(self.teacher, Run) else self.teacher
-        task = self.task.identity()
-        task = dataclasses.replace(task, host=spell_host(*parse_host(task.host)))
-        return dataclasses.replace(self, task=task, start=start, teacher=teacher)
+        task = dataclasses.replace(self.task, host=spell_host(*parse_host(self.task.host)))
+        return dataclasses.replace(self, task=task.identity(), start=start, teacher=teacher)
 
     def model(self, record: Mapping[str, Any] | None = None) -> nn.Module:
         """The model with its initial weights, before those of `start`. record: as for `Task.model`.
