@@ -29,6 +29,16 @@ def test_maps_times_values_are_the_output():
     assert torch.allclose(mixer.proj(merge(a.double() @ values)), kept["out"], rtol=1e-4, atol=1e-4)
 
 
+def test_maps_can_be_reduced_as_they_come():
+    model, x = vit()
+    swap(model.eval(), Softmax())
+    with capture(model) as maps:
+        model(x)
+    with capture(model, reduce=lambda name, weights: (name, weights.max())) as largest:
+        model(x)
+    assert largest == {name: (name, weights.max()) for name, weights in maps.items()}
+
+
 def test_masks_of_windows_are_in_the_maps():
     model, x = swin()
     swap(model.eval(), Softmax())

@@ -404,6 +404,39 @@ def test_dropout_of_attention_weights_is_not_left_out_in_silence():
         swap(create_model("vit_tiny_patch16_224", None, **options), Softmax())
 
 
+@pytest.mark.parametrize("host", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "naflexvit_base_patch16_gap"])
+def test_a_model_that_drops_patches_in_training_is_refused(host):
+    options = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": 56, "patch_drop_rate": 0.75}
+    options = options if "naflex" not in host else {"patch_drop_rate": 0.75, "depth": 1}
+    model = create_model(host, None, **options)
+    with pytest.raises(UnsupportedError, match="patch_drop drops 0.75 of the patches in training.*patch_drop.prob = 0"):
+        swap(model, SKA())
+    assert not any(isinstance(module, Port) for module in model.modules())
+    model.patch_drop.prob = 0.0
+    swap(model, SKA())
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_masks_of_each_image_and_head_are_those_of_torch(batch_first):
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv_proj, self.attn = nn.Conv2d(3, 8, 8, 8), nn.MultiheadAttention(8, 2, batch_first=batch_first)
+
+        def forward(self, x, mask=None):
+            tokens = self.conv_proj(x).flatten(2).mT
+            tokens = tokens if batch_first else tokens.transpose(0, 1)
+            return self.attn(tokens, tokens, tokens, attn_mask=mask, need_weights=False)[0]
+
+    model, x = Encoder().eval(), torch.randn(3, 3, 16, 24)
+    masks = [torch.rand(6, 6, 6) < 0.3, torch.randn(6, 6, 6)]
+    masks[0].diagonal(dim1=1, dim2=2).zero_()  # a query attends to itself at least
+    expected = [model(x, mask) for mask in masks]
+    swap(model, Softmax(), example=x[:1])
+    for mask, before in zip(masks, expected, strict=True):
+        assert torch.allclose(model(x, mask), before, atol=1e-5)
+
+
 def test_other_types_are_said_without_the_checks_of_the_test_run():
     code = """
 from regard import Softmax, create_model, swap

@@ -106,7 +106,7 @@ def _kinds(model: nn.Module, image: Tensor) -> dict[str, tuple[Port, AttentionKi
             layer,
             AttentionKind(
                 replace(layer.mixer.site, layer=0, name="", drop=0.0),
-                shapes[name][0],
+                shapes[name][layer.batch_dim],
                 type(layer),
                 layer.host_masks(layer.host),
                 tuple(value.shape for value in layer.host.parameters()) if isinstance(layer, HostPort) else (),

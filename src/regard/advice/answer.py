@@ -1,5 +1,6 @@
 """What a user asks of `regard advise`, and the answer, as data."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -58,6 +59,12 @@ class VerifiedPlan:
     def share(self, kind: str) -> float:
         """The measured share of a budget's kind."""
         return {"latency": self.latency, "memory": self.memory or 1.0, "macs": self.macs}[kind]
+
+    @property
+    def loss(self) -> float:
+        """The mean divergence; infinite where the scores of an image are no numbers."""
+        mean = self.divergence.mean or 0.0
+        return mean if math.isfinite(mean) else math.inf
 
     @property
     def spelling(self) -> str:

@@ -1,8 +1,8 @@
 """How a model uses its attention: how many tokens a query takes in, and how far away they are."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -43,35 +43,56 @@ class AttentionUse:
 
 def attention_use(model: UserModel, images: Tensor) -> dict[str, AttentionUse] | str:
     """By layer, for prepared images; a sentence instead where the attention is no plain softmax or has no such maps."""
+    of_images: list[dict[str, AttentionUse | None]] = []
     try:
         swapped = with_regard_softmax(model.network, images)
-        with capture(swapped) as maps, eval_mode(swapped):
-            swapped(images)
+
+        def use_of(name: str, weights: Tensor) -> AttentionUse | None:
+            layer = swapped.get_submodule(name)
+            assert isinstance(layer, Port)
+            grid = layer.mixer.site.grid
+            square = weights.shape[-1] == weights.shape[-2] == grid.tokens  # keys may be fewer (spatial reduction)
+            return _use(weights, grid) if square else None
+
+        for image in images.split(1):  # a map of many tokens is large
+            with capture(swapped, reduce=use_of) as uses, eval_mode(swapped):
+                swapped(image)
+            of_images.append(uses)
     except RegardError as error:
         return f"where attention looks is not known: {error}"
-    uses = {}
-    for name, weights in maps.items():
-        layer = swapped.get_submodule(name)
-        assert isinstance(layer, Port)
-        grid = layer.mixer.site.grid
-        if weights.shape[-1] == weights.shape[-2] == grid.tokens:  # keys may be fewer (spatial reduction)
-            uses[name] = _use(weights, grid, len(weights) // len(images))
-    return uses or "where attention looks is not known: its keys are not the tokens of a grid"
+    means = {name: _mean(use for uses in of_images if (use := uses[name]) is not None) for name in of_images[0]}
+    known = {name: use for name, use in means.items() if use is not None}
+    return known or "where attention looks is not known: its keys are not the tokens of a grid"
 
 
-def _use(weights: Tensor, grid: Grid, windows: int) -> AttentionUse:
-    cells = slice(grid.prefix, grid.prefix + grid.cells)
-    rows = weights[:, :, cells]
+def _use(weights: Tensor, grid: Grid) -> AttentionUse:
+    """Of the maps (windows, H, N, N) of one image."""
     places = torch.cartesian_prod(torch.arange(grid.height), torch.arange(grid.width)).double()
     distance = torch.cdist(places, places)
-    inside = rows[..., cells].double()
-    inside = inside / inside.sum(-1, keepdim=True).clamp_min(1e-12)
+    usual = max(float(distance.mean()), 1e-12)
+    uses = [_use_of_head(head, grid, distance / usual, len(weights)) for head in weights.unbind(1)]
+    return _mean(uses) or uses[0]
+
+
+def _use_of_head(weights: Tensor, grid: Grid, distance: Tensor, windows: int) -> AttentionUse:
+    rows = weights[:, grid.span]
+    inside = rows[..., grid.span].double()
+    share = inside.sum(-1, keepdim=True)
     return AttentionUse(
         tokens=float(effective_cells(rows).mean()) / grid.tokens,
-        distance=float((inside * distance).sum(-1).mean()) / max(float(distance.mean()), 1e-12),
-        prefix=1 - float(rows[..., cells].sum(-1).mean()),
+        distance=float((inside / share.clamp_min(1e-12) * distance).sum(-1).mean()),
+        prefix=max(0.0, 1 - float(share.mean())),
         windows=windows,
     )
+
+
+def _mean(uses: Iterable[AttentionUse]) -> AttentionUse | None:
+    """The mean of several uses of one layer; None for none."""
+    rows = [astuple(use) for use in uses]
+    if not rows:
+        return None
+    tokens, distance, prefix = (sum(column) / len(rows) for column in list(zip(*rows, strict=True))[:3])
+    return AttentionUse(tokens, distance, prefix, rows[0][3])
 
 
 def summary(uses: Mapping[str, AttentionUse], losses: Mapping[str, float], threshold: float = 0.01) -> Sequence[str]:

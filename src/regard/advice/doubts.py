@@ -1,5 +1,7 @@
 """What an answer of `regard advise` is not sure of."""
 
+import numpy as np
+
 from regard.swapping.layer_plan import spell_or_none
 
 from .answer import Recommendation, agreement_text
@@ -26,6 +28,12 @@ def doubts(result: Recommendation, model: UserModel) -> list[str]:
             f"{', '.join(slower)} cost no less than the model's own attention at any layer, so no plan has them"
         )
     lines += _nowhere(result)
+    if lost := [(name, mixer) for (name, mixer), change in result.alone.items() if not np.isfinite(change.kl).all()]:
+        name, mixer = lost[0]
+        lines.append(
+            f"{len(lost)} changes, first {spell_or_none(mixer)} at {name}, make class scores that are no numbers "
+            "(inf or nan), so no plan has them"
+        )
     if not result.met:
         lines.append(
             f"no plan of these mechanisms meets {result.budget}; the nearest reaches "

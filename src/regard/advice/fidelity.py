@@ -104,7 +104,7 @@ class Fidelity:
     def _change_to(self, changed: list[Tensor]) -> ScoreChange:
         kl, agrees = [], []
         for before, after in zip(self.original, changed, strict=True):
-            kl.append(_image_mean((before.exp() * (before - after)).sum(1)))
+            kl.append(_image_mean(_divergence(before, after)))
             agrees.append(_agreement(before.argmax(1), after.argmax(1), before.shape[1]))
         return ScoreChange(torch.cat(kl).clamp_min(0).double().cpu().numpy(), torch.cat(agrees).double().cpu().numpy())
 
@@ -127,8 +127,8 @@ class Fidelity:
 
         def compare(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             for mixer, layer in self.substitutes.layers[name].items():
-                pair = _change(output, output_tensor(layer(*args, **kwargs)), images)
-                errors.setdefault((name, mixer), []).append(pair)
+                before, after = (x.movedim(layer.batch_dim, 0) for x in (output, output_tensor(layer(*args, **kwargs))))
+                errors.setdefault((name, mixer), []).append(_change(before, after, images))
 
         with self.substitutes.observed(compare):
             for batch in self.batches:
@@ -158,6 +158,12 @@ def class_scores(output: Any) -> Float[Tensor, "B K ..."]:
             "use a model with its classifier (detectors are not judged)"
         )
     return tensor.float()
+
+
+def _divergence(before: Float[Tensor, "B K ..."], after: Float[Tensor, "B K ..."]) -> Float[Tensor, "B ..."]:
+    """The Kullback-Leibler divergence from log probabilities; a class of probability 0 before adds nothing."""
+    share = before.exp()
+    return torch.where(share > 0, share * (before - after), 0.0).sum(1)
 
 
 def _image_mean(values: Float[Tensor, "B ..."]) -> Float[Tensor, " B"]:

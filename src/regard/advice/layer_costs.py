@@ -1,7 +1,7 @@
 """What each substitute costs beside the layer that it replaces: time, peak memory and multiply-accumulates."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from regard.core import MixerConfig
 from regard.measure.memory import peak_growth
 from regard.measure.turns import in_turns, one_thread
 from regard.swapping.count import count_macs
+from regard.swapping.layer import Port
 from regard.swapping.layer_plan import LayerPlan
 
 from .substitutes import Substitutes
@@ -49,8 +50,9 @@ def layer_costs(
 ) -> Costs:
     """Measure every layer and its substitutes on the inputs that the layer has for these prepared images.
 
-    Layers of one class with equal inputs and equal mechanisms are measured once. seconds: for each mechanism; passes
-    take turns, so that a busy machine slows all alike. report: called with the name of each layer before it is timed.
+    Layers of one class with equal inputs, heads, grids and mechanisms are measured once. seconds: for each mechanism;
+    passes take turns, so that a busy machine slows all alike. report: called with the name of each layer before it is
+    timed.
     """
     calls = substitutes.calls(images)
     measured: dict[Any, dict[MixerConfig | None, Usage]] = {}
@@ -59,6 +61,7 @@ def layer_costs(
         own = substitutes.model.get_submodule(name)
         kind = (
             type(own),
+            _built_for(own, substitutes.layers[name]),
             _shapes((args, kwargs)),
             _shapes(dict(own.named_parameters())),
             tuple(substitutes.choices(name)),
@@ -71,6 +74,13 @@ def layer_costs(
             measured[kind] = _measure(layers, args, kwargs, seconds)
         costs[name] = measured[kind]
     return costs
+
+
+def _built_for(own: nn.Module, layers: Mapping[MixerConfig, Port]) -> Any:
+    """What distinguishes layers of one class beside the shapes of their inputs and weights."""
+    present = own.mixer.config if isinstance(own, Port) else None
+    sites = (layer.mixer.site for layer in (*layers.values(), own) if isinstance(layer, Port))
+    return present, frozenset(replace(site, layer=0, name="") for site in sites)
 
 
 def _measure(

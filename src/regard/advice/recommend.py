@@ -128,14 +128,13 @@ class _Work:
         alone = self._alone(fidelity, verifying)
         plans, usage = self._verified(verified_on, judged, costs, own, means(alone))
         best, met = self._best(plans)
+        rated = [plan for plan in plans[1:] if plan.loss < math.inf]
         result = Recommendation(
             model=self.model.label, budget=self.question.budget, plans=tuple(plans), best=best, met=met, alone=alone,
             costs=costs, usage=usage, use=use, refused=self.substitutes.refused, steps=steps,
             images=(len(self.learned), sum(map(len, verified_on.batches))), batch=self.question.batch,
             seconds=self.kept.seconds, dense=fidelity.dense,
-            correlation=rank_correlation(
-                [plan.predicted for plan in plans[1:]], [plan.divergence.mean or 0.0 for plan in plans[1:]]
-            ),
+            correlation=rank_correlation([plan.predicted for plan in rated], [plan.loss for plan in rated]),
         )  # fmt: skip
         return replace(result, doubts=tuple(doubts(result, self.model)))
 
@@ -280,13 +279,15 @@ class _Work:
         kind, share = self.question.budget.kind, self.question.budget.share
         within = [plan for plan in plans if plan.share(kind) <= share]
         if within:
-            return min(within, key=lambda plan: plan.divergence.mean or 0.0), True
+            return min(within, key=lambda plan: plan.loss), True
         return min(plans, key=lambda plan: plan.share(kind)), False
 
 
 def _key(model: UserModel, images: Images, question: Question) -> str:
-    """Of all that is kept: the share of the budget is not part of it, so that another one is answered at once."""
+    """Of all that is kept: the share of the budget is not part of it, so that another one is answered at once; the
+    device is, as times are of it."""
     mixers = ";".join(map(spell_or_none, question.mixers))
     where = question.where + ("|reinitialise" if question.reinitialise else "")
     asked = f"{question.budget.kind}|{mixers}|{where}|{question.batch}|{question.steps}|{question.minutes}"
-    return f"{digest(model.network, images)}|{model.label}|{model.size}|{asked}"
+    machine = f"{next(model.network.parameters()).device}|{torch.__version__}"
+    return f"{digest(model.network, images)}|{model.label}|{model.size}|{asked}|{machine}"

@@ -94,12 +94,12 @@ _Options = dict[str, list[tuple[float, float, MixerConfig | None]]]
 def _useful(
     losses: Mapping[MixerConfig, float], costs: Mapping[MixerConfig | None, Usage], kind: str
 ) -> list[tuple[float, float, MixerConfig | None]]:
-    """(loss, cost, mechanism) of those that are cheaper than the layer's own attention."""
+    """(loss, cost, mechanism) of those that are cheaper than the layer's own attention and give numbers."""
     own = cost_of(costs[OWN], kind)
     return [
         (loss, cost_of(costs[mixer], kind), mixer)
         for mixer, loss in losses.items()
-        if mixer in costs and cost_of(costs[mixer], kind) < own
+        if mixer in costs and cost_of(costs[mixer], kind) < own and math.isfinite(loss)
     ]
 
 

@@ -44,6 +44,7 @@ class Substitutes:
         self.layers: dict[str, dict[MixerConfig, Port]] = {name: {} for name in self.names}
         self.refused: dict[tuple[str, MixerConfig], str] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._places = _places(model, self.names)
         self._example_calls = self.calls(example)
         for mixer in self.mixers:
             self._add(mixer, ports)
@@ -136,10 +137,9 @@ class Substitutes:
                 if layer is None:
                     reason = self.refused.get((name, mixer), "it is not among the substitutes")
                     raise SwapError(f"{name} cannot have {spell_or_none(mixer)}: {reason}")
-                path, _, leaf = name.rpartition(".")
-                parent = self.model.get_submodule(path)
-                replaced.append((parent, leaf, parent.get_submodule(leaf)))
-                parent._modules[leaf] = layer
+                for parent, leaf in self._places[name]:
+                    replaced.append((parent, leaf, parent.get_submodule(leaf)))
+                    parent._modules[leaf] = layer
             yield self.model
         finally:
             for parent, leaf, module in replaced:
@@ -203,3 +203,14 @@ class Substitutes:
         for name, mixer in plan.items():
             model.get_submodule(name).load_state_dict(self.layers[name][mixer].state_dict())
         return model
+
+
+def _places(model: nn.Module, names: Sequence[str]) -> dict[str, list[tuple[nn.Module, str]]]:
+    """Each layer's parents and its name in them: several where a model uses one attention at several places."""
+    layers = {id(model.get_submodule(name)): name for name in names}
+    places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in names}
+    for parent in model.modules():
+        for leaf, module in parent._modules.items():
+            if id(module) in layers:
+                places[layers[id(module)]].append((parent, leaf))
+    return places

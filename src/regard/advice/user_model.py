@@ -71,6 +71,8 @@ class UserModel:
             raise UnsupportedError(f"{self.label} is wrapped in {kind}: give the model inside it, .{WRAPPERS[kind]}")
         if first.dtype != torch.float32:
             raise UnsupportedError(f"the weights of {self.label} are {first.dtype}: give it in float32, model.float()")
+        if getattr(self.network, "num_classes", None) == 0:
+            raise UnsupportedError(f"{self.label} has no classifier (num_classes=0): give the model with its classes")
         example = self.example.to(first.device)
         with explained_inputs(self.network, example), eval_mode(self.network):
             class_scores(self.network(example))

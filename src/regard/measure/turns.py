@@ -69,10 +69,11 @@ def timed(run: Callable[[], object], device: torch.device) -> Pass:
     system, faults = _usage()
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize(device)
+        with torch.cuda.device(device):
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
         elapsed = cast(float, begin.elapsed_time(end)) / 1000
     else:
         start = time.process_time()

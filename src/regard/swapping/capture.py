@@ -61,16 +61,19 @@ def _same_output(host: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwarg
 
 @checked
 @contextmanager
-def capture(model: nn.Module, layers: str = "*") -> Iterator[dict[str, Tensor]]:
+def capture(
+    model: nn.Module, layers: str = "*", reduce: Callable[[str, Tensor], Any] | None = None
+) -> Iterator[dict[str, Any]]:
     """Collect attention maps during a forward pass: `with capture(model) as maps: model(x)`.
 
     Maps are (B, H, N, M), float32 on the CPU, keyed by layer name; a second pass overwrites them. Rows sum to 1
-    only for softmax kinds. Costs one extra operator call per layer with N-wide values: O(N^2 H) memory.
+    only for softmax kinds. reduce: called with each layer's name and map; what it returns is kept instead of the map,
+    so that one map at a time takes memory. Costs one extra operator call per layer with N-wide values: O(N^2 H) memory.
     Only passes of the thread that opened the block are collected.
     To capture a host's own attention, use the copy that `with_regard_softmax` returns.
     Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens.
     """
-    maps: dict[str, Tensor] = {}
+    maps: dict[str, Any] = {}
     mixers = {}
     for name in swapped_layers(model, layers):
         mixer: Any = model.get_submodule(name).mixer
@@ -82,18 +85,21 @@ def capture(model: nn.Module, layers: str = "*") -> Iterator[dict[str, Tensor]]:
     handles = []
     try:
         for name, mixer in mixers.items():
-            handles.append(mixer.register_forward_hook(_recorder(maps, name, owner), with_kwargs=True))
+            handles.append(mixer.register_forward_hook(_recorder(maps, name, owner, reduce), with_kwargs=True))
         yield maps
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _recorder(maps: dict[str, Tensor], name: str, owner: threading.local) -> Callable[..., None]:
+def _recorder(
+    maps: dict[str, Any], name: str, owner: threading.local, reduce: Callable[[str, Tensor], Any] | None
+) -> Callable[..., None]:
     @torch.no_grad()
     def record(mixer: HeadMixer, args: tuple, kwargs: dict[str, Any], output: Tensor) -> None:
         if getattr(owner, "captures", False):
-            maps[name] = _weights(mixer, *args, **kwargs).float().cpu()
+            weights = _weights(mixer, *args, **kwargs).float().cpu()
+            maps[name] = weights if reduce is None else reduce(name, weights)
 
     return record
 

@@ -12,6 +12,8 @@ from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 from .adapters import alteration, package_name
 from .layer import Port
 
+PATCH_DROPOUT = ("PatchDropout", "PatchDropoutWithIndices")
+"""Classes of timm and OpenCLIP that drop patches in training."""
 OTHER_MASKS = "leave the layer out with where=, or take a mechanism that can: `regard list` shows the masks of each"
 
 
@@ -24,6 +26,17 @@ def check_supported(port: type[Port], host: nn.Module, name: str, mixer: MixerCo
         raise UnsupportedError(
             f"{name} passes a {', '.join(missing)} mask, which {spell(mixer)} cannot apply; {OTHER_MASKS}"
         )
+
+
+def check_patch_dropout(model: nn.Module) -> None:
+    """Raises: UnsupportedError if a model drops patches at random in training, when its tokens are on no grid."""
+    for name, module in model.named_modules():
+        rate = getattr(module, "prob", 0.0)
+        if type(module).__name__ in PATCH_DROPOUT and rate > 0:
+            raise UnsupportedError(
+                f"{name} drops {rate:g} of the patches in training, so that the tokens are on no grid; build the model "
+                f"without it (patch_drop_rate=0), or set {name}.prob = 0"
+            )
 
 
 def check_plain(layer: nn.Module, name: str) -> None:

@@ -53,6 +53,7 @@ class Port(HostNames):
     host_grid, input_grid, grid: the grid, for a port without `watch`.
     watch_path, call_grid: `watch` for one layer; the grid of one call. token_grid: where `watch` gives another one.
     host_masks: the kinds of mask, where they differ between modules of one class.
+    batch_dim: where the batch is not the first dimension of the tokens.
     weights_dropout: the rate of dropout of attention weights, where its name is unusual.
     build_mixer: the mixer, where the ordinary one needs a change.
     forward: always.
@@ -154,6 +155,11 @@ class Port(HostNames):
         values = [getattr(module, name, 0.0) for name in ("attn_drop", "attention_dropout", "dropout")]
         rates = (value.p if isinstance(value, nn.Dropout) else value for value in values)
         return max((rate for rate in rates if isinstance(rate, float)), default=0.0)
+
+    @property
+    def batch_dim(self) -> int:
+        """The dimension of the layer's input and output that counts images, or windows of them."""
+        return 0
 
     def grid(self) -> Grid:
         """The grid of the current forward pass."""

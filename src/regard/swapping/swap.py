@@ -13,7 +13,14 @@ from regard.core.validation import shown
 from regard.mixers.spelling import parse_mixer, spell
 
 from .adapters import adapters, remove_adapters
-from .checks import check_plain, check_supported, lost_adapters_error, plan_notes, warn_of_lost_hooks
+from .checks import (
+    check_patch_dropout,
+    check_plain,
+    check_supported,
+    lost_adapters_error,
+    plan_notes,
+    warn_of_lost_hooks,
+)
 from .hooks import empty_hooks, lost_hooks, move_hooks
 from .host_names import MIXER_CHILD
 from .inspect import (
@@ -193,6 +200,8 @@ def _plan(
         raise SwapError(f"{type(model).__name__} has no attention that a port knows at {', '.join(unknown)}")
     order = {name: index for index, name in enumerate(layers)}
     check_wrapper(model, names)
+    if mixer.uses:
+        check_patch_dropout(model)
     hosts = {name: _host_copy(model.get_submodule(name), name) for name in names}
     for name, host in hosts.items():
         check_supported(layers[name], host, name, mixer)

@@ -49,6 +49,10 @@ class TorchAttention(Port):
         dim, heads = module.embed_dim, module.num_heads
         return Site(dim=dim, heads=heads, grid=grid, qkv_bias=bias, out_bias=bias, layer=layer, name=name)
 
+    @property
+    def batch_dim(self) -> int:
+        return 0 if self.batch_first else 1
+
     @classmethod
     def token_grid(cls, module: Any, patches: Grid, shape: torch.Size, name: str) -> Grid:
         return super().token_grid(module, patches, shape if module.batch_first else shape[1::-1], name)
@@ -90,6 +94,8 @@ class TorchAttention(Port):
         x = query if self.batch_first else query.transpose(0, 1)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             attn_mask = ~attn_mask
+        if attn_mask is not None and attn_mask.ndim == 3:  # (B * H, N, N)
+            attn_mask = attn_mask.unflatten(0, (len(x), -1))
         mask = library_mask(attn_mask, is_causal and attn_mask is None, x)  # beside a mask, is_causal is a hint
         if key_padding_mask is not None:
             mask = _with_padding(mask or NO_MASK, key_padding_mask)
