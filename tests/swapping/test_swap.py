@@ -406,9 +406,7 @@ def test_dropout_of_attention_weights_is_not_left_out_in_silence():
 
 @pytest.mark.parametrize("host", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "naflexvit_base_patch16_gap"])
 def test_a_model_that_drops_patches_in_training_is_refused(host):
-    options = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": 56, "patch_drop_rate": 0.75}
-    options = options if "naflex" not in host else {"patch_drop_rate": 0.75, "depth": 1}
-    model = create_model(host, None, **options)
+    model = create_model(host, None, depth=1, patch_drop_rate=0.75)
     with pytest.raises(UnsupportedError, match="patch_drop drops 0.75 of the patches in training.*patch_drop.prob = 0"):
         swap(model, SKA())
     assert not any(isinstance(module, Port) for module in model.modules())

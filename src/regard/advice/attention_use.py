@@ -1,8 +1,9 @@
 """How a model uses its attention: how many tokens a query takes in, and how far away they are."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -43,38 +44,36 @@ class AttentionUse:
 
 def attention_use(model: UserModel, images: Tensor) -> dict[str, AttentionUse] | str:
     """By layer, for prepared images; a sentence instead where the attention is no plain softmax or has no such maps."""
-    of_images: list[dict[str, AttentionUse | None]] = []
+    heads: dict[str, list[AttentionUse]] = {}
+
+    def read(name: str, weights: Tensor) -> None:
+        layer = swapped.get_submodule(name)
+        assert isinstance(layer, Port)
+        grid = layer.mixer.site.grid
+        if weights.shape[-1] == weights.shape[-2] == grid.tokens:  # keys may be fewer (spatial reduction)
+            heads.setdefault(name, []).extend(_uses(weights, grid))
+
     try:
         swapped = with_regard_softmax(model.network, images)
-
-        def use_of(name: str, weights: Tensor) -> AttentionUse | None:
-            layer = swapped.get_submodule(name)
-            assert isinstance(layer, Port)
-            grid = layer.mixer.site.grid
-            square = weights.shape[-1] == weights.shape[-2] == grid.tokens  # keys may be fewer (spatial reduction)
-            return _use(weights, grid) if square else None
-
-        for image in images.split(1):  # a map of many tokens is large
-            with capture(swapped, reduce=use_of) as uses, eval_mode(swapped):
+        with capture(swapped, reduce=read), eval_mode(swapped):
+            for image in images.split(1):  # a map of many tokens is large
                 swapped(image)
-            of_images.append(uses)
     except RegardError as error:
         return f"where attention looks is not known: {error}"
-    means = {name: _mean(use for uses in of_images if (use := uses[name]) is not None) for name in of_images[0]}
-    known = {name: use for name, use in means.items() if use is not None}
-    return known or "where attention looks is not known: its keys are not the tokens of a grid"
+    uses = {name: _mean(of_layer) for name, of_layer in heads.items()}
+    return uses or "where attention looks is not known: its keys are not the tokens of a grid"
 
 
-def _use(weights: Tensor, grid: Grid) -> AttentionUse:
-    """Of the maps (windows, H, N, N) of one image."""
+def _uses(weights: Tensor, grid: Grid) -> list[AttentionUse]:
+    """Of each head, for the maps (windows, H, N, N) of one image."""
     places = torch.cartesian_prod(torch.arange(grid.height), torch.arange(grid.width)).double()
     distance = torch.cdist(places, places)
-    usual = max(float(distance.mean()), 1e-12)
-    uses = [_use_of_head(head, grid, distance / usual, len(weights)) for head in weights.unbind(1)]
-    return _mean(uses) or uses[0]
+    distance /= max(float(distance.mean()), 1e-12)
+    return [_use_of_head(head, grid, distance, len(weights)) for head in weights.unbind(1)]
 
 
 def _use_of_head(weights: Tensor, grid: Grid, distance: Tensor, windows: int) -> AttentionUse:
+    """distance: between all cells, in units of its mean."""
     rows = weights[:, grid.span]
     inside = rows[..., grid.span].double()
     share = inside.sum(-1, keepdim=True)
@@ -86,13 +85,10 @@ def _use_of_head(weights: Tensor, grid: Grid, distance: Tensor, windows: int) ->
     )
 
 
-def _mean(uses: Iterable[AttentionUse]) -> AttentionUse | None:
-    """The mean of several uses of one layer; None for none."""
-    rows = [astuple(use) for use in uses]
-    if not rows:
-        return None
-    tokens, distance, prefix = (sum(column) / len(rows) for column in list(zip(*rows, strict=True))[:3])
-    return AttentionUse(tokens, distance, prefix, rows[0][3])
+def _mean(uses: Sequence[AttentionUse]) -> AttentionUse:
+    """The mean of several uses of one layer."""
+    tokens, distance, prefix, windows = zip(*map(astuple, uses), strict=True)
+    return AttentionUse(fmean(tokens), fmean(distance), fmean(prefix), windows[0])
 
 
 def summary(uses: Mapping[str, AttentionUse], losses: Mapping[str, float], threshold: float = 0.01) -> Sequence[str]:

@@ -28,12 +28,7 @@ def doubts(result: Recommendation, model: UserModel) -> list[str]:
             f"{', '.join(slower)} cost no less than the model's own attention at any layer, so no plan has them"
         )
     lines += _nowhere(result)
-    if lost := [(name, mixer) for (name, mixer), change in result.alone.items() if not np.isfinite(change.kl).all()]:
-        name, mixer = lost[0]
-        lines.append(
-            f"{len(lost)} changes, first {spell_or_none(mixer)} at {name}, make class scores that are no numbers "
-            "(inf or nan), so no plan has them"
-        )
+    lines += _no_numbers(result)
     if not result.met:
         lines.append(
             f"no plan of these mechanisms meets {result.budget}; the nearest reaches "
@@ -77,7 +72,7 @@ def _hard_budget(result: Recommendation) -> list[str]:
             "fine-tune it before you use it, or ask for less"
         )
     near = [plan for plan in result.plans if share < plan.share(kind) <= share + NEAR]
-    plan = min(near, key=lambda plan: plan.divergence.mean or 0.0, default=None)
+    plan = min(near, key=lambda plan: plan.loss, default=None)
     if plan is not None and (plan.divergence.high or 0.0) < (best.divergence.low or 0.0) / 2:
         lines.append(
             f"a plan that misses the budget by little, {plan.share(kind):.2f}x, changes the scores much less "
@@ -95,6 +90,18 @@ def _nowhere(result: Recommendation) -> list[str]:
             reason = next(why for (_, other), why in result.refused.items() if other == mixer)
             lines.append(f"{spell_or_none(mixer)} fits no layer: {reason}")
     return lines
+
+
+def _no_numbers(result: Recommendation) -> list[str]:
+    """The number of changes whose class scores are no numbers, with the first of them."""
+    lost = [change for change, scores in result.alone.items() if not np.isfinite(scores.kl).all()]
+    if not lost:
+        return []
+    name, mixer = lost[0]
+    return [
+        f"{len(lost)} changes, first {spell_or_none(mixer)} at {name}, make class scores that are no numbers "
+        "(inf or nan), so no plan has them"
+    ]
 
 
 def _never_cheaper(result: Recommendation) -> list[str]:

@@ -104,7 +104,7 @@ class Fidelity:
     def _change_to(self, changed: list[Tensor]) -> ScoreChange:
         kl, agrees = [], []
         for before, after in zip(self.original, changed, strict=True):
-            kl.append(_image_mean(_divergence(before, after)))
+            kl.append(_image_mean(divergence(before, after)))
             agrees.append(_agreement(before.argmax(1), after.argmax(1), before.shape[1]))
         return ScoreChange(torch.cat(kl).clamp_min(0).double().cpu().numpy(), torch.cat(agrees).double().cpu().numpy())
 
@@ -160,8 +160,8 @@ def class_scores(output: Any) -> Float[Tensor, "B K ..."]:
     return tensor.float()
 
 
-def _divergence(before: Float[Tensor, "B K ..."], after: Float[Tensor, "B K ..."]) -> Float[Tensor, "B ..."]:
-    """The Kullback-Leibler divergence from log probabilities; a class of probability 0 before adds nothing."""
+def divergence(before: Float[Tensor, "B K ..."], after: Float[Tensor, "B K ..."]) -> Float[Tensor, "B ..."]:
+    """The Kullback-Leibler divergence from log probabilities, in nats; a class of probability 0 before adds nothing."""
     share = before.exp()
     return torch.where(share > 0, share * (before - after), 0.0).sum(1)
 

@@ -24,7 +24,7 @@ from regard.tasks.data.augment import BATCHWISE
 from regard.tasks.data.feed import Batches
 from regard.tasks.data.images import Images
 
-from .fidelity import class_scores
+from .fidelity import class_scores, divergence
 from .substitutes import Substitutes
 from .user_model import UserModel
 
@@ -159,7 +159,7 @@ class ScoreDistillation:
             with eval_mode(self.model.network):
                 target = class_scores(self.model.network(inputs)).log_softmax(1)
             scores = class_scores(self.student(inputs)).log_softmax(1)
-            loss = (target.exp() * (target - scores)).sum(1).mean()
+            loss = divergence(target, scores).mean()
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(self.parameters, 1.0)

@@ -207,10 +207,10 @@ class Substitutes:
 
 def _places(model: nn.Module, names: Sequence[str]) -> dict[str, list[tuple[nn.Module, str]]]:
     """Each layer's parents and its name in them: several where a model uses one attention at several places."""
-    layers = {id(model.get_submodule(name)): name for name in names}
+    layers = {model.get_submodule(name): name for name in names}
     places: dict[str, list[tuple[nn.Module, str]]] = {name: [] for name in names}
     for parent in model.modules():
         for leaf, module in parent._modules.items():
-            if id(module) in layers:
-                places[layers[id(module)]].append((parent, leaf))
+            if module in layers:
+                places[layers[module]].append((parent, leaf))
     return places
