@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard import MIXERS, Grid, Site, parse
 from regard.cli import app as module
 from regard.cli.app import run
 from regard.cli.sizes import read_size
+from regard.cli.swap_check import _change
 from regard.cli.tables import show
 from regard.core import ConfigError, RegardError, StoreError
 
@@ -144,6 +146,19 @@ def test_swap_check_shows_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     (only,) = rows(capsys, "swap-check", host, "Softmax()", "--where", "*0*")
     assert only["change"] < 1e-6
     assert only["parameters"] == only["parameters before"]
+
+
+def test_swap_check_of_a_model_with_several_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    host = "vit_tiny_patch16_224(features_only=True, img_size=32)"
+    for mixer, changed in (("Softmax()", False), ("SKA()", True)):
+        found = rows(capsys, "swap-check", host, mixer)
+        assert all((row["change"] > 1e-4) == changed for row in found)
+
+
+def test_boxes_before_and_after_a_swap_are_not_subtracted() -> None:
+    boxes = [{"boxes": torch.zeros(2, 4)}]
+    assert _change(boxes, [{"boxes": torch.zeros(3, 4)}]) == (None, True)
+    assert _change(boxes, [{"boxes": torch.full((2, 4), torch.nan)}])[1] is False
 
 
 def test_swap_check_names_a_port_that_does_not_compute_what_the_layer_does(

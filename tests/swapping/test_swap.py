@@ -4,17 +4,18 @@ import copy
 import io
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from timm.models.vision_transformer import Attention
+from timm.models.vision_transformer import Attention, VisionTransformer
 from timm.utils import ModelEmaV3
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.func import functional_call
 
-from regard.core import ConfigError, GridError, SwapError, UnsupportedError
+from regard.core import ConfigError, GridError, Site, SwapError, UnsupportedError
 from regard.mixers.convolutions.conv import Conv
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.pvt import PVT
@@ -414,6 +415,19 @@ def test_a_model_that_drops_patches_in_training_is_refused(host):
     swap(model, SKA())
 
 
+def test_a_quarter_of_the_tokens_is_not_taken_for_a_smaller_grid():
+    class Pruned(VisionTransformer):
+        def _pos_embed(self, x):
+            return super()._pos_embed(x)[:, ::4] if self.training else super()._pos_embed(x)
+
+    model = swap(
+        Pruned(img_size=64, patch_size=8, embed_dim=24, depth=1, num_heads=2, class_token=False, global_pool="avg"),
+        SKA(),
+    )
+    with pytest.raises(GridError, match="16 tokens"):
+        model.train()(torch.zeros(1, 3, 64, 64))
+
+
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_masks_of_each_image_and_head_are_those_of_torch(batch_first):
     class Encoder(nn.Module):
@@ -588,3 +602,56 @@ def test_lists_have_our_hosts_and_timm():
 def test_a_copied_layer_of_regard_is_swapped_again_without_a_warning() -> None:
     """torch wraps the hooks of a copied module, so they no longer name the module that they are of."""
     swap(copy.deepcopy(create_model("vit_desk(size=12, patch=4, dim=16, depth=2, heads=2)", SKA())), MiTA(m=4, k=2))
+
+
+class OwnAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.to_qkv, self.proj = 2, nn.Linear(8, 24, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.proj(x)
+
+
+class OwnModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches, self.attn, self.img_size = nn.Conv2d(3, 8, 8, 8), OwnAttention(), 16
+
+    def forward(self, x):
+        return self.attn(self.patches(x).flatten(2).mT)
+
+
+class OwnPort(Port):
+    replaces = (OwnAttention,)
+    watch = "patches"
+
+    @classmethod
+    def site(cls, module, grid, name, layer):
+        return Site(dim=8, heads=2, grid=grid, qkv_bias=False, name=name, layer=layer)
+
+    def forward(self, x):
+        return self.mixer(x, self.grid())
+
+
+class NamedPort(OwnPort):
+    parameter_names = {"to_qkv": "qkv"}
+
+
+class KeepingPort(NamedPort):
+    kept_parameters = ("proj",)
+
+
+@pytest.mark.parametrize("mixer", [Softmax(), SKA()])
+def test_a_port_that_forgets_the_name_of_a_matrix_does_not_start_at_random_in_silence(mixer):
+    with pytest.warns(UserWarning, match="attn: to_qkv.weight of the host is not used, and qkv.weight of.* at random"):
+        swap(OwnModel(), mixer, ports=[OwnPort])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        swap(OwnModel(), mixer, ports=[NamedPort])
+        swap(OwnModel(), MiTA(m=2, k=2, projection=SNE()), ports=[NamedPort])
+
+
+def test_kept_parameters_are_parameters():
+    with pytest.raises(ConfigError, match="KeepingPort.kept_parameters names 'proj', which is no parameter of OwnAtt"):
+        swap(OwnModel(), Softmax(), ports=[KeepingPort])

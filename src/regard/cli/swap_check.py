@@ -75,27 +75,42 @@ def swap_check(
         before = host(image)
         parameters = sum(p.numel() for p in host.parameters())
         after = plan.apply()(image)
-    change = ((after - before).norm() / before.norm().clamp_min(1e-12)).item()
+    change, finite = _change(before, after)
     total = sum(p.numel() for p in host.parameters())
     if as_json:
         show([row | {"change": change, "parameters before": parameters, "parameters": total} for row in rows], True)
         return
-    finite = "" if after.isfinite().all() else "; the output is not finite"
     table = [
         {"layer": site.name, "port": row["port"], "grid": short_grid(site.layer.mixer.site.grid)}
         for site, row in zip(plan.sites, rows, strict=True)
     ]
     notes = [
         f"{len(rows)} layers, and the model runs; parameters {parameters:,} -> {total:,}",
-        f"relative change of the output: {change:.3g}{finite}",
+        "relative change of the output: "
+        + ("not known, as it has other shapes now (boxes)" if change is None else f"{change:.3g}")
+        + ("" if finite else "; the output is not finite"),
     ]
     same = config == Softmax() and not reinitialise and not any(row["new"] or row["dropped"] for row in rows)
-    if same and not change < ROUNDING:
+    if same and change is not None and not change < ROUNDING:
         notes.append(
             "all weights are kept, so Softmax() should change nothing but rounding: the port does not compute what "
             "these layers do, or their attention is not softmax"
         )
     show(table, notes=wrapped([*_weights(rows), *notes]))
+
+
+def _change(before: Any, after: Any) -> tuple[float | None, bool]:
+    """The relative change of all tensors of an output together, None where shapes differ; whether all is finite."""
+    from torch.utils._pytree import tree_leaves
+
+    old, new = ([part for part in tree_leaves(output) if hasattr(part, "shape")] for output in (before, after))
+    finite = all(bool(part.isfinite().all()) for part in new)
+    if [part.shape for part in old] != [part.shape for part in new]:
+        return None, finite
+    pairs = list(zip(old, new, strict=True))
+    difference = sum((b - a).double().square().sum().item() for a, b in pairs)
+    size = sum(a.double().square().sum().item() for a, _ in pairs)
+    return (difference / max(size, 1e-24)) ** 0.5, finite
 
 
 def _fidelity(

@@ -10,7 +10,9 @@ from regard.mixers.spelling import parts, spell
 from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 
 from .adapters import alteration, package_name
+from .host_names import MIXER_CHILD
 from .layer import Port
+from .separate_qkv import SEPARATE_MATRICES
 
 PATCH_DROPOUT = ("PatchDropout", "PatchDropoutWithIndices")
 """Classes of timm and OpenCLIP that drop patches in training."""
@@ -65,6 +67,24 @@ def warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
     if any(lost.values()):
         texts = "; ".join(f"{name}: {', '.join(hooks)}" for name, hooks in lost.items() if hooks)
         warnings.warn(f"hooks that do not move to the new layers, and are not called any more: {texts}", stacklevel=4)
+
+
+def unmapped(name: str, layer: Port, new: list[str], dropped: list[str]) -> str:
+    """What to say where a port of the user's own leaves matrices behind and the mechanism starts with new ones.
+
+    new, dropped: as `Port.parameter_changes` has them. "" where all is in order, or the port is one of Regard's.
+    """
+    matrices = {f"{each}.weight" for each in ("qkv", "proj", *SEPARATE_MATRICES.values())}
+    random = [path for key in new if (path := key.removeprefix(f"{MIXER_CHILD}.")) in matrices]
+    unused = [key for key in dropped if len(layer.host_shapes.get(key, ())) > 1]
+    port = type(layer)
+    if port.__module__.startswith("regard.") or not (random and unused):
+        return ""
+    return (
+        f"{name}: {', '.join(unused)} of the host {'is' if len(unused) == 1 else 'are'} not used, and "
+        f"{', '.join(random)} of the new layer {'starts' if len(random) == 1 else 'start'} at random; "
+        f"{port.__name__}.parameter_names says which is which"
+    )
 
 
 def plan_notes(port: type[Port], host: nn.Module, mixer: MixerConfig, bias: bool) -> list[str]:

@@ -26,18 +26,19 @@ Example = Tensor | Mapping[str, Any]
 OWN_MODEL = "a model of your own gets a port in a few lines: docs/your-own-model.md"
 
 
-def port_of(module: nn.Module, ports: Sequence[type[Port]] = ()) -> type[Port] | None:
-    """The port of an attention: the one that its class names as `port`, else the first that matches; None without one.
+def port_of(model: nn.Module, name: str, ports: Sequence[type[Port]] = ()) -> type[Port] | None:
+    """The port of the layer `name`: the one that its class names as `port`, else the first that matches; None without.
 
     For a swapped layer, its own class. A subclass does not inherit `port`, since its forward pass may differ. ports:
     the caller's own, which come before those of the libraries.
     """
+    module = model.get_submodule(name)
     if isinstance(module, Port):
         return type(module)
     named = type(module).__dict__.get("port")
-    if isinstance(named, type) and issubclass(named, Port):
-        return named
-    return next((port for port in (*ports, *PORTS) if port.matches(module)), None)
+    known = (named,) if isinstance(named, type) and issubclass(named, Port) else (*ports, *PORTS)
+    matching = (port for port in known if port is named or port.matches(module))
+    return next((port for port in matching if port.belongs(model, name)), None)
 
 
 def original_attention(module: nn.Module) -> nn.Module:
@@ -56,8 +57,8 @@ def attention_layers(
         raise ConfigError(f"reinitialise is True or False, not {shown(reinitialise)}")
     layers = {}
     for name, module in model.named_modules():
-        port = port_of(module, ports) if name else None
-        if port and (isinstance(module, Port) or ((reinitialise or not port.loses) and port.belongs(model, name))):
+        port = port_of(model, name, ports) if name else None
+        if port and (isinstance(module, Port) or reinitialise or not port.loses):
             layers[name] = port
     return layers
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError, UnsupportedError
+from regard.core import ConfigError, Grid, Mask, Mixer, MixerConfig, Projection, Site, SwapError, UnsupportedError
 from regard.core.errors import INSTEAD_OF_TORCHSCRIPT
 from regard.projections.linear import role_rows
 
@@ -79,7 +79,13 @@ class Port(HostNames):
         self.register_buffer("placeholder", first_tensor(host).new_zeros(()), persistent=False)
         self.host_shapes = {key: value.shape for key, value in host.state_dict().items()}
         for name in self.kept_parameters if config.uses else ():
-            self.register_parameter(name, copy.deepcopy(getattr(host, name)))
+            kept = getattr(host, name, ...)
+            if not isinstance(kept, nn.Parameter | None):
+                raise ConfigError(
+                    f"{type(self).__name__}.kept_parameters names {name!r}, which is no parameter of "
+                    f"{type(host).__name__}; parts that the port calls are in self.host"
+                )
+            self.register_parameter(name, copy.deepcopy(kept))
         self.register_module(MIXER_CHILD, self.new_mixer(config, site, shared))
         self.train(host.training)
 

@@ -19,6 +19,7 @@ from .checks import (
     check_supported,
     lost_adapters_error,
     plan_notes,
+    unmapped,
     warn_of_lost_hooks,
 )
 from .hooks import empty_hooks, lost_hooks, move_hooks
@@ -102,10 +103,17 @@ class SwapPlan:
         return "\n".join([head, *(f"  {site}" for site in self.sites)])
 
     def warn(self) -> None:
-        """Warn about hooks that do not move, and about dropout of attention weights, which the mechanism leaves out."""
+        """Warn about what a swap may lose unnoticed.
+
+        That is dropout of attention weights, which the mechanism leaves out, hooks that do not move, and matrices that
+        a port of the user's own leaves behind where the mechanism starts with new ones.
+        """
         rates = {site.layer.weights_dropout(original_attention(site.before)) for site in self.sites if self.mixer.uses}
         for rate in sorted(rates - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
+        left = (unmapped(site.name, site.layer, site.new, site.dropped) for site in self.sites)
+        if text := next(filter(None, left), ""):
+            warnings.warn(text, stacklevel=3)
         warn_of_lost_hooks({site.name: site.lost_hooks for site in self.sites})
 
     def layers(self) -> dict[str, Port]:

@@ -47,10 +47,10 @@ from .timm.inside import (
 )
 from .timm.maps import TimmCoAtNet, TimmFastViT, TimmMaxViT
 from .timm.metaformer import TimmMetaFormer
+from .timm.mobilevit import TimmMobileViT, TimmSeparable
 from .timm.pooled import TimmHiera, TimmHieraDetPooled, TimmHieraPooled, TimmMultiQuery, TimmMViT, TimmNextViT
 from .timm.pvt import TimmPVT, TimmTwins
 from .timm.reinitialised import TimmChannel, TimmCoaT, TimmOutlook, TimmSwiftFormer
-from .timm.separable import TimmSeparable
 from .timm.vit import TimmRope, TimmRopeHalves, TimmViT
 from .timm.wide import TimmEfficientFormer, TimmLeViT, TimmLeViTDownsample, TimmTinyViT
 from .timm.windows import TimmDaViT, TimmNesT, TimmTwinsLocal
@@ -59,6 +59,7 @@ from .torch_attention import TorchAttention
 from .torchvision import TorchvisionMaxViT, TorchvisionSwin, TorchvisionSwinV2
 
 PORTS: tuple[type[Port], ...] = (
+    TimmMobileViT,
     TimmViT,
     TimmRope,
     TimmRopeHalves,

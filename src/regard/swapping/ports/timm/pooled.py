@@ -28,7 +28,7 @@ from regard.swapping.host_mixer import (
 from regard.swapping.host_parameters import fused_site
 from regard.swapping.layer import Port
 
-from .vit import merged_grid
+from .mobilevit import merged_grid
 from .wide import coarser
 
 

@@ -17,21 +17,11 @@ from regard.swapping.separate_qkv import SEPARATE_BIASES, SEPARATE_MATRICES
 from .extended import extended
 
 
-def merged_grid(grid: Grid, tokens: int) -> Grid:
-    """The grid with this number of tokens after 2 x 2 patches were merged, maybe repeatedly; else `grid` itself."""
-    if grid.tokens == tokens:
-        return grid
-    small = grid
-    while small.tokens > tokens and small.cells > 1:
-        small = replace(small, height=(small.height + 1) // 2, width=(small.width + 1) // 2)
-    return small if small.tokens == tokens else grid
-
-
 class TimmViT(Port):
-    """timm.layers.Attention: ViT, DeiT, DINOv2, PiT, NaFlexViT, CrossViT, MobileViT, CSATv2, ConViT's last layers."""
+    """timm.layers.Attention: ViT, DeiT, DINOv2, PiT, NaFlexViT, CrossViT, CSATv2, ConViT's last layers."""
 
     replaces: ClassVar[tuple[type, ...]] = (Attention, MHSA)
-    watch: ClassVar[str] = "patch_embed.proj|pool.conv|patch_embed.conv|embeds|conv_1x1|pos_embed.proj"
+    watch: ClassVar[str] = "patch_embed.proj|pool.conv|patch_embed.conv|embeds|pos_embed.proj"
     parameter_names: ClassVar[dict[str, str]] = {"gate": "host_gate"}
 
     @classmethod
@@ -41,21 +31,13 @@ class TimmViT(Port):
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid | None:
-        if watched is None:
-            return None
-        tokens = inputs[0].shape[1]
-        merged = merged_grid(watched, tokens)  # MobileViT attends between the pixels at one place of all patches
-        return merged if merged.tokens == tokens else None
-
-    def grid_of(self, x: Tensor) -> Grid:
-        """The grid of tokens (B, N, C) in the current forward pass."""
-        return merged_grid(self.grid(), x.shape[1])
+        return None
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         return extended(super().build_mixer(config, site, shared), self.host, shared)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        return self.mixer(x, self.grid_of(x), library_mask(attn_mask, is_causal, x))
+        return self.mixer(x, self.grid(), library_mask(attn_mask, is_causal, x))
 
 
 class TimmRope(TimmViT):
@@ -81,7 +63,7 @@ class TimmRope(TimmViT):
     def forward(  # type: ignore[override]
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        return self.mixer(x, self.grid_of(x), library_mask(attn_mask, is_causal, x), rope)
+        return self.mixer(x, self.grid(), library_mask(attn_mask, is_causal, x), rope)
 
 
 class TimmRopeHalves(TimmRope):

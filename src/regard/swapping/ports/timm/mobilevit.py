@@ -1,16 +1,47 @@
-"""Port of timm's separable attention: MobileViTv2."""
+"""Ports of timm's attention between the pixels at one place of all 2 x 2 patches: MobileViT, MobileViTv2."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
+from timm.layers.attention import Attention
 from timm.models.mobilevit import LinearSelfAttention
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Site, heads, merge
+from regard.swapping.grid_source import watched_module
 from regard.swapping.host_mixer import HostMixer, HostPort, around
+from regard.swapping.layer import library_mask
 
-from .vit import merged_grid
+from .vit import TimmViT
+
+
+def merged_grid(grid: Grid, tokens: int) -> Grid:
+    """The grid with this number of tokens after 2 x 2 patches were merged, maybe repeatedly; else `grid` itself."""
+    if grid.tokens == tokens:
+        return grid
+    small = grid
+    while small.tokens > tokens and small.cells > 1:
+        small = replace(small, height=(small.height + 1) // 2, width=(small.width + 1) // 2)
+    return small if small.tokens == tokens else grid
+
+
+class TimmMobileViT(TimmViT):
+    """MobileViT: softmax attention between the pixels at one place of all patches."""
+
+    replaces: ClassVar[tuple[type, ...]] = (Attention,)
+    watch: ClassVar[str] = "conv_1x1"
+
+    @classmethod
+    def belongs(cls, model: nn.Module, name: str) -> bool:
+        return watched_module(model, name, cls.watch) is not None
+
+    @classmethod
+    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
+        return merged_grid(cast(Grid, watched), inputs[0].shape[1])
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        return self.mixer(x, merged_grid(self.grid(), x.shape[1]), library_mask(attn_mask, is_causal, x))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
