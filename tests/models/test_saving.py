@@ -230,3 +230,23 @@ def test_a_model_that_does_not_keep_its_image_size_has_that_of_its_options(tmp_p
     assert torch.equal(load(save(model, tmp_path), extra=(Sizeless,)).eval()(images), model(images))
     with pytest.raises(SwapError, match="does not name its image size"):
         create_model("Sizeless", SKA(), extra=(Sizeless,))
+
+
+@pytest.mark.parametrize("mixer", [None, Softmax()])
+@pytest.mark.parametrize(
+    ("host", "options"),
+    [
+        ("swin_tiny_patch4_window7_224", {"depths": (2, 2), "num_heads": (1, 2), "embed_dim": 16}),
+        ("swinv2_cr_tiny_224", {"depths": (1, 1), "num_heads": (1, 2), "embed_dim": 16}),
+        ("vit_tiny_patch16_224", {"depth": 1, "embed_dim": 16, "num_heads": 2}),
+    ],
+)
+def test_another_input_size_comes_back(host: str, options: dict, mixer: Softmax | None, tmp_path: Path) -> None:
+    model = create_model(host, None, num_classes=5, **options).eval()
+    model.set_input_size(img_size=(64, 96))  # type: ignore[operator]
+    images = torch.randn(1, 3, 64, 96)
+    if mixer:
+        swap(model, mixer, example=images)
+    logits = model(images)
+    save(model, tmp_path)
+    assert torch.equal(load(tmp_path)(images), logits)

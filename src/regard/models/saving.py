@@ -46,7 +46,8 @@ _HUBS = ("hf-hub:", "hf_hub:", "local-dir:", "http:", "https:", "file:", "timm:"
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write a model of `create_model` (swapped or not, retuned or not) to a folder; returns the folder.
 
-    A number of classes changed since then, by timm's `reset_classifier`, is recorded.
+    A number of classes or an input size changed since then, by timm's `reset_classifier` and `set_input_size`, is
+    recorded.
     Several threads and processes may save to one folder: it then has the model of the last one.
     Raises: ConfigError if the model did not come from `create_model`, or was changed since so that its recipe builds
     other parameters; StoreError if the folder cannot be written.
@@ -149,12 +150,11 @@ def check_recipe(model: nn.Module) -> dict[str, Any]:
     """
     recipe = model_recipe(model)
     differences = model_differences(model, partial(rebuild, recipe))
-    classes = getattr(model, "num_classes", None)
-    if differences and isinstance(classes, int):
+    for changed in _changed_options(model) if differences else ():
         name, options = parse_host(recipe["host"])
-        with_classes = recipe | {"host": spell_host(name, options | {"num_classes": classes})}
-        if not model_differences(model, partial(rebuild, with_classes)):
-            return with_classes
+        as_changed = recipe | {"host": spell_host(name, options | changed)}
+        if not model_differences(model, partial(rebuild, as_changed)):
+            return as_changed
     if differences:
         raise ConfigError(
             f"{recipe['host']}, built again, is not this model: {differences}. Pass changes made by hand to "
@@ -164,9 +164,25 @@ def check_recipe(model: nn.Module) -> dict[str, Any]:
     return recipe
 
 
+def _changed_options(model: nn.Module) -> list[dict[str, Any]]:
+    """Options that methods of timm's models may have changed: `reset_classifier`, `set_input_size`, or both."""
+    embedding = getattr(model, "patch_embed", None)
+    windows = (getattr(module, "window_size", None) for module in model.modules())
+    classes, size, window = (
+        {name: tuple(value) if isinstance(value, list) else value}
+        for name, value in (
+            ("num_classes", getattr(model, "num_classes", None)),
+            ("img_size", getattr(embedding, "img_size", None)),
+            ("window_size", next((each for each in windows if each is not None), None)),
+        )
+    )
+    every = [classes, size, classes | size, size | window, classes | size | window]
+    return [each for each in every if None not in each.values()]
+
+
 def model_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.Module]) -> str:
     """In what a model differs from the one that `build` returns, as text; "" if there is nothing: the shapes of its
-    tensors, else its pooling and activations.
+    tensors, else its input size, windows, pooling and activations.
 
     build: a function of the classes of the model's configurations; it is called on the meta device where possible.
     """
@@ -192,11 +208,14 @@ def model_differences(model: nn.Module, build: Callable[[tuple[type, ...]], nn.M
 
 
 def _functions(model: nn.Module) -> dict[str, Any]:
-    """What a model computes beside its tensors, as far as it can be compared: how it pools, and its activations."""
+    """What a model computes beside its tensors, as far as it can be compared: sizes, how it pools, its activations."""
     pool = getattr(model, "global_pool", None)
     found: dict[str, Any] = {} if isinstance(pool, nn.Module) else {"global_pool": pool}
     for name, module in model.named_modules():
         kind = type(module).__name__
+        for size in ("img_size", "window_size", "shift_size"):
+            if (sides := getattr(module, size, None)) is not None:
+                found[f"{name}.{size}"] = tuple(sides) if isinstance(sides, list) else sides
         if module.state_dict() or any(True for _ in module.children()) or "drop" in kind.lower() or kind == "Identity":
             continue  # what has tensors is compared by them, and dropout does nothing in evaluation
         found[name] = kind
