@@ -56,6 +56,13 @@ def test_prefix_tokens_are_not_part_of_a_map():
     assert 0 < sum(maps["layers"][0]["mean"]) < 1
 
 
+def test_a_landscape_in_a_model_of_portraits_has_the_grid_of_the_landscape():
+    network = create_model("vit_tiny_patch16_224(img_size=(48, 32), depth=1, dynamic_img_size=True)", None).eval()
+    maps = pictures.attention_maps(network, torch.randn(3, 32, 48), (1, 2))
+    assert maps["grid"] == [2, 3]
+    assert np.shape(maps["layers"][0]["mean"]) == (6,)
+
+
 def test_a_model_without_attention_has_no_maps():
     maps = pictures.attention_maps(remove(model(False)), image())
     assert maps["layers"] == []

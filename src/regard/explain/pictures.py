@@ -83,15 +83,14 @@ def attention_maps(
     """The attention weights of every layer and head of a model for one query of an image, as plain data (maps.json).
 
     image: as the model expects it. query: (row, column) of the query's cell; by default the middle one. grid: of the
-    tokens; by default that of the model's patch embedding. picture: shown below the maps, by default the image
-    stretched to 0..255.
-    credit: the source of the picture, stored with the maps.
+    tokens; by default that which the model's patch embedding makes of the image. picture: shown below the maps, by
+    default the image stretched to 0..255. credit: the source of the picture, stored with the maps.
     Returns image (base64 PNG), credit, grid, query, layers; each layer has its name, its heads and their mean as lists
     of height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
     so are weights on prefix and suffix tokens, so a map may sum to less than 1.
     Raises: GridError if the query lies outside the grid; UnsupportedError if the model's own attention is not softmax.
     """
-    grid = grid or patch_grid(model)
+    grid = grid or patch_grid(model, (image.shape[-2], image.shape[-1]))
     y, x = query_cell(grid, query)
     maps = _captured_maps(model, image, layers)
     token = grid.prefix + y * grid.width + x
@@ -107,16 +106,18 @@ def attention_maps(
     return {"image": encoded, "credit": credit, "grid": size, "query": [y, x], "layers": entries}
 
 
-def patch_grid(model: nn.Module) -> Grid:
-    """The grid of a model's tokens, from its patch embedding and its number of prefix tokens (timm's names).
+def patch_grid(model: nn.Module, size: tuple[int, int]) -> Grid:
+    """The grid of a model's tokens for images of a size, from its patch embedding and its prefix tokens (timm's names).
 
     Raises: UnsupportedError if the model names no single grid.
     """
     embedding: Any = getattr(model, "patch_embed", None)
-    size = getattr(embedding, "grid_size", None)
-    if size is None:
+    sides = getattr(embedding, "grid_size", None)
+    if sides is None:
         raise UnsupportedError(f"{type(model).__name__} has no patch_embed.grid_size; pass the grid of its tokens")
-    return Grid(int(size[0]), int(size[1]), int(getattr(model, "num_prefix_tokens", 0) or 0))
+    if hasattr(embedding, "dynamic_feat_size") and tuple(embedding.img_size or ()) != size:
+        sides = embedding.dynamic_feat_size(size)
+    return Grid(int(sides[0]), int(sides[1]), int(getattr(model, "num_prefix_tokens", 0) or 0))
 
 
 def _captured_maps(model: nn.Module, image: Tensor, layers: str) -> dict[str, Tensor]:

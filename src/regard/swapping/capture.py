@@ -1,6 +1,7 @@
 """Capturing the attention maps of a forward pass."""
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core import Grid, Mask, UnsupportedError
-from regard.core.validation import checked
+from regard.core import ConfigError, Grid, Mask, UnsupportedError
+from regard.core.validation import checked, shown
 from regard.mixers.shared.heads import HeadMixer
 from regard.mixers.softmax import Softmax
 
@@ -71,8 +72,11 @@ def capture(
     so that one map at a time takes memory. Costs one extra operator call per layer with N-wide values: O(N^2 H) memory.
     Only passes of the thread that opened the block are collected.
     To capture a host's own attention, use the copy that `with_regard_softmax` returns.
-    Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens.
+    Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens,
+    ConfigError if `reduce` cannot be called with a name and a map.
     """
+    if reduce is not None:
+        _check_reduce(reduce)
     maps: dict[str, Any] = {}
     mixers = {}
     for name in swapped_layers(model, layers):
@@ -90,6 +94,18 @@ def capture(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _check_reduce(reduce: Callable[[str, Tensor], Any]) -> None:
+    """Raises: ConfigError if a function does not take two arguments, where its signature is known."""
+    try:
+        signature = inspect.signature(reduce)
+    except (TypeError, ValueError):  # of some functions in C
+        return
+    try:
+        signature.bind("", None)
+    except TypeError:
+        raise ConfigError(f"reduce is called with a layer's name and its map; {shown(reduce)} takes others") from None
 
 
 def _recorder(
