@@ -135,6 +135,15 @@ def sam(implementation: str) -> LibraryHost:
     )
 
 
+def mobilevit(kind: str, inputs: Mapping[str, Any], **options: Any) -> LibraryHost:
+    """Its many layers are drawn such that they do not shrink what they are given."""
+    host = hugging(kind, 9, inputs, **options)
+    for module in host.model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight)
+    return host
+
+
 SAM2 = {
     "hidden_size": 16, "num_attention_heads": 1, "image_size": [64, 64], "blocks_per_stage": [1, 2, 2],
     "embed_dim_per_stage": [16, 32, 64], "num_attention_heads_per_stage": [1, 2, 4], "window_size_per_stage": [4, 2, 3],
@@ -148,6 +157,7 @@ HUGGING_PVT = {
     "num_encoder_blocks": 2, "depths": [1, 1], "hidden_sizes": [16, 32], "patch_sizes": [7, 3], "strides": [4, 2],
     "num_attention_heads": [1, 2], "mlp_ratios": [2, 2],
 }  # fmt: skip
+MOBILEVIT = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 32], "image_size": 64}
 HUGGING_PVT1 = {**HUGGING_PVT, "patch_sizes": [4, 2]}
 
 
@@ -167,6 +177,8 @@ HUGGING_HOSTS: dict[str, Callable[[], LibraryHost]] = {
         "PvtModel", 2, images(64, 64), **HUGGING_PVT1, image_size=64, sequence_reduction_ratios=[1, 1]
     ),
     "GLPNModel": lambda: hugging("GLPNModel", 2, **HUGGING_PVT, sr_ratios=[1, 1]),
+    "MobileViTModel": lambda: mobilevit("MobileViTModel", images(), **MOBILEVIT, num_attention_heads=2),
+    "MobileViTV2Model": lambda: mobilevit("MobileViTV2Model", images(128, 192), width_multiplier=0.5),
     "InternVLVisionModel": lambda: hugging("InternVLVisionModel", 2, images(64, 64), **SQUARE),
     "HieraModel": lambda: hugging("HieraModel", 5, images(128, 128), **HIERA),
     "SamVisionModel": lambda: sam("sdpa"),

@@ -41,6 +41,7 @@ from regard.mixers.window import Window  # noqa: E402
 from regard.models.hugging_face import from_pretrained, save_pretrained  # noqa: E402
 from regard.projections.sne import PSNE  # noqa: E402
 from regard.swapping.capture import capture  # noqa: E402
+from regard.swapping.host_mixer import HostPort  # noqa: E402
 from regard.swapping.inspect import attention_layers  # noqa: E402
 from regard.swapping.layer import Port  # noqa: E402
 from regard.swapping.ports import PORTS  # noqa: E402
@@ -59,6 +60,8 @@ UNASKED = frozenset(
         "DPTModel",
         "InternVLVisionModel",
         "Mask2FormerModel",
+        "MobileViTModel",
+        "MobileViTV2Model",
         "RfDetrModel",
         "YolosForObjectDetection",
         "YolosModel, middle positions",
@@ -126,7 +129,7 @@ def test_attention_weights_are_refused(name: str) -> None:
     model, inputs, _ = HUGGING_HOSTS[name]()
     swap(model.eval(), Softmax(), example=inputs)
     if name in UNASKED:
-        given = model(**inputs, output_attentions=True).attentions or ()
+        given = getattr(model(**inputs, output_attentions=True), "attentions", None) or ()
         assert name == "Mask2FormerModel" or all(maps is None for maps in given)
         return
     with pytest.raises(UnsupportedError, match=r"returns no attentions.*regard\.capture"):
@@ -286,6 +289,8 @@ def test_a_mechanism_of_each_kind_runs_at_every_host(host: LibraryHost) -> None:
 
 def test_a_gradient_reaches_every_new_parameter(host: LibraryHost) -> None:
     model, inputs, _ = host
+    if any(issubclass(port, HostPort) for port in attention_layers(model).values()):
+        pytest.skip("it keeps the modules that make its queries, keys and values")
     swap(model, Softmax(projection=PSNE()), example=inputs)
     sum(value.square().sum() for value in outputs(model, inputs)).backward()  # type: ignore[union-attr]
     new = {name: value for name, value in model.named_parameters() if ".regard.qkv." in name}

@@ -11,6 +11,8 @@ from .maps import HuggingSAM as HuggingSAM
 from .maps import HuggingSAM2 as HuggingSAM2
 from .maps import HuggingSAM3 as HuggingSAM3
 from .maps import HuggingViTDet as HuggingViTDet
+from .mobilevit import HuggingMobileViT as HuggingMobileViT
+from .mobilevit import HuggingMobileViTV2 as HuggingMobileViTV2
 from .reduced import HuggingPVT as HuggingPVT
 from .reduced import HuggingPVT1 as HuggingPVT1
 from .reduced import HuggingSegformer as HuggingSegformer
