@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import Extra, require
+from regard.core import ConfigError, Extra, require
 from regard.core.paths import user_path
 
 from .given import Context, refuse_given
@@ -89,6 +89,11 @@ def advise(
     refuse_given(context, OPTIONS, "describes a model that does not exist yet: leave MODEL out")
     if data is None:
         refuse_given(context, WITH_IMAGES, "needs --data, images on which a plan is measured")
+        if "None" in map(str.strip, texts):
+            raise ConfigError(
+                "None removes attention, so that without --data there is nothing to time: with --data DIR this command "
+                f"measures what that would lose; `regard cost host None --host {model}` counts what it saves"
+            )
         _costs_only(model, [read_mixer(text, extra) for text in texts], size, batch, dtype, device, seconds, as_json,
                     extra)  # fmt: skip
         return
