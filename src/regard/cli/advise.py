@@ -46,7 +46,13 @@ def advise(
     model: ModelArgument = "",
     data: OptionalData = None,
     budget: Annotated[str, typer.Option(help="latency=0.7x, memory=0.5x or macs=0.6x of what the model needs.")] = "",
-    minutes: Annotated[float, typer.Option(help="Time for the recommendation, with --data.")] = 15.0,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            help="About so many for the recommendation, with --data: learning and judging are cut to fit. Costs, each "
+            "change on a few images and the verification of eight plans are measured even if that takes longer."
+        ),
+    ] = 15.0,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data: most to learn from.")] = 400,
     pretrained: Pretrained = False,
     out: Annotated[
