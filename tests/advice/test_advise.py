@@ -110,7 +110,8 @@ def test_the_verb_prints_a_row_a_mechanism(capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr()
     assert f"attention layers of {HOST}: 3 with 16 channels, 2 heads on 4x6" in shown.out
     assert shown.err.startswith("timing 3 with 16 channels, 2 heads on 4x6")
-    assert command(["advise", HOST, "--mixers", "None"]) == 2
+    assert command(["advise", HOST, "--mixers", "SKA; None"]) == 2
+    assert "None removes attention, so that without --data there is nothing to time" in capsys.readouterr().err
     assert command(["advise", "resnet18", "--mixers", "SKA"]) == 2
 
 

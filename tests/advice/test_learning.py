@@ -116,6 +116,15 @@ def test_a_model_is_not_replaced_by_what_it_teaches(tmp_path: Path, capsys: pyte
     assert "is the folder of the model itself" in capsys.readouterr().err
 
 
+def test_a_saved_model_is_not_replaced_by_another_distillation(tmp_path: Path) -> None:
+    none = Distillation(steps=0)
+    distill_model(user_model(), "*=SKA()", images(), none, none, tmp_path / "out")
+    saved = (tmp_path / "out" / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match="out has a saved model already, .* choose another folder with --out"):
+        distill_model(user_model(), "*=Linear()", images(), none, none, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == saved
+
+
 @pytest.mark.untyped
 @pytest.mark.parametrize(
     "fields",

@@ -15,7 +15,7 @@ from regard.advice.layer_costs import layer_costs
 from regard.advice.recommend import recommend
 from regard.advice.search import Budget
 from regard.advice.substitutes import Substitutes
-from regard.advice.user_model import UserModel, tensors
+from regard.advice.user_model import UserModel, load_user_model, tensors
 from regard.core import UnsupportedError
 from regard.mixers.linear import Linear
 from regard.mixers.softmax import Softmax
@@ -53,6 +53,18 @@ def encoder(batch_first: bool, heads: tuple[int, ...] = (2, 2)) -> UserModel:
         nn.TransformerEncoderLayer(16, number, 32, dropout=0.0, batch_first=batch_first) for number in heads
     ]
     return UserModel(Tokens(layers, batch_first).eval(), "an encoder", SIZE, NORMAL)
+
+
+class Sized(Tokens):
+    """A user's model that says its size by the default of an option alone."""
+
+    def __init__(self, size: tuple[int, int] = SIZE) -> None:
+        super().__init__([nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)], batch_first=True)
+
+
+def test_a_users_model_gets_images_of_the_size_that_its_options_say() -> None:
+    for text, size in (("Sized", SIZE), ("Sized(size=(8, 12))", (8, 12))):
+        assert load_user_model(text, extra=(Sized,)).size == size
 
 
 def test_tokens_before_images_give_the_same_answer() -> None:

@@ -301,3 +301,12 @@ def test_sizes_are_height_first() -> None:
     for wrong in ("0x3", "3x", "axb", "-3x4", ""):
         with pytest.raises(ConfigError, match="is not a size"):
             read_size(wrong)
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"), [("eval", "RUN"), ("predict", "RUN FILES..."), ("swap-check", "MODEL MECHANISM")]
+)
+def test_a_usage_line_has_arguments_in_capitals(verb: str, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Newer versions of the parser would write {key}."""
+    assert run([verb, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: regard {verb} [OPTIONS] {arguments}\n")

@@ -1,8 +1,10 @@
 """`regard finetune`: from a saved folder, a run or timm's weights; what is copied, and what the key holds."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -10,6 +12,7 @@ from PIL import Image
 
 from regard.cli.app import run as command
 from regard.cli.finetune import DEFAULTS, finetuning
+from regard.cli.run_options import make_run
 from regard.core import ConfigError
 from regard.mixers.mita.mita import MiTA
 from regard.mixers.softmax import Softmax
@@ -149,8 +152,6 @@ def test_what_cannot_be_started_from_is_named(saved: Path, tmp_path: Path) -> No
     folder = tmp_path / "there" / "0123456789ab"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    with pytest.raises(ConfigError, match="pass --results"):
-        still(str(folder), tmp_path)
     with pytest.raises(ConfigError, match="is not finished"):
         still("0123456789ab", tmp_path / "there") if _begun(folder) else None
 
@@ -163,6 +164,40 @@ def _begun(folder: Path) -> bool:
     run = still("deit_tiny_patch16_224", folder.parent)
     write_json(folder / "run.json", {"version": 1, "spelling": spell(run)})
     return True
+
+
+def test_a_run_of_another_store_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The new run has the key that it would have there."""
+    task = Classification(host=HOST, data="digits-canvas", size=(12, 12), limit=32)
+    first = Run(task=task, mixer=SKA(), recipe=Recipe(epochs=1, batch=32, augment="none"))
+    there, here = Results(tmp_path / "there"), Results(tmp_path / "here")
+    first.execute(there, device="cpu")
+    run = still(str(there.folder(first.key)), here.root)
+    assert f"run {first.key} is copied from" in capsys.readouterr().err
+    assert run.key == still(first.key, there.root).key
+    assert run.execute(here, device="cpu")["status"] == "done"
+    assert here.outcome(first.key) == there.outcome(first.key)
+
+
+def test_a_run_finds_its_data_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path is kept as an absolute one, with which the key of the run does not change."""
+    for number in range(8):
+        folder = tmp_path / "photos" / str(number % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (12, 12, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    run = make_run("SKA()", "photos", HOST, (12, 12), 0, ["recipe.epochs=1"], False)
+    assert run.task.data == str(tmp_path / "photos")
+    assert run.key == dataclasses.replace(run, task=run.task.on("photos")).key
+    assert make_run("SKA()", "digits", HOST, (12, 12), 0, [], False).task.data == "digits"
+    arguments = ["--results", str(tmp_path / "results"), "--device", "cpu"]
+    assert command(["train", "SKA()", "--data", "photos", "--host", HOST, "--size", "12", *arguments,
+                    "--set", "recipe.epochs=1"]) == 0  # fmt: skip
+    (key,) = [path.parent.name for path in tmp_path.glob("results/*/outcome.json")]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert command(["eval", key, *arguments]) == 0
 
 
 def test_a_run_keeps_its_image_size(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from PIL import Image
 
 from regard.cli.app import run as command
 from regard.cli.predict import _coco, _image_ids
+from regard.cli.run_options import recorded_data
 from regard.core import ConfigError, DataError
+from regard.models.saving import save
 from regard.store.results import Results
 from regard.tasks import Classification
+from regard.train.load import load
 from regard.train.recipe import Recipe
 from regard.train.run import Run
 
@@ -84,6 +87,53 @@ def test_an_unreadable_image_is_named(
     assert f"{broken} cannot be read as an image: its bytes are of no image format" in capsys.readouterr().err
 
 
+def test_files_that_cannot_be_read_do_not_stop_the_others(
+    store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a.png", "z.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    digit_file(tmp_path, 1)
+    assert command(["predict", store[1], str(tmp_path), "--results", store[0], "--device", "cpu"]) == 2
+    shown = capsys.readouterr()
+    assert [Path(item["file"]).name for item in json.loads(shown.out)] == ["digit1.png"]
+    assert [line for line in shown.err.splitlines() if line.startswith("left out: ")] == [
+        f"left out: {tmp_path / name} cannot be read as an image: its bytes are of no image format that Pillow reads"
+        for name in ("a.png", "z.png")
+    ]
+
+
+def test_a_saved_model_predicts_as_the_run_does(
+    store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its classes and normalisation where the folder has them, else with numbers and a note."""
+    file, network = str(digit_file(tmp_path, 3)), load(Path(store[0]) / store[1])
+    record = recorded_data(Results(store[0]), store[1]) | {"class_names": [f"digit {label}" for label in range(10)]}
+    known, bare = save(network, tmp_path / "known", data=record), save(network, tmp_path / "bare")
+    found = {}
+    for model in (store[1], str(known), str(bare)):
+        assert command(["predict", model, file, "--results", store[0], "--device", "cpu"]) == 0
+        shown = capsys.readouterr()
+        (found[model],) = json.loads(shown.out)
+        assert ("does not say how images are normalised" in shown.err) == (model == str(bare))
+    assert found[str(known)]["label"] == f"digit {found[store[1]]['label']}"
+    assert found[str(known)]["probability"] == found[store[1]]["probability"]
+    assert found[str(bare)]["label"] in map(str, range(10))
+    assert command(["predict", str(known), file, "--best"]) == 2
+    assert "is a saved model, which has no other weights" in capsys.readouterr().err
+    assert command(["eval", str(known)]) == 2
+    assert "is a saved model and no run: `regard predict`" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_saved_model_is_exported(store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    folder = save(load(Path(store[0]) / store[1]), tmp_path / "saved", data={"class_names": list("abcdefghij")})
+    assert command(["export", str(folder), "--onnx", str(tmp_path / "m.onnx")]) == 0
+    assert "input batchx1x8x8" in capsys.readouterr().out
+    about = {entry.key: json.loads(entry.value) for entry in onnx.load(tmp_path / "m.onnx").metadata_props}
+    assert about["class_names"] == list("abcdefghij")
+
+
 @pytest.mark.slow
 def test_onnx_gives_the_same_scores_for_any_batch(
     store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -91,8 +141,6 @@ def test_onnx_gives_the_same_scores_for_any_batch(
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     import torch
-
-    from regard.train.load import load
 
     path = tmp_path / "model.onnx"
     assert command(["export", store[1], "--onnx", str(path), "--results", store[0]]) == 0

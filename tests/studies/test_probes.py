@@ -71,6 +71,9 @@ def test_a_profile_counts_seeds_that_do_not_learn_and_leaves_them_out_of_the_mea
     controls = [[20.0, 20.0], [10.0]]
     assert profile_cell([85.0, 21.0], [90.0, 90.0], controls) == Cell(85.0, 2, 1, (85 - 20) / 70)
     assert str(profile_cell([85.0, 21.0], [90.0], controls)) == "85.0 (1 of 2)"
+    assert [profile_cell(values, [90.0], controls).mixed for values in ([85.0, 21.0], [85.0], [21.0])] == [
+        True, False, False,
+    ]  # fmt: skip
     assert profile_cell([30.0, 40.0], [90.0], controls) == Cell(35.0, 2, 0, 15 / 70)
     assert str(profile_cell([30.0, 40.0], [90.0], controls)) == "35.0"
     assert str(profile_cell([], [90.0], controls)) == ""

@@ -158,3 +158,38 @@ def test_masks_are_checked_for_instances(tmp_path: Path) -> None:
     problems = check_data(str(tmp_path), "instances").problems
     assert len(problems) == 2
     assert all("annotation 2" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("layout", ["classification", "segmentation", "sequences", "translation"])
+def test_all_files_that_do_not_fit_together_are_listed(tmp_path: Path, layout: str, capsys) -> None:
+    """A training stops at them too, with the first one and the number of the others."""
+    if layout == "classification":
+        class_folders(tmp_path)
+        for number in range(30):
+            picture(tmp_path / "train" / f"{number}.png", number)
+    elif layout == "segmentation":
+        masks(tmp_path)
+        for number in range(30):
+            picture(tmp_path / "images" / "train" / f"more{number}.png", number)
+    elif layout == "sequences":
+        text(tmp_path / "train.csv", "text,label\nabc,0\nde,1\n")
+        text(tmp_path / "test.csv", "text,label\n" + "abc,2\n" * 30)
+    else:
+        for name in ("train.en", "val.en", "val.de"):
+            text(tmp_path / name, "a\n" * 30)
+        text(tmp_path / "train.de", "\n" * 30)
+    with pytest.raises(DataError, match="29 more like this: `regard data check` lists them"):
+        check_data(str(tmp_path))
+    assert run(["data", "check", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("problem: ") == 20
+    assert "10 further problems; --json has all" in shown
+
+
+def test_an_option_of_another_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class_folders(tmp_path)
+    for option in ("void", "classes", "source", "target"):
+        assert run(["data", "check", str(tmp_path), f"--{option}", "3"]) == 2
+        assert f"--{option} is for --task" in capsys.readouterr().err
+    assert run(["data", "check", str(tmp_path), "--task", "instance"]) == 2
+    assert "did you mean instances" in capsys.readouterr().err

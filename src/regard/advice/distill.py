@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regard.core import Extra, MixerConfig, StoreError, UnsupportedError, require
+from regard.core import ConfigError, Extra, MixerConfig, StoreError, UnsupportedError, require
 from regard.models.saving import check_recipe, save
 from regard.swapping.inspect import matching_layers, plannable_layers
 from regard.swapping.layer_plan import PlanSource, is_layer_plan, mixers_by_layer, read_layer_plan, spell_layer_plan
@@ -61,8 +61,8 @@ def distill_model(
     rank: of LoRA with which the whole model learns, 0 = all weights learn (`ScoreDistillation`).
     folder: the new model is saved there at the end, and before that its state, from which the same call goes on with
     the same bits; None keeps nothing. report: called with a line of text at each step. The model is not changed.
-    Raises: as `recommend`; UnsupportedError for a model that cannot be saved, before anything is learned; StoreError
-    for a state that is damaged or of another distillation.
+    Raises: as `recommend`; UnsupportedError for a model that cannot be saved, before anything is learned; ConfigError
+    for a folder that has a model already; StoreError for a state that is damaged or of another distillation.
     """
     require("scipy")
     if rank:
@@ -78,6 +78,10 @@ def distill_model(
     learned, judged = split_images(images)
     key = f"{_key(model, choice, images, layers, scores)}|{rank}"
     kept = Kept(None if folder is None else folder / STATE, key, _refuse_other)
+    if folder is not None and not kept.content and (folder / "model.json").exists():
+        raise ConfigError(
+            f"{folder} has a saved model already, which is not replaced: choose another folder with --out, or delete it"
+        )
     mixers = tuple(choice.values())
     with Substitutes(model.network, mixers, model.example, ports=model.ports, reinitialise=True) as substitutes:
         substitutes.keep_only(choice)
@@ -100,7 +104,7 @@ def distill_model(
             changes["scores learned"] = fidelity.of_model(student)
             say(_line("after learning the class scores", changes["scores learned"]))
     if folder is not None:
-        save(student, folder)
+        save(student, folder, data=model.data)
         kept.remove()
     return Distilled(student, changes, len(judged))
 

@@ -1,7 +1,7 @@
 """The user's model and images: what swap-check, distill and advise look at."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from regard.core.eval_mode import eval_mode
 from regard.core.paths import files_below, printable, user_path
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, spell_host
+from regard.models.saving import read_description
 from regard.models.sizes import size_of
 from regard.store.results import Results
 from regard.swapping.inspect import example_input, explained_inputs, input_shapes
@@ -40,7 +41,8 @@ class UserModel:
     """A model in evaluation mode and how its images are prepared.
 
     label: its name or folder, for pages and messages. size: (height, width) of its images; statistics: mean and
-    deviation by which they are normalised. trained: whether the weights are trained, as far as is known.
+    deviation by which they are normalised. trained: whether the weights are trained, as far as is known. data: what is
+    known of the data of its training, see `regard.save`.
     """
 
     network: nn.Module
@@ -49,6 +51,7 @@ class UserModel:
     statistics: Statistics
     trained: bool = True
     ports: Sequence[type[Port]] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def channels(self) -> int:
@@ -93,13 +96,13 @@ def load_user_model(
     Raises: ConfigError for an unknown name or a size that the model does not take, StoreError for a damaged folder.
     """
     folder = _folder(text, results)
-    normal: Statistics | None = None
+    data: Mapping[str, Any] = {}
     trained = True
     if folder is not None:
         if pretrained:
             raise ConfigError(f"{text} has trained weights of its own: leave --pretrained out")
         network = load(folder, extra)
-        normal = _recorded_normal(folder)
+        data = _recorded_data(folder)
     else:
         options: dict[str, Any] = {"pretrained": True} if pretrained else {}
         network = build_sized(text, None, size, extra, **options) if size else create_model(
@@ -107,17 +110,17 @@ def load_user_model(
         )  # fmt: skip
         trained = pretrained or "pretrained=True" in text.replace(" ", "")
     network = network.eval()
-    example = example_input(network, default=(224, 224))
+    example = example_input(network, default=_default_size(network, text, extra))
     if size is not None:
         example = _resized(network, example, size)
         if folder is not None or size != size_of(text, extra):  # some of timm's own sizes lose a border
             _check_patches(network, example)
-    if normal is None:
-        normal = _usual_normal(network, example.shape[1])
+    mean, deviation = data.get("normal") or _usual_normal(network, example.shape[1])
     with explained_inputs(network, example), torch.no_grad():
         network(example)
     height, width = example.shape[-2:]
-    return UserModel(network, _label(network, text), (height, width), normal, trained, user_ports(extra))
+    label = _label(network, text)
+    return UserModel(network, label, (height, width), (mean, deviation), trained, user_ports(extra), data)
 
 
 def _folder(text: str, results: Path) -> Path | None:
@@ -134,6 +137,15 @@ def _folder(text: str, results: Path) -> Path | None:
     return None
 
 
+def _default_size(network: nn.Module, text: str, extra: Extra) -> tuple[int, int]:
+    """(height, width) that the options or the defaults of a model's host say; 224x224 where they say nothing."""
+    record = network.__dict__.get("regard_host")
+    try:
+        return size_of(text if record is None else spell_host(*record), extra)
+    except ConfigError:
+        return 224, 224
+
+
 def _label(network: nn.Module, text: str) -> str:
     """The text, with the host's spelling where it names a folder or a run."""
     record = network.__dict__.get("regard_host")
@@ -141,12 +153,12 @@ def _label(network: nn.Module, text: str) -> str:
     return text if host == text or not host else f"{host.partition('(')[0]} ({Path(text).name})"
 
 
-def _recorded_normal(folder: Path) -> Statistics | None:
-    """The normalisation of a run's images, from its outcome."""
+def _recorded_data(folder: Path) -> Mapping[str, Any]:
+    """What the outcome of a run, or the description of a saved model, says of the data of the training."""
     folder = folder.resolve()
-    outcome = Results(folder.parent).outcome(folder.name) if (folder / "run.json").exists() else None
-    normal = ((outcome or {}).get("data") or {}).get("normal")
-    return (normal[0], normal[1]) if normal else None
+    if (folder / "model.json").exists():
+        return read_description(folder).get("data", {})
+    return (Results(folder.parent).outcome(folder.name) or {}).get("data") or {}
 
 
 def _usual_normal(network: nn.Module, channels: int) -> Statistics:

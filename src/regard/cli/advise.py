@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import Extra, require
+from regard.core import ConfigError, Extra, require
 from regard.core.paths import user_path
 
 from .given import Context, refuse_given
@@ -46,7 +46,13 @@ def advise(
     model: ModelArgument = "",
     data: OptionalData = None,
     budget: Annotated[str, typer.Option(help="latency=0.7x, memory=0.5x or macs=0.6x of what the model needs.")] = "",
-    minutes: Annotated[float, typer.Option(help="Time for the recommendation, with --data.")] = 15.0,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            help="About so many for the recommendation, with --data: learning and judging are cut to fit. Costs, each "
+            "change on a few images and the verification of eight plans are measured even if that takes longer."
+        ),
+    ] = 15.0,
     images: Annotated[int, typer.Option(min=16, help="Images to use, with --data: most to learn from.")] = 400,
     pretrained: Pretrained = False,
     out: Annotated[
@@ -89,6 +95,11 @@ def advise(
     refuse_given(context, OPTIONS, "describes a model that does not exist yet: leave MODEL out")
     if data is None:
         refuse_given(context, WITH_IMAGES, "needs --data, images on which a plan is measured")
+        if "None" in map(str.strip, texts):
+            raise ConfigError(
+                "None removes attention, so that without --data there is nothing to time: with --data DIR this command "
+                f"measures what that would lose; `regard cost host None --host {model}` counts what it saves"
+            )
         _costs_only(model, [read_mixer(text, extra) for text in texts], size, batch, dtype, device, seconds, as_json,
                     extra)  # fmt: skip
         return

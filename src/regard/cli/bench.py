@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError
+from regard.core.paths import user_path
+from regard.store.files import check_writable
 
 from .given import Context, refuse_given
 from .imports import Imports, imported
@@ -28,7 +30,10 @@ def bench(
     context: Context,
     mixers: Annotated[
         list[str] | None,
-        typer.Argument(help="Mechanisms; all are compared with the first. Default: softmax attention and all others."),
+        typer.Argument(
+            metavar="MECHANISM",
+            help="Mechanisms; all are compared with the first. Default: softmax attention and all others.",
+        ),
     ] = None,
     grid: Annotated[str, typer.Option(help="Grids of patch tokens. [default: 14x14,32x32]")] = "",
     backward: Annotated[
@@ -62,8 +67,11 @@ def bench(
         refuse_given(context, MEASUREMENT, "has no place beside --calibrate: give --device and --seconds only")
         _calibrate(device, seconds, as_json)
         return
-    if page:
-        from regard.report.bench_page import write_bench  # first: a missing extra is said before minutes of timing
+    if page:  # before minutes of timing: a missing extra, and a page that cannot be written
+        from regard.report.bench_page import write_bench
+
+        page = str(user_path(page))
+        check_writable(page)
     if model and grid:
         raise ConfigError("--grid is of one mechanism: give --size, the size of images, with --model")
     if size and not model:

@@ -1,4 +1,4 @@
-"""`regard card MIXER`: formula, source, masks and options of one mechanism."""
+"""`regard card MECHANISM`: formula, source, masks and options of one mechanism."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from .tables import AsJson, show
 
 
 def card(
-    mixer: Annotated[str, typer.Argument(help="A mechanism, such as MiTA or 'MiTA(m=49)'.")],
+    mixer: Annotated[str, typer.Argument(metavar="MECHANISM", help="A mechanism, such as MiTA or 'MiTA(m=49)'.")],
     as_json: AsJson = False,
     modules: Imports = None,
 ) -> None:

@@ -22,7 +22,11 @@ TOLERANCE = 1e-11
 
 def check(
     mixer: Annotated[
-        str, typer.Argument(help="A mechanism, such as 'MiTA(m=4, k=5)'. Default: all of --import, else all of Regard.")
+        str,
+        typer.Argument(
+            metavar="MECHANISM",
+            help="A mechanism, such as 'MiTA(m=4, k=5)'. Default: all of --import, else all of Regard.",
+        ),
     ] = "",
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Also check torch.compile.")] = True,
     as_json: AsJson = False,

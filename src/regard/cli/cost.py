@@ -1,4 +1,4 @@
-"""`regard cost MIXER...`: compare parameters and multiply-accumulates (MACs)."""
+"""`regard cost MECHANISM...`: compare parameters and multiply-accumulates (MACs)."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def cost(
     mixers: Annotated[
-        list[str], typer.Argument(help='Mechanisms; "host" is the host\'s own attention, "None" is none.')
+        list[str],
+        typer.Argument(metavar="MECHANISM", help='Mechanisms; "host" is the host\'s own attention, "None" is none.'),
     ],
     host: Annotated[str, typer.Option(help="A host model. Default: one layer is counted.")] = "",
     size: Annotated[str, typer.Option(help="Image size, such as 224x224. Default: the host's own.")] = "",

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from regard.core import DataProblems
+
 from .tables import AsJson, show
 
 data_app = typer.Typer(help="Your own data.", no_args_is_help=True)
@@ -24,19 +26,32 @@ def _data() -> None:
 def check(
     data: Annotated[str, typer.Argument(help="A folder, a table or a stream: as for --data of `regard train`.")],
     task: Annotated[str, typer.Option("--task", help="The task. Default: recognised from the files.")] = "",
-    source: Annotated[str, typer.Option(help="Suffix of the source language's files.")] = "en",
-    target: Annotated[str, typer.Option(help="Suffix of the target language's files.")] = "de",
-    void: Annotated[int, typer.Option(min=0, max=255, help="Label of mask pixels that do not count.")] = 255,
-    classes: Annotated[int, typer.Option(min=0, help="Number of classes of masks. Default: from the files.")] = 0,
+    source: Annotated[
+        str | None, typer.Option(help="Suffix of the source language's files; for translation. [default: en]")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Suffix of the target language's files; for translation. [default: de]")
+    ] = None,
+    void: Annotated[
+        int | None,
+        typer.Option(min=0, max=255, help="Label of mask pixels that do not count; for segmentation. [default: 255]"),
+    ] = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(min=0, help="Number of classes of masks; for segmentation. Default: from the files."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read all files of your own data: counts, sizes, modes, unreadable files, copies in several splits.
 
     Exit code 1 if there is a problem that would stop a training.
     """
-    from regard.tasks.check_data import check_data
+    from regard.tasks.check_data import DataReport, check_data
 
-    report = check_data(data, task, source, target, void, classes)
+    try:
+        report = check_data(data, task, source, target, void, classes)
+    except DataProblems as error:
+        report = DataReport("its files do not fit together", problems=list(map(str, error.args)))
     if as_json:
         print(json.dumps(asdict(report), indent=1))
     else:

@@ -1,4 +1,4 @@
-"""`regard export`: the model of a finished run as an ONNX file."""
+"""`regard export`: a trained model as an ONNX file."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,12 @@ from regard.core import ConfigError, UnsupportedError
 from regard.core.paths import user_path
 
 from .imports import Imports, imported
-from .run_options import ResultsOption, find_run, recorded_data
+from .run_options import ResultsOption
+from .trained import TrainedArgument, read_trained
 
 
 def export(
-    key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
+    key: TrainedArgument,
     onnx: Annotated[
         Path, typer.Option(help="The file to write, such as model.onnx.", parser=user_path, metavar="PATH")
     ],
@@ -23,23 +24,16 @@ def export(
     modules: Imports = None,
 ) -> None:
     """Export a trained model to ONNX and compare it with onnxruntime; inputs are normalised as in the training."""
-    from regard.train.load import load
     from regard.train.onnx_export import export_onnx
-    from regard.train.run import read_run
 
-    store, key = find_run(key, results)
-    extra = imported(modules)
-    run = read_run(store, key, extra)
-    if run.task.no_export:
-        raise UnsupportedError(f"--task {run.task.name} cannot be exported to ONNX: {run.task.no_export}")
+    trained = read_trained(key, results, imported(modules), best)
+    task, record = trained.task, trained.record
+    if task.no_export:
+        raise UnsupportedError(f"--task {task.name} cannot be exported to ONNX: {task.no_export}")
     if onnx.suffix != ".onnx":
         raise ConfigError(f"--onnx names a file that ends in .onnx, not {onnx}")
-    model = load(store.folder(key), extra, best=best)
-    record = recorded_data(store, key)
-    classes = len(record.get("class_names") or ())
-    inputs = run.task.trial(run.mixer, run.removed, classes).inputs
-    about = _about(record)
-    difference, dynamic = export_onnx(model, inputs, onnx, about=about)
+    inputs, about = trained.inputs(), _about(record)
+    difference, dynamic = export_onnx(trained.network, inputs, onnx, about=about)
     shapes = ", ".join("x".join(["batch" if dynamic else "1", *map(str, item.shape[1:])]) for item in inputs)
     typer.echo(f"{onnx}: input {shapes}; largest relative difference in onnxruntime {difference:.1e}")
     if "mean" in about:

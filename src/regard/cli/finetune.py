@@ -33,6 +33,7 @@ from .run_options import (  # fmt: skip
     find_task,
     make_run,
     optional_run,
+    recorded_data,
     use_data,
 )
 from .sizes import read_size
@@ -140,6 +141,8 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     from regard.mixers.spelling import spell
     from regard.models.catalog import own_models
     from regard.models.create import parse_host, spell_host
+    from regard.store.housekeeping import bring
+    from regard.store.results import Results
     from regard.train.initial_weights import Saved
     from regard.train.run import changed_data, read_run
 
@@ -151,13 +154,13 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
         return _bare(description["host"]), *_present(description, extra), Saved(str(folder))
     if (stored := optional_run(start, results)) is not None:
         store, key = stored
-        if store.root.resolve() != results.resolve():
-            raise ConfigError(f"run {key} is in {store.root}; pass --results {store.root} to continue there")
         run = read_run(store, key, extra)
         if store.status(key) != "done":
             raise ConfigError(f"run {key} is not finished; finish it first, with the command that started it")
         if changed := changed_data(run, key):
             return _start(_saved_weights(run, store, key, changed, extra), results, extra)
+        if bring(store, key, Results(results)):
+            print(f"run {key} is copied from {store.root} into {results}: the new run starts from it", file=sys.stderr)
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
         return _bare(run.task.host), mixer, run.plan, run
     if folder.is_dir():
@@ -180,7 +183,7 @@ def _saved_weights(run: "Run", store: "Results", key: str, changed: str, extra: 
 
     if run.task.name != "classification":
         raise ConfigError(f"{changed}: --task {run.task.name} needs them as they were, to start from this run")
-    folder = save(load(store.folder(key), extra), store.folder(key) / "saved")
+    folder = save(load(store.folder(key), extra), store.folder(key) / "saved", data=recorded_data(store, key))
     print(f"{changed}; its weights are the start all the same, as the saved model {folder}", file=sys.stderr)
     return str(folder)
 

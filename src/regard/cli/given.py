@@ -1,5 +1,6 @@
 """Which options a user gave: one without effect, given twice or empty is refused, and not ignored."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,17 @@ def refuse_given(context: Context, names: Sequence[str], reason: str) -> None:
 
 class StrictCommand(TyperCommand):
     """A verb that refuses an option given twice, of which the parser would take the last silently, and an empty value,
-    such as that of an unset variable."""
+    such as that of an unset variable; its help has the names of arguments in capitals, as in `regard eval RUN`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument" and parameter.metavar is None and parameter.name:
+                parameter.metavar = parameter.name.upper()
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Without the braces of newer parsers around required arguments, which look like places not filled in."""
+        return [re.sub(r"\{(.*?)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As in the base class. Raises: ConfigError."""

@@ -1,4 +1,4 @@
-"""`regard predict`: what a finished run says about new files."""
+"""`regard predict`: what a trained model says about new files."""
 
 import json
 from pathlib import Path
@@ -7,26 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, DataError, UnsupportedError
-from regard.core.paths import files_below, regular_file, user_path
+from regard.core.paths import files_below, printable, regular_file, user_path
 from regard.store.files import store_errors, write_atomically
 
+from .exit_codes import WRONG_USE
 from .imports import Imports, imported
-from .run_options import (
-    DeviceOption,
-    ResultsOption,
-    RootOption,
-    find_device,
-    find_run,
-    recorded_data,
-    use_data,
-)
+from .run_options import DeviceOption, ResultsOption, RootOption, find_device, use_data
+from .trained import Trained, TrainedArgument, read_trained
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from regard.tasks.base import Task
 
 
 def predict(
-    key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
+    key: TrainedArgument,
     files: Annotated[
         list[str], typer.Argument(help="Images, folders of images, files with a text in each line, or texts.")
     ],
@@ -49,29 +46,49 @@ def predict(
     results: ResultsOption = Path("results"),
     modules: Imports = None,
 ) -> None:
-    """Predict labels, boxes, masks or translations of new files with a trained model; prints JSON."""
+    """Predict labels, boxes, masks or translations of new files with a trained model; prints JSON.
+
+    Files that cannot be read are named at the end, with exit code 2; the others have predictions.
+    """
     from regard.train.autocast import ModelAtPrecision
-    from regard.train.load import load
-    from regard.train.run import read_run
 
     use_data(data_root)
     if annotations is not None and not coco:
         raise ConfigError("--annotations gives the image ids of --coco; add --coco, or leave it out")
     ids = None if annotations is None else _image_ids(annotations)
-    store, key = find_run(key, results)
-    extra = imported(modules)
-    run = read_run(store, key, extra)
-    sources = _sources(files, run.task.takes_text)
     torch_device = find_device(device)
-    network = load(store.folder(key), extra, best=best)
-    model = ModelAtPrecision(network.to(torch_device), run.recipe.precision).eval()
-    predictions = run.task.predict(model, sources, torch_device, recorded_data(store, key))
-    text = json.dumps(_coco(predictions, ids) if coco else predictions, indent=1)
+    trained = read_trained(key, results, imported(modules), best)
+    sources = _sources(files, trained.task.takes_text)
+    model = ModelAtPrecision(trained.network.to(torch_device), trained.precision).eval()
+    predictions, unreadable = _predictions(trained, model, sources, torch_device)
+    _write(trained.task, predictions, json.dumps(_coco(predictions, ids) if coco else predictions, indent=1), out)
+    for line in unreadable:
+        typer.echo(f"left out: {line}", err=True)
+    if unreadable:
+        raise typer.Exit(WRONG_USE)
+
+
+def _predictions(
+    trained: Trained, model: "nn.Module", sources: list[str], device: "torch.device"
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The predictions of all that can be read, and a sentence for each source that cannot. Raises: UnsupportedError."""
+    predictions: list[dict[str, Any]] = []
+    unreadable: list[str] = []
+    for source in sources:
+        try:
+            predictions += trained.task.predict(model, [source], device, trained.record)
+        except DataError as error:
+            unreadable.append(printable(str(error)))
+    return predictions, unreadable
+
+
+def _write(task: "Task", predictions: list[dict[str, Any]], text: str, out: Path | None) -> None:
+    """Print the text, or write it into a folder beside the drawn predictions. Raises: StoreError."""
     if out is None:
         typer.echo(text)
         return
     with store_errors(out):
-        drawn = _draw(run.task, predictions, out)
+        drawn = _draw(task, predictions, out)
     write_atomically(out / "predictions.json", text + "\n")
     typer.echo(f"{out}: predictions.json{drawn}")
 

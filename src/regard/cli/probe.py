@@ -32,7 +32,10 @@ SCALES = ("desk", "smoke")
 def probe(
     mixers: Annotated[
         list[str],
-        typer.Argument(help='Mechanisms, such as "MiTA(m=9, k=9)"; "all": every row of the studies probes_*.'),
+        typer.Argument(
+            metavar="MECHANISM",
+            help='Mechanisms, such as "MiTA(m=9, k=9)"; "all": every row of the studies probes_*.',
+        ),
     ],
     abilities: Annotated[
         str, typer.Option(help="Only these, separated by commas: content, place, ... Default: all seven.")
@@ -205,7 +208,9 @@ def _show_profile(chosen: _Shown, page: Path | None, as_json: bool) -> None:
             {"mechanism": row, **{name: str(of_row[name]) for name in chosen.names}} for row, of_row in cells.items()
         ]
         title = f"Asking cells answered right, in percent ({chosen.boards})"
-        show(lines, False, title, [note, "(1 of 2): so many seeds learned; the mean is theirs. See docs/probes.md"])
+        mixed = [cell for of_row in cells.values() for cell in of_row.values() if cell.mixed]
+        some = [f"{mixed[0]}: only so many seeds learned, and the mean is theirs; see docs/probes.md"] if mixed else []
+        show(lines, False, title, [note, *some])
     if page is None:
         return
     from regard.report.probe_page import hypotheses_sheet, write_probes

@@ -32,7 +32,7 @@ class Execution:
     log: str
     compile: bool
 
-    def watch(self, run: "Run", folder: Path, report: Any) -> "Watch":
+    def watch(self, run: "Run", folder: Path, report: Any, say: Any) -> "Watch":
         """Raises: ConfigError."""
         from regard.train.child_processes import check_workers
         from regard.train.loggers import loggers
@@ -41,6 +41,7 @@ class Execution:
         check_workers(self.workers)
         return Watch(
             report=report,
+            say=say,
             workers=self.workers,
             loggers=loggers(self.log, folder, run.label),
             compile=self.compile,
@@ -62,8 +63,8 @@ def execute_run(run: "Run", results: Path, execution: Execution, as_json: bool) 
     check_launch(launched, execution.devices, execution.nodes)
     if not launched.first:
         execution = dataclasses.replace(execution, log="")
-    with progress() if launched.first else nullcontext() as report:
-        watch = execution.watch(run, store.folder(run.key), report)
+    with progress() if launched.first else nullcontext((None, None)) as (report, say):
+        watch = execution.watch(run, store.folder(run.key), report, say)
         try:
             outcome = run.execute(store, execution.devices, device=torch_device.type, watch=watch)
         except Interrupted as stop:
@@ -82,19 +83,28 @@ def execute_run(run: "Run", results: Path, execution: Execution, as_json: bool) 
 
 @contextmanager
 def progress() -> "Iterator[Any]":
-    """A function that shows the progress on standard error: a bar on a terminal, elsewhere a line for each epoch."""
+    """Two functions, for progress and for a line of text, on standard error.
+
+    Progress is a bar on a terminal, elsewhere a line for each epoch.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     if not console.is_terminal:
 
         def print_epoch(progress: "Progress") -> None:
             if progress.step * progress.epochs % progress.steps == 0:
-                console.print(progress_line(progress), highlight=False, soft_wrap=True)
+                new = progress.evaluated == progress.epoch
+                line = progress_line(progress if new else dataclasses.replace(progress, metrics={}))
+                say(line)
 
-        yield print_epoch
+        yield print_epoch, say
         return
     with Bar(BarColumn(), TextColumn("{task.description}"), console=console) as bar:
         task = bar.add_task("loading", total=None)
@@ -102,13 +112,15 @@ def progress() -> "Iterator[Any]":
         def update_bar(progress: "Progress") -> None:
             bar.update(task, total=progress.steps, completed=progress.step, description=progress_line(progress))
 
-        yield update_bar
+        yield update_bar, say
 
 
 def progress_line(progress: "Progress") -> str:
-    """Epoch, loss, scores and the time left, as minutes:seconds."""
+    """Epoch, loss, scores (with their epoch, if it is an earlier one) and the time left, as minutes:seconds."""
     minutes, seconds = divmod(round(progress.seconds_left), 60)
     score = "".join(f", {progress.split} {name} {value:.4f}" for name, value in progress.metrics.items())
+    if score and progress.evaluated != progress.epoch:
+        score += f" after epoch {progress.evaluated}"
     return f"epoch {progress.epoch}/{progress.epochs}, loss {progress.loss:.4f}{score}, {minutes}:{seconds:02d} left"
 
 

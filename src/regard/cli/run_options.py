@@ -104,6 +104,11 @@ def optional_run(text: str, results: Path) -> "tuple[Results, str] | None":
 def find_run(text: str, results: Path) -> "tuple[Results, str]":
     """`optional_run`. Raises: ConfigError if it is no run."""
     stored = optional_run(text, results)
+    if stored is None and "(" not in text and (user_path(text) / "model.json").exists():
+        raise ConfigError(
+            f"{text} is a saved model and no run: `regard predict` and `regard export` take it, and `regard finetune "
+            f"{text} --data DIR` trains it, and evaluates it"
+        )
     if stored is None:
         raise ConfigError(
             f"{text!r} is not the folder of a run, and {results} has no run with this key; "
@@ -146,6 +151,7 @@ def make_run(
     options = {"data": data, "host": host, "size": size, "download": download}
     if data in kind.sets and Path(data).is_dir():
         print(f"{data} is a built-in set; for the folder of this name write ./{data}", file=sys.stderr)
+    data = data if data in kind.sets else _absolute(data)
     data = data or kind.example_data
     fields = {"task": dict(kind.__dataclass_fields__), "recipe": Recipe.__dataclass_fields__}
     del fields["task"]["extra"]  # the option --import
@@ -184,6 +190,17 @@ def make_run(
         start=start,
         plan=plan,
     )
+
+
+def _absolute(data: str) -> str:
+    """The path of the user's own data, or of their stream, from any working folder; what is no path stays as it is."""
+    from regard.tasks.data.streamed.names import LOCAL
+
+    prefix = LOCAL if data.startswith(LOCAL) else ""
+    place, mark, choices = data.removeprefix(prefix).partition("?") if prefix else (data, "", "")
+    if not place.strip() or "(" in place or not user_path(place).exists():
+        return data
+    return f"{prefix}{user_path(place).absolute()}{mark}{choices}"
 
 
 def _refuse_twice(changes: list[str], options: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`regard swap-check MODEL MIXER`: what a swap does to each attention layer of a model, and whether the model runs.
+"""`regard swap-check MODEL MECHANISM`: what a swap does to each attention layer of a model, and whether the model runs.
 
 With images: how far each layer's output and the class scores change.
 """
@@ -39,7 +39,7 @@ ROUNDING = 1e-3
 def swap_check(
     context: Context,
     model: ModelArgument,
-    mixer: Annotated[str, typer.Argument(help="A mechanism, such as 'MiTA(m=25, k=25)'.")],
+    mixer: Annotated[str, typer.Argument(metavar="MECHANISM", help="A mechanism, such as 'MiTA(m=25, k=25)'.")],
     where: Annotated[str, typer.Option(help="Only layers whose name matches, such as 'blocks.[0-3].*'.")] = "*",
     reinitialise: Reinitialise = False,
     data: OptionalData = None,

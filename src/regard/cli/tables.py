@@ -29,13 +29,7 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool = False, title: str = 
     if as_json:
         print(json.dumps([dict(row) for row in rows], indent=2, default=_plain))
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in rows[0] if rows else ():
-        number = any(isinstance(row[name], (int, float)) and not isinstance(row[name], bool) for row in rows)
-        whole = not table.columns and max(len(cell(row[name])) for row in rows) <= _WHOLE
-        table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=whole)
-    for row in rows:
-        table.add_row(*(cell(value) for value in row.values()))
+    table = _table(rows)
     before = [title] if title else []
     if sys.stdout.isatty():
         Console(markup=False, highlight=False).print(*before, table, *notes, sep="\n")
@@ -44,6 +38,22 @@ def show(rows: Sequence[Mapping[str, Any]], as_json: bool = False, title: str = 
     with console.capture() as captured:
         console.print(table)
     print(*before, *(line.rstrip() for line in captured.get().splitlines()), *notes, sep="\n")
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in rows[0] if rows else ():
+        number = any(isinstance(row[name], (int, float)) and not isinstance(row[name], bool) for row in rows)
+        whole = not table.columns and max(len(cell(row[name])) for row in rows) <= _WHOLE
+        table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=whole)
+    for row in rows:
+        table.add_row(*(cell(value) for value in row.values()))
+    return table
+
+
+def table_width(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Characters of the table that `show` prints without breaking a cell."""
+    return Console(width=_UNBROKEN).measure(_table(rows)).maximum
 
 
 def show_list(rows: Sequence[Mapping[str, Any]], as_json: bool = False) -> None:

@@ -52,7 +52,8 @@ def train(
     mixer: Annotated[
         str,
         typer.Argument(
-            help='A mechanism, such as "MiTA(m=9, k=9)"; "host" keeps the host\'s attention, "None" removes it.'
+            metavar="MECHANISM",
+            help='A mechanism, such as "MiTA(m=9, k=9)"; "host" keeps the host\'s attention, "None" removes it.',
         ),
     ],
     task: TaskOption = "classification",
@@ -109,7 +110,9 @@ def train(
 
 
 def evaluate(
-    key: Annotated[str, typer.Argument(help="A finished run: its key (12 letters and digits) or its folder.")],
+    key: Annotated[
+        str, typer.Argument(metavar="RUN", help="A finished run: its key (12 letters and digits) or its folder.")
+    ],
     best: Annotated[
         bool, typer.Option("--best", help="Use the best weights of a run with --val. Default: the last weights.")
     ] = False,

@@ -1,7 +1,8 @@
 """The errors for users: a message says what was passed, what was expected and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 
 INSTEAD_OF_TORCHSCRIPT = "use torch.export.export, or for ONNX torch.onnx.export(..., dynamo=True)"
@@ -45,6 +46,32 @@ class MissingExtra(RegardError, ImportError):
 
 class DataError(RegardError, ValueError):
     """A data set that is missing, empty, corrupt or of the wrong kind."""
+
+
+class DataProblems(DataError):
+    """Several things that are wrong in a data set: the arguments are a sentence for each. The message is the first one,
+    and how many more there are."""
+
+    def __str__(self) -> str:
+        first, *more = map(str, self.args)
+        return f"{first} ({len(more)} more like this: `regard data check` lists them)" if more else first
+
+
+class Problems(list[str]):
+    """Sentences about what is wrong in a data set, found in one part after another and raised together."""
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Add the `DataError` of the block, which ends there, instead of raising it."""
+        try:
+            yield
+        except DataError as error:
+            self.extend(map(str, error.args))
+
+    def raise_all(self) -> None:
+        """Raises: DataProblems if there are any."""
+        if self:
+            raise DataProblems(*self)
 
 
 class StoreError(RegardError, OSError):

@@ -33,7 +33,9 @@ from .create import create_model, parse_host, spell_host
 from .segmentation.segmenter import SEGMENTER, SEGMENTER_OPTIONS, make_segmenter
 
 FORMAT = "regard-model"
-_FIELDS = ("format", "host", "swaps", "sha256")
+_FIELDS = ("format", "host", "swaps", "sha256", "data")
+DATA = ("name", "class_names", "normal")
+"""What a saved model says of the data that it was trained on: as `Task.record` has them."""
 _OTHER_WEIGHTS = (
     "pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "hf_hub_id",
     "use_pretrained_backbone", "weights_backbone", "weights",
@@ -43,9 +45,11 @@ _HUBS = ("hf-hub:", "hf_hub:", "local-dir:", "http:", "https:", "file:", "timm:"
 
 
 @checked
-def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
+def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str, Any] | None = None) -> Path:
     """Write a model of `create_model` (swapped or not, retuned or not) to a folder; returns the folder.
 
+    data: what it was trained on, for `regard predict` and `export`: "class_names", the names of its outputs, "normal",
+    [mean, deviation] of each channel by which images are normalised, and "name" of the set; others are left out.
     A number of classes or an input size changed since then, by timm's `reset_classifier` and `set_input_size`, is
     recorded.
     Several threads and processes may save to one folder: it then has the model of the last one.
@@ -54,16 +58,17 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """
     recipe = check_recipe(model)
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    data = save_tensors(tensors)
+    weights = save_tensors(tensors)
     about = {
         "format": FORMAT,
         **recipe,
-        "sha256": hashlib.sha256(data).hexdigest(),
+        "sha256": hashlib.sha256(weights).hexdigest(),
+        **({"data": known} if (known := {name: value for name, value in (data or {}).items() if name in DATA}) else {}),
     }
     target = user_path(folder, StoreError)
     with (
         one_writer(target),
-        prepared(target / "model.safetensors", data) as replace_weights,
+        prepared(target / "model.safetensors", weights) as replace_weights,
         prepared(target / "model.json", record_text(about)) as replace_description,
     ):
         replace_weights()
@@ -331,7 +336,10 @@ def replay_swaps(model: nn.Module, swaps: list[dict[str, Any]], extra: Extra = (
 
 
 def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """model.json of a saved folder: host, swaps and the sha256 of the weights. Raises: StoreError."""
+    """model.json of a saved folder: host, swaps, the sha256 of the weights, and data, if `save` got them.
+
+    Raises: StoreError.
+    """
     path = Path(folder) / "model.json"
     data = read_if_present(path)
     if data is None:
@@ -343,6 +351,22 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     for key, kind in kinds.items():
         if not isinstance(about.get(key), kind):
             raise StoreError(f"{path} is damaged: {key!r} is missing or of the wrong type")
+    _check_data(path, about.get("data", {}))
     if unknown := sorted(about.keys() - {*_FIELDS, "version"}):
         raise StoreError(f"{path} has {', '.join(unknown)}, which this Regard does not know; update Regard")
     return about
+
+
+def _check_data(path: Path, data: Any) -> None:
+    """Raises: StoreError if what model.json says of the data is not what `save` writes."""
+    names, normal = (data.get("class_names", []), data.get("normal", [[], []])) if isinstance(data, dict) else (0, 0)
+    whole = (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and isinstance(normal, list)
+        and len(normal) == 2
+        and all(isinstance(part, list) and all(isinstance(value, float | int) for value in part) for part in normal)
+        and isinstance(data.get("name", ""), str)
+    )
+    if not whole:
+        raise StoreError(f"{path} is damaged: 'data' is not what save writes")

@@ -41,6 +41,16 @@ def write_atomically(path: Path | str, data: bytes | str) -> None:
         replace()
 
 
+def check_writable(path: Path | str) -> None:
+    """Check, before long work, that `write_atomically` can write a file. Missing folders are created.
+
+    Raises: StoreError, as `write_atomically`.
+    """
+    with prepared(path, b""), store_errors(Path(path)):
+        if Path(path).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
 @contextmanager
 def prepared(path: Path | str, data: bytes | str) -> Iterator[Any]:
     """Write the temporary file of `write_atomically`; the block calls the yielded function to put it into place.

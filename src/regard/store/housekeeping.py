@@ -1,5 +1,7 @@
 """Housekeeping of a store: which runs it has, with state, size and age; and their removal. Needs no torch."""
 
+import ast
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,6 +11,8 @@ from pathlib import Path
 from regard.core import StoreError
 
 from .files import store_errors
+from .import_checks import spelled_fields
+from .records import read_record_if_present
 from .results import Busy, Results
 
 STATES = ("done", "failed", "begun", "running", "damaged")
@@ -18,8 +22,9 @@ _FILES = ("run.json", "outcome.json", "metrics.csv", "last.ckpt", "lock")
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run in a store: state (one of `STATES`), size in bytes, days since the last change, and what its outcome says
-    of it (None where nothing is known)."""
+    """A run in a store: state (one of `STATES`), size in bytes, days since the last change, and what its files say
+    (None: not known): study, row, seed, the name of its task, its data as the user named them, the main metric and its
+    value, and when it was finished (ISO 8601, UTC)."""
 
     key: str
     state: str
@@ -28,6 +33,11 @@ class StoredRun:
     study: str | None = None
     row: str | None = None
     seed: int | None = None
+    task: str | None = None
+    data: str | None = None
+    metric: str | None = None
+    score: float | None = None
+    finished: str | None = None
 
 
 def stored_runs(store: Results) -> list[StoredRun]:
@@ -61,6 +71,20 @@ def remove(store: Results, run: StoredRun) -> str:
     return ""
 
 
+def bring(source: Results, key: str, store: Results) -> bool:
+    """Copy the files of a finished run into another store, unless it has the run already; whether it was copied.
+
+    Raises: StoreError; Busy if a process executes the run there.
+    """
+    if store.status(key) == "done":
+        return False
+    with store.lock(key) as folder, store_errors(folder):
+        for path in sorted(source.folder(key).iterdir(), key=lambda path: path.name == "outcome.json"):
+            if path.is_file() and path.name != "lock":  # the outcome last: it says that the run is finished
+                shutil.copyfile(path, folder / path.name)
+    return True
+
+
 def _run(store: Results, folder: Path) -> StoredRun:
     status = [folder.lstat()]
     for path in folder.rglob("*"):
@@ -70,8 +94,39 @@ def _run(store: Results, folder: Path) -> StoredRun:
     age = max(time.time() - max(entry.st_mtime for entry in status), 0.0)
     outcome = (store.outcome(folder.name) or {}) if state in ("done", "failed") else {}
     size = sum(entry.st_size for entry in status[1:])
-    named = (outcome.get("study"), outcome.get("row"), outcome.get("seed"))
-    return StoredRun(folder.name, state, size, round(age / 86400, 2), *named)
+    spelling = outcome.get("spelling") or _spelling(folder)
+    task, data = _task(spelled_fields(spelling).get("task"))
+    metric = outcome.get("sampled")
+    return StoredRun(
+        folder.name,
+        state,
+        size,
+        round(age / 86400, 2),
+        outcome.get("study"),
+        outcome.get("row"),
+        outcome.get("seed"),
+        task,
+        data,
+        metric,
+        (outcome.get("metrics") or {}).get(metric),
+        outcome.get("finished"),
+    )
+
+
+def _spelling(folder: Path) -> str | None:
+    """Of a run that is not finished; None if its run.json is missing or damaged."""
+    with suppress(StoreError):
+        return (read_record_if_present(folder / "run.json") or {}).get("spelling")
+    return None
+
+
+def _task(spelled: str | None) -> tuple[str | None, str | None]:
+    """Name and data of a spelled task, 'Classification(data="digits", ...)'."""
+    call = ast.parse(spelled, mode="eval").body if spelled else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return None, None
+    data = [item.value.value for item in call.keywords if item.arg == "data" and isinstance(item.value, ast.Constant)]
+    return call.func.id.lower(), str(data[0]) if data else None
 
 
 def _state(store: Results, key: str) -> str:

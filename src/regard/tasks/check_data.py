@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +26,10 @@ from .segmentation import data as segmentation
 from .sequences import text
 from .translation import texts
 
-KINDS = ("classification", "segmentation", "detection", "sequences", "translation")
+KINDS = ("classification", "segmentation", "detection", "instances", "sequences", "translation")
 """The tasks whose data are checked; those of instances are the data of detection, with masks."""
+ONLY_FOR = {"source": "translation", "target": "translation", "void": "segmentation", "classes": "segmentation"}
+"""The task that an option is for."""
 
 
 @dataclass
@@ -42,18 +44,26 @@ class DataReport:
 
 
 def check_data(
-    data: str, kind: str = "", source: str = "en", target: str = "de", void: int = 255, classes: int = 0
+    data: str,
+    kind: str = "",
+    source: str | None = None,
+    target: str | None = None,
+    void: int | None = None,
+    classes: int | None = None,
 ) -> DataReport:
     """Check a folder, a table or a stream. kind: one of `KINDS`, "" = recognised from the files.
 
-    source, target: languages of a translation. void, classes: of a segmentation, see its task.
-    Every file is read. Raises: DataError if the data have no known layout; ConfigError for an unknown kind.
+    source, target: languages of a translation, by default "en" and "de". void, classes: of a segmentation, by default
+    255 and those of the files, see its task. Every file is read.
+    Raises: DataError if the data have no known layout, a DataProblems if files in it do not fit together; ConfigError
+    for an unknown kind, and for an option of another task.
     """
-    with_masks = kind == "instances"
-    kind = "detection" if with_masks else kind
+    given = {"source": source, "target": target, "void": void, "classes": classes}
+    source, target = source or "en", target or "de"
     if kind not in ("", *KINDS):
         raise ConfigError(f"there is no task {kind!r} with data of its own; {nearest(kind, KINDS)}")
     if is_stream(data):
+        _refuse_unused(data, "classification", given)
         return _stream(data, kind)
     path = user_path(data, DataError)
     if not path.exists():
@@ -62,20 +72,31 @@ def check_data(
         raise DataError(f"{data} is the name of a built-in set, which training takes; for the folder write ./{data}")
     path = path.resolve()
     kind = kind or kind_of(path, source, target)
-    report = DataReport(kind)
+    _refuse_unused(data, kind, given)
+    report = DataReport("detection" if kind == "instances" else kind)
     if kind == "translation":
         _translation(path, source, target, report)
         return report
     with _collected(report.problems):
-        if kind == "detection":
-            _detection(path, with_masks, report)
+        if kind in ("detection", "instances"):
+            _detection(path, kind == "instances", report)
         elif kind == "segmentation":
-            _segmentation(path, void, classes, report)
+            _segmentation(path, 255 if void is None else void, classes or 0, report)
         elif kind == "sequences":
             _sequences(path, report)
         else:
             _classification(path, report)
     return report
+
+
+def _refuse_unused(data: str, kind: str, given: Mapping[str, object]) -> None:
+    """Raises: ConfigError for an option that is given and is for another task."""
+    for name, value in given.items():
+        if value is not None and kind != ONLY_FOR[name]:
+            raise ConfigError(
+                f"--{name} is for --task {ONLY_FOR[name]}, but {data} is checked as data of {kind}: leave --{name} "
+                "out, or give --task"
+            )
 
 
 def kind_of(path: Path, source: str = "en", target: str = "de") -> str:

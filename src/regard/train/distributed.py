@@ -68,7 +68,7 @@ def in_processes(
         precision=precision,  # type: ignore[arg-type]
         loggers=list(watch.loggers),
     )
-    silent = dataclasses.replace(watch, report=None, loggers=())
+    silent = dataclasses.replace(watch, report=None, say=None, loggers=())
     with _received(messages, watch) as errors, _forwarded_signals(), process_environment(threads):
         try:
             outcome = fabric.launch(partial(_process, train, threads, silent, messages))
@@ -91,7 +91,7 @@ def _process(
     quiet_lightning()
     torch.set_num_threads(threads)
     if fabric.is_global_zero:
-        watch = dataclasses.replace(watch, report=messages.put)
+        watch = dataclasses.replace(watch, report=messages.put, say=messages.put)
     try:
         return train(watch, fabric)
     except Interrupted as stop:
@@ -103,7 +103,7 @@ def _process(
 
 @contextmanager
 def _received(messages: Any, watch: Watch) -> Iterator[list[RegardError]]:
-    """Receive messages while the processes run: progress goes to `watch.report`, errors into the list."""
+    """Receive messages while the processes run: progress and lines go to `watch`, errors into the list."""
     errors: list[RegardError] = []
 
     def receive() -> None:
@@ -111,8 +111,8 @@ def _received(messages: Any, watch: Watch) -> Iterator[list[RegardError]]:
             if isinstance(message, tuple):
                 kind, text = message
                 errors.append(kind.__new__(kind, text))  # without __init__, which may want other arguments
-            elif watch.report is not None:
-                watch.report(message)
+            elif (show := watch.say if isinstance(message, str) else watch.report) is not None:
+                show(message)
 
     receiver = threading.Thread(target=receive, daemon=True)
     receiver.start()

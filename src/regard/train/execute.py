@@ -42,6 +42,7 @@ from .environment import (
 from .initial_weights import copy_weights
 from .load import load, trained
 from .loop import Diverged, Loop
+from .opening import opening
 from .run import Run, canonical, run_file
 from .sharding import check_shared, sharding_strategy
 from .torchrun import FirstFailed, Group, check_launch, fabric_of, joined, launch
@@ -67,7 +68,7 @@ def execute(run: Run, store: Results, devices: int, device: str, watch: Watch) -
     if launched.processes == 1:
         check_devices(devices, run.recipe.batch, device)
     if not launched.first:
-        watch = dataclasses.replace(watch, report=None, loggers=())
+        watch = dataclasses.replace(watch, report=None, say=None, loggers=())
     with joined(launched, device, run.recipe.batch) as group:
         return _execute(run, store, devices, device, watch, group)
 
@@ -201,6 +202,8 @@ def train(run: Run, folder: Path, store: Results, watch: Watch, fabric: Any) -> 
         copy_weights(source, model, _class_names(run, store))
     loop = Loop(run.task, run.recipe, run.seed, model, fabric, folder, watch, peak, _teacher(run, store, model))
     loop.resume()
+    if watch.say is not None and fabric.is_global_zero:
+        watch.say(opening(run, model))
     common: dict[str, Any] = {
         "error": None,
         "study": None,
@@ -252,7 +255,8 @@ def _logging(fabric: Any) -> Iterator[None]:
 def _results(run: Run, loop: Loop, score: Score, peak: PeakMemory) -> dict[str, Any]:
     chance = run.task.chance
     diverged = score.metrics[run.task.metric] <= chance * 1.05
-    notes = [f"at chance: {run.task.metric} {score.metrics[run.task.metric]:.4f} is chance ({chance:.4f})"]
+    reached = f"{run.task.metric} {score.metrics[run.task.metric]:.4f}"
+    notes = [f"at chance: {reached} is no better than a trivial answer, {run.task.trivial} ({chance:.4f})"]
     peak_memory = peak.bytes()  # before the model is moved and its operations are counted
     macs = count_macs(loop.trained.cpu().float(), run.task.example())
     return {

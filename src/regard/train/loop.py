@@ -83,6 +83,7 @@ class Loop:
         self.use = MachineUse(None if self.part[1] > 1 else 0.0)  # other processes of the run are no others
         self.data: str = task.record()["checksum"]
         self.score: Score | None = None
+        self.evaluated = 0
         self.model = synchronised(model, self.part[1], self.device)
         self.model.to(self.device, torch.float64 if recipe.precision == "64-true" else None)
         self.teacher = None if teacher is None else teacher.to(self.device).eval().requires_grad_(False)
@@ -349,7 +350,7 @@ class Loop:
             "seconds": round(self.seconds, 3),
         }
         if evaluated:
-            self.score = self.evaluate(self.validation)
+            self.score, self.evaluated = self.evaluate(self.validation), epoch
             row |= {name: repr(value) for name, value in self.score.metrics.items()}
             if self.validation is not None:
                 self._keep_best(self.score.metrics[self.task.metric])
@@ -385,6 +386,7 @@ class Loop:
                 seconds_left=per_step * (self.steps - self.step),
                 metrics=dict(self.score.metrics) if self.score else {},
                 split="test" if self.validation is None else "validation",
+                evaluated=self.evaluated,
             )
         )
 

@@ -11,8 +11,8 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run. seconds_left: estimated from the steps so far; metrics: of the last evaluation, on the images
-    that `split` names: "test" or "validation"."""
+    """Progress of a run. seconds_left: estimated from the steps so far; metrics: of the last evaluation, after the
+    epoch `evaluated`, on the images that `split` names: "test" or "validation"."""
 
     step: int
     steps: int
@@ -24,19 +24,22 @@ class Progress:
     seconds_left: float
     metrics: dict[str, float]
     split: str = "test"
+    evaluated: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
     """How a run is executed and reported; no field changes the result, except `compile` and `shard` by rounding.
 
-    report: called about once a second and at the end of each epoch. workers: data loader processes, 0 = none.
+    report: called about once a second and at the end of each epoch. say: called with a line about what is trained,
+    before the first step. workers: data loader processes, 0 = none.
     save_seconds, save_steps: time and steps between checkpoints (0 steps: by time alone). loggers: of Lightning.
     compile: train with `torch.compile`, which saves time if a run takes many minutes; evaluation is not compiled.
     shard: divide weights and optimizer state among the processes of torchrun (FSDP2).
     """
 
     report: Callable[[Progress], None] | None = None
+    say: Callable[[str], None] | None = None
     workers: int = 0
     save_seconds: float = 20.0
     save_steps: int = 0

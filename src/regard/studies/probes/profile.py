@@ -30,12 +30,16 @@ class Cell:
     learned: int | None = None
     share: float | None = None
 
+    @property
+    def mixed(self) -> bool:
+        """Whether only some seeds learned."""
+        return self.learned is not None and 0 < self.learned < self.n
+
     def __str__(self) -> str:
         """ "92.1", or "85.4 (1 of 2)" where only some seeds learned; the mean is of these."""
         if self.mean is None:
             return ""
-        mixed = self.learned is not None and 0 < self.learned < self.n
-        return f"{self.mean:.1f}" + (f" ({self.learned} of {self.n})" if mixed else "")
+        return f"{self.mean:.1f}" + (f" ({self.learned} of {self.n})" if self.mixed else "")
 
 
 def profile_cell(values: Sequence[float], baseline: Sequence[float], controls: Sequence[Sequence[float]]) -> Cell:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from regard.core import DataError, require
+from regard.core import DataError, Problems, require
 from regard.core.paths import check_utf8, files_below, regular_file, subfolders, visible
 
 from . import digest as digests
@@ -193,24 +193,27 @@ def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
     if len(classes) < 2:
         folders = f"only one class folder ({classes[0]})" if classes else "no class folders"
         raise DataError(f"{roots['train']} has {folders}; classification needs at least two, each with its images")
-    splits: dict[str, _Split] = {}
-    for split, root in roots.items():
-        loose = next((entry for entry in visible(root) if Path(entry.name).suffix.lower() in SUFFIXES), None)
-        if loose is not None:
-            raise DataError(
-                f"{root / loose.name} lies beside the class folders; put it into the folder of its class, or elsewhere"
-            )
-        unknown = [folder.name for folder in subfolders(root) if folder.name not in classes]
-        if unknown:
-            raise DataError(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")
-        files = [
-            (file, label)
-            for label, name in enumerate(classes)
-            if (root / name).is_dir()
-            for file in _image_files(root / name)
-        ]
-        splits[split] = ([f for f, _ in files], [str(f) for f, _ in files], np.array([y for _, y in files], np.int64))
+    problems = Problems()
+    splits = {split: _from_class_folders(root, classes, problems) for split, root in roots.items()}
+    problems.raise_all()
     return classes, splits
+
+
+def _from_class_folders(root: Path, classes: tuple[str, ...], problems: Problems) -> _Split:
+    """The images of one split; what is wrong in it is added to the problems."""
+    for entry in visible(root):
+        if Path(entry.name).suffix.lower() in SUFFIXES:
+            problems.append(
+                f"{root / entry.name} lies beside the class folders; put it into the folder of its class, or elsewhere"
+            )
+    unknown = [folder.name for folder in subfolders(root) if folder.name not in classes]
+    if unknown:
+        problems.append(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")
+    files: list[tuple[Path, int]] = []
+    for label, name in enumerate(classes):
+        with problems.collected():
+            files += [(file, label) for file in _image_files(root / name)] if (root / name).is_dir() else []
+    return [f for f, _ in files], [str(f) for f, _ in files], np.array([y for _, y in files], np.int64)
 
 
 def _from_shards(path: Path, files: list[Path]) -> tuple[tuple[str, ...], dict[str, _Split]]:

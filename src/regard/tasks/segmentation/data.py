@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from regard.core import DataError, nearest
+from regard.core import DataError, Problems, nearest
 from regard.core.paths import files_below, regular_file, subfolders, user_path
 from regard.models.segmentation import VOID
 from regard.tasks.data import cued, digest
@@ -312,9 +312,11 @@ def find_pairs(path: Path) -> dict[str, list[tuple[Path, Path]]]:
     the test. Raises: DataError with the name of an image without a mask, or a mask without an image; for empty folders.
     """
     folders = find_folders(path)
-    splits = {split: _pairs(*both) for split, both in folders.items() if split != "all"}
-    if "all" in folders:
-        pairs = _pairs(*folders["all"])
+    problems = Problems()
+    splits = {split: _pairs(*both, problems) for split, both in folders.items()}
+    problems.raise_all()
+    if "all" in splits:
+        pairs = splits["all"]
         if len(pairs) < 2:
             raise DataError(f"{path} has only one image; training and test need one each")
         order = generator("own", "split").permutation(len(pairs))
@@ -358,20 +360,23 @@ def find_folders(path: Path) -> dict[str, tuple[Path, Path]]:
     return found
 
 
-def _pairs(images: Path, masks: Path) -> list[tuple[Path, Path]]:
-    """Images and masks with the same relative path, without suffix. Raises: DataError."""
+def _pairs(images: Path, masks: Path, problems: Problems) -> list[tuple[Path, Path]]:
+    """Images and masks with the same relative path, without suffix; files without partner are added to the problems.
+
+    Raises: DataError.
+    """
     of_images, of_masks = _by_stem(images), _by_stem(masks)
     for name, file in of_images.items():
         if name not in of_masks:
-            raise DataError(
+            problems.append(
                 f"{file} has no mask: there is no {masks / name}.png (.png or another image); add or remove it"
             )
     for name, file in of_masks.items():
         if file.suffix.lower() in (".jpg", ".jpeg"):
-            raise DataError(f"the mask {file} is a JPEG, whose compression changes labels; save masks as PNG")
+            problems.append(f"the mask {file} is a JPEG, whose compression changes labels; save masks as PNG")
         if name not in of_images:
-            raise DataError(f"the mask {file} has no image {images / name}.jpg; add or remove it")
-    return [(file, of_masks[name]) for name, file in of_images.items()]
+            problems.append(f"the mask {file} has no image {images / name}.jpg; add or remove it")
+    return [(file, of_masks[name]) for name, file in of_images.items() if name in of_masks]
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.core import DataError
+from regard.core import DataError, Problems
 from regard.core.paths import readable, regular_file, visible
 from regard.tasks.data.catalog import data_root, file_checksum
 from regard.tasks.data.own import read_table
@@ -46,7 +46,9 @@ def imdb() -> SequenceSet:
     for file in files:
         if not file.is_file():
             raise DataError(f"imdb needs {file}, which does not exist; point --data-root or REGARD_DATA to its folder")
-    train, test = (_split(list(_rows(file)), ("0", "1")) for file in files)
+    problems = Problems()
+    train, test = (_split(list(_rows(file, problems)), ("0", "1"), problems) for file in files)
+    problems.raise_all()
     if len(train) <= IMDB_HELD:
         raise DataError(f"{files[0]} has {len(train)} reviews, imdb has 25,000; download the file again")
     used = len(train) - IMDB_HELD
@@ -113,7 +115,9 @@ def own(path: Path) -> SequenceSet:
     reserved for tuning. Raises: DataError, which names file and row.
     """
     files = tables(path)
-    rows = {split: list(_rows(file)) for split, file in files.items()}
+    problems = Problems()
+    rows = {split: list(_rows(file, problems)) for split, file in files.items()}
+    problems.raise_all()
     for split, file in files.items():
         if not rows[split]:
             raise DataError(f"{file} has no rows")
@@ -132,7 +136,8 @@ def own(path: Path) -> SequenceSet:
         raise DataError(f"{files['train']} has one label only, {names[0]!r}; classification needs at least two")
     if not rows["test"]:
         raise DataError(f"{files['train']} has too few rows ({len(rows['train'])}) to reserve every fifth for the test")
-    splits = {split: _split(items, names) for split, items in rows.items()}
+    splits = {split: _split(items, names, problems) for split, items in rows.items()}
+    problems.raise_all()
     name = f"own:{digest(path)}"
     return SequenceSet(name, names, splits["train"], splits["test"], "bytes", BYTES, True, splits.get("val"))
 
@@ -144,19 +149,20 @@ def _class_names(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels))
 
 
-def _split(rows: list[Row], names: tuple[str, ...]) -> Split:
-    """Raises: DataError for a label that is not among the names."""
+def _split(rows: list[Row], names: tuple[str, ...], problems: Problems) -> Split:
+    """The rows as tokens; a label that is not among the names is added to the problems."""
     numbers = {name: index for index, name in enumerate(names)}
     for row in rows:
         if row.label not in numbers:
             shown = ", ".join(names[:10])
-            raise DataError(f"{row.place}: label {row.label!r} does not occur in the training split, which has {shown}")
+            problems.append(f"{row.place}: label {row.label!r} does not occur in the training split, which has {shown}")
     tokens = Tokens.of([text.encode() for row in rows for text in row.texts])
-    return Split(tokens, np.array([numbers[row.label] for row in rows], np.int64), len(rows[0].texts) == 2)
+    return Split(tokens, np.array([numbers.get(row.label, 0) for row in rows], np.int64), len(rows[0].texts) == 2)
 
 
-def _rows(file: Path) -> Iterator[Row]:
-    """The checked rows of a table; rows count from 1, without the header. Raises: DataError."""
+def _rows(file: Path, problems: Problems) -> Iterator[Row]:
+    """The checked rows of a table; rows count from 1, without the header. What is wrong in a row is added to the
+    problems. Raises: DataError."""
     records = _parquet(file) if file.suffix.lower() == ".parquet" else _csv(file)
     header = next(records)
     columns = ("text",) if "text" in header else ("text1", "text2")
@@ -175,12 +181,14 @@ def _rows(file: Path) -> Iterator[Row]:
     for number, record in enumerate(records, 1):
         place = f"{file}, row {number}"
         if len(record) != len(header):
-            raise DataError(
+            problems.append(
                 f"{place} has {len(record)} fields, the header has {len(header)}; put texts with separators or line "
                 'breaks in double quotes, and write a double quote inside as ""'
             )
-        texts = tuple(_text(record[index], f"{place}, column {header[index]}") for index in places)
-        yield Row(texts, _label(record[label], place), place)
+            continue
+        with problems.collected():
+            texts = tuple(_text(record[index], f"{place}, column {header[index]}") for index in places)
+            yield Row(texts, _label(record[label], place), place)
 
 
 def _text(item: Any, place: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from regard.core import ConfigError, DataError, nearest
+from regard.core import ConfigError, DataError, Problems, nearest
 from regard.core.paths import regular_file, user_path
 from regard.tasks.data.catalog import data_root, folder_in_use
 from regard.tasks.data.generated import revised
@@ -98,16 +98,18 @@ def read_lines(path: Path) -> tuple[str, ...]:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error}); replace it") from error
     lines = content.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n") if content else []
-    sentences = []
+    sentences, problems = [], Problems()
     for number, line in enumerate(lines, 1):
         try:
             sentence = line.removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
             byte = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
-            raise DataError(f"{path}, line {number}: {byte} is not UTF-8; convert the file to UTF-8") from error
+            problems.append(f"{path}, line {number}: {byte} is not UTF-8; convert the file to UTF-8")
+            continue
         if not sentence.strip():
-            raise DataError(f"{path}, line {number}: the sentence is empty; remove the line from both texts")
+            problems.append(f"{path}, line {number}: the sentence is empty; remove the line from both texts")
         sentences.append(sentence)
+    problems.raise_all()
     if not sentences:
         raise DataError(f"{path} has no sentences")
     return tuple(sentences)

@@ -1,0 +1,35 @@
+"""What `regard train` shows while it trains."""
+
+from pathlib import Path
+
+import pytest
+
+from regard.cli.app import run as command
+from regard.cli.run_display import progress, progress_line
+from regard.train.watch import Progress
+
+HOST = "vit_desk(patch=4, dim=16, depth=1, heads=2)"
+SMALL = ["--host", HOST, "--data", "digits", "--set", "task.limit=32", "--set", "recipe.epochs=1", "--device", "cpu"]
+
+
+def at(epoch: int, evaluated: int) -> Progress:
+    """The end of an epoch of ten steps."""
+    metrics = {"top1": 12.5} if evaluated else {}
+    return Progress(10 * epoch, 40, epoch, 4, 1.0, 1e-3, 1.0, 61.0, metrics, evaluated=evaluated)
+
+
+def test_a_line_has_a_score_only_where_it_is_new(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress() as (report, _):
+        for step in (at(1, 0), at(2, 2), at(3, 2), at(4, 4)):
+            report(step)
+    lines = capsys.readouterr().err.splitlines()
+    assert ["test top1 12.5000" in line for line in lines] == [False, True, False, True]
+    assert "top1 12.5000 after epoch 2, 1:01 left" in progress_line(at(3, 2))  # the bar on a terminal keeps it
+
+
+def test_what_is_trained_is_said_before_the_first_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["train", "Softmax()", *SMALL, "--results", str(tmp_path)]) == 0
+    first, *more = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("training", "epoch"))]
+    assert first.startswith(f"training {HOST} with Softmax(): images of 8x8, 4 tokens, 2,")
+    assert first.endswith(" parameters")
+    assert [line[:9] for line in more] == ["epoch 1/1"]
