@@ -1,6 +1,7 @@
 """`regard predict`: what a trained model says about new files."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +75,8 @@ def _predictions(
     """The predictions of all that can be read, and a sentence for each source that cannot. Raises: UnsupportedError."""
     predictions: list[dict[str, Any]] = []
     unreadable: list[str] = []
+    with suppress(DataError):  # all in batches
+        return trained.task.predict(model, sources, device, trained.record), unreadable
     for source in sources:
         try:
             predictions += trained.task.predict(model, [source], device, trained.record)

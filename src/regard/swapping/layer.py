@@ -38,8 +38,8 @@ class Port(HostNames):
     watch: path of the module whose output (B, C, h, w) gives the grid, looked up from the layer upwards; "a|b" means
     either path. "" if the port knows the grid: then define `host_grid` and `grid`.
     parameter_names: the host's name of a parameter or child -> the mixer's, where they differ, such as
-    {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q_proj`, `qkv.k_proj`, `qkv.v_proj`), `proj`, `q_norm`, `k_norm`
-    and `operator`.
+    {"out_proj": "proj"}. The mixer has `qkv` (or `qkv.q_proj`, `qkv.k_proj` and `qkv.v_proj`, if three matrices of the
+    host are named so), `proj`, `q_norm`, `k_norm` and `operator`.
     kept_parameters: parameters that the port itself keeps and uses, such as a table of relative position biases.
     mask_kinds: the kinds of mask that the host always passes ("causal", "padding", "bias"); mechanisms that cannot
     apply them are refused.
@@ -199,7 +199,7 @@ class Port(HostNames):
     def new_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         """A mixer with the host's device, dtype and q/k normalisation, and q, k, v fused or separate as there."""
         mixer = self.build_mixer(config, site, shared)
-        match_host_projection(mixer, self.host)
+        match_host_projection(mixer, self.host, self.parameter_names)
         present = self._modules.get(MIXER_CHILD) or self.host
         for name in ("q_norm", "k_norm"):
             norm = getattr(present, name, None) or getattr(self.host, name, None)

@@ -1,7 +1,7 @@
 """Queries, keys and values of hosts with separate matrices or biases, or another order of rows."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -84,22 +84,33 @@ class SeparateBiases(nn.Linear):
         return F.linear(x, self.weight, torch.cat(biases))  # type: ignore[arg-type]
 
 
-def match_host_projection(mixer: Any, host: Any) -> None:
+def match_host_projection(mixer: Any, host: nn.Module, names: Mapping[str, str]) -> None:
     """Give a mixer with linear queries, keys and values the same parts as its host, in place.
 
-    These are q and kv, or q_proj, k_proj and v_proj, or q_bias and v_bias. Where the host has one matrix and one bias,
-    nothing changes.
+    These are q and kv, or a matrix for each role, or q_bias and v_bias. Where the host has one matrix and one bias,
+    nothing changes. names: `Port.parameter_names`, which say the host's name of the matrix qkv.q_proj or qkv.q.
     """
     if not isinstance(mixer, HeadLayer) or type(getattr(mixer, "qkv", None)) is not nn.Linear:
         return
     roles = mixer.config.roles
+    parts, ending = _separate(host, names)
     if hasattr(host, "kv"):
         mixer.qkv = PairProjection(mixer.site, roles)
-    elif getattr(host, "q_proj", None) is not None:
-        biases = roles_with_bias(q=host.q_proj, k=host.k_proj, v=host.v_proj)
-        mixer.qkv = SeparateProjection(mixer.site, roles, biases, "_proj", getattr(host, "num_kv_groups", 1))
+    elif parts:
+        groups = getattr(host, "num_kv_groups", 1)
+        mixer.qkv = SeparateProjection(mixer.site, roles, roles_with_bias(**parts), ending, groups)
     elif getattr(host, "q_bias", None) is not None:
         mixer.qkv = SeparateBiases(mixer.site, roles)
+
+
+def _separate(host: nn.Module, names: Mapping[str, str]) -> tuple[dict[str, nn.Linear], str]:
+    """The host's linear layers by their roles, and the ending of their names in the mixer; {} where it has one."""
+    paths, modules = {ours: theirs for theirs, ours in names.items()}, dict(host.named_modules())
+    for ending in ("_proj", ""):
+        parts = {role: modules.get(paths.get(f"qkv.{role}{ending}", "")) for role in "qkv"}
+        if all(isinstance(part, nn.Linear) for part in parts.values()):
+            return cast(dict[str, nn.Linear], parts), ending
+    return {}, ""
 
 
 def keep_fused(mixer: HeadLayer, host: Any) -> None:

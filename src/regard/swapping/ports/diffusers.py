@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from regard.core import Grid, Mask, Mixer, MixerConfig, Site, UnsupportedError
 from regard.mixers.shared.heads import HeadMixer
 from regard.swapping.layer import Port
-from regard.swapping.separate_qkv import split_matrices
 
 PROCESSORS = ("AttnProcessor", "AttnProcessor2_0")
 """Processors that compute the attention that the port replaces."""
@@ -71,7 +70,6 @@ class DiffusersAttention(Port):
 
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         mixer, host = super().build_mixer(config, site, shared), self.host
-        split_matrices(mixer, host.to_q, host.to_k, host.to_v)  # type: ignore[arg-type]
         if host.group_norm is not None:
             mixer.add_module("group_norm", copy.deepcopy(host.group_norm))  # type: ignore[arg-type]
         for role in set("qk") & set(config.uses) if site.qk_norm and isinstance(mixer, HeadMixer) else ():

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from regard.core import Grid, Mixer, MixerConfig, Site, SwapError, UnsupportedError
+from regard.core import Grid, Site, SwapError, UnsupportedError
 from regard.swapping.layer import Port, library_mask
-from regard.swapping.separate_qkv import split_matrices
 
 NAME = "regard"
 """attn_implementation of a swapped model whose attention asks transformers for the function of that name."""
@@ -73,12 +72,6 @@ class HuggingPort(Port):
             layer=layer,
             name=name,
         )
-
-    def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
-        mixer = super().build_mixer(config, site, shared)
-        if "qkv.q" in self.parameter_names.values():
-            split_matrices(mixer, *(self.part(self.host, f"qkv.{role}") for role in "qkv"))
-        return mixer
 
     def mix(
         self, x: Tensor, attention_mask: Tensor | None, rope: Tensor | None, kwargs: Mapping[str, Any]
