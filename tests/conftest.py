@@ -4,7 +4,9 @@ JAXTYPING_DISABLE=1 leaves the annotation checks out: torch.compile cannot trace
 arguments before the package's own checks do. `make test` runs the tests marked `untyped` that way, in a second process.
 """
 
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
@@ -23,6 +25,10 @@ if os.environ.get("JAXTYPING_DISABLE") != "1":
     from jaxtyping import install_import_hook
 
     install_import_hook("regard", "beartype.beartype")
+
+# many tests start a process, which would compile every module again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # tests use neither the network nor published weights in the cache of this machine
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(Path(__file__).parent / "no-weights")}
@@ -45,6 +51,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         selected = [item for item in items if crc32(item.nodeid.encode()) % parts == number - 1]
         config.hook.pytest_deselected(items=[item for item in items if item not in selected])
         items[:] = selected
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: without this each full collection of garbage, of which measuring a peak of memory
+    begins with one, looks at some million objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -64,6 +64,7 @@ SMALLER = {
     r"regard (train|finetune)": "--set recipe.epochs=1",
     r"regard (train|finetune) (?!.*(stream:|hf://))": "--set task.limit=32",
     r"regard study show": "--no-estimate",
+    r"regard study run (?!.*--decide).*--dry-run": "--rows w/o",
     r"regard study run (?!.*(--decide|--on |--dry-run))": "--seeds 1 --workers 0 --rows w/o",
     r"regard study run .*--on ": "--seeds 1 --rows w/o",
     r"regard study run (?!.*--decide).*--scale desk": "--scale smoke",

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,10 +65,20 @@ def test_list_is_json_and_loads_no_torch() -> None:
         (("export", "quickstart", "--results", "/nowhere"), "no results of quickstart"),
     ],
 )
-def test_wrong_use_is_exit_2(arguments: tuple[str, ...], message: str) -> None:
-    done = regard(*arguments)
+def test_wrong_use_is_exit_2(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["study", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+
+
+def test_wrong_use_of_a_process_is_exit_2() -> None:
+    done = regard("run", "quickstart", "--scale", "smoke", "--rows", "SKB")
     assert done.returncode == 2, done.stderr
-    assert message in done.stderr
+    assert "did you mean SKA" in done.stderr
     assert "Traceback" not in done.stderr
 
 

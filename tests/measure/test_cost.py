@@ -14,7 +14,7 @@ from regard.swapping.count import count_macs
 from regard.swapping.layer import Port
 from regard.swapping.swap import plan_swap
 
-CLASS_TOKEN = "deit_tiny_patch16_224"
+CLASS_TOKEN = "deit_tiny_patch16_224(depth=2)"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_mechanism_has_a_plan_and_a_cost_beside_a_class_token(mixer: type[
         cost = model_cost(CLASS_TOKEN, mixer())
     except RegardError:
         return
-    assert len(plan.sites) == 12
+    assert len(plan.sites) == 2
     assert spell(mixer()) in str(plan)
     assert cost.params > 0
     assert cost.macs > 0
