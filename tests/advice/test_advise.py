@@ -115,7 +115,13 @@ def test_the_verb_prints_a_row_a_mechanism(capsys: pytest.CaptureFixture[str]) -
     assert command(["advise", "resnet18", "--mixers", "SKA"]) == 2
 
 
-@pytest.mark.parametrize(("host", "masks"), [("maxvit_pico_rw_256", {"bias"}), ("swinv2_tiny_window8_256", {"bias"})])
+@pytest.mark.parametrize(
+    ("host", "masks"),
+    [
+        ("maxvit_pico_rw_256(img_size=64, depths=(1, 1, 1, 1), embed_dim=(32, 32, 32, 32))", {"bias"}),
+        ("swinv2_tiny_window8_256(img_size=64, window_size=4, depths=(2, 1), embed_dim=8, num_heads=(2, 4))", {"bias"}),
+    ],
+)
 def test_hosts_whose_biases_a_port_copies_are_timed(host: str, masks: set[str]) -> None:
     assert all(kind.masks == masks for kind in attention_kinds(host))
     rows = advise(host, [TopK(k=4)], batch=1, seconds=0.001)

@@ -80,9 +80,9 @@ def test_workers_get_gpus_of_their_own() -> None:
         gpu_shares(["0", "1"], 1, 8)
 
 
-def test_two_devices_learn_what_one_does_and_go_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_two_devices_learn_what_one_does(tmp_path: Path) -> None:
     run = Run(task=Tiny(dropout=0.0), recipe=RECIPE)
-    one, two, cut = (Results(tmp_path / name) for name in ("one", "two", "cut"))
+    one, two = (Results(tmp_path / name) for name in ("one", "two"))
     run.execute(one, device="cpu")
     outcome = run.execute(two, 2, device="cpu")
     assert outcome["status"] == "done"
@@ -90,6 +90,13 @@ def test_two_devices_learn_what_one_does_and_go_on_with_the_same_bits(tmp_path: 
     assert losses(two, run) == pytest.approx(losses(one, run), rel=1e-5)
     for name, value in weights(one, run).items():
         torch.testing.assert_close(weights(two, run)[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_stopped_run_of_two_devices_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    run = Run(task=Tiny(dropout=0.0), recipe=RECIPE)
+    two, cut = (Results(tmp_path / name) for name in ("two", "cut"))
+    run.execute(two, 2, device="cpu")
 
     def stop(progress) -> None:
         if progress.epoch == 1:
