@@ -48,6 +48,7 @@ def test_contract(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [_slow_pair(pair) for pair in pairs()])
+@pytest.mark.untyped  # test_contract checks the annotations; they take a third of the time
 def test_contract_with_every_projection(text: str) -> None:
     check(parse(text), grids=(Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(8, 7, 1)))
 
