@@ -70,6 +70,7 @@ def test_what_would_take_too_long_or_too_much_memory_is_an_estimate(monkeypatch:
     assert not small.estimated
     assert large.estimated
     assert large.rounds == 0
+    assert (small.ratio, large.ratio) == (1, None)  # no ratio to what was not run
     assert large.seconds == pytest.approx(16 * small.seconds)  # by the growth of its products
     assert (large.grid, large.tokens) == ("8x8", 64)
     monkeypatch.undo()

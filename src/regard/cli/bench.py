@@ -156,7 +156,7 @@ def _row(timing: "Timing") -> dict[str, Any]:
         "pass": "training" if timing.backward else "forward",
         "ms": timing.seconds * 1000,
         "quartiles": f"{timing.low * 1000:.3g} - {timing.high * 1000:.3g}",
-        "ratio": round(timing.ratio, 3),
+        "ratio": None if timing.ratio is None else round(timing.ratio, 3),
         "of bound": f"{timing.bound / timing.seconds:.0%}" if timing.seconds else "",
         "peak MB": None if timing.memory is None else round(timing.memory / 1e6, 1),
         "N^": None if timing.exponent is None else round(timing.exponent, 2),

@@ -41,10 +41,11 @@ Placement = tuple[torch.device, torch.dtype]
 class Timing:
     """One mechanism at one grid, or one model: median and quartiles of seconds a pass, ratio of medians to the first.
 
-    tokens: of the grid; 0 for a whole model. bound: the least seconds, as `Speed.bound`. memory: bytes that a pass adds
-    at its peak, None where the system does not tell. exponent: e, where time grew with tokens^e since the grid before;
-    None on the first grid. faults: page faults per pass. system: share of the time in the kernel (above 0.05: much time
-    for memory allocation). estimated: the row was not run; seconds and memory are the estimate, and rounds is 0.
+    ratio: None where the first was not run. tokens: of the grid; 0 for a whole model. bound: the least seconds, as
+    `Speed.bound`. memory: bytes that a pass adds at its peak, None where the system does not tell. exponent: e, where
+    time grew with tokens^e since the grid before; None on the first grid. faults: page faults per pass. system: share
+    of the time in the kernel (above 0.05: much time for memory allocation). estimated: the row was not run; seconds and
+    memory are the estimate, and rounds is 0.
     """
 
     mixer: str
@@ -54,7 +55,7 @@ class Timing:
     seconds: float
     low: float
     high: float
-    ratio: float
+    ratio: float | None
     bound: float
     memory: int | None
     exponent: float | None
@@ -166,8 +167,8 @@ def measured(
             bound = speed(device, dtype).bound(passes * row.macs, (2 if backward else 1) * row.traffic)
             timing = _timing(row.name, name, tokens, backward, next(summaries), bound, peak_growth(row.run, device))
             timings.append(replace(timing, exponent=_exponent(before.get(row.name), timing)))
-    first = timings[0].seconds if timings else 0.0
-    return [replace(timing, ratio=timing.seconds / first if first else math.nan) for timing in timings]
+    first = timings[0].seconds if timings and not timings[0].estimated else 0.0
+    return [replace(timing, ratio=timing.seconds / first if first else None) for timing in timings]
 
 
 def layer_pass(

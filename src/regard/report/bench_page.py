@@ -57,7 +57,7 @@ def _pass(kind: bool, timings: Sequence[Timing], model: str) -> Iterable[Sheet]:
         return
     name, first = PASSES[kind].capitalize(), _label(timings[0])
     note = f"Below 1 is faster than {first}."
-    yield _by_grid(f"{name}: time, divided by that of {first}", note, timings, lambda t: round(t.ratio, 3))
+    yield _by_grid(f"{name}: time, divided by that of {first}", note, timings, _ratio)
     if any(timing.memory for timing in timings):
         note = "What one pass adds at its peak to weights and inputs."
         yield _by_grid(
@@ -71,9 +71,14 @@ def _pass(kind: bool, timings: Sequence[Timing], model: str) -> Iterable[Sheet]:
         for family, names in _groups(timings):
             members = [timing for timing in run if timing.mixer in names]
             title = f"{name}, {family}" if family else name
-            yield _curves(f"{title}: time", "time divided by that of " + first, members, model, lambda t: t.ratio)
+            beside = [timing for timing in members if timing.ratio is not None]
+            yield _curves(f"{title}: time", "time divided by that of " + first, beside, model, lambda t: t.ratio or 0)
             if kind and any(timing.memory for timing in members):
                 yield _curves(f"{title}: memory", "peak memory, MB", members, model, lambda t: (t.memory or 0) / 1e6)
+
+
+def _ratio(timing: Timing) -> float | None:
+    return None if timing.ratio is None else round(timing.ratio, 3)
 
 
 def _by_grid(title: str, note: str, timings: Sequence[Timing], value: Callable[[Timing], Cell]) -> Sheet:
@@ -120,7 +125,7 @@ def _numbers(timings: Sequence[Timing]) -> Sheet:
             timing.grid,
             PASSES[timing.backward],
             round(timing.seconds * 1e3, 3),
-            round(timing.ratio, 3),
+            _ratio(timing),
             round(100 * timing.bound / timing.seconds, 1) if timing.seconds else None,
             None if timing.memory is None else round(timing.memory / 1e6, 1),
             None if timing.exponent is None else round(timing.exponent, 2),

@@ -34,8 +34,9 @@ def throughput(sides: Sequence[int] = SIDES, seconds: float = SECONDS) -> Sheet:
     for index, timing in enumerate(timings):
         name = list(_MECHANISMS)[index % len(_MECHANISMS)]
         median, low, high = (_BATCH / (_LAYERS * value) for value in (timing.seconds, timing.high, timing.low))
-        speeds = (round(value, 2) for value in (median, low, high, 1 / timing.ratio))
-        rows.append((name, timing.tokens, *speeds, timing.rounds))
+        speeds = [round(value, 2) for value in (median, low, high)]
+        ratio = None if timing.ratio is None else round(1 / timing.ratio, 2)
+        rows.append((name, timing.tokens, *speeds, ratio, timing.rounds))
     return Sheet(
         title="Inputs per second",
         columns=(
