@@ -36,3 +36,4 @@ def test_durations_read_in_the_fitting_unit():
 
 def test_minus_signs_are_typeset_and_hyphens_kept():
     assert phrasing.typeset("-1.4 [-1.8, -1.1] of ViT-5") == "−1.4 [−1.8, −1.1] of ViT-5"
+    assert phrasing.typeset("inside +-2, MiTA+-free") == "inside ±2, MiTA+-free"

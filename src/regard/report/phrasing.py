@@ -63,8 +63,8 @@ def signed(value: float | int | None, digits: int = 1) -> str:
 
 
 def typeset(sentence: str) -> str:
-    """A sentence with typographic minus signs before its numbers; hyphens in names stay."""
-    return re.sub(r"(?<![^\s\[])-(?=\d)", "−", sentence)
+    """A sentence with typographic signs before its numbers, − and ±; hyphens in names stay."""
+    return re.sub(r"(?<![^\s\[])-(?=\d)", "−", re.sub(r"\+-(?=\d)", "±", sentence))
 
 
 def compact(value: float | int | None) -> str:

@@ -21,10 +21,14 @@ function showTip(event, lines) {
   tip.style.top = `${Math.max(8, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)) + scrollY}px`;
 }
 const hideTip = () => { tip.hidden = true; };
-const short = (v) => {
+const short = (v, digits = 3) => {
   for (const [size, unit] of [[1e9, " G"], [1e6, " M"], [1e3, " k"]])
-    if (Math.abs(v) >= size) return String(+(v / size).toPrecision(3)) + unit;
-  return String(+v.toPrecision(4)).replace("-", "\u2212");
+    if (Math.abs(v) >= size) return String(+(v / size).toPrecision(digits)) + unit;
+  return String(+v.toPrecision(digits + 1)).replace("-", "\u2212");
+};
+const distinct = (values, digits = 3) => {  // labels of ticks, with as many digits as tell them apart
+  const texts = values.map((v) => short(v, digits));
+  return new Set(texts).size === values.length || digits > 8 ? texts : distinct(values, digits + 1);
 };
 
 // Legend: a click on a name hides or shows the row in every figure.
@@ -106,14 +110,15 @@ function drawTradeoff() {
   const xs = points.map((p) => p.x), log = Math.min(...xs) > 0 && Math.max(...xs) / Math.min(...xs) > 4;
   const x = scale(xs, 48, width - 16, log);
   const y = scale(points.flatMap((p) => [p.y.mean, p.y.low ?? p.y.mean, p.y.high ?? p.y.mean]), height - 44, 30, false);
-  for (const t of y.ticks) {
+  const yTexts = distinct(y.ticks), xTexts = distinct(x.ticks);
+  for (const [i, t] of y.ticks.entries()) {
     svg.append(svgNode("line", { class: "grid", x1: 48, x2: width - 8, y1: y.place(t), y2: y.place(t) }),
-      svgNode("text", { x: 42, y: y.place(t) + 4, "text-anchor": "end", class: "tick" }, short(t)));
+      svgNode("text", { x: 42, y: y.place(t) + 4, "text-anchor": "end", class: "tick" }, yTexts[i]));
   }
   let free = -Infinity;
-  for (const t of x.ticks) if (x.place(t) > free) {
-    svg.append(svgNode("text", { x: x.place(t), y: height - 24, "text-anchor": "middle", class: "tick" }, short(t)));
-    free = x.place(t) + 44;
+  for (const [i, t] of x.ticks.entries()) if (x.place(t) > free) {
+    svg.append(svgNode("text", { x: x.place(t), y: height - 24, "text-anchor": "middle", class: "tick" }, xTexts[i]));
+    free = x.place(t) + Math.max(44, 7 * xTexts[i].length);
   }
   svg.append(svgNode("text", { x: (48 + width) / 2, y: height - 5, "text-anchor": "middle", class: "name" },
     `${xAxis.name}${xAxis.better === "higher" ? " (higher is better)" : " (lower is better)"}${log ? ", log scale" : ""}`),
