@@ -54,6 +54,7 @@ PLACEHOLDERS = {
 SMALLER = {
     r"regard check": "--no-compile",
     r"regard bench (?!.*--model)": "--seconds 0.01 --grid 6x6 --dim 8",
+    r"regard bench --grid .*--page": "SKA",
     r"regard bench .*--model": "--seconds 0.01 --batch 1 --size 96",
     r"regard advise (?!.*(?:--data|--tokens|--grid))": "--seconds 0.001 --batch 1 --size 32x32 --mixers SKA",
     r"regard advise .*--data": "--minutes 0.02 --images 16 --mixers None --budget macs=0.999x",

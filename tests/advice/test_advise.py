@@ -34,7 +34,12 @@ def test_the_sites_are_those_of_the_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "configs"), [(HOST, (SKA(), XCA())), (SWIN, (Factors(terms="0110"),)), (CVT, (SKA(),))]
+    ("host", "configs"),
+    [
+        (HOST, (SKA(), XCA())),
+        pytest.param(SWIN, (Factors(terms="0110"),), marks=pytest.mark.slow),
+        pytest.param(CVT, (SKA(),), marks=pytest.mark.slow),
+    ],
 )
 def test_counts_are_those_of_the_whole_model(host: str, configs: tuple[MixerConfig, ...]) -> None:
     rows = {row.mixer: row for row in advise(host, configs, seconds=0.001, batch=1)}
@@ -49,6 +54,7 @@ def test_counts_are_those_of_the_whole_model(host: str, configs: tuple[MixerConf
     assert advise(HOST, [], seconds=0.001, batch=1)[0].macs == number * Softmax().cost(kind.site).macs
 
 
+@pytest.mark.slow
 def test_what_a_swap_refuses_is_not_ranked_and_heads_of_any_width_are_timed() -> None:
     for host, config, reason in (
         (SWIN, XCA(), "passes a bias mask"),

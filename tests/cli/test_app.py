@@ -112,6 +112,7 @@ def test_cost_of_a_layer_is_the_formula(capsys: pytest.CaptureFixture[str]) -> N
     assert (row["params"], row["MACs"]) == (expected.params, expected.macs)
 
 
+@pytest.mark.slow
 def test_cost_of_deit_tiny_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
     hosts = ("--host", "deit_tiny_patch16_224")
     own, same, static, none = rows(capsys, "cost", "host", "Softmax", "SKA", "None", *hosts)

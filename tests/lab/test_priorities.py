@@ -87,6 +87,7 @@ def test_a_pilot_knows_better(tmp_path: Path) -> None:
     assert found.expected <= found.claims
 
 
+@pytest.mark.slow
 def test_nothing_is_expected_where_nothing_can_be_decided(tmp_path: Path) -> None:
     closed, fixed, clear = named("closed", softmax=50.0), named("fixed"), named("clear", near=95.0)
     stores = [Results(tmp_path / name) for name in ("closed", "fixed", "clear")]

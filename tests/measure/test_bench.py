@@ -122,6 +122,7 @@ def test_the_page_has_tables_curves_and_what_was_not_run(
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_without_mechanisms_all_are_timed_and_those_that_do_not_fit_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_timing(
     assert "cannot write" in shown.err
 
 
+@pytest.mark.slow
 def test_mechanisms_that_a_model_cannot_take_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a list of mechanisms; `MiTA(k=25)` needs more keys than these 17 tokens."""
     assert run(["bench", "--model", HOST, "--batch", "1", "--seconds", "0.001"]) == 0

@@ -18,12 +18,22 @@ CLASS_TOKEN = "deit_tiny_patch16_224(depth=2)"
 
 
 @pytest.mark.parametrize(
-    "host", ["swin_tiny_patch4_window7_224", "swin_t_32", "cvt_13_32", "cait_s_32", "vit_s_32_spt", "caformer_s18"]
+    "host",
+    [
+        "cait_s_32",
+        "vit_s_32_spt",
+        "swin_t_32",
+        *(
+            pytest.param(host, marks=pytest.mark.slow)
+            for host in ("swin_tiny_patch4_window7_224", "cvt_13_32", "caformer_s18")
+        ),
+    ],
 )
 def test_windows_strided_keys_and_talking_heads_are_counted_as_the_host_runs_them(host: str) -> None:
     assert model_cost(host, Softmax()).macs == model_cost(host, None).macs
 
 
+@pytest.mark.slow
 def test_sizes_reach_hosts_without_an_option_for_them_and_hosts_without_attention_are_counted() -> None:
     whole = model_cost("resnet18", None)
     half = model_cost("resnet18", None, (112, 224))

@@ -203,6 +203,7 @@ def test_sizes_with_100_classes(label, expected):
     assert params == row.counts[1] == {"CSKA-CvT-13": 18_116_360}.get(label, expected)
 
 
+@pytest.mark.slow
 def test_heads_of_the_authors_cskaformer():
     """784 biases a layer and head: four heads more in three layers."""
     with torch.device("meta"):

@@ -15,6 +15,7 @@ from regard.swapping.count import count_macs
 DESK = "skaformer_desk(img_size=64, mixers=('conv', 'conv', 'ska', 'ska'), query='identity')"
 
 
+@pytest.mark.slow
 def test_fact_section4_3_official_skaformer_has_23565336_parameters() -> None:
     """Static keys in stages 3 and 4 without query matrices; 7.337 GFLOPs."""
     with torch.device("meta"):

@@ -79,6 +79,7 @@ def test_softmax_changes_neither_output_nor_state(host):
     assert torch.equal(restore(model)(x), before)
 
 
+@pytest.mark.slow
 def test_keeping_what_surrounds_attention_is_not_the_same_as_dropping_it():
     for kept, loose in (
         ("vit_s_32_spt(keep_lsa=True)", "vit_s_32_spt"),
@@ -110,6 +111,7 @@ def test_timm_cait_keeps_its_talking_heads_and_refuses_what_has_no_map():
     assert all(value.grad is not None for value in model.blocks.parameters())
 
 
+@pytest.mark.slow
 def test_keys_of_the_last_stage_of_cvt_are_one_cell_and_the_class_token():
     model, x = model_and_image("cvt_13")
     swap(model, SKA())
@@ -127,6 +129,7 @@ def test_keys_of_the_last_stage_of_cvt_are_one_cell_and_the_class_token():
         swap(model, Softmax(dwc=3))
 
 
+@pytest.mark.slow
 def test_cvt_takes_other_projections_and_its_own_grid_takes_every_mechanism():
     model, x = model_and_image("cvt_13")
     swap(model, Softmax(projection=PSNE()))
@@ -267,6 +270,7 @@ def test_features_of_every_small_host():
 # SKAFormer, CSKAFormer
 
 
+@pytest.mark.slow
 def test_a_metaformer_pyramid_on_a_larger_rectangle():
     torch.manual_seed(0)
     x = torch.randn(1, 3, 80, 133)
@@ -296,6 +300,7 @@ def test_a_detection_pyramid_at_800_by_1333(host):
     assert [tuple(y.shape[2:]) for y in found] == [(200, 333), (100, 167), (50, 84), (25, 42)]
 
 
+@pytest.mark.slow
 def test_checkpoints_load_into_every_layer_that_keeps_its_shape(tmp_path):
     plain = timm.create_model("caformer_s18", num_classes=1000)
     path = str(tmp_path / "caformer.pt")
@@ -324,6 +329,7 @@ def test_metaformer_options_are_checked():
             create_model("skaformer_s18", None, img_size=64, **options)
 
 
+@pytest.mark.slow
 def test_placements_are_where_they_say():
     model = create_model("skaformer_s18(img_size=64, mixers=('conv', 'conv', 'SKA(scale=1.0)', 'attn'))", None)
     kinds = [type(stage.blocks[0].token_mixer).__name__ for stage in model.stages]

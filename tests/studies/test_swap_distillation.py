@@ -30,6 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return Source(store, "smoke")
 
 
+@pytest.mark.slow
 def test_each_step_is_measured_on_the_same_networks(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap_distillation, "mechanisms", lambda scale: mechanisms(scale)[:2])
     monkeypatch.setattr(swap_distillation, "LAYERS", replace(swap_distillation.LAYERS, steps=2))

@@ -324,6 +324,7 @@ def saved_swiftformer(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_advice_replaces_such_layers_only_if_it_is_asked_to(
     tmp_path: Path, pictures: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

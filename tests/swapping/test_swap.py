@@ -449,6 +449,7 @@ def test_masks_of_each_image_and_head_are_those_of_torch(batch_first):
         assert torch.allclose(model(x, mask), before, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_types_are_said_without_the_checks_of_the_test_run():
     code = """
 from regard import Softmax, create_model, swap

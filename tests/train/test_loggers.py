@@ -133,6 +133,7 @@ def test_mlflow_stays_in_the_folder_and_learns_no_secret(tmp_path: Path) -> None
     assert b"do-not-tell" not in (folder / "mlflow.db").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_in_the_same_log_of_mlflow(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")

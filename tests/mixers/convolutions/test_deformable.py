@@ -277,6 +277,7 @@ def test_costs_by_hand():
 
 
 @needs_kernels
+@pytest.mark.slow
 def test_gradcheck_of_compiled_sampling():
     for mask in (True, False):
         x, weight, offsets, factors = inputs(groups=2, channels=6, outputs=2, sides=(4, 5), padding=1)
@@ -328,6 +329,7 @@ def test_threads_and_layouts_change_rounding_at_most():
 
 
 @needs_kernels
+@pytest.mark.slow
 def test_auto_takes_the_kernel_unless_the_environment_forbids(monkeypatch):
     x, weight, offsets, _ = inputs(padding=1)
     x.requires_grad_()

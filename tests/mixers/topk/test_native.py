@@ -56,6 +56,7 @@ def test_it_equals_the_plain_form(size: tuple[int, ...], given: bool) -> None:
     assert max(gap(one, other) for one, other in zip(*grads, strict=True)) < 1e-12
 
 
+@pytest.mark.slow
 def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(native, draw(13, 11, 4, 5, seed=3))
 

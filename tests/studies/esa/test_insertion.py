@@ -119,6 +119,7 @@ def test_runs_of_table_2_are_shared(study: Study, scale: str) -> None:
     assert run_of(study, "before", scale, 1).key == run_of(table, "1111", scale, 1).start.key  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_the_curve_begins_at_insertion(study: Study, tmp_path: Path) -> None:
     """At smoke scale the analysis trains what is missing, and a second call nothing more."""
     few = small(study, "before,0110,w/o")
