@@ -16,7 +16,7 @@ from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
 from regard.models.create import create_model
 from regard.models.resnet import attend
-from regard.models.saving import load, save
+from regard.models.saving import load, read_description, save
 from regard.models.segmentation import make_segmenter
 from regard.projections.sne import FSNE
 from regard.store.files import write_json
@@ -250,3 +250,27 @@ def test_another_input_size_comes_back(host: str, options: dict, mixer: Softmax 
     logits = model(images)
     save(model, tmp_path)
     assert torch.equal(load(tmp_path)(images), logits)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"class_names": {0: "cat", 1: "dog"}}, "class_names is a list of texts"),
+        ({"class_names": [0, 1]}, "class_names is a list of texts"),
+        ({"normal": [0.5, 0.5]}, r"normal is \[mean, deviation\]"),
+        ({"normal": [[0.5], [0.0]]}, "deviations are above 0"),
+        ({"normal": [[0.5, 0.5], [0.1]]}, "a number of each channel in both"),
+        ({"name": 3}, "name is a text"),
+    ],
+)
+def test_wrong_data_are_refused_before_anything_is_written(data: dict, said: str, tmp_path: Path) -> None:
+    model = create_model(DESK, None)
+    with pytest.raises(ConfigError, match=said):
+        save(model, tmp_path / "model", data=data)
+    assert not (tmp_path / "model").exists()
+
+
+def test_arrays_tuples_and_what_is_not_known_are_recorded(tmp_path: Path) -> None:
+    data = {"normal": torch.tensor([[0.5] * 3, [0.25] * 3]), "class_names": ("a", "b"), "name": None}
+    save(create_model(DESK, None), tmp_path, data=data)
+    assert read_description(tmp_path)["data"] == {"normal": [[0.5] * 3, [0.25] * 3], "class_names": ["a", "b"]}

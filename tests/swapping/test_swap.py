@@ -25,7 +25,9 @@ from regard.mixers.xca import XCA
 from regard.models.catalog import list_models
 from regard.models.create import create_model
 from regard.projections.sne import FSNE, PSNE, SNE
+from regard.swapping.inspect import attention_layers
 from regard.swapping.layer import Port
+from regard.swapping.ports.timm.vit import TimmViT
 from regard.swapping.swap import plan_swap, remove, restore, retune, swap
 from small_hosts import HOSTS, VIT, caformer, draw_large_weights, swin, torchvision, vit, xcit
 
@@ -656,3 +658,44 @@ def test_a_port_that_forgets_the_name_of_a_matrix_does_not_start_at_random_in_si
 def test_kept_parameters_are_parameters():
     with pytest.raises(ConfigError, match="KeepingPort.kept_parameters names 'proj', which is no parameter of OwnAtt"):
         swap(OwnModel(), Softmax(), ports=[KeepingPort])
+
+
+class OfVariants(NamedPort):
+    parameter_names = {
+        **{role: f"qkv.{role[0]}_proj" for role in ("q_proj", "k_proj", "v_proj", "query", "key", "value")}
+    }
+
+
+class ThreeMatrices(OwnAttention):
+    def __init__(self):
+        super().__init__()
+        self.to_qkv = None
+        self.query, self.value = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.key = self.query
+
+
+def test_three_matrices_are_kept_by_any_name_also_if_two_are_one():
+    model = OwnModel()
+    model.attn = ThreeMatrices()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = plan_swap(model, Softmax(), ports=[type("P", (OfVariants,), {"replaces": (ThreeMatrices,)})])
+    assert {"query.weight", "key.weight", "value.weight"} <= set(plan.sites[0].kept)
+
+
+def test_a_port_of_the_users_own_decides_alone_which_layers_it_takes():
+    class First(TimmViT):
+        @classmethod
+        def belongs(cls, model, name):
+            return name.startswith("blocks.0.")
+
+    assert list(attention_layers(vit()[0], [First])) == ["blocks.0.attn"]
+
+
+def test_a_head_named_as_a_part_of_mobilevit_does_not_make_a_model_one():
+    class Segmenter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vit, self.conv_1x1 = vit()[0], nn.Conv2d(8, 8, 1)
+
+    assert set(attention_layers(Segmenter()).values()) == {TimmViT}

@@ -101,7 +101,7 @@ def load_user_model(
     if folder is not None:
         if pretrained:
             raise ConfigError(f"{text} has trained weights of its own: leave --pretrained out")
-        network = load(folder, extra)
+        network = load(folder, extra).float()
         data = _recorded_data(folder)
     else:
         options: dict[str, Any] = {"pretrained": True} if pretrained else {}

@@ -92,7 +92,20 @@ def finetune(
     execution = Execution(
         device=device, devices=devices, nodes=nodes, shard=shard, workers=workers, log=log, compile=compile
     )
+    _bring(run, start, results)
     execute_run(run, results, execution, as_json)
+
+
+def _bring(run: "Run", start: str, results: Path) -> None:
+    """Copy the run of another store, from which a run starts, into `results`."""
+    from regard.store.housekeeping import bring
+    from regard.store.results import Results
+    from regard.train.run import Run
+
+    stored = optional_run(start, results) if isinstance(run.start, Run) else None
+    if stored is not None and bring(*stored, Results(results)):
+        store, key = stored
+        print(f"run {key} is copied from {store.root} into {results}: the new run starts from it", file=sys.stderr)
 
 
 def finetuning(
@@ -141,8 +154,6 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     from regard.mixers.spelling import spell
     from regard.models.catalog import own_models
     from regard.models.create import parse_host, spell_host
-    from regard.store.housekeeping import bring
-    from regard.store.results import Results
     from regard.train.initial_weights import Saved
     from regard.train.run import changed_data, read_run
 
@@ -151,7 +162,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
         from regard.models.saving import read_description
 
         description = read_description(folder)
-        return _bare(description["host"]), *_present(description, extra), Saved(str(folder))
+        return _bare(description["host"]), *_present(description, extra), Saved(str(folder.absolute()))
     if (stored := optional_run(start, results)) is not None:
         store, key = stored
         run = read_run(store, key, extra)
@@ -159,8 +170,6 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
             raise ConfigError(f"run {key} is not finished; finish it first, with the command that started it")
         if changed := changed_data(run, key):
             return _start(_saved_weights(run, store, key, changed, extra), results, extra)
-        if bring(store, key, Results(results)):
-            print(f"run {key} is copied from {store.root} into {results}: the new run starts from it", file=sys.stderr)
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
         return _bare(run.task.host), mixer, run.plan, run
     if folder.is_dir():

@@ -123,7 +123,7 @@ def _line(run: StoredRun) -> dict[str, Any]:
         "key": run.key,
         "state": run.state,
         "task": run.task,
-        "data": Path(data).name if "/" in data and "(" not in data else data,
+        "data": Path(data).name if Path(data).is_absolute() else data,
         "row": run.row,
         "seed": run.seed,
         "score": run.state if run.score is None else run.score,

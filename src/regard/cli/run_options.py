@@ -198,7 +198,7 @@ def _absolute(data: str) -> str:
 
     prefix = LOCAL if data.startswith(LOCAL) else ""
     place, mark, choices = data.removeprefix(prefix).partition("?") if prefix else (data, "", "")
-    if not place.strip() or "(" in place or not user_path(place).exists():
+    if not place.strip() or not user_path(place).exists():
         return data
     return f"{prefix}{user_path(place).absolute()}{mark}{choices}"
 

@@ -2,10 +2,11 @@
 
 import ast
 import hashlib
+import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,10 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
     A number of classes or an input size changed since then, by timm's `reset_classifier` and `set_input_size`, is
     recorded.
     Several threads and processes may save to one folder: it then has the model of the last one.
-    Raises: ConfigError if the model did not come from `create_model`, or was changed since so that its recipe builds
-    other parameters; StoreError if the folder cannot be written.
+    Raises: ConfigError if the model did not come from `create_model`, was changed since so that its recipe builds other
+    parameters, or for wrong `data`; StoreError if the folder cannot be written.
     """
+    known = _known_data(data or {})
     recipe = check_recipe(model)
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in model.state_dict().items()}
     weights = save_tensors(tensors)
@@ -63,7 +65,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str], *, data: Mapping[str,
         "format": FORMAT,
         **recipe,
         "sha256": hashlib.sha256(weights).hexdigest(),
-        **({"data": known} if (known := {name: value for name, value in (data or {}).items() if name in DATA}) else {}),
+        **({"data": known} if known else {}),
     }
     target = user_path(folder, StoreError)
     with (
@@ -351,22 +353,40 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     for key, kind in kinds.items():
         if not isinstance(about.get(key), kind):
             raise StoreError(f"{path} is damaged: {key!r} is missing or of the wrong type")
-    _check_data(path, about.get("data", {}))
+    if problem := _data_problem(about.get("data", {})):
+        raise StoreError(f"{path} is damaged: of its data, {problem}")
     if unknown := sorted(about.keys() - {*_FIELDS, "version"}):
         raise StoreError(f"{path} has {', '.join(unknown)}, which this Regard does not know; update Regard")
     return about
 
 
-def _check_data(path: Path, data: Any) -> None:
-    """Raises: StoreError if what model.json says of the data is not what `save` writes."""
-    names, normal = (data.get("class_names", []), data.get("normal", [[], []])) if isinstance(data, dict) else (0, 0)
+def _known_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What is recorded of `data`, with tensors and arrays as lists, without what is None. Raises: ConfigError."""
+    known = {name: value for name, value in data.items() if name in DATA and value is not None}
+    with suppress(TypeError, ValueError):  # the check below names it
+        if "normal" in known:
+            known["normal"] = [[float(value) for value in part] for part in known["normal"]]
+    if isinstance(known.get("class_names"), tuple):
+        known["class_names"] = list(known["class_names"])
+    if problem := _data_problem(known):
+        raise ConfigError(f"save(data=...): {problem}")
+    return known
+
+
+def _data_problem(data: Any) -> str:
+    """What is wrong with the recorded data; "" if nothing is."""
+    if not isinstance(data, dict):
+        return "it has the names class_names, normal and name"
+    names, normal = data.get("class_names", []), data.get("normal", [[0.0], [1.0]])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return "class_names is a list of texts, the name of each output in order"
     whole = (
-        isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-        and isinstance(normal, list)
-        and len(normal) == 2
-        and all(isinstance(part, list) and all(isinstance(value, float | int) for value in part) for part in normal)
-        and isinstance(data.get("name", ""), str)
+        isinstance(normal, list)
+        and [type(part) for part in normal] == [list, list]
+        and len(normal[0]) == len(normal[1])
+        and all(type(value) in (int, float) and math.isfinite(value) for part in normal for value in part)
+        and all(value > 0 for value in normal[1])
     )
     if not whole:
-        raise StoreError(f"{path} is damaged: 'data' is not what save writes")
+        return "normal is [mean, deviation], a number of each channel in both, and deviations are above 0"
+    return "" if isinstance(data.get("name", ""), str) else "name is a text"

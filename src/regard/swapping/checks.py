@@ -12,7 +12,7 @@ from regard.mixers.static_keys.keys import FROM_TEACHER, StaticConfig
 from .adapters import alteration, package_name
 from .host_names import MIXER_CHILD
 from .layer import Port
-from .separate_qkv import SEPARATE_MATRICES
+from .separate_qkv import SEPARATE_MATRICES, SHORT_MATRICES
 
 PATCH_DROPOUT = ("PatchDropout", "PatchDropoutWithIndices")
 """Classes of timm and OpenCLIP that drop patches in training."""
@@ -74,7 +74,7 @@ def unmapped(name: str, layer: Port, new: list[str], dropped: list[str]) -> str:
 
     new, dropped: as `Port.parameter_changes` has them. "" where all is in order, or the port is one of Regard's.
     """
-    matrices = {f"{each}.weight" for each in ("qkv", "proj", *SEPARATE_MATRICES.values())}
+    matrices = {f"{each}.weight" for each in ("qkv", "proj", *SEPARATE_MATRICES.values(), *SHORT_MATRICES.values())}
     random = [path for key in new if (path := key.removeprefix(f"{MIXER_CHILD}.")) in matrices]
     unused = [key for key in dropped if len(layer.host_shapes.get(key, ())) > 1]
     port = type(layer)

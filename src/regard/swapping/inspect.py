@@ -30,15 +30,16 @@ def port_of(model: nn.Module, name: str, ports: Sequence[type[Port]] = ()) -> ty
     """The port of the layer `name`: the one that its class names as `port`, else the first that matches; None without.
 
     For a swapped layer, its own class. A subclass does not inherit `port`, since its forward pass may differ. ports:
-    the caller's own, which come before those of the libraries.
+    the caller's own, of which the first that matches decides alone; of the libraries' ports that match, the first takes
+    the layer that belongs to it.
     """
     module = model.get_submodule(name)
     if isinstance(module, Port):
         return type(module)
     named = type(module).__dict__.get("port")
-    known = (named,) if isinstance(named, type) and issubclass(named, Port) else (*ports, *PORTS)
-    matching = (port for port in known if port is named or port.matches(module))
-    return next((port for port in matching if port.belongs(model, name)), None)
+    own = [named] if isinstance(named, type) and issubclass(named, Port) else [p for p in ports if p.matches(module)]
+    known = own[:1] or [port for port in PORTS if port.matches(module)]
+    return next((port for port in known if port.belongs(model, name)), None)
 
 
 def original_attention(module: nn.Module) -> nn.Module:

@@ -1,7 +1,7 @@
 """Queries, keys and values of hosts with separate matrices or biases, or another order of rows."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +97,7 @@ def match_host_projection(mixer: Any, host: nn.Module, names: Mapping[str, str])
     if hasattr(host, "kv"):
         mixer.qkv = PairProjection(mixer.site, roles)
     elif parts:
-        groups = getattr(host, "num_kv_groups", 1)
+        groups = getattr(host, "num_kv_groups", None) or 1
         mixer.qkv = SeparateProjection(mixer.site, roles, roles_with_bias(**parts), ending, groups)
     elif getattr(host, "q_bias", None) is not None:
         mixer.qkv = SeparateBiases(mixer.site, roles)
@@ -105,11 +105,15 @@ def match_host_projection(mixer: Any, host: nn.Module, names: Mapping[str, str])
 
 def _separate(host: nn.Module, names: Mapping[str, str]) -> tuple[dict[str, nn.Linear], str]:
     """The host's linear layers by their roles, and the ending of their names in the mixer; {} where it has one."""
-    paths, modules = {ours: theirs for theirs, ours in names.items()}, dict(host.named_modules())
+    linears = {
+        names[path]: module
+        for path, module in host.named_modules(remove_duplicate=False)
+        if path in names and isinstance(module, nn.Linear)
+    }
     for ending in ("_proj", ""):
-        parts = {role: modules.get(paths.get(f"qkv.{role}{ending}", "")) for role in "qkv"}
-        if all(isinstance(part, nn.Linear) for part in parts.values()):
-            return cast(dict[str, nn.Linear], parts), ending
+        parts = {role: linears[name] for role in "qkv" if (name := f"qkv.{role}{ending}") in linears}
+        if len(parts) == len("qkv"):
+            return parts, ending
     return {}, ""
 
 

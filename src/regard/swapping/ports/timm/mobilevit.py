@@ -5,11 +5,10 @@ from typing import Any, ClassVar, cast
 
 import torch
 from timm.layers.attention import Attention
-from timm.models.mobilevit import LinearSelfAttention
+from timm.models.mobilevit import LinearSelfAttention, MobileVitBlock
 from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Site, heads, merge
-from regard.swapping.grid_source import watched_module
 from regard.swapping.host_mixer import HostMixer, HostPort, around
 from regard.swapping.layer import library_mask
 
@@ -34,7 +33,9 @@ class TimmMobileViT(TimmViT):
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
-        return watched_module(model, name, cls.watch) is not None
+        parts = name.split(".")
+        around = (model.get_submodule(".".join(parts[:end])) for end in range(len(parts)))
+        return any(type(module) is MobileVitBlock for module in around)
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:
