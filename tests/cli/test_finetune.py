@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from regard.cli.app import run as command
-from regard.cli.finetune import DEFAULTS, finetuning
+from regard.cli.finetune import DEFAULTS, bring_start, finetuning
 from regard.cli.run_options import make_run
 from regard.core import ConfigError
 from regard.mixers.mita.mita import MiTA
@@ -173,6 +173,8 @@ def test_a_run_of_another_store_is_copied(tmp_path: Path, capsys: pytest.Capture
     there, here = Results(tmp_path / "there"), Results(tmp_path / "here")
     first.execute(there, device="cpu")
     run = still(str(there.folder(first.key)), here.root)
+    assert not here.folder(first.key).exists()  # the rest of a command may be wrong
+    bring_start(run, str(there.folder(first.key)), here.root)
     assert f"run {first.key} is copied from" in capsys.readouterr().err
     assert run.key == still(first.key, there.root).key
     assert run.execute(here, device="cpu")["status"] == "done"

@@ -92,11 +92,11 @@ def finetune(
     execution = Execution(
         device=device, devices=devices, nodes=nodes, shard=shard, workers=workers, log=log, compile=compile
     )
-    _bring(run, start, results)
+    bring_start(run, start, results)
     execute_run(run, results, execution, as_json)
 
 
-def _bring(run: "Run", start: str, results: Path) -> None:
+def bring_start(run: "Run", start: str, results: Path) -> None:
     """Copy the run of another store, from which a run starts, into `results`."""
     from regard.store.housekeeping import bring
     from regard.store.results import Results
