@@ -101,10 +101,16 @@ def optional_run(text: str, results: Path) -> "tuple[Results, str] | None":
     return (Results(results), text) if is_key else None
 
 
+def saved_model(text: str) -> Path | None:
+    """The folder of a saved model that a text names; None if it names none."""
+    folder = None if "(" in text else user_path(text)
+    return folder if folder is not None and (folder / "model.json").exists() else None
+
+
 def find_run(text: str, results: Path) -> "tuple[Results, str]":
     """`optional_run`. Raises: ConfigError if it is no run."""
     stored = optional_run(text, results)
-    if stored is None and "(" not in text and (user_path(text) / "model.json").exists():
+    if stored is None and saved_model(text) is not None:
         raise ConfigError(
             f"{text} is a saved model and no run: `regard predict` and `regard export` take it, and `regard finetune "
             f"{text} --data DIR` trains it, and evaluates it"

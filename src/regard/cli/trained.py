@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra, UnsupportedError
-from regard.core.paths import user_path
 
-from .run_options import find_run, recorded_data
+from .run_options import find_run, recorded_data, saved_model
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,10 +42,10 @@ def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> 
 
     Raises: ConfigError if it is neither; UnsupportedError for a saved model without class scores; StoreError.
     """
-    if "(" not in text and (user_path(text) / "model.json").exists():
+    if (folder := saved_model(text)) is not None:
         if best:
             raise ConfigError(f"{text} is a saved model, which has no other weights: leave --best out")
-        return _saved(user_path(text), extra)
+        return _saved(folder, extra)
     from regard.train.load import load
     from regard.train.run import read_run
 

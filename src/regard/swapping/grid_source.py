@@ -3,6 +3,7 @@
 import functools
 import threading
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -183,16 +184,22 @@ def _with_sides(module: nn.Module, given: Any, output: Any) -> tuple[Tensor, Any
     return tokens, (given.shape[-2] // height, given.shape[-1] // width)
 
 
+def modules_around(model: nn.Module, layer: str) -> Iterator[nn.Module]:
+    """The modules that have `layer` inside, the nearest first, the model itself last."""
+    parts = layer.split(".")
+    for end in range(len(parts) - 1, -1, -1):
+        yield model.get_submodule(".".join(parts[:end]))
+
+
 def watched_module(model: nn.Module, layer: str, watch: str) -> nn.Module | None:
     """The module at path `watch` below the nearest ancestor of `layer` that has it; None if there is none.
 
     watch: as in `Port`, "a|b" means either path.
     """
-    parts = layer.split(".")
-    for end in range(len(parts) - 1, -1, -1):
+    for module in modules_around(model, layer):
         for path in watch.split("|"):
             with suppress(AttributeError):
-                return model.get_submodule(".".join([*parts[:end], path]))
+                return module.get_submodule(path)
     return None
 
 

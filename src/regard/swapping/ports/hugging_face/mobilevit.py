@@ -27,7 +27,7 @@ class HuggingMobileViT(HuggingDPT):
         return self.mixer(hidden_states, merged_grid(self.grid(), hidden_states.shape[1]))
 
 
-class HuggingMobileViTV2(HuggingPort, TimmSeparable):
+class HuggingMobileViTV2(TimmSeparable, HuggingPort):
     """MobileViTV2: scores of tokens, which depend on no query; between the pixels at one place of all patches."""
 
     class_paths: ClassVar[frozenset[str]] = frozenset(
@@ -35,7 +35,6 @@ class HuggingMobileViTV2(HuggingPort, TimmSeparable):
     )
     parameter_names: ClassVar[dict[str, str]] = around("qkv_proj", "out_proj")
     routed: ClassVar[bool] = False
-    site = TimmSeparable.site
 
     @classmethod
     def weights_dropout(cls, module: nn.Module) -> float:

@@ -9,6 +9,7 @@ from timm.models.mobilevit import LinearSelfAttention, MobileVitBlock
 from torch import Tensor, nn
 
 from regard.core import Grid, Inputs, Site, heads, merge
+from regard.swapping.grid_source import modules_around
 from regard.swapping.host_mixer import HostMixer, HostPort, around
 from regard.swapping.layer import library_mask
 
@@ -33,9 +34,7 @@ class TimmMobileViT(TimmViT):
 
     @classmethod
     def belongs(cls, model: nn.Module, name: str) -> bool:
-        parts = name.split(".")
-        around = (model.get_submodule(".".join(parts[:end])) for end in range(len(parts)))
-        return any(type(module) is MobileVitBlock for module in around)
+        return any(type(module) is MobileVitBlock for module in modules_around(model, name))
 
     @classmethod
     def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid:

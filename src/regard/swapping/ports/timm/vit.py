@@ -29,10 +29,6 @@ class TimmViT(Port):
         branch = re.search(r"blocks\.\d+\.blocks\.(\d+)\.", name)  # of CrossViT, with a patch embedding of its own
         return f"patch_embed.{branch[1]}.proj" if branch else cls.watch
 
-    @classmethod
-    def call_grid(cls, module: Any, inputs: tuple[Any, ...], watched: Grid | None) -> Grid | None:
-        return None
-
     def build_mixer(self, config: MixerConfig, site: Site, shared: nn.Module | None) -> Mixer:
         return extended(super().build_mixer(config, site, shared), self.host, shared)
 
