@@ -440,5 +440,5 @@ def test_the_command_itself_shows_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "regard", *train(tmp_path, "MiTA(m=7, k=4)")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("regard: 7 windows")
+    assert done.stderr.splitlines()[-1].startswith("regard: m=7: 7 windows")
     assert "Traceback" not in done.stderr
