@@ -90,15 +90,16 @@ def test_an_unreadable_image_is_named(
 def test_files_that_cannot_be_read_do_not_stop_the_others(
     store: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a.png", "z.png"):
+    for name in ("a.png", "digit2.png", "z.png"):
         (tmp_path / name).write_bytes(b"no image")
-    digit_file(tmp_path, 1)
+    for digit in (1, 3):
+        digit_file(tmp_path, digit)
     assert command(["predict", store[1], str(tmp_path), "--results", store[0], "--device", "cpu"]) == 2
     shown = capsys.readouterr()
-    assert [Path(item["file"]).name for item in json.loads(shown.out)] == ["digit1.png"]
+    assert [Path(item["file"]).name for item in json.loads(shown.out)] == ["digit1.png", "digit3.png"]
     assert [line for line in shown.err.splitlines() if line.startswith("left out: ")] == [
         f"left out: {tmp_path / name} cannot be read as an image: its bytes are of no image format that Pillow reads"
-        for name in ("a.png", "z.png")
+        for name in ("a.png", "digit2.png", "z.png")
     ]
 
 
@@ -108,7 +109,7 @@ def test_a_saved_model_predicts_as_the_run_does(
     """With its classes and normalisation where the folder has them, else with numbers and a note."""
     file, network = str(digit_file(tmp_path, 3)), load(Path(store[0]) / store[1])
     record = recorded_data(Results(store[0]), store[1]) | {"class_names": [f"digit {label}" for label in range(10)]}
-    known, bare = save(network, tmp_path / "known", data=record), save(network, tmp_path / "bare")
+    known, bare = save(network, tmp_path / "known (copy)", data=record), save(network, tmp_path / "bare")
     found = {}
     for model in (store[1], str(known), str(bare)):
         assert command(["predict", model, file, "--results", store[0], "--device", "cpu"]) == 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.core import ConfigError, DataError, Extra, StoreError, UnsupportedError
 from regard.core.eval_mode import eval_mode
-from regard.core.paths import files_below, printable, user_path
+from regard.core.paths import files_below, named_folder, printable, user_path
 from regard.models.catalog import user_ports
 from regard.models.create import build_sized, create_model, spell_host
 from regard.models.saving import read_description
@@ -67,8 +67,11 @@ class UserModel:
         """Whether a changed copy can be saved: `create_model` or a task of segmentation made the model."""
         return "regard_host" in self.network.__dict__
 
-    def check(self) -> None:
-        """Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or gives no class scores."""
+    def check(self) -> Tensor:
+        """The class scores of `example`, (1, classes) or (1, classes, ...).
+
+        Raises: UnsupportedError if the model is compiled, wrapped or in half precision, or gives no class scores.
+        """
         kind, first = type(self.network).__name__, next(self.network.parameters())
         if kind in WRAPPERS:
             raise UnsupportedError(f"{self.label} is wrapped in {kind}: give the model inside it, .{WRAPPERS[kind]}")
@@ -78,7 +81,7 @@ class UserModel:
             raise UnsupportedError(f"{self.label} has no classifier (num_classes=0): give the model with its classes")
         example = self.example.to(first.device)
         with explained_inputs(self.network, example), eval_mode(self.network):
-            class_scores(self.network(example))
+            return class_scores(self.network(example))
 
     def prepared(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """uint8 images (n, C, H, W) as the model takes them: float32, normalised, on the device."""
@@ -125,14 +128,12 @@ def load_user_model(
 
 def _folder(text: str, results: Path) -> Path | None:
     """The folder of a saved model or a run; None for the name of a model."""
-    if "(" in text:
-        return None
-    path = user_path(text)
-    if (path / "model.json").exists() or (path / "run.json").exists():
+    path = named_folder(text)
+    if path is not None and ((path / "model.json").exists() or (path / "run.json").exists()):
         return path
     if Path(text).name == text and (results / text / "run.json").exists():
         return results / text
-    if path.is_dir():
+    if path is not None:
         raise StoreError(f"{text} is neither a saved model (model.json) nor a run (run.json)")
     return None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra
-from regard.core.paths import user_path
+from regard.core.paths import named_folder
 
 from .imports import Imports, imported
 from .run_display import Execution, execute_run
@@ -34,6 +34,7 @@ from .run_options import (  # fmt: skip
     make_run,
     optional_run,
     recorded_data,
+    saved_model,
     use_data,
 )
 from .sizes import read_size
@@ -157,8 +158,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
     from regard.train.initial_weights import Saved
     from regard.train.run import changed_data, read_run
 
-    folder = Path(start) if "(" in start else user_path(start)
-    if (folder / "model.json").exists():
+    if (folder := saved_model(start)) is not None:
         from regard.models.saving import read_description
 
         description = read_description(folder)
@@ -172,7 +172,7 @@ def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run
             return _start(_saved_weights(run, store, key, changed, extra), results, extra)
         mixer = "None" if run.removed else "host" if run.mixer is None else spell(run.mixer)
         return _bare(run.task.host), mixer, run.plan, run
-    if folder.is_dir():
+    if named_folder(start) is not None:
         raise ConfigError(f"{start} is neither a saved model (model.json) nor a run (run.json)")
     name, options = parse_host(start)
     import timm

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from regard.core import Extra
-from regard.core.paths import user_path
+from regard.core.paths import named_folder, user_path
 
 from .imports import Imports, imported
 from .run_options import ResultsOption, optional_run, recorded_data
@@ -87,12 +87,12 @@ def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: i
     from regard.models.create import create_model
     from regard.swapping.swap import plan_swap
 
-    if "(" not in model and Path(model).is_dir():
+    if (folder := named_folder(model)) is not None:
         from regard.train.load import load
 
         if mixer:
             raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for host models")
-        return load(Path(model), extra).eval(), True
+        return load(folder, extra).eval(), True
     config = parse_mixer(mixer, extra) if mixer else None
     network = create_model(model, None, extra=extra, **({"pretrained": True} if pretrained else {}))  # type: ignore[arg-type]
     if config is None:
@@ -133,7 +133,6 @@ def _picture(image: str, channels: int, size: tuple[int, int]):  # type: ignore[
     import numpy as np
 
     from regard.core import DataError
-    from regard.core.paths import user_path
     from regard.explain import pictures
     from regard.tasks.data.images import read_image
 

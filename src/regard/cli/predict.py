@@ -1,7 +1,6 @@
 """`regard predict`: what a trained model says about new files."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,16 +72,14 @@ def _predictions(
     trained: Trained, model: "nn.Module", sources: list[str], device: "torch.device"
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The predictions of all that can be read, and a sentence for each source that cannot. Raises: UnsupportedError."""
-    predictions: list[dict[str, Any]] = []
-    unreadable: list[str] = []
-    with suppress(DataError):  # all in batches
-        return trained.task.predict(model, sources, device, trained.record), unreadable
-    for source in sources:
-        try:
-            predictions += trained.task.predict(model, [source], device, trained.record)
-        except DataError as error:
-            unreadable.append(printable(str(error)))
-    return predictions, unreadable
+    try:
+        return trained.task.predict(model, sources, device, trained.record), []
+    except DataError as error:
+        if len(sources) == 1:
+            return [], [printable(str(error))]
+    half = len(sources) // 2
+    first, second = (_predictions(trained, model, part, device) for part in (sources[:half], sources[half:]))
+    return first[0] + second[0], first[1] + second[1]
 
 
 def _write(task: "Task", predictions: list[dict[str, Any]], text: str, out: Path | None) -> None:

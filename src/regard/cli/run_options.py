@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.core import ConfigError, Extra, nearest
-from regard.core.paths import user_path
+from regard.core.paths import named_folder, user_path
 
 if TYPE_CHECKING:
     from regard.store.results import Results
@@ -88,13 +88,8 @@ def optional_run(text: str, results: Path) -> "tuple[Results, str] | None":
     """The store and the key of a run that is named by its folder, or by its key in `results`; None if it is no run."""
     from regard.store.results import Results
 
-    try:
-        folder = user_path(text)
-    except ConfigError:
-        if "(" in text:  # the spelling of a host
-            return None
-        raise
-    if (folder / "run.json").exists():
+    folder = named_folder(text)
+    if folder is not None and (folder / "run.json").exists():
         folder = folder.resolve()
         return Results(folder.parent), folder.name
     is_key = Path(text).name == text and (results / text / "run.json").exists()
@@ -103,7 +98,7 @@ def optional_run(text: str, results: Path) -> "tuple[Results, str] | None":
 
 def saved_model(text: str) -> Path | None:
     """The folder of a saved model that a text names; None if it names none."""
-    folder = None if "(" in text else user_path(text)
+    folder = named_folder(text)
     return folder if folder is not None and (folder / "model.json").exists() else None
 
 
@@ -117,7 +112,7 @@ def find_run(text: str, results: Path) -> "tuple[Results, str]":
         )
     if stored is None:
         raise ConfigError(
-            f"{text!r} is not the folder of a run, and {results} has no run with this key; "
+            f"{text!r} is not the folder of a run or of a saved model, and {results} has no run with this key; "
             "`regard results list` lists the runs, --results names their folder"
         )
     return stored

@@ -64,14 +64,12 @@ def read_trained(text: str, results: Path, extra: Extra, best: bool = False) -> 
 
 def _saved(folder: Path, extra: Extra) -> Trained:
     """A saved model that gives class scores; says what its folder does not know of them."""
-    from regard.advice.fidelity import class_scores
     from regard.advice.user_model import load_user_model
     from regard.models.saving import read_description
     from regard.tasks.classification import Classification
 
     user = load_user_model(str(folder), extra=extra)
-    user.check()
-    scores = class_scores(user.network(user.example))
+    scores = user.check()
     if scores.ndim != 2:
         raise UnsupportedError(f"{folder} is a saved model of segmentation: name the run that trained it instead")
     if "normal" not in user.data:

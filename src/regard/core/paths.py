@@ -36,6 +36,20 @@ def user_path(text: str | os.PathLike[str], error: type[RegardError] = ConfigErr
     return path
 
 
+def named_folder(text: str) -> Path | None:
+    """The folder that a text names; None if there is none, as for the name of a model or its spelling.
+
+    Raises: ConfigError as `user_path`, for a text without parentheses.
+    """
+    try:
+        path = user_path(text)
+    except ConfigError:
+        if "(" in text:  # a long spelling
+            return None
+        raise
+    return path if path.is_dir() else None
+
+
 def check_utf8(path: Path, error: type[RegardError] = DataError) -> None:
     """Raises: `error` if the bytes of a path are not UTF-8; such a name cannot be stored in results."""
     try:

@@ -27,7 +27,7 @@ _PAPER_RECIPE = Recipe(
     schedule="rsqrt", clip=0.0, augment="none", precision="bf16-mixed", average=5,
 )  # fmt: skip
 _DESK_RECIPE = Recipe(
-    epochs=8, batch=160, optimizer="adam", lr=2e-3, weight_decay=0.0, warmup=0.25, schedule="rsqrt", augment="none",
+    epochs=5, batch=160, optimizer="adam", lr=2e-3, weight_decay=0.0, warmup=0.25, schedule="rsqrt", augment="none",
     average=2,
 )  # fmt: skip
 NOTES = (
@@ -48,7 +48,7 @@ def settings(rows: dict[str, tuple[Row, ...]], place: Literal["self", "cross"], 
     """Three scales. rows: by scale. studied: the host's option for the attention that is not studied."""
     tasks = (
         Translation(host=_SMOKE.format(studied=studied), data="numbers", vocabulary=300, limit=96, beam=1, place=place),
-        Translation(host=_DESK.format(studied=studied), data="multi30k", place=place),
+        Translation(host=_DESK.format(studied=studied), data="multi30k", vocabulary=4000, place=place),
         Translation(host=_WMT.format(studied=studied), data="wmt14", vocabulary=37_000, place=place),
     )
     recipes = (Recipe(epochs=1, batch=32, augment="none", weight_decay=0.0), _DESK_RECIPE, _PAPER_RECIPE)

@@ -130,6 +130,6 @@ IMAGE = _study(
 PATHFINDER = _study(
     "pathfinder", 3, "Pathfinder",
     _desk(Sequences(host="sequence_encoder", data="pathfinder-mini", tested=1000),
-          Recipe(epochs=3, batch=64, lr=1e-3, smoothing=0.0, augment="none"), 16),
+          Recipe(epochs=1, batch=64, lr=1e-3, smoothing=0.0, augment="none"), 16),
     _paper(3, "pathfinder", 1024, 100, 256, 0.005),
 )  # fmt: skip
