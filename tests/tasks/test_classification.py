@@ -187,6 +187,20 @@ def test_a_folder_is_read_and_divided(tmp_path: Path) -> None:
     assert np.array_equal(bright, found.train.labels)
 
 
+def test_every_class_gives_a_fifth_to_the_test(tmp_path: Path) -> None:
+    sizes = (50, 10, 5, 1)
+    for label, images in enumerate(sizes):
+        one_class = folder(tmp_path / "each" / str(label), classes=1, images=images)
+        shutil.copytree(one_class / "class0", tmp_path / "data" / f"class{label}")
+    found = load(str(tmp_path / "data"), (14, 14))
+    assert np.bincount(found.test.labels, minlength=4).tolist() == [10, 2, 1, 0]
+    assert np.bincount(found.train.labels).tolist() == [40, 8, 4, 1]
+    assert identity(str(tmp_path / "data")).startswith("own:by_class-2-bytes-")
+    for split in ("train", "test"):
+        shutil.copytree(tmp_path / "data", tmp_path / "divided" / split)
+    assert identity(str(tmp_path / "divided")).startswith("own:2-bytes-")
+
+
 def test_parquet_is_read(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet

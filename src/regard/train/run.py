@@ -211,7 +211,10 @@ def changed_data(run: Run, key: str) -> str:
             return ""
     except DataError as error:
         return f"the data of run {key} cannot be read: {error}"
-    return f"the data of run {key}, or of a run that it started from, have changed since its training"
+    return (
+        f"the data of run {key}, or of a run that it started from, have changed since its training, or this version "
+        "divides them otherwise into training and test"
+    )
 
 
 def read_run(store: Results, key: str, extra: Extra = ()) -> Run:

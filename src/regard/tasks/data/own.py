@@ -31,6 +31,9 @@ from .streams import generator
 IN_MEMORY = 4 * 2**30
 """A split is decoded once if its pixels need at most so many bytes; a larger one is decoded batch by batch."""
 
+DIVIDED = "by_class-"
+"""In the identity of data that are divided into training and test here: how."""
+
 LARGEST_LABEL = 2**20
 """A label of this size or above is no number of a class."""
 
@@ -80,14 +83,13 @@ class Lazy:
 def digest(path: Path, kind: str = "") -> str:
     """What stands for the data in the key of a run (`digests.identity_of`); it does not depend on their path.
 
-    Of a folder: its images or shards; of parquet: the tables.
+    Of a folder: its images or shards; of parquet: the tables. Data without a test split have `DIVIDED` before it.
     Raises: DataError if there are no data, or their folders or shards are refused, before all bytes are read.
     """
     archives, tables = shards.files_of(path), _tables(path)
     files = tables or digests.relative(path, archives or _image_files(path))
-    if not tables:
-        read_splits(path)
-    return digests.identity_of(path, files, kind)
+    splits = tables or _given_splits(path)[1]
+    return f"{DIVIDED if len(splits) == 1 else ''}{digests.identity_of(path, files, kind)}"
 
 
 def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "") -> ImageSet:
@@ -95,8 +97,9 @@ def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "") -> Im
 
     Splits are folders of class folders or .parquet files. The training split is named train or training, the test split
     test, testing, val, valid, validation, dev or eval, in upper or lower case; the first of these names is used.
-    Without a test split, every fifth image of a fixed permutation is for the test, except all images of a class. Hidden
-    folders and files are left out; images beside class folders, and other folders beside the only split, are refused.
+    Without a test split, a random fifth of each class is for the test, always the same, and nothing of a class of one
+    image. Hidden folders and files are left out; images beside class folders, and other folders beside the only split,
+    are refused.
     total: the `digest` of the data, "" = it is computed.
     Raises: DataError, also for a class without a training image.
     """
@@ -121,14 +124,17 @@ def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
 
     Raises: DataError.
     """
-    files = shards.files_of(path)
-    if tables := _tables(path):
-        classes, splits = _from_tables(tables)
-    elif files:
-        classes, splits = _from_shards(path, files)
-    else:
-        classes, splits = _from_folders(path)
+    classes, splits = _given_splits(path)
     return classes, _divide(*splits["train"]) if len(splits) == 1 else splits
+
+
+def _given_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
+    """`read_splits`, with "train" alone where there is no test split."""
+    if tables := _tables(path):
+        return _from_tables(tables)
+    if files := shards.files_of(path):
+        return _from_shards(path, files)
+    return _from_folders(path)
 
 
 def check_classes(path: Path, classes: tuple[str, ...], test: np.ndarray, train: np.ndarray) -> None:
@@ -161,9 +167,11 @@ def from_files(
 
 
 def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, _Split]:
+    """Every fifth image of a random order within the classes, one class after the other, is for the test."""
     order = generator("own", "split").permutation(len(sources))
+    order = order[np.argsort(labels[order], kind="stable")]
     test, train = np.sort(order[::5]), np.sort(np.delete(order, np.s_[::5]))
-    alone = test[~np.isin(labels[test], labels[train])]  # of classes that would have no training image
+    alone = test[~np.isin(labels[test], labels[train])]  # classes of one image
     test, train = np.setdiff1d(test, alone), np.union1d(train, alone)
     return {
         name: (taken(sources, rows), taken(names, rows), labels[rows])
