@@ -72,13 +72,16 @@ def test_a_module_that_ends_the_process_is_refused(tmp_path: Path, text: str, ca
 @pytest.mark.parametrize("delay", [0.15, 0.6])
 def test_ctrl_c_while_the_command_loads_is_one_line(tmp_path: Path, delay: float) -> None:
     command = [sys.executable, "-m", "regard", "train", "SKA()", "--set", "recipe.epochs=500"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # not so in background jobs
-    )  # fmt: skip
-    time.sleep(delay)
-    process.send_signal(signal.SIGINT)
-    message = process.communicate(timeout=60)[1]
+    for wait in (delay, 4 * delay, 16 * delay):
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # not so in background jobs
+        )  # fmt: skip
+        time.sleep(wait)
+        process.send_signal(signal.SIGINT)
+        message = process.communicate(timeout=60)[1]
+        if process.returncode != -signal.SIGINT:  # else Python had not begun yet
+            break
     assert (process.returncode, message) == (130, "regard: interrupted; finished work is kept\n")
 
 
