@@ -156,3 +156,22 @@ def test_the_quickstart_runs_and_shows(tmp_path: Path) -> None:
     assert len(lines) == 4
     shown = json.loads(regard("show", "quickstart", *folder, "--json").stdout)
     assert [line["done"] for line in shown if line["row"] == "SKA"] == [1]
+
+
+def test_seeds_after_a_look_at_verdicts_are_said_to_cost_level(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a study with a fixed number of seeds; what its own runs lack is added in silence."""
+    from regard.cli.study_run import _warn_of_looks
+    from regard.store.results import Results
+    from regard.studies import load_study
+
+    assert run(["study", "import", str(ROOT.parent / "docs/results/esa_fig3-desk/evidence.json"),
+                "--results", str(tmp_path)]) == 0  # fmt: skip
+    capsys.readouterr()
+    study, said = load_study("esa_fig3"), {}
+    for seeds in (None, 3, 5):
+        _warn_of_looks(study, "desk", Results(tmp_path), seeds)
+        said[seeds] = capsys.readouterr().err
+    assert said[None] == said[3] == ""
+    assert said[5].startswith("esa_fig3 has verdicts on 3 seeds already.")

@@ -10,6 +10,7 @@ from pilot_store import PILOT, make_store
 from regard.core import ConfigError
 from regard.lab.power import prospects
 from regard.measure.statistics import decided_difference, deviation_bounds, power, seeds_needed
+from regard.measure.verdicts import claim_p
 
 CLAIMS = [
     {"a": "SKA", "b": "softmax", "metric": "top1"},
@@ -31,6 +32,19 @@ def test_the_decided_difference_has_the_power_it_promises(seeds: int, level: flo
     assert upper == pytest.approx(0.8, abs=1e-4)
 
 
+def test_equivalence_has_to_exclude_both_edges() -> None:
+    """The share of simulated pilots that claim_p decides, and not that of one of its two one-sided tests."""
+    differences = np.random.default_rng(0).normal(0.3, 1.0, (20_000, 10))
+    mean, error = differences.mean(1), differences.std(1, ddof=1) / np.sqrt(10)
+    p, side = claim_p(mean, error, 9, within=1.0)
+    share = ((p < 0.05) & (side > 0)).mean()
+    assert power(10, 0.7, 1.0) > share + 0.03
+    assert power(10, 0.7, 1.0, other=1.3) == pytest.approx(share, abs=0.012)
+    needed = seeds_needed(1.0, 1.0, other=1.0)
+    assert needed is not None
+    assert power(needed, 1.0, 1.0, other=1.0) >= 0.8 > power(needed - 1, 1.0, 1.0, other=1.0)
+
+
 def test_prospects_of_gate_and_claims(tmp_path: Path) -> None:
     make_store(tmp_path, claims=CLAIMS)
     found = prospects(tmp_path, "pilot", "desk", hours=0.01, workers=2)
@@ -45,6 +59,7 @@ def test_prospects_of_gate_and_claims(tmp_path: Path) -> None:
     assert found[0].decides[5] == pytest.approx(decided_difference(5, found[0].sd))
     assert ska.seeds == seeds_needed(ska.sd, ska.target, level=0.025)
     assert mita.target == pytest.approx(2 - abs(mita.mean))
+    assert mita.seeds == seeds_needed(mita.sd, mita.target, level=0.025, other=2 + abs(mita.mean))
 
 
 def test_a_claim_by_a_margin_has_to_exclude_the_margin_at_paper_scale(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from regard.measure.statistics import Interval, Pooled, interval, paired, pooled, seeds_needed
-from regard.measure.verdicts import Verdict, correct, judge
+from regard.measure.sequential import Differences, Looks, decided
+from regard.measure.statistics import Interval, Pooled, holm, interval, paired, pooled, seeds_needed
+from regard.measure.verdicts import Verdict, claim_p, correct, judge
 
 SOFTMAX = {0: 88.9, 1: 89.2, 2: 87.8}
 SKA = {0: 92.3, 1: 92.7, 2: 92.2}
@@ -79,6 +80,30 @@ def near(mean: float, half: float) -> Interval:
 )
 def test_equivalence_needs_the_whole_interval_inside(mean: float, half: float, word: str) -> None:
     assert only(judge(near(mean, half), within=1.0)).word == word
+
+
+@pytest.mark.parametrize(("value", "within"), [(25.0, None), (-0.5, None), (0.0, 1.0), (4.0, 1.0)])
+def test_equal_differences_are_no_certainty(value: float, within: float | None) -> None:
+    """Few test images give equal differences by chance, and rows that answer one class always do."""
+    verdict = judge(interval([value] * 3), within=within)
+    assert (verdict.word, verdict.p, verdict.side) == ("not judged", None, 0)
+    assert verdict.sentence.startswith("not judged: all differences are equal")
+    same = Differences(
+        differences=np.full((1, 3), value), at=np.zeros(1), within=np.array([np.nan if within is None else within])
+    )
+    assert not decided(Looks(), same).any()
+
+
+@pytest.mark.parametrize(("looks", "printed"), [((3, 5), 0.09), ((3, 5, 8, 12), 0.155)])
+def test_looks_at_growing_seeds_cost_what_the_documentation_says(looks: tuple[int, ...], printed: float) -> None:
+    """Studies of four claims without any effect that have a verdict at one of the looks, after Holm's correction."""
+    noise = np.random.default_rng(0).normal(size=(4000, 4, 12))
+    found = np.zeros(4000, bool)
+    for n in looks:
+        part = noise[..., :n]
+        p, _ = claim_p(part.mean(-1), part.std(-1, ddof=1) / np.sqrt(n), n - 1)
+        found |= holm(p).any(-1)
+    assert found.mean() == pytest.approx(printed, abs=0.015)
 
 
 def test_an_amount_counts_at_paper_scale_alone() -> None:

@@ -74,7 +74,7 @@ def test_axes_can_be_chosen(opened):
     page = opened()
     before = page.locator("#tradeoff").inner_html()
     page.select_option("#x-axis", "macs")
-    assert "MACs per image (lower is better)" in page.locator("#tradeoff").inner_text()
+    assert "MACs per sample (lower is better)" in page.locator("#tradeoff").inner_text()
     page.select_option("#y-axis", "loss")
     assert "test loss" in page.locator("#tradeoff").inner_text()
     assert page.locator("#tradeoff").inner_html() != before
@@ -100,7 +100,7 @@ def test_the_pointer_reads_values(opened):
     assert "softmax" in tip.inner_text()
     page.locator('#tradeoff g[data-row="1"] path').hover()
     assert "SKA" in tip.inner_text()
-    assert "training images per second" in tip.inner_text()
+    assert "training samples per second" in tip.inner_text()
 
 
 def test_a_name_hides_its_row_everywhere(opened):

@@ -114,3 +114,20 @@ def test_what_has_no_maps_is_said():
         pass
     with pytest.raises(SwapError, match="nothing is swapped"), capture(vit()[0]):
         pass
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_is_captured_whenever_it_was_compiled(in_place: bool) -> None:
+    model, x = vit()
+    compiled = swap(model.eval(), Softmax())
+    if in_place:
+        model.compile(backend="eager")
+    else:
+        compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        before = compiled(x)
+        with capture(compiled) as maps:
+            inside = compiled(x)
+    assert len(maps) == len(model.blocks)
+    assert torch.allclose(inside, before, atol=1e-5)

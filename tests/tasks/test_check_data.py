@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,3 +194,23 @@ def test_an_option_of_another_task_is_refused(tmp_path: Path, capsys: pytest.Cap
         assert f"--{option} is for --task" in capsys.readouterr().err
     assert run(["data", "check", str(tmp_path), "--task", "instance"]) == 2
     assert "did you mean instances" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said"),
+    [
+        (lambda entries: [entry | {"bbox": [4, 3, 7, 5]} for entry in entries], "its box [4, 3, 7, 5]"),  # corners
+        (lambda entries: [], "the train split of .* has no objects in any image"),
+    ],
+    ids=["corners", "none"],
+)
+def test_boxes_that_training_refuses_are_problems(
+    tmp_path: Path, annotations: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], said: str
+) -> None:
+    coco(tmp_path)
+    for file in tmp_path.glob("annotations/*.json"):
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps(content | {"annotations": annotations(content["annotations"])}))
+    problems = check_data(str(tmp_path), "detection").problems
+    assert re.search(said.replace("[", r"\[") if said.startswith("its") else said, problems[0])
+    assert run(["data", "check", str(tmp_path), "--task", "detection"]) == 1

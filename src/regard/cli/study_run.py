@@ -102,7 +102,8 @@ def run(
                      "--nodes": None if nodes == 1 else nodes, "--slurm": slurm, "--only": only}  # fmt: skip
     work_options = {"--retry": retry, "--fresh": fresh, "--dry-run": dry_run, "--decide": decide, "--hours": hours}
     if every == bool(name):
-        raise ConfigError("give the name of a study (`regard study list` shows all), or --all for all of them")
+        both = ", not both" if every else ""
+        raise ConfigError(f"give the name of a study (`regard study list` shows all), or --all for all of them{both}")
     if every:
         refused = study_options | place_options | work_options | {"--gpu": gpu, "--utilisation": utilisation}
         for option in ("--workers", "--compile", "--dry-run", "--decide", "--hours"):
@@ -152,6 +153,8 @@ def run(
     from regard.lab.progress import STATES
     from regard.lab.run_study import run_study
 
+    if not decide:
+        _warn_of_looks(study, scale, store, seeds)
     command = _same_command(name, scale, sys.argv[1:])
     with _lost_clusters(), Display(sys.stderr.isatty()) as display:
         try:
@@ -176,6 +179,25 @@ def run(
     if missing:
         print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
     raise typer.Exit(1 if counts["failed"] or counts["stopped"] or counts["died"] else 0)
+
+
+def _warn_of_looks(study: "Study", scale: str, store: Results, seeds: int | None) -> None:
+    """Say so where seeds are added to a study of fixed seeds that had verdicts already."""
+    from regard.lab.table import finished_runs, load_snapshot, snapshot_path
+    from regard.measure.statistics import FEWEST
+
+    if not snapshot_path(store.root, study.name, study.setting_name(scale)).exists():
+        return
+    earlier = load_snapshot(store.root, study.name, study.setting_name(scale))
+    listed = {run["seed"] for run in earlier["runs"] if run["row"] == earlier["baseline"]}
+    seen = {run["seed"] for run in finished_runs(store.root, earlier) if run["row"] == earlier["baseline"]}
+    planned = len(study.setting(scale).numbers) if seeds is None else seeds
+    if earlier["claims"] and scale != "smoke" and len(seen) >= FEWEST and planned > len(listed):
+        print(
+            f"{study.name} has verdicts on {len(seen)} seeds already. Whoever adds seeds after a look at them has more "
+            "than 5 % false verdicts; --decide --results FOLDER adds them and keeps the 5 %",
+            file=sys.stderr,
+        )
 
 
 @contextmanager

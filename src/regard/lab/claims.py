@@ -64,9 +64,11 @@ def judge_gate(
 ) -> Gate:
     """Passed if the baseline is better than every control, with the whole interval of each difference above zero.
 
-    values: the metric by row and seed. Not passed if a control is better. If an interval contains zero the gate is
-    undecided, and the sentence has the number of seeds that would decide it. looks: of a study whose seeds are added
-    until it is decided; then each difference has to be above zero in one of its interim analyses.
+    values: the metric by row and seed. Not passed if a control is as good or better on average: the seeds that would
+    pass it are then not known. If the interval of a better baseline contains zero the gate is undecided, and the
+    sentence has the number of seeds that would decide it.
+    looks: of a study whose seeds are added until it is decided; then each difference has to be above zero in one of its
+    interim analyses.
     """
     if not controls:
         return Gate(None, "The study has no controls, so it cannot show that mixing tokens helps here.")
@@ -82,13 +84,20 @@ def judge_gate(
         if difference.low is None or difference.high is None:
             parts.append(f"{label}: {seed_pairs(difference.n)}, too few")
         else:
-            needed = "" if states[-1] is not None else f" ({verdict.sentence.rpartition('; ')[2]})"
+            needed = "" if states[-1] is not None else f" ({_missing(verdict)})"
             parts.append(f"{label}: {difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]{needed}")
     passed = False if False in states else None if None in states else True
     if looks is not None:
         passed = _gate_by_analyses(looks, gate_differences(values, controls, baseline))
     gate = Gate(passed, "", min(gains) if len(gains) == len(controls) else None)
     return replace(gate, sentence=f"Gate {gate.word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.")
+
+
+def _missing(verdict: Verdict) -> str:
+    """What would decide a comparison of the gate: seeds, or why it is not judged."""
+    if verdict.word == "not judged":
+        return verdict.sentence.removeprefix("not judged: ").rpartition("; ")[0]
+    return verdict.sentence.rpartition("; ")[2]
 
 
 def _gate_by_analyses(looks: Looks, gate: Differences) -> bool | None:

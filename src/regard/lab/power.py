@@ -1,5 +1,6 @@
 """What a study can decide, from its pilot seeds: deviations of paired differences, seeds and hours. Needs no torch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,10 @@ class _Compared:
         """The distance of a difference from what the claim has to exclude."""
         return abs(mean - self.by) if self.within is None else abs(self.within - abs(mean))
 
+    def other(self, mean: float) -> float:
+        """For a difference inside the margin, the distance from its farther edge; otherwise infinite."""
+        return math.inf if self.within is None or abs(mean) > self.within else self.within + abs(mean)
+
 
 def _compared(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> list[_Compared]:
     metric, baseline, level = snapshot["metric"], snapshot["baseline"], 1 - LEVEL
@@ -122,10 +127,10 @@ def _prospect(
     mean, sd = found.mean or 0.0, found.sd or 0.0
     target = compared.target(mean)
     low, high = deviation_bounds(sd, len(values))
-    seeds = seeds_needed(sd, target, level=level)
+    seeds = seeds_needed(sd, target, level=level, other=(other := compared.other(mean)))
     chance = None
     if reachable is not None:
-        chance = power(reachable, target, sd, level=level) if reachable >= FEWEST else 0.0
+        chance = power(reachable, target, sd, level=level, other=other) if reachable >= FEWEST else 0.0
     return Prospect(
         text=compared.text, pilot=len(values), mean=mean, sd=sd, low=low, high=high, target=target,
         decides={n: decided_difference(n, sd, level) for n in SEEDS}, seeds=seeds,

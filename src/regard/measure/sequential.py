@@ -189,11 +189,12 @@ def _chance(
     pairs, edges, shares = np.asarray(looks.pairs)[now], np.asarray(looks.pairs), np.asarray(looks.shares)
     hope = quantiles(0.8, pairs - 1) * sd / np.sqrt(pairs)
     above = np.abs(mean - values.at) + hope
-    inside = values.within - np.maximum(np.abs(mean) - hope, 0.0)
-    outside = np.abs(mean) + hope - values.within
+    smallest = np.maximum(np.abs(mean) - hope, 0.0)
+    inside, outside = values.within - smallest, np.abs(mean) + hope - values.within
     target = np.where(np.isfinite(values.within), np.maximum(inside, outside), above)
+    other = np.where(np.isfinite(values.within) & (inside >= outside), values.within + smallest, np.inf)
     level = np.broadcast_to(level, pairs.shape) * shares[last]
-    return powers(edges[last[asked]], target[asked], sd[asked], level[asked])
+    return powers(edges[last[asked]], target[asked], sd[asked], level[asked], other=other[asked])
 
 
 def judge_analyses(looks: Looks, difference: Interval, p: float, side: int, at: int, sampling: float | None) -> Verdict:

@@ -158,18 +158,29 @@ def holm(values: Sequence[float] | NDArray[np.float64], level: float = 1 - LEVEL
 
 
 def power(
-    seeds: int, difference: int | float, sd: float, degrees: int | None = None, level: float = 1 - LEVEL
+    seeds: int,
+    difference: int | float,
+    sd: float,
+    degrees: int | None = None,
+    level: float = 1 - LEVEL,
+    other: float = math.inf,
 ) -> float:
     """Probability that a two-sided test of `seeds` pairs at a level finds the true difference `difference`.
 
     sd: of the paired difference. degrees: of the variance, by default seeds - 1 (one pair of rows alone). The level
-    0.05 is that of the 95 % interval.
+    0.05 is that of the 95 % interval. other: of a claim of equivalence, `difference` being the distance from the nearer
+    edge of its margin: that from the farther one, which has to be excluded as well.
     """
-    return float(powers(seeds, abs(difference), sd, level, degrees))
+    return float(powers(seeds, abs(difference), sd, level, degrees, other))
 
 
 def powers(
-    seeds: Numbers, difference: Numbers, sd: Numbers, level: Numbers, degrees: Numbers | None = None
+    seeds: Numbers,
+    difference: Numbers,
+    sd: Numbers,
+    level: Numbers,
+    degrees: Numbers | None = None,
+    other: Numbers = math.inf,
 ) -> NDArray[np.float64]:
     """As `power`, of arrays, for the right side of the test only: 1 without any deviation."""
     require("scipy")
@@ -178,10 +189,16 @@ def powers(
 
     seeds, difference, sd = (np.asarray(value, np.float64) for value in (seeds, difference, sd))
     degrees = seeds - 1 if degrees is None else degrees
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shift = np.where(sd > 0, np.maximum(difference, 0.0) * np.sqrt(seeds) / sd, np.inf)
-    found = 1.0 - nctdtr(degrees, np.minimum(shift, 1e3), quantiles(1 - np.asarray(level) / 2, degrees))
-    return np.where(np.isfinite(found), found, 1.0)
+
+    def excluded(distance: Numbers) -> NDArray[np.float64]:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shift = np.where(sd > 0, np.maximum(distance, 0.0) * np.sqrt(seeds) / sd, np.inf)
+        found = 1.0 - nctdtr(degrees, np.minimum(shift, 1e3), quantiles(1 - np.asarray(level) / 2, degrees))
+        return np.where(np.isfinite(found), found, 1.0)
+
+    if not np.isfinite(other).any():
+        return excluded(difference)
+    return np.maximum(excluded(difference) + excluded(other) - 1.0, 0.0)
 
 
 def seeds_needed(
@@ -191,18 +208,19 @@ def seeds_needed(
     chance: float = 0.8,
     most: int = 200,
     level: float = 1 - LEVEL,
+    other: float = math.inf,
 ) -> int | None:
     """Seeds that decide a difference with probability `chance`, never fewer than three; None if more than `most`.
 
     sd: of the paired difference. rows: of the table whose residual is pooled; 2 means one pair alone. level: of the
-    two-sided test.
+    two-sided test. other: as in `power`.
     """
     if sd <= 0:
         return FEWEST
     if difference == 0:
         return None
     for n in range(FEWEST, most + 1):
-        if power(n, difference, sd, (rows - 1) * (n - 1), level) >= chance:
+        if power(n, difference, sd, (rows - 1) * (n - 1), level, other) >= chance:
             return n
     return None
 

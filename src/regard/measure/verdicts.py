@@ -48,8 +48,9 @@ def claim_p(
 
     The claim is that the difference is above `at`, or with `within` that it lies inside +-within. side: 1 where p is of
     the claim's opposite, so that a small one speaks for the claim; -1 where it is of the claim itself. For equivalence
-    that is the worse side of two one-sided tests, or the hypothesis that the difference lies inside. All arguments may
-    be arrays, which are broadcast.
+    that is the worse side of two one-sided tests, or the hypothesis that the difference lies inside. p is 1 without a
+    standard error: equal differences, as of few test images, say nothing of their deviation. All arguments may be
+    arrays, which are broadcast.
     """
     require("scipy")
 
@@ -63,10 +64,12 @@ def claim_p(
             return stdtr(degrees, np.where(mean == edge, 0.0, sign * (edge - mean) / error))
 
     if within is None:
-        return np.asarray(2 * np.minimum(tail(at, 1), tail(at, -1))), np.where(mean > at, 1, -1)
+        p = 2 * np.minimum(tail(at, 1), tail(at, -1))
+        return np.where(error == 0, 1.0, p), np.where(mean > at, 1, -1)
     outside = 2 * np.maximum(tail(within, -1), tail(-within, 1))
     inside = 2 * np.minimum(tail(within, 1), tail(-within, -1))
-    return np.asarray(np.minimum(np.minimum(inside, outside), 1.0)), np.where(outside < inside, 1, -1)
+    p = np.minimum(np.minimum(inside, outside), 1.0)
+    return np.where(error == 0, 1.0, p), np.where(outside < inside, 1, -1)
 
 
 def judge(
@@ -96,6 +99,8 @@ def judge(
         refusal = "smoke scale only tests that everything runs"
     elif difference.n < FEWEST:
         refusal = f"{seed_pairs(difference.n)}, at least {FEWEST} are needed"
+    elif difference.low == difference.high:
+        refusal = "all differences are equal, so nothing is known of their deviation; more seeds or test images tell it"
     if difference.low is None or difference.high is None or difference.mean is None:
         return Verdict("not judged", f"not judged: {refusal}", difference, sampling=sampling)
     numbers = f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}], {difference.n} seeds"
@@ -155,10 +160,11 @@ def _seeds_to_decide(
 
     Against zero, a difference below 0.1 is replaced by half a point.
     """
-    n, mean = difference.n, difference.mean or 0.0
+    n, mean, other = difference.n, difference.mean or 0.0, math.inf
     sd, rows = _error(difference, degrees) * math.sqrt(n), max(degrees // (n - 1), 1) + 1
     if within is not None:
         target = abs(within - abs(mean))
+        other = within + abs(mean) if abs(mean) <= within else math.inf
         aim = f"bring the interval {'inside' if abs(mean) <= within else 'outside'} +-{within:g}"
     elif by:
         target = abs(mean - by)
@@ -166,7 +172,7 @@ def _seeds_to_decide(
     else:
         target = abs(mean) if abs(mean) >= 0.1 else 0.5
         aim = f"decide a difference of {target:.1f}"
-    needed = seeds_needed(sd, target, rows)
+    needed = seeds_needed(sd, target, rows, other=other)
     number = f"about {needed} seeds" if needed is not None else "more than 200 seeds"
     return needed, f"{number} would {aim}"
 

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,7 +71,8 @@ def capture(
     Maps are (B, H, N, M), float32 on the CPU, keyed by layer name; a second pass overwrites them. Rows sum to 1
     only for softmax kinds. reduce: called with each layer's name and map; what it returns is kept instead of the map,
     so that one map at a time takes memory. Costs one extra operator call per layer with N-wide values: O(N^2 H) memory.
-    Only passes of the thread that opened the block are collected.
+    Only passes of the thread that opened the block are collected. Compiled models run uncompiled inside the block: a
+    compiled pass would not call what collects.
     To capture a host's own attention, use the copy that `with_regard_softmax` returns.
     Raises: SwapError if no swapped layer matches, UnsupportedError if a matching one has no weights between tokens,
     ConfigError if `reduce` cannot be called with a name and a map.
@@ -90,10 +92,21 @@ def capture(
     try:
         for name, mixer in mixers.items():
             handles.append(mixer.register_forward_hook(_recorder(maps, name, owner, reduce), with_kwargs=True))
-        yield maps
+        with _uncompiled():
+            yield maps
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """A block in which nothing that `torch.compile` made runs compiled."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _check_reduce(reduce: Callable[[str, Tensor], Any]) -> None:

@@ -304,7 +304,13 @@ def _labels(
 
 
 def _detection(path: Path, with_masks: bool, report: DataReport) -> None:
-    classes, splits = detection.read_splits(path, with_masks, corrupt="skip")
+    try:
+        classes, splits = detection.read_splits(path, with_masks, corrupt="skip")
+    except DataError as error:
+        if not report.problems:  # of the annotations that were skipped
+            raise
+        report.problems.append(str(error))
+        return
     pictures = _Pictures(report, sum(map(len, splits.values())))
     for split, scenes in splits.items():
         objects, images, found = Counter[int](), Counter[int](), []
@@ -319,7 +325,9 @@ def _detection(path: Path, with_masks: bool, report: DataReport) -> None:
             line = {"split": split, "class": name, "objects": objects[label], "images": images[label]}
             report.rows.append(line | _ranges(found))
         empty = sum(not len(scene.objects) for scene in scenes)
-        if empty:
+        if empty == len(scenes):
+            report.problems.append(f"the {split} split of {path} has no objects in any image")
+        elif empty:
             report.warnings.append(f"{empty} of {len(scenes)} images of {split} have no object")
     _only_in_test(report, "objects")
     pictures.compare()
