@@ -16,6 +16,7 @@ from regard.lab.jobs import Job, execute_job
 from regard.lab.progress import Event, Progress
 from regard.lab.run_jobs import run_all
 from regard.store.results import Results
+from regard.train.signals import without_interrupts
 from small_runs import ENVIRONMENT_ERRORS, RUN_ERRORS, Small
 
 HERE = Path(__file__).parents[1]
@@ -222,3 +223,20 @@ def test_no_worker_outlives_its_study(tmp_path: Path, sign: signal.Signals, stat
         assert time.time() < until
         time.sleep(0.05)
     assert [Results(tmp_path / "store").status(Small(i).key) for i in range(2)] == [status, status]
+
+
+def test_a_worker_that_starts_does_not_get_ctrl_c() -> None:
+    """Its imports would end in a traceback; the parent gets it after the block."""
+    shown = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    with pytest.raises(KeyboardInterrupt), without_interrupts():
+        os.kill(os.getpid(), signal.SIGINT)
+        child = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    assert child.stdout == "True\n"
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.slow
+def test_a_worker_without_a_run_ends_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    worker = local.Worker(1)
+    worker.stop()
+    assert capfd.readouterr().err == ""

@@ -69,7 +69,7 @@ Digest = Annotated[
     typer.Option(
         "--digest",
         help="What the run's key takes of your own images: bytes (all; the default up to 20 GB), or index (names, "
-        "sizes and the first 4 KiB of each); the same as --set task.digest=...",
+        "sizes and the first 4 KiB of each).",
         callback=checked_text,
     ),
 ]

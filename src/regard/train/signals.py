@@ -24,6 +24,19 @@ def handled(handler: Callable[[int, Any], None] | signal.Handlers, *numbers: int
             signal.signal(number, former)
 
 
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back until the end of the block; processes that begin in it do not get it at all."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 def interrupt(number: int, frame: object) -> None:
     """A handler: stop as after Ctrl-C. Raises: KeyboardInterrupt."""
     raise KeyboardInterrupt

@@ -23,7 +23,7 @@ from regard.lab.jobs import Job, JobResult, execute_job
 from regard.store.results import Results
 from regard.train.child_processes import check_workers, end_with_parent, process_environment
 from regard.train.distributed import check_number
-from regard.train.signals import interrupt
+from regard.train.signals import handled, interrupt, without_interrupts
 
 from .base import Ending, Executor, Handle
 
@@ -106,11 +106,13 @@ class Worker:
         self.gpus = gpus
         self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare)
         with process_environment(threads, gpus):  # the child reads these when it starts
-            self.pid = self.pool.submit(os.getpid).result()
+            with without_interrupts():  # until `_prepare`, Ctrl-C would print tracebacks of imports
+                started = self.pool.submit(os.getpid)
+            self.pid = started.result()
 
     def submit(self, job: Job, store: Results, devices: int) -> "Future[JobResult]":
         """Start a run."""
-        return self.pool.submit(execute_job, job, str(store.root), devices)
+        return self.pool.submit(_execute, job, str(store.root), devices)
 
     def interrupt(self) -> None:
         """Ask the run to save a checkpoint and end."""
@@ -228,7 +230,12 @@ class ThisProcess(Executor):
 
 
 def _prepare() -> None:
-    """In the child: ignore Ctrl-C, which the parent handles; interrupt the run at SIGTERM; end with the parent."""
+    """In the child: ignore Ctrl-C, which the parent handles; end with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, interrupt)
     end_with_parent()
+
+
+def _execute(job: Job, root: str, devices: int) -> JobResult:
+    """In the child: a run that SIGTERM interrupts. Between runs SIGTERM ends the process, without a traceback."""
+    with handled(interrupt, signal.SIGTERM):
+        return execute_job(job, root, devices)
