@@ -15,11 +15,15 @@ FILES = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*/evidence
 
 
 def interval(x: list[float]) -> tuple[float, float, float]:
+    if np.ptp(x) == 0:
+        return x[0], x[0], x[0]
     low, high = stats.t.interval(0.95, len(x) - 1, np.mean(x), stats.sem(x))
     return np.mean(x), low, high
 
 
 def p_value(x: list[float], within: float | None) -> float:
+    if np.ptp(x) == 0:  # nothing is known of their deviation
+        return 1.0
     if within is None:
         return stats.ttest_1samp(x, 0).pvalue
     one_sided = {(edge, side): stats.ttest_1samp(x, edge, alternative=side).pvalue

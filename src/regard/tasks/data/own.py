@@ -130,9 +130,10 @@ def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
 
 def _given_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
     """`read_splits`, with "train" alone where there is no test split."""
+    files = shards.files_of(path)  # refuses tables beside shards
     if tables := _tables(path):
         return _from_tables(tables)
-    if files := shards.files_of(path):
+    if files:
         return _from_shards(path, files)
     return _from_folders(path)
 
