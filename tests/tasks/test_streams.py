@@ -503,17 +503,23 @@ def test_a_file_of_the_hub_is_read_like_one_of_this_machine(tmp_path: Path) -> N
 
 
 def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
-    """Ten times the shards, and the largest memory while all are read is the same."""
-    peaks = []
-    for count in (2, 20):
-        folder = write_stream(tmp_path / str(count), "tar", sizes=[50] * count)
-        batches = feed(folder, "none", batch=4)
-        list(batches.chunks(0, 0, 2))
+    """Ten times the shards, and the largest memory while all are read is the same.
+
+    The smallest of three passes counts: threads that other tests left behind allocate memory now and then.
+    """
+
+    def peak(batches: StreamBatches) -> int:
         tracemalloc.start()
         for _ in batches.chunks(0, 0, batches.per_epoch):
             pass
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        largest = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
+        return largest
+
+    peaks = []
+    for count in (2, 20):
+        batches = feed(write_stream(tmp_path / str(count), "tar", sizes=[50] * count), "none", batch=4)
+        peaks.append(min(peak(batches) for _ in range(3)))
     assert peaks[1] < 1.1 * peaks[0] + 20_000
 
 
