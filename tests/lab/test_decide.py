@@ -108,7 +108,7 @@ def test_seeds_go_to_both_sides_of_undecided_claims_only(tmp_path: Path) -> None
     assert words["near"] == "undecided"
     assert words["same"] == "supported"
     numbers = seeds(store)
-    assert (numbers["context"], numbers["w/o"]) == (3, 3)
+    assert (numbers["context"], numbers["w/o"]) == (0, 3)  # no claim names the first
     assert numbers["SKA"] < numbers["softmax"]
     assert numbers["softmax"] == max(numbers["near"], numbers["same"])
     assert "decided" in decision.reason
@@ -146,11 +146,31 @@ def test_the_time_of_the_networks_that_rows_start_from_counts(tmp_path: Path) ->
 
 def test_without_a_gate_no_claim_gets_further_seeds(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    added(replace(STUDY, means={**MEANS, "w/o": 90.0}), store)
+    decision = added(replace(STUDY, means={**MEANS, "w/o": 90.0}), store)
     table = Table.load(tmp_path, "drawn", "desk")
     assert table.gate.passed is False
     assert {claim.verdict.word for claim in table.claims} == {"not judged"}
-    assert seeds(store)["SKA"] == 3
+    assert (seeds(store)["SKA"], seeds(store)["softmax"]) == (0, 3)
+    assert decision.reason.startswith("softmax is not shown to be above w/o and uniform")
+
+
+def test_rows_that_no_claim_names_are_trained_last_where_asked_for(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    added(STUDY, Results(tmp_path / "without"))
+    ended: list[str] = []
+    added(STUDY, store, rows="con*", watch=lambda event: ended.extend([event.row] if event.kind == "done" else []))
+    assert seeds(store) == seeds(Results(tmp_path / "without")) | {"context": 3}
+    assert ended[-3:] == ["context"] * 3
+    assert added(STUDY, store, rows="con*").counts == {}
+    with pytest.raises(ConfigError, match="nothing"):
+        added(STUDY, store, rows="nothing")
+
+
+def test_a_row_that_always_fails_keeps_no_other_claim_open(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    added(replace(STUDY, fails=tuple(range(100))), store)
+    words = {claim.a: claim.verdict.word for claim in Table.load(tmp_path, "drawn", "desk").claims}
+    assert words == {"SKA": "supported", "near": "not judged", "same": "supported"}
 
 
 def test_pairs_are_counted_without_failed_runs(tmp_path: Path) -> None:

@@ -157,14 +157,14 @@ def test_the_best_rate_is_the_rows_and_a_failed_run_is_no_choice(tmp_path: Path)
 @pytest.mark.slow
 def test_a_study_is_tuned_before_it_is_decided(tmp_path: Path) -> None:
     store = Results(tmp_path)
-    decide(study(Tiny(limit=64)), "desk", store, workers=0)
+    decide(study(Tiny(limit=64)), "desk", store, workers=0, rows="*")
     snapshot = load_snapshot(tmp_path, "tuned", "desk")
     assert {0, 1, 2} <= (seeds := {run["seed"] for run in snapshot["runs"]})
     assert SEED not in seeds
     assert sum("Learning rate" in note for note in Table.load(tmp_path, "tuned", "desk").notes) == len(ROWS)
     ended = len(list(tmp_path.glob("*/outcome.json")))
     assert ended == len(ROWS) * len(FACTORS) + len(snapshot["runs"])
-    assert decide(study(Tiny(limit=64)), "desk", store, workers=0).counts == {}
+    assert decide(study(Tiny(limit=64)), "desk", store, workers=0, rows="*").counts == {}
     assert len(list(tmp_path.glob("*/outcome.json"))) == ended
 
 

@@ -64,7 +64,9 @@ def test_a_verdict_stays_whatever_comes_later() -> None:
 def test_seeds_go_to_the_gate_first_and_then_to_open_claims() -> None:
     none = np.full((3, 0), np.nan)
     pairs, gate = next_pairs(LOOKS, Differences.against_zero(none), Differences.against_zero(none[:2]))
-    assert (pairs.tolist(), gate.tolist()) == ([3, 3, 3], [3, 3])
+    assert (pairs.tolist(), gate.tolist()) == ([0, 0, 0], [3, 3])
+    pairs, gate = next_pairs(LOOKS, Differences.against_zero(none), GATE, most=np.array([18, 3, 0]))
+    assert (pairs.tolist(), gate.tolist()) == ([3, 3, 3], [0, 0])  # the first analysis whatever the time
     sure, open_, hopeless = [9.0, 9.1, 9.05, 9.02, 9.07], [1.0, 3.0, 2.0], [0.0, 30.0, -30.0] * 4
     claims = differences_of(sure, open_, hopeless)
     pairs, gate = next_pairs(LOOKS, claims, differences_of([1.0, 4.0, 2.0], [9.0, 9.1, 9.2]))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regard.core import ConfigError
 from regard.core.validation import checked
-from regard.measure.sequential import Looks, next_pairs
+from regard.measure.sequential import Looks, gate_passed, next_pairs
 from regard.store.results import Results
 from regard.train.run import Run
 
@@ -27,6 +27,8 @@ from .study import Row, Study
 from .table import load_snapshot, snapshot_path
 from .tuning import chosen, tuning_runs, with_rates
 
+ENDED = ("done", "failed")
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -34,6 +36,16 @@ class Decision:
 
     reason: str
     counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """seeds: of each row that is needed, by label. runs: with these seeds, of the rows whose rates are chosen. reason:
+    why it ends when all these runs have ended."""
+
+    seeds: Mapping[str, int]
+    runs: Sequence[tuple[Row, Run]]
+    reason: str
 
 
 @checked
@@ -48,22 +60,25 @@ def decide(
     devices: int = 1,
     place: Place | None = None,
     tune: bool | None = None,
+    rows: str = "",
     watch: Callable[[Event], None] | None = None,
 ) -> Decision:
     """Train seeds until every claim is decided, nothing can be decided in the time left, or the hours are spent.
 
-    The interim analyses are stored in the study's snapshot before the first run; a second call goes on with them. Seeds
-    go to both sides of undecided claims only, first of the gate. No run begins after `hours`; those that run end. tune:
-    first choose the learning rate of every row on a validation part (`tuning`); None: at desk scale. workers, compile,
-    devices, place: as in `run_study`.
-    Raises: ConfigError for a study whose seeds were fixed when it began; otherwise as `run_study`.
+    The interim analyses are stored in the study's snapshot before the first run; a second call goes on with them. First
+    the baseline and the controls get seeds, until the gate is passed; then both sides of undecided claims. No run
+    begins after `hours`; those that run end. tune: choose the learning rate of every row on a validation part
+    (`tuning`) before its first run; None: at desk scale. rows: by label or glob, rows that get their first seeds in any
+    case, such as those that no claim names. The others are as in `run_study`.
+    Raises: ConfigError for a study whose seeds were fixed when it began, or an unknown row; otherwise as `run_study`.
     """
     if hours <= 0:
         raise ConfigError(f"hours is a positive number, not {hours}")
     how = execution(workers, place, devices, compile)
     tune = scale == "desk" if tune is None else tune
+    further = [row.label for row in study.rows(scale, rows)] if rows else []
     with removed_if_refused(study, scale, store):
-        return _decide(study, scale, store, hours, how, tune, watch)
+        return _decide(study, scale, store, hours, how, tune, further, watch)
 
 
 def _decide(
@@ -73,33 +88,31 @@ def _decide(
     hours: float | int,
     how: Execution,
     tune: bool,
+    further: Sequence[str],
     watch: Callable[[Event], None] | None,
 ) -> Decision:
     start, totals = time.monotonic(), dict[str, int]()
     looks = _looks(study, scale, store)
     deadline = start + 3600 * hours
     write_snapshot(study, scale, store, planned=(), looks=looks)
-    if tune:
-        runs = tuning_runs(study, scale)
-        if any(store.status(run.key) not in ("done", "failed") for _, run in runs):
-            totals = execute_jobs(planned_jobs(study, scale, runs, how.compile), store, how, watch, deadline)
-        if any(store.status(run.key) not in ("done", "failed") for _, run in runs):
-            return Decision("learning rates are not all chosen yet; the same command goes on", totals)
-        study = with_rates(study, scale, chosen(runs, store, study.metric))
+    tuning = tuning_runs(study, scale) if tune else []
     processes = how.place.slots(how.devices)
-    possible = study.runs(scale, seeds=2 * looks.pairs[-1])  # with room for runs that fail
     while True:
         left = 3600 * hours - (time.monotonic() - start)
-        planned = _planned(study, scale, store, looks, possible, left * processes)
-        write_snapshot(study, scale, store, planned=planned, looks=looks)
-        missing = [(row, run) for row, run in planned if store.status(run.key) not in ("done", "failed")]
+        rates = chosen(tuning, store, study.metric)
+        tuned = with_rates(study, scale, rates)
+        plan = _planned(tuned, scale, store, looks, left * processes, further)
+        untuned = [(row, run) for row, run in tuning if row.label in plan.seeds.keys() - rates.keys()]
+        if not untuned:
+            write_snapshot(tuned, scale, store, planned=plan.runs, looks=looks)
+        missing = [(row, run) for row, run in untuned or plan.runs if store.status(run.key) not in ENDED]
         if not missing:
-            return Decision("every claim is decided, or has hardly a chance in the analyses and the time left", totals)
+            return Decision(plan.reason, totals)
         if left <= 0:
-            return Decision(f"the {hours:g} hours are spent", totals)
-        counts = execute_jobs(planned_jobs(study, scale, missing, how.compile), store, how, watch, deadline)
+            return Decision(f"the {hours:g} hours are spent; the same command goes on", totals)
+        counts = execute_jobs(planned_jobs(tuned, scale, missing, how.compile), store, how, watch, deadline)
         totals = {state: totals.get(state, 0) + number for state, number in counts.items()}
-        if any(number for state, number in counts.items() if state not in ("done", "failed")):
+        if any(number for state, number in counts.items() if state not in ENDED):
             return Decision("runs were stopped; the same command continues them", totals)
 
 
@@ -121,13 +134,12 @@ def _looks(study: Study, scale: str, store: Results) -> Looks:
     return Looks.from_json(snapshot["decide"])
 
 
-def _planned(
-    study: Study, scale: str, store: Results, looks: Looks, possible: Sequence[tuple[Row, Run]], seconds: float
-) -> list[tuple[Row, Run]]:
-    """The possible runs that the next interim analyses need, seed by seed; at first those of all rows.
+def _planned(study: Study, scale: str, store: Results, looks: Looks, seconds: float, further: Sequence[str]) -> _Plan:
+    """What the next interim analyses need, the runs seed by seed.
 
-    seconds: of the processes in the time left, in which nothing else runs.
+    seconds: of the processes in the time left, in which nothing else runs. further: rows that get their first seeds.
     """
+    possible = study.runs(scale, seeds=2 * looks.pairs[-1])  # with room for runs that fail
     outcomes = [(row.label, run, store.outcome(run.key)) for row, run in possible]
     ended = [
         {"row": label, "seed": run.seed, "key": run.key, "outcome": outcome}
@@ -140,21 +152,28 @@ def _planned(
     controls = [row["label"] for row in rows if row["control"]]
     compared = [claim_rows(claim) for claim in judgeable(snapshot)]
     values = {row["label"]: row_values(runs, row["label"], study.metric) for row in rows}
-    wanted = next_pairs(
-        looks,
-        claim_differences(snapshot, runs),
-        gate_differences(values, controls, study.baseline),
-        _reachable(looks, compared, runs, _Missing(possible, store), seconds),
-    )
+    gate = gate_differences(values, controls, study.baseline)
+    reachable = _reachable(looks, compared, runs, _Missing(possible, store), seconds)
+    wanted = next_pairs(looks, claim_differences(snapshot, runs), gate, reachable)
     failed = {label: {run["seed"] for run in runs if run["row"] == label and _failed(run)} for label in values}
-    numbers = dict.fromkeys(values, looks.pairs[0])
+    numbers = dict.fromkeys(values, 0)
     compared += [(study.baseline, label) for label in controls]
     for labels, pairs in zip(compared, np.concatenate(wanted).tolist(), strict=True):
         seeds = _seeds_for(pairs, [failed[label] for label in labels])
         for label in labels:
             numbers[label] = max(numbers[label], seeds)
+    passed = bool(gate_passed(looks, gate))
+    if not np.concatenate(wanted).any():
+        numbers |= dict.fromkeys(further, looks.pairs[0])
     places = {seed: index for index, seed in enumerate(dict.fromkeys(run.seed for _, run in possible))}
-    return [(row, run) for row, run in possible if places[run.seed] < numbers[row.label]]
+    return _Plan(
+        {label: number for label, number in numbers.items() if number},
+        [(row, run) for row, run in possible if places[run.seed] < numbers[row.label]],
+        "every claim is decided, or has hardly a chance in the analyses and the time left"
+        if passed
+        else f"{study.baseline} is not shown to be above {' and '.join(controls)}, and more seeds have hardly a chance "
+        "to show it: no claim can be judged here",
+    )
 
 
 def _failed(run: Mapping[str, Any]) -> bool:

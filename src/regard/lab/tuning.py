@@ -65,11 +65,13 @@ def _without_validation_part(needed: Any, data: str) -> Any:
 
 
 def chosen(runs: Sequence[tuple[Row, Run]], store: Results, metric: str) -> dict[str, Tuned]:
-    """The rates of each row by its tuning runs, which have ended; the setting's own where all of them failed."""
+    """The rates of each row whose tuning runs have ended; the setting's own where all of them failed."""
     scores: dict[str, dict[float, float | None]] = {}
+    waiting = {row.label for row, run in runs if store.status(run.key) not in ("done", "failed")}
     for row, run in runs:
-        value = ((store.outcome(run.key) or {}).get("metrics") or {}).get(metric)
-        scores.setdefault(row.label, {})[run.recipe.lr] = value if isinstance(value, int | float) else None
+        if row.label not in waiting:
+            value = ((store.outcome(run.key) or {}).get("metrics") or {}).get(metric)
+            scores.setdefault(row.label, {})[run.recipe.lr] = value if isinstance(value, int | float) else None
     return {label: _choose(values) for label, values in scores.items()}
 
 

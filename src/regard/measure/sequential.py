@@ -139,23 +139,18 @@ def next_pairs(
     """The number of paired seeds that each claim, (..., m), and each comparison of the gate, (..., c), needs next.
 
     0: no further ones, since it is decided, has had its last analysis, or has hardly any chance in the analyses that
-    are left. First everything gets its first analysis, then the gate goes on until it is passed, then the claims. most:
-    the largest number of pairs that each claim can reach in the time left, by default that of the last analysis.
+    are left. First the gate goes on until it is passed; without it no claim gets any. most: the largest number of pairs
+    that each claim can reach in the time left, by default that of the last analysis; its first one is always asked for.
     """
-    begun = np.asarray((claims.pairs >= looks.pairs[0]).all(-1) & (gate.pairs >= looks.pairs[0]).all(-1))
-    passed = gate_passed(looks, gate)
-    closed = decided(looks, claims)
+    passed, closed = gate_passed(looks, gate), decided(looks, claims)
     open_claims = np.maximum((~closed).sum(-1, keepdims=True), 1)
     for_claims = _next(looks, claims, looks.level / open_claims, most)
     found = analyse(looks, gate)
     for_gate = np.where(found.p <= looks.level, 0, _next(looks, gate, np.asarray(looks.level), None))
     lost = ((found.p <= looks.level) & (found.side < 0)).any(-1, keepdims=True)
     hopeless = ((found.p > looks.level) & (for_gate == 0)).any(-1, keepdims=True) | lost
-    first = looks.pairs[0]
-    at_first, gate_at_first = (np.where(values.pairs < first, first, 0) for values in (claims, gate))
     for_claims = np.where(passed[..., None] & ~closed, for_claims, 0)
-    for_gate = np.where(passed[..., None] | hopeless, 0, for_gate)
-    return np.where(begun[..., None], for_claims, at_first), np.where(begun[..., None], for_gate, gate_at_first)
+    return for_claims, np.where(passed[..., None] | hopeless, 0, for_gate)
 
 
 def _next(looks: Looks, values: Differences, level: Floats, most: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -163,7 +158,7 @@ def _next(looks: Looks, values: Differences, level: Floats, most: NDArray[np.int
     pairs, edges = values.pairs, np.asarray(looks.pairs)
     done = (pairs[..., None] >= edges).sum(-1)
     following = np.append(edges, 0)[done]
-    limit = np.full(pairs.shape, edges[-1]) if most is None else most
+    limit = np.full(pairs.shape, edges[-1]) if most is None else np.maximum(most, edges[0])
     last = np.maximum((limit[..., None] >= edges).sum(-1) - 1, 0)
     asked = (following > 0) & (following <= limit)
     result = np.zeros(pairs.shape, np.int64)
