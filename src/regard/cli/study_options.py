@@ -21,6 +21,13 @@ Name = Annotated[str, typer.Argument(help="The study; `regard study list` shows 
 NameOrNone = Annotated[str, typer.Argument(metavar="NAME", help="The study; `regard study list` shows all.")]
 Scale = Annotated[str, typer.Option(help="smoke (minutes; judges no claim), desk (hours) or paper (a cluster).")]
 Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*', separated by commas.")]
+RunRows = Annotated[
+    str,
+    typer.Option(
+        help="Rows by label or glob, such as 'MiTA*', separated by commas. With --decide: these too get three seeds, "
+        "last of all, if no claim needs them."
+    ),
+]
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds. Default: the study's own.")]
 Data = Annotated[
     str | None,

@@ -9,7 +9,7 @@ from regard.core.validation import checked
 from regard.measure.sequential import Looks
 from regard.store.results import Results
 
-from .claims import judgeable
+from .claims import claim_rows, judgeable
 from .decide import Decision, decide
 from .estimate import baseline_hours
 from .power import Prospect, prospects
@@ -121,8 +121,8 @@ def _of_nothing(
 ) -> Priority:
     setting, seeds = study.settings[scale], Looks().pairs[0]
     rows = [{"label": row.label} for row in setting.rows]
-    claims = len(judgeable({"rows": rows, "claims": [asdict(claim) for claim in study.claims]}))
-    found = Priority(study=study.name, claims=claims, hours=0.0, expected=0.0, why="its parts are not here")
+    claims = judgeable({"rows": rows, "claims": [asdict(claim) for claim in study.claims]})
+    found = Priority(study=study.name, claims=len(claims), hours=0.0, expected=0.0, why="its parts are not here")
     if report is not None:
         report(study.name)
     try:
@@ -130,12 +130,14 @@ def _of_nothing(
         setting.task.batches_per_epoch(setting.recipe)
     except DataError as error:
         return replace(found, why=str(error))
-    first = replace(study, settings={**study.settings, scale: replace(setting, seeds=seeds)})
+    named = {study.baseline}.union(*map(claim_rows, claims))
+    needed_rows = tuple(row for row in setting.rows if row.control or row.label in named)
+    first = replace(study, settings={**study.settings, scale: replace(setting, seeds=seeds, rows=needed_rows)})
     timed = baseline_hours(first, scale, store, workers)
     if timed is None:
         return found
     needed = timed[1] + (timed[0] * TUNED / seeds if scale == "desk" else 0.0)
-    expected = GUESS * claims * min(1.0, hours / needed) if needed else 0.0
+    expected = GUESS * len(claims) * min(1.0, hours / needed) if needed else 0.0
     return replace(found, hours=needed, expected=expected, why="not begun: by a guess")
 
 
