@@ -211,9 +211,8 @@ def test_the_command_that_continues_a_changed_study_names_what_was_changed(tmp_p
     root = tmp_path / "two words"
     study = replace(STUDY, settings={"desk": replace(STUDY.setting("desk"), variant="cifar10")})
     added(study, Results(root))
-    command = (
-        f"regard study run drawn --scale desk --decide --results '{root}', with the same --data, --host and --size;"
-    )
+    options = "with the same --data, --host, --size and --set;"
+    command = f"regard study run drawn --scale desk --decide --results '{root}', {options}"
     with pytest.raises(ConfigError, match=re.escape(command)):
         write_snapshot(study, "desk", Results(root))
 

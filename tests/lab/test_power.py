@@ -73,24 +73,32 @@ def test_a_claim_by_a_margin_has_to_exclude_the_margin_at_paper_scale(tmp_path: 
     assert paper.seeds == seeds_needed(paper.sd, paper.target)
 
 
-def test_fewer_than_three_seeds_decide_nothing_and_equal_differences_everything(tmp_path: Path) -> None:
+def test_fewer_than_three_seeds_decide_nothing_and_of_equal_differences_nothing_follows(tmp_path: Path) -> None:
     """Each row has two seeds and a run takes 2 s: 10 s on one process are one further seed for each of 5 rows."""
     rows = {label: values[:2] for label, values in PILOT.items()}
     make_store(tmp_path, {**rows, "softmax": [80.0, 81.0], "SKA": [84.0, 85.0]}, claims=CLAIMS)
     few, some = (prospects(tmp_path, "pilot", "desk", hours=seconds / 3600) for seconds in (0, 10))
-    assert {(prospect.reachable, prospect.chance) for prospect in few} == {(2, 0.0)}
-    assert (some[2].sd, some[2].seeds, some[2].reachable, some[2].chance) == (0, 3, 3, 1.0)
+    assert {(prospect.reachable, prospect.chance) for prospect in few if prospect.sd} == {(2, 0.0)}
+    assert (some[2].sd, some[2].seeds, some[2].hours, some[2].reachable, some[2].chance) == (0, None, None, 3, None)
 
 
 def test_hours_are_those_of_the_missing_runs(tmp_path: Path) -> None:
     """A run takes 2 s and each row has three; 72 s on one process are 36 runs, 7 further ones for each of 5 rows."""
-    make_store(tmp_path, claims=CLAIMS)
+    make_store(tmp_path, {**PILOT, "uniform": [89.0, 79.0, 80.0], "SKA": [89.3, 92.7, 92.2]}, claims=CLAIMS)
     found = prospects(tmp_path, "pilot", "desk", hours=72 / 3600, workers=1)
     assert {prospect.reachable for prospect in found} == {10}
     ska = found[2]
     assert ska.hours == pytest.approx(2 * 2 * ((ska.seeds or 0) - 3) / 3600)
     assert ska.chance == pytest.approx(power(10, ska.target, ska.sd, level=0.025))
     assert {prospect.reachable for prospect in prospects(tmp_path, "pilot", "desk", hours=72 / 3600, workers=2)} == {17}
+
+
+def test_what_is_decided_takes_no_hours(tmp_path: Path) -> None:
+    """The gate is passed and SKA's claim holds: 72 s are 36 runs of softmax and MiTA, 18 further seeds."""
+    make_store(tmp_path, claims=CLAIMS)
+    found = prospects(tmp_path, "pilot", "desk", hours=72 / 3600)
+    assert [(each.decided, each.reachable) for each in found] == [(True, None)] * 3 + [(False, 21)]
+    assert [each.hours for each in found[:3]] == [0.0] * 3
 
 
 def test_without_a_pilot_the_command_is_named(tmp_path: Path) -> None:

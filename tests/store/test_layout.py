@@ -51,6 +51,15 @@ def test_names_are_readable_stable_and_different() -> None:
     assert "-" not in "".join(found)
 
 
+def test_without_a_scale_the_largest_one_is_found(tmp_path: Path) -> None:
+    assert find_setting_name(tmp_path, "tiny", None) == "desk"  # the message about missing results then names it
+    store = Results(tmp_path)
+    write_snapshot(STUDY, "smoke", store)
+    assert find_setting_name(tmp_path, "tiny", None) == "smoke"
+    write_snapshot(replace(STUDY, settings={"paper": STUDY.setting("smoke")}), "paper", store)
+    assert find_setting_name(tmp_path, "tiny", None) == "paper"
+
+
 def test_what_changes_nothing_keeps_the_plain_name() -> None:
     assert STUDY.elsewhere("smoke", "digits-canvas", size=(12, 12)).setting_name("smoke") == "smoke"
 

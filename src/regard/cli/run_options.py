@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -164,14 +165,9 @@ def make_run(
         if options[name] and name not in fields["task"]:
             raise ConfigError(f"--{name} has no meaning for --task {task}")
     values["task"] |= {name: value for name, value in options.items() if value and name != "data"}
-    _refuse_twice(changes, options)
-    for text in changes:
-        name, value = pair(text)
-        part, _, field = name.partition(".")
-        if part not in fields or field not in fields[part]:
-            names = [f"{part}.{field}" for part in fields for field in fields[part]]
-            raise ConfigError(f"--set has no field {name!r}; {nearest(name, names)}")
-        values[part][field] = checked_value(name, literal(value), fields[part][field].default)
+    refuse_twice(changes, options)
+    for part, changed in read_changes(changes, fields).items():
+        values[part] |= changed
     _shorten_average(values["recipe"], changes)
     try:
         problem = kind(**{"data": data, "extra": tuple(extra), **values["task"]})
@@ -193,6 +189,19 @@ def make_run(
     )
 
 
+def read_changes(changes: Sequence[str], fields: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The values of --set by part, "task" and "recipe". fields: of these, with their defaults. Raises: ConfigError."""
+    values: dict[str, dict[str, Any]] = {part: {} for part in fields}
+    for text in changes:
+        name, value = pair(text)
+        part, _, field = name.partition(".")
+        if part not in fields or field not in fields[part]:
+            names = [f"{part}.{field}" for part in fields for field in fields[part]]
+            raise ConfigError(f"--set has no field {name!r}; {nearest(name, names)}")
+        values[part][field] = checked_value(name, literal(value), fields[part][field].default)
+    return values
+
+
 def _absolute(data: str) -> str:
     """The path of the user's own data, or of their stream, from any working folder; what is no path stays as it is."""
     from regard.tasks.data.streamed.names import LOCAL
@@ -204,9 +213,9 @@ def _absolute(data: str) -> str:
     return f"{prefix}{user_path(place).absolute()}{mark}{choices}"
 
 
-def _refuse_twice(changes: list[str], options: dict[str, Any]) -> None:
+def refuse_twice(changes: Sequence[str], options: Mapping[str, Any] | None = None) -> None:
     """Raises: ConfigError for a field that is set twice. options: values of the task's fields that have own options."""
-    found: dict[str, Any] = {f"task.{field}": value for field, value in options.items() if value}
+    found: dict[str, Any] = {f"task.{field}": value for field, value in (options or {}).items() if value}
     for name, value in map(pair, changes):
         if name in found:
             raise ConfigError(f"{name} is set to {found[name]} and to {value}; set it once, by --set or its own option")

@@ -16,9 +16,9 @@ from regard.studies import ANALYSES, STUDIES
 
 from .analysis import analysis_text, show_analysis
 from .imports import Imports
-from .run_options import ResultsOption, RootOption, check_results
+from .run_options import Changes, ResultsOption, RootOption, check_results
 from .study_display import show_prospects
-from .study_options import Data, Host, Name, Scale, Size, find_study
+from .study_options import Data, Host, LargestScale, Name, Scale, Size, find_study
 from .study_run import run
 from .tables import AsJson, show, show_list
 
@@ -48,6 +48,7 @@ def show_study(
     data: Data = None,
     host: Host = None,
     size: Size = None,
+    change: Changes = None,
     data_root: RootOption = None,
     workers: Annotated[
         int | None,
@@ -71,7 +72,7 @@ def show_study(
     from regard.lab.executors.local import usual_workers
     from regard.store.layout import setting_names
 
-    study = find_study(name, scale, data, host, size, data_root, modules)
+    study = find_study(name, scale, data, host, size, data_root, modules, changes=change)
     store, setting = Results(results), study.setting_name(scale)
     runs = study.runs(scale) if study.setting(scale).recipe else ()
     number = min(workers or usual_workers(), max(len(runs), 1))
@@ -141,7 +142,7 @@ def _show_snapshot(name: str, setting: str, results: Path, as_json: bool) -> Non
 @study_app.command("power")
 def power(
     name: Name,
-    scale: Scale = "desk",
+    scale: LargestScale = None,
     results: ResultsOption = Path("results"),
     hours: Annotated[float | None, typer.Option(help="Say which claims can be decided in so many hours.")] = None,
     workers: Annotated[int | None, typer.Option(help="Runs at the same time. Default: one for each core.")] = None,
@@ -200,7 +201,7 @@ def status(
 @study_app.command("export")
 def export(
     name: Name,
-    scale: Scale = "desk",
+    scale: LargestScale = None,
     results: ResultsOption = Path("results"),
     format: Annotated[
         str,
@@ -221,7 +222,7 @@ def export(
 
     format = "json" if as_json else format
     if name in ANALYSES:
-        _write(analysis_text(name, scale, results, format), out)
+        _write(analysis_text(name, scale or "desk", results, format), out)
         return
     if format not in (*FORMATS, "evidence"):
         raise ConfigError(f"no format {format!r}; {nearest(format, (*FORMATS, 'evidence'))}")

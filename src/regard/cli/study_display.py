@@ -51,10 +51,11 @@ def show_prospects(
         line: dict[str, Any] = {"claim": prospect.text, "pilot": prospect.pilot}
         line |= {"difference": _short(prospect.mean, "+"), "deviation": deviation}
         line |= {f"{n} seeds decide": f"{prospect.decides[n]:.1f}" for n in seeds}
-        line |= {"seeds for it": prospect.seeds or "> 200", "hours": _short(prospect.hours)}
+        needed = "decided" if prospect.decided else prospect.seeds or ("unknown" if prospect.sd == 0 else "> 200")
+        line |= {"seeds for it": needed, "hours": "" if prospect.decided else _short(prospect.hours)}
         if hours is not None:
             chance = "" if prospect.chance is None else f"{100 * prospect.chance:.0f} %"
-            line |= {f"seeds in {hours:g} h": prospect.reachable, "chance": chance}
+            line |= {f"seeds in {hours:g} h": "" if prospect.decided else prospect.reachable, "chance": chance}
         lines.append(line)
     fewest = min(prospect.pilot for prospect in found)
     low, high = deviation_bounds(1.0, fewest)
@@ -65,10 +66,13 @@ def show_prospects(
         "seeds for it: that find the observed difference with 80 % (an equivalence: its distance to the margin)",
         f"hours: to train what is missing of these seeds, {workers} runs at a time",
     ]
+    if any(prospect.sd == 0 for prospect in found):
+        notes.append("unknown: all differences of the pilot are equal, so no deviation follows from it")
     if hours is not None:
         can = [prospect.text for prospect in found if (prospect.chance or 0) >= 0.8]
-        notes.append(f"in {hours:g} hours, all rows with as many seeds, {len(can)} of {len(found)} can be decided: "
-                     + ("; ".join(can) or "none"))  # fmt: skip
+        left = sum(not prospect.decided for prospect in found)
+        notes.append(f"in {hours:g} hours, as many seeds for all rows of what is not decided, {len(can)} of {left} can "
+                     f"be decided: {'; '.join(can) or 'none'}")  # fmt: skip
     show(lines, False, "", notes)
 
 

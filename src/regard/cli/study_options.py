@@ -1,8 +1,9 @@
 """The options of `regard study`: which study, on which data, and where its runs are executed."""
 
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +11,7 @@ from regard.core import ConfigError
 from regard.studies import load_study
 
 from .imports import imported
-from .run_options import checked_text, pair, use_data
+from .run_options import checked_text, pair, read_changes, refuse_twice, use_data
 from .sizes import read_size
 
 if TYPE_CHECKING:
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Argument(help="The study; `regard study list` shows all.")]
 NameOrNone = Annotated[str, typer.Argument(metavar="NAME", help="The study; `regard study list` shows all.")]
 Scale = Annotated[str, typer.Option(help="smoke (minutes; judges no claim), desk (hours) or paper (a cluster).")]
+LargestScale = Annotated[
+    str | None,
+    typer.Option("--scale", help="smoke, desk or paper, with changes such as desk+cifar10. Default: the largest here."),
+]
 Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*', separated by commas.")]
 RunRows = Annotated[
     str,
@@ -97,8 +102,12 @@ def find_study(
     root: Path | None,
     modules: list[str] | None,
     digest: str | None = None,
+    changes: list[str] | None = None,
 ) -> "Study":
-    """The study, on the user's data, host and image size if these are given. Raises: ConfigError."""
+    """The study, on the user's data, host and image size if these are given, with `changes`, the values of --set.
+
+    Raises: ConfigError.
+    """
     use_data(root)
     study = load_study(name)
     setting = study.setting(scale)
@@ -107,4 +116,28 @@ def find_study(
             raise ConfigError("--digest is for your own images: give them with --data")
         task = replace(setting.task, digest=digest)  # type: ignore[call-arg]
         study = replace(study, settings={**study.settings, scale: replace(setting, task=task)})
-    return study.elsewhere(scale, data, host, read_size(size) if size else None, imported(modules))
+    values = _changes(study, scale, changes or [])
+    return study.elsewhere(
+        scale, data, host, read_size(size) if size else None, imported(modules), recipe=values["recipe"],
+        fields=values["task"],
+    )  # fmt: skip
+
+
+def _changes(study: "Study", scale: str, changes: list[str]) -> dict[str, dict[str, Any]]:
+    """The values of --set, by part. Raises: ConfigError."""
+    setting = study.setting(scale)
+    own = (
+        "data",
+        "host",
+        "size",
+        "extra",
+        "digest",
+        "revision",
+    )  # the others have options, and this no value to choose
+    fields = {
+        part: {each.name: each for each in dataclass_fields(value) if each.init and each.name not in own}
+        for part, value in (("recipe", setting.recipe), ("task", setting.task))
+        if value is not None
+    }
+    refuse_twice(changes)
+    return {"recipe": {}, "task": {}} | read_changes(changes, fields)

@@ -17,7 +17,7 @@ from regard.studies import ANALYSES
 
 from .analysis import run_and_print_analysis
 from .imports import Imports
-from .run_options import Compile, Devices, Digest, ResultsOption, RootOption, use_data
+from .run_options import Changes, Compile, Devices, Digest, ResultsOption, RootOption, use_data
 from .study_all import run_all
 from .study_display import Display, print_table
 from .study_options import (
@@ -69,6 +69,7 @@ def run(
     data: Data = None,
     host: Host = None,
     size: Size = None,
+    change: Changes = None,
     data_root: RootOption = None,
     digest: Digest = None,
     only: Only = None,
@@ -100,6 +101,7 @@ def run(
     study_options = {
         "--rows": None if rows == "*" else rows, "--seeds": seeds, "--devices": None if devices == 1 else devices,
         "--compile": compile, "--data": data, "--host": host, "--size": size, "--digest": digest,
+        "--set": change,
     }  # fmt: skip
     place_options = {"--on": None if on == "local" else on, "--workers": workers, "--cpus": cpus, "--memory": memory,
                      "--nodes": None if nodes == 1 else nodes, "--slurm": slurm, "--only": only}  # fmt: skip
@@ -140,7 +142,7 @@ def run(
     elif given := _given({"--gpu": gpu, "--utilisation": utilisation}):
         raise ConfigError(f"{' and '.join(given)} estimate what a --dry-run needs: add it, or leave them out")
     place = None if on == "print" else find_cluster(on, workers, cpus, memory, nodes, slurm)
-    study = find_study(name, scale, data, host, size, data_root, modules, digest)
+    study = find_study(name, scale, data, host, size, data_root, modules, digest, change)
     study.rows(scale, rows)
     if dry_run:
         raise typer.Exit(_dry_run(study, scale, rows, ("A100" if gpu is None else gpu, utilisation), devices, as_json))

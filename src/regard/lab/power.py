@@ -11,8 +11,9 @@ from regard.core import ConfigError
 from regard.measure.statistics import FEWEST, LEVEL, decided_difference, deviation_bounds, interval, power, seeds_needed
 
 from .claims import claim_rows, claim_text, differences, judgeable
-from .table import finished_runs, load_snapshot
+from .table import Table, finished_runs, load_snapshot
 
+DECIDED = ("supported", "contradicted")
 SEEDS = (3, 5, 8, 12)
 """Numbers of seeds for which the smallest difference is computed that they decide."""
 
@@ -23,9 +24,10 @@ class Prospect:
 
     pilot: its paired seeds. mean, sd: of their differences; low, high: the 95 % interval of the deviation. target: the
     observed distance from what the claim has to exclude. decides: by number of seeds, the difference that they decide
-    with 80 % probability. seeds: that decide the observed difference, None above 200. hours: for these seeds.
-    reachable: seeds in the hours given, chance: that they decide the observed difference; None without hours. of_gate:
-    of the baseline against a control.
+    with 80 % probability. seeds: that decide the observed difference, None above 200 and where the pilot's differences
+    are all equal, of which no deviation follows. hours: for these seeds. reachable: seeds in the hours given, chance:
+    that they decide the observed difference; None without hours. of_gate: of the baseline against a control. decided:
+    by the seeds that are there; then there is nothing left to train.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Prospect:
     reachable: int | None = None
     chance: float | None = None
     of_gate: bool = False
+    decided: bool = False
 
 
 def prospects(
@@ -55,9 +58,10 @@ def prospects(
     snapshot = load_snapshot(root, name, scale)
     runs = finished_runs(root, snapshot)
     claims = judgeable(snapshot)
-    compared = _compared(snapshot, claims)
+    compared = _compared(snapshot, claims, Table.load(root, name, scale))
     seconds, counts = row_seconds([row["label"] for row in snapshot["rows"]], runs)
-    reachable = None if hours is None else _reachable(compared, seconds, counts, 3600 * hours * workers)
+    open_ones = [each for each in compared if not each.decided]
+    reachable = None if hours is None else _reachable(open_ones, seconds, counts, 3600 * hours * workers)
     found = []
     for each in compared:
         values = list(differences(runs, each.rows, each.metric).values())
@@ -83,6 +87,7 @@ class _Compared:
     within: float | None = None
     by: float = 0.0
     of_gate: bool = False
+    decided: bool = False
 
     def target(self, mean: float) -> float:
         """The distance of a difference from what the claim has to exclude."""
@@ -93,14 +98,22 @@ class _Compared:
         return math.inf if self.within is None or abs(mean) > self.within else self.within + abs(mean)
 
 
-def _compared(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> list[_Compared]:
+def _compared(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]], table: Table) -> list[_Compared]:
     metric, baseline, level = snapshot["metric"], snapshot["baseline"], 1 - LEVEL
     controls = [row["label"] for row in snapshot["rows"] if row.get("control")]
     gate = [
-        _Compared(f"gate: {baseline} is above {label}", (baseline, label), metric, level, of_gate=True)
+        _Compared(
+            f"gate: {baseline} is above {label}",
+            (baseline, label),
+            metric,
+            level,
+            of_gate=True,
+            decided=table.gate.passed is True,
+        )  # fmt: skip
         for label in controls
     ]
     scale = snapshot.get("scale", "")
+    decided = {claim.text for claim in table.claims if claim.verdict.word in DECIDED}
     judged = [claim if scale == "paper" else {**claim, "by": None} for claim in claims]
     return gate + [
         _Compared(
@@ -110,6 +123,7 @@ def _compared(snapshot: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) 
             level / len(claims),
             claim.get("within"),
             claim.get("by") or 0.0,
+            decided=claim_text(claim, scale) in decided,
         )
         for claim in judged
     ]
@@ -129,13 +143,17 @@ def _prospect(
     low, high = deviation_bounds(sd, len(values))
     seeds = seeds_needed(sd, target, level=level, other=(other := compared.other(mean)))
     chance = None
-    if reachable is not None:
+    if compared.decided:
+        seeds, reachable = len(values), None
+    elif sd == 0:
+        seeds = None
+    elif reachable is not None:
         chance = power(reachable, target, sd, level=level, other=other) if reachable >= FEWEST else 0.0
     return Prospect(
         text=compared.text, pilot=len(values), mean=mean, sd=sd, low=low, high=high, target=target,
         decides={n: decided_difference(n, sd, level) for n in SEEDS}, seeds=seeds,
         hours=None if seeds is None else missing_seconds(compared.rows, seeds, seconds, counts) / 3600 / workers,
-        reachable=reachable, chance=chance, of_gate=compared.of_gate,
+        reachable=reachable, chance=chance, of_gate=compared.of_gate, decided=compared.decided,
     )  # fmt: skip
 
 

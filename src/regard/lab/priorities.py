@@ -12,7 +12,7 @@ from regard.store.results import Results
 from .claims import claim_rows, judgeable
 from .decide import Decision, decide
 from .estimate import baseline_hours
-from .power import Prospect, prospects
+from .power import DECIDED, Prospect, prospects
 from .progress import Event
 from .study import Study
 from .table import Table, snapshot_path
@@ -22,7 +22,6 @@ GUESS = 0.2
 that of the committed studies, closed gates included."""
 TUNED = 1.5
 """Runs of each row that choose its learning rate: three of half the epochs."""
-DECIDED = ("supported", "contradicted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +111,10 @@ def _of_pilot(table: Table, claims: Sequence[str], store: Results, hours: float,
 
 
 def _chance(prospect: Prospect) -> float:
-    """That more seeds than there are decide it."""
-    return (prospect.chance or 0.0) if (prospect.reachable or 0) > prospect.pilot else 0.0
+    """That more seeds than there are decide it; certain where the pilot's differences are equal and not zero."""
+    if (prospect.reachable or 0) <= prospect.pilot:
+        return 0.0
+    return float(prospect.mean != 0) if prospect.sd == 0 else prospect.chance or 0.0
 
 
 def _of_nothing(

@@ -152,7 +152,7 @@ def _keep_analyses(value: dict[str, Any], earlier: Mapping[str, Any], store: Res
     """Take over the interim analyses of an earlier snapshot. Raises: ConfigError without any now, for other claims."""
     if value.get("decide") is None:
         folder = shlex.quote(str(store.root))
-        changed = ", with the same --data, --host and --size" if value["variant"] else ""
+        changed = ", with the same --data, --host, --size and --set" if value["variant"] else ""
         raise ConfigError(
             f"{value['study']} began with seeds that are added until its claims are decided, and a number of seeds "
             "fixed after a look at results would break its error level; continue it with: regard study run "

@@ -2,8 +2,9 @@
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -231,32 +232,54 @@ class Study:
         host: str | None = None,
         size: tuple[int, int] | None = None,
         extra: Extra = (),
+        *,
+        recipe: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> "Study":
         """The same rows on other data, in another host (for all rows) or at another image size (height, width).
 
-        None keeps the setting's value; a new host also sets its own image size unless one is given. Tuned rates, which
-        are for the setting as it is, are left out. The changes form
-        the setting's `variant`, so that it has its own results: NAME-SCALE+CHANGES.
-        extra: the user's own models and ports.
-        Raises: ConfigError.
+        None keeps the setting's value; a new host also sets its own image size unless one is given. recipe, fields:
+        other values of the recipe's and of the task's fields; rows that have their own values keep these, and no more
+        epochs are averaged than are trained. Tuned rates,
+        which are for the setting as it is, are left out. The changes form the setting's `variant`, so that it has its
+        own results: NAME-SCALE+CHANGES. extra: the user's own models and ports.
+        Raises: ConfigError, also for fields that do not exist, and for a recipe of a setting that trains nothing.
         """
-        if data is None and host is None and size is None:
+        recipe, fields = dict(recipe or {}), dict(fields or {})
+        if data is None and host is None and size is None and not recipe and not fields:
             return self
         if "" in (data, host):
             raise ConfigError("data and host are names, or None for those of the setting, not ''")
         setting = self.setting(scale)
         task = replace(setting.task, extra=tuple(extra))
         task = task.on(data) if data is not None else task
+        task = _changed(task, fields, ("data", "host", "size", "extra", "revision"))
+        changed_recipe = self._with_recipe(scale, recipe)
         rows = setting.rows
         if host is not None:
             rows = tuple(replace(row, host="") for row in rows)
         if host is not None or size is not None:
             task = task.in_host(host or task.host, size)
-        variant = _variant(setting, task, rows, data, host)
+        variant = "+".join(filter(None, (
+            _variant(setting, task, rows, data, host),
+            *(_part(name, value) for name, value in recipe.items() if value != getattr(setting.recipe, name)),
+            *(_part(name, value) for name, value in fields.items() if value != getattr(setting.task, name)),
+        )))  # fmt: skip
         if variant:
             rows = tuple(replace(row, rate=None) for row in rows)
-        changed = replace(setting, task=task, rows=rows, variant=variant)
+        changed = replace(setting, task=task, recipe=changed_recipe, rows=rows, variant=variant)
         return replace(self, settings={**self.settings, scale: changed})
+
+    def _with_recipe(self, scale: str, changes: Mapping[str, Any]) -> "Recipe | None":
+        """The recipe of a scale with other fields. Raises: ConfigError."""
+        recipe = self.setting(scale).recipe
+        if recipe is None:
+            if changes:
+                raise ConfigError(f"{self.name} trains nothing at {scale} scale: it has no recipe to change")
+            return None
+        epochs = changes.get("epochs", recipe.epochs)
+        fewer = {"average": epochs} if isinstance(epochs, int) and epochs < recipe.average else {}
+        return _changed(recipe, fewer | dict(changes), ("revision",))
 
     def setting_name(self, scale: str) -> str:
         """The name of a scale's results: the scale, and what `elsewhere` changed."""
@@ -278,6 +301,20 @@ def _first(number: int, seeds: tuple[int, ...]) -> tuple[int, ...]:
     """The first seeds of a setting, then the smallest numbers that are not among its seeds."""
     further = (seed for seed in range(number + len(seeds)) if seed not in seeds)
     return (*seeds[:number], *(next(further) for _ in range(number - len(seeds))))
+
+
+def _changed(value: Any, changes: Mapping[str, Any], fixed: Sequence[str]) -> Any:
+    """A task or recipe with other fields. fixed: those that cannot be set so. Raises: ConfigError."""
+    names = [each.name for each in dataclass_fields(value) if each.init and each.name not in fixed]
+    for name in changes:
+        if name not in names:
+            raise ConfigError(f"{type(value).__name__} has no field {name!r} to set; {nearest(name, names)}")
+    return replace(value, **changes) if changes else value
+
+
+def _part(name: str, value: Any) -> str:
+    """A changed field as part of a file name."""
+    return f"{name}_{slug(str(value))}"
 
 
 def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | None, host: str | None) -> str:

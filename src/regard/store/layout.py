@@ -21,6 +21,10 @@ def setting_name_of(snapshot: Mapping[str, Any]) -> str:
     return f"{snapshot.get('scale')}" + (f"+{variant}" if variant else "")
 
 
+LARGEST_FIRST = ("paper", "desk", "smoke")
+"""The scales of studies."""
+
+
 def scale_of(setting: str) -> str:
     """The scale in a setting's name."""
     return setting.partition("+")[0]
@@ -38,12 +42,15 @@ def setting_names(root: Path | str, name: str, folder: str = "studies") -> list[
     return [setting for setting in names if "-" not in setting]
 
 
-def find_setting_name(root: Path | str, name: str, scale: str) -> str:
+def find_setting_name(root: Path | str, name: str, scale: str | None) -> str:
     """The study's setting with exactly this name, else the only one of this scale; `scale` itself if there is none.
 
+    scale: None for the largest one with results, or "desk" without any.
     Raises: ConfigError with the list, if several settings have this scale and all of them have changes.
     """
     settings = setting_names(root, name)
+    if scale is None:
+        scale = next((each for each in LARGEST_FIRST if each in map(scale_of, settings)), "desk")
     if scale in settings:
         return scale
     matches = [setting for setting in settings if scale_of(setting) == scale]

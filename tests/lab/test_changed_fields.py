@@ -1,0 +1,105 @@
+"""Studies with other fields of recipe and task: `Study.elsewhere`, and --set of the command."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard.cli.app import run
+from regard.core import ConfigError
+from regard.lab.study import Study
+from regard.store.results import Results
+from regard.studies import load_study
+
+QUICK = load_study("quickstart")
+
+
+def changed(study: Study = QUICK, scale: str = "smoke", **values: dict[str, object]) -> Study:
+    return study.elsewhere(scale, **values)  # type: ignore[arg-type]
+
+
+def test_all_rows_take_the_fields_and_results_have_their_own_name() -> None:
+    study = changed(recipe={"epochs": 7, "lr": 1e-3}, fields={"limit": 40})
+    assert study.setting_name("smoke") == "smoke+epochs_7+lr_0.001+limit_40"
+    runs = [each for _, each in study.runs("smoke")]
+    assert {(each.recipe.epochs, each.recipe.lr, each.task.limit) for each in runs} == {(7, 1e-3, 40)}  # type: ignore[attr-defined]
+    assert study.setting("desk") == QUICK.setting("desk")
+
+
+def test_what_the_setting_has_already_changes_nothing() -> None:
+    recipe = QUICK.setting("desk").recipe
+    assert recipe is not None
+    same = changed(scale="desk", recipe={"epochs": recipe.epochs})
+    assert same.setting_name("desk") == "desk"
+    assert [each.key for _, each in same.runs("desk", seeds=1)] == [each.key for _, each in QUICK.runs("desk", seeds=1)]
+
+
+def test_tuned_rates_are_left_out() -> None:
+    assert any(row.rate for row in QUICK.rows("desk"))
+    assert not any(row.rate for row in changed(scale="desk", recipe={"epochs": 1}).rows("desk"))
+
+
+def test_no_more_epochs_are_averaged_than_trained() -> None:
+    paper = load_study("esa_fig3_translation")
+    recipe = changed(paper, "paper", recipe={"epochs": 3}).setting("paper").recipe
+    assert recipe is not None
+    assert (recipe.epochs, recipe.average) == (3, 3)
+
+
+def test_rows_keep_their_own_fields() -> None:
+    study = load_study("ska_table1")
+    own = {row.label: row.recipe["epochs"] for row in study.rows("desk") if "epochs" in row.recipe}
+    assert own
+    runs = {row.label: each.recipe.epochs for row, each in changed(study, "desk", recipe={"epochs": 5}).runs("desk")}
+    assert {label: runs[label] for label in own} == own
+    assert {epochs for label, epochs in runs.items() if label not in own} == {5}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"recipe": {"epoch": 1}}, {"recipe": {"revision": 1}}, {"fields": {"data": "digits"}}, {"fields": {"beams": 1}}],
+)
+def test_unknown_fields_are_named(values: dict[str, dict[str, object]]) -> None:
+    with pytest.raises(ConfigError, match="has no field '.*' to set"):
+        changed(**values)
+
+
+def test_a_setting_without_training_has_no_recipe() -> None:
+    untrained = replace(QUICK, settings={"paper": replace(QUICK.setting("desk"), recipe=None)})
+    with pytest.raises(ConfigError, match="quickstart trains nothing at paper scale"):
+        changed(untrained, "paper", recipe={"epochs": 1})
+
+
+def test_the_command_takes_and_repeats_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = str(tmp_path / "results")
+    fields = ["--set", "recipe.epochs=1", "--set", "task.limit=32"]
+    arguments = ["study", "run", "quickstart", "--rows", "SKA", "--seeds", "1", "--results", root, *fields]
+    assert run([*arguments, "--on", "print", "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)
+    assert " --set recipe.epochs=1 --set task.limit=32 " in line["command"]
+    assert run([*arguments, "--workers", "0", "--json"]) == 0
+    assert Results(root).status(line["key"]) == "done"
+    assert run(["study", "power", "quickstart", "--scale", "smoke", "--results", root]) == 2
+    assert "quickstart has no pilot at smoke+epochs_1+limit_32 scale" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["recipe.epochs=many"], "--set recipe.epochs is a whole number, not 'many'"),
+        (["recipe.epoch=1"], "--set has no field 'recipe.epoch'; did you mean recipe.epochs"),
+        (["task.data=digits"], "--set has no field 'task.data'"),
+        (["recipe.epochs=1", "recipe.epochs=2"], "recipe.epochs is set to 1 and to 2"),
+        (["recipe.epochs=0"], "epochs, batch and accumulate are at least 1, not 0"),
+    ],
+)
+def test_wrong_fields_are_refused_in_one_line(
+    fields: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [part for field in fields for part in ("--set", field)]
+    assert run(["study", "run", "quickstart", *given, "--results", str(tmp_path / "results")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "results").exists()
