@@ -34,6 +34,7 @@ from .run_options import (  # fmt: skip
     checked_text,
     find_device,
     find_run,
+    find_task,
     make_run,
     numbers,
     recorded_data,
@@ -88,7 +89,7 @@ def train(
     digest: Digest = None,
     val: Annotated[
         float | None,
-        typer.Option(help="Share of the training images, drawn by the seed, that choose the best weights instead."),
+        typer.Option(help="Share of the training samples that are not trained on and choose the best weights."),
     ] = None,
     as_json: AsJson = False,
     modules: Imports = None,
@@ -96,10 +97,12 @@ def train(
     """Train one mechanism in a host model. Ctrl-C keeps a checkpoint; the same command continues from there."""
     use_data(data_root)
     if val is not None:
+        from regard.tasks.validation import ValidationPart
+
         if not 0 < val < 1:
             raise ConfigError(f"--val is a share between 0 and 1, such as 0.1, not {val}")
-        if task != "classification":
-            raise ConfigError(f"--val has no meaning for --task {task}")
+        if not issubclass(find_task(task, imported(modules)), ValidationPart):
+            raise ConfigError(f"--task {task} has no validation part: leave out --val")
         change = [*(change or []), f"task.val={val}", f"task.val_seed={seed}"]
     run = make_run(mixer, data or "", host, read_size(size) if size else None, seed,
                    all_changes(change, precision, digest), download, extra=imported(modules), task=task)  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regard.store.results import Results
+from regard.tasks.validation import ValidationPart
 from regard.train.run import Run
 
 from .study import Row, Study
@@ -40,7 +41,7 @@ class Tuned:
 def tuning_runs(study: Study, scale: str) -> list[tuple[Row, Run]]:
     """The runs that choose rates, rate by rate over all rows; none where a task has no validation part."""
     setting = study.setting(scale)
-    if setting.recipe is None or "val" not in setting.task.__dataclass_fields__:
+    if setting.recipe is None or not isinstance(setting.task, ValidationPart):
         return []
     rows = [(row, study.run(scale, replace(row, rate=None), SEED)) for row in study.rows(scale)]
     return [(row, _tuning_run(run, factor)) for factor in FACTORS for row, run in rows]
@@ -51,17 +52,21 @@ def _tuning_run(run: Run, factor: float) -> Run:
     epochs = max(1, round(recipe.trained_epochs / 2))
     shorter = replace(recipe, lr=recipe.lr * factor, epochs=epochs, stop_after=0, average=min(recipe.average, epochs))
     start, teacher = (_without_validation_part(needed, run.task.data) for needed in (run.start, run.teacher))
-    task: Any = replace(run.task, val=SHARE, val_seed=SEED, split="val")  # type: ignore[call-arg]
+    task: Any = _without(run.task).validation()
     return replace(run, task=task, recipe=shorter, start=start, teacher=teacher)
+
+
+def _without(task: Any) -> Any:
+    """A task that does not train on the validation part."""
+    return replace(task, val=SHARE, val_seed=SEED)
 
 
 def _without_validation_part(needed: Any, data: str) -> Any:
     """What a run starts or learns from, trained without the part that judges the rates where it is of the same data."""
-    if not isinstance(needed, Run) or needed.task.data != data or "val" not in needed.task.__dataclass_fields__:
+    if not isinstance(needed, Run) or needed.task.data != data or not isinstance(needed.task, ValidationPart):
         return needed
     start, teacher = (_without_validation_part(other, data) for other in (needed.start, needed.teacher))
-    task: Any = replace(needed.task, val=SHARE, val_seed=SEED)  # type: ignore[call-arg]
-    return replace(needed, task=task, start=start, teacher=teacher)
+    return replace(needed, task=_without(needed.task), start=start, teacher=teacher)
 
 
 def chosen(runs: Sequence[tuple[Row, Run]], store: Results, metric: str) -> dict[str, Tuned]:

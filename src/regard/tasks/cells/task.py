@@ -32,6 +32,7 @@ from regard.tasks.data.order import Part, check_parts, part_of
 
 from ..base import Score, Task, Training, Trial
 from ..normalise import Statistics, normalised
+from ..validation import ValidationPart
 from ..weights import Init, check_removed, host_seed, redraw
 
 _NORMAL: Statistics = ([0.1], [0.2])
@@ -45,16 +46,18 @@ _SOURCES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells(Task):
+class Cells(ValidationPart, Task):
     """A class for each asking cell of a board, with a host of one token a cell.
 
     data: a set of boards, `regard.tasks.data.boards`. init: as in `Classification`. split: that is evaluated, "test" or
-    "val". limit: number of boards of an epoch and of the test, 0 = all. download: Fashion-MNIST if it is missing.
+    "val". limit: number of boards of an epoch and of the test, 0 = all. download: Fashion-MNIST if it is missing. val:
+    above 0, the boards "val", which are reserved for it, are the validation part; training boards are always new.
     Raises: ConfigError.
     """
 
     name: ClassVar[str] = "cells"
     metric: ClassVar[str] = "cells"
+    part_name: ClassVar[str] = "val"
     trivial: ClassVar[str] = "any class"
     unit: ClassVar[str] = "boards"
     example_data: ClassVar[str] = "digit_boards(ability=content)"
@@ -69,9 +72,12 @@ class Cells(Task):
     split: Literal["test", "val"] = "test"
     limit: int = 0
     download: bool = False
+    val: float = 0.0
+    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_validation()
         object.__setattr__(self, "data", str(read_boards(self.data)))
         if self.limit < 0:
             raise ConfigError(f"limit is 0 or more, not {self.limit}")

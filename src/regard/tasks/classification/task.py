@@ -33,11 +33,12 @@ from ..class_scores import best_classes, majority, top1_score
 from ..drawing import captioned
 from ..image_task import ImageTask
 from ..normalise import Statistics, digest, is_pretrained, normalised
+from ..validation import ValidationPart
 from ..weights import Init, check_removed, host_seed, redraw
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(ImageTask):
+class Classification(ValidationPart, ImageTask):
     """Top-1 accuracy of a host on images.
 
     size: (height, width) of images. classes: outputs of the host, 0 = as many as the data set has. init: see
@@ -54,6 +55,7 @@ class Classification(ImageTask):
     reads_streams: ClassVar[bool] = True
     metric: ClassVar[str] = "top1"
     further: ClassVar[tuple[str, ...]] = ("loss",)
+    part_name: ClassVar[str] = "val"
     example_data: ClassVar[str] = "digits-canvas"
     sets: ClassVar[Mapping[str, str]] = NAMED
 
@@ -72,11 +74,9 @@ class Classification(ImageTask):
         super().__post_init__()
         if self.classes < 0 or self.limit < 0:
             raise ConfigError(f"classes and limit are 0 or more, not {self.classes} and {self.limit}")
-        if not 0 <= self.val < 1 or (self.split == "val" and not self.val) or self.val_seed < 0:
-            raise ConfigError(
-                f'val is a share, at least 0 and below 1 (split="val" needs one above 0), and val_seed 0 or more; not '
-                f"{self.val} and {self.val_seed}"
-            )
+        self.check_validation()
+        if self.split == "val" and not self.val:
+            raise ConfigError('split="val" needs a share of the training images: val is 0')
         if any(not weight >= 0 for weight in self.class_weights):
             raise ConfigError(f"class_weights are 0 or more, not {self.class_weights}")
         if is_stream(self.data):
@@ -127,7 +127,7 @@ class Classification(ImageTask):
     def train_images(self) -> Images:
         """The training split, at most `limit` images, without the validation part."""
         images = self._limited(self.images_of().train)
-        return images.take(self._parts(len(images))[0]) if self.val else images
+        return images.take(self.divided(len(images))[0]) if self.val else images
 
     def test_images(self) -> Images:
         """The split that is evaluated, at most `limit` images. Raises: DataError without a "held" split."""
@@ -142,21 +142,10 @@ class Classification(ImageTask):
     def _validation_images(self, image_set: ImageSet) -> Images:
         """The part of the training images that is not trained on; on a canvas each has one fixed position."""
         images = self._limited(image_set.train)
-        images = images.take(self._parts(len(images))[1])
+        images = images.take(self.divided(len(images))[1])
         if not image_set.canvas:
             return images
         return Images(placed(images.pixels, self.size, generator("validation", self.val_seed)), images.labels)
-
-    def _parts(self, images: int) -> tuple[np.ndarray, np.ndarray]:
-        """(rows that are trained on, rows that are validated on), both rising. Raises: ConfigError if one is empty."""
-        number = round(self.val * images)
-        if not 0 < number < images:
-            raise ConfigError(f"val={self.val:g} of {images} training images leaves none to train or to validate on")
-        order = generator("validation", self.val_seed).permutation(images)
-        return np.sort(order[number:]), np.sort(order[:number])
-
-    def validation(self) -> "Classification | None":
-        return dataclasses.replace(self, split="val") if self.val and self.split != "val" else None
 
     def _limited(self, images: Images) -> Images:
         """The first `limit` images; evenly spaced ones if the set is sorted by class."""

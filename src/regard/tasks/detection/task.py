@@ -26,6 +26,7 @@ from regard.tasks.data.streams import generator
 from ..base import Score, Training, Trial
 from ..image_task import ImageTask
 from ..normalise import Statistics, digest
+from ..validation import ValidationPart
 from ..weights import check_removed, host_seed
 from . import data as data_sets
 from . import presets
@@ -37,7 +38,7 @@ from .trivial import trivial_answer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Boxes(ImageTask):
+class Boxes(ValidationPart, ImageTask):
     """What detection and instance segmentation have in common; the defaults are for images of about 256 pixels.
 
     size: (height, width) to which images are resized. resize: "stretch", to exactly this size, so that attention sees
@@ -45,8 +46,10 @@ class Boxes(ImageTask):
     that takes no padding mask is refused. scales: factors of the size for training, one at random for each batch.
     width: channels of the feature pyramid. strides: of its maps in pixels. anchor, ratios, proposals, candidates, rois,
     head, mask_head: see `regard.models.detection.Heads`. detections: the largest number in an image, 0 = 100, or more
-    where an image has more objects. split: that is evaluated, "val" or "test". limit: number of images of each split,
-    0 = all: the first ones. corrupt: stop at an image or annotation that is wrong, or skip it with a warning.
+    where an image has more objects. split: that is evaluated, "val", "test", or "held" for the validation part. limit:
+    number of images of each split, 0 = all: the first ones. corrupt: stop at an image or annotation that is wrong, or
+    skip it with a warning. val, val_seed: the validation part, see `regard.tasks.validation.ValidationPart`; it is
+    always drawn from the training images.
     Raises: ConfigError.
     """
 
@@ -73,12 +76,15 @@ class Boxes(ImageTask):
     head: int = 192
     mask_head: tuple[int, int] = (64, 2)
     detections: int = 0
-    split: Literal["val", "test"] = "val"
+    split: Literal["val", "test", "held"] = "val"
     limit: int = 0
     corrupt: Literal["stop", "skip"] = "stop"
+    val: float = 0.0
+    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_validation()
         if self.detector not in self.detectors:
             raise ConfigError(f"detector is one of {', '.join(self.detectors)}, not {self.detector!r}")
         if min(self.limit, self.detections, self.candidates) < 0:
@@ -118,7 +124,7 @@ class Boxes(ImageTask):
         return data_sets.load(self.data, self.kind == "segm", self.corrupt, self.digest)
 
     def part(self, split: str) -> Split:
-        """Images and targets of a split: "train", "val" or "test", at most `limit` images. Raises: DataError."""
+        """Images and targets of a split: "train", "val", "test" or "held", at most `limit`. Raises: DataError."""
         return _split(self, split, self.scenes_of())
 
     def test_scenes(self) -> Sequence[Scene]:
@@ -340,15 +346,19 @@ class Instances(Boxes):
 
 @lru_cache(maxsize=8)
 def _split(task: Boxes, split: str, scene_set: SceneSet) -> Split:
-    if split not in scene_set.splits:
+    name = "train" if split == "held" and task.val else split
+    if name not in scene_set.splits:
         there = ", ".join(scene_set.splits)
         raise DataError(f"{task.data} has no split {split!r} (it has {there}); choose with --set task.split=...")
-    scenes = scene_set.splits[split]
+    scenes = scene_set.splits[name]
     if task.corrupt == "skip" and not task.data.startswith("cued"):
-        scenes = readable(scenes, scene_set.channels, f"{scene_set.checksum[:16]}-{split}")
+        scenes = readable(scenes, scene_set.channels, f"{scene_set.checksum[:16]}-{name}")
     if task.limit and task.limit < len(scenes):
         scenes = [scenes[row] for row in range(task.limit)]
     key = "" if task.data.startswith("cued") else f"{scene_set.checksum[:16]}-{split}-{task.limit}-{task.corrupt}"
+    if task.val and name == "train":
+        scenes = [scenes[int(row)] for row in task.divided(len(scenes))[split == "held"]]
+        key += f"-{task.val:g}-{task.val_seed}" if key else ""
     return Split(scenes, task.size, scene_set.channels, task.resize, key)
 
 

@@ -64,6 +64,11 @@ class MaskSet:
     checksum: str
     ignored: tuple[int, ...] = ()
 
+    @property
+    def reserved(self) -> str | None:
+        """The split that is neither trained on nor tested."""
+        return "val" if "val" in self.splits and self.splits["val"] is not self.splits["test"] else None
+
     @cached_property
     def statistics(self) -> Statistics:
         """Mean and deviation per channel over at most 200 evenly spaced training images."""
@@ -156,14 +161,22 @@ def unknown_label(file: Path, mask: np.ndarray, labels: Sequence[int], void: int
 
 
 class Part:
-    """The first images of a split."""
+    """Some images of a split, by their rows there."""
 
-    def __init__(self, split: Split, number: int) -> None:
-        self.split, self.number = split, min(number, len(split))
-        self.name, self.image, self.mask = split.name, split.image, split.mask
+    def __init__(self, split: Split, rows: Sequence[int] | np.ndarray) -> None:
+        self.split, self.rows = split, rows
 
     def __len__(self) -> int:
-        return self.number
+        return len(self.rows)
+
+    def name(self, row: int) -> str:
+        return self.split.name(int(self.rows[row]))
+
+    def image(self, row: int) -> np.ndarray:
+        return self.split.image(int(self.rows[row]))
+
+    def mask(self, row: int) -> np.ndarray:
+        return self.split.mask(int(self.rows[row]))
 
 
 def read_mask(file: Path) -> np.ndarray:
@@ -263,7 +276,8 @@ def own_set(path: Path, void: int, classes: int, digest: str, names: tuple[str, 
     pairs = find_pairs(path)
     train = pairs["train"]
     names, labels = class_labels(path, train[0][1].parent, lambda: _labels_in(train), void, classes, names)
-    splits: dict[str, Split] = {split: Files(items, labels, void) for split, items in pairs.items()}
+    files = {id(items): Files(items, labels, void) for items in pairs.values()}  # "test" may be "val"
+    splits: dict[str, Split] = {split: files[id(items)] for split, items in pairs.items()}
     if not name:
         _check_classes(path, splits, names, void)
     return MaskSet(name or f"own:{digest}", names, 3, splits, digest)

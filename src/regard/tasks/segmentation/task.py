@@ -24,6 +24,7 @@ from regard.tasks.data.order import check_parts
 from ..base import Score, Training, Trial
 from ..image_task import ImageTask
 from ..normalise import Statistics, digest
+from ..validation import ValidationPart
 from ..weights import check_removed, host_seed
 from .data import CAMVID, NAMED, MaskSet, Part, Split, load, own_digest, path_of
 from .feed import AUGMENTS, Batches, fitted, padded
@@ -46,7 +47,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segmentation(ImageTask):
+class Segmentation(ValidationPart, ImageTask):
     """Mean IoU of a host with a head, at the original resolution of the images.
 
     size: (height, width) of the crops of training and of the windows of the test. head: a name of
@@ -54,8 +55,9 @@ class Segmentation(ImageTask):
     image is resized first, 0 = that of `size`. stride: between windows, as a fraction of their side; scores of
     windows that overlap are averaged. scales: random factors of augment "scale". void: the label of pixels that do not
     count; with 0 the classes start at label 1. classes: of the user's own data, 0 = the lines of their classes.txt, or
-    the labels of the training masks. split: that is evaluated, "test" or "val". limit: number of images of each split,
-    0 = all: the first ones.
+    the labels of the training masks. split: that is evaluated, "test", "val", or "held" for the validation part. val,
+    val_seed: the validation part, see `regard.tasks.validation.ValidationPart`; a split "val" beside "test" is reserved
+    for it. limit: number of images of each split, 0 = all: the first ones.
     Raises: ConfigError.
     """
 
@@ -72,11 +74,14 @@ class Segmentation(ImageTask):
     scales: tuple[float, float] = (0.75, 1.5)
     void: int = 255
     classes: int = 0
-    split: Literal["test", "val"] = "test"
+    split: Literal["test", "val", "held"] = "test"
     limit: int = 0
+    val: float = 0.0
+    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_validation()
         if not 0 < self.scales[0] <= self.scales[1]:
             raise ConfigError(f"scales are the smallest and the largest factor, such as 0.5,2.0, not {self.scales}")
         if not 0 < self.stride <= 1:
@@ -108,10 +113,18 @@ class Segmentation(ImageTask):
     def part(self, split: str) -> Split:
         """A split, at most `limit` images of it. Raises: DataError if the data do not have it."""
         mask_set = self.set_of()
-        if split not in mask_set.splits:
+        drawn = bool(self.val) and mask_set.reserved is None
+        if split == "held" and not drawn:
+            split = mask_set.reserved or "held"
+        name = "train" if split == "held" and drawn else split
+        if name not in mask_set.splits:
             raise DataError(f"{mask_set.name} has no split {split!r}; it has {', '.join(mask_set.splits)}")
-        images = mask_set.splits[split]
-        return Part(images, self.limit) if self.limit else images
+        images = mask_set.splits[name]
+        if self.limit:
+            images = Part(images, range(min(self.limit, len(images))))
+        if drawn and name == "train":
+            images = Part(images, self.divided(len(images))[split == "held"])
+        return images
 
     def model(
         self, mixer: MixerConfig | None, seed: int, removed: bool = False, record: Mapping[str, Any] | None = None
@@ -292,8 +305,8 @@ class Segmentation(ImageTask):
         self, model: nn.Module, device: torch.device, record: Mapping[str, Any], images: int = 4
     ) -> list[Image]:
         """The first images of the evaluated split, each with its truth and its prediction."""
-        mask_set, split = self.set_of(), Part(self.part(self.split), images)
-        statistics = self.statistics(record)
+        mask_set, split = self.set_of(), self.part(self.split)
+        split, statistics = Part(split, range(min(images, len(split)))), self.statistics(record)
         return [
             sheet(split.image(row), [("truth", split.mask(row)), ("prediction", mask)], mask_set.classes,
                   mask_set.ignored)

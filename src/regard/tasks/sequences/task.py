@@ -22,6 +22,7 @@ from regard.tasks.data.order import check_parts
 from ..base import Score, Task, Training, Trial
 from ..class_scores import best_classes, majority, top1_score
 from ..normalise import digest
+from ..validation import ValidationPart
 from ..weights import check_removed, host_seed
 from . import data as data_sets
 from . import inputs, pathfinder, pixels
@@ -43,7 +44,7 @@ TEXT_HOST = "sequence_encoder(grams=5, merge=4)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sequences(Task):
+class Sequences(ValidationPart, Task):
     """Top-1 accuracy of a host on sequences of symbols, or on pairs of them.
 
     host: a model of token ids with the options num_classes, length, vocabulary, pairs and mask; "sequence_encoder" is
@@ -51,8 +52,9 @@ class Sequences(Task):
     sequences of grey values ("cifar10", "digits", ...), or the user's tables with columns text and label, or text1,
     text2 and label. length: symbols of a padded sequence, 0 = the default of the data; longer texts are cut, images are
     resized (1,024 pixels and 4,000 bytes in the paper). mask: mechanisms that can apply a padding mask get one; for
-    the others, padding is part of the input. split: "test", or "held" for the samples that are reserved for tuning.
-    limit: number of training and test samples, 0 = all: the first ones. tested: number of test samples, 0 = all.
+    the others, padding is part of the input. split: "test", or "held" for the validation part. limit: number of
+    training and test samples, 0 = all: the first ones. tested: number of test samples, 0 = all. val, val_seed: the
+    validation part, see `regard.tasks.validation.ValidationPart`.
     Raises: ConfigError.
     """
 
@@ -70,9 +72,12 @@ class Sequences(Task):
     split: Literal["test", "held"] = "test"
     limit: int = 0
     tested: int = 0
+    val: float = 0.0
+    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_validation()
         if min(self.length, self.limit, self.tested) < 0:
             raise ConfigError(
                 f"length, limit and tested are 0 or more, not {self.length}, {self.limit} and {self.tested}"
@@ -120,8 +125,10 @@ class Sequences(Task):
         return data_sets.load(self.data, self.tokens)
 
     def train_split(self) -> Split:
-        """The training samples, at most `limit`."""
-        return _first(self.sequences_of().train, self.limit)
+        """The training samples, at most `limit`, without the validation part."""
+        sequences = self.sequences_of()
+        samples = _first(sequences.train, self.limit)
+        return samples.take(self.divided(len(samples))[0]) if self.val and sequences.held is None else samples
 
     def test_split(self) -> Split:
         """The samples that are evaluated, at most `limit` and `tested`. Raises: DataError without a "held" split."""
@@ -129,8 +136,11 @@ class Sequences(Task):
 
     def _test_split(self, sequences: SequenceSet, split: str) -> Split:
         samples = sequences.test if split == "test" else sequences.held
+        if samples is None and self.val:
+            first = _first(sequences.train, self.limit)
+            samples = first.take(self.divided(len(first))[1])
         if samples is None:
-            raise DataError(f'{sequences.name} has no samples reserved for tuning; use split="test"')
+            raise DataError(f'{sequences.name} has no samples reserved for tuning; use split="test", or set val')
         return _first(samples, min(filter(None, (self.limit, self.tested)), default=0))
 
     def record(self) -> dict[str, Any]:
@@ -155,7 +165,7 @@ class Sequences(Task):
 
     def sample_counts(self) -> tuple[int, int]:
         counts = data_sets.known_counts(self.data)
-        if counts is None or self.split != "test":
+        if counts is None or self.split != "test" or self.val:
             return super().sample_counts()
         limit = self.limit or max(counts)
         return min(counts[0], limit), min(counts[1], limit, self.tested or counts[1])

@@ -18,6 +18,7 @@ from regard.models.translator import END, PAD, SPECIAL, START, translator
 
 from ..base import Score, Task, Training, Trial
 from ..jackknife import jackknife_values
+from ..validation import ValidationPart
 from ..weights import check_removed, host_seed
 from . import texts
 from .alignment import alignments, picture
@@ -36,7 +37,7 @@ DRAWN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translation(Task):
+class Translation(ValidationPart, Task):
     """BLEU of translations by beam search.
 
     host: "translator" with options, see `regard.models.translator`; or a function in `extra` with the same arguments.
@@ -44,8 +45,10 @@ class Translation(Task):
     allowed). source, target: the languages, which are the suffixes of the files. vocabulary: largest number of tokens
     of the shared byte-pair encoding, which is trained on the training texts. longest: largest number of tokens in a
     sentence. place: the attention that the mechanism replaces: "self" (encoder and decoder), "encoder" (its
-    self-attention alone) or "cross" (from the decoder to the encoder). split: that is evaluated, "test" or "val".
-    beam, penalty: of the search. limit: number of training and of test sentences, the first ones; 0 = all.
+    self-attention alone) or "cross" (from the decoder to the encoder). split: that is evaluated, "test", "val", or
+    "held" for the validation part. beam, penalty: of the search. limit: number of training and of test sentences, the
+    first ones; 0 = all. val, val_seed: the validation part, see `regard.tasks.validation.ValidationPart`; a split "val"
+    beside "test" is reserved for it.
     Raises: ConfigError.
     """
 
@@ -64,13 +67,16 @@ class Translation(Task):
     vocabulary: int = 8000
     longest: int = 256
     place: Literal["self", "encoder", "cross"] = "self"
-    split: Literal["test", "val"] = "test"
+    split: Literal["test", "val", "held"] = "test"
     beam: int = 4
     penalty: float = 0.6
     limit: int = 0
+    val: float = 0.0
+    val_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_validation()
         texts.check_languages(self.source, self.target)
         if self.vocabulary < 1:
             raise ConfigError(f"vocabulary is a number of tokens, at least 1, not {self.vocabulary}")
@@ -107,12 +113,23 @@ class Translation(Task):
         return texts.load(self.data, self.source, self.target)
 
     def train_sentences(self) -> Sentences:
-        """The training sentences, at most `limit`."""
-        return self.corpus().split("train").first(self.limit)
+        """The training sentences, at most `limit`, without the validation part."""
+        sentences = self.corpus().split("train").first(self.limit)
+        return sentences.take(self.divided(len(sentences))[0]) if self._draws else sentences
 
     def test_sentences(self) -> Sentences:
         """The sentences of the split that is evaluated, at most `limit`. Raises: DataError without this split."""
-        return self.corpus().split(self.split).first(self.limit)
+        if self.split != "held":
+            return self.corpus().split(self.split).first(self.limit)
+        if self._draws:
+            sentences = self.corpus().split("train").first(self.limit)
+            return sentences.take(self.divided(len(sentences))[1])
+        return self.corpus().split("val" if "val" in self.corpus().splits else "held").first(self.limit)
+
+    @property
+    def _draws(self) -> bool:
+        """Whether the validation part is drawn from the training sentences."""
+        return bool(self.val) and "val" not in self.corpus().splits
 
     def words(self, record: Mapping[str, Any] | None = None) -> Vocabulary:
         """The vocabulary. record: as for `model`; None = trained on the training texts."""
@@ -264,7 +281,7 @@ class Translation(Task):
         }
 
     def sample_counts(self) -> tuple[int, int]:
-        if self.data not in texts.COUNTS or self.split != "test":
+        if self.data not in texts.COUNTS or self.split != "test" or self.val:
             return super().sample_counts()
         train, test = texts.COUNTS[self.data]
         limit = self.limit or max(train, test)

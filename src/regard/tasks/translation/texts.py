@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,11 @@ class Sentences:
     def first(self, number: int) -> "Sentences":
         """The first sentences; 0 = all."""
         return Sentences(self.source[: number or None], self.target[: number or None], self.files)
+
+    def take(self, rows: Iterable[int]) -> "Sentences":
+        """The sentences of these rows."""
+        rows = list(rows)
+        return Sentences(tuple(self.source[row] for row in rows), tuple(self.target[row] for row in rows), self.files)
 
 
 @dataclass(frozen=True)
