@@ -32,7 +32,7 @@ from . import data as data_sets
 from . import presets
 from .feed import AUGMENTS, Batch, Batches, Split, readable, resized, scaled_size
 from .predictions import Frame, as_json, found_in, predictions_of
-from .scenes import Scene, SceneSet
+from .scenes import Scene, SceneSet, Taken
 from .score import Found, evaluate
 from .trivial import trivial_answer
 
@@ -357,7 +357,7 @@ def _split(task: Boxes, split: str, scene_set: SceneSet) -> Split:
         scenes = [scenes[row] for row in range(task.limit)]
     key = "" if task.data.startswith("cued") else f"{scene_set.checksum[:16]}-{split}-{task.limit}-{task.corrupt}"
     if task.val and name == "train":
-        scenes = [scenes[int(row)] for row in task.divided(len(scenes))[split == "held"]]
+        scenes = Taken(scenes, task.divided(len(scenes))[split == "held"])
         key += f"-{task.val:g}-{task.val_seed}" if key else ""
     return Split(scenes, task.size, scene_set.channels, task.resize, key)
 
