@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from pilot_store import make_store
 from regard.cli.app import run
 from regard.cli.tables import without_empty_columns
+from regard.lab.table import snapshot_path
+from regard.measure.sequential import Looks
 
 ROOT = Path(__file__).parents[1]
 
@@ -175,3 +178,17 @@ def test_seeds_after_a_look_at_verdicts_are_said_to_cost_level(
         said[seeds] = capsys.readouterr().err
     assert said[None] == said[3] == ""
     assert said[5].startswith("esa_fig3 has verdicts on 3 seeds already.")
+
+
+def test_a_study_of_added_seeds_is_shown_with_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_store(tmp_path, claims=[], decide=Looks().to_json())
+    path = snapshot_path(tmp_path, "quickstart", "desk")
+    path.write_text(snapshot_path(tmp_path, "pilot", "desk").read_text().replace('"pilot"', '"quickstart"'))
+    assert run(["study", "show", "quickstart", "--results", str(tmp_path), "--json"]) == 0
+    rows = {row["row"]: row["done"] for row in json.loads(capsys.readouterr().out)}
+    assert rows == {"softmax": 3, "SKA": 3, "MiTA": 3, "w/o": 3, "uniform": 3}
+    assert (
+        run(["study", "show", "quickstart", "--scale", "desk+x", "--set", "recipe.lr=1", "--results", str(tmp_path)])
+        == 2
+    )
+    assert "leave out --data, --host, --size, --set" in capsys.readouterr().err

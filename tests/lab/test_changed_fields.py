@@ -27,6 +27,43 @@ def test_all_rows_take_the_fields_and_results_have_their_own_name() -> None:
     assert study.setting("desk") == QUICK.setting("desk")
 
 
+def test_one_change_has_one_name_and_two_have_two() -> None:
+    first = changed(recipe={"lr": 0.1, "epochs": 7})
+    second = changed(recipe={"epochs": 7, "lr": 0.1})
+    assert first.setting_name("smoke") == second.setting_name("smoke") == "smoke+epochs_7+lr_0.1"
+    names = {changed(recipe={"weight_decay": value}).setting_name("smoke") for value in (1, 1.0)}
+    assert names == {"smoke+weight_decay_1.0"}
+    assert changed(recipe={"lr": 0.1}).setting_name("smoke") != first.setting_name("smoke")
+
+
+@pytest.mark.parametrize("values", [{"recipe": {"betas": [0.9, 0.99]}}, {"fields": {"download": True}}])
+def test_what_changes_no_result_keeps_name_and_rates(values: dict[str, dict[str, object]]) -> None:
+    assert QUICK.setting("desk").recipe.betas == (0.9, 0.99)  # type: ignore[union-attr]
+    same = changed(scale="desk", **values)
+    assert same.setting_name("desk") == "desk"
+    assert same.rows("desk") == QUICK.rows("desk")
+
+
+def test_changes_are_not_chained() -> None:
+    """The second call would not know what the first one changed, and use its name for other results."""
+    with pytest.raises(ConfigError, match="quickstart is changed at smoke scale already: give all changes in one call"):
+        changed(changed(recipe={"lr": 0.1}), recipe={"epochs": 7})
+
+
+def test_long_changes_are_names_of_files(tmp_path: Path) -> None:
+    values = {"lr": 0.123456789, "weight_decay": 0.123456789, "betas": (0.912345678, 0.99912345), "warmup": 0.123456789,
+              "smoothing": 0.123456789, "clip": 1.23456789, "epochs": 7}  # fmt: skip
+    names = [changed(recipe={**values, "batch": batch}).setting_name("smoke") for batch in (8, 16)]
+    assert names[0] != names[1]
+    assert all(len(name) < 140 for name in names)
+
+
+def test_fewer_epochs_end_earlier() -> None:
+    recipe = changed(load_study("ska_table5"), "paper", recipe={"epochs": 1}).setting("paper").recipe
+    assert recipe is not None
+    assert recipe.trained_epochs == 1
+
+
 def test_what_the_setting_has_already_changes_nothing() -> None:
     recipe = QUICK.setting("desk").recipe
     assert recipe is not None
@@ -91,6 +128,8 @@ def test_the_command_takes_and_repeats_them(tmp_path: Path, capsys: pytest.Captu
         (["recipe.epoch=1"], "--set has no field 'recipe.epoch'; did you mean recipe.epochs"),
         (["task.data=digits"], "--set has no field 'task.data'"),
         (["recipe.epochs=1", "recipe.epochs=2"], "recipe.epochs is set to 1 and to 2"),
+        (["recipe.augment=bogus"], "bogus"),
+        (["recipe.optimizer=nonsense"], "unknown optimizer 'nonsense'"),
         (["recipe.epochs=0"], "epochs, batch and accumulate are at least 1, not 0"),
     ],
 )

@@ -1,7 +1,7 @@
 """Seeds that are added until claims are decided, with runs whose scores are drawn instead of trained."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from regard.lab.run_study import planned_jobs, run_study
 from regard.lab.snapshot import write_snapshot
 from regard.lab.study import Setting
 from regard.lab.table import Table, load_snapshot
+from regard.measure.sequential import Looks
 from regard.store.results import Results
+from regard.studies import load_study
 from tiny_task import Tiny
 
 MEANS = {"softmax": 80.0, "SKA": 88.0, "near": 80.4, "same": 80.0, "context": 70.0, "w/o": 60.0, "uniform": 65.0,
@@ -173,6 +175,75 @@ def test_a_row_that_always_fails_keeps_no_other_claim_open(tmp_path: Path) -> No
     assert words == {"SKA": "supported", "near": "not judged", "same": "supported"}
 
 
+def test_runs_that_are_there_already_are_part_of_the_table(tmp_path: Path) -> None:
+    """Two studies share rows in one folder: the second one has the gate, and what it claims, from the first."""
+    store = Results(tmp_path)
+    added(STUDY, store)
+    again = added(replace(STUDY, name="again", claims=STUDY.claims[:1]), store)
+    assert again.counts == {}
+    table = Table.load(tmp_path, "again", "desk")
+    assert table.gate.passed is True
+    assert [claim.verdict.word for claim in table.claims] == ["supported"]
+    other = replace(STUDY, name="other", claims=(Claim("context", "softmax", "top1"),))
+    assert added(other, store).counts["done"] == 3
+    assert Table.load(tmp_path, "other", "desk").claims[0].verdict.word == "contradicted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edited(DrawnStudy):
+    """The same study, whose runs have other keys: their recipe was edited."""
+
+    def run(self, scale: str, row: Row, seed: int) -> Any:
+        return replace(super().run(scale, row, seed + 500), seed=seed + 500)
+
+
+def test_a_study_that_was_edited_after_a_look_is_refused(tmp_path: Path) -> None:
+    added(STUDY, Results(tmp_path))
+    before = seeds(Results(tmp_path))
+    edited = Edited(**{each.name: getattr(STUDY, each.name) for each in fields(STUDY)})
+    with pytest.raises(
+        ConfigError, match="drawn is not what it was at its first interim analysis: row softmax, seed 0"
+    ):
+        added(edited, Results(tmp_path))
+    assert seeds(Results(tmp_path)) == before
+    assert added(STUDY, Results(tmp_path)).counts == {}
+
+
+def test_failed_runs_are_named_and_repeated(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    decision = added(replace(STUDY, fails=tuple(range(100))), store)
+    assert re.fullmatch(r"too many runs failed \(\d+ of near\); --retry repeats them", decision.reason)
+    assert "near" not in added(STUDY, store).counts
+    assert Table.load(tmp_path, "drawn", "desk").line("near").n == 0
+    repeated = added(STUDY, store, retry=True)
+    assert repeated.counts["failed"] == 0
+    assert Table.load(tmp_path, "drawn", "desk").line("near").n >= 3
+    assert "every claim is decided" in repeated.reason
+
+
+def test_what_another_process_executes_is_not_called_stopped(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    with store.lock(STUDY.run("desk", ROWS[0], 0).key):
+        assert added(STUDY, store).reason.startswith("another process executes runs of it")
+
+
+def test_the_cheapest_claims_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes' work at a time: first the claim whose new row takes a second, then the other ones."""
+    seconds = {"SKA": 900.0, "near": 1.0, "same": 300.0}
+    monkeypatch.setattr("regard.lab.decide.estimate", lambda *args: {(label, 0): s for label, s in seconds.items()})
+    ended: list[str] = []
+    added(STUDY, Results(tmp_path), watch=lambda event: ended.extend([event.row] if event.kind == "done" else []))
+    firsts = [ended.index(label) for label in ("near", "same", "SKA")]
+    assert firsts == sorted(firsts)
+
+
+def test_a_host_that_cannot_be_built_is_refused_before_any_run(tmp_path: Path) -> None:
+    study = load_study("quickstart").elsewhere("desk", host="resnet18", size=(9, 9))
+    with pytest.raises(ConfigError):
+        decide(study, "desk", Results(tmp_path / "results"), workers=0)
+    assert not (tmp_path / "results").exists()
+
+
 def test_pairs_are_counted_without_failed_runs(tmp_path: Path) -> None:
     store = Results(tmp_path)
     added(replace(STUDY, fails=(1, 3)), store)
@@ -210,7 +281,7 @@ def test_added_seeds_are_not_turned_into_fixed_ones(tmp_path: Path) -> None:
 def test_the_command_that_continues_a_changed_study_names_what_was_changed(tmp_path: Path) -> None:
     root = tmp_path / "two words"
     study = replace(STUDY, settings={"desk": replace(STUDY.setting("desk"), variant="cifar10")})
-    added(study, Results(root))
+    write_snapshot(study, "desk", Results(root), planned=(), looks=Looks())
     options = "with the same --data, --host, --size and --set;"
     command = f"regard study run drawn --scale desk --decide --results '{root}', {options}"
     with pytest.raises(ConfigError, match=re.escape(command)):

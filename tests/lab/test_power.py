@@ -9,6 +9,7 @@ from scipy import stats
 from pilot_store import PILOT, make_store
 from regard.core import ConfigError
 from regard.lab.power import prospects
+from regard.measure.sequential import Looks
 from regard.measure.statistics import decided_difference, deviation_bounds, power, seeds_needed
 from regard.measure.verdicts import claim_p
 
@@ -99,6 +100,21 @@ def test_what_is_decided_takes_no_hours(tmp_path: Path) -> None:
     found = prospects(tmp_path, "pilot", "desk", hours=72 / 3600)
     assert [(each.decided, each.reachable) for each in found] == [(True, None)] * 3 + [(False, 21)]
     assert [each.hours for each in found[:3]] == [0.0] * 3
+
+
+def test_added_seeds_end_with_the_last_analysis(tmp_path: Path) -> None:
+    """MiTA's claim needs 105 seeds; where seeds are added, an analysis has its share of the level, and 18 are most."""
+    looks = Looks()
+    make_store(tmp_path, claims=CLAIMS, decide=looks.to_json())
+    *_, mita = prospects(tmp_path, "pilot", "desk", hours=200 / 3600)
+    assert (mita.seeds, mita.most, mita.hours, mita.reachable) == (None, 18, None, 18)
+    level = 0.05 / 2 * looks.shares[-1]
+    assert mita.chance == pytest.approx(power(18, mita.target, mita.sd, level=level, other=2 + abs(mita.mean)))
+    few, none = (prospects(tmp_path, "pilot", "desk", hours=seconds / 3600)[-1] for seconds in (20, 10))
+    assert few.reachable == 5
+    assert few.chance is not None
+    assert few.chance < mita.chance
+    assert (none.reachable, none.chance) == (3, 0.0)
 
 
 def test_without_a_pilot_the_command_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from regard.core import ConfigError, Extra, nearest
 from regard.core.paths import named_folder, user_path
+from regard.core.validation import as_float
 
 if TYPE_CHECKING:
     from regard.store.results import Results
@@ -288,7 +289,7 @@ def checked_value(name: str, value: Any, default: Any) -> Any:
             if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
                 raise ConfigError(f"--set {name} is {expected}, not {value!r}")
             break
-    return value
+    return as_float(value, default)
 
 
 def find_device(name: str) -> Any:

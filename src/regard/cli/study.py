@@ -67,13 +67,22 @@ def show_study(
         show_analysis(name, scale, results, as_json)
         return None
     if "+" in scale:
+        if change or data or host or size:
+            raise ConfigError(
+                f"--scale {scale} names results with their changes: leave out --data, --host, --size, --set"
+            )
         return _show_snapshot(name, scale, results, as_json)
     from regard.lab.claims import claim_text
     from regard.lab.executors.local import usual_workers
+    from regard.lab.table import load_snapshot, snapshot_path
     from regard.store.layout import setting_names
 
     study = find_study(name, scale, data, host, size, data_root, modules, changes=change)
     store, setting = Results(results), study.setting_name(scale)
+    if snapshot_path(results, study.name, setting).exists() and load_snapshot(results, study.name, setting).get(
+        "decide"
+    ):
+        return _show_snapshot(name, setting, results, as_json)  # with the rates that were chosen, and all seeds
     runs = study.runs(scale) if study.setting(scale).recipe else ()
     number = min(workers or usual_workers(), max(len(runs), 1))
     estimates: dict[tuple[str, int], float] = {}
@@ -125,8 +134,10 @@ def _hours(study: "Study", scale: str, store: Results, estimates: dict[tuple[str
 
 
 def _show_snapshot(name: str, setting: str, results: Path, as_json: bool) -> None:
-    """Show the rows of a study on other data or in another host, from the snapshot of its results."""
+    """Show the rows of a study with changes, or of one whose seeds are added, from the snapshot of its results."""
+    from regard.lab.claims import claim_text
     from regard.lab.table import load_snapshot
+    from regard.store.layout import scale_of
 
     snapshot, store = load_snapshot(results, name, setting), Results(results)
     lines = []
@@ -136,7 +147,9 @@ def _show_snapshot(name: str, setting: str, results: Path, as_json: bool) -> Non
             "row": row["label"], "mechanism": row["spelling"], "host": row["host"], "seeds": len(states),
             "done": states.count("done"), "failed": states.count("failed"), "running": states.count("running"),
         })  # fmt: skip
-    show(lines, as_json, f"{snapshot['title']} ({snapshot['source']}), {setting}", [str(snapshot.get("task"))])
+    claims = [f"claim: {claim_text(claim, scale_of(setting))}" for claim in snapshot.get("claims") or ()]
+    notes = [str(snapshot.get("task")), snapshot["question"], *claims]
+    show(lines, as_json, f"{snapshot['title']} ({snapshot['source']}), {setting}", notes)
 
 
 @study_app.command("power")

@@ -51,7 +51,11 @@ def show_prospects(
         line: dict[str, Any] = {"claim": prospect.text, "pilot": prospect.pilot}
         line |= {"difference": _short(prospect.mean, "+"), "deviation": deviation}
         line |= {f"{n} seeds decide": f"{prospect.decides[n]:.1f}" for n in seeds}
-        needed = "decided" if prospect.decided else prospect.seeds or ("unknown" if prospect.sd == 0 else "> 200")
+        needed = (
+            "decided"
+            if prospect.decided
+            else prospect.seeds or ("unknown" if prospect.sd == 0 else f"> {prospect.most}")
+        )
         line |= {"seeds for it": needed, "hours": "" if prospect.decided else _short(prospect.hours)}
         if hours is not None:
             chance = "" if prospect.chance is None else f"{100 * prospect.chance:.0f} %"

@@ -127,7 +127,7 @@ def run(
         use_data(data_root)
         run_and_print_analysis(name, scale, results, as_json)
         return
-    chosen = {"--seeds": seeds, "--retry": retry, "--fresh": fresh,
+    chosen = {"--seeds": seeds, "--fresh": fresh,
               "--dry-run": dry_run, "--only": only}  # fmt: skip
     if decide and (given := _given(chosen)):
         raise ConfigError(f"--decide chooses seeds itself: leave out {', '.join(given)}")
@@ -168,7 +168,8 @@ def run(
 
                 decision = add_seeds(study, scale, store, hours=6.0 if hours is None else hours,
                                      workers=workers, compile=compile, devices=devices, place=place,
-                                     rows="" if rows == "*" else rows, watch=display.show_event)  # fmt: skip
+                                     rows="" if rows == "*" else rows, retry=retry,
+                                     watch=display.show_event)  # fmt: skip
                 counts = {state: decision.counts.get(state, 0) for state in STATES}
                 display.print_line(f"ended: {decision.reason}")
             else:

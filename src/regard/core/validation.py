@@ -60,6 +60,11 @@ def plain_number(value: Any) -> Any:
     return value
 
 
+def as_float(value: object, example: object) -> object:
+    """A whole number as a float where the example is one: both spell the same, and so have the same key."""
+    return float(value) if isinstance(example, float) and type(value) is int else value
+
+
 def check_fields(config: object, error: type[RegardError] = ConfigError) -> None:
     """Compare the fields of a dataclass with their annotations; annotations without a rule allow any value.
 

@@ -1,8 +1,8 @@
 """`regard study run --decide`: seeds are added to the rows of undecided claims, until nothing more can be decided."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -17,11 +17,12 @@ from regard.train.run import Run
 
 from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values
 from .comparability import on_one_device
+from .estimate import estimate
 from .executors.base import Place
 from .power import missing_seconds, row_seconds
 from .progress import Event
 from .run_jobs import needs
-from .run_study import Execution, execute_jobs, execution, planned_jobs
+from .run_study import Execution, check_jobs, execute_jobs, execution, planned_jobs, reset
 from .snapshot import removed_if_refused, write_snapshot
 from .study import Row, Study
 from .table import load_snapshot, snapshot_path
@@ -40,10 +41,10 @@ class Decision:
 
 @dataclass(frozen=True)
 class _Plan:
-    """seeds: of each row that is needed, by label. runs: with these seeds, of the rows whose rates are chosen. reason:
-    why it ends when all these runs have ended."""
+    """labels: the rows that are needed next. runs: of these, and of rows that have some already. reason: why it ends
+    when all these runs have ended."""
 
-    seeds: Mapping[str, int]
+    labels: Set[str]
     runs: Sequence[tuple[Row, Run]]
     reason: str
 
@@ -61,59 +62,108 @@ def decide(
     place: Place | None = None,
     tune: bool | None = None,
     rows: str = "",
+    retry: bool = False,
     watch: Callable[[Event], None] | None = None,
 ) -> Decision:
     """Train seeds until every claim is decided, nothing can be decided in the time left, or the hours are spent.
 
     The interim analyses are stored in the study's snapshot before the first run; a second call goes on with them. First
-    the baseline and the controls get seeds, until the gate is passed; then both sides of undecided claims. No run
-    begins after `hours`; those that run end. tune: choose the learning rate of every row on a validation part
-    (`tuning`) before its first run; None: at desk scale. rows: by label or glob, rows that get their first seeds in any
-    case, such as those that no claim names. The others are as in `run_study`.
-    Raises: ConfigError for a study whose seeds were fixed when it began, or an unknown row; otherwise as `run_study`.
+    the baseline and the controls get seeds, until the gate is passed; then both sides of undecided claims, those first
+    whose next analysis takes the least time. No run begins after `hours`; those that run end. tune: choose the learning
+    rate of every row on a validation part (`tuning`) before its first run; None: at desk scale. rows: by label or glob,
+    rows that get their first seeds in any case, such as those that no claim names. The others are as in `run_study`.
+    Raises: ConfigError for a study whose seeds were fixed when it began, for one whose claims or runs are not those of
+    its first analyses, and for an unknown row; otherwise as `run_study`.
     """
     if hours <= 0:
         raise ConfigError(f"hours is a positive number, not {hours}")
     how = execution(workers, place, devices, compile)
     tune = scale == "desk" if tune is None else tune
     further = [row.label for row in study.rows(scale, rows)] if rows else []
+    check_jobs(study, scale, planned_jobs(study, scale, study.runs(scale, seeds=1)), how)
     with removed_if_refused(study, scale, store):
-        return _decide(study, scale, store, hours, how, tune, further, watch)
+        looks = _looks(study, scale, store)
+        write_snapshot(study, scale, store, planned=(), looks=looks)
+        tuning = _Tuning(study, scale, store, tune)
+        if retry:
+            tuning.retry(looks)
+        return _decide(tuning, looks, hours, how, further, watch)
 
 
 def _decide(
-    study: Study,
-    scale: str,
-    store: Results,
+    tuning: "_Tuning",
+    looks: Looks,
     hours: float | int,
     how: Execution,
-    tune: bool,
     further: Sequence[str],
     watch: Callable[[Event], None] | None,
 ) -> Decision:
     start, totals = time.monotonic(), dict[str, int]()
-    looks = _looks(study, scale, store)
-    deadline = start + 3600 * hours
-    write_snapshot(study, scale, store, planned=(), looks=looks)
-    tuning = tuning_runs(study, scale) if tune else []
-    processes = how.place.slots(how.devices)
+    scale, store, processes = tuning.scale, tuning.store, how.place.slots(how.devices)
     while True:
         left = 3600 * hours - (time.monotonic() - start)
-        rates = chosen(tuning, store, study.metric)
-        tuned = with_rates(study, scale, rates)
-        plan = _planned(tuned, scale, store, looks, left * processes, further)
-        untuned = [(row, run) for row, run in tuning if row.label in plan.seeds.keys() - rates.keys()]
+        study = tuning.study()
+        plan = _planned(study, scale, store, looks, left, processes, further)
+        untuned = tuning.runs_for(plan.labels)
         if not untuned:
-            write_snapshot(tuned, scale, store, planned=plan.runs, looks=looks)
+            tuning.check_unchanged(study)
+            write_snapshot(study, scale, store, planned=plan.runs, looks=looks)
         missing = [(row, run) for row, run in untuned or plan.runs if store.status(run.key) not in ENDED]
         if not missing:
             return Decision(plan.reason, totals)
         if left <= 0:
             return Decision(f"the {hours:g} hours are spent; the same command goes on", totals)
-        counts = execute_jobs(planned_jobs(tuned, scale, missing, how.compile), store, how, watch, deadline)
+        jobs = planned_jobs(study, scale, missing, how.compile)
+        counts = execute_jobs(jobs, store, how, watch, start + 3600 * hours)
         totals = {state: totals.get(state, 0) + number for state, number in counts.items()}
-        if any(number for state, number in counts.items() if state not in ENDED):
-            return Decision("runs were stopped; the same command continues them", totals)
+        if others := {state: number for state, number in counts.items() if number and state not in ENDED}:
+            busy = "another process executes runs of it; the same command goes on when they have ended"
+            stopped = "runs were stopped; the same command continues them"
+            return Decision(busy if set(others) == {"busy"} else stopped, totals)
+
+
+class _Tuning:
+    """The learning rates of a study's rows: of rows that have runs, those of these runs; of others, chosen first."""
+
+    def __init__(self, study: Study, scale: str, store: Results, tune: bool) -> None:
+        self.plain, self.scale, self.store = study, scale, store
+        self.runs = tuning_runs(study, scale) if tune else []
+        self.listed = [run for run in self._snapshot()["runs"] if store.outcome(run["key"]) is not None]
+        self.as_they_are = {run["row"] for run in self.listed if self._key(study, run) == run["key"]}
+
+    def _snapshot(self) -> dict[str, Any]:
+        return load_snapshot(self.store.root, self.plain.name, self.plain.setting_name(self.scale))
+
+    def _key(self, study: Study, run: Mapping[str, Any]) -> str:
+        """The key that the run of a snapshot has in a study; "" without its row."""
+        rows = [row for row in study.setting(self.scale).rows if row.label == run["row"]]
+        return study.run(self.scale, rows[0], run["seed"]).key if rows else ""
+
+    def study(self) -> Study:
+        """The study with the rates that are chosen."""
+        return with_rates(self.plain, self.scale, chosen(self.runs, self.store, self.plain.metric))
+
+    def runs_for(self, labels: Set[str]) -> list[tuple[Row, Run]]:
+        """The runs that choose the rates of these rows, where they have not ended and no run has a rate yet."""
+        known = chosen(self.runs, self.store, self.plain.metric).keys() | self.as_they_are
+        return [(row, run) for row, run in self.runs if row.label in labels - known]
+
+    def retry(self, looks: Looks) -> None:
+        """Reopen failed runs; those that choose the rate of a row only while no run has it."""
+        done = {run["row"] for run in self.listed if (self.store.outcome(run["key"]) or {}).get("status") == "done"}
+        reset([run for row, run in self.runs if row.label not in done], self.store, False)
+        reset([run for _, run in self.study().runs(self.scale, seeds=2 * looks.pairs[-1])], self.store, False)
+
+    def check_unchanged(self, study: Study) -> None:
+        """Raises: ConfigError if a run that was tested is not one of the study any more."""
+        for run in self.listed:
+            if self._key(study, run) != run["key"]:
+                raise ConfigError(
+                    f"{study.name} is not what it was at its first interim analysis: row {run['row']}, seed "
+                    f"{run['seed']} is another run now, by its task, recipe, mechanism or learning rate. To test new "
+                    "runs under the same error level would break it; carry it out again in another folder: --results "
+                    "FOLDER"
+                )
 
 
 def _looks(study: Study, scale: str, store: Results) -> Looks:
@@ -134,10 +184,12 @@ def _looks(study: Study, scale: str, store: Results) -> Looks:
     return Looks.from_json(snapshot["decide"])
 
 
-def _planned(study: Study, scale: str, store: Results, looks: Looks, seconds: float, further: Sequence[str]) -> _Plan:
-    """What the next interim analyses need, the runs seed by seed.
+def _planned(
+    study: Study, scale: str, store: Results, looks: Looks, left: float, processes: int, further: Sequence[str]
+) -> _Plan:
+    """The runs of the next interim analyses, seed by seed: of the cheapest ones that keep all processes busy.
 
-    seconds: of the processes in the time left, in which nothing else runs. further: rows that get their first seeds.
+    left: seconds, in which nothing else runs. further: rows that get their first seeds at last.
     """
     possible = study.runs(scale, seeds=2 * looks.pairs[-1])  # with room for runs that fail
     outcomes = [(row.label, run, store.outcome(run.key)) for row, run in possible]
@@ -150,30 +202,69 @@ def _planned(study: Study, scale: str, store: Results, looks: Looks, seconds: fl
     rows: list[dict[str, Any]] = [{"label": row.label, "control": row.control} for row in study.rows(scale)]
     snapshot = {"rows": rows, "scale": scale, "claims": [asdict(claim) for claim in study.claims]}
     controls = [row["label"] for row in rows if row["control"]]
-    compared = [claim_rows(claim) for claim in judgeable(snapshot)]
+    claims = [claim_rows(claim) for claim in judgeable(snapshot)]
     values = {row["label"]: row_values(runs, row["label"], study.metric) for row in rows}
     gate = gate_differences(values, controls, study.baseline)
-    reachable = _reachable(looks, compared, runs, _Missing(possible, store), seconds)
+    passed = bool(gate_passed(looks, gate))
+    times = _Times(possible, store, runs, _estimated(study, scale, store, claims, runs, processes) if passed else {})
+    reachable = _reachable(looks, claims, times, left * processes)
     wanted = next_pairs(looks, claim_differences(snapshot, runs), gate, reachable)
     failed = {label: {run["seed"] for run in runs if run["row"] == label and _failed(run)} for label in values}
-    numbers = dict.fromkeys(values, 0)
-    compared += [(study.baseline, label) for label in controls]
-    for labels, pairs in zip(compared, np.concatenate(wanted).tolist(), strict=True):
-        seeds = _seeds_for(pairs, [failed[label] for label in labels])
-        for label in labels:
-            numbers[label] = max(numbers[label], seeds)
-    passed = bool(gate_passed(looks, gate))
-    if not np.concatenate(wanted).any():
-        numbers |= dict.fromkeys(further, looks.pairs[0])
+    compared = [*claims, *((study.baseline, label) for label in controls)]
+    asked = [(labels, pairs) for labels, pairs in zip(compared, np.concatenate(wanted).tolist(), strict=True) if pairs]
+    seeds_of = [(labels, _seeds_for(pairs, [failed[label] for label in labels])) for labels, pairs in asked]
+    lost = sorted({label for labels, seeds in seeds_of for label in labels if not seeds and failed[label]})
+    needed = [(labels, seeds) for labels, seeds in seeds_of if seeds]
+    needed = needed or [((label,), looks.pairs[0]) for label in further]
     places = {seed: index for index, seed in enumerate(dict.fromkeys(run.seed for _, run in possible))}
+    numbers, lacking = dict.fromkeys(values, 0), 0
+    for labels, seeds in sorted(needed, key=lambda each: times.lacking(*each)):
+        if lacking >= 2 * processes:
+            break
+        numbers |= {label: max(numbers[label], seeds) for label in labels}
+        lacking = sum(places[run.seed] < numbers[label] for label, run, outcome in outcomes if outcome is None)
+    listed = {label for labels in compared for label in labels} | set(further)
     return _Plan(
-        {label: number for label, number in numbers.items() if number},
-        [(row, run) for row, run in possible if places[run.seed] < numbers[row.label]],
-        "every claim is decided, or has hardly a chance in the analyses and the time left"
-        if passed
-        else f"{study.baseline} is not shown to be above {' and '.join(controls)}, and more seeds have hardly a chance "
-        "to show it: no claim can be judged here",
+        {label for label, number in numbers.items() if number},
+        [
+            (row, run)
+            for row, run in possible
+            if places[run.seed] < numbers[row.label] or (row.label in listed and store.outcome(run.key) is not None)
+        ],
+        _reason(study.baseline, controls, passed, {label: len(failed[label]) for label in lost}),
     )
+
+
+def _reason(baseline: str, controls: Sequence[str], passed: bool, lost: Mapping[str, int]) -> str:
+    """Why nothing is left to be trained. lost: failed runs of rows that nothing can be decided with."""
+    if lost:
+        rows = ", ".join(f"{number} of {label}" for label, number in lost.items())
+        return f"too many runs failed ({rows}); --retry repeats them"
+    if passed:
+        return "every claim is decided, or has hardly a chance in the analyses and the time left"
+    return (
+        f"{baseline} is not shown to be above {' and '.join(controls)}, and more seeds have hardly a chance to show "
+        "it: no claim can be judged here"
+    )
+
+
+def _estimated(
+    study: Study,
+    scale: str,
+    store: Results,
+    claims: Sequence[tuple[str, ...]],
+    runs: Sequence[Mapping[str, Any]],
+    processes: int,
+) -> dict[str, float]:
+    """The estimated seconds of a run of the rows of claims that have none, at desk scale: from a few timed steps."""
+    setting, known = study.setting(scale), {run["row"] for run in runs}
+    new = {label for labels in claims for label in labels} - known
+    rows = tuple(row for row in setting.rows if row.label in new)
+    if scale != "desk" or len(claims) < 2 or not rows:
+        return {}
+    alone = {scale: replace(setting, rows=rows)}
+    timed = estimate(replace(study, settings=alone, baseline=rows[0].label, claims=()), scale, store, processes)
+    return {label: seconds for (label, part), seconds in timed.items() if part == 0}
 
 
 def _failed(run: Mapping[str, Any]) -> bool:
@@ -186,10 +277,22 @@ def _seeds_for(pairs: int, failed: Sequence[set[int]]) -> int:
     return 0 if lost > pairs else pairs + lost * (pairs > 0)
 
 
-class _Missing:
-    """What the first seeds of rows lack before their own runs can begin: runs that they start or learn from."""
+class _Times:
+    """What further seeds of rows take, with the runs that they start or learn from.
 
-    def __init__(self, possible: Sequence[tuple[Row, Run]], store: Results) -> None:
+    estimated: seconds of a run of rows without finished ones; others take the mean of all rows.
+    """
+
+    def __init__(
+        self,
+        possible: Sequence[tuple[Row, Run]],
+        store: Results,
+        runs: Sequence[Mapping[str, Any]],
+        estimated: Mapping[str, float],
+    ) -> None:
+        labels = list(dict.fromkeys(row.label for row, _ in possible))
+        self.each, self.counts = row_seconds(labels, runs)
+        self.each |= {label: seconds for label, seconds in estimated.items() if not self.counts[label]}
         needed = [(row.label, {each.key for each in needs(run)}) for row, run in possible]
         outcomes = {key: store.outcome(key) for key in set().union(*(keys for _, keys in needed))}
         seconds = [float(outcome.get("seconds") or 0.0) for outcome in outcomes.values() if outcome is not None]
@@ -198,28 +301,15 @@ class _Missing:
         for label, keys in needed:
             self.keys.setdefault(label, []).append({key for key in keys if outcomes[key] is None})
 
-    def seconds(self, labels: Sequence[str], seeds: int) -> float:
-        """Of the missing ones, each counted once, by the mean of those that are there."""
-        return self.mean * len(set().union(*(keys for label in labels for keys in self.keys[label][:seeds])))
+    def lacking(self, labels: Sequence[str], seeds: int) -> float:
+        """Seconds of the runs that rows lack to a number of seeds; runs that they need first count once each."""
+        first = set().union(*(keys for label in labels for keys in self.keys[label][:seeds]))
+        return missing_seconds(labels, seeds, self.each, self.counts) + self.mean * len(first)
 
 
-def _reachable(
-    looks: Looks,
-    compared: Sequence[tuple[str, ...]],
-    runs: Sequence[Mapping[str, Any]],
-    needed: _Missing,
-    seconds: float,
-) -> NDArray[np.int64]:
-    """The largest interim analysis that each claim can reach alone in so many seconds of the processes.
-
-    A row without finished runs takes the mean of the others; without any, every analysis counts as reachable.
-    """
-    each, counts = row_seconds(list(needed.keys), runs)
-
-    def lacks(labels: tuple[str, ...], pairs: int) -> float:
-        return missing_seconds(labels, pairs, each, counts) + needed.seconds(labels, pairs)
-
+def _reachable(looks: Looks, claims: Sequence[tuple[str, ...]], times: _Times, seconds: float) -> NDArray[np.int64]:
+    """The largest interim analysis that each claim can reach alone in so many seconds of the processes."""
     reachable = [
-        max((pairs for pairs in looks.pairs if lacks(labels, pairs) <= seconds), default=0) for labels in compared
+        max((pairs for pairs in looks.pairs if times.lacking(labels, pairs) <= seconds), default=0) for labels in claims
     ]
     return np.array(reachable, np.int64)

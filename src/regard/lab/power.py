@@ -8,12 +8,15 @@ from statistics import fmean
 from typing import Any
 
 from regard.core import ConfigError
+from regard.measure.sequential import Looks
 from regard.measure.statistics import FEWEST, LEVEL, decided_difference, deviation_bounds, interval, power, seeds_needed
 
 from .claims import claim_rows, claim_text, differences, judgeable
 from .table import Table, finished_runs, load_snapshot
 
 DECIDED = ("supported", "contradicted")
+MOST = 200
+"""Seeds of a row that are thought of."""
 SEEDS = (3, 5, 8, 12)
 """Numbers of seeds for which the smallest difference is computed that they decide."""
 
@@ -24,10 +27,11 @@ class Prospect:
 
     pilot: its paired seeds. mean, sd: of their differences; low, high: the 95 % interval of the deviation. target: the
     observed distance from what the claim has to exclude. decides: by number of seeds, the difference that they decide
-    with 80 % probability. seeds: that decide the observed difference, None above 200 and where the pilot's differences
-    are all equal, of which no deviation follows. hours: for these seeds. reachable: seeds in the hours given, chance:
-    that they decide the observed difference; None without hours. of_gate: of the baseline against a control. decided:
-    by the seeds that are there; then there is nothing left to train.
+    with 80 % probability. seeds: that decide the observed difference, None above `most` and where the pilot's
+    differences are all equal, of which no deviation follows. hours: for these seeds. reachable: seeds in the hours
+    given, chance: that they decide the observed difference; None without hours. of_gate: of the baseline against a
+    control. decided: by the seeds that are there; then there is nothing left to train. most: seeds that are possible,
+    those of the last analysis where seeds are added until claims are decided.
     """
 
     text: str
@@ -44,6 +48,7 @@ class Prospect:
     chance: float | None = None
     of_gate: bool = False
     decided: bool = False
+    most: int = MOST
 
 
 def prospects(
@@ -58,7 +63,8 @@ def prospects(
     snapshot = load_snapshot(root, name, scale)
     runs = finished_runs(root, snapshot)
     claims = judgeable(snapshot)
-    compared = _compared(snapshot, claims, Table.load(root, name, scale))
+    table = Table.load(root, name, scale)
+    compared, looks = _compared(snapshot, claims, table), table.looks
     seconds, counts = row_seconds([row["label"] for row in snapshot["rows"]], runs)
     open_ones = [each for each in compared if not each.decided]
     reachable = None if hours is None else _reachable(open_ones, seconds, counts, 3600 * hours * workers)
@@ -66,7 +72,7 @@ def prospects(
     for each in compared:
         values = list(differences(runs, each.rows, each.metric).values())
         if len(values) >= 2:
-            found.append(_prospect(each, values, seconds, counts, workers, reachable))
+            found.append(_prospect(each, values, seconds, counts, workers, reachable, looks))
     if not found:
         raise ConfigError(
             f"{name} has no pilot at {scale} scale in {root}: no claim has two finished seeds of both its rows; "
@@ -136,24 +142,37 @@ def _prospect(
     counts: Mapping[str, int],
     workers: int,
     reachable: int | None,
+    looks: Looks | None,
 ) -> Prospect:
     found, level = interval(values), compared.level
     mean, sd = found.mean or 0.0, found.sd or 0.0
     target = compared.target(mean)
     low, high = deviation_bounds(sd, len(values))
-    seeds = seeds_needed(sd, target, level=level, other=(other := compared.other(mean)))
-    chance = None
+    other, chance = compared.other(mean), None
+
+    def chance_at(number: int) -> float:
+        share = 1.0 if looks is None else looks.shares[looks.pairs.index(number)]
+        return power(number, target, sd, level=level * share, other=other) if number >= FEWEST else 0.0
+
+    if looks is None:
+        seeds = seeds_needed(sd, target, level=level, other=other)
+    else:
+        further = [pairs for pairs in looks.pairs if pairs > len(values)]
+        seeds = next((pairs for pairs in further if chance_at(pairs) >= 0.8), None) if sd else None
+        if reachable is not None:
+            reachable = max((pairs for pairs in further if pairs <= reachable), default=len(values))
     if compared.decided:
         seeds, reachable = len(values), None
     elif sd == 0:
         seeds = None
     elif reachable is not None:
-        chance = power(reachable, target, sd, level=level, other=other) if reachable >= FEWEST else 0.0
+        chance = chance_at(reachable) if looks is None or reachable > len(values) else 0.0
     return Prospect(
         text=compared.text, pilot=len(values), mean=mean, sd=sd, low=low, high=high, target=target,
         decides={n: decided_difference(n, sd, level) for n in SEEDS}, seeds=seeds,
         hours=None if seeds is None else missing_seconds(compared.rows, seeds, seconds, counts) / 3600 / workers,
         reachable=reachable, chance=chance, of_gate=compared.of_gate, decided=compared.decided,
+        most=MOST if looks is None else looks.pairs[-1],
     )  # fmt: skip
 
 

@@ -70,26 +70,30 @@ def run_study(
         jobs = [job for job in jobs if job.run.key == only]
     if not jobs:
         raise ConfigError(f"{study.name} has no run {only} at {scale} scale with these rows, seeds and data")
-    _check_devices(jobs, how)
-    if study.setting(scale).variant:  # the user's own host and size, which no row may be able to use
-        for task in {job.run.task.host: job.run.task for job in jobs}.values():
-            task.trial(None)
+    check_jobs(study, scale, jobs, how)
     with removed_if_refused(study, scale, store):
         if (retry or fresh) and not how.place.here:  # a place that refuses the runs does so before any is deleted
             how.place.open(store, devices, len(jobs)).close(stop=False)
         write_snapshot(study, scale, store, seeds, rows)
         if retry or fresh:
-            _reset([job.run for job in jobs], store, fresh)
+            reset([job.run for job in jobs], store, fresh)
         return execute_jobs(jobs, store, how, watch)
 
 
-def _check_devices(jobs: Sequence[Job], how: Execution) -> None:
-    """Raises: DeviceError if the place cannot divide the batches of these runs, or of those that they need."""
+def check_jobs(study: Study, scale: str, jobs: Sequence[Job], how: Execution) -> None:
+    """Refuse what no run could do, before anything is written.
+
+    Raises: DeviceError if the place cannot divide the batches of these runs, or of those that they need; ConfigError if
+    the user's own host or size cannot be built.
+    """
     for job in jobs:
         for needed in (job.run, *needs(job.run)):
             check_parts(how.devices * how.place.nodes, needed.recipe.batch)
             if how.place.here:
                 check_devices(how.devices, needed.recipe.batch, "auto")
+    if study.setting(scale).variant:
+        for task in {job.run.task.host: job.run.task for job in jobs}.values():
+            task.trial(None)
 
 
 def planned_jobs(study: Study, scale: str, planned: Sequence[tuple[Row, Run]], compile: bool = False) -> list[Job]:
@@ -141,7 +145,7 @@ def _in_order(jobs: Sequence[Job], store: Results) -> list[Job]:
     return first + rest
 
 
-def _reset(runs: Sequence[Run], store: Results, fresh: bool) -> None:
+def reset(runs: Sequence[Run], store: Results, fresh: bool) -> None:
     """Reopen failed runs, or with `fresh` delete all runs that have ended; also the runs that these need, each once."""
     keys: set[str] = set()
     for run in runs:

@@ -1,6 +1,7 @@
 """Study: the rows, scales and claims of one table or figure, as data."""
 
 import fnmatch
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, Extra, nearest
-from regard.core.validation import check_fields, checked, shown
+from regard.core.validation import as_float, check_fields, checked, shown
 from regard.store.layout import slug
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ Scale = Literal["smoke", "desk", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "desk", "paper")
 MOST_SEEDS = 10_000
 """Of a row."""
+LONGEST_VARIANT = 120
 
 
 @dataclass(frozen=True)
@@ -245,30 +247,40 @@ class Study:
         own results: NAME-SCALE+CHANGES. extra: the user's own models and ports.
         Raises: ConfigError, also for fields that do not exist, and for a recipe of a setting that trains nothing.
         """
-        recipe, fields = dict(recipe or {}), dict(fields or {})
         if data is None and host is None and size is None and not recipe and not fields:
             return self
+        if self.setting(scale).variant:
+            raise ConfigError(f"{self.name} is changed at {scale} scale already: give all changes in one call")
         if "" in (data, host):
             raise ConfigError("data and host are names, or None for those of the setting, not ''")
         setting = self.setting(scale)
         task = replace(setting.task, extra=tuple(extra))
         task = task.on(data) if data is not None else task
-        task = _changed(task, fields, ("data", "host", "size", "extra", "revision"))
-        changed_recipe = self._with_recipe(scale, recipe)
+        task = _changed(task, fields or {}, ("data", "host", "size", "extra", "revision"))
+        changed_recipe = self._with_recipe(scale, recipe or {})
         rows = setting.rows
         if host is not None:
             rows = tuple(replace(row, host="") for row in rows)
         if host is not None or size is not None:
             task = task.in_host(host or task.host, size)
-        variant = "+".join(filter(None, (
+        parts = [
             _variant(setting, task, rows, data, host),
-            *(_part(name, value) for name, value in recipe.items() if value != getattr(setting.recipe, name)),
-            *(_part(name, value) for name, value in fields.items() if value != getattr(setting.task, name)),
-        )))  # fmt: skip
+            *_parts(setting.recipe, changed_recipe, recipe or {}),
+            *(_parts(setting.task.identity(), task.identity(), fields) if fields else ()),
+        ]
+        variant = _short("+".join(filter(None, parts)))
         if variant:
             rows = tuple(replace(row, rate=None) for row in rows)
         changed = replace(setting, task=task, recipe=changed_recipe, rows=rows, variant=variant)
-        return replace(self, settings={**self.settings, scale: changed})
+        study = replace(self, settings={**self.settings, scale: changed})
+        if recipe or fields:
+            from regard.train.optimizer import check_optimizer
+
+            for row in rows:
+                run = study.run(scale, row, changed.numbers[0])
+                run.task.check(run.recipe)
+                check_optimizer(run.recipe)
+        return study
 
     def _with_recipe(self, scale: str, changes: Mapping[str, Any]) -> "Recipe | None":
         """The recipe of a scale with other fields. Raises: ConfigError."""
@@ -278,7 +290,8 @@ class Study:
                 raise ConfigError(f"{self.name} trains nothing at {scale} scale: it has no recipe to change")
             return None
         epochs = changes.get("epochs", recipe.epochs)
-        fewer = {"average": epochs} if isinstance(epochs, int) and epochs < recipe.average else {}
+        names = ("average", "stop_after") if isinstance(epochs, int) and epochs > 0 else ()
+        fewer = {name: epochs for name in names if getattr(recipe, name) > epochs}
         return _changed(recipe, fewer | dict(changes), ("revision",))
 
     def setting_name(self, scale: str) -> str:
@@ -309,12 +322,22 @@ def _changed(value: Any, changes: Mapping[str, Any], fixed: Sequence[str]) -> An
     for name in changes:
         if name not in names:
             raise ConfigError(f"{type(value).__name__} has no field {name!r} to set; {nearest(name, names)}")
-    return replace(value, **changes) if changes else value
+    plain = {name: as_float(given, getattr(value, name)) for name, given in changes.items()}
+    return replace(value, **plain) if changes else value
 
 
-def _part(name: str, value: Any) -> str:
-    """A changed field as part of a file name."""
-    return f"{name}_{slug(str(value))}"
+def _parts(before: Any, after: Any, changes: Mapping[str, Any]) -> list[str]:
+    """The fields of `changes` that have other values now, as parts of a file name, in the order of the fields."""
+    names = [each.name for each in dataclass_fields(after) if each.name in changes] if changes else []
+    changed = [(name, getattr(after, name)) for name in names if getattr(after, name) != getattr(before, name)]
+    return [f"{name}_{slug(str(value))}" for name, value in changed]
+
+
+def _short(variant: str) -> str:
+    """The variant; what is too long for a file name ends with 8 hexadecimal digits of its SHA-256."""
+    if len(variant) <= LONGEST_VARIANT:
+        return variant
+    return f"{variant[:LONGEST_VARIANT]}_{hashlib.sha256(variant.encode()).hexdigest()[:8]}"
 
 
 def _variant(setting: Setting, task: "Task", rows: tuple[Row, ...], data: str | None, host: str | None) -> str:

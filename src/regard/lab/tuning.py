@@ -83,7 +83,7 @@ def chosen(runs: Sequence[tuple[Row, Run]], store: Results, metric: str) -> dict
 def _choose(scores: Mapping[float, float | None]) -> Tuned:
     valid = {rate: score for rate, score in scores.items() if score is not None}
     middle = sorted(scores)[len(scores) // 2]
-    return Tuned(scores, max(valid, key=lambda rate: valid[rate]) if valid else middle)
+    return Tuned(scores, max(valid, key=lambda rate: (valid[rate], rate == middle)) if valid else middle)
 
 
 def with_rates(study: Study, scale: str, tuned: Mapping[str, Tuned]) -> Study:

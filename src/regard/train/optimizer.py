@@ -53,12 +53,12 @@ def _group_lr(scale: float, lr: float | None) -> dict[str, float]:
     return {} if scale == 1.0 else {"lr_scale": scale}
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
-    """timm's optimizer of the recipe's name, with the groups of `param_groups`.
+def check_optimizer(recipe: Recipe) -> Any:
+    """timm's facts about the recipe's optimizer.
 
-    Raises: ConfigError for an unknown name or a second-order optimizer; DeviceError if a package or GPU is missing.
+    Raises: ConfigError for an unknown name or a second-order optimizer.
     """
-    from timm.optim import create_optimizer_v2, get_optimizer_info
+    from timm.optim import get_optimizer_info
 
     try:
         info = get_optimizer_info(recipe.optimizer)
@@ -72,6 +72,17 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
         raise ConfigError(
             f"{recipe.optimizer} needs second derivatives, which the training loop does not compute; use another one"
         )
+    return info
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> Any:
+    """timm's optimizer of the recipe's name, with the groups of `param_groups`.
+
+    Raises: as `check_optimizer`; DeviceError if a package or GPU is missing.
+    """
+    from timm.optim import create_optimizer_v2
+
+    info = check_optimizer(recipe)
     options: dict[str, Any] = {} if info.has_betas else {"momentum": recipe.betas[0]}
     if info.has_betas and info.num_betas == 2:
         options["betas"] = recipe.betas
