@@ -205,6 +205,10 @@ def test_a_study_that_was_edited_after_a_look_is_refused(tmp_path: Path) -> None
         ConfigError, match="drawn is not what it was at its first interim analysis: row softmax, seed 0"
     ):
         added(edited, Results(tmp_path))
+    setting = STUDY.setting("desk")
+    recipe = replace(edited, settings={"desk": replace(setting, recipe=Recipe(epochs=2))})
+    with pytest.raises(ConfigError, match="not what it was at its first interim analysis"):
+        added(recipe, Results(tmp_path))
     assert seeds(Results(tmp_path)) == before
     assert added(STUDY, Results(tmp_path)).counts == {}
 

@@ -82,9 +82,9 @@ def decide(
     further = [row.label for row in study.rows(scale, rows)] if rows else []
     check_jobs(study, scale, planned_jobs(study, scale, study.runs(scale, seeds=1)), how)
     with removed_if_refused(study, scale, store):
-        looks = _looks(study, scale, store)
+        looks, tuning = _looks(study, scale, store), _Tuning(study, scale, store, tune)
+        tuning.check_unchanged(tuning.study())
         write_snapshot(study, scale, store, planned=(), looks=looks)
-        tuning = _Tuning(study, scale, store, tune)
         if retry:
             tuning.retry(looks)
         return _decide(tuning, looks, hours, how, further, watch)
@@ -128,11 +128,10 @@ class _Tuning:
     def __init__(self, study: Study, scale: str, store: Results, tune: bool) -> None:
         self.plain, self.scale, self.store = study, scale, store
         self.runs = tuning_runs(study, scale) if tune else []
-        self.listed = [run for run in self._snapshot()["runs"] if store.outcome(run["key"]) is not None]
+        begun = snapshot_path(store.root, study.name, study.setting_name(scale)).exists()
+        listed = load_snapshot(store.root, study.name, study.setting_name(scale))["runs"] if begun else []
+        self.listed = [run for run in listed if store.outcome(run["key"]) is not None]
         self.as_they_are = {run["row"] for run in self.listed if self._key(study, run) == run["key"]}
-
-    def _snapshot(self) -> dict[str, Any]:
-        return load_snapshot(self.store.root, self.plain.name, self.plain.setting_name(self.scale))
 
     def _key(self, study: Study, run: Mapping[str, Any]) -> str:
         """The key that the run of a snapshot has in a study; "" without its row."""
