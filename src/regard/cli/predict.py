@@ -35,7 +35,7 @@ def predict(
     annotations: Annotated[
         Path | None,
         typer.Option(
-            help="With --coco: the annotation file whose image ids the results have. Default: the files' names.",
+            help="With --coco: the annotation file whose image ids the results have. Default: the files' paths.",
             parser=user_path,
             metavar="FILE",
         ),
