@@ -68,9 +68,9 @@ def select_view(model: nn.Module, name: str = "auto") -> str:
     has = available_views(model)
     if not has:
         raise UnsupportedError(
-            f"{type(model).__name__} has nothing to show: no one grid of patches (patch_embed.grid_size) with attention "
-            "between them, no Factors, no deformable and no dynamic convolution; regard.capture gives the weights of any "
-            "layer"
+            f"{type(model).__name__} has nothing to show: no one grid of patches (patch_embed.grid_size) with "
+            "attention between them, no Factors, no deformable and no dynamic convolution; regard.capture gives the "
+            "weights of any layer"
         )
     if name == "auto":
         return has[0]
