@@ -121,6 +121,14 @@ def test_the_command_takes_and_repeats_them(tmp_path: Path, capsys: pytest.Captu
     assert "quickstart has no pilot at smoke+epochs_1+limit_32 scale" in capsys.readouterr().err
 
 
+def test_rows_that_keep_their_own_value_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["study", "show", "ska_table1", "--scale", "desk", "--no-estimate", "--set", "recipe.epochs=5"]) == 0
+    kept = [row.label for row in load_study("ska_table1").rows("desk") if "epochs" in row.recipe]
+    assert capsys.readouterr().err.splitlines() == [f"{label} keeps its own epochs" for label in kept]
+    assert run(["study", "run", "ska_table1", "--scale", "desk+epochs_5"]) == 2
+    assert "changes are options: --scale desk with --data, --host, --size or --set" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -1,5 +1,6 @@
 """The options of `regard study`: which study, on which data, and where its runs are executed."""
 
+import sys
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,9 @@ def find_study(
         task = replace(setting.task, digest=digest)  # type: ignore[call-arg]
         study = replace(study, settings={**study.settings, scale: replace(setting, task=task)})
     values = _changes(study, scale, changes or [])
+    for row in study.rows(scale):
+        if own := sorted({*row.recipe} & {*values["recipe"]} | {*row.task} & {*values["task"]}):
+            print(f"{row.label} keeps its own {', '.join(own)}", file=sys.stderr)
     return study.elsewhere(
         scale, data, host, read_size(size) if size else None, imported(modules), recipe=values["recipe"],
         fields=values["task"],

@@ -176,7 +176,9 @@ class Study:
     def setting(self, scale: str) -> Setting:
         """The setting of a scale. Raises: ConfigError for a scale that this study does not have."""
         if scale not in self.settings:
-            raise ConfigError(f"{self.name} has no scale {scale!r}; {nearest(scale, self.settings)}")
+            plain, changed, _ = scale.partition("+")
+            hint = f"changes are options: --scale {plain} with --data, --host, --size or --set" if changed else ""
+            raise ConfigError(f"{self.name} has no scale {scale!r}; {hint or nearest(scale, self.settings)}")
         return self.settings[scale]
 
     @checked
