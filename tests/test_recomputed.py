@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-FILES = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*/evidence.json"))
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+FILES = sorted(RESULTS.rglob("evidence.json"))
 
 
 def interval(x: list[float]) -> tuple[float, float, float]:
@@ -104,7 +105,7 @@ def test_the_committed_figures_follow_from_the_outcomes(file: Path) -> None:
     assert not (passed and unknown) or table["headline"] == f"The {len(words)} claims are not judged yet."
     for name in set(words) if passed and not unknown else ():
         assert f"{words.count(name)} {'is' if words.count(name) == 1 else 'are'}" in table["headline"]
-    for page in (file.with_name("report.html"), file.with_name("table.md"), file.parents[1] / "README.md"):
+    for page in (file.with_name("report.html"), file.with_name("table.md"), RESULTS / "README.md"):
         assert table["headline"] in page.read_text(), "run tools/redraw_results.py, and correct docs/results/README.md"
 
 
@@ -128,7 +129,7 @@ def test_the_errors_of_the_test_sample_follow_from_the_samples(file: Path) -> No
             assert claim["verdict"]["sampling"] == pytest.approx(stats.sem(mean))
 
 
-@pytest.mark.parametrize("file", sorted(FILES[0].parents[1].glob("advice/*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("advice/*.json")), ids=lambda file: file.stem)
 def test_the_correlations_of_advice_follow_from_its_plans(file: Path) -> None:
     content = json.loads(file.read_text())
     drawn = [record for record in content["records"] if not record["recommended"]]

@@ -62,11 +62,12 @@ def _data(page: str) -> str:
 
 def main() -> None:
     """Write the files of the folders that are named, or of all."""
-    for file in sorted(RESULTS.glob("*/evidence.json")):
-        if sys.argv[1:] in ([], [file.parent.name]) or file.parent.name in sys.argv[1:]:
+    for file in sorted(RESULTS.rglob("evidence.json")):
+        folder = str(file.parent.relative_to(RESULTS))
+        if not sys.argv[1:] or folder in sys.argv[1:]:
             for name, text in files(file).items():
                 write_atomically(file.with_name(name), text)
-            print(file.parent.name)
+            print(folder)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,17 @@ def test_without_one_best_is_refused_in_one_line(tmp_path: Path, capsys: pytest.
     )
 
 
-@pytest.mark.parametrize("options", [["--val", "1.5"], ["--val", "0"], ["--val", "0.1", "--task", "segmentation"]])
+@pytest.mark.parametrize("options", [["--val", "1.5"], ["--val", "0"]])
 def test_impossible_validation_is_wrong_use(options: list[str], tmp_path: Path) -> None:
     assert run(["train", "SKA()", "--results", str(tmp_path), *options]) == 2
+
+
+def test_an_own_task_without_a_validation_part_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bare_task.py").write_text(
+        "from regard.tasks import Task\n\nclass Bare(Task):\n    name = 'bare'\n\nTASKS = (Bare,)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "SKA()", "--task", "bare", "--import", "bare_task", "--val", "0.1"]) == 2
+    assert capsys.readouterr().err == "regard: --task bare has no validation part: leave out --val\n"

@@ -164,7 +164,7 @@ def power(
     """Say from the finished (pilot) seeds which differences more seeds would decide, and in how many hours."""
     from regard.lab.power import SEEDS, prospects
     from regard.lab.table import snapshots
-    from regard.store.layout import find_setting_name
+    from regard.store.layout import find_setting_name, scale_of
 
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers is 1 or more, not {workers}")
@@ -173,7 +173,10 @@ def power(
     if name not in STUDIES and name not in {study for study, _ in snapshots(results)}:
         raise ConfigError(f"no study {name!r}; {nearest(name, STUDIES)}")
     number = workers or os.cpu_count() or 1
-    found = prospects(results, name, find_setting_name(results, name, scale), hours=hours, workers=number)
+    setting = find_setting_name(results, name, scale)
+    if scale is None and scale_of(setting) == "smoke":  # which judges no claim
+        setting = "desk"
+    found = prospects(results, name, setting, hours=hours, workers=number)
     show_prospects(found, SEEDS, hours, number, as_json)
 
 
