@@ -255,7 +255,7 @@ def test_what_only_images_have_is_refused(changes: dict[str, Any]) -> None:
     ("changes", "message"),
     [
         ({"place": "decoder"}, "place is self, encoder or cross"),
-        ({"split": "train"}, "split is test or val"),
+        ({"split": "train"}, "split is test, val or held"),
         ({"beam": 0}, "beam at least 1"),
         ({"longest": 1}, "longest is at least 2"),
         ({"target": "en"}, "two languages"),
