@@ -10,7 +10,7 @@ import typer
 
 from regard.core import ConfigError, nearest
 from regard.core.paths import user_path
-from regard.lab.study import SCALES
+from regard.store.layout import SCALES
 from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES
 
@@ -74,14 +74,12 @@ def show_study(
         return _show_snapshot(name, scale, results, as_json)
     from regard.lab.claims import claim_text
     from regard.lab.executors.local import usual_workers
-    from regard.lab.table import load_snapshot, snapshot_path
+    from regard.lab.table import load_snapshot
     from regard.store.layout import setting_names
 
     study = find_study(name, scale, data, host, size, data_root, modules, changes=change)
     store, setting = Results(results), study.setting_name(scale)
-    if snapshot_path(results, study.name, setting).exists() and load_snapshot(results, study.name, setting).get(
-        "decide"
-    ):
+    if setting in setting_names(results, study.name) and load_snapshot(results, study.name, setting).get("decide"):
         return _show_snapshot(name, setting, results, as_json)  # with the rates that were chosen, and all seeds
     runs = study.runs(scale) if study.setting(scale).recipe else ()
     number = min(workers or usual_workers(), max(len(runs), 1))

@@ -26,8 +26,7 @@ LargestScale = Annotated[
     str | None,
     typer.Option("--scale", help="smoke, desk or paper, with changes such as desk+cifar10. Default: the largest here."),
 ]
-Rows = Annotated[str, typer.Option(help="Rows by label or glob, such as 'MiTA*', separated by commas.")]
-RunRows = Annotated[
+Rows = Annotated[
     str,
     typer.Option(
         help="Rows by label or glob, such as 'MiTA*', separated by commas. With --decide: these too get three seeds, "

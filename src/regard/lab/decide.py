@@ -19,6 +19,7 @@ from .claims import claim_differences, claim_rows, gate_differences, judgeable, 
 from .comparability import on_one_device
 from .estimate import estimate
 from .executors.base import Place
+from .jobs import ENDED
 from .power import missing_seconds, row_seconds
 from .progress import Event
 from .run_jobs import needs
@@ -27,8 +28,6 @@ from .snapshot import removed_if_refused, write_snapshot
 from .study import Row, Study
 from .table import load_snapshot, snapshot_path
 from .tuning import chosen, tuning_runs, with_rates
-
-ENDED = ("done", "failed")
 
 
 @dataclass(frozen=True)
@@ -227,8 +226,8 @@ def _planned(
         {label for label, number in numbers.items() if number},
         [
             (row, run)
-            for row, run in possible
-            if places[run.seed] < numbers[row.label] or (row.label in listed and store.outcome(run.key) is not None)
+            for (row, run), (label, _, outcome) in zip(possible, outcomes, strict=True)
+            if places[run.seed] < numbers[label] or (label in listed and outcome is not None)
         ],
         _reason(study.baseline, controls, passed, {label: len(failed[label]) for label in lost}),
     )

@@ -11,6 +11,8 @@ from regard.train.environment import is_environment_error
 from regard.train.torchrun import launch
 from regard.train.watch import Watch
 
+ENDED = ("done", "failed")
+"""The states of runs that have ended, in the store."""
 JobResult = tuple[str, dict[str, Any] | None, str]
 """(state, outcome, text) of a job: one of `STATES`, the parts of the outcome that are displayed, the error's text."""
 

@@ -11,7 +11,7 @@ from regard.train.run import Run
 
 from .executors.base import Place
 from .executors.local import Local
-from .jobs import Job
+from .jobs import ENDED, Job
 from .progress import Event, Progress
 from .run_jobs import needs, run_all
 from .snapshot import removed_if_refused, write_snapshot
@@ -108,7 +108,7 @@ def planned_jobs(study: Study, scale: str, planned: Sequence[tuple[Row, Run]], c
 
 def missing_jobs(jobs: Sequence[Job], store: Results) -> list[Job]:
     """The jobs whose runs have not ended, in the order in which they are executed."""
-    return _in_order([job for job in jobs if store.status(job.run.key) not in ("done", "failed")], store)
+    return _in_order([job for job in jobs if store.status(job.run.key) not in ENDED], store)
 
 
 def execute_jobs(

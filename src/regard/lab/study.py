@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from regard.core import ConfigError, Extra, nearest
 from regard.core.validation import as_float, check_fields, checked, shown
-from regard.store.layout import slug
+from regard.store.layout import SCALES, slug
 
 if TYPE_CHECKING:
     from regard.core import MixerConfig
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 Scale = Literal["smoke", "desk", "paper"]
-SCALES: tuple[Scale, ...] = ("smoke", "desk", "paper")
 MOST_SEEDS = 10_000
 """Of a row."""
 LONGEST_VARIANT = 120
@@ -243,10 +242,10 @@ class Study:
         """The same rows on other data, in another host (for all rows) or at another image size (height, width).
 
         None keeps the setting's value; a new host also sets its own image size unless one is given. recipe, fields:
-        other values of the recipe's and of the task's fields; rows that have their own values keep these, and no more
-        epochs are averaged than are trained. Tuned rates,
-        which are for the setting as it is, are left out. The changes form the setting's `variant`, so that it has its
-        own results: NAME-SCALE+CHANGES. extra: the user's own models and ports.
+        other values of the recipe's and of the task's fields; rows that have their own values keep these. With fewer
+        epochs training stops, and weights are averaged, no later than that. Tuned rates, which are for the setting as
+        it is, are left out. The changes form the setting's `variant`, so that it has its own results:
+        NAME-SCALE+CHANGES. extra: the user's own models and ports.
         Raises: ConfigError, also for fields that do not exist, and for a recipe of a setting that trains nothing.
         """
         if data is None and host is None and size is None and not recipe and not fields:

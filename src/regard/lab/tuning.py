@@ -12,6 +12,7 @@ from regard.store.results import Results
 from regard.tasks.validation import ValidationPart
 from regard.train.run import Run
 
+from .jobs import ENDED
 from .study import Row, Study
 
 FACTORS = (0.5, 1.0, 2.0)
@@ -72,7 +73,7 @@ def _without_validation_part(needed: Any, data: str) -> Any:
 def chosen(runs: Sequence[tuple[Row, Run]], store: Results, metric: str) -> dict[str, Tuned]:
     """The rates of each row whose tuning runs have ended; the setting's own where all of them failed."""
     scores: dict[str, dict[float, float | None]] = {}
-    waiting = {row.label for row, run in runs if store.status(run.key) not in ("done", "failed")}
+    waiting = {row.label for row, run in runs if store.status(run.key) not in ENDED}
     for row, run in runs:
         if row.label not in waiting:
             value = ((store.outcome(run.key) or {}).get("metrics") or {}).get(metric)

@@ -21,8 +21,8 @@ def setting_name_of(snapshot: Mapping[str, Any]) -> str:
     return f"{snapshot.get('scale')}" + (f"+{variant}" if variant else "")
 
 
-LARGEST_FIRST = ("paper", "desk", "smoke")
-"""The scales of studies."""
+SCALES = ("smoke", "desk", "paper")
+"""The scales of studies, by size."""
 
 
 def scale_of(setting: str) -> str:
@@ -50,7 +50,7 @@ def find_setting_name(root: Path | str, name: str, scale: str | None) -> str:
     """
     settings = setting_names(root, name)
     if scale is None:
-        scale = next((each for each in LARGEST_FIRST if each in map(scale_of, settings)), "desk")
+        scale = next((each for each in reversed(SCALES) if each in map(scale_of, settings)), "desk")
     if scale in settings:
         return scale
     matches = [setting for setting in settings if scale_of(setting) == scale]
