@@ -61,13 +61,15 @@ def _data(page: str) -> str:
 
 
 def main() -> None:
-    """Write the files of the folders that are named, or of all."""
-    for file in sorted(RESULTS.rglob("evidence.json")):
-        folder = str(file.parent.relative_to(RESULTS))
-        if not sys.argv[1:] or folder in sys.argv[1:]:
-            for name, text in files(file).items():
-                write_atomically(file.with_name(name), text)
-            print(folder)
+    """Write the files of the folders that are named, or of all. Raises: SystemExit for a folder without evidence."""
+    found = {str(file.parent.relative_to(RESULTS)): file for file in sorted(RESULTS.rglob("evidence.json"))}
+    chosen = sys.argv[1:] or list(found)
+    if unknown := [folder for folder in chosen if folder not in found]:
+        raise SystemExit(f"no evidence.json below docs/results in {', '.join(unknown)}; a name is such as {min(found)}")
+    for folder in chosen:
+        for name, text in files(found[folder]).items():
+            write_atomically(found[folder].with_name(name), text)
+        print(folder)
 
 
 if __name__ == "__main__":
