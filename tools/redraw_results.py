@@ -65,7 +65,7 @@ def main() -> None:
     found = {str(file.parent.relative_to(RESULTS)): file for file in sorted(RESULTS.rglob("evidence.json"))}
     chosen = sys.argv[1:] or list(found)
     if unknown := [folder for folder in chosen if folder not in found]:
-        raise SystemExit(f"no evidence.json below docs/results in {', '.join(unknown)}; a name is such as {min(found)}")
+        raise SystemExit(f"no evidence.json below docs/results in {', '.join(unknown)}; a name is quickstart-desk, say")
     for folder in chosen:
         for name, text in files(found[folder]).items():
             write_atomically(found[folder].with_name(name), text)
