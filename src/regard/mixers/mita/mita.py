@@ -37,7 +37,7 @@ from regard.mixers.shared.landmarks import PooledQueries, landmark_count, landma
 from regard.mixers.shared.native import runs_native
 from regard.mixers.shared.precision import upcast, without_autocast
 from regard.mixers.shared.routed import Parts
-from regard.mixers.shared.routed_attention import FORMS, attend, needs_triton, runnable, runs_triton
+from regard.mixers.shared.routed_attention import FORMS, attend, few_logits, needs_triton, runnable, runs_triton
 
 from .extractors import EXTRACTORS, Extractor, Landmarks
 from .native import mita_native
@@ -179,10 +179,11 @@ def _execution(
     def possible() -> list[str]:
         return ["dense"] if once else runnable(q, k.shape[-2], top * experts, bias) + ["native"] * native
 
-    by_triton = experts == 1 and runs_triton(q, bias)
+    facts = {"native": native, "union": once, "triton": experts == 1 and runs_triton(q, bias)}
+    facts["few"] = few_logits(q, k.shape[-2])
     situation = Situation(
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=m, top=top * experts,
-        trains=trains(q, k, v), facts=frozenset(["native"] * native + ["union"] * once + ["triton"] * by_triton),
+        trains=trains(q, k, v), facts=frozenset(name for name, holds in facts.items() if holds),
     )  # fmt: skip
     return choose("MiTA", execution, situation, possible)
 

@@ -16,7 +16,7 @@ from .checks import check_chosen, check_qkv_on_grid, check_top
 from .executions import MEASURED, Situation, check_execution, choose, trains
 from .precision import upcast, without_autocast
 from .routed import Parts
-from .routed_attention import FORMS, attend, runnable, runs_triton
+from .routed_attention import FORMS, attend, few_logits, runnable, runs_triton
 from .tiles import Tiles, cell_ids, fixed_size_tiles, split_keep, split_tokens
 
 Block = int | tuple[int, int]
@@ -98,9 +98,10 @@ def attend_groups(
         values = v_extra if grid.extra else None
         parts = Parts(q=q, k=k, v=v, keys=keys, experts=choice, shared=shared, values=values, bias=bias)
         chosen = groups.shape[-1] * choice.shape[-1]
+        few = few_logits(q, k.shape[-2])
         situation = Situation(
             device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=groups.shape[-2], top=chosen,
-            trains=trains(q, k, v), facts=frozenset(["triton"] * runs_triton(q, bias)),
+            trains=trains(q, k, v), facts=frozenset(["triton"] * runs_triton(q, bias) + ["few"] * few),
         )  # fmt: skip
         possible = partial(runnable, q, k.shape[-2], chosen, bias) if rules in MEASURED else None
         return attend(choose(rules, execution, situation, possible), parts)

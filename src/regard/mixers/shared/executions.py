@@ -52,9 +52,10 @@ def _always(_: Situation) -> bool:
 
 
 def _small(s: Situation) -> bool:
-    return s.tokens * s.keys <= SMALL
+    return s.tokens * s.keys <= SMALL or "few" in s.facts
 
 
+_FEW = "for at most 128 x 128 logits, and on CUDA for at most 2^24 of all heads and images"
 _HALVES = (torch.bfloat16, torch.float16)
 _GROUPED = Rule("grouped", "elsewhere", _always)
 _TRITON = Rule(
@@ -69,14 +70,14 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("native", f"{_NATIVE}, one expert a query, a bias that is not trained", lambda s: "native" in s.facts),
         Rule(
             "dense",
-            "for the union of several experts, and for at most 128 x 128 logits",
+            f"for the union of several experts, {_FEW}",
             lambda s: "union" in s.facts or _small(s),
         ),
         _TRITON,
         _GROUPED,
     ),
     "MoBA, NSA": (
-        Rule("dense", "for at most 128 x 128 logits", _small),
+        Rule("dense", _FEW, _small),
         dataclasses.replace(_TRITON, when="on CUDA in half precision for at least 4,096 keys"),
         _GROUPED,
     ),

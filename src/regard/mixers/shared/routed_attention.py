@@ -1,6 +1,5 @@
 """Routed attention by any of its executions, and which of them can run here."""
 
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -14,6 +13,11 @@ from .routed import Parts, dense, gather, grouped
 FORMS = ("triton", "varlen", "dense", "gather", "grouped")
 COPIES = 2**26
 """Numbers that "auto" lets an execution write that computes all logits or copies keys for each query."""
+FEW = 2**24
+"""Logits of all heads and images up to which "auto" computes all of them on CUDA, where the other executions wait for
+their many kernels to start (benchmarks/README.md, "GPUs")."""
+HAS_TRITON = find_spec("triton") is not None
+"""Whether the package triton is there; PyTorch brings it on Linux. Asked here, as `torch.compile` cannot trace it."""
 
 
 def attend(execution: str, parts: Parts, *, once: bool = False) -> Tensor:
@@ -46,6 +50,11 @@ def runnable(q: Tensor, keys: int, chosen: int, bias: Tensor | None) -> list[str
     return names
 
 
+def few_logits(q: Tensor, keys: int) -> bool:
+    """Whether "auto" computes all logits on CUDA; not in an export, whose number of images may be open."""
+    return q.is_cuda and not torch.compiler.is_exporting() and q.shape[0] * q.shape[1] * q.shape[2] * keys <= FEW
+
+
 def runs_triton(q: Tensor, bias: Tensor | None = None) -> bool:
     """Whether "auto" may take Triton kernels: on CUDA, not in float64, for a bias that is not trained.
 
@@ -53,18 +62,12 @@ def runs_triton(q: Tensor, bias: Tensor | None = None) -> bool:
     """
     if not q.is_cuda or q.dtype is torch.float64 or (bias is not None and bias.requires_grad):
         return False
-    return has_triton() and not in_function_transform() and not torch.compiler.is_exporting()
-
-
-@cache
-def has_triton() -> bool:
-    """Whether the package triton is there; PyTorch brings it on Linux."""
-    return find_spec("triton") is not None
+    return HAS_TRITON and not in_function_transform() and not torch.compiler.is_exporting()
 
 
 def needs_triton() -> None:
     """Raises: UnsupportedError without the package triton."""
-    if not has_triton():
+    if not HAS_TRITON:
         raise UnsupportedError('execution="triton" needs the package triton, which is not installed; use "auto"')
 
 
