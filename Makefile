@@ -78,6 +78,7 @@ generated: $(VENV)/.ready  ## write what follows from the table of mechanisms an
 	$(BIN)/python -m tools.findings
 	$(BIN)/python -m tools.claims_page
 	$(BIN)/python -m tools.advice_table
+	$(BIN)/python -m tools.probes_table
 	$(BIN)/ruff format -q src
 
 lint: $(VENV)/.ready

@@ -136,6 +136,8 @@ def lowest(python: str, name: str, sdist: Path, folder: Path) -> None:
         install(interpreter, f"{sdist}[lab]", "-c", LOWEST)
     with step(f"{name}: base checks with the lowest versions, without the packages of lab"):
         call(interpreter, ROOT / "tests" / "hidden_packages.py", ROOT / "tools" / "base_install.py", folder=folder)
+    with step(f"{name}: every mechanism with the lowest versions, compiled too"):
+        call(interpreter, "-m", "regard", "check", folder=folder)
     with step(f"{name}: quickstart with the lowest versions"):
         quickstart(interpreter, folder)
 

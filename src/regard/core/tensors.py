@@ -76,6 +76,11 @@ def operator_function(function: Function) -> Function:
     return typing.cast(Function, checked)
 
 
+def exporting() -> bool:
+    """Whether `torch.export` traces. `torch.compiler.is_exporting()` of PyTorch 2.11 also holds in `torch.compile`."""
+    return torch.compiler._is_exporting_flag
+
+
 def check_tensor(label: str, x: object, words: str, floating: bool = True) -> None:
     """Raises ShapeError unless x is a dense tensor of floating-point numbers, or with `floating` False of others.
 

@@ -91,8 +91,7 @@ def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
     abilities = _present(cells)
     rows: list[tuple[Cell, ...]] = []
     for row, of_row in cells.items():
-        seeds = max(cell.n for cell in of_row.values())
-        rows.append((row, *(_shown(of_row[ability]) for ability in abilities), seeds))
+        rows.append((row, *(_shown(of_row[ability]) for ability in abilities), _seeds(list(of_row.values()))))
     note = (
         "Asking cells answered right, in percent: the mean of the seeds that learned, with their share where not all "
         "did. A seed has learned if it passed the middle between softmax attention and the better control."
@@ -126,6 +125,12 @@ def _abilities(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
 def _present(cells: Mapping[str, Mapping[str, ProfileCell]]) -> list[str]:
     """The abilities that the rows have, in their order."""
     return list(next(iter(cells.values())))
+
+
+def _seeds(cells: Sequence[ProfileCell]) -> Cell:
+    """The number of seeds, or the fewest and the most that an ability has, of those that have any."""
+    numbers = sorted({cell.n for cell in cells if cell.n}) or [0]
+    return numbers[0] if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
 
 
 def _shown(cell: ProfileCell) -> Cell:

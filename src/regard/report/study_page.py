@@ -201,7 +201,12 @@ def _shared_note(study_data: StudyData) -> str:
     if not shared:
         return ""
     used = [share for share in shared if share is not None]
-    reasons = [f"others used up to {100 * max(used):.0f} % of the processors beside {len(used)}"] if used else []
+    reasons = []
+    if used:
+        beside = "" if len(used) == len(shared) else f" beside {len(used)}"
+        reasons = [
+            f"other work, such as other runs of the study, used up to {100 * max(used):.0f} % of the processors{beside}"
+        ]
     if len(used) < len(shared):
         reasons.append(f"of {len(shared) - len(used)} it is not known whether they were alone")
     return (

@@ -31,7 +31,7 @@ def trace(layer: nn.Module, grid: Grid, dtype: torch.dtype) -> Tensor:
     """The layer's output, without data, of two images on "cuda", by a graph in one piece; a warning is an error."""
     torch._dynamo.reset()
     with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         for module in layer.modules():
             for kept in (module._parameters, module._buffers):
                 for name, value in kept.items():

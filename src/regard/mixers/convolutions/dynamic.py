@@ -159,6 +159,12 @@ def _take(entries: Float[Tensor, "B g M"], index: Int[Tensor, " L"]) -> Float[Te
     return entries.index_select(-1, index.clamp_min(0)).masked_fill_(index < 0, 0.0)
 
 
+def _result(x: Tensor) -> Tensor:
+    """x as the result of a Function's forward pass. Where compiled it is a copy, which costs nothing there: PyTorch 2.11
+    loses the gradients of a result that was written in place, or that `.to` did not change."""
+    return x.clone() if torch.compiler.is_compiling() else x
+
+
 class Rearrange(torch.autograd.Function):
     """Entries in another order, each used once at most: the backward pass is a gather too, not a sum."""
 
@@ -166,7 +172,7 @@ class Rearrange(torch.autograd.Function):
     def forward(ctx: Any, entries: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
         """entries (B, g, M) -> (B, g, L). index: the old index of each new entry, or -1 for a zero; inverse: of it."""
         ctx.save_for_backward(index, inverse)
-        return _take(entries, index)
+        return _result(_take(entries, index))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -198,7 +204,7 @@ class Taps(torch.autograd.Function):
         for tap in range(kernels.shape[2]):
             i, j = divmod(tap, sides[1])
             out.addcmul_(kernels[:, :, tap, None].to(dtype), padded[..., i : i + height, j : j + width].to(dtype))
-        return out.to(padded.dtype)
+        return _result(out.to(padded.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from regard.core import UnsupportedError
+from regard.core.tensors import exporting
 
 REMEDY = (
     "install a wheel of your platform, or a C++ compiler (g++ or clang++) before you install Regard from its source"
@@ -56,7 +57,7 @@ def runs_native(name: str, execution: str, x: Tensor) -> bool:
     if execution != "auto" or x.device.type != "cpu" or not native_enabled():
         return False
     if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting()
+        return not exporting()
     return eager_on_cpu(x)
 
 
