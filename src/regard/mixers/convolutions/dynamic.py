@@ -160,8 +160,10 @@ def _take(entries: Float[Tensor, "B g M"], index: Int[Tensor, " L"]) -> Float[Te
 
 
 def _result(x: Tensor) -> Tensor:
-    """x as the result of a Function's forward pass. Where compiled it is a copy, which costs nothing there: PyTorch 2.11
-    loses the gradients of a result that was written in place, or that `.to` did not change."""
+    """x as the result of a Function's forward pass; where compiled, a copy.
+
+    PyTorch 2.11 loses the gradients of a compiled Function whose result was written in place, or that `.to` left as it is.
+    """
     return x.clone() if torch.compiler.is_compiling() else x
 
 
