@@ -162,7 +162,7 @@ def _take(entries: Float[Tensor, "B g M"], index: Int[Tensor, " L"]) -> Float[Te
 def _result(x: Tensor) -> Tensor:
     """x as the result of a Function's forward pass; where compiled, a copy.
 
-    PyTorch 2.11 loses the gradients of a compiled Function whose result was written in place, or that `.to` left as it is.
+    PyTorch 2.11 loses gradients of a compiled Function whose result was written in place, or left as it is by `.to`.
     """
     return x.clone() if torch.compiler.is_compiling() else x
 
