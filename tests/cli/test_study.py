@@ -12,8 +12,11 @@ import pytest
 from pilot_store import make_store
 from regard.cli.app import run
 from regard.cli.tables import without_empty_columns
+from regard.lab.export import import_runs
 from regard.lab.table import snapshot_path
+from regard.lab.tuning import SEED
 from regard.measure.sequential import Looks
+from regard.store.results import Results
 
 ROOT = Path(__file__).parents[1]
 
@@ -137,6 +140,17 @@ def test_export_and_status_of_a_store(store: Path) -> None:
     states = json.loads(regard("status", "--results", str(store), "--json").stdout)
     assert states[0]["runs"] == states[0]["done"] == 15
     assert states[0]["claims"] == "1 supported"
+
+
+def test_status_counts_the_runs_that_choose_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evidence = ROOT.parent / "docs" / "results" / "quickstart-desk" / "evidence.json"
+    import_runs(evidence, store := Results(tmp_path))
+    for seed in (SEED, 17):
+        outcome = {"status": "done", "study": "quickstart", "scale": "desk", "seed": seed, "metrics": {"top1": 50.0}}
+        store.finish(f"{seed:012x}", outcome)
+    assert run(["study", "status", "--results", str(tmp_path), "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)
+    assert (line["runs"], line["done"], line["tuning"]) == (40, 40, 1)
 
 
 def test_status_of_a_missing_folder(tmp_path: Path, monkeypatch, capsys) -> None:

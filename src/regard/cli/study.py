@@ -185,7 +185,10 @@ def status(
     results: ResultsOption = Path("results"),
     as_json: AsJson = False,
 ) -> None:
-    """Count runs (done, failed, running, begun: stopped before the end, new) and verdicts of every study."""
+    """Count runs (done, failed, running, begun: stopped before the end, new) and verdicts of every study.
+
+    tuning: finished runs that choose the learning rates of rows for --decide.
+    """
     from regard.lab.claims import verdict_counts
     from regard.lab.table import Table, load_snapshot, snapshots
     from regard.store.layout import scale_of
@@ -201,15 +204,27 @@ def status(
     for study, setting in settings:
         if name not in (None, study) or scale not in (None, setting, scale_of(setting)):
             continue
-        runs = load_snapshot(results, study, setting)["runs"]
+        snapshot = load_snapshot(results, study, setting)
+        runs = snapshot["runs"]
         states = [store.status(run["key"]) for run in runs]
         counts = {
             kind: sum(state == kind for state in states) for kind in ("done", "failed", "running", "begun", "new")
         }
         verdicts = verdict_counts(Table.load(results, study, setting).claims)
         claims = ", ".join(f"{number} {word}" for word, number in verdicts.items())
-        lines.append({"study": study, "scale": setting, "runs": len(runs), **counts, "claims": claims})
+        tuning = _tuning_runs(store, study, setting) if snapshot.get("decide") else 0
+        lines.append(
+            {"study": study, "scale": setting, "runs": len(runs), **counts, "tuning": tuning, "claims": claims}
+        )
     show(lines, as_json, notes=[] if lines else [f"no results in {results}"])
+
+
+def _tuning_runs(store: Results, study: str, setting: str) -> int:
+    """The finished runs of a study that choose learning rates."""
+    from regard.lab.tuning import SEED
+
+    found = [(outcome.get("study"), outcome.get("scale"), outcome.get("seed")) for outcome in store.outcomes()]
+    return found.count((study, setting, SEED))
 
 
 @study_app.command("export")
