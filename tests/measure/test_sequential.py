@@ -83,6 +83,18 @@ def test_a_gate_that_is_lost_ends_the_study() -> None:
     assert (pairs.tolist(), gate.tolist()) == ([0], [0, 0])
 
 
+def test_a_gate_below_its_control_gets_no_more_seeds_to_show_that() -> None:
+    """Of attention that is surely a little worse than none, more seeds would decide only that."""
+    worse = differences_of([-0.11, -0.16, -0.18])
+    none = Differences.against_zero(np.full((1, 3), np.nan))
+    pairs, gate = next_pairs(LOOKS, none, worse)
+    assert (pairs.tolist(), gate.tolist()) == ([0], [0])
+    _, gate = next_pairs(LOOKS, none, Differences.against_zero(-worse.differences))
+    assert gate.tolist() == [5]
+    pairs, _ = next_pairs(LOOKS, worse, GATE)  # a claim may be contradicted
+    assert pairs.tolist() == [5]
+
+
 def test_after_the_last_analysis_nothing_is_asked_for() -> None:
     claims = differences_of([0.1, -0.1] * 9)
     assert next_pairs(LOOKS, claims, GATE)[0].tolist() == [0]

@@ -146,15 +146,17 @@ def next_pairs(
     open_claims = np.maximum((~closed).sum(-1, keepdims=True), 1)
     for_claims = _next(looks, claims, looks.level / open_claims, most)
     found = analyse(looks, gate)
-    for_gate = np.where(found.p <= looks.level, 0, _next(looks, gate, np.asarray(looks.level), None))
+    for_gate = np.where(found.p <= looks.level, 0, _next(looks, gate, np.asarray(looks.level), None, upwards=True))
     lost = ((found.p <= looks.level) & (found.side < 0)).any(-1, keepdims=True)
     hopeless = ((found.p > looks.level) & (for_gate == 0)).any(-1, keepdims=True) | lost
     for_claims = np.where(passed[..., None] & ~closed, for_claims, 0)
     return for_claims, np.where(passed[..., None] | hopeless, 0, for_gate)
 
 
-def _next(looks: Looks, values: Differences, level: Floats, most: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """The pairs of the next analysis, 0 after the last one, beyond `most`, and without hope."""
+def _next(
+    looks: Looks, values: Differences, level: Floats, most: NDArray[np.int64] | None, upwards: bool = False
+) -> NDArray[np.int64]:
+    """The pairs of the next analysis, 0 after the last one, beyond `most`, and without hope; see `_chance`."""
     pairs, edges = values.pairs, np.asarray(looks.pairs)
     done = (pairs[..., None] >= edges).sum(-1)
     following = np.append(edges, 0)[done]
@@ -162,7 +164,7 @@ def _next(looks: Looks, values: Differences, level: Floats, most: NDArray[np.int
     last = np.maximum((limit[..., None] >= edges).sum(-1) - 1, 0)
     asked = (following > 0) & (following <= limit)
     result = np.zeros(pairs.shape, np.int64)
-    hopeful = _chance(looks, values, np.maximum(done - 1, 0), last, level, asked) >= HOPE
+    hopeful = _chance(looks, values, np.maximum(done - 1, 0), last, level, asked, upwards) >= HOPE
     result[asked] = np.where((done[asked] == 0) | hopeful, following[asked], 0)
     return result
 
@@ -174,16 +176,18 @@ def _chance(
     last: NDArray[np.int64],
     level: Floats,
     asked: NDArray[np.bool_],
+    upwards: bool,
 ) -> Floats:
     """The chances, for the claims that are asked for, (number,), that analysis `last` decides what `now` has not, seen
-    with hope: the true difference is at the better end of its one-sided 80 % interval."""
+    with hope: the true difference is at the better end of its one-sided 80 % interval. upwards: only that it is above
+    counts, as at the gate; otherwise also that it is below."""
     moments = [values.moments(pairs) for pairs in looks.pairs]
     mean, sd = (
         np.take_along_axis(np.stack(part, -1), now[..., None], -1)[..., 0] for part in zip(*moments, strict=True)
     )
     pairs, edges, shares = np.asarray(looks.pairs)[now], np.asarray(looks.pairs), np.asarray(looks.shares)
     hope = quantiles(0.8, pairs - 1) * sd / np.sqrt(pairs)
-    above = np.abs(mean - values.at) + hope
+    above = (mean - values.at if upwards else np.abs(mean - values.at)) + hope
     smallest = np.maximum(np.abs(mean) - hope, 0.0)
     inside, outside = values.within - smallest, np.abs(mean) + hope - values.within
     target = np.where(np.isfinite(values.within), np.maximum(inside, outside), above)
