@@ -16,6 +16,8 @@ FILES = sorted(RESULTS.rglob("evidence.json"))
 
 
 def interval(x: list[float]) -> tuple[float, float, float]:
+    if len(x) < 3:
+        return np.nan, -np.inf, np.inf
     if np.ptp(x) == 0:
         return x[0], x[0], x[0]
     low, high = stats.t.interval(0.95, len(x) - 1, np.mean(x), stats.sem(x))
@@ -23,7 +25,7 @@ def interval(x: list[float]) -> tuple[float, float, float]:
 
 
 def p_value(x: list[float], within: float | None) -> float:
-    if np.ptp(x) == 0:  # nothing is known of their deviation
+    if len(x) < 3 or np.ptp(x) == 0:  # nothing is known of their deviation
         return 1.0
     if within is None:
         return stats.ttest_1samp(x, 0).pvalue
@@ -47,7 +49,7 @@ def word(x: list[float], p: float, survives: bool, within: float | None) -> str:
     return "undecided" if p >= 0.05 else ("supported" if for_it else "contradicted") if survives else "suggested"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.parent.relative_to(RESULTS)))
 def test_the_committed_figures_follow_from_the_outcomes(file: Path) -> None:
     evidence = json.loads(file.read_text())
     snapshot, table = evidence["snapshot"], evidence["table"]
@@ -109,7 +111,7 @@ def test_the_committed_figures_follow_from_the_outcomes(file: Path) -> None:
         assert table["headline"] in page.read_text(), "run tools/redraw_results.py, and correct docs/results/README.md"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.parent.name)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.parent.relative_to(RESULTS)))
 def test_the_errors_of_the_test_sample_follow_from_the_samples(file: Path) -> None:
     evidence = json.loads(file.read_text())
     runs = {run["key"]: run for run in evidence["outcomes"] if run["status"] == "done"}
