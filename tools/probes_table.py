@@ -20,8 +20,8 @@ from tools.site.evidence import RESULTS, ROOT
 
 MARK = "<!-- generated: probes -->"
 TEXT, PAGE = ROOT / "docs" / "probes.md", RESULTS / "probes.html"
-FEW = {1: "¹", 2: "²", 3: "³"}
-"""Marks of numbers with fewer seeds than the studies have."""
+SEED_MARKS = {1: "¹", 2: "²", 3: "³"}
+"""Of numbers with fewer seeds than the studies have."""
 Cells = Mapping[str, Mapping[str, Cell]]
 
 
@@ -49,7 +49,7 @@ def table(found: Cells) -> str:
 
 def shown(cell: Cell) -> str:
     """The cell, marked where it has few seeds."""
-    return str(cell) + (FEW.get(cell.n, "") if cell.n < SEEDS else "")
+    return str(cell) + SEED_MARKS.get(cell.n, "")
 
 
 def text(found: Cells) -> str:

@@ -14,8 +14,8 @@ from regard.cli.app import run
 from regard.cli.tables import without_empty_columns
 from regard.lab.export import import_runs
 from regard.lab.table import snapshot_path
-from regard.lab.tuning import SEED
 from regard.measure.sequential import Looks
+from regard.store.layout import TUNING_SEED
 from regard.store.results import Results
 
 ROOT = Path(__file__).parents[1]
@@ -145,12 +145,17 @@ def test_export_and_status_of_a_store(store: Path) -> None:
 def test_status_counts_the_runs_that_choose_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evidence = ROOT.parent / "docs" / "results" / "quickstart-desk" / "evidence.json"
     import_runs(evidence, store := Results(tmp_path))
-    for seed in (SEED, 17):
+    for seed in (TUNING_SEED, 17):
         outcome = {"status": "done", "study": "quickstart", "scale": "desk", "seed": seed, "metrics": {"top1": 50.0}}
         store.finish(f"{seed:012x}", outcome)
     assert run(["study", "status", "--results", str(tmp_path), "--json"]) == 0
     (line,) = json.loads(capsys.readouterr().out)
     assert (line["runs"], line["done"], line["tuning"]) == (40, 40, 1)
+    code = f"import sys; from regard.cli.app import run; run(['study', 'status', '--results', {str(tmp_path)!r}]); "
+    loads = subprocess.run(
+        [sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True, text=True
+    )
+    assert loads.stdout.split()[-1] == "False"
 
 
 def test_status_of_a_missing_folder(tmp_path: Path, monkeypatch, capsys) -> None:

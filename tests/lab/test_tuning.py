@@ -14,7 +14,8 @@ from regard.lab.decide import decide
 from regard.lab.run_study import planned_jobs
 from regard.lab.study import Setting
 from regard.lab.table import Table, load_snapshot
-from regard.lab.tuning import FACTORS, SEED, chosen, tuning_runs, with_rates
+from regard.lab.tuning import FACTORS, chosen, tuning_runs, with_rates
+from regard.store.layout import TUNING_SEED
 from regard.store.results import Results
 from regard.studies import STUDIES, load_study
 from regard.tasks.data.images import Images
@@ -66,7 +67,7 @@ def test_all_rows_try_the_same_rates_with_half_the_epochs_and_one_seed() -> None
     assert len(runs) == len(ROWS) * len(FACTORS)
     rates = {row.label: [run.recipe.lr for other, run in runs if other == row] for row in ROWS}
     assert set(map(tuple, rates.values())) == {(2e-3, 4e-3, 8e-3)}
-    assert {(run.recipe.epochs, run.seed) for _, run in runs} == {(2, SEED)}
+    assert {(run.recipe.epochs, run.seed) for _, run in runs} == {(2, TUNING_SEED)}
     assert {run.task.split for _, run in runs if isinstance(run.task, Tiny)} == {"val"}
     assert not any(job.probes for job in planned_jobs(study(Tiny()), "desk", runs))  # no page shows their maps
 
@@ -160,7 +161,7 @@ def test_a_study_is_tuned_before_it_is_decided(tmp_path: Path) -> None:
     decide(study(Tiny(limit=64)), "desk", store, workers=0, rows="*")
     snapshot = load_snapshot(tmp_path, "tuned", "desk")
     assert {0, 1, 2} <= (seeds := {run["seed"] for run in snapshot["runs"]})
-    assert SEED not in seeds
+    assert TUNING_SEED not in seeds
     assert sum("Learning rate" in note for note in Table.load(tmp_path, "tuned", "desk").notes) == len(ROWS)
     ended = len(list(tmp_path.glob("*/outcome.json")))
     assert ended == len(ROWS) * len(FACTORS) + len(snapshot["runs"])

@@ -12,8 +12,9 @@ from PIL import Image
 from regard.cli.app import run as command
 from regard.core import ConfigError
 from regard.lab.study import Row, Setting, Study
-from regard.lab.tuning import SEED, tuning_runs
+from regard.lab.tuning import tuning_runs
 from regard.mixers.softmax import Softmax
+from regard.store.layout import TUNING_SEED
 from regard.store.results import Results
 from regard.tasks.cells import Cells
 from regard.tasks.classification import Classification
@@ -170,7 +171,7 @@ def test_learning_rates_are_chosen_on_it_in_every_task(task: Any) -> None:
     assert len({run.key for run in runs}) == 3
     for run in runs:
         part: Any = run.task
-        assert (part.split, part.val, part.val_seed) == (type(task).part_name, 0.1, SEED)
+        assert (part.split, part.val, part.val_seed) == (type(task).part_name, 0.1, TUNING_SEED)
         assert part.validation() is None
 
 

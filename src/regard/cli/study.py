@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from regard.core import ConfigError, nearest
 from regard.core.paths import user_path
-from regard.store.layout import SCALES
+from regard.store.layout import SCALES, TUNING_SEED
 from regard.store.results import Results
 from regard.studies import ANALYSES, STUDIES
 
@@ -201,10 +202,14 @@ def status(
     if results != Path("results"):  # the default is there after the first run
         check_results(results)
     store, lines = Results(results), []
-    for study, setting in settings:
-        if name not in (None, study) or scale not in (None, setting, scale_of(setting)):
-            continue
-        snapshot = load_snapshot(results, study, setting)
+    shown = {
+        (study, setting): load_snapshot(results, study, setting)
+        for study, setting in settings
+        if name in (None, study) and scale in (None, setting, scale_of(setting))
+    }
+    outcomes = store.outcomes() if any(snapshot.get("decide") for snapshot in shown.values()) else []
+    tuning = Counter((run.get("study"), run.get("scale")) for run in outcomes if run.get("seed") == TUNING_SEED)
+    for (study, setting), snapshot in shown.items():
         runs = snapshot["runs"]
         states = [store.status(run["key"]) for run in runs]
         counts = {
@@ -212,19 +217,9 @@ def status(
         }
         verdicts = verdict_counts(Table.load(results, study, setting).claims)
         claims = ", ".join(f"{number} {word}" for word, number in verdicts.items())
-        tuning = _tuning_runs(store, study, setting) if snapshot.get("decide") else 0
-        lines.append(
-            {"study": study, "scale": setting, "runs": len(runs), **counts, "tuning": tuning, "claims": claims}
-        )
+        counts["tuning"] = tuning[study, setting]
+        lines.append({"study": study, "scale": setting, "runs": len(runs), **counts, "claims": claims})
     show(lines, as_json, notes=[] if lines else [f"no results in {results}"])
-
-
-def _tuning_runs(store: Results, study: str, setting: str) -> int:
-    """The finished runs of a study that choose learning rates."""
-    from regard.lab.tuning import SEED
-
-    found = [(outcome.get("study"), outcome.get("scale"), outcome.get("seed")) for outcome in store.outcomes()]
-    return found.count((study, setting, SEED))
 
 
 @study_app.command("export")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from regard.store.layout import TUNING_SEED
 from regard.store.results import Results
 from regard.tasks.validation import ValidationPart
 from regard.train.run import Run
@@ -19,8 +20,6 @@ FACTORS = (0.5, 1.0, 2.0)
 """Of the setting's learning rate."""
 SHARE = 0.1
 """Of the training samples, for validation."""
-SEED = 10_000
-"""Of the tuning runs; studies have no such seed."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def tuning_runs(study: Study, scale: str) -> list[tuple[Row, Run]]:
     setting = study.setting(scale)
     if setting.recipe is None or not isinstance(setting.task, ValidationPart):
         return []
-    rows = [(row, study.run(scale, replace(row, rate=None), SEED)) for row in study.rows(scale)]
+    rows = [(row, study.run(scale, replace(row, rate=None), TUNING_SEED)) for row in study.rows(scale)]
     return [(row, _tuning_run(run, factor)) for factor in FACTORS for row, run in rows]
 
 
@@ -59,7 +58,7 @@ def _tuning_run(run: Run, factor: float) -> Run:
 
 def _without(task: Any) -> Any:
     """A task that does not train on the validation part."""
-    return replace(task, val=SHARE, val_seed=SEED)
+    return replace(task, val=SHARE, val_seed=TUNING_SEED)
 
 
 def _without_validation_part(needed: Any, data: str) -> Any:

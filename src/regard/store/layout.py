@@ -23,6 +23,8 @@ def setting_name_of(snapshot: Mapping[str, Any]) -> str:
 
 SCALES = ("smoke", "desk", "paper")
 """The scales of studies, by size."""
+TUNING_SEED = 10_000
+"""Of the runs that choose learning rates; studies have no such seed."""
 
 
 def scale_of(setting: str) -> str:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.core import Grid, Mask, UnsupportedError, softmax_rows
-from regard.mixers.shared.executions import Situation, choose
+from regard.mixers.shared.executions import Situation, choose, holding
 from regard.mixers.shared.native import eager_on_cpu
 from regard.mixers.shared.sdpa import sdpa
 from regard.mixers.shared.tiles import split_tokens
@@ -61,7 +61,7 @@ def choose_backend(case: Case) -> str:
     }  # fmt: skip
     situation = Situation(
         device=case.v.device, dtype=case.v.dtype, tokens=case.grid.tokens, keys=case.keys.tokens,
-        facts=frozenset(name for name, holds in facts.items() if holds),
+        facts=holding(facts),
     )  # fmt: skip
     return choose("Factors", "auto", situation)
 

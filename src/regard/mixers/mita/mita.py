@@ -31,7 +31,7 @@ from regard.core import (
     softmax_rows,
 )
 from regard.mixers.shared.checks import check_heads, check_qkv, check_site
-from regard.mixers.shared.executions import Situation, check_execution, choose, trains
+from regard.mixers.shared.executions import Situation, check_execution, choose, holding, trains
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.landmarks import PooledQueries, landmark_count, landmark_windows, pool_landmarks
 from regard.mixers.shared.native import runs_native
@@ -179,11 +179,10 @@ def _execution(
     def possible() -> list[str]:
         return ["dense"] if once else runnable(q, k.shape[-2], top * experts, bias) + ["native"] * native
 
-    facts = {"native": native, "union": once, "triton": experts == 1 and runs_triton(q, bias)}
-    facts["few"] = few_logits(q, k.shape[-2])
+    triton, few = experts == 1 and runs_triton(q, bias), few_logits(q, k.shape[-2])
     situation = Situation(
         device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=m, top=top * experts,
-        trains=trains(q, k, v), facts=frozenset(name for name, holds in facts.items() if holds),
+        trains=trains(q, k, v), facts=holding({"native": native, "union": once, "triton": triton, "few": few}),
     )  # fmt: skip
     return choose("MiTA", execution, situation, possible)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.core import ConfigError, Grid, Mask
 
 from .checks import check_chosen, check_qkv_on_grid, check_top
-from .executions import MEASURED, Situation, check_execution, choose, trains
+from .executions import MEASURED, Situation, check_execution, choose, holding, trains
 from .precision import upcast, without_autocast
 from .routed import Parts
 from .routed_attention import FORMS, attend, few_logits, runnable, runs_triton
@@ -98,10 +98,10 @@ def attend_groups(
         values = v_extra if grid.extra else None
         parts = Parts(q=q, k=k, v=v, keys=keys, experts=choice, shared=shared, values=values, bias=bias)
         chosen = groups.shape[-1] * choice.shape[-1]
-        few = few_logits(q, k.shape[-2])
+        facts = {"triton": runs_triton(q, bias), "few": few_logits(q, k.shape[-2])}
         situation = Situation(
             device=q.device, dtype=q.dtype, tokens=q.shape[-2], keys=k.shape[-2], m=groups.shape[-2], top=chosen,
-            trains=trains(q, k, v), facts=frozenset(["triton"] * runs_triton(q, bias) + ["few"] * few),
+            trains=trains(q, k, v), facts=holding(facts),
         )  # fmt: skip
         possible = partial(runnable, q, k.shape[-2], chosen, bias) if rules in MEASURED else None
         return attend(choose(rules, execution, situation, possible), parts)

@@ -5,7 +5,7 @@ Executions have the same result and different speed and memory. `regard bench --
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -139,6 +139,11 @@ def choose(
         if best is not None:
             return best
     return next(rule.execution for rule in RULES[mechanism] if rule.holds(situation))
+
+
+def holding(facts: Mapping[str, object]) -> frozenset[str]:
+    """The facts of a `Situation` that hold."""
+    return frozenset(name for name, holds in facts.items() if holds)
 
 
 def check_execution(execution: str, names: Sequence[str]) -> None:
