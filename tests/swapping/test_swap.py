@@ -407,6 +407,15 @@ def test_dropout_of_attention_weights_is_not_left_out_in_silence():
         swap(create_model("vit_tiny_patch16_224", None, **options), Softmax())
 
 
+def test_a_reduction_of_keys_is_not_left_out_in_silence():
+    model, x = HOSTS["pvt"]()
+    with pytest.warns(UserWarning, match=r"MiTA\(m=4, k=4\): .* no place for sr, norm .* output of 3 layers"):
+        swap(model, MiTA(m=4, k=4), example=x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        remove(restore(model), example=x)
+
+
 @pytest.mark.parametrize("host", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224", "naflexvit_base_patch16_gap"])
 def test_a_model_that_drops_patches_in_training_is_refused(host):
     model = create_model(host, None, depth=1, patch_drop_rate=0.75)

@@ -1,7 +1,7 @@
 """What a swap checks before it changes a model, what it refuses, and what a plan notes."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -67,6 +67,22 @@ def warn_of_lost_hooks(lost: Mapping[str, list[str]]) -> None:
     if any(lost.values()):
         texts = "; ".join(f"{name}: {', '.join(hooks)}" for name, hooks in lost.items() if hooks)
         warnings.warn(f"hooks that do not move to the new layers, and are not called any more: {texts}", stacklevel=4)
+
+
+def left_out(layers: Sequence[tuple[Port, list[str]]]) -> str:
+    """What to say of trained parts of the hosts' own mechanism that the new one does not have, such as SegFormer's
+    reduction of keys. layers: each port with the parameters it drops. "" where nothing is lost.
+    """
+    lost = [[key for key in dropped if layer.mixer_name(key).startswith("operator.")] for layer, dropped in layers]
+    parts = dict.fromkeys(key.rpartition(".")[0] or key for keys in lost for key in keys)
+    if not parts:
+        return ""
+    number = sum(map(bool, lost))
+    return (
+        f"there is no place for {', '.join(parts)} of the host's attention, so the output of {number} "
+        f"layer{'s' if number > 1 else ''} changes until the model is trained; docs/hosts.md says what "
+        "keeps it"
+    )
 
 
 def unmapped(name: str, layer: Port, new: list[str], dropped: list[str]) -> str:

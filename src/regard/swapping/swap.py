@@ -17,6 +17,7 @@ from .checks import (
     check_patch_dropout,
     check_plain,
     check_supported,
+    left_out,
     lost_adapters_error,
     plan_notes,
     unmapped,
@@ -105,12 +106,15 @@ class SwapPlan:
     def warn(self) -> None:
         """Warn about what a swap may lose unnoticed.
 
-        That is dropout of attention weights, which the mechanism leaves out, hooks that do not move, and matrices that
-        a port of the user's own leaves behind where the mechanism starts with new ones.
+        That is dropout of attention weights, which the mechanism leaves out, trained parts of the host's own mechanism,
+        such as a reduction of keys, hooks that do not move, and matrices that a port of the user's own leaves behind
+        where the mechanism starts with new ones.
         """
         rates = {site.layer.weights_dropout(original_attention(site.before)) for site in self.sites if self.mixer.uses}
         for rate in sorted(rates - {0.0}):
             warnings.warn(f"{spell(self.mixer)}: dropout {rate} of attention weights is left out", stacklevel=3)
+        if self.mixer.uses and (text := left_out([(site.layer, site.dropped) for site in self.sites])):
+            warnings.warn(f"{spell(self.mixer)}: {text}", stacklevel=3)
         left = (unmapped(site.name, site.layer, site.new, site.dropped) for site in self.sites)
         if text := next(filter(None, left), ""):
             warnings.warn(text, stacklevel=3)
