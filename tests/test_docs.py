@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from regard.mixers.shared.executions import RULES
 from regard.models.catalog import HOSTS
 from regard.studies import ANALYSES, STUDIES
 from regard.swapping.ports import PORTS
+from regard.train.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -69,6 +71,14 @@ NAMES = {
 @pytest.mark.parametrize("page", NAMES)
 def test_the_tables_have_the_names_of_the_code(page: str) -> None:
     assert tables(page) == NAMES[page], STALE
+
+
+def test_the_recipe_of_the_docs_has_the_fields_and_defaults_of_the_code() -> None:
+    section = (DOCS / "tasks.md").read_text().partition("## The recipe")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \| (.+?) \|", section, re.MULTILINE)
+    written = {name.strip("` "): value for names, value in rows for name in names.split(",")}
+    defaults = {field.name: getattr(Recipe(), field.name) for field in fields(Recipe)}
+    assert written == {name: str(value).strip("()").replace(", ", ",") or "none" for name, value in defaults.items()}
 
 
 def test_the_errata_are_what_the_command_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,11 +38,11 @@ SENTENCES = {
         "Factors 0110",
     ): "Attention without query-key content (`Factors`, terms 0110) is better than softmax",
     ("mita_table2", "MiTA + DWC"): "MiTA with an added depth-wise convolution is better than softmax alone",
-    ("esa_fig3", "0011"): "Key content and relative position (`Factors`, terms 0011) are better than no attention",
+    ("esa_fig3", "0011"): "Key content plus relative position (`Factors`, terms 0011) is better than no attention",
     (
         "ska_table1",
         "SKA a, plain start",
-    ): "Static keys are better than softmax from plain random weights, not where branches start at zero",
+    ): "From plain random weights static keys are better than softmax; where branches start at zero they are not",
 }
 """(study, first row of a claim) -> the claim in plain words; others are printed as the table has them."""
 DATA = {"cifar10": "CIFAR-10", "digits-canvas": "digits on a canvas", "cued": "items that match a cue, IoU"}
@@ -79,6 +79,8 @@ def finding(evidence: Sequence[Evidence]) -> str:
             ["| decided after correction | difference in accuracy, 95 % interval | data |", "|---|---|---|"]
             + [_line(study, claim) for study, claim in decided]
         ),
+        "The four digits of `Factors` are the terms of the logits: query and key content, query content and relative "
+        "position, key content alone, relative position alone. 1111 has all, 0000 is the average of all tokens. "
         f"{_controls(evidence)} At other sizes all of this may differ: [each study with its limits]"
         "(docs/results/README.md), [which attention?](docs/choosing.md)",
         f"![{_caption(QUALITY, evidence)}]({QUALITY})",

@@ -14,7 +14,7 @@ import torch
 from regard.core import ConfigError
 
 from .calibration import calibration, fastest
-from .native import in_function_transform
+from .native import in_trace
 
 
 class Situation(NamedTuple):
@@ -132,8 +132,7 @@ def choose(
     """
     if execution != "auto":
         return execution
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or in_function_transform()
-    if possible is not None and not traced and calibration(situation.device):
+    if possible is not None and not in_trace() and calibration(situation.device):
         s = situation
         best = fastest(mechanism, s.device, s.dtype, s.trains, (s.tokens, s.m, s.top), tuple(possible()))
         if best is not None:

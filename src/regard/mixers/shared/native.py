@@ -27,8 +27,12 @@ REMEDY = (
 
 def eager_on_cpu(x: Tensor) -> bool:
     """Whether code that reads memory may run on this tensor: a plain CPU tensor, not traced and not transformed."""
-    eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing() or in_function_transform())
-    return eager and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
+    return not in_trace() and x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter)
+
+
+def in_trace() -> bool:
+    """Whether code is compiled, exported, traced or transformed, so that it must not look at values."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or in_function_transform()
 
 
 def in_function_transform() -> bool:

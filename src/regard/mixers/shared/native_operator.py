@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.core import UnsupportedError
 
-from .native import in_function_transform
+from .native import in_trace
 
 Differentiate = Callable[..., Any]
 """Of the context and the gradients of outputs: the gradients of all inputs, None for what is not a tensor."""
@@ -63,9 +63,7 @@ def native_operator(
 
 def _unobserved(inputs: tuple[Any, ...]) -> bool:
     """Whether all tensors are plain ones, and neither a compiler, a transform nor a dispatch mode is at work."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or in_function_transform():
-        return False
-    if torch._C._len_torch_dispatch_stack():
+    if in_trace() or torch._C._len_torch_dispatch_stack():
         return False
     return all(type(x) in (Tensor, torch.nn.Parameter) for x in inputs if isinstance(x, Tensor))
 
