@@ -21,6 +21,7 @@ from regard.report.figures import front
 from regard.report.phrasing import number, signed
 from regard.report.theme import SHADES, follow_scheme
 from regard.studies.probes.names import AVERAGE, BASELINE, NONE
+from regard.studies.probes.study import ROWS
 from regard.tasks.data.boards import ABILITIES
 from tools.generate import between
 from tools.site.evidence import ROOT, WORDS, Evidence, all_evidence, judged
@@ -49,7 +50,6 @@ DATA = {"cifar10": "CIFAR-10", "digits-canvas": "digits on a canvas", "cued": "i
 LIGHT = SHADES["light"]
 CELL_INK = ("#101010", "#fefefe")
 """On pale and on dark cells, which have the same colour for all readers."""
-COLOURS = dict(zip(WORDS, (LIGHT["good"], LIGHT["bad"], LIGHT["c0"], LIGHT["control"]), strict=True))
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "regard", "font.size": 11, "text.parse_math": False,
               "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": LIGHT["line"],
               "axes.labelcolor": LIGHT["muted"], "text.color": LIGHT["ink"], "xtick.color": LIGHT["muted"],
@@ -90,10 +90,9 @@ def finding(evidence: Sequence[Evidence]) -> str:
         "undecided."
         if abilities
         else "",
-        f"![{_caption(SECOND, evidence)}]({SECOND})",
+        f"![{_caption(SECOND, evidence)}]({SECOND})" if abilities else "",
     )
-    paragraphs = tuple(text for text in paragraphs if text)
-    return "\n\n".join(text if text[0] in "|!" else fill(text, 120) for text in paragraphs)
+    return "\n\n".join(text if text[0] in "|!" else fill(text, 120) for text in paragraphs if text)
 
 
 def _line(study: Evidence, claim: Mapping[str, Any]) -> str:
@@ -126,16 +125,16 @@ def _costs(evidence: Sequence[Evidence]) -> Evidence:
 def _caption(picture: str, evidence: Sequence[Evidence]) -> str:
     if picture == QUALITY:
         return f"Accuracy over multiply-accumulates of mechanisms in one small network on {_data(_costs(evidence))}"
-    if profile(evidence):
-        return "Which abilities each mechanism learned in small networks on generated boards"
-    return "Every judged claim with its interval and verdict"
+    return "Which abilities each mechanism learned in small networks on generated boards"
 
 
 def pictures(evidence: Sequence[Evidence]) -> dict[str, str]:
-    """path -> SVG of both pictures."""
+    """path -> SVG of both pictures; the second has the mechanisms of the hypotheses. Raises: ValueError without probes."""
     scores = profile(evidence)
-    drawn = {QUALITY: quality(_costs(evidence)), SECOND: profile_figure(scores) if scores else verdicts(evidence)}
-    return {name: svg(figure) for name, figure in drawn.items()}
+    if scores is None:
+        raise ValueError("the evidence has no complete probes: docs/results/probes_*-desk")
+    named = scores._replace(rows={row.label: scores.rows[row.label] for row in ROWS if row.label in scores.rows})
+    return {QUALITY: svg(quality(_costs(evidence))), SECOND: svg(profile_figure(named))}
 
 
 def svg(figure: Figure) -> str:
@@ -189,34 +188,6 @@ def _labels(axes: Axes, points: Sequence[tuple[str, float, float]]) -> None:
             axes.annotate(name, (column, height), fontsize=9.5, va="center", color=LIGHT["ink"])
             if len(group) > 1:
                 axes.plot([x, column - 0.01 * across], [y, height], color=LIGHT["control"], linewidth=0.5, zorder=0)
-
-
-def verdicts(evidence: Sequence[Evidence]) -> Figure:
-    """Every judged claim of two rows as an interval, by study."""
-    with matplotlib.rc_context(STYLE):
-        claims = [
-            (study, claim) for study, claim in judged(evidence) if claim["verdict"]["interval"]["low"] is not None
-        ]
-        figure = Figure(figsize=(7.6, 0.9 + 0.235 * len(claims)), layout="constrained", facecolor="white")
-        axes = figure.add_subplot()
-        for line, (_, claim) in enumerate(claims):
-            size, colour = claim["verdict"]["interval"], COLOURS[claim["verdict"]["word"]]
-            axes.plot([size["low"], size["high"]], [line, line], color=colour, linewidth=2)
-            axes.plot(size["mean"], line, "o", color=colour)
-        for word in dict.fromkeys(claim["verdict"]["word"] for _, claim in claims):
-            axes.plot([], [], "o-", color=COLOURS[word], label=word)
-        axes.axvline(0, color=LIGHT["muted"], linewidth=0.8)
-        axes.set_yticks(range(len(claims)), [f"{_short(claim)}  ({study.name})" for study, claim in claims], fontsize=8)
-        axes.invert_yaxis()
-        axes.legend(frameon=False, fontsize=9, loc="lower right")
-        axes.set_title("difference in points, 95 % interval", loc="left", fontsize=11)
-        return figure
-
-
-def _short(claim: Mapping[str, Any]) -> str:
-    if "further above" in claim["text"]:  # two differences
-        return str(claim["text"].partition(", in ")[0])
-    return f"{claim['a']} − {claim['b']}" + (" (equal within 1)" if "as good as" in claim["text"] else "")
 
 
 def profile(evidence: Sequence[Evidence]) -> Profile | None:
@@ -275,7 +246,9 @@ def profile_figure(scores: Profile) -> Figure:
         axes.set_yticks([line + 0.5 for line in range(len(scores.rows))], [_shown(row) for row in scores.rows])
         axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
         axes.spines[:].set_visible(False)
-        axes.set_xlabel("questions answered right, %; darker: more of what softmax attention gains", loc="left")
+        axes.set_xlabel(
+            "questions answered right, %, mean of all seeds; darker: more of what softmax attention gains", loc="left"
+        )
         return figure
 
 

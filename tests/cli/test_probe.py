@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from regard.cli.app import run
+from regard.lab.study import Row
+from regard.mixers.static_keys.ska import SKA
+from regard.store.results import Results
+from regard.studies.probes.run import profile_runs
 
 TINY = ["--scale", "smoke", "--seeds", "1", "--workers", "0", "--boards", "digit_boards"]
 
@@ -62,3 +66,48 @@ def test_wrong_input_is_one_line(options: list[str], message: str, capsys: pytes
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_without_the_images_nothing_is_trained_and_no_run_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path / "empty"))
+    results = tmp_path / "results"
+    assert run(["probe", "SKA", "--scale", "smoke", "--boards", "boards", "--results", str(results)]) == 2
+    assert "boards are made of Fashion-MNIST" in capsys.readouterr().err
+    assert not results.exists()
+
+
+def test_failed_runs_are_repeated_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["probe", "SKA", *TINY, "--abilities", "content", "--results", str(tmp_path)]
+    assert run(command) == 0
+    (file,) = tmp_path.glob("*/outcome.json")
+    store, key = Results(tmp_path), file.parent.name
+    assert store.outcome(key)["scale"] == "smoke"
+    store.forget(key)
+    (probe,) = profile_runs((Row("SKA", SKA()),), ("content",), "digit_boards", seeds=1, scale="smoke")
+    assert probe.run.key == key
+    store.finish(key, {"key": key, "status": "failed", "error": "as if", "metrics": {}})
+    assert run(command) == 1
+    assert "1 of 1 runs failed; --retry repeats them" in capsys.readouterr().err
+    assert run([*command, "--retry"]) == 0
+
+
+def test_a_control_that_is_named_too_is_trained_once_and_stays_a_control(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["probe", "Softmax()", *TINY, "--abilities", "content", "--results", str(tmp_path), "--train-controls"]
+    assert run([*command, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert set(value["scores"]) == {"softmax", "uniform average", "w/o"}
+    assert set(value["scores"]["softmax"]) == {"content"}
+    assert "smoke scale" in value["controls"]
+
+
+def test_torchvisions_fashion_mnist_counts_as_a_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.cli.probe import _boards
+
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    assert _boards("", download=False) == "digit_boards"
+    (tmp_path / "torchvision" / "FashionMNIST").mkdir(parents=True)
+    assert _boards("", download=False) == "boards"

@@ -105,6 +105,7 @@ def test_seeds_go_to_both_sides_of_undecided_claims_only(tmp_path: Path) -> None
     decision = added(STUDY, store)
     table = Table.load(tmp_path, "drawn", "desk")
     assert table.gate.passed is True
+    assert re.search(r"w/o: .* \(by the interim analysis at 3\); uniform", table.gate.sentence)
     words = {claim.a: claim.verdict.word for claim in table.claims}
     assert words["SKA"] == "supported"
     assert words["near"] == "undecided"
@@ -320,3 +321,39 @@ def test_maps_are_kept_of_the_first_seed_alone_whatever_is_planned() -> None:
     runs = STUDY.runs("desk", "SKA", 5)
     assert [job.probes for job in planned_jobs(STUDY, "desk", runs)] == [True, False, False, False, False]
     assert not any(job.probes for job in planned_jobs(STUDY, "desk", runs[3:]))  # as interim analyses add them
+
+
+def train_on(device: str, store: Results, runs: list[dict[str, Any]]) -> None:
+    """Write down a device for finished runs."""
+    for run in runs:
+        with store.lock(run["key"]):
+            store.finish(run["key"], {**(store.outcome(run["key"]) or {}), "environment": {"device": device}})
+
+
+def finished(store: Results) -> list[dict[str, Any]]:
+    return [run for run in load_snapshot(store.root, "drawn", "desk")["runs"] if store.outcome(run["key"])]
+
+
+@pytest.mark.parametrize(("here", "there"), [("cpu", "NVIDIA H200"), ("cuda", "cpu")])
+def test_a_study_of_another_device_is_refused_before_it_trains(
+    here: str, there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Results(tmp_path)
+    added(STUDY, store)
+    train_on(there, store, finished(store))
+    monkeypatch.setattr("regard.lab.decide.resolved_device", lambda device: here)
+    with pytest.raises(ConfigError, match="drawn was begun on .*, this machine would go on on .*--results FOLDER"):
+        added(STUDY, store)
+
+
+def test_seeds_of_another_device_are_named_where_they_end_a_study(tmp_path: Path) -> None:
+    store = Results(tmp_path)
+    added(STUDY, store)
+    runs = finished(store)
+    train_on("cpu", store, [run for run in runs if run["seed"] in STUDY.setting("desk").numbers[:3]])
+    train_on("NVIDIA H200", store, [run for run in runs if run["seed"] not in STUDY.setting("desk").numbers[:3]])
+    ended = added(STUDY, store)
+    assert re.match(
+        r"the table has runs on .* only; left out: .*, so only further seeds of the first type", ended.reason
+    )
+    assert not any(ended.counts.values())

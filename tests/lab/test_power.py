@@ -108,6 +108,9 @@ def test_added_seeds_end_with_the_last_analysis(tmp_path: Path) -> None:
     make_store(tmp_path, claims=CLAIMS, decide=looks.to_json())
     *_, mita = prospects(tmp_path, "pilot", "desk", hours=200 / 3600)
     assert (mita.seeds, mita.most, mita.hours, mita.reachable) == (None, 18, None, 18)
+    levels = {3: 0.05, 5: 0.15, 8: 0.25, 12: 0.25}  # of the share of one of two claims
+    assert mita.decides == {n: decided_difference(n, mita.sd, 0.025 * share) for n, share in levels.items()}
+
     level = 0.05 / 2 * looks.shares[-1]
     assert mita.chance == pytest.approx(power(18, mita.target, mita.sd, level=level, other=2 + abs(mita.mean)))
     few, none = (prospects(tmp_path, "pilot", "desk", hours=seconds / 3600)[-1] for seconds in (20, 10))
@@ -121,3 +124,9 @@ def test_without_a_pilot_the_command_is_named(tmp_path: Path) -> None:
     make_store(tmp_path, {label: values[:1] for label, values in PILOT.items()})
     with pytest.raises(ConfigError, match="no pilot at desk scale.*regard study run pilot --scale desk --seeds 3"):
         prospects(tmp_path, "pilot", "desk")
+
+
+def test_other_analyses_decide_at_their_own_numbers_of_seeds(tmp_path: Path) -> None:
+    make_store(tmp_path, claims=CLAIMS, decide=Looks(pairs=(4, 12), shares=(0.5, 0.5)).to_json())
+    *_, mita = prospects(tmp_path, "pilot", "desk")
+    assert mita.decides == {12: decided_difference(12, mita.sd, 0.0125)}

@@ -1,9 +1,11 @@
 """Boards: pure, disjoint, balanced, and answered completely by reading them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from regard.core import ConfigError
+from regard.core import ConfigError, DataError
 from regard.tasks.cells import Cells
 from regard.tasks.data import generated
 from regard.tasks.data.board_images import board_images
@@ -244,3 +246,23 @@ def test_the_revision_of_the_generator_is_in_the_key(monkeypatch: pytest.MonkeyP
 def test_both_sets_have_checksums_of_their_own() -> None:
     sums = {checksum(read_boards(board_set(ability))) for ability in ABILITIES}
     assert len(sums) == len(ABILITIES)
+
+
+def test_boards_that_show_more_images_than_the_test_has_are_refused_before_training() -> None:
+    task = Cells(data="digit_boards(ability=compare, side=32, pairs=201)", host="vit_desk(patch=14)")
+    with pytest.raises(DataError, match=r'shows 402 different images on a board, and its split "test" has 400'):
+        task.record()
+    few = replace(task, data="digit_boards(ability=content, side=16, pairs=101)")
+    assert few.record()["test"]
+    with pytest.raises(DataError, match='split "val" has 100'):
+        replace(few, val=0.1).record()
+
+
+def test_one_noise_is_one_set() -> None:
+    whole, part = (read_boards(f"digit_boards(ability=content, noise={noise})") for noise in ("0", "0.0"))
+    assert str(whole) == str(part)
+
+
+def test_a_board_that_holds_no_pairs_says_so() -> None:
+    with pytest.raises(ConfigError, match="2 x 2 cells are too small for count"):
+        read_boards("digit_boards(ability=count, side=2)")

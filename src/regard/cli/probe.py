@@ -56,6 +56,7 @@ def probe(
     page: Annotated[
         Path | None, typer.Option(help="Also write an HTML page to this file.", parser=user_path, metavar="PATH")
     ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Repeat failed runs.")] = False,
     scale: Annotated[
         str, typer.Option(help="desk (minutes), or smoke: seconds, which only test that it runs.")
     ] = "desk",
@@ -77,9 +78,9 @@ def probe(
         raise ConfigError("--sweep is about recall by content: leave out --abilities and --train-controls")
     use_data(data_root)
     extra = imported(modules)
-    rows, boards, names = _rows(mixers, extra, sweep), _boards(boards, download), _abilities(abilities)
     everything = mixers == [ALL]
     train_controls = train_controls or everything
+    rows, boards, names = _rows(mixers, extra, sweep, train_controls), _boards(boards, download), _abilities(abilities)
     from regard.studies.probes import run as probes
     from regard.studies.probes.study import CONTROLS, SEEDS
 
@@ -91,31 +92,39 @@ def probe(
     else:
         trained = [row for row in CONTROLS if train_controls and row.mixer not in {other.mixer for other in rows}]
         planned = probes.profile_runs((*trained, *rows), names, boards, **common)
+    probes.check_data(planned)
     if everything and boards == "boards" and scale == "desk":
         probes.write_snapshots(Results(results), number)
-    missing = _execute(planned, results, workers)
+    counts = _execute(planned, results, workers, retry)
     if sweep:
         _show_sweep(planned, boards, results, page, as_json)
     else:
         chosen = _Shown(planned, [row.label for row in rows], names, boards, results, scale, train_controls)
         _show_profile(chosen, page, as_json)
+    failed, missing = counts["failed"], len(planned) - counts["done"] - counts["failed"]
+    if failed:
+        print(f"{failed} of {len(planned)} runs failed; --retry repeats them", file=sys.stderr)
     if missing:
-        print(f"{missing} of {len(planned)} runs have no score; the same command continues them", file=sys.stderr)
-    raise typer.Exit(1 if missing else 0)
+        print(f"{missing} of {len(planned)} runs have not ended; the same command continues them", file=sys.stderr)
+    raise typer.Exit(1 if failed or missing else 0)
 
 
-def _rows(mixers: Sequence[str], extra: Extra, sweep: bool) -> "tuple[Row, ...]":
-    """The rows of the user's mechanisms, each once. Raises: ConfigError."""
+def _rows(mixers: Sequence[str], extra: Extra, sweep: bool, trained: bool) -> "tuple[Row, ...]":
+    """The rows of the user's mechanisms, each once. trained: the controls are trained too, and one of them is named so.
+
+    Raises: ConfigError.
+    """
     from regard.lab.study import Row
     from regard.mixers.spelling import spell
-    from regard.studies.probes.study import FURTHER, ROWS
+    from regard.studies.probes.study import CONTROLS, FURTHER, ROWS
 
     if ALL in mixers:
         if len(mixers) > 1 or sweep:
             raise ConfigError(f"{ALL} stands alone: leave out the other mechanisms and --sweep")
         return (*ROWS, *FURTHER)
     configs = dict.fromkeys(read_mixer(text, extra) for text in mixers)
-    return tuple(Row(spell(config).removesuffix("()"), config) for config in configs)
+    known = {row.mixer: row.label for row in CONTROLS if trained}
+    return tuple(Row(known.get(config) or spell(config).removesuffix("()"), config) for config in configs)
 
 
 def _print_hours(planned: "Sequence[Probe]", results: Path, workers: int | None) -> None:
@@ -127,17 +136,16 @@ def _print_hours(planned: "Sequence[Probe]", results: Path, workers: int | None)
     print(f"{len(planned)} runs, about {total:.1f} hours with {number} workers on this machine", file=sys.stderr)
 
 
-def _execute(planned: "Sequence[Probe]", results: Path, workers: int | None) -> int:
-    """Execute the missing runs; the number of runs without a score."""
+def _execute(planned: "Sequence[Probe]", results: Path, workers: int | None, retry: bool) -> dict[str, int]:
+    """Execute the missing runs; the number of all runs by state."""
     from regard.studies.probes.run import execute
 
     with Display(sys.stderr.isatty()) as display:
         try:
-            counts = execute(planned, Results(results), workers, display.show_event)
+            return execute(planned, Results(results), workers, display.show_event, retry)
         except KeyboardInterrupt:
             display.print_line("stopped; finished work is kept, and the same command continues it")
             raise
-    return sum(value for state, value in counts.items() if state != "done")
 
 
 def _boards(boards: str, download: bool) -> str:
@@ -150,7 +158,8 @@ def _boards(boards: str, download: bool) -> str:
             raise ConfigError(f"there are no {boards!r}; {nearest(boards, NAMES)}")
         return boards
     try:
-        here = download or (data_root() / "fashion_mnist").exists()
+        root = data_root()
+        here = download or (root / "fashion_mnist").exists() or (root / "torchvision" / "FashionMNIST").exists()
     except DataError:
         here = False
     return NAMES[0] if here else NAMES[1]
@@ -202,7 +211,9 @@ def _show_profile(chosen: _Shown, page: Path | None, as_json: bool) -> None:
     shown = {**{row: values for row, values in controls.items() if values and row not in found}, **found}
     cells = profiles(shown, controls, chosen.names)
     if as_json:
-        print(json.dumps({"boards": chosen.boards, "abilities": chosen.names, "scores": shown}, indent=2))
+        named = {row: {name: of[name] for name in chosen.names if name in of} for row, of in shown.items()}
+        value = {"boards": chosen.boards, "abilities": chosen.names, "controls": note, "scores": named}
+        print(json.dumps(value, indent=2))
     else:
         lines = [
             {"mechanism": row, **{name: str(of_row[name]) for name in chosen.names}} for row, of_row in cells.items()

@@ -50,7 +50,7 @@ def show_prospects(
         deviation = f"{prospect.sd:.2f} [{prospect.low:.2f}, {prospect.high:.1f}]"
         line: dict[str, Any] = {"claim": prospect.text, "pilot": prospect.pilot}
         line |= {"difference": _short(prospect.mean, "+"), "deviation": deviation}
-        line |= {f"{n} seeds decide": f"{prospect.decides[n]:.1f}" for n in seeds}
+        line |= {f"{n} seeds decide": _short(prospect.decides.get(n)) for n in seeds}
         needed = (
             "decided"
             if prospect.decided

@@ -5,7 +5,7 @@ import binascii
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,14 +68,15 @@ def judge_gate(
     pass it are then not known. If the interval of a better baseline contains zero the gate is undecided, and the
     sentence has the number of seeds that would decide it.
     looks: of a study whose seeds are added until it is decided; then each difference has to be above zero in one of its
-    interim analyses.
+    interim analyses, which the sentence names.
     """
     if not controls:
         return Gate(None, "The study has no controls, so it cannot show that mixing tokens helps here.")
     parts: list[str] = []
     states: list[bool | None] = []
     gains: list[float] = []
-    for label in controls:
+    analysed = None if looks is None else _by_analyses(looks, gate_differences(values, controls, baseline))
+    for index, label in enumerate(controls):
         difference = paired(values.get(baseline, {}), values[label])
         verdict = judge(difference)
         worse = verdict.side < 0 or (verdict.word == "undecided" and (difference.mean or 0.0) <= 0)
@@ -84,11 +85,12 @@ def judge_gate(
         if difference.low is None or difference.high is None:
             parts.append(f"{label}: {seed_pairs(difference.n)}, too few")
         else:
-            needed = "" if states[-1] is not None else f" ({_missing(verdict)})"
-            parts.append(f"{label}: {difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]{needed}")
+            note = "" if states[-1] is not None else f" ({_missing(verdict)})"
+            note = note if analysed is None else analysed.notes[index]
+            parts.append(f"{label}: {difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]{note}")
     passed = False if False in states else None if None in states else True
-    if looks is not None:
-        passed = _gate_by_analyses(looks, gate_differences(values, controls, baseline))
+    if analysed is not None:
+        passed = analysed.passed
     gate = Gate(passed, "", min(gains) if len(gains) == len(controls) else None)
     return replace(gate, sentence=f"Gate {gate.word}: {baseline} minus each control in {metric}: {'; '.join(parts)}.")
 
@@ -100,10 +102,22 @@ def _missing(verdict: Verdict) -> str:
     return verdict.sentence.rpartition("; ")[2]
 
 
-def _gate_by_analyses(looks: Looks, gate: Differences) -> bool | None:
+class _Analysed(NamedTuple):
+    """A gate by interim analyses. passed: as in `Gate`. notes: what they say of each control."""
+
+    passed: bool | None
+    notes: list[str]
+
+
+def _by_analyses(looks: Looks, gate: Differences) -> _Analysed:
     analysis = analyse(looks, gate)
-    lost = (analysis.p <= looks.level) & (analysis.side < 0)
-    return True if gate_passed(looks, gate) else False if lost.any() else None
+    shown = analysis.p <= looks.level
+    lost = shown & (analysis.side < 0)
+    notes = [
+        f" (by the interim analysis at {at})" if done else f" (not decided; the last analysis is at {looks.pairs[-1]})"
+        for at, done in zip(analysis.at.tolist(), shown.tolist(), strict=True)
+    ]
+    return _Analysed(True if gate_passed(looks, gate) else False if lost.any() else None, notes)
 
 
 def judge_claims(

@@ -18,16 +18,18 @@ _FIELDS = {
 
 def on_one_device(runs: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """(runs on the device type with most finished runs, warnings): an interval never mixes CPU and GPU."""
-    counts = Counter(_device(run["outcome"]) for run in runs if run["outcome"].get("status") == "done")
+    counts = Counter(device_type(run["outcome"]) for run in runs if run["outcome"].get("status") == "done")
     if len(counts) < 2:
         return list(runs), []
     common = counts.most_common(1)[0][0]
     others = ", ".join(f"{number} on {device}" for device, number in sorted(counts.items()) if device != common)
     text = f"the table has runs on {common} only; left out: {others} (an interval never mixes types of devices)"
-    return [run for run in runs if not run["outcome"].get("environment") or _device(run["outcome"]) == common], [text]
+    kept = [run for run in runs if not run["outcome"].get("environment") or device_type(run["outcome"]) == common]
+    return kept, [text]
 
 
-def _device(outcome: Mapping[str, Any]) -> str:
+def device_type(outcome: Mapping[str, Any]) -> str:
+    """ "cpu" or "a GPU", on which a run was trained; "cpu" where that is not recorded."""
     text = str((outcome.get("environment") or {}).get("device") or "cpu").lower()
     return "cpu" if text.startswith("cpu") else "a GPU"
 

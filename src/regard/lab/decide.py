@@ -13,10 +13,11 @@ from regard.core import ConfigError
 from regard.core.validation import checked
 from regard.measure.sequential import Looks, gate_passed, next_pairs
 from regard.store.results import Results
+from regard.train.environment import resolved_device
 from regard.train.run import Run
 
 from .claims import claim_differences, claim_rows, gate_differences, judgeable, row_values
-from .comparability import on_one_device
+from .comparability import device_type, on_one_device
 from .estimate import estimate
 from .executors.base import Place
 from .jobs import ENDED
@@ -83,6 +84,8 @@ def decide(
     with removed_if_refused(study, scale, store):
         looks, tuning = _looks(study, scale, store), _Tuning(study, scale, store, tune)
         tuning.check_unchanged(tuning.study())
+        if how.place.here:
+            tuning.check_device()
         write_snapshot(study, scale, store, planned=(), looks=looks)
         if retry:
             tuning.retry(looks)
@@ -152,6 +155,17 @@ class _Tuning:
         reset([run for row, run in self.runs if row.label not in done], self.store, False)
         reset([run for _, run in self.study().runs(self.scale, seeds=2 * looks.pairs[-1])], self.store, False)
 
+    def check_device(self) -> None:
+        """Raises: ConfigError if the finished runs are of another type of device than this machine would use."""
+        outcomes = [self.store.outcome(run["key"]) or {} for run in self.listed]
+        types = {device_type(outcome) for outcome in outcomes if outcome.get("environment")}
+        here = device_type({"environment": {"device": resolved_device("auto")}})
+        if types and here not in types:
+            raise ConfigError(
+                f"{self.plain.name} was begun on {' and '.join(types)}, this machine would go on on {here}, and an "
+                "interval never mixes types of devices: go on there, or begin it in another folder: --results FOLDER"
+            )
+
     def check_unchanged(self, study: Study) -> None:
         """Raises: ConfigError if a run that was tested is not one of the study any more."""
         for run in self.listed:
@@ -196,7 +210,7 @@ def _planned(
         for label, run, outcome in outcomes
         if outcome is not None
     ]
-    runs, _ = on_one_device(ended)
+    runs, mixed = on_one_device(ended)
     rows: list[dict[str, Any]] = [{"label": row.label, "control": row.control} for row in study.rows(scale)]
     snapshot = {"rows": rows, "scale": scale, "claims": [asdict(claim) for claim in study.claims]}
     controls = [row["label"] for row in rows if row["control"]]
@@ -229,12 +243,17 @@ def _planned(
             for (row, run), (label, _, outcome) in zip(possible, outcomes, strict=True)
             if places[run.seed] < numbers[label] or (label in listed and outcome is not None)
         ],
-        _reason(study.baseline, controls, passed, {label: len(failed[label]) for label in lost}),
+        _reason(
+            study.baseline, controls, passed, {label: len(failed[label]) for label in lost}, mixed if asked else ()
+        ),
     )
 
 
-def _reason(baseline: str, controls: Sequence[str], passed: bool, lost: Mapping[str, int]) -> str:
-    """Why nothing is left to be trained. lost: failed runs of rows that nothing can be decided with."""
+def _reason(baseline: str, controls: Sequence[str], passed: bool, lost: Mapping[str, int], mixed: Sequence[str]) -> str:
+    """Why nothing is left to be trained. lost: failed runs of rows that nothing can be decided with. mixed: that runs
+    of another device, which are there, do not count."""
+    if mixed:
+        return f"{mixed[0]}, so only further seeds of the first type would count"
     if lost:
         rows = ", ".join(f"{number} of {label}" for label, number in lost.items())
         return f"too many runs failed ({rows}); --retry repeats them"

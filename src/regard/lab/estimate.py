@@ -72,7 +72,7 @@ def estimate(
                     speeds[run.key] = {"step": speed.step, "image": speed.image}
             except (RegardError, RuntimeError):
                 continue
-            estimates[row.label, number] = _seconds(run, Speed(**speeds[run.key]), *counts)
+            estimates[row.label, number] = run_seconds(run, Speed(**speeds[run.key]), *counts)
     if len(speeds) > stored:
         write_json(path, {**machines, name: speeds})
     return estimates
@@ -131,7 +131,8 @@ def _steps(run: "Run", trial: "Trial") -> float:
     return float(np.median(seconds[1:]))
 
 
-def _seconds(run: "Run", speed: Speed, train: int, test: int) -> float:
+def run_seconds(run: "Run", speed: Speed, train: int, test: int) -> float:
+    """Seconds of a run on so many training and test samples, with its evaluations."""
     steps, evaluated = work(run.recipe, train, test)
     return steps * speed.step + evaluated * speed.image
 

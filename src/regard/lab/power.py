@@ -27,11 +27,11 @@ class Prospect:
 
     pilot: its paired seeds. mean, sd: of their differences; low, high: the 95 % interval of the deviation. target: the
     observed distance from what the claim has to exclude. decides: by number of seeds, the difference that they decide
-    with 80 % probability. seeds: that decide the observed difference, None above `most` and where the pilot's
-    differences are all equal, of which no deviation follows. hours: for these seeds. reachable: seeds in the hours
-    given, chance: that they decide the observed difference; None without hours. of_gate: of the baseline against a
-    control. decided: by the seeds that are there; then there is nothing left to train. most: seeds that are possible,
-    those of the last analysis where seeds are added until claims are decided.
+    with 80 % probability; of interim analyses, each at its own level. seeds: that decide the observed difference, None
+    above `most` and where the pilot's differences are all equal, of which no deviation follows. hours: for these seeds.
+    reachable: seeds in the hours given, chance: that they decide the observed difference; None without hours. of_gate:
+    of the baseline against a control. decided: by the seeds that are there; then there is nothing left to train. most:
+    seeds that are possible, those of the last analysis where seeds are added until claims are decided.
     """
 
     text: str
@@ -147,12 +147,15 @@ def _prospect(
     found, level = interval(values), compared.level
     mean, sd = found.mean or 0.0, found.sd or 0.0
     target = compared.target(mean)
+    numbers = [n for n in SEEDS if looks is None or n in looks.pairs]
     low, high = deviation_bounds(sd, len(values))
     other, chance = compared.other(mean), None
 
+    def level_at(number: int) -> float:
+        return level if looks is None else level * looks.shares[looks.pairs.index(number)]
+
     def chance_at(number: int) -> float:
-        share = 1.0 if looks is None else looks.shares[looks.pairs.index(number)]
-        return power(number, target, sd, level=level * share, other=other) if number >= FEWEST else 0.0
+        return power(number, target, sd, level=level_at(number), other=other) if number >= FEWEST else 0.0
 
     if looks is None:
         seeds = seeds_needed(sd, target, level=level, other=other)
@@ -169,7 +172,7 @@ def _prospect(
         chance = chance_at(reachable) if looks is None or reachable > len(values) else 0.0
     return Prospect(
         text=compared.text, pilot=len(values), mean=mean, sd=sd, low=low, high=high, target=target,
-        decides={n: decided_difference(n, sd, level) for n in SEEDS}, seeds=seeds,
+        decides={n: decided_difference(n, sd, level_at(n)) for n in numbers}, seeds=seeds,
         hours=None if seeds is None else missing_seconds(compared.rows, seeds, seconds, counts) / 3600 / workers,
         reachable=reachable, chance=chance, of_gate=compared.of_gate, decided=compared.decided,
         most=MOST if looks is None else looks.pairs[-1],

@@ -93,8 +93,9 @@ def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
     for row, of_row in cells.items():
         rows.append((row, *(_shown(of_row[ability]) for ability in abilities), _seeds(list(of_row.values()))))
     note = (
-        "Asking cells answered right, in percent: the mean of the seeds that learned, with their share where not all "
-        "did. A seed has learned if it passed the middle between softmax attention and the better control."
+        "Asking cells answered right, in percent: the mean of the seeds that learned, with their number where not all "
+        "did; of all seeds where none did. A seed has learned if it passed the middle between softmax attention and the "
+        "better control."
     )
     return Sheet(title="All mechanisms", columns=("mechanism", *abilities, "seeds"), rows=tuple(rows), note=note)
 
@@ -103,14 +104,23 @@ def _profile(row: str, cells: Mapping[str, Mapping[str, ProfileCell]], controls:
     """Bars of a mechanism beside the controls."""
     names = [name for name in controls if name in cells and name != row]
     bars = tuple(
-        (ability, name, round(cells[name][ability].mean or 0.0, 1), _share(cells[name][ability]))
+        (
+            ability,
+            name,
+            round(cells[name][ability].mean or 0.0, 1),
+            _share(cells[name][ability]),
+            _of(cells[name][ability]),
+        )
         for ability in _present(cells)
         for name in (row, *names)
         if cells[name][ability].mean is not None
     )
     chart = Chart(x="ability", y="right, %", series="row", kind="bars")
-    columns = ("ability", "row", "right, %", "of what softmax gains")
-    note = "What softmax gains, in the table below: its score minus that of the better control."
+    columns = ("ability", "row", "right, %", "of what softmax gains", "of seeds")
+    note = (
+        "What softmax gains, in the table below: its score minus that of the better control. Where only some seeds "
+        "learned, bar and share are the mean of these."
+    )
     return Sheet(title=row, columns=columns, rows=bars, chart=chart, folded=True, note=note)
 
 
@@ -137,6 +147,11 @@ def _shown(cell: ProfileCell) -> Cell:
     """A number, so that the column sorts, where all seeds count."""
     text = str(cell)
     return round(cell.mean, 1) if cell.mean is not None and "(" not in text else text or None
+
+
+def _of(cell: ProfileCell) -> str:
+    """The seeds that the mean is of: "4", or "1 of 4" where only one learned."""
+    return f"{cell.learned} of {cell.n}" if cell.mixed else str(cell.n)
 
 
 def _share(cell: ProfileCell) -> str:

@@ -5,16 +5,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from regard.core import Extra
-from regard.lab.estimate import measure
-from regard.lab.executors.local import Local
-from regard.lab.jobs import Job
-from regard.lab.progress import Event, Progress
-from regard.lab.run_jobs import run_all
+from regard.lab.estimate import Speed, measure, run_seconds, threads
+from regard.lab.jobs import ENDED, Job
+from regard.lab.progress import Event
+from regard.lab.run_study import execute_jobs, execution, reset
 from regard.lab.snapshot import write_snapshot
 from regard.lab.study import Row
 from regard.store.results import Results
 from regard.tasks.cells import Cells
-from regard.tasks.data.boards import ABILITIES
+from regard.tasks.data.boards import ABILITIES, NAMES
 from regard.train.run import Run
 
 from .study import CLAIMS, METRIC, ROWS, setting_of, study_of, task_of
@@ -28,11 +27,13 @@ LARGE_ROWS = ("Softmax", "MiTA")
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A run of the probes. label: of its row; ability; pairs, side: of its boards."""
+    """A run of the probes. label: of its row. study: with the scale, the study that has this run; "" for none."""
 
     label: str
     ability: str
     run: Run
+    study: str = ""
+    scale: str = "desk"
 
     @property
     def pairs(self) -> int:
@@ -67,7 +68,8 @@ def profile_runs(
     for seed in range(seeds):
         for ability in abilities:
             task = replace(task_of(ability, boards), download=download, extra=tuple(extra))
-            found += _of_rows(rows, task, ability, scale, seed)
+            study = f"probes_{ability}" if boards == NAMES[scale != "desk"] else ""
+            found += _of_rows(rows, task, ability, scale, seed, study)
     return sorted(found, key=lambda probe: (probe.label not in needed, probe.ability not in CLAIMS))
 
 
@@ -85,7 +87,7 @@ def sweep_runs(
     return found
 
 
-def _of_rows(rows: Sequence[Row], task: Cells, ability: str, scale: str, seed: int) -> list[Probe]:
+def _of_rows(rows: Sequence[Row], task: Cells, ability: str, scale: str, seed: int, study: str = "") -> list[Probe]:
     if not rows:
         return []
     setting = setting_of(task, tuple(rows), scale)
@@ -95,28 +97,39 @@ def _of_rows(rows: Sequence[Row], task: Cells, ability: str, scale: str, seed: i
             label=row.label,
             ability=ability,
             run=Run(task=setting.task, mixer=row.mixer, recipe=setting.recipe, seed=seed, removed=row.removed),
+            study=study,
+            scale=scale,
         )
         for row in rows
     ]
 
 
+def check_data(probes: Sequence[Probe]) -> None:
+    """Read the images, and download them if the runs may, in this process, before several workers need them.
+
+    Raises: DataError, before any run fails by it.
+    """
+    for task in {str(probe.run.task): probe.run.task for probe in probes}.values():
+        task.record()
+
+
 def execute(
-    probes: Sequence[Probe], store: Results, workers: int | None, watch: Callable[[Event], None]
+    probes: Sequence[Probe], store: Results, workers: int | None, watch: Callable[[Event], None], retry: bool = False
 ) -> dict[str, int]:
     """Execute the missing runs and return the number of runs by state; stopped runs continue the next time.
 
-    Raises: KeyboardInterrupt after the workers have stopped; StoreError.
+    retry: those that failed, too. Raises: KeyboardInterrupt after the workers have stopped; StoreError.
     """
-    progress, jobs = Progress(watch), []
-    for probe in probes:
-        status = store.status(probe.run.key)
-        if status in ("done", "failed"):
-            progress.add_finished(status, probe.label, store.outcome(probe.run.key))
-        else:
-            epochs = probe.run.recipe.trained_epochs
-            name = f"{probe.label}, {probe.ability}"
-            jobs.append(Job(probe.run, f"probes_{probe.ability}", "desk", name, probe.run.seed, epochs))
-    return run_all(jobs, store, Local(workers=workers), progress)
+    if retry:
+        reset([probe.run for probe in probes], store, fresh=False)
+    jobs = [
+        Job(
+            probe.run, probe.study or "probe", probe.scale, f"{probe.label}, {probe.ability}", probe.run.seed,
+            probe.run.recipe.trained_epochs,
+        )
+        for probe in probes
+    ]  # fmt: skip
+    return execute_jobs(jobs, store, execution(workers, None, 1, False), watch)
 
 
 def write_snapshots(store: Results, seeds: int) -> None:
@@ -127,16 +140,16 @@ def write_snapshots(store: Results, seeds: int) -> None:
 
 def hours(probes: Sequence[Probe], store: Results, workers: int) -> float:
     """Estimated hours of the missing runs on this machine, from a few timed steps of each kind of run."""
-    speeds: dict[tuple[str, int], float] = {}
+    speeds: dict[tuple[str, int], Speed] = {}
     total = 0.0
     for probe in probes:
-        if store.status(probe.run.key) == "done":
+        if store.status(probe.run.key) in ENDED:
             continue
         kind = (probe.label, probe.tokens)
         if kind not in speeds:
-            speeds[kind] = measure(probe.run).step
-        task, recipe = probe.run.task, probe.run.recipe
-        total += speeds[kind] * recipe.trained_epochs * task.batches_per_epoch(recipe)
+            with threads(workers):
+                speeds[kind] = measure(probe.run)
+        total += run_seconds(probe.run, speeds[kind], *probe.run.task.sample_counts())
     return total / max(workers, 1) / 3600
 
 

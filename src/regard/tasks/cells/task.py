@@ -22,6 +22,7 @@ from regard.tasks.data.boards import (
     Boards,
     BoardSet,
     boards,
+    check_images,
     checksum,
     is_boards,
     read_boards,
@@ -202,6 +203,7 @@ class Cells(ValidationPart, Task):
     def record(self) -> dict[str, Any]:
         """As in `Task`, and: normal, mean and deviation of the normalisation. train: boards of an epoch."""
         train, test = self.sample_counts()
+        check_images(self.boards, ("train", self.split, *(("val",) if self.val else ())), self.download)
         total, normal = checksum(self.boards, self.download), [list(part) for part in _NORMAL]
         return {"name": self.data, "checksum": total, "train": train, "test": test, "normal": normal}
 

@@ -8,7 +8,7 @@ a pure function of its set, split, seed and index. Images of different splits ar
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -46,7 +46,8 @@ NAMES = ("boards", "digit_boards")
 @dataclass(frozen=True, kw_only=True)
 class Ability:
     """classes: of an answer. pairs: the default. cells: that pairs need, each. asking: cells that ask, for each pair.
-    needs: what answers it; question: what is asked, in words. epochs: in which softmax attention learns it."""
+    needs: what answers it; question: what is asked, in words. epochs: in which softmax attention learns it. images:
+    different garments that a pair needs."""
 
     classes: int
     pairs: int
@@ -55,11 +56,12 @@ class Ability:
     needs: str
     question: str
     epochs: int = 6
+    images: int = 0
 
 
 ABILITIES: Mapping[str, Ability] = {
     "content": Ability(
-        classes=10, pairs=10, cells=2, needs="recall by content",
+        classes=10, pairs=10, cells=2, images=1, needs="recall by content",
         question="A garment is shown again: which digit stood beside it?",
     ),
     "place": Ability(
@@ -71,15 +73,15 @@ ABILITIES: Mapping[str, Ability] = {
         question="A code names a step of one cell, down, across or both: which digit is there?", epochs=15,
     ),
     "salience": Ability(
-        classes=10, pairs=10, cells=2, needs="the key that stands out",
+        classes=10, pairs=10, cells=2, images=1, needs="the key that stands out",
         question="Which digit stands beside the brightest garment?",
     ),
     "compare": Ability(
-        classes=2, pairs=16, cells=2, needs="same or different",
+        classes=2, pairs=16, cells=2, images=2, needs="same or different",
         question="Is this garment the same as one of the others?",
     ),
     "count": Ability(
-        classes=4, pairs=10, cells=3.5, needs="how many match",
+        classes=4, pairs=10, cells=3.5, images=1, needs="how many match",
         question="How many other cells show this garment, 0 to 3?",
     ),
     "hops": Ability(
@@ -117,12 +119,15 @@ class BoardSet:
         if not 2 <= self.side <= 32:
             raise ConfigError(f"boards have a side of 2 to 32 cells, not {self.side}")
         most = min(int(self.side**2 / ability.cells), self.side**2 - 1)
+        if most < 2:
+            raise ConfigError(f"boards of {self.side} x {self.side} cells are too small for {self.ability}")
         if self.pairs < 2 or self.pairs > most:
             raise ConfigError(
                 f"boards of {self.side} x {self.side} cells have 2 to {most} pairs for {self.ability}, not {self.pairs}"
             )
         if not 0 <= self.noise <= 1:
             raise ConfigError(f"the noise of boards is a share of white, 0 to 1, not {self.noise}")
+        object.__setattr__(self, "noise", float(self.noise))  # 0 and 0.0 are one set
 
     @property
     def name(self) -> str:
@@ -204,6 +209,14 @@ def boards(data: BoardSet, split: str, seed: int, start: int, stop: int, downloa
         parts.append((made.images[inside], made.answers[inside]))
     images, answers = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return Boards(images, answers)
+
+
+def check_images(data: BoardSet, splits: Iterable[str], download: bool = False) -> None:
+    """Raises: DataError if a split has fewer different images than a board shows."""
+    number = ABILITIES[data.ability].images * data.pairs
+    for split in splits:
+        if number > (there := len(board_images(data.garments, split, download).shown)):
+            raise DataError(f'{data} shows {number} different images on a board, and its split "{split}" has {there}')
 
 
 def checksum(data: BoardSet, download: bool = False) -> str:
