@@ -129,7 +129,7 @@ def _caption(picture: str, evidence: Sequence[Evidence]) -> str:
 
 
 def pictures(evidence: Sequence[Evidence]) -> dict[str, str]:
-    """path -> SVG of both pictures; the second has the mechanisms of the hypotheses. Raises: ValueError without probes."""
+    """path -> SVG of both pictures, the second of the rows of hypotheses. Raises: ValueError without probes."""
     scores = profile(evidence)
     if scores is None:
         raise ValueError("the evidence has no complete probes: docs/results/probes_*-desk")

@@ -94,8 +94,8 @@ def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
         rows.append((row, *(_shown(of_row[ability]) for ability in abilities), _seeds(list(of_row.values()))))
     note = (
         "Asking cells answered right, in percent: the mean of the seeds that learned, with their number where not all "
-        "did; of all seeds where none did. A seed has learned if it passed the middle between softmax attention and the "
-        "better control."
+        "did, and of all seeds where none did. A seed has learned if it passed the middle between softmax attention "
+        "and the better control."
     )
     return Sheet(title="All mechanisms", columns=("mechanism", *abilities, "seeds"), rows=tuple(rows), note=note)
 
@@ -103,17 +103,11 @@ def _table(cells: Mapping[str, Mapping[str, ProfileCell]]) -> Sheet:
 def _profile(row: str, cells: Mapping[str, Mapping[str, ProfileCell]], controls: Sequence[str]) -> Sheet:
     """Bars of a mechanism beside the controls."""
     names = [name for name in controls if name in cells and name != row]
+    shown = [(ability, name, cells[name][ability]) for ability in _present(cells) for name in (row, *names)]
     bars = tuple(
-        (
-            ability,
-            name,
-            round(cells[name][ability].mean or 0.0, 1),
-            _share(cells[name][ability]),
-            _of(cells[name][ability]),
-        )
-        for ability in _present(cells)
-        for name in (row, *names)
-        if cells[name][ability].mean is not None
+        (ability, name, round(cell.mean, 1), _share(cell), _of(cell))
+        for ability, name, cell in shown
+        if cell.mean is not None
     )
     chart = Chart(x="ability", y="right, %", series="row", kind="bars")
     columns = ("ability", "row", "right, %", "of what softmax gains", "of seeds")
