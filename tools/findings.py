@@ -246,9 +246,7 @@ def profile_figure(scores: Profile) -> Figure:
         axes.set_yticks([line + 0.5 for line in range(len(scores.rows))], [_shown(row) for row in scores.rows])
         axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
         axes.spines[:].set_visible(False)
-        axes.set_xlabel(
-            "questions answered right, %, mean of all seeds; darker: more of what softmax attention gains", loc="left"
-        )
+        axes.set_xlabel("right, %, mean of all seeds; darker: more of what softmax attention gains", loc="left")
         return figure
 
 
