@@ -81,7 +81,7 @@ def matrices(case: str, rounds: int) -> list[dict]:
     import torch
     import torch.nn.functional as F
 
-    from regard.mixers.convolutions.dynamic import by_matrices, by_taps, matrix_indices, small
+    from regard.mixers.convolutions.dynamic import by_matrices, by_taps, small, taps_between
     from regard.mixers.convolutions.sampling import margins
 
     height, width, channels, kernel = map(int, case.split("x"))
@@ -92,7 +92,8 @@ def matrices(case: str, rounds: int) -> list[dict]:
     assert small(maps, kernel**2), f"{case} has more cells than taps"
 
     def product() -> torch.Tensor:
-        return by_matrices(maps, kernels, *matrix_indices((height, width), sides, False, maps.device))
+        taps = taps_between((height, width), sides, False, maps.device)
+        return by_matrices(maps, kernels.flatten(3).permute(0, 3, 1, 2), taps)
 
     def total() -> torch.Tensor:
         return by_taps(F.pad(maps, margins(sides, 1, False)), kernels, sides)

@@ -13,8 +13,8 @@ from regard.mixers.convolutions.dynamic import (
     by_taps,
     dynamic_conv,
     dynamic_conv_reference,
-    matrix_indices,
     small,
+    taps_between,
 )
 from regard.mixers.convolutions.sampling import margins
 from regard.mixers.spelling import parse, previous_revisions
@@ -149,14 +149,15 @@ def test_the_product_of_matrices_is_the_sum_over_taps(size, sides, causal):
     torch.manual_seed(0)
     maps = torch.randn(2, 3, 2, *size, dtype=torch.float64, requires_grad=True)
     kernels = torch.randn(2, 3, sides[0] * sides[1], *size, dtype=torch.float64, requires_grad=True)
-    product = by_matrices(maps, kernels, *matrix_indices(size, sides, causal, maps.device))
+    taps = taps_between(size, sides, causal, maps.device)
+    product = by_matrices(maps, kernels.flatten(3).permute(0, 3, 1, 2), taps)
     total = by_taps(F.pad(maps, margins(sides, 1, causal)), kernels, sides)
     assert torch.allclose(product, total, rtol=0, atol=1e-12)
     ahead = torch.randn_like(total)
     for one, other in zip(*(torch.autograd.grad(t, (maps, kernels), ahead) for t in (product, total)), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
-    indices = matrix_indices(size, sides, causal, maps.device)
-    assert torch.autograd.gradgradcheck(lambda m, k: by_matrices(m, k, *indices), (maps, kernels), fast_mode=True)
+    rows = kernels.detach().flatten(3).permute(0, 3, 1, 2).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda m, k: by_matrices(m, k, taps), (maps, rows), fast_mode=True)
 
 
 def test_groups_are_contiguous_channels():

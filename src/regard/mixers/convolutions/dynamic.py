@@ -75,7 +75,8 @@ def dynamic_conv(
     sides = check_kernels(x, kernels, groups, size, causal)
     maps = x.unflatten(1, (groups, -1))
     if small(maps, kernels.shape[2]):
-        return by_matrices(maps, kernels, *matrix_indices(maps.shape[3:], sides, causal, x.device)).flatten(1, 2)
+        taps = taps_between(maps.shape[3:], sides, causal, x.device)
+        return by_matrices(maps, kernels.flatten(3).permute(0, 3, 1, 2), taps).flatten(1, 2)
     return by_taps(F.pad(maps, margins(sides, 1, causal)), kernels, sides).flatten(1, 2)
 
 
@@ -114,49 +115,30 @@ def small(maps: Float[Tensor, "B g c h w"], taps: int) -> bool:
 
 
 def by_matrices(
-    maps: Float[Tensor, "B g c h w"],
-    kernels: Float[Tensor, "B g K h w"],
-    to_matrix: Int[Tensor, " NN"],
-    to_kernels: Int[Tensor, " KN"],
+    maps: Float[Tensor, "B g c h w"], kernels: Float[Tensor, "B N g K"], taps: Int[Tensor, "N N"]
 ) -> Float[Tensor, "B g c h w"]:
-    """Kernels written into a matrix of positions by positions, the band matrix of Wu et al.'s code, and one product.
+    """Kernels written into a matrix of queries by positions, the band matrix of Wu et al.'s code, and one product.
 
-    to_matrix, to_kernels: the indices of `matrix_indices`.
+    kernels: of N queries, each with its taps side by side. taps: of `taps_between`.
     """
-    entries = kernels.flatten(2)
-    if in_function_transform():
-        matrix = _take(entries, to_matrix)
-    else:
-        matrix = cast(Tensor, Rearrange.apply(entries, to_matrix, to_kernels))
-    x = maps.flatten(3)
-    return (x @ matrix.unflatten(2, (x.shape[3], -1))).unflatten(3, maps.shape[3:])
+    taps = taps[:, None]
+    index = taps.clamp_min(0).expand(len(kernels), -1, kernels.shape[2], -1)
+    matrix = kernels.gather(3, index).masked_fill(taps < 0, 0.0)  # (B, N, g, N)
+    return (maps.flatten(3) @ matrix.permute(0, 2, 3, 1)).unflatten(3, maps.shape[3:])
 
 
-def matrix_indices(
-    size: Sequence[int], sides: tuple[int, int], causal: bool, device: torch.device
-) -> tuple[Int[Tensor, " NN"], Int[Tensor, " KN"]]:
-    """The index of (input position, query) among (tap, query), and the inverse; -1 where there is none.
+def taps_between(size: Sequence[int], sides: tuple[int, int], causal: bool, device: torch.device) -> Int[Tensor, "N N"]:
+    """The tap with which each query (row) sees each position (column) of a map; -1 where it does not.
 
     size: (h, w) of the map. sides: rows and columns of taps.
     """
     left, _, top, _ = margins(sides, 1, causal)
     (height, width), (rows, columns) = size, sides
     y, x = torch.arange(height, device=device), torch.arange(width, device=device)
-    query = y[:, None] * width + x
-
-    def indices(row: Tensor, column: Tensor, within: tuple[int, int]) -> Tensor:
-        inside = ((row >= 0) & (row < within[0]))[:, None, :, None] & ((column >= 0) & (column < within[1]))[:, None]
-        first = row[:, None, :, None] * within[1] + column[:, None]
-        return torch.where(inside, first * (height * width) + query, -1).flatten()
-
-    i, j = torch.arange(rows, device=device)[:, None], torch.arange(columns, device=device)[:, None]
-    to_matrix = indices(y[:, None] - y + top, x[:, None] - x + left, sides)
-    return to_matrix, indices(i + y - top, j + x - left, (height, width))
-
-
-def _take(entries: Float[Tensor, "B g M"], index: Int[Tensor, " L"]) -> Float[Tensor, "B g L"]:
-    """The entries at some indices, zero where the index is -1."""
-    return entries.index_select(-1, index.clamp_min(0)).masked_fill_(index < 0, 0.0)
+    i, j = y - y[:, None] + top, x - x[:, None] + left  # (query, position) along each axis
+    i, j = i[:, None, :, None], j[:, None]
+    inside = (i >= 0) & (i < rows) & (j >= 0) & (j < columns)
+    return torch.where(inside, i * columns + j, -1).reshape(height * width, height * width)
 
 
 def _result(x: Tensor) -> Tensor:
@@ -165,22 +147,6 @@ def _result(x: Tensor) -> Tensor:
     PyTorch 2.11 loses gradients of a compiled Function whose result was written in place, or left as it is by `.to`.
     """
     return x.clone() if torch.compiler.is_compiling() else x
-
-
-class Rearrange(torch.autograd.Function):
-    """Entries in another order, each used once at most: the backward pass is a gather too, not a sum."""
-
-    @staticmethod
-    def forward(ctx: Any, entries: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
-        """entries (B, g, M) -> (B, g, L). index: the old index of each new entry, or -1 for a zero; inverse: of it."""
-        ctx.save_for_backward(index, inverse)
-        return _result(_take(entries, index))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient of the entries."""
-        index, inverse = ctx.saved_tensors
-        return cast(Tensor, Rearrange.apply(grads[0], inverse, index)), None, None
 
 
 def by_taps(
@@ -342,6 +308,15 @@ class DynamicConvMixer(TapsMixer):
             logits = logits.masked_fill(~counts[:, None], -torch.inf)
         return logits.softmax(2)
 
+    def predict_rows(
+        self, h: Float[Tensor, "B h w C"], counts: Bool[Tensor, "b K h w"] | None
+    ) -> Float[Tensor, "B N g K"]:
+        """The same with the taps of a query side by side, as `by_matrices` reads them."""
+        logits = self.kernels(h.flatten(1, 2)).unflatten(2, (self.config.groups, -1))
+        if counts is not None:
+            logits = logits.masked_fill(~counts.flatten(2).mT[:, :, None], -torch.inf)
+        return logits.softmax(3)
+
     def _plain(self, h: Tensor, valid: Tensor | None) -> Tensor:
         config, x = self.config, h.permute(0, 3, 1, 2)
         kernels = self.predict(h, self._counts(x, valid)).to(x.dtype)
@@ -352,14 +327,15 @@ class DynamicConvMixer(TapsMixer):
         backward pass: all at once would not fit into memory."""
         config, x = self.config, h.permute(0, 3, 1, 2).unflatten(1, (self.config.groups, -1))
         counts, (batch, height, width, _), sides = self._counts(x, valid), h.shape, config.sides
-        indices = matrix_indices((height, width), sides, config.causal, x.device) if small(x, config.taps) else None
-        padded = x if indices else F.pad(x, margins(sides, 1, config.causal))
+        taps = taps_between((height, width), sides, config.causal, x.device) if small(x, config.taps) else None
+        padded = F.pad(x, margins(sides, 1, config.causal)) if taps is None else x
 
         def convolve(h: Tensor, padded: Tensor, counts: Tensor | None) -> Tensor:
-            kernels = self.predict(h, counts).to(padded.dtype)
-            return by_matrices(padded, kernels, *indices) if indices else by_taps(padded, kernels, sides)
+            if taps is None:
+                return by_taps(padded, self.predict(h, counts).to(padded.dtype), sides)
+            return by_matrices(padded, self.predict_rows(h, counts).to(padded.dtype), taps)
 
-        total, rest = (batch, height) if indices else (height, batch)
+        total, rest = (height, batch) if taps is None else (batch, height)
         chunk = CHUNK if h.device.type == "cpu" else CHUNK_ON_GPU
         step = max(1, chunk // max(1, rest * width * config.groups * config.taps))
         if step >= total:
@@ -367,14 +343,14 @@ class DynamicConvMixer(TapsMixer):
         parts = []
         for start in range(0, total, step):
             part = slice(start, start + step)
-            if indices:
-                inputs = h[part], padded[part], counts if counts is None or len(counts) == 1 else counts[part]
-            else:
+            if taps is None:
                 rows = slice(start, min(start + step, height) + sides[0] - 1)
                 inputs = h[:, part], padded[..., rows, :], None if counts is None else counts[..., part, :]
+            else:
+                inputs = h[part], padded[part], counts if counts is None or len(counts) == 1 else counts[part]
             recompute = torch.is_grad_enabled() and not in_function_transform()
             parts.append(checkpoint(convolve, *inputs, use_reentrant=False) if recompute else convolve(*inputs))
-        return torch.cat(parts, 0 if indices else 3).flatten(1, 2)
+        return torch.cat(parts, 3 if taps is None else 0).flatten(1, 2)
 
     def _counts(self, x: Tensor, valid: Tensor | None) -> Tensor | None:
         """(B or 1, K, h, w): which taps count in the softmax; the query's own always does, so that no row is empty."""
