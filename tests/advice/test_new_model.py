@@ -52,6 +52,19 @@ def test_costs_are_those_of_the_layer() -> None:
     assert option.macs_ratio == MiTA().cost(model.site).macs / Softmax().cost(model.site).macs
 
 
+def test_evidence_on_the_task_comes_before_narrower_evidence_on_others(tmp_path: Path) -> None:
+    file = made(tmp_path)
+    table = json.loads(file.read_text())
+    wide = {**table["evidence"][0], "task": "segmentation", "low": -19.0, "high": 8.0}
+    file.write_text(json.dumps({**table, "evidence": [*table["evidence"], wide]}))
+    answers = {task: " ".join(advise_new_model(wanted(task=task), table=file).answer) for task in
+               ("classification", "segmentation", "sequences")}  # fmt: skip
+    assert "try first: MiTA()" in answers["classification"]
+    assert "compare with" not in answers["classification"]
+    assert "keep Softmax()" in answers["segmentation"]
+    assert "no study here judged MiTA() in sequences, so compare with Softmax()" in answers["sequences"]
+
+
 @pytest.mark.parametrize(
     ("tokens", "backward", "ratio"),
     [(64, False, 1), (256, False, 0.5), (1024, False, 0.25), (4096, False, 0.125), (36, False, 1),

@@ -56,6 +56,21 @@ def test_the_plan_meets_the_budget_and_is_what_was_measured(tmp_path: Path) -> N
     assert [plan.divergence for plan in again.plans] == [plan.divergence for plan in result.plans]
 
 
+def test_what_was_chosen_once_judges_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first answer has spent its time, so that a new choice would take a single batch."""
+    first = recommend(user_model(), images(), QUESTION, folder=tmp_path)
+    monkeypatch.setattr("regard.advice.recommend._Work._left", lambda work: 0.0)
+    again = recommend(user_model(), images(), replace(QUESTION, budget=Budget("macs", 0.8)), folder=tmp_path)
+    assert again.images == first.images
+    assert len({*map(len, (first.alone[key].kl for key in first.alone))}) == 1
+
+
+def test_an_unknown_peak_memory_is_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.advice.layer_costs.peak_growth", lambda *_, **__: None)
+    with pytest.raises(UnsupportedError, match="does not tell the peak memory: take --budget latency"):
+        recommend(user_model(), images(), replace(QUESTION, budget=Budget("memory", 0.5)))
+
+
 def test_another_share_of_a_kind_is_answered_from_what_is_known(tmp_path: Path) -> None:
     first = recommend(user_model(), images(), QUESTION, folder=tmp_path)
     lines: list[str] = []
@@ -242,6 +257,10 @@ def test_the_commands_of_a_user(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert "SKA()" in outcome["row"] or "None" in outcome["row"]
     assert outcome["row"].startswith("blocks.")
     assert load(new) is not None
+    old = ["advise", saved, "--budget", "macs=0.999999x", *arguments[:-4], "--mixers", "Softmax", "--out", out]
+    assert command(old) == 0
+    assert "Keep the model as it is" in capsys.readouterr().out
+    assert not Path(plan).exists()  # it would contradict the page
 
 
 def test_a_model_of_random_weights_is_not_to_be_distilled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,11 +40,11 @@ def saved(tmp_path: Path) -> Path:
     return save(create_model(HOST, SKA(), num_classes=5, in_chans=1), tmp_path / "saved")
 
 
-def still(start: str, results: Path, mixer: str = "", **fields: str) -> Run:
+def still(start: str, results: Path, mixer: str = "", plan: str = "", **fields: str) -> Run:
     """A finetuning run that hardly moves its weights."""
     changes = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1", "task.limit=32"]
     changes += [f"{name}={value}" for name, value in fields.items()]
-    return finetuning(start, mixer, "digits-canvas", None, 0, changes, False, results)
+    return finetuning(start, mixer, "digits-canvas", None, 0, changes, False, results, plan=plan)
 
 
 def test_a_saved_model_keeps_its_weights_and_gets_a_new_head(saved: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_pretrained_host_is_normalised_as_its_weights_say() -> None:
 
 
 def test_a_model_of_several_mechanisms_keeps_them(tmp_path: Path) -> None:
-    """Also where only some layers are swapped; --mixer and --plan replace them."""
+    """Also where only some layers are swapped; --mixer replaces them all, --plan those that it names."""
     save(swap(create_model(HOST, SKA()), Softmax(), "blocks.0.*"), tmp_path / "mixed")
     save(swap(create_model(HOST, None), SKA(), "blocks.1.*"), tmp_path / "part")
     mixed, part = (still(str(tmp_path / name), tmp_path) for name in ("mixed", "part"))
@@ -141,6 +141,10 @@ def test_a_model_of_several_mechanisms_keeps_them(tmp_path: Path) -> None:
     assert part.plan == "blocks.1.attn=SKA()"
     kinds = [type(getattr(block.attn, "mixer", None)).__name__ for block in part.model().blocks]  # type: ignore[union-attr]
     assert kinds[:2] == ["NoneType", "HeadMixer"]
+    save(create_model(HOST, SKA()), tmp_path / "one")
+    planned = {name: still(str(tmp_path / name), tmp_path, plan="blocks.0.attn=None").plan for name in ("one", "part")}
+    assert planned["part"] == "blocks.1.attn=SKA(); blocks.0.attn=None"
+    assert planned["one"].startswith("blocks.0.attn=None; blocks.1.attn=SKA()")
 
 
 def test_what_cannot_be_started_from_is_named(saved: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 
 from regard.cli.app import run
+from regard.models.create import create_model
+from regard.models.saving import load, save
 from regard.store.results import Results
 from regard.tasks import Classification
 from regard.train.recipe import Recipe
@@ -109,3 +111,15 @@ def test_maps_of_a_run_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     one.execute(Results(tmp_path), device="cpu")
     monkeypatch.setattr(Classification, "images_of", lambda self: pytest.fail("the data were read"))
     assert run(["maps", str(tmp_path / one.key), "digit", "--out", str(tmp_path / "drawn.png")]) == 0
+
+
+def test_a_saved_model_gets_the_image_as_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from regard.cli.maps import _input
+
+    normal = [[0.1, 0.2, 0.3], [0.5, 0.4, 0.3]]
+    folder = save(create_model(VIT, None), tmp_path / "saved", data={"normal": normal})
+    Image.new("RGB", (20, 12)).save(tmp_path / "dark.png")
+    tensor = _input(load(folder).eval(), str(tmp_path / "dark.png"), None, folder, ())[0]
+    assert torch.allclose(tensor[:, 0, 0], -torch.tensor(normal[0]) / torch.tensor(normal[1]))
+    assert run(["maps", str(folder), "--pretrained"]) == 2
+    assert "leave --pretrained out" in capsys.readouterr().err

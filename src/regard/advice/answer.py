@@ -78,7 +78,8 @@ class Recommendation:
     met: whether it is within the budget. alone: the change of the scores by each mechanism at each layer alone; costs:
     of each; use: of the model's attention, or why it is not known. steps: of learning. usage: of the model as it was.
     doubts: what the answer is not sure of. correlation: of predicted and measured divergence over the plans. dense:
-    whether the model gives classes of pixels, so that agreement is a mean IoU.
+    whether the model gives classes of pixels, so that agreement is a mean IoU. clock: what measured the times, of
+    what. looked_at: images that `use` is of.
     """
 
     model: str
@@ -97,6 +98,8 @@ class Recommendation:
     seconds: float
     correlation: float | None = None
     dense: bool = False
+    clock: str = ""
+    looked_at: int = 0
     doubts: tuple[str, ...] = field(default=())
 
 

@@ -4,7 +4,7 @@ Nothing here reads labels: the model as it was is the reference.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from regard.core import MixerConfig, UnsupportedError
 from regard.core.eval_mode import eval_mode
+from regard.core.memory import check_bytes
 from regard.measure.bench_model import output_tensor
 from regard.measure.statistics import Interval, interval, share_interval
 from regard.swapping.layer_plan import LayerPlan
@@ -68,18 +69,25 @@ class OutputChange:
 class Fidelity:
     """Compares plans of layers with the model as it was, on prepared images (n, C, H, W).
 
-    Raises: UnsupportedError if the model returns no class scores.
+    Raises: UnsupportedError if the model returns no class scores; ConfigError if they do not fit into memory.
     """
 
     def __init__(self, substitutes: Substitutes, images: Tensor, batch: int = 16) -> None:
         self.substitutes = substitutes
         self.batches = images.split(batch)
-        self.original = self._log_probabilities()
+        self.original: list[Tensor] = []
+        for scores in self._log_probabilities():
+            if not self.original:
+                number = len(images) * scores[0].nbytes
+                check_bytes(f"the class scores of {len(images)} images (fewer: --images)", number)
+            self.original.append(scores)
 
-    def _log_probabilities(self, model: nn.Module | None = None) -> list[Tensor]:
+    def _log_probabilities(self, model: nn.Module | None = None) -> Iterator[Tensor]:
+        """Of each batch, of which one is held at a time."""
         model = self.substitutes.model if model is None else model
         with eval_mode(model):
-            return [class_scores(model(batch)).log_softmax(1) for batch in self.batches]
+            for batch in self.batches:
+                yield class_scores(model(batch)).log_softmax(1)
 
     @property
     def dense(self) -> bool:
@@ -101,12 +109,12 @@ class Fidelity:
         """What another model, such as a swapped copy, changes in the class scores."""
         return self._change_to(self._log_probabilities(model))
 
-    def _change_to(self, changed: list[Tensor]) -> ScoreChange:
+    def _change_to(self, changed: Iterable[Tensor]) -> ScoreChange:
         kl, agrees = [], []
         for before, after in zip(self.original, changed, strict=True):
             kl.append(_image_mean(divergence(before, after)))
             agrees.append(_agreement(before.argmax(1), after.argmax(1), before.shape[1]))
-        return ScoreChange(torch.cat(kl).clamp_min(0).double().cpu().numpy(), torch.cat(agrees).double().cpu().numpy())
+        return ScoreChange(torch.cat(kl).clamp_min(0).cpu().double().numpy(), torch.cat(agrees).cpu().double().numpy())
 
     def alone(
         self, report: Callable[[str, MixerConfig], None] | None = None

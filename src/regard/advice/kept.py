@@ -58,11 +58,12 @@ class Kept:
         part: str,
         say: Callable[[str], None],
         seconds: float = math.inf,
+        ended: str = "",
     ) -> None:
         """Learn to the end, or for so many seconds; from where `part` of the state is, and writing it on the way.
 
         say: called with a line of progress about every `SECONDS_BETWEEN` seconds. What is only needed for further
-        steps is not kept at the end.
+        steps is not kept at the end. ended: the name by which the number of steps is kept at the end.
         """
         steps = learning.how.steps
         if part in self.content:
@@ -80,6 +81,7 @@ class Kept:
                 self.content[part] = learning.state()
                 self.write()
         self.content[part] = learning.state() | {"moments": {}}
+        self.content |= {ended: learning.step} if ended else {}
         self.write()
 
     def remove(self) -> None:

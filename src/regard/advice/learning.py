@@ -140,7 +140,7 @@ class ScoreDistillation:
 
     def __init__(self, student: nn.Module, model: UserModel, images: Images, how: Distillation, rank: int = 0) -> None:
         self.trained = {name: value.requires_grad for name, value in student.named_parameters()}
-        self.adapted = _with_lora(student, rank) if rank else None
+        self.adapted = _with_lora(student, rank, how.seed) if rank else None
         self.student, self.model, self.how = student.eval(), model, how
         self.batches = Batches(images, model.size, min(how.batch, len(images)), how.augment, how.seed)
         self.step = 0
@@ -186,8 +186,11 @@ class ScoreDistillation:
         return self.student
 
 
-def _with_lora(student: nn.Module, rank: int) -> Any:
-    """PEFT's LoRA around every linear layer of a model, in place; what is new in swapped layers also learns."""
+def _with_lora(student: nn.Module, rank: int, seed: int) -> Any:
+    """PEFT's LoRA around every linear layer of a model, in place; what is new in swapped layers also learns.
+
+    seed: of the adapters' initial weights.
+    """
     require("peft", extra="lora")
 
     from peft import LoraConfig
@@ -195,7 +198,9 @@ def _with_lora(student: nn.Module, rank: int) -> Any:
 
     linear = [name for name, module in student.named_modules() if isinstance(module, nn.Linear)]
     new = [value for name, layer in student.named_modules() if isinstance(layer, Port) for value in _new_values(layer)]
-    adapted = LoraModel(student, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear), "default")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        adapted = LoraModel(student, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear), "default")
     for value in new:
         value.requires_grad_(True)
     return adapted

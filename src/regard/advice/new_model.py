@@ -178,9 +178,15 @@ def _lacking(probes: Sequence[dict[str, Any]], config: MixerConfig) -> tuple[str
     return tuple(ability for ability, share in found["learned"].items() if share < LEARNED)
 
 
-def _near(option: Option) -> bool:
-    """Whether the narrowest interval of the mechanism itself, without a convolution or gate, ends above -LOSS."""
-    plain = [line for line in option.evidence if "dwc=" not in line["spelling"] and "gate=" not in line["spelling"]]
+def _plain(option: Option) -> list[dict[str, Any]]:
+    """The evidence on the mechanism itself, without a convolution or gate."""
+    return [line for line in option.evidence if "dwc=" not in line["spelling"] and "gate=" not in line["spelling"]]
+
+
+def _near(option: Option, task: str) -> bool:
+    """Whether the narrowest interval of the mechanism itself ends above -LOSS; on the task, where there is one."""
+    plain = _plain(option)
+    plain = [line for line in plain if line["task"] == task] or plain
     narrowest = min(plain, key=lambda line: line["high"] - line["low"], default=None)
     return narrowest is not None and narrowest["low"] > -LOSS and narrowest["high"] >= 0
 
@@ -191,18 +197,20 @@ def _answer(options: Sequence[Option], wanted: NewModel) -> tuple[str, ...]:
     if share < 0.2:
         return (f"{first}: no mechanism can make such a model much faster; keep Softmax()",)
     found = [
-        option for option in options if option.time_ratio is not None and option.time_ratio < WORTH and _near(option)
+        option
+        for option in options
+        if option.time_ratio is not None and option.time_ratio < WORTH and _near(option, wanted.task)
     ][:4]
     names = [option.mixer for option in found]
     lacking = [f"{option.mixer} {', '.join(option.lacking)}" for option in found if option.lacking]
     probes = (f"in probes these did not learn: {'; '.join(lacking)} (docs/probes.md)",) if lacking else ()
-    known = any(line["task"] == wanted.task for option in options for line in option.evidence)
+    elsewhere = [o.mixer for o in found if wanted.task not in {line["task"] for line in _plain(o)}]
     if not names:
         return (first, "no mechanism that fits is faster and near softmax attention in a study here; keep Softmax()")
     caution = (
-        ""
-        if known or not wanted.task
-        else f"; no study here judged {wanted.task}, so compare with Softmax() on your data"
+        f"; no study here judged {', '.join(elsewhere)} in {wanted.task}, so compare with Softmax() on your data"
+        if wanted.task and elsewhere
+        else ""
     )
     return (
         first,

@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.core import MixerConfig, require
+from regard.core import MixerConfig, UnsupportedError, require
 from regard.measure.statistics import rank_correlation
 from regard.measure.turns import ROUNDS
 from regard.mixers.agent import Agent
 from regard.mixers.linear import Linear
 from regard.mixers.mita.mita import MiTA
+from regard.mixers.shared.native import processor_name
 from regard.mixers.static_keys.ska import SKA
 from regard.mixers.window import Window
 from regard.swapping.layer_plan import spell_or_none
@@ -84,8 +85,8 @@ def recommend(
 
 
 class _Work:
-    """The steps of one question; what is known so far is `kept`, by the names costs, usage, layers, learned, alone and
-    images."""
+    """The steps of one question; what is known so far is `kept`, by the names costs, usage, judging, layers, learned,
+    alone and images."""
 
     def __init__(
         self, model: UserModel, images: Images, question: Question, folder: Path | None, report: Report
@@ -121,8 +122,11 @@ class _Work:
         once = time.monotonic() - start
         self._say(f"{len(self.substitutes.names)} layers, {len(self.question.mixers)} mechanisms")
         costs, own = self._costs(judged)
+        if own.memory is None and self.question.budget.kind == "memory":
+            raise UnsupportedError("this system does not tell the peak memory: take --budget latency=... or macs=...")
         self._drop_expensive(costs)
-        use = attention_use(self.model, judged[:4])
+        some = judged[torch.linspace(0, len(judged) - 1, min(4, len(judged))).long()]  # of several classes
+        use = attention_use(self.model, some)
         verifying, verified_on = self._verifying(fidelity, once)
         steps = self._learn(verifying)
         alone = self._alone(fidelity, verifying)
@@ -133,7 +137,7 @@ class _Work:
             model=self.model.label, budget=self.question.budget, plans=tuple(plans), best=best, met=met, alone=alone,
             costs=costs, usage=usage, use=use, refused=self.substitutes.refused, steps=steps,
             images=(len(self.learned), sum(map(len, verified_on.batches))), batch=self.question.batch,
-            seconds=self.kept.seconds, dense=fidelity.dense,
+            seconds=self.kept.seconds, dense=fidelity.dense, clock=_clock(device), looked_at=len(some),
             correlation=rank_correlation([plan.predicted for plan in rated], [plan.loss for plan in rated]),
         )  # fmt: skip
         return replace(result, doubts=tuple(doubts(result, self.model)))
@@ -180,13 +184,15 @@ class _Work:
     def _verifying(self, fidelity: Fidelity, once: float) -> tuple[float, Fidelity]:
         """The seconds that verifying plans will take, and the images for it: fewer where the time is short.
 
-        once: seconds of a pass over all images.
+        once: seconds of a pass over all images. The number of images is chosen once: an answer from what is known, or
+        after an interruption, judges by the same ones.
         """
         images = sum(map(len, fidelity.batches))
         timing = (ROUNDS + 3) * self.question.batch * torch.get_num_threads()  # times are measured on one thread
-        number = VERIFYING * self._left() / VERIFIED / max(once / images, 1e-9) - timing
-        batches = max(1, min(len(fidelity.batches), int(number / len(fidelity.batches[0]))))
-        part = fidelity.part(0, batches)
+        if "judging" not in self.known:
+            number = VERIFYING * self._left() / VERIFIED / max(once / images, 1e-9) - timing
+            self.known["judging"] = max(1, min(len(fidelity.batches), int(number / len(fidelity.batches[0]))))
+        part = fidelity.part(0, self.known["judging"])
         return VERIFIED * once / images * (timing + sum(map(len, part.batches))), part
 
     def _learn(self, verifying: float) -> int:
@@ -202,8 +208,7 @@ class _Work:
         if "learned" in self.known:
             distillation.resume(self.known["layers"])
         else:
-            self.kept.learn(distillation, "layers", self._say, self.known["seconds"])
-            self.known["learned"] = distillation.step
+            self.kept.learn(distillation, "layers", self._say, self.known["seconds"], "learned")
         return distillation.step
 
     def _seconds_of_a_step(self, how: Distillation) -> float:
@@ -281,6 +286,13 @@ class _Work:
         if within:
             return min(within, key=lambda plan: plan.loss), True
         return min(plans, key=lambda plan: plan.share(kind)), False
+
+
+def _clock(device: torch.device) -> str:
+    """What times are of."""
+    if device.type == "cuda":
+        return f"CUDA events, {torch.cuda.get_device_name(device)}"
+    return f"CPU time of one thread, {processor_name('model name')}"
 
 
 def _key(model: UserModel, images: Images, question: Question) -> str:

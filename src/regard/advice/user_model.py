@@ -13,7 +13,7 @@ from regard.core import ConfigError, DataError, Extra, StoreError, UnsupportedEr
 from regard.core.eval_mode import eval_mode
 from regard.core.paths import files_below, named_folder, printable, user_path
 from regard.models.catalog import user_ports
-from regard.models.create import build_sized, create_model, spell_host
+from regard.models.create import build_sized, create_model, loads_weights, spell_host
 from regard.models.saving import read_description
 from regard.models.sizes import size_of
 from regard.store.results import Results
@@ -105,20 +105,20 @@ def load_user_model(
         if pretrained:
             raise ConfigError(f"{text} has trained weights of its own: leave --pretrained out")
         network = load(folder, extra).float()
-        data = _recorded_data(folder)
+        data = folder_data(folder)
     else:
         options: dict[str, Any] = {"pretrained": True} if pretrained else {}
         network = build_sized(text, None, size, extra, **options) if size else create_model(
             text, None, extra=extra, **options
         )  # fmt: skip
-        trained = pretrained or "pretrained=True" in text.replace(" ", "")
+        trained = loads_weights(text, pretrained, extra)
     network = network.eval()
     example = example_input(network, default=_default_size(network, text, extra))
     if size is not None:
         example = _resized(network, example, size)
         if folder is not None or size != size_of(text, extra):  # some of timm's own sizes lose a border
             _check_patches(network, example)
-    mean, deviation = data.get("normal") or _usual_normal(network, example.shape[1])
+    mean, deviation = data.get("normal") or usual_normal(network, example.shape[1])
     with explained_inputs(network, example), torch.no_grad():
         network(example)
     height, width = example.shape[-2:]
@@ -154,7 +154,7 @@ def _label(network: nn.Module, text: str) -> str:
     return text if host == text or not host else f"{host.partition('(')[0]} ({Path(text).name})"
 
 
-def _recorded_data(folder: Path) -> Mapping[str, Any]:
+def folder_data(folder: Path) -> Mapping[str, Any]:
     """What the outcome of a run, or the description of a saved model, says of the data of the training."""
     folder = folder.resolve()
     if (folder / "model.json").exists():
@@ -162,7 +162,7 @@ def _recorded_data(folder: Path) -> Mapping[str, Any]:
     return (Results(folder.parent).outcome(folder.name) or {}).get("data") or {}
 
 
-def _usual_normal(network: nn.Module, channels: int) -> Statistics:
+def usual_normal(network: nn.Module, channels: int) -> Statistics:
     """What timm's configuration of the model names, else ImageNet's; averaged where the number of channels differs."""
     config = getattr(network, "pretrained_cfg", None) or {}
     mean, std = (list(config.get(name) or usual) for name, usual in zip(("mean", "std"), NORMAL, strict=True))

@@ -121,10 +121,14 @@ def advise(
         reinitialise=reinitialise,
     )
     user = read_model(model, size, pretrained, results, extra)
-    user.network.to(find_device(device))
+    if (place := find_device(device)).type not in ("cpu", "cuda"):
+        raise ConfigError(f"times are measured on cpu or cuda, not on {place.type}: give --device cpu")
+    user.network.to(place)
     result = recommend(user, read_images(user, data, images), question, folder=out, report=progress)
     page = write_advice(out / "advice.html", result)
     plan = write_layer_plan(_plan(result), out / "plan.json", model) if result.best.spelling else None
+    if plan is None:  # that of an earlier question would contradict the page
+        (out / "plan.json").unlink(missing_ok=True)
     if as_json:
         show(_rows(result), as_json)
         return
@@ -134,6 +138,8 @@ def advise(
         if user.saveable and user.trained:
             given = [*(["--pretrained"] if pretrained else []), *(["--size", size] if size else [])]
             given += ["--results", str(results)] if results != Path("results") else []
+            given += ["--data-root", str(data_root)] if data_root is not None else []
+            given += [part for name in modules or () for part in ("--import", name)]
             command = ["regard", "distill", model, "--plan", str(plan), "--data", data, *given]
             hints += ["to teach it, without labels:", f"  {shlex.join(command)}"]
     lines = wrapped([*answer(result), *(f"not sure: {line}" for line in result.doubts)])

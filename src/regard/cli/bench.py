@@ -72,8 +72,9 @@ def bench(
 
         page = str(user_path(page))
         check_writable(page)
-    if model and grid:
-        raise ConfigError("--grid is of one mechanism: give --size, the size of images, with --model")
+    if model:
+        reason = "is of one mechanism: leave it out with --model, which has --size, the size of images"
+        refuse_given(context, ("grid", "dim", "heads", "part"), reason)
     if size and not model:
         raise ConfigError("--size is the image size of a model: give --model too, or use --grid for mechanisms")
     sizes = [read_size(text) for text in size.split(",")] if size else None

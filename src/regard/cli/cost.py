@@ -6,6 +6,7 @@ import typer
 
 from regard.core import ConfigError
 
+from .given import Context, refuse_given
 from .imports import Imports, imported
 from .sizes import check_heads, read_grids, read_size, short_grid
 from .tables import AsJson, show
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def cost(
+    context: Context,
     mixers: Annotated[
         list[str],
         typer.Argument(metavar="MECHANISM", help='Mechanisms; "host" is the host\'s own attention, "None" is none.'),
@@ -36,6 +38,8 @@ def cost(
         raise ConfigError(f"--accounting is executed or paper, not {accounting!r}")
     if size and not host:
         raise ConfigError("--size is the image size of a host: give --host too, or use --grid for one layer")
+    if host:
+        refuse_given(context, ("grid", "prefix", "dim", "heads"), "is of one layer: leave it out with --host")
     extra = imported(modules)
     named = [_named(text, extra) for text in mixers]
     rows: list[dict[str, Any]] = []

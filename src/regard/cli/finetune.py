@@ -1,6 +1,7 @@
 """`regard finetune`: continue training from a saved model, a finished run, or timm's published weights."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,12 +128,8 @@ def finetuning(
 
     host, present, present_plan, source = _start(start, results, extra)
     own_task, host, own_fields = _own_task(host, source)
-    if plan:
-        from regard.swapping.layer_plan import read_layer_plan, spell_layer_plan
-
-        if mixer:
-            raise ConfigError("--plan names the mechanism of each layer: leave --mixer out")
-        present, present_plan = "host", spell_layer_plan(read_layer_plan(plan, extra))
+    if plan and mixer:
+        raise ConfigError("--plan names the mechanism of each layer: leave --mixer out")
     task = task or own_task
     kind = find_task(task, extra)
     defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS, "task": {}}
@@ -143,8 +140,34 @@ def finetuning(
     if "size" in kind.__dataclass_fields__:
         size = size or own_fields.get("size") or size_of(host, extra)
         host = sized(host, size, extra)
-    return make_run(mixer or present, data, host, size, seed, changes, download, defaults, source, extra, task,
-                    "" if mixer else present_plan)  # fmt: skip
+    rest = (data, host, size, seed, changes, download, defaults, source, extra, task)
+    if plan:
+        bare = make_run("host", *rest)
+        return replace(bare, plan=_overlaid(plan, bare, present, present_plan, extra))
+    return make_run(mixer or present, *rest, "" if mixer else present_plan)
+
+
+def _overlaid(plan: str, run: "Run", present: str, present_plan: str, extra: Extra) -> str:
+    """A plan for a model that has a mechanism, or a plan, already: layers that the new one does not name keep theirs.
+
+    run: with the host's own attention. Raises: ConfigError; SwapError for a plan that does not fit the model.
+    """
+    from regard.mixers.spelling import parse_mixer
+    from regard.models.catalog import user_ports
+    from regard.swapping.inspect import attention_layers
+    from regard.swapping.layer_plan import mixers_by_layer, read_layer_plan, spell_layer_plan
+    from regard.swapping.removed import Removed
+
+    named = read_layer_plan(plan, extra)
+    if present == "host" and not present_plan:
+        return spell_layer_plan(named)
+    layers = list(attention_layers(run.task.trial(None).model, user_ports(extra)))
+    before = (
+        mixers_by_layer(read_layer_plan(present_plan, extra), layers)
+        if present_plan
+        else dict.fromkeys(layers, parse_mixer(present, extra) or Removed())
+    )
+    return spell_layer_plan({**before, **mixers_by_layer(named, layers)})
 
 
 def _start(start: str, results: Path, extra: Extra) -> "tuple[str, str, str, Run | Saved | None]":

@@ -52,7 +52,7 @@ def maps(
         model = str(store.folder(key))
     network, trained = _network(model, mixer, pretrained, extra)
     view = views.select_view(network, show)
-    tensor, shown, credit = _input(network, image, stored, extra)
+    tensor, shown, credit = _input(network, image, stored, named_folder(model), extra)
     names, last = ("*", True) if layer == "last" else (layer, False)
     drawn, layers = views.draw_view(
         view, network, tensor, shown, f"{model}{', ' + mixer if mixer else ''}", trained=trained, query=position,
@@ -84,7 +84,7 @@ def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: i
     from regard.core import ConfigError
     from regard.mixers.spelling import parse_mixer
     from regard.models.catalog import user_ports
-    from regard.models.create import create_model
+    from regard.models.create import create_model, loads_weights
     from regard.swapping.swap import plan_swap
 
     if (folder := named_folder(model)) is not None:
@@ -92,25 +92,29 @@ def _network(model: str, mixer: str, pretrained: bool, extra: Extra):  # type: i
 
         if mixer:
             raise ConfigError("a run or a saved model has its mechanism: leave --mixer out, which is for host models")
+        if pretrained:
+            raise ConfigError(f"{model} has trained weights of its own: leave --pretrained out")
         return load(folder, extra).eval(), True
     config = parse_mixer(mixer, extra) if mixer else None
     network = create_model(model, None, extra=extra, **({"pretrained": True} if pretrained else {}))  # type: ignore[arg-type]
+    trained = loads_weights(model, pretrained, extra)
     if config is None:
-        return network.eval(), pretrained
+        return network.eval(), trained
     plan = plan_swap(network, config, ports=user_ports(extra))
     kept_all = not any(site.new for site in plan.sites)
-    return plan.apply().eval(), pretrained and kept_all
+    return plan.apply().eval(), trained and kept_all
 
 
-def _input(network, image: str, stored, extra: Extra):  # type: ignore[no-untyped-def]
+def _input(network, image: str, stored, folder: Path | None, extra: Extra):  # type: ignore[no-untyped-def]
     """The image as the network expects it (C, H, W), as it is shown (H, W, C), and the credit of a sample.
 
-    A run prepares the image as in its training, other models as timm does for their weights.
+    A run prepares the image as in its training, a saved model as it says, others as timm does for their weights.
     """
     import torch
-    from timm.data import resolve_model_data_config
 
+    from regard.advice.user_model import folder_data, usual_normal
     from regard.swapping.inspect import example_input
+    from regard.tasks.normalise import normalised
     from regard.train.run import read_run
 
     _, channels, height, width = example_input(network).shape
@@ -120,12 +124,8 @@ def _input(network, image: str, stored, extra: Extra):  # type: ignore[no-untype
         store, key = stored
         task = read_run(store, key, extra).task
         return task.prepared(pixels[None], torch.device("cpu"), recorded_data(store, key))[0], shown, credit
-    values = pixels.float() / 255
-    if channels == 3:
-        settings = resolve_model_data_config(network)
-        mean, deviation = (torch.tensor(settings[key])[:, None, None] for key in ("mean", "std"))
-        values = (values - mean) / deviation
-    return values, shown, credit
+    normal = (folder_data(folder) if folder is not None else {}).get("normal") or usual_normal(network, channels)
+    return normalised(pixels[None], normal, torch.device("cpu"))[0], shown, credit
 
 
 def _picture(image: str, channels: int, size: tuple[int, int]):  # type: ignore[no-untyped-def]

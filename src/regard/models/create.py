@@ -67,6 +67,13 @@ def build_sized(
     return create_model(text, mixer, extra=extra, **overrides)
 
 
+def loads_weights(text: str, pretrained: bool, extra: Extra = ()) -> bool:
+    """Whether a spelled host comes with trained weights; of a model of the user's own that is taken for granted."""
+    name, options = parse_host(text)
+    own = any(getattr(item, "__name__", "") == name for item in extra)
+    return pretrained or own or bool(options.get("pretrained") or options.get("checkpoint_path"))
+
+
 def parse_host(text: str) -> tuple[str, dict[str, Any]]:
     """Name and options of a spelled host; nothing is evaluated.
 

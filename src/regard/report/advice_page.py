@@ -42,7 +42,7 @@ def render_advice(result: Recommendation) -> str:
         "scale": "",
         "notes": [
             f"{learned} images to learn from ({result.steps} steps), {judged} others to judge by; no label was read. "
-            f"Times: one thread, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
+            f"Times: {result.clock}, batches of {result.batch}, in turns; {result.seconds / 60:.1f} minutes in all.",
             "Divergence: of the class probabilities with a plan from those of the model as it was, in nats, with 95 % "
             "intervals over images; 0 is no change. Agreement: "
             + ("mean IoU of the two maps of classes." if result.dense else "images with the same best class."),
@@ -180,7 +180,8 @@ def _use(result: Recommendation) -> Sheet:
         for name, use in result.use.items()
     )
     note = (
-        "Of the model as it was, means over images, heads and queries. distance: of the attended tokens, 1 is that "
+        f"Of the model as it was, means over {result.looked_at} images, heads and queries. "
+        "distance: of the attended tokens, 1 is that "
         "under equal weights. tokens: share that a query takes in; where attention is in windows both are inside a "
         "window. prefix: weight on class tokens and registers."
     )
