@@ -24,7 +24,7 @@ from regard.core import ConfigError, DataError, StoreError, UnsupportedError
 from regard.mixers.linear import Linear
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
-from regard.models.create import create_model
+from regard.models.create import create_model, loads_weights
 from regard.models.saving import load, save
 from regard.report.advice_page import render_advice
 from regard.swapping.layer_plan import spell_or_none
@@ -288,3 +288,12 @@ def test_layers_that_are_called_by_keyword_are_measured() -> None:
     question = Question(budget=Budget("macs", 0.9), mixers=(Linear(),), minutes=0.05, steps=1)
     answer = recommend(model, images(32, (16, 16)), question)
     assert answer.usage.macs > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "pretrained", "trained"),
+    [("vit_desk", False, False), ("vit_desk", True, True), ("resnet18(pretrained=True)", False, True),
+     ("resnet18(checkpoint_path='mine.pth')", False, True), ("resnet18(pretrained=False)", False, False)],
+)  # fmt: skip
+def test_weights_that_a_spelling_loads_are_not_called_random(text: str, pretrained: bool, trained: bool) -> None:
+    assert loads_weights(text, pretrained) is trained

@@ -442,3 +442,20 @@ def test_the_command_itself_shows_no_traceback(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("regard: m=7: 7 windows")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["bench", "SKA", "--model", "vit_desk", "--dim", "64"],
+            "--dim is of one mechanism: leave it out with --model",
+        ),
+        (["bench", "SKA", "--model", "vit_desk", "--part", "operator"], "--part is of one mechanism"),
+        (["cost", "SKA", "--host", "vit_desk", "--grid", "64x64"], "--grid is of one layer: leave it out with --host"),
+        (["cost", "SKA", "--host", "vit_desk", "--heads", "4"], "--heads is of one layer"),
+    ],
+)
+def test_options_of_one_layer_are_refused_beside_a_model(capsys, arguments: list[str], message: str) -> None:
+    assert run(arguments) == 2
+    assert message in capsys.readouterr().err

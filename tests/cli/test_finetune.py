@@ -284,6 +284,26 @@ def test_outputs_of_a_head_follow_the_names_of_the_classes(caplog: pytest.LogCap
     assert torch.equal(target.head.weight, source.head.weight)
 
 
+def test_outputs_follow_the_names_also_to_a_head_of_another_size(caplog: pytest.LogCaptureFixture) -> None:
+    source, target = (create_model(HOST, num_classes=number, in_chans=1) for number in (3, 4))
+    before = target.head.weight.clone()
+    copy_weights(source, target, (["cat", "dog", "frog"], ["frog", "ape", "cat", "dog"]))
+    assert torch.equal(target.head.weight[[2, 3, 0]], source.head.weight)
+    assert torch.equal(target.head.weight[1], before[1])
+    assert "1 of 4 outputs start anew" in caplog.text
+
+
+def test_outputs_of_a_saved_model_follow_the_names_too(tmp_path: Path) -> None:
+    made = create_model(HOST, num_classes=2)
+    folder = save(made, tmp_path / "saved", data={"class_names": ["dog", "cat"]})
+    changes = ["recipe.lr=1e-12", "recipe.weight_decay=0.0", "recipe.epochs=1", "recipe.batch=4"]
+    run = finetuning(str(folder), "", str(photos(tmp_path / "photos")), None, 0, changes, False, tmp_path)
+    store = Results(tmp_path / "results")
+    assert run.execute(store, device="cpu")["status"] == "done"
+    head = trained(run, store).state_dict()["head.weight"]
+    assert torch.allclose(head, made.head.weight.flip(0), atol=1e-6)
+
+
 def photos(folder: Path) -> Path:
     for index, name in enumerate(("cat", "dog")):
         for number in range(4):

@@ -254,6 +254,17 @@ def test_import_takes_runs_in(tmp_path: Path, form: str) -> None:
     assert import_runs(tmp_path / "there", here)["known"] == 15
 
 
+def test_an_imported_outcome_does_not_finish_weights_that_were_begun_here(tmp_path: Path) -> None:
+    make_store(tmp_path / "there")
+    here, key = Results(tmp_path / "here"), key_of(0, 0)
+    for name in ("last.ckpt", "previous.ckpt", "metrics.csv"):
+        (here.folder(key) / name).parent.mkdir(parents=True, exist_ok=True)
+        (here.folder(key) / name).write_bytes(b"half")
+    import_runs(tmp_path / "there", here)
+    assert here.status(key) == "done"
+    assert {path.name for path in here.folder(key).iterdir()} == {"outcome.json"}
+
+
 def test_import_adds_seeds_to_a_snapshot(tmp_path: Path) -> None:
     make_store(tmp_path / "here", {"softmax": [1.0, 2.0], "SKA": [1.0, 2.0]})
     make_store(tmp_path / "there", {"softmax": [1.0, 2.0, 3.0], "SKA": [1.0, 2.0, 4.0]})

@@ -23,7 +23,14 @@ from regard.tasks import Classification
 from regard.tasks.classification.task import _mixed_loss
 from regard.tasks.data import own
 from regard.tasks.data.augment import augmented, placed, random_windows
-from regard.tasks.data.catalog import classes_and_channels, digits, identity, load, torchvision_set
+from regard.tasks.data.catalog import (
+    classes_and_channels,
+    digits,
+    identity,
+    load,
+    size_before_centre,
+    torchvision_set,
+)
 from regard.tasks.data.images import decode, decode_all, fit
 from regard.tasks.data.streams import generator, seed_all
 from regard.tasks.weights import outputs
@@ -225,6 +232,26 @@ def test_splits_have_the_names_that_people_give_them(names: tuple[str, str], tmp
     found = load(str(tmp_path / "set"), (8, 8))
     assert found.classes == ("class0", "class1")
     assert (len(found.train), len(found.test)) == (12, 6)
+
+
+def test_a_second_part_for_the_test_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, images in (("train", 6), ("val", 2), ("test", 3)):
+        folder(tmp_path / "set" / name, images=images)
+    assert len(load(str(tmp_path / "set"), (8, 8)).test) == 6
+    assert "val is not used: the test is test" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "cut", "before"),
+    [("cifar10", (32, 32), False, (32, 32)), ("cifar10", (24, 24), True, (32, 32)), ("MNIST", (24, 24), True, (32, 32)),
+     ("fashion_mnist", (24, 24), True, (28, 28)), ("Flowers102", (224, 224), False, (224, 224)),
+     ("Flowers102", (224, 224), True, (256, 256)), ("imagenet", (224, 224), False, (256, 256)),
+     ("photos", (224, 224), False, (256, 256))],
+)  # fmt: skip
+def test_a_file_is_prepared_like_the_images_of_the_test(
+    data: str, size: tuple[int, int], cut: bool, before: tuple[int, int]
+) -> None:
+    assert size_before_centre(data, size, cut) == before
 
 
 def test_nothing_that_looks_like_data_is_left_out_silently(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.core import ConfigError, DataError, DeviceError, MissingExtra, RegardError
+from regard.core import ConfigError, DataError, DeviceError, MissingExtra, NetworkError, RegardError
 from regard.tasks import Classification, Detection, Segmentation
 from regard.tasks.check_data import check_data
 from regard.tasks.data import catalog, own
@@ -498,7 +498,7 @@ def test_a_file_of_the_hub_is_read_like_one_of_this_machine(tmp_path: Path) -> N
     stream = archive.open("rb")
     broken = files.Remote("hf://a.tar.gz", stream)
     stream.close()
-    with pytest.raises(DataError, match=r"hf://a.tar.gz cannot be read over the network \(.*closed file"):
+    with pytest.raises(NetworkError, match=r"hf://a.tar.gz cannot be read over the network \(.*closed file"):
         list(archives.in_order("a.tar.gz", io.BufferedReader(broken)))
 
 

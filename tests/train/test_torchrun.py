@@ -300,6 +300,9 @@ def test_a_process_that_has_ended_well_is_not_missed() -> None:
     with heartbeats(store, Launch(1, 2, 2), beat=0.02, silent=0.1, end=said.append):
         pass
     assert store.add("1 has ended", 0) == 1
+    with heartbeats(store, Launch(1, 2, 2), beat=0.02, silent=0.1, end=said.append):  # another group of this launch
+        time.sleep(0.1)
+        assert store.add("1 has ended", 0) == 0
     over = threading.Event()
     with heartbeats(store, Launch(0, 2, 2), beat=0.02, silent=0.1, end=said.append):
         over.wait(0.5)

@@ -48,6 +48,10 @@ class DataError(RegardError, ValueError):
     """A data set that is missing, empty, corrupt or of the wrong kind."""
 
 
+class NetworkError(DataError, OSError):
+    """Data that cannot be read over the network now: an error of the machine, after which a run continues."""
+
+
 class DataProblems(DataError):
     """Several things that are wrong in a data set: the arguments are a sentence for each. The message is the first one,
     and how many more there are."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.core import StoreError
+from regard.store.housekeeping import remove_training
 from regard.store.import_checks import (
     check_name,
     check_outcome,
@@ -181,7 +182,9 @@ def _import_outcome(value: Mapping[str, Any], store: Results, replace: bool, cou
     if present is not None and present.get("status") == "done" and not replace:
         counts["known"] += 1
         return
-    with store.lock(key, wait=10.0):
+    with store.lock(key, wait=10.0) as folder:
+        if present is None or present.get("status") != "done":
+            remove_training(folder)  # weights of a half-trained run are not those of this outcome
         store.finish(key, dict(value))
     counts["new"] += 1
 

@@ -79,10 +79,21 @@ def bring(source: Results, key: str, store: Results) -> bool:
     if store.status(key) == "done":
         return False
     with store.lock(key) as folder, store_errors(folder):
+        remove_training(folder)
         for path in sorted(source.folder(key).iterdir(), key=lambda path: path.name == "outcome.json"):
             if path.is_file() and path.name != "lock":  # the outcome last: it says that the run is finished
                 shutil.copyfile(path, folder / path.name)
     return True
+
+
+def remove_training(folder: Path) -> None:
+    """Delete checkpoints and metrics of a run that was begun here, before the result of another store takes its place.
+
+    Raises: StoreError.
+    """
+    with store_errors(folder):
+        for path in (*folder.glob("*.ckpt"), folder / "metrics.csv"):
+            path.unlink(missing_ok=True)
 
 
 def _run(store: Results, folder: Path) -> StoredRun:

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -19,7 +19,7 @@ from torch import nn
 from regard.core import DeviceError, RegardError, require
 from regard.mixers.spelling import spell
 from regard.models.create import create_model
-from regard.models.saving import model_recipe
+from regard.models.saving import model_recipe, read_description
 from regard.store.records import write_record
 from regard.store.results import OLD_FILE_VALUES, Busy, Results, check_held
 from regard.swapping.count import count_macs
@@ -39,7 +39,7 @@ from .environment import (
     resolved_device,
     step_execution,
 )
-from .initial_weights import copy_weights
+from .initial_weights import Saved, copy_weights
 from .load import load, trained
 from .loop import Diverged, Loop
 from .opening import opening
@@ -135,10 +135,15 @@ def _teacher(run: Run, store: Results, student: nn.Module) -> nn.Module | None:
 
 def _class_names(run: Run, store: Results) -> tuple[list[str], list[str]] | None:
     """The classes that the weights were trained on, and the run's own; None unless both tasks classify images."""
-    if not (isinstance(run.start, Run) and isinstance(run.task, Classification)):
+    if not isinstance(run.task, Classification):
         return None
-    old = ((store.outcome(run.start.key) or {}).get("data") or {}).get("class_names")
-    return (old, run.task.record()["class_names"]) if old and isinstance(run.start.task, Classification) else None
+    data: Mapping[str, Any] = {}
+    if isinstance(run.start, Saved):
+        data = read_description(run.start.folder).get("data") or {}
+    elif isinstance(run.start, Run) and isinstance(run.start.task, Classification):
+        data = (store.outcome(run.start.key) or {}).get("data") or {}
+    old = data.get("class_names")
+    return (old, run.task.record()["class_names"]) if old else None
 
 
 def _statistics(run: Run, task: ImageTask, store: Results) -> Statistics:

@@ -42,35 +42,41 @@ def copy_weights(
     and of all tensors in the target.
     Raises: ConfigError if no tensor fits.
     """
-    target_weights = target.state_dict()
-    fitting = _fitting(source.state_dict(), target_weights)
+    source_weights, target_weights = source.state_dict(), target.state_dict()
+    fitting = _fitting(source_weights, target_weights)
     if not fitting:
         raise ConfigError(f"no initial weight fits {type(target).__name__}; both runs need the same host")
     if classes is not None and list(classes[0]) != list(classes[1]):
-        _match_classes(fitting, target, *classes)
+        _match_classes(fitting, source_weights, target, *classes)
     new = ", ".join(sorted(set(target_weights) - set(fitting))) or "none"
     log.info("%d of %d tensors start from the initial weights; new: %s", len(fitting), len(target_weights), new)
     target.load_state_dict(fitting, strict=False)
     return len(fitting), len(target_weights)
 
 
-def _match_classes(fitting: dict[str, Tensor], target: nn.Module, old: Sequence[str], new: Sequence[str]) -> None:
-    """Put the rows of the head in `fitting` into the order of the new classes; those of unknown classes are new."""
+def _match_classes(
+    fitting: dict[str, Tensor], weights: Mapping[str, Tensor], target: nn.Module, old: Sequence[str], new: Sequence[str]
+) -> None:
+    """Put the rows of the head into `fitting`, in the order of the new classes; those of unknown classes are new.
+
+    weights: of the source, whose head may have another number of rows.
+    """
     classifier: Any = getattr(target, "get_classifier", None)
     head = None if classifier is None else classifier()
     name = next((name for name, module in target.named_modules() if module is head), None)
     if not isinstance(head, nn.Linear) or name is None:
         return
     known = [index for index, label in enumerate(new) if label in old]
+    kept = 0
     for part, rows in head.state_dict().items():
-        key = f"{name}.{part}"
-        if key in fitting and len(fitting[key]) == len(old):
+        given = weights.get(f"{name}.{part}")
+        if given is not None and len(given) == len(old) and given.shape[1:] == rows.shape[1:]:
             placed = rows.clone()
-            placed[known] = fitting[key][[old.index(new[index]) for index in known]].to(rows.dtype)
-            fitting[key] = placed
+            placed[known] = given[[old.index(new[index]) for index in known]].to(rows.dtype)
+            fitting[f"{name}.{part}"], kept = placed, len(known)
     log.warning(
         "the classes have other names than those that the weights were trained on: %d of %d outputs start anew",
-        len(new) - len(known), len(new),
+        len(new) - kept, len(new),
     )  # fmt: skip
 
 

@@ -231,6 +231,7 @@ class Loop:
         seconds_before, first_step = self.seconds, self.step
         self._logged = (self.step, started)
         self.wrapped.train()
+        due = False  # until the next decision of all devices
         while self.step < self.steps:
             self._train_step(batches)
             self.step += 1
@@ -241,13 +242,13 @@ class Loop:
             elif self.step % FLUSH_STEPS == 0:
                 self._log_steps()
             every = self.watch.save_steps
-            due = now - saved >= self.watch.save_seconds or (every and self.step % every == 0)
+            due = due or now - saved >= self.watch.save_seconds or bool(every and self.step % every == 0)
             report = now - reported >= 1.0 or self.step % self.per_epoch == 0
             per_step = (now - started) / (self.step - first_step)
-            stop, save, report = self._agreed(self._stop, bool(due) and self.step < self.steps, report, per_step)
+            stop, save, report = self._agreed(self._stop, due and self.step < self.steps, report, per_step)
             if stop or save:
                 self.save()
-                saved = time.monotonic()
+                saved, due = time.monotonic(), False
             if stop:
                 raise Interrupted(f"stopped at step {self.step} of {self.steps}")
             if report:

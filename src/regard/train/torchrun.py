@@ -203,6 +203,7 @@ def _beat(
     others = [rank for rank in range(launched.processes) if rank != launched.rank]
     seen = dict.fromkeys(others, (0, 0))  # the counter of each, and for how many beats it has stood still
     try:
+        store.set(f"{launched.rank} has ended", "0")  # an earlier group of this launch had its own end
         while not stop.wait(beat):
             store.add(str(launched.rank), 1)
             for rank, (before, still) in seen.items():

@@ -92,6 +92,9 @@ def test_long_sentences_are_named() -> None:
     words = trained((("a b",), ("c",)), 259)
     with pytest.raises(DataError, match=r"x.en, line 2: the sentence has 11 tokens, more than longest=8; .*longest=11"):
         encoded(sentences, words, 8)
+    for part in (sentences.take([1]), sentences.take([0, 1]).take([1]).first(1)):  # as without a validation part
+        with pytest.raises(DataError, match=r"x.en, line 2: "):
+            encoded(part, words, 8)
 
 
 def test_evaluation_keeps_every_sentence() -> None:

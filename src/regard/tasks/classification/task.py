@@ -19,10 +19,18 @@ from regard.models.create import build_sized, create_model, parse_host
 from regard.swapping.inspect import explained_inputs, input_channels
 from regard.swapping.swap import remove
 from regard.tasks.data.augment import augmented, by_image, centre, check_augment, placed, transform
-from regard.tasks.data.catalog import NAMED, PARQUET, SIZES, classes_and_channels, identity, known_counts, load
+from regard.tasks.data.catalog import (
+    NAMED,
+    SIZES,
+    classes_and_channels,
+    identity,
+    known_counts,
+    load,
+    size_before_centre,
+)
 from regard.tasks.data.feed import Batches, evaluation_batches, to_tensor
 from regard.tasks.data.imagenet import NORMAL
-from regard.tasks.data.images import Images, ImageSet, read_image, size_before_crop
+from regard.tasks.data.images import Images, ImageSet, read_image
 from regard.tasks.data.order import check_parts
 from regard.tasks.data.streamed.feed import Stream, StreamBatches
 from regard.tasks.data.streamed.names import is_stream
@@ -398,8 +406,8 @@ class Classification(ValidationPart, ImageTask):
 
     def _pixels(self, source: str | Path, channels: int) -> np.ndarray:
         """A file's pixels (h, w, channels), cropped at the centre like the test images of the task's data."""
-        size = self.size if self.data in PARQUET or self.data in SIZES else size_before_crop(self.size)
-        return centre(read_image(source, size, channels)[None], self.size)[0]
+        pixels = read_image(source, size_before_centre(self.data, self.size, self.cut), channels)
+        return centre(pixels[None], self.size)[0]
 
 
 def _channels(number: int) -> str:

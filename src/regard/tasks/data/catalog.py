@@ -95,6 +95,16 @@ def classes_and_channels(data: str) -> tuple[int, int]:
     return (TORCHVISION[data][3] if data in TORCHVISION else 1000), CHANNELS
 
 
+def size_before_centre(data: str, size: tuple[int, int], cut: bool) -> tuple[int, int]:
+    """(height, width) of test images of a set before their centre is cropped to `size`; as `load` prepares them."""
+    if not cut and data in (*PARQUET, *SIZES, *TORCHVISION):
+        return size
+    if cut and data in SIZES:
+        height, width = SIZES[data]
+        return (max(height, 32), max(width, 32)) if data in TORCHVISION else (height, width)
+    return size_before_crop(size)
+
+
 def known_counts(data: str) -> tuple[int, int] | None:
     """Numbers of (training, test) images of a set that is known without reading it, else None."""
     if data in PARQUET:

@@ -93,7 +93,7 @@ def loaded(loader: DataLoader) -> Iterator[Any]:
         _, worker, text = str(error).partition("Original Traceback")
         if not worker:
             raise
-        raise DataError(text.rpartition("DataError: ")[2].strip()) from error
+        raise type(error)(text.rpartition(f"{type(error).__name__}: ")[2].strip()) from error
 
 
 def evaluation_batches(images: Images, size: tuple[int, int], batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,6 +1,7 @@
 """The user's own data: a folder of class folders, WebDataset shards, or parquet with columns of images and labels."""
 
 import json
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,8 @@ from .images import (
 )
 from .rows import Paths, taken
 from .streams import generator
+
+log = logging.getLogger("regard.data")
 
 IN_MEMORY = 4 * 2**30
 """A split is decoded once if its pixels need at most so many bytes; a larger one is decoded batch by batch."""
@@ -284,6 +287,8 @@ def _by_split(paths: dict[Path, str]) -> dict[str, Path]:
             matches = [path for path, name in paths.items() if name in group]
             if len(matches) > 1:
                 raise DataError(f"{matches[0]} and {matches[1].name} name the same split; remove or rename one of them")
+            if matches and split in splits:
+                log.warning("%s is not used: the test is %s", matches[0], splits[split].name)
             if matches:
                 splits.setdefault(split, matches[0])
     return splits

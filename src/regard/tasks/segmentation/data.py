@@ -13,7 +13,7 @@ from regard.core.paths import files_below, regular_file, subfolders, user_path
 from regard.models.segmentation import VOID
 from regard.tasks.data import cued, digest
 from regard.tasks.data.catalog import data_root, folder_in_use
-from regard.tasks.data.images import SUFFIXES, read_image
+from regard.tasks.data.images import SUFFIXES, mean_and_deviation, read_image
 from regard.tasks.data.streams import generator
 from regard.tasks.normalise import Statistics
 
@@ -74,9 +74,7 @@ class MaskSet:
         """Mean and deviation per channel over at most 200 evenly spaced training images."""
         train = self.splits["train"]
         rows = range(0, len(train), -(-len(train) // 200))
-        pixels = np.concatenate([train.image(row).reshape(-1, self.channels) for row in rows]).astype(np.float32) / 255
-        mean, std = pixels.mean(0, dtype=np.float64), pixels.std(0, dtype=np.float64)
-        return [float(m) for m in mean], [max(float(s), 1e-3) for s in std]
+        return mean_and_deviation(train.image(row).reshape(-1, self.channels) for row in rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ def encoded(sentences: Sentences, vocabulary: Vocabulary, longest: int) -> Encod
     sides = []
     for lines, file in zip((sentences.source, sentences.target), sentences.files, strict=True):
         tokens = vocabulary.encode(lines)
-        for number, line in enumerate(tokens, 1):
+        for number, line in zip(sentences.lines or range(1, len(tokens) + 1), tokens, strict=True):
             check_length(line, longest, f"{file}, line {number}")
         sides.append(tokens)
     return Encoded(*sides)

@@ -26,23 +26,27 @@ _TRAIN, _VAL, _TEST = ("train",), ("val", "valid", "dev"), ("test", "test_2016_f
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences of both languages, in their order. files: where they come from, for messages."""
+    """Sentences of both languages, in their order. files: where they come from, for messages; lines: their numbers
+    there, from 1, () = all in order."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
     files: tuple[str, str]
+    lines: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.source)
 
     def first(self, number: int) -> "Sentences":
         """The first sentences; 0 = all."""
-        return Sentences(self.source[: number or None], self.target[: number or None], self.files)
+        end = number or None
+        return Sentences(self.source[:end], self.target[:end], self.files, self.lines[:end])
 
     def take(self, rows: Iterable[int]) -> "Sentences":
         """The sentences of these rows."""
         rows = list(rows)
-        return Sentences(tuple(self.source[row] for row in rows), tuple(self.target[row] for row in rows), self.files)
+        source, target = (tuple(side[row] for row in rows) for side in (self.source, self.target))
+        return Sentences(source, target, self.files, tuple(self.lines[row] if self.lines else row + 1 for row in rows))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.core import DataError, require
+from regard.core import DataError, NetworkError, require
 from regard.core.paths import files_below, readable, user_path
 
 from .. import digest as digests
@@ -88,8 +88,8 @@ def _network(file: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise DataError(f"{file} cannot be read over the network ({_first_line(error)}); when it can, the same command "
-                        "continues")  from error  # fmt: skip
+        reason = f"{file} cannot be read over the network ({_first_line(error)})"
+        raise NetworkError(f"{reason}; when it can, the same command continues") from error
 
 
 def _first_line(error: Exception) -> str:
