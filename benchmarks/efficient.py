@@ -39,8 +39,6 @@ CONFIGS = (
     "BRA()",
     "NSA()",
     "Reformer()",
-    "PVT()",
-    "DAT()",
     "Window()",
     "ViT3()",
 )

@@ -34,9 +34,9 @@ def test_seconds_are_steps_and_evaluations() -> None:
     """64 images in batches of 32 over 1 epoch: 2 steps; 64 test images, evaluated once within and once at the end."""
     run = STUDY.run("smoke", ROWS[0], 0)
     assert run.task.sample_counts() == (64, 64)
-    assert module._seconds(run, Speed(10.0, 0.5), 64, 64) == 2 * 10 + 2 * 64 * 0.5
+    assert module.run_seconds(run, Speed(10.0, 0.5), 64, 64) == 2 * 10 + 2 * 64 * 0.5
     many = replace(run, recipe=replace(run.recipe, epochs=40, accumulate=2))
-    assert module._seconds(many, Speed(10.0, 0.5), 64, 64) == 40 * 1 * 10 + 11 * 64 * 0.5
+    assert module.run_seconds(many, Speed(10.0, 0.5), 64, 64) == 40 * 1 * 10 + 11 * 64 * 0.5
 
 
 def test_times_kept_for_this_machine_are_used(tmp_path: Path) -> None:

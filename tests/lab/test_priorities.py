@@ -59,7 +59,7 @@ def begin(study: DrawnStudy, store: Results, hours: float = 100.0) -> None:
 
 def test_of_a_study_that_has_not_begun_a_share_is_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows get three seeds, and three runs of half the epochs that choose a rate, at ten minutes a run."""
-    monkeypatch.setattr("regard.lab.estimate._seconds", lambda run, speed, train, test: 600.0)
+    monkeypatch.setattr("regard.lab.estimate.run_seconds", lambda run, speed, train, test: 600.0)
     claims = (Claim("w/o", "softmax", "top1"), Claim("paper only", "softmax", "top1"))
     desk = TRAINED.setting("smoke")
     settings = {"desk": desk, "paper": replace(desk, rows=(*desk.rows, Row("paper only", None)))}

@@ -166,3 +166,20 @@ def test_mechanisms_that_a_model_cannot_take_are_left_out(capsys: pytest.Capture
     out = capsys.readouterr().out
     assert "SKA()" in out
     assert "left out: MiTA() in vit_desk" in out
+
+
+@pytest.mark.parametrize("text", ["PVT(ratio=2)", "DAT()"])
+def test_a_memory_is_timed_with_its_layer(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its keys are made before the heads, which would be left out of the time, and are part of the formula."""
+    small = ["--grid", "4x4", "--dim", "16", "--heads", "2", "--batch", "1", "--seconds", "0.001"]
+    assert run(["bench", text, *small]) == 2
+    assert "time the whole layer: --part layer" in capsys.readouterr().err
+    assert run(["bench", text, *small, "--part", "layer"]) == 0
+
+
+def test_an_unknown_peak_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path, text: str) -> int:
+        raise PermissionError(self)
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    assert peak_growth(lambda: None) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard import MIXERS, MiTA, RegardError, Softmax, create_model
+from regard import DAT, MIXERS, PVT, MiTA, RegardError, Softmax, create_model
 from regard.core import MixerConfig
 from regard.measure.cost import host_and_image, model_cost
 from regard.mixers.spelling import spell
@@ -54,6 +54,19 @@ def test_a_mechanism_counts_by_its_formula_whichever_form_runs() -> None:
     before = model(torch.ones(1, 3, 24, 24))
     count_macs(model, torch.randn(1, 3, 24, 24))
     assert torch.equal(model(torch.ones(1, 3, 24, 24)), before)  # operators work again afterwards
+
+
+@pytest.mark.parametrize("config", [PVT(ratio=2), DAT(stride=2)], ids=["PVT", "DAT"])
+def test_what_makes_a_memory_is_counted_once(config: MixerConfig) -> None:
+    """The reduction of keys, the network of offsets: parts of the formula, and modules that could run beside it."""
+    host = "vit_desk(size=24, patch=2, dim=32, depth=2, heads=2)"
+    model = create_model(host, config)
+    site = next(layer.mixer.site for layer in model.modules() if isinstance(layer, Port))
+    difference = model_cost(host, config).macs - model_cost(host, Softmax()).macs
+    assert difference == 2 * (config.cost(site).macs - Softmax().cost(site).macs)
+    before = model(torch.ones(1, 3, 24, 24))
+    count_macs(model, torch.randn(1, 3, 24, 24))
+    assert torch.equal(model(torch.ones(1, 3, 24, 24)), before)
 
 
 @pytest.mark.parametrize("mixer", MIXERS, ids=lambda mixer: mixer.__name__)

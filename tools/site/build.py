@@ -17,7 +17,7 @@ from . import checks, mechanisms, papers, reference
 from .evidence import ROOT, Evidence, all_evidence
 from .markdown import link
 from .navigation import navigation
-from .stage import repository_pages
+from .stage import adapted, repository_pages
 
 PAGES, SITE = ROOT / "build" / "site-pages", ROOT / "build" / "site"
 EXTERNAL = "external-links.txt"
@@ -32,8 +32,8 @@ def all_pages() -> dict[str, str | bytes]:
     """path -> content of every page and file of the site."""
     evidence = all_evidence()
     pages = repository_pages()
-    pages.update(mechanisms.pages(evidence))
-    pages.update(papers.pages(evidence))
+    for path, content in (*mechanisms.pages(evidence), *papers.pages(evidence)):
+        pages[path] = adapted(content) if isinstance(content, str) else content
     pages.update(reference.pages())
     pages["results.md"] = result_pages(evidence)
     for file in sorted((ROOT / "docs").rglob("*.html")):

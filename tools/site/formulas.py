@@ -16,7 +16,7 @@ FORMULAS: dict[str, str] = {
     ),
     "FLatten": (
         r"y = \frac{f(q) \left(f(k)^\top v\right)}{f(q) \sum_j f(k_j)^\top}, "
-        r"\quad f(x) = \frac{\|x\|}{\|\mathrm{relu}(x)^p\|} \, \mathrm{relu}(x)^p"
+        r"\quad f(x) = \frac{\|\mathrm{relu}(x)\|}{\|\mathrm{relu}(x)^p\|} \, \mathrm{relu}(x)^p"
     ),
     "PolaFormer": (
         r"y = \left[ \mathrm{lin}\left([q_+, q_-], [k_+, k_-], v_1\right), "

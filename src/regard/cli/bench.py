@@ -73,7 +73,7 @@ def bench(
         page = str(user_path(page))
         check_writable(page)
     if model:
-        reason = "is of one mechanism: leave it out with --model, which has --size, the size of images"
+        reason = "is of one mechanism: leave it out with --model, and give --size, the size of images"
         refuse_given(context, ("grid", "dim", "heads", "part"), reason)
     if size and not model:
         raise ConfigError("--size is the image size of a model: give --model too, or use --grid for mechanisms")

@@ -17,6 +17,7 @@ from regard.core.allocator import ALLOCATOR
 from regard.core.memory import check_bytes
 from regard.core.validation import checked, shown
 from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
+from regard.mixers.shared.memory import MemoryMixer
 from regard.mixers.shared.native import instruction_set, native_enabled
 from regard.mixers.spelling import spell
 
@@ -187,7 +188,7 @@ def layer_pass(
     run: Callable[[], Tensor] = lambda: layer(x, grid, mask, rope)  # noqa: E731
     leaves = [x, *layer.parameters()]
     if part == "operator":
-        if not isinstance(layer, HeadMixer):
+        if not isinstance(layer, HeadMixer) or isinstance(layer, MemoryMixer):  # whose memory is made before the heads
             raise ConfigError(f"{spell(layer.config)} has no operator on heads; time the whole layer: --part layer")
         with torch.no_grad():
             projected = layer.project_heads(x, grid)

@@ -27,10 +27,14 @@ def peak_growth(run: Callable[[], object], device: torch.device | None = None) -
     if sys.platform != "linux":
         return None
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    except OSError:
+        return None
     before = _process_bytes("VmRSS")
     run()
-    return max(0, _process_bytes("VmHWM") - before)
+    peak = _process_bytes("VmHWM")
+    return None if before is None or peak is None else max(0, peak - before)
 
 
 def total_memory(device: torch.device) -> int:
@@ -40,6 +44,6 @@ def total_memory(device: torch.device) -> int:
     return memory_bytes()
 
 
-def _process_bytes(name: str) -> int:
+def _process_bytes(name: str) -> int | None:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

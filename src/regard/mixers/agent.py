@@ -33,7 +33,7 @@ from regard.mixers.shared.checks import check_heads, check_prefix_suffix, check_
 from regard.mixers.shared.heads import HeadMixerConfig
 from regard.mixers.shared.landmarks import landmark_count, landmark_windows, nonempty_landmarks, pool_landmarks
 from regard.mixers.shared.low_rank import low_rank_attention
-from regard.mixers.shared.precision import without_autocast
+from regard.mixers.shared.precision import finest, without_autocast
 
 __all__ = ["Agent", "agent", "agent_reference"]
 
@@ -266,6 +266,7 @@ class AgentBias(nn.Module):
 
 def bilinear(old: int, new: int, like: Tensor) -> Float[Tensor, "new old"]:
     """Linear interpolation with half-pixel centres (align_corners=False) as a matrix, in the dtype of `like`."""
-    centres = (torch.arange(new, device=like.device, dtype=torch.float64) + 0.5) * (old / new) - 0.5
-    positions = torch.arange(old, device=like.device, dtype=torch.float64)
+    dtype = finest(like.device)
+    centres = (torch.arange(new, device=like.device, dtype=dtype) + 0.5) * (old / new) - 0.5
+    positions = torch.arange(old, device=like.device, dtype=dtype)
     return (1 - (centres.clamp(0, old - 1)[:, None] - positions).abs()).clamp_min(0).to(like.dtype)

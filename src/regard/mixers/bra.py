@@ -206,7 +206,7 @@ def _allowed(tiles: Tiles, plan: BRAPlan, mask: Mask, grid: Grid, number: int) -
         real = real & cells[:, tiles.tables.cell]
     batch = torch.arange(len(real), device=real.device)[:, None, None]
     keep = real[batch, plan.regions].flatten(2)  # (B, R, top*A)
-    keep = torch.cat([keep, extra[:, None].expand(-1, tiles.number, -1)], -1)
+    keep = torch.cat([keep, extra[:, None].expand(len(keep), tiles.number, -1)], -1)
     return keep[:, None, :, None].expand(-1, number, -1, -1, -1).flatten(1, 2)
 
 

@@ -121,7 +121,7 @@ class FLatten(HeadMixerConfig):
         Linear.card,
         title="Focused linear attention",
         source="Han et al. 2023 (FLatten), Eq. 5-9",
-        formula="f(q) (f(k)^T v) / (f(q) . sum f(k)),  f(x) = |x| relu(x)^p / |relu(x)^p|",
+        formula="f(q) (f(k)^T v) / (f(q) . sum f(k)),  f(x) = |relu(x)| relu(x)^p / |relu(x)^p|",
         prefix="like all tokens, with their own position embeddings",
     )
     masks: ClassVar[frozenset[str]] = frozenset({"padding"})

@@ -183,7 +183,7 @@ def _valid(keys: Tensor, n: int, mask: Mask) -> Bool[Tensor, "B H R T s"]:
     if mask.keep is None:
         return keys < n
     keep = F.pad(mask.keep, (0, 1), value=False)
-    return keep[:, None].expand(-1, keys.shape[1], -1).gather(-1, keys.flatten(2)).view(keys.shape)
+    return keep[:, None].expand(*keys.shape[:2], -1).gather(-1, keys.flatten(2)).view(keys.shape)
 
 
 def _check(qk: Tensor, v: Tensor, plan: LSHPlan, chunk: int, duplicates: str) -> None:

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.core import Grid, Mixer, check_accounting
 from regard.core.eval_mode import eval_mode, no_fast_path
 from regard.mixers.shared.heads import HeadMixer
+from regard.mixers.shared.memory import MemoryMixer
 
 from .layer import Port
 
@@ -44,21 +45,30 @@ def count_macs(model: nn.Module, images: Tensor | tuple[Any, ...], accounting: s
 
 @contextmanager
 def _by_formula(model: nn.Module, accounting: str) -> Iterator[list[int]]:
-    """Replace operators by ones that return zeros and append the MACs of their formula to the list."""
+    """Replace operators by ones that return zeros and append the MACs of their formula to the list.
+
+    What makes the tokens of a memory is part of the formula, so it is replaced, too.
+    """
     macs: list[int] = []
-    replaced: list[Any] = []
+    replaced: list[tuple[Any, str]] = []
     try:
         for mixer in [module.mixer for module in model.modules() if isinstance(module, Port)]:
             if not isinstance(mixer, HeadMixer):
-                replaced.append(mixer)
-                replaced[-1].forward = _counted_layer(mixer, accounting, macs)
-            elif _has_own_operator(mixer):
-                replaced.append(mixer.operator)
-                replaced[-1].forward = _counted_operator(mixer, accounting, macs)
+                replaced.append((mixer, "forward"))
+                mixer.forward = _counted_layer(mixer, accounting, macs)
+                continue
+            if not _has_own_operator(mixer):
+                continue
+            operator: Any = mixer.operator
+            replaced.append((operator, "forward"))
+            operator.forward = _counted_operator(mixer, accounting, macs)
+            if isinstance(mixer, MemoryMixer):
+                replaced.append((operator, "memory"))
+                operator.memory = _zero_memory(mixer)
         yield macs
     finally:
-        for module in replaced:
-            vars(module).pop("forward", None)
+        for module, name in replaced:
+            vars(module).pop(name, None)
 
 
 def _has_own_operator(mixer: HeadMixer) -> bool:
@@ -85,6 +95,16 @@ def _counted_operator(mixer: HeadMixer, accounting: str, macs: list[int]):  # ty
         return example.new_zeros(*example.shape[:2], grid.tokens, example.shape[-1])
 
     return forward
+
+
+def _zero_memory(mixer: MemoryMixer):  # type: ignore[no-untyped-def]
+    config: Any = mixer.config
+
+    def memory(x: Tensor, q: Tensor, grid: Grid, plain: bool) -> tuple[Tensor, None]:
+        rows, columns = config.sides(grid)
+        return x.new_zeros(x.shape[0], rows * columns + grid.extra, x.shape[-1]), None
+
+    return memory
 
 
 def _counted_layer(mixer: Mixer, accounting: str, macs: list[int]):  # type: ignore[no-untyped-def]

@@ -28,6 +28,49 @@ def tokens(grid: Grid = GRID) -> torch.Tensor:
     return torch.randn(3, grid.tokens, 16, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("text", ["MoBA()", "NSA()", "MiTA(m=9, k=9, experts=2)", "MiTA(m=9, k=9)", "TopK(k=4)"])
+def test_no_images_give_no_outputs(text: str) -> None:
+    """On a grid that is large enough for the routed forms."""
+    grid = Grid(14, 14)
+    x = torch.zeros(0, 196, 32, requires_grad=True)
+    out = parse(text).build(Site(32, 2, grid))(x, grid)
+    assert out.shape == (0, 196, 32)
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("execution", ["dense", "gather", "grouped", "auto"])
+def test_no_images_give_no_outputs_of_any_form(execution: str) -> None:
+    q, grid = torch.zeros(0, 2, 196, 16), Grid(14, 14)
+    assert ops.mita(q, q, q, ops.PooledQueries(grid, 9), 9, execution=execution).shape == q.shape
+    assert ops.topk(q, q, q, 4, execution="gather").shape == q.shape
+
+
+def test_one_row_of_padding_serves_all_images() -> None:
+    grid = Grid(4, 4, prefix=1)
+    q, k, v = torch.randn(3, 2, 2, 17, 8, dtype=torch.float64).unbind()
+    keep = torch.arange(17) != 5
+    one, each = Mask(keep=keep[None]), Mask(keep=keep.expand(2, -1))
+    assert torch.equal(ops.bra(q, k, v, grid, 2, 2, mask=one), ops.bra(q, k, v, grid, 2, 2, mask=each))
+    plan = ops.lsh_plan(q, torch.randn(2, 8, 2, dtype=torch.float64))
+    assert torch.equal(ops.reformer(q, v, plan, 4, mask=one), ops.reformer(q, v, plan, 4, mask=each))
+
+
+def test_a_convolution_beside_cross_attention_needs_the_same_places() -> None:
+    """Also where only their sum is the same: prefix tokens of one, suffix tokens of the other."""
+    site = Site(16, 2, Grid(4, 4, prefix=1), memory=Grid(4, 4, suffix=1))
+    layer, x = Softmax(dwc=3).build_cross(site), torch.randn(2, 17, 16)
+    with pytest.raises(ShapeError, match="needs dwc=0"):
+        layer(x, site.grid, memory=x, memory_grid=site.memory)
+    assert layer(x, site.grid, memory=x, memory_grid=site.grid).shape == x.shape
+
+
+def test_a_memory_of_another_dtype_is_named() -> None:
+    site = Site(16, 2, Grid(4, 4), memory=Grid(4, 4))
+    layer, x = Softmax().build_cross(site), torch.randn(2, 16, 16)
+    with pytest.raises(ShapeError, match=r"the memory is torch.float64, x is torch.float32; cast them"):
+        layer(x, site.grid, memory=x.double(), memory_grid=site.grid)
+
+
 def test_heads_are_consecutive_channels() -> None:
     x = torch.randn(2, 5, 12)
     assert torch.equal(heads(x, 3)[:, 1], x[..., 4:8])

@@ -16,7 +16,7 @@ from regard.mixers.shared.landmarks import (
     nonempty_landmarks,
     pool_landmarks,
 )
-from regard.mixers.shared.precision import upcast
+from regard.mixers.shared.precision import finest, upcast
 
 Landmarks = tuple[Tensor, Tensor | None]
 """Landmarks (B, H, m, d); True for those with at least one token, (B, m), or None without a mask."""
@@ -124,7 +124,7 @@ def _pseudo_random(number: int, device: torch.device) -> Tensor:
     x = torch.arange(1, number + 1, device=device)
     for _ in range(2):
         x = ((x ^ (x >> 16)) * 0x45D9F3B) % (1 << 32)
-    return (x ^ (x >> 16)).double() / 2.0**32
+    return (x ^ (x >> 16)).to(finest(device)) / 2.0**32
 
 
 class Learned(Extractor):

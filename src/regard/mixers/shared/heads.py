@@ -242,10 +242,13 @@ class CrossMixer(HeadLayer):
             expected = f"({x.shape[0]}, tokens, {self.site.dim})"
             raise ShapeError(f"the memory has shape {tuple(memory.shape)}; expected {expected}")
         memory_grid.check(memory)
-        if self.dwc is not None and (grid.height, grid.width, grid.extra) != (
+        if memory.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ShapeError(f"the memory is {memory.dtype}, x is {x.dtype}; cast them to one dtype")
+        if self.dwc is not None and (grid.height, grid.width, grid.prefix, grid.suffix) != (
             memory_grid.height,
             memory_grid.width,
-            memory_grid.extra,
+            memory_grid.prefix,
+            memory_grid.suffix,
         ):  # number by number: Dynamo cannot compare whole grids
             raise ShapeError("dwc adds a value at its own position: cross-attention on another grid needs dwc=0")
         heads: dict[str, Tensor | None] = dict.fromkeys("qkv")

@@ -9,6 +9,11 @@ def upcast(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def finest(device: torch.device) -> torch.dtype:
+    """float64, or float32 on MPS, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def without_autocast(device: torch.device) -> torch.autocast:
     """A context in which autocast is off: scores that select must not be rounded to half precision."""
     kind = "cpu" if device.type == "meta" else device.type

@@ -82,6 +82,8 @@ def dense(parts: Parts, *, once: bool = False) -> Tensor:
 
 def gather(parts: Parts) -> Tensor:
     """The keys and values of each query, copied. Memory O(N s top d) per head."""
+    if not parts.q.shape[0]:
+        return dense(parts)
     keys, experts, shape = parts.keys, parts.experts, parts.q.shape
     choices = parts.rows(experts, keys.shape[-2]).flatten()  # (B*H*N*s,)
     ids = parts.rows(keys, parts.k.shape[-2]).flatten(0, 1).index_select(0, choices).flatten()
@@ -104,6 +106,8 @@ def grouped(parts: Parts) -> Tensor:
     In eager mode on the CPU the number of blocks is read from the plan; under torch.compile, function transforms and on
     other devices it is the largest possible one, so that nothing waits for the device.
     """
+    if not parts.q.shape[0]:
+        return dense(parts)
     keys, experts, shape = parts.keys, parts.experts, parts.q.shape
     bounded = not (eager_on_cpu(parts.q) and eager_on_cpu(experts))
     blocks = lay_out(experts, keys.shape[-2], block_size(shape[-2] * experts.shape[-1], keys.shape[-2]), bounded)

@@ -173,9 +173,9 @@ def _spark_scores(q: Tensor, k: Tensor, rank: int, scale: float | None) -> Tenso
 def _gather_values(a: Tensor, keys: Tensor, v: Tensor) -> Tensor:
     """Weights (B, H, N, top) times the values of each query's keys."""
     start = v.shape[-2] * torch.arange(v.shape[0] * v.shape[1], device=v.device).view(*v.shape[:2], 1, 1)
-    values = v.reshape(-1, v.shape[-1]).index_select(0, (keys + start).flatten())
-    values = values.view(-1, keys.shape[-1], v.shape[-1])
-    return torch.bmm(a.reshape(values.shape[0], 1, -1), values).view(*a.shape[:3], -1)
+    width, top, number = v.shape[-1], keys.shape[-1], a.shape[:3].numel()
+    values = v.reshape(-1, width).index_select(0, (keys + start).flatten()).view(number, top, width)
+    return torch.bmm(a.reshape(number, 1, top), values).view(*a.shape[:3], width)
 
 
 def _check_scores(q: Tensor, k: Tensor, scores: Tensor | None, plan: TopKPlan | None, top: int, rank: int) -> None:
