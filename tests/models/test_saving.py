@@ -274,3 +274,20 @@ def test_arrays_tuples_and_what_is_not_known_are_recorded(tmp_path: Path) -> Non
     data = {"normal": torch.tensor([[0.5] * 3, [0.25] * 3]), "class_names": ("a", "b"), "name": None}
     save(create_model(DESK, None), tmp_path, data=data)
     assert read_description(tmp_path)["data"] == {"normal": [[0.5] * 3, [0.25] * 3], "class_names": ["a", "b"]}
+
+
+@pytest.mark.parametrize("name", ["lowformer_b0", "hiera_tiny_224(embed_dim=32, num_heads=1, stages=(1, 1, 1, 1))"])
+def test_layers_that_attend_on_a_coarser_map_come_back(tmp_path: Path, name: str) -> None:
+    """Their keys are of that map, and a plan is given the grid before it."""
+    model = create_model(name, SKA(), num_classes=3).eval()
+    images = torch.randn(1, 3, 224, 224)
+    again = load(save(model, tmp_path / "saved"))
+    assert torch.equal(again(images), model(images))
+
+
+@pytest.mark.parametrize("change", [{"heads": 4}, {"parallel": True}])
+def test_what_attend_changed_is_not_lost_in_silence(tmp_path: Path, change: dict[str, object]) -> None:
+    model = create_model("attended_resnet18(channels=(8, 8, 16, 16), stem=1, img_size=12)", None)
+    attend(model, Softmax(), **change)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"built again, is not this model: layer3.0.attn.{next(iter(change))} is "):
+        save(model, tmp_path / "saved")

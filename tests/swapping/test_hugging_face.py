@@ -18,7 +18,7 @@ from regard.models.hugging_face import from_pretrained, save_pretrained  # noqa:
 from regard.projections.sne import FSNE, SNE  # noqa: E402
 from regard.swapping.capture import capture  # noqa: E402
 from regard.swapping.layer import Port  # noqa: E402
-from regard.swapping.swap import restore, retune, swap  # noqa: E402
+from regard.swapping.swap import plan_swap, restore, retune, swap  # noqa: E402
 from small_hosts import draw_large_weights  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -284,3 +284,32 @@ def test_folders_keep_the_dtype_and_name_mechanisms_of_the_user(tmp_path):
     loaded = from_pretrained(tmp_path, extra=[Mine])
     assert {value.dtype for value in loaded.parameters()} == {torch.bfloat16}
     assert torch.equal(out(loaded, x.bfloat16()), out(model, x.bfloat16()))
+
+
+def test_a_plan_leaves_the_shift_of_windows_alone() -> None:
+    """transformers' Swin sets it to 0 in a pass with small maps, for all later passes."""
+    sizes = {"image_size": 64, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 8}
+    model = transformers.SwinForImageClassification(transformers.SwinConfig(**sizes)).eval()
+    draw_large_weights(model)
+    pixels = torch.randn(1, 3, 128, 128)
+    before = copy.deepcopy(model)(pixel_values=pixels, interpolate_pos_encoding=True).logits
+    plan_swap(model, Softmax())
+    assert torch.equal(model(pixel_values=pixels, interpolate_pos_encoding=True).logits, before)
+
+
+def test_the_output_dropout_of_internvl_stays() -> None:
+    config = transformers.InternVLVisionConfig(
+        image_size=[32, 32], patch_size=[16, 16], hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, projection_dropout=0.25,
+    )  # fmt: skip
+    model = swap(transformers.InternVLVisionModel(config), Softmax(), example=torch.zeros(1, 3, 32, 32))
+    (layer,) = (module for module in model.modules() if isinstance(module, Port))
+    assert layer.mixer.site.drop == 0.25
+
+
+def test_an_option_that_transformers_ignores_refuses_no_folder(tmp_path) -> None:
+    config = transformers.ViTConfig(**SIZES, **PIXELS)
+    config.use_pretrained_backbone = True
+    folder = save_pretrained(swap(transformers.ViTForImageClassification(config), SKA()), tmp_path / "saved")
+    assert json.loads((folder / "config.json").read_text())["use_pretrained_backbone"] is True
+    assert from_pretrained(folder) is not None

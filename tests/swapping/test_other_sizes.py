@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.core import Grid, GridError, SwapError
 from regard.mixers.softmax import Softmax
 from regard.mixers.static_keys.ska import SKA
+from regard.models.create import create_model
 from regard.swapping.layer import Port
 from regard.swapping.swap import restore, swap
 from small_hosts import draw_large_weights, swin, vit
@@ -97,3 +98,13 @@ def test_windows_of_another_shape_are_refused(make: Callable[[], nn.Module]) -> 
     x = torch.randn(2, 3, 96, 48)
     expected = model(x)
     torch.testing.assert_close(swap(model, Softmax())(x), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["levit_128s", "efficientformerv2_s0"])
+def test_a_model_of_another_image_size_is_planned_for_it(name: str) -> None:
+    """timm keeps the size of these as a trait only."""
+    model = create_model(name, Softmax(), img_size=160, num_classes=3).eval()
+    draw_large_weights(model)
+    images = torch.randn(2, 3, 160, 160)
+    outputs = model(images)
+    assert torch.allclose(restore(model)(images), outputs, atol=1e-4)

@@ -88,7 +88,7 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
                 "keys, which regard.save_pretrained(trainer.model, folder) keeps"
             )
     about = read_record(target / FILE, ("architecture", "swaps", "options", "sha256"))
-    check_local(target / "config.json", read_json(target / "config.json"))
+    check_local(target / "config.json", _without_backbones(read_json(target / "config.json")))
     data = read_bytes(target / "model.safetensors")
     with description_errors(target, FILE):
         if "sha256" in about and hashlib.sha256(data).hexdigest() != about["sha256"]:
@@ -98,6 +98,14 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
         model = build_matching(partial(_built, about, config, tuple(extra)), tensors)
         fill(model, tensors)
     return model.eval()
+
+
+def _without_backbones(config: Any) -> Any:
+    """A configuration without `use_pretrained_backbone`, which older models have and transformers ignores."""
+    if isinstance(config, dict):
+        kept = {key: value for key, value in config.items() if key != "use_pretrained_backbone"}
+        return {key: _without_backbones(value) for key, value in kept.items()}
+    return config
 
 
 def _built(about: dict[str, Any], config: Any, extra: Extra, older: bool = False) -> nn.Module:

@@ -220,7 +220,10 @@ def _functions(model: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {} if isinstance(pool, nn.Module) else {"global_pool": pool}
     for name, module in model.named_modules():
         kind = type(module).__name__
-        for size in ("img_size", "window_size", "shift_size"):
+        if isinstance(module, Port):
+            found[f"{name}.heads"] = module.mixer.site.heads
+            found[f"{name}.parallel"] = getattr(module.host, "parallel", None)
+        for size in ("img_size", "window_size", "shift_size", "parallel"):
             if (sides := getattr(module, size, None)) is not None:
                 found[f"{name}.{size}"] = tuple(sides) if isinstance(sides, list) else sides
         if module.state_dict() or any(True for _ in module.children()) or "drop" in kind.lower() or kind == "Identity":
@@ -278,7 +281,7 @@ def recorded_swaps(model: nn.Module) -> list[dict[str, Any]]:
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, Port):
-            config, grid = layer.mixer.config, layer.mixer.site.grid
+            config, grid = layer.mixer.config, layer.planned_grid
             spelled = "removed" if isinstance(config, Removed) else spell(config)
             group = groups.setdefault((spelled, id(shared_module(layer))), {"mixer": spelled, "layers": {}})
             group["layers"][name] = [grid.height, grid.width, grid.prefix, grid.suffix]

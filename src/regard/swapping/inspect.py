@@ -149,6 +149,9 @@ def example_input(model: nn.Module, default: int | tuple[int, int] | None = None
     # of transformers; parts of SAM 3 name the smaller size of an earlier training
     sizes = [getattr(getattr(module, "config", None), "image_size", None) for module in modules]
     sizes += [getattr(module, name, None) for module in modules for name in ("img_size", "image_size")]
+    # of timm, which keeps the size that some models are built for nowhere else
+    traits = [getattr(module, "_traits", None) for module in modules]
+    sizes += [trait.get("img_size") for trait in traits if isinstance(trait, Mapping)]
     for module in modules:
         config = getattr(module, "pretrained_cfg", None)
         shape = config.get("input_size") if isinstance(config, Mapping) else getattr(config, "input_size", None)
@@ -324,7 +327,7 @@ def layer_grids(
     sources, handles = _grid_sources(model, layers)
     outputs: dict[nn.Module, torch.Size] = {}
     try:
-        with explained_inputs(model, example), stand_ins(model, modules) as twins:
+        with explained_inputs(model, example), _kept_attributes(model), stand_ins(model, modules) as twins:
             for twin in twins.values():
                 twin.register_forward_hook(lambda twin, args, output: outputs.update({twin: _output_shape(output)}))
             calls = layer_calls(model, twins, example)
@@ -345,6 +348,23 @@ def layer_grids(
         call = LayerCall(args=args, kwargs=kwargs, grid=grid, shape=outputs[twins[name]])
         grids[name] = (grid, sources[name], call)
     return grids
+
+
+@contextmanager
+def _kept_attributes(model: nn.Module) -> Iterator[None]:
+    """Undo what a pass writes into attributes, such as the shift of Swin's windows, and into caches of biases."""
+    before = [(module, type(module), dict(vars(module))) for module in model.modules()]
+    caches = [cache for *_, attributes in before if isinstance(cache := attributes.get("attention_bias_cache"), dict)]
+    cached = [dict(cache) for cache in caches]
+    try:
+        yield
+    finally:
+        for module, kind, attributes in before:
+            if type(module) is kind:  # a lazy module has become another by the pass
+                vars(module).update(attributes)
+        for cache, entries in zip(caches, cached, strict=True):
+            cache.clear()
+            cache.update(entries)
 
 
 def _grid_sources(

@@ -75,6 +75,7 @@ class Port(HostNames):
         super().__init__()
         self.source = GridSource()  # those of the plan and of the model replace it
         self.prefix = site.grid.prefix
+        self.planned_grid = site.grid  # a plan sets the one that `site` was given, which some ports make coarser
         self._host = (host,)  # a tuple hides it from registration
         self.register_buffer("placeholder", first_tensor(host).new_zeros(()), persistent=False)
         self.host_shapes = {key: value.shape for key, value in host.state_dict().items()}

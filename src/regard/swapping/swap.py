@@ -227,9 +227,10 @@ def _plan(
         module, port = model.get_submodule(name), layers[name]
         grid, source, call = forward_grids[name]
         host = hosts[name]
-        site = port.site(host, grids.get(name, grid), name, order[name])
+        planned_grid = grids.get(name, grid)
+        site = port.site(host, planned_grid, name, order[name])
         layer = port(host, mixer, site, shared)
-        layer.source = source
+        layer.source, layer.planned_grid = source, planned_grid
         notes = plan_notes(port, host, mixer, site.qkv_bias)
         planned.append(_planned_site(uses, name, module, layer, call, notes))
     return SwapPlan(model, mixer, planned, example)

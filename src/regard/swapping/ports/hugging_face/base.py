@@ -112,7 +112,8 @@ def _attribute(module: nn.Module, *names: str) -> Any:
 
 def _output_dropout(module: nn.Module) -> float:
     """The rate of dropout after the output layer."""
-    dropout = getattr(getattr(module, "output", None), "dropout", None) or getattr(module, "proj_drop", None)
+    dropout = getattr(getattr(module, "output", None), "dropout", None)
+    dropout = dropout or getattr(module, "proj_drop", None) or getattr(module, "projection_dropout", None)
     return dropout.p if isinstance(dropout, nn.Dropout) else 0.0
 
 
