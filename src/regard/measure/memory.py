@@ -31,10 +31,10 @@ def peak_growth(run: Callable[[], object], device: torch.device | None = None) -
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     except OSError:
         return None
-    before = _process_bytes("VmRSS")
+    resident = _process_bytes("VmRSS")
     run()
     peak = _process_bytes("VmHWM")
-    return None if before is None or peak is None else max(0, peak - before)
+    return None if resident is None or peak is None else max(0, peak - resident)
 
 
 def total_memory(device: torch.device) -> int:

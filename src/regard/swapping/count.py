@@ -55,7 +55,7 @@ def _by_formula(model: nn.Module, accounting: str) -> Iterator[list[int]]:
         for mixer in [module.mixer for module in model.modules() if isinstance(module, Port)]:
             if not isinstance(mixer, HeadMixer):
                 replaced.append((mixer, "forward"))
-                mixer.forward = _counted_layer(mixer, accounting, macs)
+                replaced[-1][0].forward = _counted_layer(mixer, accounting, macs)
                 continue
             if not _has_own_operator(mixer):
                 continue
