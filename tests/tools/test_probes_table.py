@@ -35,8 +35,10 @@ def test_the_page_has_every_mechanism_and_the_verdicts(found) -> None:
 def test_numbers_are_means_of_the_runs_in_the_evidence(found) -> None:
     for ability in ABILITIES:
         seeds = defaultdict(list)
-        for run in json.loads((RESULTS / f"probes_{ability}-desk" / "evidence.json").read_text())["outcomes"]:
-            seeds[run["row"].removesuffix(f", {ability}")].append(run["metrics"]["cells"])
+        evidence = json.loads((RESULTS / f"probes_{ability}-desk" / "evidence.json").read_text())
+        rows = {run["key"]: run["row"] for run in evidence["snapshot"]["runs"]}
+        for run in evidence["outcomes"]:
+            seeds[rows[run["key"]]].append(run["metrics"]["cells"])
         for row, of_row in found.items():
             cell, values = of_row[ability], seeds[row]
             assert cell.n == len(values)
