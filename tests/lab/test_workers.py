@@ -57,7 +57,7 @@ def alive(pid: int) -> bool:
 
 def wait_for_runs(store: Path, number: int) -> list[int]:
     """Process ids of the runs that have begun."""
-    until = time.time() + 60
+    until = time.time() + 240
     while len(found := list(store.glob("*/run.json"))) < number or not all(path.read_text() for path in found):
         assert time.time() < until
         time.sleep(0.05)
@@ -216,7 +216,7 @@ def test_no_worker_outlives_its_study(tmp_path: Path, sign: signal.Signals, stat
     process = drive(tmp_path, "wait", 2)
     pids = wait_for_runs(tmp_path / "store", 2)
     process.send_signal(sign)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode != 0
     until = time.time() + 20
     while any(map(alive, pids)):
