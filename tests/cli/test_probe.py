@@ -109,5 +109,8 @@ def test_torchvisions_fashion_mnist_counts_as_a_data_folder(tmp_path: Path, monk
 
     monkeypatch.setenv("REGARD_DATA", str(tmp_path))
     assert _boards("", download=False) == "digit_boards"
+    monkeypatch.delenv("REGARD_DATA")
+    assert (_boards("", download=False), _boards("", download=True)) == ("digit_boards", "boards")
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
     (tmp_path / "torchvision" / "FashionMNIST").mkdir(parents=True)
     assert _boards("", download=False) == "boards"

@@ -312,4 +312,4 @@ def test_an_option_that_transformers_ignores_refuses_no_folder(tmp_path) -> None
     config.use_pretrained_backbone = True
     folder = save_pretrained(swap(transformers.ViTForImageClassification(config), SKA()), tmp_path / "saved")
     assert json.loads((folder / "config.json").read_text())["use_pretrained_backbone"] is True
-    assert from_pretrained(folder) is not None
+    assert from_pretrained(folder).config.use_pretrained_backbone is False  # the folder has all weights

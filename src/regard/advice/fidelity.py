@@ -4,7 +4,7 @@ Nothing here reads labels: the model as it was is the reference.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,18 +76,11 @@ class Fidelity:
         self.substitutes = substitutes
         self.batches = images.split(batch)
         self.original: list[Tensor] = []
-        for scores in self._log_probabilities():
-            if not self.original:
-                number = len(images) * scores[0].nbytes
-                check_bytes(f"the class scores of {len(images)} images (fewer: --images)", number)
-            self.original.append(scores)
-
-    def _log_probabilities(self, model: nn.Module | None = None) -> Iterator[Tensor]:
-        """Of each batch, of which one is held at a time."""
-        model = self.substitutes.model if model is None else model
-        with eval_mode(model):
-            for batch in self.batches:
-                yield class_scores(model(batch)).log_softmax(1)
+        with eval_mode(substitutes.model):
+            for part in self.batches:
+                self.original.append(_log_probabilities(substitutes.model, part))
+                number = len(images) * self.original[0][0].nbytes
+                check_bytes(f"keeping the class scores of {len(images)} images (--images takes fewer)", number)
 
     @property
     def dense(self) -> bool:
@@ -103,17 +96,16 @@ class Fidelity:
     def scores(self, plan: LayerPlan) -> ScoreChange:
         """What a plan of layers changes in the class scores."""
         with self.substitutes.installed(plan):
-            return self._change_to(self._log_probabilities())
+            return self.of_model(self.substitutes.model)
 
     def of_model(self, model: nn.Module) -> ScoreChange:
         """What another model, such as a swapped copy, changes in the class scores."""
-        return self._change_to(self._log_probabilities(model))
-
-    def _change_to(self, changed: Iterable[Tensor]) -> ScoreChange:
         kl, agrees = [], []
-        for before, after in zip(self.original, changed, strict=True):
-            kl.append(_image_mean(divergence(before, after)))
-            agrees.append(_agreement(before.argmax(1), after.argmax(1), before.shape[1]))
+        with eval_mode(model):
+            for before, batch in zip(self.original, self.batches, strict=True):
+                after = _log_probabilities(model, batch)
+                kl.append(_image_mean(divergence(before, after)))
+                agrees.append(_agreement(before.argmax(1), after.argmax(1), before.shape[1]))
         return ScoreChange(torch.cat(kl).clamp_min(0).cpu().double().numpy(), torch.cat(agrees).cpu().double().numpy())
 
     def alone(
@@ -143,6 +135,10 @@ class Fidelity:
                 images = len(batch)
                 self.substitutes.model(batch)
         return {key: OutputChange(*map(_joined, zip(*pairs, strict=True))) for key, pairs in errors.items()}
+
+
+def _log_probabilities(model: nn.Module, images: Tensor) -> Float[Tensor, "B K ..."]:
+    return class_scores(model(images)).log_softmax(1)
 
 
 def class_scores(output: Any) -> Float[Tensor, "B K ..."]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.core import ConfigError, DataError, Extra, nearest
+from regard.core import ConfigError, Extra, nearest
 from regard.core.paths import user_path
 from regard.lab.study import MOST_SEEDS
 from regard.store.results import Results
@@ -150,19 +150,14 @@ def _execute(planned: "Sequence[Probe]", results: Path, workers: int | None, ret
 
 def _boards(boards: str, download: bool) -> str:
     """The set of boards: the user's choice, else the one whose images are here. Raises: ConfigError."""
+    from regard.tasks.data.board_images import garments_here
     from regard.tasks.data.boards import NAMES
-    from regard.tasks.data.catalog import data_root
 
     if boards:
         if boards not in NAMES:
             raise ConfigError(f"there are no {boards!r}; {nearest(boards, NAMES)}")
         return boards
-    try:
-        root = data_root()
-        here = download or (root / "fashion_mnist").exists() or (root / "torchvision" / "FashionMNIST").exists()
-    except DataError:
-        here = False
-    return NAMES[0] if here else NAMES[1]
+    return NAMES[0] if download or garments_here() else NAMES[1]
 
 
 def _abilities(text: str) -> tuple[str, ...]:

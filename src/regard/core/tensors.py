@@ -107,6 +107,11 @@ def _check_dtype(label: str, x: Tensor, other_label: str, other: Tensor) -> None
     """Raises ShapeError for two dtypes; parameters may stay in float32 beside inputs of half precision."""
     if x.dtype == torch.float32 and other.dtype in _HALF and label.rpartition(" ")[2] not in _ROLES:
         return
+    check_dtype(label, x, other_label, other)
+
+
+def check_dtype(label: str, x: Tensor, other_label: str, other: Tensor) -> None:
+    """Raises ShapeError unless two tensors have one dtype, or autocast is on."""
     if x.dtype != other.dtype and not torch.is_autocast_enabled(x.device.type):
         raise ShapeError(f"{label} is {x.dtype}, {other_label} is {other.dtype}; cast them to one dtype")
 

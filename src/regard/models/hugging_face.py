@@ -100,8 +100,17 @@ def from_pretrained(folder: str | os.PathLike[str], extra: Extra = ()) -> nn.Mod
     return model.eval()
 
 
+def _start_without_weights(config: Any) -> None:
+    """Let a backbone start without the weights that older configurations name, in place: the folder has them all."""
+    if getattr(config, "use_pretrained_backbone", False):
+        config.use_pretrained_backbone = False
+    for part in vars(config).values():
+        if type(part).__module__.startswith("transformers."):
+            _start_without_weights(part)
+
+
 def _without_backbones(config: Any) -> Any:
-    """A configuration without `use_pretrained_backbone`, which older models have and transformers ignores."""
+    """A configuration without `use_pretrained_backbone`, which `_start_without_weights` turns off."""
     if isinstance(config, dict):
         kept = {key: value for key, value in config.items() if key != "use_pretrained_backbone"}
         return {key: _without_backbones(value) for key, value in kept.items()}
@@ -114,6 +123,7 @@ def _built(about: dict[str, Any], config: Any, extra: Extra, older: bool = False
 
     config.__dict__.pop("attn_implementation", None)
     config._attn_implementation = None  # transformers chooses: not all classes have "sdpa"
+    _start_without_weights(config)
     architecture = getattr(transformers, about["architecture"], None)
     if not (isinstance(architecture, type) and issubclass(architecture, transformers.PreTrainedModel)):
         raise ConfigError(f"transformers has no model {about['architecture']!r}")

@@ -27,7 +27,7 @@ from regard.core import (
     linear_cost,
     merge,
 )
-from regard.core.tensors import check_place, check_tensor
+from regard.core.tensors import check_dtype, check_place, check_tensor
 from regard.projections.linear import LinearQKV, project_roles
 
 from .checks import check_odd_kernel
@@ -242,8 +242,7 @@ class CrossMixer(HeadLayer):
             expected = f"({x.shape[0]}, tokens, {self.site.dim})"
             raise ShapeError(f"the memory has shape {tuple(memory.shape)}; expected {expected}")
         memory_grid.check(memory)
-        if memory.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ShapeError(f"the memory is {memory.dtype}, x is {x.dtype}; cast them to one dtype")
+        check_dtype("the memory", memory, "x", x)
         if self.dwc is not None and (grid.height, grid.width, grid.prefix, grid.suffix) != (
             memory_grid.height,
             memory_grid.width,

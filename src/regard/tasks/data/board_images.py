@@ -74,6 +74,15 @@ def _garments(download: bool, folder: str) -> dict[str, np.ndarray]:
     return shown
 
 
+def garments_here() -> bool:
+    """Whether Fashion-MNIST is in the data folder, in files of its own or in torchvision's."""
+    try:
+        root = data_root()
+    except DataError:
+        return False
+    return (root / "fashion_mnist").exists() or (root / "torchvision" / "FashionMNIST").exists()
+
+
 def _fashion(download: bool) -> tuple[Images, Images, Images]:
     """Training, tuning and test images, of the data folder's own files, else of torchvision's."""
     hint = "digit_boards(...) needs no data folder"
