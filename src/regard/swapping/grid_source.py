@@ -3,7 +3,7 @@
 import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
@@ -90,7 +90,7 @@ class GridSource:
         sizes = self._all_sizes()
         known = self._trained | {(each.height, each.width) for each in sizes if each.height is not None}
         if len(known) > 1:
-            found = _marked(torch._C._current_autograd_node(), self)
+            found = marked(torch._C._current_autograd_node(), self)
             if size.backward == torch._C._current_graph_task_id():  # the watched module has run again, too
                 found.add((size.height, size.width))
             known = found or {grid for each in sizes for grid in each.open} or known
@@ -155,15 +155,15 @@ class _OfThread(threading.local):
             sizes.add(self.size)
 
 
-def _marked(node: Any, source: GridSource) -> set[tuple[int, int]]:
-    """What `record` has marked in the graph that leads to a node of a backward pass."""
+def marked(node: Any, owner: Hashable) -> set[Any]:
+    """What `owner` has marked in the graph that leads to a node of a backward pass, at the marks nearest to it."""
     found, waiting, met = set(), [node], {node}
     while waiting:
         node = waiting.pop()
         if node is None:
             continue
-        if source in node.metadata:
-            found.add(node.metadata[source])
+        if owner in node.metadata:
+            found.add(node.metadata[owner])
             continue
         before = {parent for parent, _ in node.next_functions} - met
         met |= before

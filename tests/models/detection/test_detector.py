@@ -1,8 +1,11 @@
 """Detectors: torchvision's boxes with its weights, cascades, images without objects, padding."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchvision.models.detection import fasterrcnn_resnet50_fpn, maskrcnn_resnet50_fpn
 
 from regard.core import ConfigError, Grid, UnsupportedError
@@ -186,14 +189,32 @@ def test_padding_is_hidden_from_attention() -> None:
     other = images.clone()
     other[0, :, 32:] = 50.0
     other[1, :, :, 48:] = -50.0
-    model._padding[0].sizes = ([(32, 96), (64, 48)], (64, 96))
     with torch.inference_mode():
+        model._padding[0].begin([(32, 96), (64, 48)], (64, 96))
         one, two = body(images)[0], body(other)[0]
-        model._padding[0].sizes = None
+        model._padding[0].end()
         seen = body(other)[0]
     torch.testing.assert_close(one[0, :, :4], two[0, :, :4])
     torch.testing.assert_close(one[1, :, :, :6], two[1, :, :, :6])
     assert (seen[0, :, :4] - one[0, :, :4]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_padding_is_hidden_where_a_checkpointed_block_runs_again(reentrant: bool) -> None:
+    """Gradients of a pass, before whose backward pass another one with other padding has run."""
+    sizes = [[(32, 96), (64, 48)], [(64, 40), (24, 96)]]
+
+    def gradients(checkpointed: bool) -> list[Tensor]:
+        model = small("faster", "vit_desk(patch=8, depth=3)", Softmax()).double().train()
+        for block in model.backbone.body.model.blocks[1:] if checkpointed else ():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant)
+        images = torch.randn(2, 3, 64, 96, dtype=torch.float64)
+        passes = [model._features(images, each, (64, 96)) for each in (sizes[:1] if reentrant else sizes)]
+        sum(level.square().mean() for level in passes[0].values()).backward()
+        return [parameter.grad for parameter in model.backbone.parameters() if parameter.grad is not None]
+
+    for one, other in zip(gradients(False), gradients(True), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def test_padding_that_cannot_be_hidden_is_refused_with_the_reason() -> None:

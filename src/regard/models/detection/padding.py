@@ -3,6 +3,7 @@
 Convolutions see them as zeros, as in torchvision.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,25 +13,54 @@ from torch import Tensor, nn
 
 from regard.core import Grid, UnsupportedError
 from regard.core.mask import NO_MASK
+from regard.swapping.grid_source import NO_BACKWARD, marked
 from regard.swapping.inspect import attention_layers
 from regard.swapping.layer import Port
 
+Sizes = tuple[tuple[tuple[int, int], ...], tuple[int, int]]
+"""(height, width) of each image, then (height, width) of the padded batch."""
+
 
 class Padding:
-    """Passes a padding mask to every mechanism of a model while `sizes` is set; see `hide_padding`.
+    """Passes a padding mask to every mechanism of a model in the forward passes that have padding; see `hide_padding`.
 
-    sizes: ((height, width) of each image, (height, width) of the padded batch) of this forward pass, or None.
+    Activation checkpointing runs a layer again during the backward pass: its sizes are then those that are marked in
+    the graph that is being run backward. Reentrant checkpoints have no graph inside: run such a pass backward before
+    the next one begins.
     """
 
     def __init__(self) -> None:
-        self.sizes: tuple[list[tuple[int, int]], tuple[int, int]] | None = None
+        self._sizes: Sizes | None = None
+        self._last: Sizes | None = None  # of passes that may run backward
+
+    def begin(self, sizes: Sequence[tuple[int, int]] | None, padded: tuple[int, int]) -> None:
+        """Hide the padding of the pass that now begins. sizes: of each image, None = nothing is padding."""
+        self._sizes = None if sizes is None else (tuple((height, width) for height, width in sizes), padded)
+        if torch.is_grad_enabled():
+            self._last = self._sizes
+
+    def end(self) -> None:
+        """The forward pass is over."""
+        self._sizes = None
+
+    def _of_pass(self, x: Tensor) -> Sizes | None:
+        """The sizes of the pass to which a layer's input x belongs."""
+        if torch.compiler.is_compiling():
+            return self._sizes
+        if torch._C._current_graph_task_id() != NO_BACKWARD:
+            found = marked(torch._C._current_autograd_node(), self)
+            return found.pop() if len(found) == 1 else self._last
+        if x.grad_fn is not None:
+            x.grad_fn.metadata[self] = self._sizes  # type: ignore[index]
+        return self._sizes
 
     def mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The hook before a mixer's forward pass: the same arguments with a mask."""
-        if self.sizes is None:
-            return None
         x, grid, *rest = args
-        keep = kept_cells(self.sizes[0], self.sizes[1], grid, x.device)
+        sizes = self._of_pass(x)
+        if sizes is None:
+            return None
+        keep = kept_cells(*sizes, grid, x.device)
         if keep.shape != x.shape[:2]:
             raise UnsupportedError(
                 f"padding cannot be hidden from {type(module).__name__}: it attends to {tuple(x.shape[:2])} (batch, "
@@ -42,7 +72,7 @@ class Padding:
 
 
 def kept_cells(
-    sizes: list[tuple[int, int]], padded: tuple[int, int], grid: Grid, device: torch.device
+    sizes: Sequence[tuple[int, int]], padded: tuple[int, int], grid: Grid, device: torch.device
 ) -> Bool[Tensor, "B N"]:
     """True for the grid's extra tokens, and for the cells whose first pixel is inside the image."""
     rows = torch.arange(grid.height, device=device) * padded[0] / grid.height
@@ -67,7 +97,7 @@ def cannot_hide(model: nn.Module) -> str:
 
 
 def hide_padding(model: nn.Module) -> Padding:
-    """Install the hooks on all mechanisms of a model; they do nothing until `sizes` is set.
+    """Install the hooks on all mechanisms of a model; they do nothing in passes without padding.
 
     Raises: UnsupportedError if a mechanism cannot apply a padding mask.
     """

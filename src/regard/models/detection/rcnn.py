@@ -125,11 +125,9 @@ class Detector(nn.Module):
         counted: bool = False,
     ) -> Any:
         whole = (images.shape[-2], images.shape[-1])
-        if sizes is None or all(tuple(size) == whole for size in sizes):
-            features = self.backbone(images)
-            sizes = [whole] * len(images)
-        else:
-            features = self._padded(images, sizes, whole)
+        padded = sizes is not None and any(tuple(size) != whole for size in sizes)
+        features = self._features(images, sizes if padded else None, whole)
+        sizes = sizes if padded and sizes is not None else [whole] * len(images)
         features = {name: level.float() if level.itemsize == 2 else level for name, level in features.items()}
         each = targets.each if isinstance(targets, Targets) else targets
         with nullcontext() if images.is_meta else torch.autocast(images.device.type, enabled=False):
@@ -153,13 +151,19 @@ class Detector(nn.Module):
         predictions, losses = self.roi_heads(features, proposals, sizes, targets)
         return {**losses, **proposal_losses} if self.training else predictions
 
-    def _padded(self, images: Tensor, sizes: list[tuple[int, int]], whole: tuple[int, int]) -> dict[str, Tensor]:
-        self.hide_padding()
-        self._padding[0].sizes = (sizes, whole)
+    def _features(
+        self, images: Tensor, padded: list[tuple[int, int]] | None, whole: tuple[int, int]
+    ) -> dict[str, Tensor]:
+        """The maps of the backbone. padded: sizes of images with padding beside them."""
+        if padded is not None:
+            self.hide_padding()
+        for padding in self._padding:
+            padding.begin(padded, whole)
         try:
             features: dict[str, Tensor] = self.backbone(images)
         finally:
-            self._padding[0].sizes = None
+            for padding in self._padding:
+                padding.end()
         return features
 
     def _counted(self, features: dict[str, Tensor], images: int, size: tuple[int, int]) -> list[Any]:
