@@ -1,7 +1,8 @@
 """One run on several devices of one machine: one process each, with equal parts of every batch (DDP).
 
-Batches, augmentation and losses equal those of one device except for rounding; mixup pairs images within a part, and
-dropout differs between parts. The first process evaluates and writes files; the parent holds the run's lock.
+Batches, augmentation and losses equal those of one device except for rounding, but for means over pixels that count
+(segmentation) and boxes (detection), which are taken in each part; mixup pairs images within a part, and dropout
+differs between parts. The first process evaluates and writes files; the parent holds the run's lock.
 """
 
 import dataclasses

@@ -134,6 +134,32 @@ def test_skip_leaves_out_what_is_wrong_with_a_warning(tmp_path: Path, caplog: py
     assert "5.png" in caplog.text
 
 
+def test_coco_itself_is_read_without_its_objects_of_no_height(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Annotations 918 and 2206849 of instances_train2017.json have boxes of no height."""
+    path = coco_folder(tmp_path / "coco")
+    made = json.loads((path / "train.json").read_text())
+    made["annotations"] += [
+        {**made["annotations"][0], "id": number, "bbox": [1.0, 2.0, 30.0, 0.0], "area": 0.0}
+        for number in (918, 2206849)
+    ]
+    (path / "train.json").write_text(json.dumps(made))
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    with caplog.at_level("WARNING", "regard.data"):
+        found = data.load("coco", False, "stop")
+    assert sum(len(scene.objects) for scene in found.splits["train"]) == len(made["annotations"]) - 2
+    (record,) = caplog.records
+    assert "2 wrong annotations are left out, the first: " in record.message
+    assert "annotation 918 in 2.png: its box [1.0, 2.0, 30.0, 0.0] has no area" in record.message
+    (path / "images" / "3.png").unlink()
+    (tmp_path / "root").mkdir()
+    path.rename(tmp_path / "root" / "coco")
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path / "root"))
+    with pytest.raises(DataError, match="image 3, 3.png, is not in"):
+        data.load("coco", False, "stop")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("", "train.json is empty"), ('{"images": [\n 1,, 2]}', "line 2, column 4"), ("[1]", "no object")],

@@ -1,14 +1,16 @@
 """Images and targets: one size, flips, scales, and batches that depend on seed and number only."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from regard.core import DataError
 from regard.tasks.detection import data
-from regard.tasks.detection.feed import Batches, Split, fitted, flipped, read_pixels, resized, scaled
+from regard.tasks.detection.feed import Batches, Split, canvas, fitted, flipped, read_pixels, resized, scaled
 from regard.tasks.detection.scenes import Scene
 from small_scenes import SIZE, coco_folder
 
@@ -30,6 +32,16 @@ def test_fit_keeps_the_shape_and_stretch_does_not() -> None:
     assert padded[20:].max() == 0
 
 
+@pytest.mark.parametrize("original", [(480, 640), (640, 480), (427, 640), (640, 427), (300, 1200), (1200, 300)])
+def test_sides_are_those_of_torchvision(original: tuple[int, int]) -> None:
+    """The size inside the tensor, in either orientation, but for rounding."""
+    theirs = GeneralizedRCNNTransform(800, 1333, [0.0] * 3, [1.0] * 3)
+    expected, _ = theirs([torch.zeros(3, *original)])
+    found = fitted(original, (800, 1333), "sides")
+    assert max(abs(a - b) for a, b in zip(found, expected.image_sizes[0], strict=True)) <= 1
+    assert canvas(original, (800, 1333), "sides") == tuple(-(-side // 32) * 32 for side in found)
+
+
 @pytest.mark.parametrize("resize", ["stretch", "fit"])
 def test_boxes_and_masks_fit_the_resized_image(scenes: list[Scene], resize: str) -> None:
     split = Split(scenes, (96, 96), 3, resize)
@@ -45,6 +57,33 @@ def test_boxes_and_masks_fit_the_resized_image(scenes: list[Scene], resize: str)
         grey = image[:, int(centre[1]), int(centre[0])].float().mean()
         others = [other for other in target["masks"] if other is not mask and other[int(centre[1]), int(centre[0])]]
         assert others or (grey > 200 if label == 1 else grey < 50)
+
+
+def test_a_batch_of_both_orientations_has_the_size_of_its_largest_images(scenes: list[Scene]) -> None:
+    """Pixels, boxes and masks are those of each image alone."""
+    upright = [replace(scene, source=np.rot90(read_pixels(scene, 3)).copy(), size=SIZE[::-1], objects=scenes[0].objects)
+               for scene in scenes[2:4]]  # fmt: skip
+    split = Split([*scenes[4:6], *upright], (90, 120), 3, "sides")
+    batches = Batches(split, 4, "none", 0)
+    images, targets, insides = batches[0]
+    assert images.shape == (4, 3, 128, 128)
+    assert sorted(insides) == [(90, 120), (90, 120), (120, 90), (120, 90)]
+    alone = {tuple(inside): [] for inside in insides}
+    for row in range(4):
+        image, target, inside = split.item(row)
+        assert image.shape[1:] == ((96, 128) if row < 2 else (128, 96))
+        alone[inside].append((image, target))
+    for image, target, inside in zip(images, targets, insides, strict=True):
+        height, width = inside
+        assert target["masks"].shape[1:] == (128, 128)
+        assert image[:, height:].max() == 0
+        assert image[:, :, width:].max() == 0
+        assert any(
+            torch.equal(image[:, :height, :width], one[:, :height, :width])
+            and torch.equal(target["boxes"], other["boxes"])
+            and torch.equal(target["masks"][:, :height, :width], other["masks"][:, :height, :width])
+            for one, other in alone[inside]
+        )
 
 
 def test_an_image_without_objects_has_an_empty_target(scenes: list[Scene]) -> None:

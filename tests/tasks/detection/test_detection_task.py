@@ -13,6 +13,7 @@ from lightning_fabric import Fabric
 from regard.core import ConfigError, DataError
 from regard.mixers.softmax import Softmax
 from regard.mixers.xca import XCA
+from regard.tasks.data import digest
 from regard.tasks.detection import Detection, Instances
 from regard.tasks.detection.masks import decode
 from regard.tasks.detection.pictures import beside_truth
@@ -41,7 +42,7 @@ def instances(folder: Path, **fields: Any) -> Instances:
 
 
 @pytest.mark.parametrize("kind", [Detection, Instances], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("resize", ["stretch", "fit"])
+@pytest.mark.parametrize("resize", ["stretch", "fit", "sides"])
 def test_training_and_evaluation_end_to_end(folder: Path, kind: type[Boxes], resize: str) -> None:
     task = kind(data=str(folder), **SMALL, resize=resize)  # type: ignore[call-arg]
     task.check(RECIPE)
@@ -65,7 +66,7 @@ def test_training_and_evaluation_end_to_end(folder: Path, kind: type[Boxes], res
 
 def test_scores_are_in_pixels_of_the_original_images(folder: Path) -> None:
     """A model that returns the truth at the size of its inputs has a precision of 100 in images of another size."""
-    for resize in ("stretch", "fit"):
+    for resize in ("stretch", "fit", "sides"):
         task = Detection(data=str(folder), **SMALL, resize=resize)
         split = task.part("val")
         answers = iter([split.item(row)[1] for row in range(len(split))])
@@ -77,6 +78,39 @@ def test_scores_are_in_pixels_of_the_original_images(folder: Path) -> None:
 
         assert SIZE[0] / 64 != SIZE[1] / 64
         assert task.score(Truth(), CPU).metrics["map"] == pytest.approx(100)
+
+
+def test_the_trivial_answer_needs_no_object_in_the_first_image(folder: Path) -> None:
+    assert Detection(data=str(folder), **SMALL, limit=1).chance == 0.0
+    assert Detection(data=str(folder), **SMALL).chance >= 0.0
+
+
+def test_detections_are_100_unless_an_image_has_more_objects(folder: Path) -> None:
+    for objects, expected in ((100, 100), (101, 200)):
+        made = json.loads((folder / "train.json").read_text())
+        first = made["annotations"][0]
+        made["annotations"] = [{**first, "id": number} for number in range(1, objects + 1)]
+        made["annotations"].append({**first, "id": 1000, "category_id": 3 + 7 - first["category_id"]})
+        made["annotations"][-1]["image_id"] = next(i["id"] for i in made["images"] if i["id"] != first["image_id"])
+        path = folder.parent / f"with {objects}"
+        folder.rename(path)
+        (path / "train.json").write_text(json.dumps(made))
+        assert Detection(data=str(path), **SMALL).record()["detections"] == expected
+        path.rename(folder)
+
+
+@pytest.mark.parametrize("data", ["bccd", "coco"])
+def test_a_named_set_is_read_once(data: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again in every training step, which asks for the statistics of its images."""
+    folder.rename(folder.parent / data)
+    monkeypatch.setenv("REGARD_DATA", str(folder.parent))
+    task = Detection(data=data, **SMALL)
+    model, read = task.model(Softmax(), 0).train(), []
+    batches = list(task.batches(RECIPE, 0, 0, 2))
+    monkeypatch.setattr(digest, "fingerprint", lambda file: read.append(file) or (0, ""))
+    for batch in batches:
+        task.loss(model, batch, RECIPE, CPU)
+    assert not read
 
 
 def test_a_model_is_a_function_of_its_seed_and_needs_no_data_with_a_record(folder: Path) -> None:

@@ -6,14 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from regard.core import DataError
+from regard.mixers.softmax import Softmax
 from regard.models.segmentation import VOID
 from regard.tasks.check_data import check_data
 from regard.tasks.data import digest
+from regard.tasks.normalise import normalised
+from regard.tasks.segmentation import Segmentation, data, windows
 from regard.tasks.segmentation.data import load, own_digest, own_set
+from regard.train.recipe import Recipe
 
+CPU = torch.device("cpu")
 SIZE = (20, 30)
 
 
@@ -183,10 +189,80 @@ def test_large_sets_are_decoded_when_they_are_used(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("regard.tasks.segmentation.data.IN_MEMORY", 1)
     own_set.cache_clear()
     later = read(path)
-    assert later.splits["train"].decoded is None  # type: ignore[attr-defined]
+    train = later.splits["train"]
+    assert train.decoded is None  # type: ignore[attr-defined]
     for row in range(4):
-        assert (later.splits["train"].image(row) == here.splits["train"].image(row)).all()
+        image, mask = here.splits["train"].pair(row)
+        assert (train.image(row) == image).all()
+        assert (train.mask(row) == mask).all()
+        assert all((one == other).all() for one, other in zip(train.pair(row), (image, mask), strict=True))
     own_set.cache_clear()
+
+
+def test_files_are_decoded_once_for_each_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.tasks.segmentation.data.IN_MEMORY", 1)
+    own_set.cache_clear()
+    task = Segmentation(host="vit_desk(patch=8, dim=8, depth=1)", data=str(own(tmp_path)), size=(16, 24))
+    recipe = Recipe(augment="crop", smoothing=0.0, batch=4)
+    model = task.model(Softmax(), 0)
+    task.statistics()
+    opened: list[str] = []
+    for name in ("read_image", "read_mask"):
+        function = getattr(data, name)
+        monkeypatch.setattr(data, name, lambda *given, n=name, f=function: opened.append(n) or f(*given))
+    counts = []
+    for use in (lambda: list(task.batches(recipe, 0, 0, 1)), lambda: task.score(model, CPU), lambda: task.chance):
+        opened.clear()
+        use()
+        counts.append((opened.count("read_image"), opened.count("read_mask")))
+    assert counts == [(4, 4), (2, 2), (0, 2)]
+    own_set.cache_clear()
+
+
+def test_a_named_set_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again in every training step, which asks for the statistics of its images."""
+    path = own(tmp_path / "cityscapes")
+    (path / "classes.txt").write_text("a\nb\nc\n")
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    task = Segmentation(host="vit_desk(patch=8, dim=8, depth=1)", data="cityscapes", size=(16, 24))
+    recipe = Recipe(augment="crop", smoothing=0.0, batch=4)
+    model, read = task.model(Softmax(), 0), []
+    (batch,) = task.batches(recipe, 0, 0, 1)
+    monkeypatch.setattr(digest, "fingerprint", lambda file: read.append(file) or (0, ""))
+    task.loss(model, batch, recipe, CPU)
+    assert not read
+
+
+def test_a_mask_of_another_size_is_named_when_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the camera was turned: the header of the image has the sides exchanged."""
+    path = own(tmp_path)
+    monkeypatch.setattr("regard.tasks.segmentation.data.IN_MEMORY", 1)
+    own_set.cache_clear()
+    train = read(path).splits["train"]
+    turned = Image.open(path / "train" / "train0.png").transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[274] = 6
+    turned.save(path / "train" / "train0.png", exif=exif)
+    assert train.mask(0).shape == train.image(0).shape[:2] == SIZE
+    Image.fromarray(labels(1, size=(30, 20)).astype(np.uint8)).save(path / "trainannot" / "train1.png")
+    for use in (train.mask, train.pair):
+        with pytest.raises(DataError, match=r"train1.png has 30x20 pixels .* its image .*train1.png has 20x30"):
+            use(1)
+    own_set.cache_clear()
+
+
+def test_large_images_are_enlarged_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    enlarged = windows.enlarged
+    monkeypatch.setattr(windows, "enlarged", lambda scores, size: sizes.append(len(scores)) or enlarged(scores, size))
+    model = torch.nn.Conv2d(3, 5, 1)
+    images = torch.randint(0, 256, (3, 3, 8, 12), dtype=torch.uint8)
+    statistics = ([0.5] * 3, [0.2] * 3)
+    found = windows.classes_of(model, images, statistics, (8, 12), 1.0, (16, 24), CPU)
+    assert sizes == [1, 1, 1]
+    with torch.inference_mode():
+        expected = enlarged(model(normalised(images, statistics, CPU)), (16, 24)).argmax(1)
+    assert torch.equal(found.long(), expected)
 
 
 def test_masks_of_0_and_255_are_named_as_what_they_are(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ log = logging.getLogger("regard.data")
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 """Of files that are read as images."""
+_TURNED = (5, 6, 7, 8)
+"""Values of the EXIF orientation that exchange height and width."""
 Source = bytes | Path | np.ndarray
 """An encoded image, the path of its file, or pixels."""
 
@@ -121,6 +123,22 @@ def read_image(source: str | Path, size: tuple[int, int] | None, channels: int) 
         raise
     except Exception as error:  # Pillow raises various errors for a damaged file
         raise DataError(f"{source} cannot be read as an image: {error}") from error
+
+
+def size_of(file: Path) -> tuple[int, int]:
+    """(height, width) of an image as `decode` turns it upright, from its header. Raises: DataError as `read_image`."""
+    from PIL import ExifTags, Image
+
+    try:
+        with Image.open(regular_file(file)) as image:
+            turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no image {file}") from error
+    except DataError:
+        raise
+    except Exception as error:  # Pillow raises various errors for a damaged file
+        raise DataError(f"{file} cannot be read as an image: {error}") from error
 
 
 def _eight_bits(image):

@@ -49,7 +49,8 @@ def read_json(file: Path) -> Any:
 def read_scenes(file: Path, folders: list[Path], with_masks: bool, corrupt: str) -> tuple[Categories, list[Scene]]:
     """The categories and scenes of an annotation file. folders: where its images may be.
 
-    corrupt: "stop" at the first wrong annotation or missing image, or "skip" it with a warning.
+    corrupt: "stop" at the first wrong annotation or missing image, or "skip" it with a warning. "leave out": wrong
+    annotations, with one message about all of them, for COCO itself, of whose boxes two have no height.
     Raises: DataError that names the file and the annotation.
     """
     content = read_json(file)
@@ -81,6 +82,7 @@ def read_scenes(file: Path, folders: list[Path], with_masks: bool, corrupt: str)
             row = _checked(where, annotation, images[annotation["image_id"]], with_masks, wrong)
             if row is not None:
                 rows[annotation["image_id"]].append({**row, "label": labels[annotation["category_id"]]})
+    wrong.summarise(file)
     scenes = [
         Scene(str(source), source, (images[n]["height"], images[n]["width"]), _objects(rows[n], with_masks), n)
         for n, source in sources.items()
@@ -104,15 +106,27 @@ def _check_kept(
 
 
 class Wrong:
-    """What happens with a wrong entry: an error, or a warning. Raises: DataError."""
+    """What happens with a wrong entry: an error, a warning, or a place in `summarise`. Raises: DataError."""
 
     def __init__(self, corrupt: str) -> None:
         self.corrupt = corrupt
+        self.left_out: list[str] = []
 
-    def __call__(self, message: str) -> None:
+    def __call__(self, message: str, annotation: bool = True) -> None:
+        """annotation: whether an object is wrong, not an image."""
+        if self.corrupt == "leave out" and annotation:
+            self.left_out.append(message)
+            return
         if self.corrupt != "skip":
             raise DataError(f'{message}; correct or remove it, or pass corrupt="skip" to leave it out')
         log.warning("skipped: %s", message)
+
+    def summarise(self, file: Path) -> None:
+        """One message about the annotations of a file that were left out, with the first of them."""
+        if self.left_out:
+            log.warning(
+                "%s: %d wrong annotations are left out, the first: %s", file, len(self.left_out), self.left_out[0]
+            )
 
 
 def _objects(rows: list[dict[str, Any]], with_masks: bool) -> Any:
@@ -174,7 +188,7 @@ def _source(file: Path, image: Mapping[str, Any], folders: list[Path], wrong: Wr
         if regular_file(path).exists():
             return path
     looked = " or ".join(str(folder) for folder in folders)
-    wrong(f"{file}: image {image['id']}, {image['file_name']}, is not in {looked}")
+    wrong(f"{file}: image {image['id']}, {image['file_name']}, is not in {looked}", annotation=False)
     return None
 
 

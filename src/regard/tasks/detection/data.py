@@ -54,18 +54,22 @@ def load(data: str, with_masks: bool, corrupt: str, kind: str = "") -> SceneSet:
     if not path.is_dir():
         raise DataError(f"{data} needs {path}, which does not exist; point --data-root or REGARD_DATA to its folder")
     path = path.resolve()
-    total = (
-        digests.of_index(_images(path), _annotations(path))
-        if data in FOLDERS
-        else digest(path, with_masks, corrupt, kind)
-    )
+    total = _named_digest(path) if data in FOLDERS else digest(path, with_masks, corrupt, kind)
     return _load(path, data if data in FOLDERS else "", with_masks, corrupt, total)
 
 
 @lru_cache(maxsize=4)
+def _named_digest(path: Path) -> str:
+    """The checksum of a named set, computed once in a process: training asks for the set in every step."""
+    return digests.of_index(_images(path), _annotations(path))
+
+
+@lru_cache(maxsize=4)
 def _load(path: Path, name: str, with_masks: bool, corrupt: str, total: str) -> SceneSet:
-    read = _with_objects if name else _own_splits
-    categories, splits = read(path, with_masks, corrupt)
+    if name:
+        categories, splits = _with_objects(path, with_masks, "leave out" if name == "coco" else corrupt)
+    else:
+        categories, splits = _own_splits(path, with_masks, corrupt)
     return SceneSet(name or f"own:{total}", categories.names, categories.ids, 3, splits, total.ljust(64, "0"))
 
 

@@ -27,31 +27,59 @@ Batch = tuple[Tensor, list[dict[str, Tensor]], list[tuple[int, int]]]
 AUGMENTS = ("none", "flip", "flips")
 """No augmentation, horizontal flips, flips in both directions; each with probability 1/2."""
 MULTIPLE = 32
-"""Sides of images at another scale are multiples of so many pixels."""
+"""Sides of images at another scale, and of those that keep their own size, are multiples of so many pixels."""
 
 
 def fitted(original: tuple[int, int], size: tuple[int, int], resize: str) -> tuple[int, int]:
-    """(height, width) of an image inside `size`: all of it for "stretch", of the same shape as before for "fit"."""
+    """(height, width) of an image in its tensor: `size` for "stretch", else of the same shape as before.
+
+    "fit": inside `size`. "sides": the shorter side is that of `size`, unless the longer one would then be longer than
+    that of `size`; so landscape and portrait images are equally large, as in torchvision, detectron2 and mmdetection.
+    """
     if resize == "stretch":
         return size
-    scale = min(size[0] / original[0], size[1] / original[1])
+    if resize == "sides":
+        scale = min(min(size) / min(original), max(size) / max(original))
+    else:
+        scale = min(size[0] / original[0], size[1] / original[1])
     return max(round(original[0] * scale), 1), max(round(original[1] * scale), 1)
 
 
+def canvas(original: tuple[int, int], size: tuple[int, int], resize: str) -> tuple[int, int]:
+    """(height, width) of an image's tensor: `size`, or for "sides" that of the image, as multiples of `MULTIPLE`."""
+    if resize != "sides":
+        return size
+    height, width = (-(-side // MULTIPLE) * MULTIPLE for side in fitted(original, size, resize))
+    return height, width
+
+
 def resized(pixels: UInt8[np.ndarray, "h w C"], size: tuple[int, int], resize: str) -> UInt8[np.ndarray, "H W C"]:
-    """An image of `size`, bilinear with antialiasing; what "fit" leaves free at the right and at the bottom is 0."""
-    height, width = fitted((pixels.shape[0], pixels.shape[1]), size, resize)
+    """An image in its `canvas`, bilinear with antialiasing; what it leaves free at the right and the bottom is 0."""
+    original = (pixels.shape[0], pixels.shape[1])
+    (height, width), whole = fitted(original, size, resize), canvas(original, size, resize)
     pixels = scaled_pixels(pixels, (height, width))
-    if (height, width) == size:
+    if (height, width) == whole:
         return pixels
-    padded = np.zeros((*size, pixels.shape[-1]), np.uint8)
+    padded = np.zeros((*whole, pixels.shape[-1]), np.uint8)
     padded[:height, :width] = pixels
     return padded
 
 
+def stacked(images: Sequence[UInt8[Tensor, "C _h _w"]]) -> UInt8[Tensor, "n C H W"]:
+    """Images as one tensor of the largest height and width among them; the rest is 0."""
+    height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
+    return torch.stack([_padded(image, (height, width)) for image in images])
+
+
+def _padded(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """A tensor (..., h, w) with zeros at the right and the bottom up to `size`; the same one if it has that size."""
+    height, width = pixels.shape[-2:]
+    return pixels if (height, width) == size else F.pad(pixels, (0, size[1] - width, 0, size[0] - height))
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The scenes of a split with their images of `size`, decoded once if they need little memory.
+    """The scenes of a split with their images in tensors of `size` (`canvas`), decoded once if they need little memory.
 
     Raises: DataError with the name of an image that cannot be read, or that has another size than its annotation.
     """
@@ -67,9 +95,9 @@ class Split:
         return len(self.scenes)
 
     def pixels(self, row: int) -> UInt8[np.ndarray, "H W C"]:
-        """An image of `size`; all images are decoded at the first call if they need at most `IN_MEMORY` bytes."""
+        """An image; all images of one size are decoded at the first call if they need at most `IN_MEMORY` bytes."""
         few = len(self) * self.size[0] * self.size[1] * self.channels <= IN_MEMORY
-        if not self.key or not few:
+        if not self.key or not few or self.resize == "sides":
             return self._read(self.scenes[row])
         if not self._decoded:
             side = f"{self.size[0]}x{self.size[1]}-{self.resize}"
@@ -87,7 +115,7 @@ class Split:
         return resized(read_pixels(scene, self.channels), self.size, self.resize)
 
     def inside(self, scene: Scene) -> tuple[int, int]:
-        """(height, width) of the scene's image inside `size`."""
+        """(height, width) of the scene's image in its tensor."""
         return fitted(scene.size, self.size, self.resize)
 
     def item(self, row: int) -> tuple[Tensor, dict[str, Tensor], tuple[int, int]]:
@@ -95,7 +123,7 @@ class Split:
         scene = self.scenes[row]
         image = torch.from_numpy(np.array(self.pixels(row))).permute(2, 0, 1).contiguous()
         inside = self.inside(scene)
-        return image, target_of(scene.objects, scene.size, inside, self.size), inside
+        return image, target_of(scene.objects, scene.size, inside, (image.shape[1], image.shape[2])), inside
 
 
 def read_pixels(scene: Scene, channels: int) -> UInt8[np.ndarray, "h w C"]:
@@ -128,7 +156,7 @@ def target_of(
     target = {"boxes": boxes, "labels": torch.from_numpy(objects.labels[rows] + 1)}
     if objects.masks is not None:
         whole = torch.from_numpy(masks.decode([objects.masks[row] for row in rows], original))
-        target["masks"] = F.pad(_resized_masks(whole, inside), (0, size[1] - inside[1], 0, size[0] - inside[0]))
+        target["masks"] = _padded(_resized_masks(whole, inside), size)
     return target
 
 
@@ -172,7 +200,12 @@ class Batches(Dataset):
                 image, target = flipped(image, target, inside, -2)
             items.append((image, target, inside))
         images, targets, insides = (list(part) for part in zip(*items, strict=True))
-        batch: Batch = (torch.stack(images), targets, insides)
+        whole = stacked(images)
+        size = (whole.shape[2], whole.shape[3])
+        targets = [
+            {**target, "masks": _padded(target["masks"], size)} if "masks" in target else target for target in targets
+        ]
+        batch: Batch = (whole, targets, insides)
         return batch if scale == 1.0 else scaled(batch, scale)
 
     def between(self, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:

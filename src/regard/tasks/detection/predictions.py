@@ -13,7 +13,7 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 from regard.store.files import write_json
 
 from ..normalise import Statistics, normalised
-from .feed import Split, fitted
+from .feed import Split, fitted, stacked
 from .masks import as_text, encode
 from .scenes import Rle
 from .score import Found, results
@@ -45,7 +45,7 @@ def predictions_of(frame: Frame, model: nn.Module, split: Split, device: torch.d
     found: list[Found] = []
     for start in range(0, len(split), AT_ONCE):
         rows = range(start, min(start + AT_ONCE, len(split)))
-        images = torch.from_numpy(np.stack([split.pixels(row) for row in rows])).permute(0, 3, 1, 2).contiguous()
+        images = stacked([torch.from_numpy(np.array(split.pixels(row))).permute(2, 0, 1) for row in rows])
         found += found_in(frame, model, images, [split.scenes[row].size for row in rows], device)
     return found
 
@@ -53,7 +53,7 @@ def predictions_of(frame: Frame, model: nn.Module, split: Split, device: torch.d
 def found_in(
     frame: Frame, model: nn.Module, images: Tensor, originals: Sequence[tuple[int, int]], device: torch.device
 ) -> list[Found]:
-    """The predictions in uint8 images (n, C, H, W) of the frame's size, in pixels of images of the original sizes."""
+    """The predictions in uint8 images (n, C, H, W), resized for the frame, in pixels of the original images."""
     sizes = [fitted(original, frame.size, frame.resize) for original in originals]
     with torch.inference_mode():
         predictions = model(frame.padded(images, sizes, device), None, sizes)

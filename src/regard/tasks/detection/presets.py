@@ -4,7 +4,7 @@ from typing import Any
 
 COCO: dict[str, Any] = {
     "size": (800, 1333),
-    "resize": "fit",
+    "resize": "sides",
     "width": 256,
     "strides": (4, 8, 16, 32, 64),
     "anchor": 8.0,

@@ -30,7 +30,7 @@ from ..validation import ValidationPart
 from ..weights import check_removed, host_seed
 from . import data as data_sets
 from . import presets
-from .feed import AUGMENTS, Batch, Batches, Split, readable, resized, scaled_size
+from .feed import AUGMENTS, Batch, Batches, Split, canvas, readable, resized, scaled_size
 from .predictions import Frame, as_json, found_in, predictions_of
 from .scenes import Scene, SceneSet, Taken
 from .score import Found, evaluate
@@ -42,14 +42,16 @@ class Boxes(ValidationPart, ImageTask):
     """What detection and instance segmentation have in common; the defaults are for images of about 256 pixels.
 
     size: (height, width) to which images are resized. resize: "stretch", to exactly this size, so that attention sees
-    no padding; "fit", inside this size without a change of shape: the padding is hidden from attention, and a mechanism
-    that takes no padding mask is refused. scales: factors of the size for training, one at random for each batch.
+    no padding; "fit", inside this size without a change of shape; "sides", so that the shorter side is that of size
+    and the longer one at most that of size, as in torchvision, detectron2 and mmdetection: tensors have the size of
+    the largest image of a batch. Padding is hidden from attention; a mechanism that takes no padding mask is refused.
+    scales: factors of the size for training, one at random for each batch.
     width: channels of the feature pyramid. strides: of its maps in pixels. anchor, ratios, proposals, candidates, rois,
-    head, mask_head: see `regard.models.detection.Heads`. detections: the largest number in an image, 0 = 100, or more
-    where an image has more objects. split: that is evaluated, "val", "test", or "held" for the validation part. limit:
-    number of images of each split, 0 = all: the first ones. corrupt: stop at an image or annotation that is wrong, or
-    skip it with a warning. val, val_seed: the validation part, see `regard.tasks.validation.ValidationPart`; it is
-    always drawn from the training images.
+    head, mask_head: see `regard.models.detection.Heads`. detections: the largest number in an image, 0 = 100, or one
+    and a half of the largest number of objects in a training image where that is above 100. split: that is evaluated,
+    "val", "test", or "held" for the validation part. limit: number of images of each split, 0 = all: the first ones.
+    corrupt: stop at an image or annotation that is wrong, or skip it with a warning. val, val_seed: the
+    validation part, see `regard.tasks.validation.ValidationPart`; it is always drawn from the training images.
     Raises: ConfigError.
     """
 
@@ -64,7 +66,7 @@ class Boxes(ValidationPart, ImageTask):
     detectors: ClassVar[tuple[str, ...]]
 
     detector: str
-    resize: Literal["stretch", "fit"] = "stretch"
+    resize: Literal["stretch", "fit", "sides"] = "stretch"
     scales: tuple[float, ...] = ()
     width: int = 96
     strides: tuple[int, ...] = (8, 16, 32)
@@ -201,25 +203,29 @@ class Boxes(ValidationPart, ImageTask):
             candidates=self.candidates, rois=self.rois,
             head=self.head, mask_head=self.mask_head, detections=detections,
         )  # fmt: skip
-        reason = cannot_hide(backbone) if self.resize == "fit" else ""
+        reason = cannot_hide(backbone) if self.resize != "stretch" else ""
         if reason:
-            raise ConfigError(f'resize="fit" leaves padding, and {reason}; use resize="stretch"')
+            raise ConfigError(f'resize="{self.resize}" leaves padding, and {reason}; use resize="stretch"')
         return make_detector(self.detector, backbone, heads)
 
     def _try(self, model: Detector, channels: int) -> None:
         """One forward pass of the backbone at every size. Raises: ConfigError if the host takes one size only."""
-        for scale in (1.0, *self.scales):
-            size = scaled_size(self.size, scale)
+        whole = canvas(self.size, self.size, self.resize)
+        sizes = {scaled_size(whole, scale): None for scale in (1.0, *self.scales)}
+        if self.resize == "sides":
+            sizes[whole[::-1]] = None
+        for size in sizes:
             image = torch.zeros(1, channels, *size)
-            padding = [(size[0], max(size[1] - 1, 1))] if self.resize == "fit" else None
+            padding = [(size[0], max(size[1] - 1, 1))] if self.resize != "stretch" else None
             with torch.inference_mode(), explained_inputs(model, image), eval_mode(model):
                 try:
                     model(image, None, padding, True)
                 except (AssertionError, RuntimeError, ValueError) as error:
-                    if scale == 1.0:
+                    if size == whole:
                         raise
+                    why = f"scales={self.scales}" if self.scales else f'resize="{self.resize}"'
                     raise ConfigError(
-                        f"{self.host} does not take images of {size[0]}x{size[1]} (scales={self.scales}): {error}"
+                        f"{self.host} does not take images of {size[0]}x{size[1]} ({why}): {error}"
                     ) from error
 
     def trial(self, mixer: MixerConfig | None, removed: bool = False, outputs: int = 0, augment: str = "") -> Trial:
@@ -250,6 +256,8 @@ class Boxes(ValidationPart, ImageTask):
     def example(self) -> tuple[Any, ...]:
         """As in `Task`: an image, and the request to count operations on the largest number of boxes."""
         image = torch.from_numpy(np.array(self.part(self.split).pixels(0))).permute(2, 0, 1)[None]
+        if self.resize == "sides":  # its size depends on the image
+            image = image.new_zeros(1, self.channels, *canvas(self.size, self.size, self.resize))
         return (self.prepared(image, torch.device("cpu")), None, None, True)
 
     def loss(
@@ -382,18 +390,21 @@ def _square(values: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _most(task: Boxes, scene_set: SceneSet) -> int:
-    """100, or the largest number of objects in a training image as a multiple of 50, with room for a half more."""
+    """100, as COCO counts, or one and a half of the largest number in a training image where that is above 100."""
     if task.data.startswith("cued"):
         return 100
     most = max(len(scene.objects) for scene in task.part("train").scenes)
-    return max(100, -(-most * 3 // 2 // 50) * 50)
+    return 100 if most <= 100 else -(-most * 3 // 2 // 50) * 50
 
 
 @lru_cache(maxsize=8)
 def _trivial_map(task: Boxes, scene_set: SceneSet) -> float:
-    first = [task.part("train").scenes[row] for row in range(min(len(task.part("train")), 1000))]
-    labels = np.concatenate([scene.objects.labels for scene in first])
-    most, label = task.detections or _most(task, scene_set), int(np.bincount(labels).argmax())
+    scenes = task.part("train").scenes
+    for first in range(0, len(scenes), 1000):  # of the first images, unless these have no objects
+        labels = np.concatenate([scenes[row].objects.labels for row in range(first, min(first + 1000, len(scenes)))])
+        if len(labels):
+            break
+    most, label = task.detections or _most(task, scene_set), int(np.bincount(labels, minlength=1).argmax())
     scenes = task.test_scenes()
     found = trivial_answer(scenes, scene_set.channels, label, most, task.kind == "segm")
     return evaluate(scenes, found, scene_set.classes, task.kind, most).mean() or 0.0

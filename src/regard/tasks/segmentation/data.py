@@ -13,7 +13,7 @@ from regard.core.paths import files_below, regular_file, subfolders, user_path
 from regard.models.segmentation import VOID
 from regard.tasks.data import cued, digest
 from regard.tasks.data.catalog import data_root, folder_in_use
-from regard.tasks.data.images import SUFFIXES, mean_and_deviation, read_image
+from regard.tasks.data.images import SUFFIXES, mean_and_deviation, read_image, size_of
 from regard.tasks.data.streams import generator
 from regard.tasks.normalise import Statistics
 
@@ -50,6 +50,10 @@ class Split(Protocol):
 
     def mask(self, row: int) -> np.ndarray:
         """uint8 classes (height, width), `VOID` where a pixel does not count."""
+        ...
+
+    def pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both."""
         ...
 
 
@@ -96,6 +100,9 @@ class Canvases:
     def mask(self, row: int) -> np.ndarray:
         return _canvas(self.data, self.split, row).mask
 
+    def pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.image(row), self.mask(row)
+
 
 @lru_cache(maxsize=64)
 def _canvas(data: str, split: str, row: int) -> cued.Canvas:
@@ -116,7 +123,7 @@ class Files:
         self.table[void] = VOID
         self.decoded: list[tuple[np.ndarray, np.ndarray]] | None = None
         if sum(_bytes(image) for image, _ in pairs) <= IN_MEMORY:
-            self.decoded = [self._pair(row) for row in range(len(pairs))]
+            self.decoded = [self._read(row) for row in range(len(pairs))]
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -125,24 +132,34 @@ class Files:
         return str(self.pairs[row][0])
 
     def image(self, row: int) -> np.ndarray:
-        return self._pair(row)[0] if self.decoded is None else self.decoded[row][0]
+        return self._image(row) if self.decoded is None else self.decoded[row][0]
 
     def mask(self, row: int) -> np.ndarray:
-        return self._pair(row)[1] if self.decoded is None else self.decoded[row][1]
+        return self._mask(row, size_of(self.pairs[row][0])) if self.decoded is None else self.decoded[row][1]
 
-    def _pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+    def pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._read(row) if self.decoded is None else self.decoded[row]
+
+    def _read(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        image = self._image(row)
+        return image, self._mask(row, (image.shape[0], image.shape[1]))
+
+    def _image(self, row: int) -> np.ndarray:
+        return read_image(self.pairs[row][0], None, 3)
+
+    def _mask(self, row: int, size: tuple[int, int]) -> np.ndarray:
+        """The classes. size: (height, width) of the image."""
         image_file, mask_file = self.pairs[row]
-        image, raw = read_image(image_file, None, 3), read_mask(mask_file)
-        if raw.shape != image.shape[:2]:
-            (height, width), (own_height, own_width) = raw.shape, image.shape[:2]
+        raw = read_mask(mask_file)
+        if raw.shape != size:
             raise DataError(
-                f"{mask_file} has {height}x{width} pixels (height x width), its image {image_file} has "
-                f"{own_height}x{own_width}; save the mask in the size of the image"
+                f"{mask_file} has {raw.shape[0]}x{raw.shape[1]} pixels (height x width), its image {image_file} has "
+                f"{size[0]}x{size[1]}; save the mask in the size of the image"
             )
         mask = self.table[raw]
         if (mask < 0).any():
             raise DataError(unknown_label(mask_file, raw, self.labels, self.void))
-        return image, mask.astype(np.uint8)
+        return mask.astype(np.uint8)
 
 
 def unknown_label(file: Path, mask: np.ndarray, labels: Sequence[int], void: int) -> str:
@@ -175,6 +192,9 @@ class Part:
 
     def mask(self, row: int) -> np.ndarray:
         return self.split.mask(int(self.rows[row]))
+
+    def pair(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.split.pair(int(self.rows[row]))
 
 
 def read_mask(file: Path) -> np.ndarray:
@@ -218,8 +238,14 @@ def load(data: str, void: int, classes: int, kind: str = "") -> MaskSet:
             f"{data} needs the folder {path}, which does not exist; expected {LAYOUT}. Point --data-root to its parent"
         )
     names = CAMVID if data == "camvid" else ()
-    total = digest.of_index(_files(path)) if named else own_digest(path, kind)
+    total = _named_digest(path) if named else own_digest(path, kind)
     return own_set(path, void, classes, total, names, data if named else "")
+
+
+@lru_cache(maxsize=4)
+def _named_digest(path: Path) -> str:
+    """The checksum of a named set, computed once in a process: training asks for the set in every step."""
+    return digest.of_index(_files(path))
 
 
 def path_of(data: str) -> Path:

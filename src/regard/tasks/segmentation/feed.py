@@ -52,7 +52,7 @@ class Batches(Dataset):
 
     def _sample(self, row: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = generator("augment", self.seed, epoch, row)
-        image, mask = self.split.image(row), self.split.mask(row)
+        image, mask = self.split.pair(row)
         factor = rng.uniform(*self.scales) if self.augment.startswith("scale") else 1.0
         target = fitted(image.shape[:2], self.shorter, factor)
         image, mask = scaled_pixels(image, target), scaled_pixels(mask, target, smooth=False)

@@ -53,10 +53,11 @@ def classes_of(
 ) -> UInt8[Tensor, "B H W"]:
     """The class of each pixel at the original (height, width); scores are enlarged, not classes.
 
-    Images that are smaller than a window get a black border below and to the right, as in training.
+    Images that are smaller than a window get a black border below and to the right, as in training. Scores of one image
+    at a time are enlarged: those of large photographs need much memory.
     """
     height, width = images.shape[-2:]
     images = nn.functional.pad(images, (0, max(size[1] - width, 0), 0, max(size[0] - height, 0)))
     with torch.inference_mode():
         scores = window_scores(model, normalised(images, statistics, device), size, stride)[..., :height, :width]
-        return enlarged(scores, original).argmax(1).to(torch.uint8).cpu()
+        return torch.cat([enlarged(one, original).argmax(1).to(torch.uint8).cpu() for one in scores.split(1)])
