@@ -173,6 +173,38 @@ def test_padding_changes_nothing() -> None:
         torch.testing.assert_close(scores[row : row + 1], alone, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    ("options", "shortest"),
+    [
+        ({}, 1),
+        ({"attention": "MiTA(m=4, k=3)", "decoder": "Softmax()"}, 4),
+        ({"attention": "Agent(m=9)", "decoder": "Softmax()"}, 9),
+        ({"attention": "TopK(k=12)"}, 12),
+        ({"cross": "TopK(k=5)"}, 5),
+    ],
+    ids=str,
+)
+def test_sentences_shorter_than_a_mechanism_needs_are_filled_up(options: dict[str, str], shortest: int) -> None:
+    """Filling up by hand gives the same, for sources and targets of one token too; steps equal the whole sequence."""
+    model = build(**options)
+    assert model.shortest == shortest
+    target = torch.tensor([[START, 5, 6, 9, 4]])
+    for source in (torch.tensor([[END]]), torch.tensor([[7, 5, END]])):
+        scores = model(source, target)
+        assert scores.shape == (1, 5, 30)
+        more = 20 if "TopK" in str(options) else 0  # pooled landmarks depend on the number of tokens
+        padding = (0, max(shortest - source.shape[1], 0) + more)
+        torch.testing.assert_close(scores, model(nn.functional.pad(source, padding, value=PAD), target))
+        for length in (1, 3):
+            torch.testing.assert_close(scores[:, :length], model(source, target[:, :length]))
+        filled = model._filled_up(source)
+        writer = Writer(model, model.encode(filled, filled != PAD), filled != PAD)
+        steps = torch.stack([writer.step(token) for token in target.unbind(1)], 1)
+        torch.testing.assert_close(steps, scores)
+        written = model(source)
+        assert written.shape[1] <= 2 * source.shape[1] + 10
+
+
 def test_without_attention_the_source_still_arrives_through_cross_attention() -> None:
     model = build(attention=None)
     assert not any(isinstance(module, SelfBranch) for module in model.modules())

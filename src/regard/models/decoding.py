@@ -22,10 +22,13 @@ MULTIPLE = 8
 
 
 class SelfCache:
-    """The keys and values of a causal self-attention, or its inputs; one row for each sequence."""
+    """The keys and values of a causal self-attention, or its inputs; one row for each sequence.
 
-    def __init__(self, branch: SelfBranch) -> None:
-        self.branch = branch
+    shortest: number of tokens that the mechanism needs.
+    """
+
+    def __init__(self, branch: SelfBranch, shortest: int = 1) -> None:
+        self.branch, self.shortest = branch, shortest
         attn = branch.attn
         self.by_heads = branch.unit is None and isinstance(attn, HeadMixer) and decodes(attn)
         self.kept: list[Tensor | None] = []
@@ -35,8 +38,9 @@ class SelfCache:
         if not self.by_heads:
             self.kept = _appended(self.kept, [x], 1)
             inputs = cast(Tensor, self.kept[0])
-            length = inputs.shape[1]  # zeros follow, which change nothing: some mechanisms need a number of keys
-            return self.branch(F.pad(inputs, (0, 0, 0, -length % MULTIPLE)))[:, length - 1 : length]
+            length = inputs.shape[1]
+            missing = max(-length % MULTIPLE, self.shortest - length)  # zeros follow, which change nothing
+            return self.branch(F.pad(inputs, (0, 0, 0, missing)))[:, length - 1 : length]
         attn = cast(HeadMixer, self.branch.attn)
         q, *keys_and_values = attn.project_heads(x, ONE).values()
         self.kept = _appended(self.kept, keys_and_values, 2)
@@ -93,11 +97,13 @@ class CrossCache:
 
 
 class LayerCache:
-    """A decoder layer, token by token, with what it keeps."""
+    """A decoder layer, token by token, with what it keeps. shortest: as for `SelfCache`."""
 
-    def __init__(self, layer: DecoderLayer, memory: Float[Tensor, "B M C"], keep: Bool[Tensor, "B M"]) -> None:
+    def __init__(
+        self, layer: DecoderLayer, memory: Float[Tensor, "B M C"], keep: Bool[Tensor, "B M"], shortest: int = 1
+    ) -> None:
         self.layer = layer
-        self.attention = None if layer.self_attn is None else SelfCache(layer.self_attn)
+        self.attention = None if layer.self_attn is None else SelfCache(layer.self_attn, shortest)
         self.cross = CrossCache(layer.cross_attn, memory, keep)
 
     def step(self, x: Float[Tensor, "B 1 C"]) -> Float[Tensor, "B 1 C"]:

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Literal, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.core import ConfigError, MixerConfig, UnsupportedError
+from regard.core import ConfigError, GridError, MixerConfig, ShapeError, UnsupportedError
 from regard.core.eval_mode import eval_mode
 from regard.mixers.convolutions.deformable import DeformableConv
 from regard.mixers.factors.forms import sinusoids
@@ -82,6 +83,8 @@ class Translator(nn.Module):
         self.encoder_norm = nn.LayerNorm(encoder.dim) if encoder.norm == "pre" else nn.Identity()
         self.decoder_norm = nn.LayerNorm(encoder.dim) if encoder.norm == "pre" else nn.Identity()
         check_causal(cast(DecoderLayer, self.decoder[0]))
+        self.shortest = shortest_length(cast(EncoderLayer, self.encoder[0]), cast(DecoderLayer, self.decoder[0]))
+        """Sources and targets with fewer tokens are filled up to so many, which are hidden."""
 
     def forward(
         self,
@@ -95,14 +98,18 @@ class Translator(nn.Module):
         Without: translations by beam search, filled up with `END`, of at most 2 M + 10 tokens for M source tokens.
         source: each sentence ends with `END`, and is filled up with `PAD`.
         """
+        source = self._filled_up(source)
         keep = source != PAD
         memory = self.encode(source, keep)
         if target is None:
             return self.translate(memory, keep, beam, penalty)
-        x = self.embed(target)
+        x = self.embed(self._filled_up(target))
         for layer in self.decoder:  # padding is at the end of the target, where causal layers do not see it
             x = layer(x, memory, None, keep)
-        return self.scores(x)
+        return self.scores(x[:, : target.shape[1]])
+
+    def _filled_up(self, tokens: Int[Tensor, "B N"]) -> Int[Tensor, "B _N"]:
+        return F.pad(tokens, (0, max(self.shortest - tokens.shape[1], 0)), value=PAD)
 
     def embed(self, tokens: Int[Tensor, "B N"], first: int = 0) -> Float[Tensor, "B N C"]:
         """Embeddings of tokens, the first of which is number `first` of its sequence."""
@@ -138,7 +145,8 @@ class Writer:
 
     def __init__(self, model: Translator, memory: Float[Tensor, "R M C"], keep: Bool[Tensor, "R M"]) -> None:
         self.model, self.length = model, 0
-        self.caches = [LayerCache(cast(DecoderLayer, layer), memory, keep) for layer in model.decoder]
+        layers = [cast(DecoderLayer, layer) for layer in model.decoder]
+        self.caches = [LayerCache(layer, memory, keep, model.shortest) for layer in layers]
 
     def step(self, tokens: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
         x = self.model.embed(tokens[:, None], self.length)
@@ -161,6 +169,23 @@ def _check_padding(config: MixerConfig | str | None, place: str, length: int) ->
     if "padding" not in masks:
         can = ", ".join(sorted(masks)) or "none"
         raise UnsupportedError(f"{spell(config)} cannot mask padding (masks it can apply: {can}): not in {place}")
+
+
+def shortest_length(encoder: EncoderLayer, decoder: DecoderLayer) -> int:
+    """The smallest number of source and target tokens that the mechanisms take: some need a number of keys.
+
+    Raises: the error of a mechanism that takes no sequence of up to four times the layers' `length`.
+    """
+    weight = next(decoder.parameters())
+    with eval_mode(encoder), eval_mode(decoder), torch.random.fork_rng(devices=[]):
+        for number in range(1, 4 * encoder.layer.length + 1):
+            tokens = torch.zeros(1, number, encoder.layer.dim, device=weight.device, dtype=weight.dtype)
+            try:
+                decoder(tokens, encoder(tokens))
+                return number
+            except (ConfigError, GridError, ShapeError) as error:
+                refusal = error
+    raise refusal
 
 
 def check_causal(layer: DecoderLayer) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from regard.core import DataError
 from regard.models.translator import END, PAD, START
+from regard.tasks.translation import batches
 from regard.tasks.translation.batches import Batches, Encoded, cuts, encoded, evaluation_batches
 from regard.tasks.translation.texts import Sentences
 from regard.tasks.translation.vocabulary import trained
@@ -76,6 +77,19 @@ def test_a_part_without_sentences_has_no_labels() -> None:
     assert any((batch[2] == PAD).all() for batch in batches)
 
 
+@pytest.mark.parametrize("tokens", [3.0, 57.5, 400.0, 20_000.0])
+def test_cuts_are_those_of_the_whole_remainder(tokens: float) -> None:
+    """Each batch has as many of the next sentences as fit, looked for among all of them."""
+    lengths = np.sort(np.random.default_rng(1).integers(3, 40, 700))
+    places = [0]
+    while places[-1] < len(lengths):
+        rest = lengths[places[-1] :]
+        rows = max(int((np.arange(1, len(rest) + 1) * rest <= tokens).sum()), 1)
+        rows -= rows % 8 if rows >= 8 and rows < len(rest) else 0
+        places.append(places[-1] + rows)
+    assert cuts(lengths, tokens) == places
+
+
 def test_cuts_are_multiples_of_eight_within_the_limit() -> None:
     lengths = np.sort(np.random.default_rng(0).integers(3, 30, 500))
     places = cuts(lengths, 200.0)
@@ -95,6 +109,17 @@ def test_long_sentences_are_named() -> None:
     for part in (sentences.take([1]), sentences.take([0, 1]).take([1]).first(1)):  # as without a validation part
         with pytest.raises(DataError, match=r"x.en, line 2: "):
             encoded(part, words, 8)
+
+
+def test_sentences_are_encoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = tuple(f"sentence {number} of some" for number in range(25))
+    sentences, words = Sentences(lines, lines[::-1], ("one", "two")), trained((lines,), 270)
+    expected = words.encode(lines)
+    monkeypatch.setattr(batches, "TOGETHER", 10)
+    monkeypatch.setattr(words, "encode", lambda part, whole=words.encode: whole(part) if len(part) <= 10 else None)
+    found = encoded(sentences, words, 60)
+    assert [list(tokens) for tokens in found.source] == expected
+    assert [list(tokens) for tokens in found.target] == expected[::-1]
 
 
 def test_evaluation_keeps_every_sentence() -> None:

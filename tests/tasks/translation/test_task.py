@@ -18,6 +18,7 @@ from regard.core import ConfigError, DataError, UnsupportedError
 from regard.mixers.convolutions.dynamic import DynamicConv
 from regard.mixers.factors.factors import Factors
 from regard.mixers.mita.mita import MiTA
+from regard.mixers.polaformer import PolaFormer
 from regard.mixers.softmax import Softmax
 from regard.models.seq2seq import DecoderLayer, EncoderLayer
 from regard.store.results import Results
@@ -201,6 +202,18 @@ def test_alignments_are_the_weights_of_the_cross_attention() -> None:
     torch.testing.assert_close(weights, expected)
     with pytest.raises(ConfigError, match="the decoder has layers 0 to 0, not 1"):
         alignments(model, source, torch.tensor([[1], [1]]), 1)
+
+
+def test_a_cross_attention_without_weights_translates_without_an_alignment() -> None:
+    problem = task("numbers", place="cross", limit=30)
+    record = problem.record()
+    (softmax,) = problem.predict(problem.model(Softmax(), 0), ["two"], CPU, record)
+    assert "alignment" in softmax
+    (prediction,) = problem.predict(problem.model(PolaFormer(), 0), ["two"], CPU, record)
+    assert "translation" in prediction
+    assert "alignment" not in prediction
+    with pytest.raises(UnsupportedError, match="for a cross-attention with weights"):
+        problem.drawn("two", prediction)
 
 
 def test_copying_the_source_is_the_trivial_answer(tmp_path: Path) -> None:

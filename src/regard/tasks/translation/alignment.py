@@ -39,7 +39,7 @@ def alignments(
             model(source, target)
     finally:
         handle.remove()
-    return captured[0]
+    return captured[0][:, : target.shape[1], : source.shape[1]]
 
 
 @plain_text()

@@ -1,6 +1,7 @@
 """Batches of sentences of similar lengths, with about the same number of tokens in each."""
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,6 +20,9 @@ from .vocabulary import Vocabulary
 MULTIPLE = 8
 """Numbers of sentences in a batch are multiples of this where possible, so that devices get equal parts."""
 
+TOGETHER = 10_000
+"""Sentences that are encoded at once; the tokenizer needs about 30 times the memory of their tokens."""
+
 Batch = tuple[Int[Tensor, "B M"], Int[Tensor, "B N"], Int[Tensor, "B N"], float]
 """Source, target from `START`, the tokens that follow it up to `END`, and the number by which the loss is divided."""
 
@@ -27,8 +31,8 @@ Batch = tuple[Int[Tensor, "B M"], Int[Tensor, "B N"], Int[Tensor, "B N"], float]
 class Encoded:
     """Sentences as tokens, each with `END` at the end."""
 
-    source: list[list[int]]
-    target: list[list[int]]
+    source: Sequence[Sequence[int]]
+    target: Sequence[Sequence[int]]
 
     def __len__(self) -> int:
         return len(self.source)
@@ -43,16 +47,19 @@ class Encoded:
 @lru_cache(maxsize=8)
 def encoded(sentences: Sentences, vocabulary: Vocabulary, longest: int) -> Encoded:
     """Raises: DataError for a sentence of more than `longest` tokens, with its file and line."""
-    sides = []
+    sides: list[list[array]] = []
     for lines, file in zip((sentences.source, sentences.target), sentences.files, strict=True):
-        tokens = vocabulary.encode(lines)
-        for number, line in zip(sentences.lines or range(1, len(tokens) + 1), tokens, strict=True):
-            check_length(line, longest, f"{file}, line {number}")
-        sides.append(tokens)
+        numbers = sentences.lines or range(1, len(lines) + 1)
+        sides.append([])
+        for first in range(0, len(lines), TOGETHER):
+            part = slice(first, first + TOGETHER)
+            for number, tokens in zip(numbers[part], vocabulary.encode(lines[part]), strict=True):
+                check_length(tokens, longest, f"{file}, line {number}")
+                sides[-1].append(array("i", tokens))
     return Encoded(*sides)
 
 
-def check_length(tokens: list[int], longest: int, where: str) -> None:
+def check_length(tokens: Sequence[int], longest: int, where: str) -> None:
     """Raises: DataError for a sentence of more than `longest` tokens. where: its file and line."""
     if len(tokens) > longest:
         raise DataError(
@@ -107,8 +114,8 @@ def cuts(lengths: np.ndarray, tokens: float) -> list[int]:
     places = [0]
     while places[-1] < len(lengths):
         first = places[-1]
-        counts = np.arange(1, len(lengths) - first + 1)
-        rows = max(int(np.searchsorted(counts * lengths[first:], tokens, side="right")), 1)
+        most = lengths[first : first + int(tokens // lengths[first]) + 1]
+        rows = max(int(np.searchsorted(np.arange(1, len(most) + 1) * most, tokens, side="right")), 1)
         if rows >= MULTIPLE and first + rows < len(lengths):
             rows -= rows % MULTIPLE
         places.append(first + rows)
@@ -133,7 +140,7 @@ def tensors(pairs: Encoded, rows: np.ndarray) -> tuple[Int[Tensor, "B M"], Int[T
     )
 
 
-def padded(sentences: list[list[int]]) -> Int[Tensor, "B N"]:
+def padded(sentences: Sequence[Sequence[int]]) -> Int[Tensor, "B N"]:
     """Sentences of tokens, filled up with `PAD`."""
     longest = max(map(len, sentences))
-    return torch.tensor([tokens + [PAD] * (longest - len(tokens)) for tokens in sentences])
+    return torch.tensor([[*tokens, *[PAD] * (longest - len(tokens))] for tokens in sentences])

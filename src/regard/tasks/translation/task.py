@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -292,7 +293,8 @@ class Translation(ValidationPart, Task):
     ) -> list[dict[str, Any]]:
         """For each sentence, and each line of a file: {"text", "translation"}, and "file" and "line".
 
-        Up to `DRAWN` sentences also have an "alignment": the pieces of both texts, and the weights between them.
+        Up to `DRAWN` sentences also have an "alignment": the pieces of both texts, and the weights between them, where
+        the cross-attention has such weights.
         """
         sentences: list[tuple[str, str, dict[str, Any]]] = []
         for source in sources:
@@ -311,8 +313,9 @@ class Translation(ValidationPart, Task):
         outputs = zip(sentences, words.decode(written), strict=True)
         predictions = [{"text": line, "translation": output, **place} for (line, _, place), output in outputs]
         if len(predictions) <= DRAWN:
-            for prediction, item, output in zip(predictions, tokens, written, strict=True):
-                prediction["alignment"] = _alignment(model, device, words, item, [*output, END])
+            with suppress(UnsupportedError):
+                for prediction, item, output in zip(predictions, tokens, written, strict=True):
+                    prediction["alignment"] = _alignment(model, device, words, item, [*output, END])
         return predictions
 
     def _written(self, model: nn.Module, device: torch.device, sources: list[list[int]]) -> list[list[int]]:
@@ -329,7 +332,9 @@ class Translation(ValidationPart, Task):
     def drawn(self, source: str | Path, prediction: Mapping[str, Any]) -> "Image":
         """The alignment: a row for each piece of the translation, a column for each piece of the source."""
         if "alignment" not in prediction:
-            raise UnsupportedError(f"alignments are drawn for at most {DRAWN} sentences at a time")
+            raise UnsupportedError(
+                f"alignments are drawn for at most {DRAWN} sentences at a time, and for a cross-attention with weights"
+            )
         return picture(*(prediction["alignment"][name] for name in ("source", "target", "weights")))
 
 
