@@ -313,6 +313,31 @@ def photos(folder: Path) -> Path:
     return folder
 
 
+def test_images_are_normalised_as_the_weights_expect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With mean and deviation of the first training, not of the new images, from a run and from a saved model."""
+    monkeypatch.chdir(tmp_path)
+    first, other = photos(tmp_path / "first"), tmp_path / "other"
+    for file in sorted(first.rglob("*.png")):
+        copied = other / file.relative_to(first)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        Image.eval(Image.open(file), lambda value: 40 + value // 4).save(copied)
+    common = ["--set", "recipe.epochs=1", "--set", "recipe.batch=2", "--device", "cpu"]
+    assert command(["train", "Softmax()", "--data", "first", "--host", HOST, "--size", "12", *common]) == 0
+    (key,) = (folder.parent.name for folder in tmp_path.glob("results/*/run.json"))
+    record = Results(tmp_path / "results").outcome(key)["data"]
+    folder = save(regard_load(tmp_path / "results" / key), tmp_path / "saved", data=record)
+    for start in (key, str(folder)):
+        run = finetuning(start, "", str(other), None, 0, [], False, tmp_path / "results")
+        assert run.task.record()["normal"] == record["normal"]
+        assert run.task.own_statistics() != tuple(record["normal"])
+        changes = ["task.mean=0.5,0.4,0.3", "task.std=0.25,0.2,0.2"]
+        again = finetuning(start, "", str(other), None, 0, changes, False, tmp_path / "results")
+        assert again.task.record()["normal"] == [[0.5, 0.4, 0.3], [0.25, 0.2, 0.2]]
+    task = finetuning(key, "", "digits-canvas", None, 0, [], False, tmp_path / "results").task  # grey
+    assert task.record()["normal"] == [list(part) for part in task.own_statistics()]
+    assert len(task.mean) == 3
+
+
 def test_a_run_whose_data_have_changed_keeps_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

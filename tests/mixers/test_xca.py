@@ -8,8 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.core import Grid, Mask, ShapeError, Site, UnsupportedError
 from regard.mixers.spelling import parse, spell
 from regard.mixers.xca import XCA, xca, xca_reference
+from regard.models.create import create_model
 from regard.testing.external import largest
 from regard.testing.external.packages import xca_pairs
+from regard.train.optimizer import param_groups
 
 F64 = torch.float64
 GRIDS = (Grid(3, 5), Grid(4, 6, 2), Grid(3, 5, 1, 2), Grid(1, 12))
@@ -122,6 +124,15 @@ def test_temperature_starts_at_one_and_is_kept_out_of_decay():
     assert operator.no_weight_decay() == {"temperature"}
     assert XCA(decay_temperature=True).operator(site).no_weight_decay() == set()
     assert parse(spell(XCA(decay_temperature=True))) == XCA(decay_temperature=True)
+
+
+@pytest.mark.parametrize("decay", [False, True])
+def test_the_optimizer_lets_the_temperature_decay_where_it_should(decay):
+    model = create_model("xcit_desk(size=16, patch=4, dim=16, depth=2, heads=2)", XCA(decay_temperature=decay))
+    temperatures = {id(value) for name, value in model.named_parameters() if name.endswith("operator.temperature")}
+    assert len(temperatures) == 2
+    decayed = {id(value) for group in param_groups(model, 0.05) if group["weight_decay"] for value in group["params"]}
+    assert len(temperatures & decayed) == (2 if decay else 0)
 
 
 def test_gradients_are_those_of_finite_differences():

@@ -376,3 +376,15 @@ def test_parallel_attention_gets_the_input_of_the_convolution(name: str) -> None
         block.attn.host.parallel = False
     model(images)
     assert not torch.equal(seen[f"{others[0]} attn"], seen[f"{others[0]} conv"].flatten(2).mT)
+
+
+@pytest.mark.parametrize("features_only", [False, True])
+def test_a_frozen_resnet_trains_the_later_stages_and_the_attention_alone(features_only: bool) -> None:
+    model = create_model("attended_resnet18(frozen=True)", Softmax(), features_only=features_only)
+    assert not [name for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name.split(".")[0] for name in trained} - {"fc"} == {"layer2", "layer3", "layer4"}
+    assert [name for name in trained if ".attn." in name]
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    model.train()(torch.randn(2, 3, 64, 64))
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())

@@ -203,6 +203,21 @@ def test_shifted_windows_and_merging_follow_the_image():
     assert torch.equal(picked, x[:, 0, 1::2, 1::2])
 
 
+@pytest.mark.parametrize("host", ["cvt_13", "cvt_13_32", "swin_t_32"])
+def test_linear_layers_of_published_hosts_start_as_published(host):
+    """A normal distribution of deviation 0.02, biases 0; in CvT stochastic depth rises from 0 within the last stage."""
+    torch.manual_seed(0)
+    model = create_model(host, None)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert len(linear) > 30
+    for module in linear:
+        assert module.weight.std().item() == pytest.approx(0.02, rel=0.1)
+        assert module.bias is None or not module.bias.any()
+    if host == "cvt_13":
+        rates = [getattr(block.drop_path, "drop_prob", 0.0) for block in model.stages[2].blocks]
+        assert rates == pytest.approx([0.1 * index / 9 for index in range(10)])
+
+
 def test_wrong_options_of_small_hosts_are_said():
     for host, message in (
         ("swin_t_32(img_size=20)", "multiples of 8"),

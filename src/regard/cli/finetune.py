@@ -135,6 +135,8 @@ def finetuning(
     defaults: dict[str, dict[str, Any]] = {"recipe": DEFAULTS, "task": {}}
     if source is None and "init" in kind.__dataclass_fields__:
         defaults["task"] = {"init": "host"}
+    if {"mean", "std"} <= kind.__dataclass_fields__.keys():
+        defaults["task"] |= _normal(source, start, results)
     if own_task == task:
         defaults["task"] |= {name: own_fields[name] for name in kind.model_fields if name in own_fields}
     if "size" in kind.__dataclass_fields__:
@@ -237,6 +239,21 @@ def _own_task(host: str, source: "Run | Saved | None") -> tuple[str, str, dict[s
     if source is None or name != SEGMENTER:
         return "classification", host, {}
     return "segmentation", _bare(options["host"]), {"head": options["head"], "size": options["img_size"]}
+
+
+def _normal(source: "Run | Saved | None", start: str, results: Path) -> dict[str, Any]:
+    """The fields mean and std, with which the weights of a source were trained; {} where that is not known."""
+    from regard.models.saving import read_description
+    from regard.train.initial_weights import Saved
+    from regard.train.run import Run
+
+    data: dict[str, Any] = {}
+    if isinstance(source, Saved):
+        data = read_description(source.folder).get("data") or {}
+    elif isinstance(source, Run) and (stored := optional_run(start, results)) is not None:
+        data = recorded_data(*stored)
+    normal = data.get("normal")
+    return {} if not normal else {"mean": tuple(normal[0]), "std": tuple(normal[1])}
 
 
 def _present(description: dict[str, Any], extra: Extra) -> tuple[str, str]:

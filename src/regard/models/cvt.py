@@ -18,7 +18,7 @@ from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.swapping.layer import Port
 from regard.swapping.separate_qkv import SeparateProjection, roles_with_bias
 
-from .pyramids import Pyramid
+from .pyramids import Pyramid, init_linear
 
 
 class CvTPort(Port):
@@ -215,7 +215,7 @@ class CvT(Pyramid):
             raise ConfigError(
                 f"CvT-13 has dims that are multiples of 1, 3, 6 and a kv_stride >= 1, not {dims}, {kv_stride}"
             )
-        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, depths[-1])
         stages, previous, reduction = [], in_chans, 1
         for index, (dim, depth, num_heads) in enumerate(zip(dims, depths, head_counts, strict=True)):
             first = index == 0
@@ -229,7 +229,7 @@ class CvT(Pyramid):
                     ConvAttention(dim, num_heads, kv_stride, bias=not plain, shared=plain, scale=scale),
                     nn.GELU if plain else QuickGELU,
                     drop,
-                    rates[index][block] if index == 2 else 0.0,
+                    rates[block] if index == 2 else 0.0,
                 )
                 for block in range(depth)
             ]
@@ -239,6 +239,7 @@ class CvT(Pyramid):
         self.stages = nn.ModuleList(stages)
         self.norm = nn.Identity() if plain else nn.LayerNorm(dims[-1])
         self.head = nn.Linear(dims[-1], num_classes) if num_classes else nn.Identity()
+        init_linear(self)
 
     def no_weight_decay(self) -> set[str]:
         """The class token."""
@@ -272,7 +273,8 @@ def cvt_13(
     """The SKA paper's host: 19,616,330 parameters with 10 classes; logits are scaled by channels^-0.5, as published.
 
     dims: channels of the stages (SKA's model "b" has 64, 198, 402). kv_stride: of keys and values; 1 gives them the
-    grid of the queries. drop_path_rate: of the last stage. Raises: ConfigError if dims do not fit 1, 3 and 6 heads.
+    grid of the queries. drop_path_rate: of the last block, up to which it rises from 0 in the last stage.
+    Raises: ConfigError if dims do not fit 1, 3 and 6 heads.
     """
     return CvT(img_size, in_chans, num_classes, dims, kv_stride, False, drop, drop_path_rate)
 

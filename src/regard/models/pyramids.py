@@ -67,3 +67,12 @@ def feature_backbone(model: nn.Module, out_indices: Sequence[int] | None = None)
     blocks = len(model.blocks)  # type: ignore[arg-type]
     indices = blocks if out_indices is None else checked_indices(out_indices, blocks)
     return FeatureGetterNet(model, out_indices=indices)
+
+
+def init_linear(model: nn.Module) -> None:
+    """Draw the weights of all linear layers from a normal distribution of deviation 0.02, cut at 2; biases are 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

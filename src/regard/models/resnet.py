@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import timm
+from timm.layers import freeze_batch_norm_2d
 from timm.models import resnet as timm_resnet
 from torch import Tensor, nn
 from torchvision.models import resnet as torchvision_resnet
@@ -176,11 +177,12 @@ def attended_resnet18(
     heads: int = 8,
     parallel: bool = False,
     stem: int = 4,
+    frozen: bool = False,
     img_size: int | tuple[int, int] = 224,
     **options: Any,
 ) -> nn.Module:
     """timm's ResNet-18 with empty slots for attention. Options as in `attended`."""
-    return attended("resnet18", stages, deformable, mixer, heads, parallel, stem, img_size, options)
+    return attended("resnet18", stages, deformable, mixer, heads, parallel, stem, frozen, img_size, options)
 
 
 def attended_resnet50(
@@ -191,23 +193,26 @@ def attended_resnet50(
     heads: int = 8,
     parallel: bool = False,
     stem: int = 4,
+    frozen: bool = False,
     img_size: int | tuple[int, int] = 224,
     **options: Any,
 ) -> nn.Module:
     """timm's ResNet-50, the paper's backbone, with empty slots for attention. Options as in `attended`."""
-    return attended("resnet50", stages, deformable, mixer, heads, parallel, stem, img_size, options)
+    return attended("resnet50", stages, deformable, mixer, heads, parallel, stem, frozen, img_size, options)
 
 
 def attended(
     name: str, stages: Sequence[int], deformable: bool | str, mixer: str | None, heads: int, parallel: bool,
-    stem: int, img_size: int | tuple[int, int], options: dict[str, Any],
+    stem: int, frozen: bool, img_size: int | tuple[int, int], options: dict[str, Any],
 ) -> nn.Module:  # fmt: skip
     """A ResNet of timm whose `stages` have slots, for `create_model(..., mixer)` or a study's row.
 
     mixer: the spelling of the mechanism in the slots; None leaves them empty. deformable: True, or the spelled options.
     heads, parallel: as in `attend`. stem: stride in pixels before the first stage; 4 is timm's own, 1 and 2 are one 3x3
-    convolution without pooling, for small images. img_size: gives mechanisms their first grid; the network takes any
-    size. options: of timm, such as pretrained, num_classes, in_chans, channels, features_only.
+    convolution without pooling, for small images. frozen: the stem, the first stage and all batch normalisation keep
+    their weights and statistics, as in detectors that begin with published weights. img_size: gives mechanisms their
+    first grid; the network takes any size. options: of timm, such as pretrained, num_classes, in_chans, channels,
+    features_only.
     Raises: ConfigError for sizes or options that do not fit; the errors of `attend`.
     """
     if stem not in (1, 2, 4) or (stem != 4 and (options.get("features_only") or options.get("pretrained"))):
@@ -224,4 +229,8 @@ def attended(
         model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, stem, 1, bias=False)
         nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
         model.maxpool = nn.Identity()
+    if frozen:
+        freeze_batch_norm_2d(model)
+        for part in (model.conv1, model.layer1):
+            part.requires_grad_(False)
     return attend(model, mixer, stages, deformable, heads=heads, parallel=parallel)

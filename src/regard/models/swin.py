@@ -8,7 +8,6 @@ Windows, shifts and their masks depend on the image size, so the model takes onl
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
@@ -19,7 +18,7 @@ from regard.mixers.shared.heads import HeadMixer, HeadMixerConfig
 from regard.swapping.per_window import PerWindow
 from regard.swapping.ports.timm.biased import TimmSwin
 
-from .pyramids import Pyramid
+from .pyramids import Pyramid, init_linear
 
 FACTORS, DIMS, DEPTHS, WIDTH, WINDOW = (2, 2, 2, 1), (96, 192, 384, 768), (2, 2, 6, 2), 32, 4
 
@@ -150,10 +149,5 @@ def swin_t_32(
     if keys not in kinds or len(heads) != len(DIMS):
         raise ConfigError(f"swin_t_32 has keys='shared' or 'window' and heads of four stages, not {keys!r}, {heads}")
     model = SmallSwin((height, width), in_chans, num_classes, heads, drop, kinds[keys])
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+    init_linear(model)
     return model

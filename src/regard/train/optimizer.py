@@ -9,7 +9,7 @@ from regard.core.validation import checked
 
 from .recipe import Recipe
 
-_NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_position_bias_table", "temperature")
+_NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_position_bias_table")
 
 
 @checked

@@ -34,7 +34,9 @@ TASKS: Mapping[str, Mapping[str, Task]] = {
             host=_SMALL.format(channels="16, 32, 64, 64", more=_EARLY), data="cued", size=(84, 84), strides=(8, 16),
             width=64, head=128, anchor=2.0, proposals=(100, 50), rois=32,
         ),
-        "paper": Detection(host="attended_resnet50(pretrained=True)", data="coco", detector="faster", **COCO),
+        "paper": Detection(
+            host="attended_resnet50(pretrained=True, frozen=True)", data="coco", detector="faster", **COCO
+        ),
     },
     "segmentation": {
         "smoke": Segmentation(
@@ -71,7 +73,9 @@ _TITLE = {"detection": "object detection", "segmentation": "semantic segmentatio
 NOTES = {
     "detection": (
         "Small scales are `cued`: boxes of the items that match a cue, with a narrow attended ResNet-18 and two maps "
-        "of features. Paper scale is COCO 2017 with Faster R-CNN, FPN and ResNet-50 with attention in conv4 and conv5.",
+        "of features. Paper scale is COCO 2017 with Faster R-CNN, FPN and ResNet-50 with attention in conv4 and conv5; "
+        "the stem, conv2 and all batch normalisation keep their weights, as is usual with published ones. Images "
+        "without objects are trained on, too.",
     ),
     "segmentation": (
         "Small scales are `cued`: pixels of the items that match a cue, with a narrow attended ResNet-18 of stride 8; "

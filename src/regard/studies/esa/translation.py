@@ -23,7 +23,7 @@ _WMT = 'translator(dim=512, depth=6, heads=8, hidden=2048, norm="post", position
 _DESK = 'translator(drop=0.2, positions="none", {studied})'
 _SMOKE = 'translator(dim=16, depth=1, heads=2, hidden=32, positions="none", {studied})'
 _PAPER_RECIPE = Recipe(
-    epochs=89, batch=1140, optimizer="adam", lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0, warmup=0.04,
+    epochs=25, batch=1140, optimizer="adam", lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0, warmup=0.04,
     schedule="rsqrt", clip=0.0, augment="none", precision="bf16-mixed", average=5,
 )  # fmt: skip
 _DESK_RECIPE = Recipe(
@@ -38,8 +38,8 @@ NOTES = (
     "Desk scale is Multi30k (captions of about 12 words) with a small Transformer, smoke scale written numbers. At "
     "paper scale BLEU is sacreBLEU of whole sentences, with beam 4, penalty 0.6 and the average of the last 5 epochs; "
     "the paper prints tokenised BLEU and does not state its search: printed values are near at best.",
-    "At paper scale 1,140 sentence pairs stand for 30,000 tokens of each language, and 89 epochs of 4.5 million "
-    "pairs for 100,000 steps on 8 GPUs with that batch on each (`--set` changes both). WMT14 is the user's: a "
+    "At paper scale 1,140 sentence pairs stand for a batch of 30,000 tokens of each language, and 25 epochs of 4.5 "
+    "million pairs for 100,000 steps, 4,000 of them warm-up (`--set` changes them). WMT14 is the user's: a "
     "folder with train.en, train.de, val.en, val.de, test.en and test.de.",
 )
 

@@ -116,7 +116,8 @@ STUDY = Study(
         "(0.1 to 1.1) need ten seeds or more.",
         "Differences are to Softmax in DeiT-T; rows with S have a larger host: compare them with Softmax, S.",
         "The paper reports the best epoch on the validation images, this study the last.",
-        "The paper's recipe also has colour jitter and repeated augmentation.",
+        "The paper's recipe also has colour jitter and repeated augmentation, and resizes training crops bicubically, "
+        "here bilinearly.",
         "The published layers of FLatten, PolaFormer, BRA and MHLA also convolve the values. The paper compares "
         "attention alone, and so do these rows.",
         "The paper calls multiply-accumulates FLOPs.",
