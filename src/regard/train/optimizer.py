@@ -14,8 +14,8 @@ _NO_DECAY = ("pos_embed", "cls_token", "reg_token", "dist_token", "relative_posi
 
 @checked
 def param_groups(model: nn.Module, weight_decay: float, lr: float | None = None) -> list[dict[str, Any]]:
-    """Parameter groups with and without weight decay: none on vectors, biases, position embeddings, and parameters that
-    a module's `no_weight_decay()` names.
+    """Parameter groups with and without weight decay: none on vectors, biases, parameters with the names that timm has
+    for position embeddings and tokens (`pos_embed`, `cls_token`, ...), and those that a `no_weight_decay()` names.
 
     Parameters that a module's `lr_scale()` names (offsets of deformable convolutions) get separate groups: with a
     scaled "lr", for PyTorch's optimizers; or, if lr is None, with "lr_scale", which timm's schedulers read. Frozen

@@ -136,6 +136,12 @@ def test_wrong_types_in_parquet_are_named(tmp_path):
         text.own(tmp_path / "d.parquet")
 
 
+def test_a_text_that_is_too_long_for_a_csv_is_named(tmp_path):
+    write(tmp_path / "train.csv", [("short", 0), ("a" * 200_000, 1)])
+    with pytest.raises(DataError, match=r"row 2 has a text of more than 131,072 characters.*save the table as parquet"):
+        text.own(tmp_path / "train.csv")
+
+
 def test_missing_data_are_explained(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="unknown data set 'listop' of sequences"):
         data.identity("listop")

@@ -238,6 +238,12 @@ def _csv(file: Path) -> Iterator[list[Any]]:
             f"{file} has bytes that are no UTF-8 after row {row} ({error.reason}); save it with the encoding UTF-8"
         ) from error
     except csv.Error as error:
+        if "field limit" in str(error):
+            most = f"{csv.field_size_limit():,}"
+            raise DataError(
+                f"{file}, row {row + 1} has a text of more than {most} characters, the most in a CSV; save the table as "
+                "parquet"
+            ) from error
         raise DataError(f'{file}, row {row + 1} cannot be read ({error}); write a double quote inside as ""') from error
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
