@@ -63,6 +63,27 @@ def test_a_size_that_the_host_cannot_have_is_refused_before_any_run(tmp_path: Pa
     assert not store.root.exists()
 
 
+def test_a_teacher_that_cannot_take_the_size_is_refused_before_any_run(tmp_path: Path) -> None:
+    store = Results(tmp_path / "results")
+    with pytest.raises(ConfigError, match="dim=48, .*takes images of 8x8, the task has 16x16"):
+        run_study(load_study("sne_table3").elsewhere("smoke", size=(16, 16)), "smoke", store, workers=0)
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize("name", ["esa_table2", "esa_insertion", "ska_table5", "ska_table2", "mita_table3"])
+def test_one_host_for_rows_that_compare_hosts_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"rows of {name} would be the same run"):
+        load_study(name).elsewhere("smoke", host="vit_desk")
+
+
+def test_a_changed_field_must_not_make_rows_equal() -> None:
+    rows = (ROWS[0], replace(ROWS[0], label="fewer", task={"limit": 32}))
+    study = replace(STUDY, settings={"smoke": replace(STUDY.setting("smoke"), rows=rows)})
+    with pytest.raises(ConfigError, match="softmax = fewer"):
+        study.elsewhere("smoke", fields={"limit": 32})
+    assert len(study.elsewhere("smoke", fields={"limit": 16}).setting("smoke").rows) == 2
+
+
 def test_labels_with_commas_are_listed_apart() -> None:
     with pytest.raises(ConfigError, match="known: Factors 0110; MiTA; SKA; softmax; softmax, P-SNE; "):
         load_study("quickstart").rows("smoke", "%")

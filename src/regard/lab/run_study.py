@@ -84,15 +84,15 @@ def check_jobs(study: Study, scale: str, jobs: Sequence[Job], how: Execution) ->
     """Refuse what no run could do, before anything is written.
 
     Raises: DeviceError if the place cannot divide the batches of these runs, or of those that they need; ConfigError if
-    the user's own host or size cannot be built.
+    the user's own host or size cannot be built, or not together with a host that the study names, such as a teacher.
     """
-    for job in jobs:
-        for needed in (job.run, *needs(job.run)):
-            check_parts(how.devices * how.place.nodes, needed.recipe.batch)
-            if how.place.here:
-                check_devices(how.devices, needed.recipe.batch, "auto")
+    runs = [run for job in jobs for run in (job.run, *needs(job.run))]
+    for run in runs:
+        check_parts(how.devices * how.place.nodes, run.recipe.batch)
+        if how.place.here:
+            check_devices(how.devices, run.recipe.batch, "auto")
     if study.setting(scale).variant:
-        for task in {job.run.task.host: job.run.task for job in jobs}.values():
+        for task in {run.task.host: run.task for run in runs}.values():
             task.trial(None)
 
 

@@ -246,7 +246,8 @@ class Study:
         epochs training stops, and weights are averaged, no later than that. Tuned rates, which are for the setting as
         it is, are left out. The changes form the setting's `variant`, so that it has its own results:
         NAME-SCALE+CHANGES. extra: the user's own models and ports.
-        Raises: ConfigError, also for fields that do not exist, and for a recipe of a setting that trains nothing.
+        Raises: ConfigError, also for fields that do not exist, for a recipe of a setting that trains nothing, and where
+        the changes make rows equal, such as a host for rows that compare hosts.
         """
         if data is None and host is None and size is None and not recipe and not fields:
             return self
@@ -281,7 +282,21 @@ class Study:
                 run = study.run(scale, row, changed.numbers[0])
                 run.task.check(run.recipe)
                 check_optimizer(run.recipe)
+        study._check_rows_differ(scale)
         return study
+
+    def _check_rows_differ(self, scale: str) -> None:
+        """Raises: ConfigError if rows with different labels are the same run."""
+        setting = self.setting(scale)
+        labels: dict[str, list[str]] = {}
+        for row in setting.rows if setting.recipe is not None else ():
+            labels.setdefault(self.run(scale, row, setting.numbers[0]).key, []).append(row.label)
+        same = [" = ".join(rows) for rows in labels.values() if len(rows) > 1]
+        if same:
+            raise ConfigError(
+                f"rows of {self.name} would be the same run ({'; '.join(same)}): they differ in what is changed, so "
+                "leave that as it is, most often the host"
+            )
 
     def _with_recipe(self, scale: str, changes: Mapping[str, Any]) -> "Recipe | None":
         """The recipe of a scale with other fields. Raises: ConfigError."""
