@@ -1,6 +1,5 @@
-"""`regard study list|show|run|power|status|export|import`. Only verbs that build a study load torch."""
+"""`regard study list|show|run|power|status|export|import`. Only verbs that build a study or count GPUs load torch."""
 
-import os
 import sys
 from collections import Counter
 from dataclasses import asdict
@@ -157,7 +156,10 @@ def power(
     scale: LargestScale = None,
     results: ResultsOption = Path("results"),
     hours: Annotated[float | None, typer.Option(help="Say which claims can be decided in so many hours.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Runs at the same time. Default: one for each core.")] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Runs at the same time. Default: one for each GPU, or for each core without GPUs."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say from the finished (pilot) seeds which differences more seeds would decide, and in how many hours."""
@@ -171,12 +173,15 @@ def power(
         raise ConfigError(f"--hours is a positive number, not {hours}")
     if name not in STUDIES and name not in {study for study, _ in snapshots(results)}:
         raise ConfigError(f"no study {name!r}; {nearest(name, STUDIES)}")
-    number = workers or os.cpu_count() or 1
+    if workers is None:
+        from regard.lab.executors.local import usual_workers
+
+        workers = usual_workers()
     setting = find_setting_name(results, name, scale)
     if scale is None and scale_of(setting) == "smoke":  # which judges no claim
         setting = "desk"
-    found = prospects(results, name, setting, hours=hours, workers=number)
-    show_prospects(found, SEEDS, hours, number, as_json)
+    found = prospects(results, name, setting, hours=hours, workers=workers)
+    show_prospects(found, SEEDS, hours, workers, as_json)
 
 
 @study_app.command("status")

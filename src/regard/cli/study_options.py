@@ -1,5 +1,6 @@
 """The options of `regard study`: which study, on which data, and where its runs are executed."""
 
+import os
 import sys
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
@@ -12,12 +13,13 @@ from regard.core import ConfigError
 from regard.studies import load_study
 
 from .imports import imported
-from .run_options import checked_text, pair, read_changes, refuse_twice, use_data
+from .run_options import _absolute, checked_text, pair, read_changes, refuse_twice, use_data
 from .sizes import read_size
 
 if TYPE_CHECKING:
     from regard.lab.executors.base import Place
     from regard.lab.study import Study
+    from regard.tasks.base import Task
 
 Name = Annotated[str, typer.Argument(help="The study; `regard study list` shows all.")]
 NameOrNone = Annotated[str, typer.Argument(metavar="NAME", help="The study; `regard study list` shows all.")]
@@ -106,9 +108,12 @@ def find_study(
 ) -> "Study":
     """The study, on the user's data, host and image size if these are given, with `changes`, the values of --set.
 
+    Paths of data become absolute, also that of REGARD_DATA: runs are executed in other folders, too.
     Raises: ConfigError.
     """
     use_data(root)
+    if folder := os.environ.get("REGARD_DATA"):
+        os.environ["REGARD_DATA"] = os.path.abspath(os.path.expanduser(folder))
     study = load_study(name)
     setting = study.setting(scale)
     if digest is not None:
@@ -121,9 +126,14 @@ def find_study(
         if own := sorted({*row.recipe} & {*values["recipe"]} | {*row.task} & {*values["task"]}):
             print(f"{row.label} keeps its own {', '.join(own)}", file=sys.stderr)
     return study.elsewhere(
-        scale, data, host, read_size(size) if size else None, imported(modules), recipe=values["recipe"],
+        scale, own_data(setting.task, data), host, read_size(size) if size else None, imported(modules), recipe=values["recipe"],
         fields=values["task"],
     )  # fmt: skip
+
+
+def own_data(task: "Task", data: str | None) -> str | None:
+    """The value of --data with the path of the user's own data absolute; the name of a set stays as it is."""
+    return data if data is None or data in task.sets else _absolute(data)
 
 
 def _changes(study: "Study", scale: str, changes: list[str]) -> dict[str, dict[str, Any]]:

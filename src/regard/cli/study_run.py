@@ -39,6 +39,7 @@ from .study_options import (
     Workers,
     find_cluster,
     find_study,
+    own_data,
 )
 from .tables import AsJson, show, without_empty_columns
 
@@ -141,6 +142,8 @@ def run(
             )
     elif given := _given({"--gpu": gpu, "--utilisation": utilisation}):
         raise ConfigError(f"{' and '.join(given)} estimate what a --dry-run needs: add it, or leave them out")
+    if only is not None and as_json:
+        raise ConfigError("--only prints no table, also none as JSON: leave out --json")
     place = None if on == "print" else find_cluster(on, workers, cpus, memory, nodes, slurm)
     study = find_study(name, scale, data, host, size, data_root, modules, digest, change)
     study.rows(scale, rows)
@@ -151,7 +154,9 @@ def run(
         refused = place_options | {"--on": None} | work_options | {"--retry": None}
         if given := _given(refused):
             raise ConfigError(f"--on print prints a command for each missing run: leave out {', '.join(given)}")
-        lines = {**study_options, "--data": _absolute(data), "--data-root": data_root and data_root.resolve(),
+        folder = os.environ.get("REGARD_DATA", "")
+        lines = {**study_options, "--data": own_data(study.setting(scale).task, data),
+                 "--data-root": folder if os.path.isdir(folder) else None,
                  "--retry": retry, "--import": modules}  # fmt: skip
         _print_commands(study, scale, store, rows, seeds, lines, as_json)
         return
@@ -184,7 +189,7 @@ def run(
     missing = [f"{number} {state}" for state, number in counts.items() if state != "done" and number]
     if missing:
         print(f"{counts['done']} runs done, {', '.join(missing)}. {_advice(counts)}", file=sys.stderr)
-    raise typer.Exit(1 if counts["failed"] or counts["stopped"] or counts["died"] else 0)
+    raise typer.Exit(1 if missing else 0)
 
 
 def _warn_of_looks(study: "Study", scale: str, store: Results, seeds: int | None) -> None:
@@ -225,12 +230,6 @@ def _given(options: Mapping[str, Any]) -> list[str]:
     return [option for option, value in options.items() if value is not None and value is not False and value != []]
 
 
-def _absolute(data: str | None) -> str | None:
-    """A path as it is on every machine that shares its folder; the name of a data set as it is."""
-    path = None if data is None else Path(data).expanduser()
-    return data if path is None or not path.exists() else str(path.resolve())
-
-
 def _print_commands(
     study: "Study",
     scale: str,
@@ -251,7 +250,8 @@ def _print_commands(
         jobs = missing_jobs(jobs, store)
     write_snapshot(study, scale, store, seeds, rows)
     fixed = {"--scale": scale, **options, "--results": store.root.resolve(), "--workers": 0}
-    start = [sys.executable, "-m", "regard", "study", "run", study.name, *_arguments(fixed)]
+    start = [*_module_path(options["--import"]), sys.executable, "-m", "regard", "study", "run", study.name,
+             *_arguments(fixed)]  # fmt: skip
     lines = [
         {"row": job.row, "seed": job.seed, "key": job.run.key, "command": shlex.join([*start, "--only", job.run.key])}
         for job in jobs
@@ -262,6 +262,12 @@ def _print_commands(
         print(*(line["command"] for line in lines), sep="\n", end="\n" * bool(lines))
     print(f"{len(lines)} runs are missing; each command runs one of them on any machine that shares {store.root}, "
           "and the table follows from the same command without --on print", file=sys.stderr)  # fmt: skip
+
+
+def _module_path(modules: Sequence[str] | None) -> list[str]:
+    """The start of a command that finds the modules of --import in whatever folder it begins; [] without any."""
+    searched = filter(None, (os.environ.get("PYTHONPATH"), os.getcwd()))
+    return ["env", f"PYTHONPATH={os.pathsep.join(searched)}"] if modules else []
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
