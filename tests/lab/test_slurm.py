@@ -192,6 +192,17 @@ def programs(folder: Path, sbatch: str = "") -> str:
     return str(folder)
 
 
+def test_an_account_keeps_its_zeros_and_flags_have_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sbatch = f"cp $1 {tmp_path}/script; echo Submitted batch job 1"
+    monkeypatch.setenv("PATH", f"{programs(tmp_path / 'bin', sbatch)}:/bin")
+    place = Slurm(options=(("account", "0042"), ("exclusive", "True"), ("use_srun", "False")))
+    place.open(Results(tmp_path / "results"), 1, 1).submit(jobs_of(["work"]))
+    script = (tmp_path / "script").read_text()
+    assert "#SBATCH --account=0042\n" in script
+    assert "#SBATCH --exclusive\n" in script
+    assert "srun" not in script
+
+
 @pytest.mark.parametrize(
     ("sbatch", "options", "message"),
     [

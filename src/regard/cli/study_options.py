@@ -69,8 +69,8 @@ SlurmOptions = Annotated[
     typer.Option(
         "--slurm",
         metavar="NAME=VALUE",
-        help="With --on slurm: an option of sbatch, such as partition=gpu or gpus_per_node=1, or timeout_min=600. May "
-        "be repeated.",
+        help="With --on slurm: an option of sbatch, such as partition=gpu, gpus_per_node=1 or exclusive=True, or "
+        "timeout_min=600. May be repeated.",
     ),
 ]
 
@@ -125,10 +125,9 @@ def find_study(
     for row in study.rows(scale):
         if own := sorted({*row.recipe} & {*values["recipe"]} | {*row.task} & {*values["task"]}):
             print(f"{row.label} keeps its own {', '.join(own)}", file=sys.stderr)
-    return study.elsewhere(
-        scale, own_data(setting.task, data), host, read_size(size) if size else None, imported(modules), recipe=values["recipe"],
-        fields=values["task"],
-    )  # fmt: skip
+    data = own_data(setting.task, data)
+    sides = read_size(size) if size else None
+    return study.elsewhere(scale, data, host, sides, imported(modules), recipe=values["recipe"], fields=values["task"])
 
 
 def own_data(task: "Task", data: str | None) -> str | None:

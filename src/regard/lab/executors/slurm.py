@@ -26,6 +26,13 @@ from .base import Ending, Executor, Handle
 
 SHARED = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node", "stderr_to_stdout")
 """submitit's names of what every scheduler has; all others are Slurm's own."""
+NUMBERS = (
+    "timeout_min", "time", "cpus_per_gpu", "gpus_per_node", "gpus_per_task", "num_gpus", "ntasks_per_node",
+    "signal_delay_s", "array_parallelism",
+)  # fmt: skip
+"""submitit's parameters that are numbers; digits of others, such as an account 0042, are text."""
+FLAGS = {"True": True, "False": False}
+"""Values of parameters without a value, such as exclusive=True."""
 OWN_OPTIONS = {"cpus_per_task": "--cpus", "mem_gb": "--memory", "nodes": "--nodes", "tasks_per_node": "--devices"}
 """Names that other options of the command line set."""
 ARRAY = 1000
@@ -50,7 +57,8 @@ class Slurm:
     """The Slurm of this machine, a login node. cpus, memory: cores of each process and GB of each node; 0 GB = Slurm's
     default. nodes: of each run; on several, one process for each device trains, as torchrun would start them.
 
-    options: (name, value) of sbatch, such as ("partition", "gpu"), or submitit's timeout_min, gpus_per_node, ...
+    options: (name, value) of sbatch, such as ("partition", "gpu"), or submitit's timeout_min, gpus_per_node, ...; the
+    value of a flag is "True".
     scheduler: submitit's name, "local" in tests.
     """
 
@@ -85,7 +93,8 @@ class Slurm:
                 raise ConfigError(f"--slurm {name} is set by {OWN_OPTIONS[name]}: give that option instead")
             if names.count(name) > 1:
                 raise ConfigError(f"--slurm {name} is given twice: keep one")
-            chosen[name if name in SHARED else f"slurm_{name}"] = int(value) if value.isdecimal() else value
+            read = int(value) if name in NUMBERS and value.isdecimal() else FLAGS.get(value, value)
+            chosen[name if name in SHARED else f"slurm_{name}"] = read
         if not all(
             isinstance(chosen[name], int) and chosen[name] for name in ("slurm_array_parallelism", "timeout_min")
         ):
