@@ -25,7 +25,8 @@ RUN_ERRORS = {"data": DataError("images are missing"), "configuration": ConfigEr
 @dataclass(frozen=True)
 class Small:
     """action: "work", a key of ENVIRONMENT_ERRORS or RUN_ERRORS, "die" (killed), "die once", "wait" (for a minute),
-    "hold" (the next number's lock, until that run was refused) or "late" (when its lock is held).
+    "hold" (the next number's lock, until that run was refused), "late" (when its lock is held) or "save" (when
+    interrupted, but not before runs 0, 1 and 2 are interrupted).
     compile: the value of `Watch.compile` that it expects."""
 
     number: int
@@ -71,6 +72,15 @@ class Small:
                 _wait_for(store.root / "refused")
         if self.action == "wait":
             time.sleep(60)
+        if self.action == "save":
+            try:
+                time.sleep(60)
+            except KeyboardInterrupt:
+                (store.root / f"interrupted {self.number}").touch()
+                for number in range(3):
+                    _wait_for(store.root / f"interrupted {number}")
+                (store.root / f"saved {self.number}").touch()
+                raise
 
 
 def _wait_for(path: Path) -> None:

@@ -225,6 +225,16 @@ def test_no_worker_outlives_its_study(tmp_path: Path, sign: signal.Signals, stat
     assert [Results(tmp_path / "store").status(Small(i).key) for i in range(2)] == [status, status]
 
 
+@pytest.mark.slow
+def test_runs_that_are_stopped_save_at_the_same_time(tmp_path: Path) -> None:
+    """One after the other, the last would begin to save when a scheduler has no patience left."""
+    workers = local.Workers(Results(tmp_path), 3, 1)
+    workers.submit(jobs_of(["save"] * 3))
+    wait_for_runs(tmp_path, 3)
+    workers.close(stop=True)
+    assert sorted(path.name for path in tmp_path.glob("saved *")) == ["saved 0", "saved 1", "saved 2"]
+
+
 def test_a_worker_that_starts_does_not_get_ctrl_c() -> None:
     """Its imports would end in a traceback."""
     shown = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
@@ -238,5 +248,6 @@ def test_a_worker_that_starts_does_not_get_ctrl_c() -> None:
 @pytest.mark.slow
 def test_a_worker_without_a_run_ends_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     worker = local.Worker(1)
+    worker.interrupt()
     worker.stop()
     assert capfd.readouterr().err == ""

@@ -120,8 +120,7 @@ class Worker:
             os.kill(self.pid, signal.SIGTERM)
 
     def stop(self, patience: float = 10.0) -> None:
-        """Interrupt the run, and end the process; kill it after `patience` seconds."""
-        self.interrupt()
+        """End the process, whose run was interrupted; kill it after `patience` seconds."""
         ending = threading.Thread(target=self.pool.shutdown, kwargs={"wait": True, "cancel_futures": True}, daemon=True)
         ending.start()
         ending.join(patience)
@@ -174,6 +173,7 @@ class Workers(Executor):
             return future.result()
         if not isinstance(error, BrokenProcessPool | KeyboardInterrupt):
             raise error
+        worker.interrupt()
         worker.stop()
         self.gpus.append(worker.gpus)
         return "died", None, "its worker was killed (out of memory?); run the study again to continue it"
@@ -186,8 +186,11 @@ class Workers(Executor):
                 worker.interrupt()
 
     def close(self, stop: bool) -> None:
-        """End the workers."""
-        for worker in (*self.idle, *self.running.values()):
+        """End the workers; stop: their runs save checkpoints at the same time."""
+        workers = (*self.idle, *self.running.values())
+        for worker in workers if stop else ():
+            worker.interrupt()
+        for worker in workers:
             if stop:
                 worker.stop()
             else:
