@@ -11,6 +11,7 @@ from regard.core import ConfigError, Grid, GridError, UnsupportedError
 from regard.explain import pictures
 from regard.mixers.softmax import Softmax
 from regard.models.create import create_model
+from regard.swapping.layer import Port
 from regard.swapping.swap import remove, swap
 
 HOST = "vit_desk(size=(12, 20), patch=4, dim=32, depth=2, heads=2)"  # 3 rows, 5 columns
@@ -54,6 +55,24 @@ def test_prefix_tokens_are_not_part_of_a_map():
     assert maps["grid"] == [2, 3]
     assert len(maps["layers"][0]["mean"]) == 6
     assert 0 < sum(maps["layers"][0]["mean"]) < 1
+
+
+@pytest.mark.parametrize("host", ["regard_vit5_small(img_size=(32, 48), embed_dim=48, depth=2, num_heads=3)",
+                                  "cait_s_32(img_size=(8, 12), keep_talking=False)",
+                                  "vit_tiny_patch16_224(img_size=(32, 48), depth=2)"])  # fmt: skip
+def test_a_cell_lies_at_its_place_before_and_behind_other_tokens(host):
+    """Of two images that differ in one cell, the weights of the first layer differ, up to a factor, there alone."""
+    network = create_model(host, Softmax()).eval()
+    image = torch.randn(3, *network.patch_embed.img_size, generator=torch.Generator().manual_seed(2))
+    other, side = image.clone(), image.shape[-1] // 3
+    other[:, side : 2 * side, 2 * side :] *= 8.0  # row 1, column 2
+    first, second = (pictures.attention_maps(network, each, (0, 0)) for each in (image, other))
+    assert first["grid"] == [2, 3]
+    assert len(first["layers"]) == sum(isinstance(module, Port) for module in network.modules())
+    change = np.log(np.divide(second["layers"][0]["heads"], first["layers"][0]["heads"]))
+    change = np.abs(change - np.median(change, -1, keepdims=True)).max(0)
+    assert change.argmax() == 5
+    assert change[:5].max() < 0.01
 
 
 def test_a_landscape_in_a_model_of_portraits_has_the_grid_of_the_landscape():

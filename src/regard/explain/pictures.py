@@ -83,31 +83,32 @@ def attention_maps(
     """The attention weights of every layer and head of a model for one query of an image, as plain data (maps.json).
 
     image: as the model expects it. query: (row, column) of the query's cell; by default the middle one. grid: of the
-    tokens; by default that which the model's patch embedding makes of the image. picture: shown below the maps, by
-    default the image stretched to 0..255. credit: the source of the picture, stored with the maps.
+    tokens of all layers; by default each layer's own, where it has the rows and columns that the model's patch
+    embedding makes of the image. picture: shown below the maps, by default the image stretched to 0..255. credit: the
+    source of the picture, stored with the maps.
     Returns image (base64 PNG), credit, grid, query, layers; each layer has its name, its heads and their mean as lists
     of height * width weights. Layers without weights between all tokens (channels, windows, other grids) are left out;
     so are weights on prefix and suffix tokens, so a map may sum to less than 1.
     Raises: GridError if the query lies outside the grid; UnsupportedError if the model's own attention is not softmax.
     """
-    grid = grid or patch_grid(model, (image.shape[-2], image.shape[-1]))
-    y, x = query_cell(grid, query)
-    maps = _captured_maps(model, image, layers)
-    token = grid.prefix + y * grid.width + x
+    cells = grid or patch_grid(model, (image.shape[-2], image.shape[-1]))
+    y, x = query_cell(cells, query)
     entries = []
-    for name, weights in maps.items():
-        if weights.shape[0] != 1 or tuple(weights.shape[-2:]) != (grid.tokens, grid.tokens):
+    for name, (weights, own) in _captured_maps(model, image, layers).items():
+        of = grid or own
+        square = tuple(weights.shape[-2:]) == (of.tokens, of.tokens)
+        if weights.shape[0] != 1 or not square or (of.height, of.width) != (cells.height, cells.width):
             continue
-        heads = weights[0, :, token, grid.span]  # (H, h*w)
+        heads = weights[0, :, of.prefix + y * of.width + x, of.span]  # (H, h*w)
         entries.append({"layer": name, "heads": _rounded(heads), "mean": _rounded(heads.mean(0))})
     shown = picture if picture is not None else _stretched(image)
-    size = [grid.height, grid.width]
+    size = [cells.height, cells.width]
     encoded = base64.b64encode(png(shown)).decode()
     return {"image": encoded, "credit": credit, "grid": size, "query": [y, x], "layers": entries}
 
 
 def patch_grid(model: nn.Module, size: tuple[int, int]) -> Grid:
-    """The grid of a model's tokens for images of a size, from its patch embedding and its prefix tokens (timm's names).
+    """The rows and columns of a model's patch tokens for images of a size, from its patch embedding (timm's names).
 
     Raises: UnsupportedError if the model names no single grid.
     """
@@ -117,11 +118,11 @@ def patch_grid(model: nn.Module, size: tuple[int, int]) -> Grid:
         raise UnsupportedError(f"{type(model).__name__} has no patch_embed.grid_size; pass the grid of its tokens")
     if hasattr(embedding, "dynamic_feat_size") and tuple(embedding.img_size or ()) != size:
         sides = embedding.dynamic_feat_size(size)
-    return Grid(int(sides[0]), int(sides[1]), int(getattr(model, "num_prefix_tokens", 0) or 0))
+    return Grid(int(sides[0]), int(sides[1]))
 
 
-def _captured_maps(model: nn.Module, image: Tensor, layers: str) -> dict[str, Tensor]:
-    """The maps of one image in evaluation mode, for the layers that have any; the model is not changed.
+def _captured_maps(model: nn.Module, image: Tensor, layers: str) -> dict[str, tuple[Tensor, Grid]]:
+    """The maps of one image in evaluation mode, and their grids, of the layers that have any; the model is not changed.
 
     The maps of a model without swapped layers are those of a copy with Regard's softmax.
     Raises: UnsupportedError if the copy computes something else.
@@ -131,16 +132,27 @@ def _captured_maps(model: nn.Module, image: Tensor, layers: str) -> dict[str, Te
     has_swaps = any(isinstance(module, Port) for module in model.modules())
     reader = model if has_swaps else with_regard_softmax(model, inputs, layers)
     captured: list[dict[str, Tensor]] = []
+    grids: dict[str, Grid] = {}
     try:
         with eval_mode(reader), ExitStack() as stack:
             for name in swapped_layers(reader, layers):
                 with suppress(UnsupportedError):
                     captured.append(stack.enter_context(capture(reader, name)))
+                    stack.callback(_record_grid(reader.get_submodule(name), name, grids))
             if captured:
                 reader(inputs)
     except UnsupportedError:  # some operators raise it only in the forward pass
         return {}
-    return {name: weights for maps in captured for name, weights in maps.items()}
+    return {name: (weights, grids[name]) for maps in captured for name, weights in maps.items()}
+
+
+def _record_grid(layer: Any, name: str, grids: dict[str, Grid]) -> Callable[[], None]:
+    """Store the grid that a swapped layer gives its mechanism in a forward pass; returns how to undo it."""
+
+    def record(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        grids[name] = kwargs["grid"] if "grid" in kwargs else args[1]
+
+    return layer.mixer.register_forward_pre_hook(record, with_kwargs=True).remove
 
 
 def _rounded(weights: Tensor) -> list[Any]:
