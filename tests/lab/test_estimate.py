@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from regard import Softmax
 from regard.lab import estimate as module
@@ -89,6 +91,26 @@ def test_augmentation_and_half_precision_are_timed(augment: str) -> None:
     speed = module.measure(run)
     assert speed.step > 0
     assert speed.image > 0
+
+
+def test_models_and_their_inputs_are_timed_where_they_would_be_trained() -> None:
+    """Inputs and targets, in whatever structure, follow the model."""
+
+    class Seen(nn.Module):
+        def forward(self, x: torch.Tensor, targets: list[dict[str, torch.Tensor]], *, more: torch.Tensor) -> list[str]:
+            return [each.device.type for each in (x, targets[0]["boxes"], more)]
+
+    arguments = torch.zeros(2), [{"boxes": torch.zeros(3)}]
+    for name in ("cpu", "meta"):
+        model = Seen()
+        module.put_on(model, torch.device(name))
+        assert model(*arguments, more=torch.zeros(1)) == [name] * 3
+
+
+def test_times_of_a_gpu_are_not_those_of_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machine(1)
+    monkeypatch.setattr(module, "resolved_device", lambda device: "mps")
+    assert machine(1) == f"{here}, mps"
 
 
 def test_what_is_timed_is_what_runs_and_fetches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

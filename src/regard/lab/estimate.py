@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from regard.core import RegardError
 from regard.mixers.shared.native import native_enabled, processor_name
 from regard.store.files import read_json, write_json
 from regard.store.results import Results
 from regard.train.autocast import mixed
+from regard.train.environment import resolved_device
 from regard.train.loop import EVALUATIONS
 from regard.train.optimizer import make_optimizer
 
@@ -88,46 +90,73 @@ def baseline_hours(study: "Study", scale: str, store: Results, workers: int) -> 
 
 
 def machine(workers: int) -> str:
-    """What times depend on besides the run: processor, cores, threads of a run, torch, Regard's compiled kernels."""
+    """What times depend on besides the run: processor, cores, threads of a run, torch, kernels, and the GPU, if any."""
     kernels = ", compiled kernels" if native_enabled() else ""
+    device = resolved_device("auto")
+    gpu = "" if device == "cpu" else f", {torch.cuda.get_device_name() if device == 'cuda' else device}"
     return (
-        f"{processor_name('model name')}, {_cores()} cores, {_share(workers)} a run, torch {torch.__version__}{kernels}"
+        f"{processor_name('model name')}, {_cores()} cores, {_share(workers)} a run, "
+        f"torch {torch.__version__}{kernels}{gpu}"
     )
 
 
 def measure(run: "Run") -> Speed:
     """Time training steps and the evaluation of a run's model on random inputs; no data are read.
 
+    The model is where training would put it: on a GPU if there is one.
     Raises: ConfigError if the host cannot be built.
     """
-    with torch.random.fork_rng(devices=[]):
+    device = torch.device(resolved_device("auto"))
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if device.type == "cuda" else []):
         torch.manual_seed(0)
         trial = run.task.trial(run.mixer, run.removed, augment=run.recipe.augment)
-        step = _steps(run, trial)
+        put_on(trial.model, device)
+        step = _steps(run, trial, device)
         number = min(run.recipe.batch, 64)
-        with torch.inference_mode(), mixed("cpu", run.recipe.precision):
+        with torch.inference_mode(), mixed(device.type, run.recipe.precision):
             trial.model.eval()
-            start = time.perf_counter()
+            trial.forward(1)  # not counted: kernels are loaded
+            start = _now(device)
             trial.forward(number)
-            return Speed(step, (time.perf_counter() - start) / number)
+            return Speed(step, (_now(device) - start) / number)
 
 
-def _steps(run: "Run", trial: "Trial") -> float:
+def put_on(model: nn.Module, device: torch.device) -> None:
+    """Move a model to a device, and from then on its inputs too; its outputs come back to the CPU."""
+    if device.type == "cpu":
+        return
+
+    def moved(values: Any, to: torch.device) -> Any:
+        return tree_map(lambda value: value.to(to) if isinstance(value, Tensor) else value, values)
+
+    model.to(device)
+    model.register_forward_pre_hook(lambda _, args, kwargs: moved((args, kwargs), device), with_kwargs=True)
+    model.register_forward_hook(lambda _, args, output: moved(output, torch.device("cpu")))
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, after all work of the device is done."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+def _steps(run: "Run", trial: "Trial", device: torch.device) -> float:
     """The median seconds of a few optimizer steps, with augmentation."""
     trial.model.train()
     optimizer = make_optimizer(trial.model, run.recipe)
     seconds: list[float] = []
     while len(seconds) <= STEPS and sum(seconds) < SECONDS or len(seconds) < 2:
-        start = time.perf_counter()
+        start = _now(device)
         for _ in range(run.recipe.accumulate):
-            with mixed("cpu", run.recipe.precision):
+            with mixed(device.type, run.recipe.precision):
                 loss = trial.loss(run.recipe.batch)
             loss.backward()
         if run.recipe.clip:
             nn.utils.clip_grad_norm_(trial.model.parameters(), run.recipe.clip)
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(_now(device) - start)
     return float(np.median(seconds[1:]))
 
 
