@@ -10,7 +10,7 @@ from regard.lab.capacity import CHECKPOINTS, GPU, capacities, find_gpu, summary
 from regard.lab.dry_run import DryRow, dry_run
 
 ROW = DryRow("softmax", 1000, None, None, "", 5_000_000, None, None, "", 2.3, saved_bytes=4000)
-SMALL = GPU(flops=1e9, gigabytes=1)
+SMALL = GPU(half=8e9, single=1e9, gigabytes=1)
 
 
 def test_a_row_by_hand() -> None:
@@ -22,16 +22,20 @@ def test_a_row_by_hand() -> None:
     assert found.training == CHECKPOINTS * 12 * 1000
     assert found.finished == 3 * 4 * 1000
     text = summary([found], "small", SMALL, 0.5)
-    assert text.startswith("on small (0.001 TFLOP/s, 1 GB), assumed utilisation 50 %: ")
+    assert text.startswith("on small (0.001 TFLOP/s in 32 bits, 1 GB), assumed utilisation 50 %: ")
     assert f"{found.hours:,.1f} GPU-hours for 3 runs" in text
 
 
-def test_half_precision_and_several_devices_divide_what_is_kept() -> None:
+def test_half_precision_and_several_devices_divide_what_is_kept_and_half_precision_the_hours() -> None:
     setting = STUDY.setting("smoke")
     assert setting.recipe is not None
     half = replace(STUDY, settings={"smoke": replace(setting, recipe=replace(setting.recipe, precision="bf16-mixed"))})
     (found,) = capacities(half, "smoke", [ROW], SMALL, devices=2)
     assert found.memory == 16 * 1000 + 4000 * 32 // 4
+    (single,) = capacities(STUDY, "smoke", [ROW], SMALL)
+    assert single.hours == pytest.approx(8 * (found.hours or 0))
+    text = summary([found, single], "small", SMALL, 0.3)
+    assert text.startswith("on small (0.008 TFLOP/s in 16 bits, 0.001 TFLOP/s in 32 bits, 1 GB)")
 
 
 @pytest.mark.parametrize("average", [{"ema": 0.99}, {"average": 2}], ids=["ema", "mean of epochs"])

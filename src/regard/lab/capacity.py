@@ -1,8 +1,8 @@
 """What a setting needs on a named GPU, from the cost model: GPU-hours, memory and storage, before anything is trained.
 
-A training step counts three times the multiply-accumulates of a forward pass, at an assumed share of the GPU's peak:
-the hours are no better than that share. Memory is that of weights, their average, gradients and optimizer, and of what
-the forward pass of the dry run kept for the backward pass.
+A training step counts three times the multiply-accumulates of a forward pass, at an assumed share of the GPU's peak in
+the recipe's precision: the hours are no better than that share. Memory is that of weights, their average, gradients and
+optimizer, and of what the forward pass of the dry run kept for the backward pass.
 """
 
 from collections.abc import Sequence
@@ -29,26 +29,36 @@ CHECKPOINTS = 3
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU by its maker's data sheet. flops: peak per second, dense, in 16 bits; gigabytes: of memory."""
+    """A GPU by its maker's data sheet. half, single: peak per second, dense, in 16 and 32 bits; gigabytes: of memory.
 
-    flops: float
+    The peak in 32 bits is that without TF32, which PyTorch takes for convolutions only; it stands for 64 bits, too.
+    """
+
+    half: float
+    single: float
     gigabytes: int
+
+    def flops(self, bits: int) -> float:
+        """The peak in 16 or 32 bits."""
+        return self.half if bits == 16 else self.single
 
 
 GPUS = {
-    "V100": GPU(125e12, 32), "A100": GPU(312e12, 80), "H100": GPU(989e12, 80), "H200": GPU(989e12, 141),
-    "L40S": GPU(362e12, 48), "RTX4090": GPU(165e12, 24),
+    "V100": GPU(125e12, 15.7e12, 32), "A100": GPU(312e12, 19.5e12, 80), "H100": GPU(989e12, 67e12, 80),
+    "H200": GPU(989e12, 67e12, 141), "L40S": GPU(362e12, 91.6e12, 48), "RTX4090": GPU(165e12, 82.6e12, 24),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The needs of the runs of one row. hours: of GPUs, all runs together, None if the number of samples is not known
-    here. memory: bytes of one GPU. training, finished: bytes of storage of one run while it trains, of all at the end.
+    """The needs of the runs of one row. bits: of the operations, 16 or 32. hours: of GPUs, all runs together, None if
+    the number of samples is not known here. memory: bytes of one GPU. training, finished: bytes of storage of one run
+    while it trains, of all at the end.
     """
 
     row: str
     runs: int
+    bits: int
     hours: float | None
     memory: int | None
     training: int | None
@@ -86,8 +96,9 @@ def summary(found: Sequence[Capacity], name: str, gpu: GPU, utilisation: float) 
     memory = max((row.memory or 0 for row in found), default=0) / 1e9
     finished = sum(row.finished or 0 for row in found) / 1e9
     training = max((row.training or 0 for row in found), default=0) / 1e9
+    peaks = [f"{gpu.flops(bits) / 1e12:g} TFLOP/s in {bits} bits" for bits in sorted({row.bits for row in found})]
     return (
-        f"on {name} ({gpu.flops / 1e12:g} TFLOP/s, {gpu.gigabytes} GB), assumed utilisation {100 * utilisation:g} %: "
+        f"on {name} ({', '.join(peaks)}, {gpu.gigabytes} GB), assumed utilisation {100 * utilisation:g} %: "
         f"{total} for {sum(row.runs for row in found)} runs; up to {memory:.1f} GB of GPU memory a run, storage "
         f"{finished:.2f} GB and {training:.2f} GB more for each run in training"
     )
@@ -99,18 +110,18 @@ def _capacity(
     (described,) = (entry for entry in setting.rows if entry.label == row.label)
     run = study.run(scale, described, setting.numbers[0])
     number, recipe = len(setting.numbers), run.recipe
+    bits = 16 if "16" in recipe.precision else 32
     if row.params is None or row.macs is None:
-        return Capacity(row.label, number, None, None, None, None)
+        return Capacity(row.label, number, bits, None, None, None, None)
     try:
         train, test = run.task.sample_counts()
-        hours = number * _flops(recipe, row.macs, train, test) / (gpu.flops * utilisation) / 3600
+        hours = number * _flops(recipe, row.macs, train, test) / (gpu.flops(bits) * utilisation) / 3600
     except DataError:
         hours = None
-    half = 0.5 if "16" in recipe.precision else 1.0
     average = 4 * row.params if recipe.ema or recipe.average else 0
-    memory = STATE_BYTES * row.params + average + int(half * (row.saved_bytes or 0) * recipe.batch / devices)
+    memory = STATE_BYTES * row.params + average + int(bits / 32 * (row.saved_bytes or 0) * recipe.batch / devices)
     weights = 4 * row.params + average
-    return Capacity(row.label, number, hours, memory, CHECKPOINTS * (weights + 8 * row.params), number * weights)
+    return Capacity(row.label, number, bits, hours, memory, CHECKPOINTS * (weights + 8 * row.params), number * weights)
 
 
 def _flops(recipe: "Recipe", macs: int, train: int, test: int) -> float:
