@@ -410,8 +410,17 @@ def test_figure10_marks_the_point_of_training(source: Source, monkeypatch: pytes
         assert (4, 4) in cells
     assert [row[:2] for row in sheet.rows] == [(4, 4), (4, 9), (9, 4), (9, 9)]  # type: ignore[union-attr]
     assert sheet.rows[0][3] == 100  # type: ignore[union-attr]
-    assert "At least as trained: " in sheet.note
-    assert "At least 99 %: " in sheet.note
+
+
+def test_figure10_counts_what_lies_inside_each_boundary(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is at least as good as trained is also at least 99 % of it."""
+    accuracies = {(4, 4): 80.0, (4, 9): 80.5, (9, 4): 79.2, (9, 9): 79.1}
+    monkeypatch.setattr("regard.studies.mita.trained_figures.retuned", lambda *_: accuracies)
+    (sheet,) = load_analysis("mita_fig10").compute(source)
+    assert sheet.note.endswith(
+        "At least as trained: 2 of 4, the cheapest m = 4, k = 4. "
+        "At least 99 % of it: 3 of 4, the cheapest m = 4, k = 4."
+    )
 
 
 def test_numbers_that_a_grid_cannot_have_are_left_out(source: Source) -> None:

@@ -315,7 +315,7 @@ def figure10(source: Source) -> Sequence[Sheet | Picture]:
             rows=rows,
             note=f"Trained with m = {point[0]}, k = {point[1]} (marked): {reference:.2f} on {EVALUATED} test images at "
             f"most. "
-            f"{' '.join(_band_note(bands, band) for band in _BANDS)}",
+            f"{' '.join(_band_note(band, inside, len(bands)) for band, inside in outlines(bands).items())}",
             chart=Chart(kind="heat", x="m", y="k", value="top-1", mark=point, outlines=outlines(bands)),
         )
     ]
@@ -329,13 +329,12 @@ def outlines(bands: Mapping[tuple[int, int], str]) -> dict[str, tuple[tuple[int,
     }
 
 
-def _band_note(bands: Mapping[tuple[int, int], str], name: str) -> str:
-    """How many of the pairs lie in a band, and the cheapest of them."""
-    inside = [pair for pair, band in bands.items() if band == name]
+def _band_note(name: str, inside: Sequence[tuple[int, int]], number: int) -> str:
+    """How many of so many pairs lie inside a boundary, and the cheapest of them."""
     if not inside:
         return f"{name.capitalize()}: nowhere."
     cheapest = min(inside, key=lambda pair: (2 * pair[0] + pair[1], pair))  # 4 N m C + 2 N k C
-    return f"{name.capitalize()}: {len(inside)} of {len(bands)}, the cheapest m = {cheapest[0]}, k = {cheapest[1]}."
+    return f"{name.capitalize()}: {len(inside)} of {number}, the cheapest m = {cheapest[0]}, k = {cheapest[1]}."
 
 
 _NOTE = f"The network is the first finished seed of the row MiTA; {SMOKE_NOTE}"
