@@ -192,6 +192,19 @@ def test_mixed_environments_are_reported(tmp_path: Path, field: str, values: tup
     assert not said or found[0].endswith(said)
 
 
+def test_data_are_compared_with_data_of_the_same_name(tmp_path: Path) -> None:
+    """Rows on other data differ by design; the same set with other contents is a mixture."""
+    store = make_store(tmp_path)
+    for run in store.outcomes():
+        name, checksum = ("cifar100", "c" * 8) if run["row"] == "SKA" else ("cifar10", "a" * 8)
+        store.finish(run["key"], {**run, "data": {"name": name, "checksum": checksum}})
+    assert not [warning for warning in load(tmp_path).warnings if "mixes" in warning]
+    run = store.outcome(key_of(0, 0)) or {}
+    store.finish(run["key"], {**run, "data": {"name": "cifar10", "checksum": "b" * 8}})
+    said = "the table mixes data checksums of cifar10: bbbbbbbb (1 run), aaaaaaaa (11 runs)"
+    assert said in load(tmp_path).warnings
+
+
 def test_runs_of_before_torch_compile_are_without_it(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     run = store.outcome(key_of(1, 0)) or {}
