@@ -12,6 +12,7 @@ from regard.core import ConfigError, DataError
 from regard.tasks import Classification
 from regard.tasks.data import digest, own
 from regard.tasks.data.images import decode
+from regard.train.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,47 @@ def test_a_byte_behind_the_first_4_kib_changes_the_key(tmp_path: Path, settled: 
     file.write_bytes(content)
     own.digest.cache_clear()
     assert on(root).identity().data == name
+
+
+@pytest.mark.parametrize("unsettled", [2.0, -1.0])
+def test_changed_files_are_never_cached_under_the_digest_of_the_old_ones(
+    tmp_path: Path, unsettled: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key is computed, the folder changes, and a run trains, all in one process."""
+    monkeypatch.setattr(digest, "UNSETTLED", unsettled)
+    root = class_folders(tmp_path / "data")
+    task = on(root)
+    key = Run(task=task).key
+    for file in sorted(root.rglob("*.png")):
+        Image.new("RGB", (60, 70), (9, 9, 9)).save(file)
+    with pytest.raises(DataError, match="have changed since they were first read"):
+        task.images_of()  # no key was computed since
+    assert not list((tmp_path / "cache").rglob("*.npy"))
+    assert Run(task=task).key != key
+    assert (np.asarray(task.train_images().pixels[:]) == 9).all()
+    class_folders(tmp_path / "old")
+    assert Run(task=on(tmp_path / "old")).key == key
+    assert np.asarray(on(tmp_path / "old").train_images().pixels[:]).std() > 10
+
+
+def test_a_step_of_training_does_not_look_at_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = on(class_folders(tmp_path / "data"))
+    name = task.identity().data
+    task.images_of()
+
+    def refuse(self: digest.Look) -> bool:
+        raise AssertionError
+
+    monkeypatch.setattr(digest.Look, "changed", refuse)
+    assert task.record()["name"] == name
+    assert task.statistics()
+
+
+def test_long_looks_are_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "QUICK", -1.0)
+    look = digest.Look(class_folders(tmp_path / "data"))
+    monkeypatch.setattr(digest, "SELDOM", 10**9)
+    assert [look.changed(), look.changed()] == [True, False]
 
 
 def test_unchanged_files_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,12 +133,13 @@ def folder_in_use() -> str:
 def identity(data: str, kind: str = "") -> str:
     """The data in a run's key: the name of a named set, the commit of one on the hub, or a digest; never a path.
 
+    The user's own files are looked at each time, and `load` then gives the present ones.
     kind: of the digest, see `regard.tasks.data.digest`.
     Raises: DataError if it is neither a known name nor an existing path.
     """
     if is_stream(data):
         return streamed.identity(data, kind)
-    return revised(data) if data in NAMED else f"own:{own.digest(path_of(data), kind)}"
+    return revised(data) if data in NAMED else f"own:{own.present_digest(path_of(data), kind)}"
 
 
 def path_of(data: str) -> Path:
@@ -176,14 +177,14 @@ def load(
         return _load_stream(data, size, kind)
     key = data if data in NAMED else str(path_of(data))
     root = folder_in_use() if data in NAMED else own.digest(path_of(data), kind)
-    return _load(key, size, cut, corrupt, download, root)
+    return _load(key, size, cut, corrupt, download, root, kind)
 
 
 _load_stream = lru_cache(maxsize=2)(streamed.load)
 
 
 @lru_cache(maxsize=2)
-def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str) -> ImageSet:
+def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: bool, root: str, kind: str) -> ImageSet:
     if data in ("digits", "digits-canvas"):
         canvas = data == "digits-canvas"
         image_set = digits(None if cut or canvas else size, canvas=size if canvas else None)
@@ -194,7 +195,7 @@ def _load(data: str, size: tuple[int, int], cut: bool, corrupt: str, download: b
     elif data in TORCHVISION:
         image_set = torchvision_set(data, size, cut, corrupt, download)
     else:
-        image_set = own.load(Path(data), size, corrupt, root)
+        image_set = own.load(Path(data), size, corrupt, root, kind)
     for split in (image_set.train, image_set.test):
         height, width = split.pixels.shape[1:3]
         if (height < size[0] or width < size[1]) and not image_set.canvas:

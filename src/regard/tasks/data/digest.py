@@ -7,8 +7,9 @@ the first 4 KiB: it is fast, and does not notice a change elsewhere in a file.
 import hashlib
 import json
 import os
+import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +30,8 @@ LIMIT = 20 * 10**9
 NO_FILES: Mapping[str, Path] = MappingProxyType({})
 UNSETTLED = 2.0
 """A file that was changed so few seconds ago can change again without another time stamp: it is not cached."""
+QUICK, SELDOM = 0.1, 20
+"""A look at the files that takes more than QUICK seconds is not repeated for SELDOM times as long."""
 
 
 def relative(root: Path, files: Iterable[Path]) -> dict[str, Path]:
@@ -97,6 +100,42 @@ def of_bytes(root: Path, files: Mapping[str, Path]) -> str:
     finally:
         cache.save()
     return total.hexdigest()[:12]
+
+
+class Look:
+    """The state of all files below a folder, or of one file, when they were last looked at; nothing is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.state, self.again = path, "", 0.0
+
+    def changed(self) -> bool:
+        """Whether the files may have changed since the last call; True the first time."""
+        start = time.monotonic()
+        if start < self.again:
+            return False
+        before, total, newest = self.state, hashlib.sha256(), 0
+        for line, changed in _states(os.fspath(self.path), frozenset()):
+            total.update(line)
+            newest = max(newest, changed)
+        settled = time.time_ns() - newest > UNSETTLED * 1e9
+        self.state = total.hexdigest() if settled else ""
+        took = time.monotonic() - start
+        self.again = start + SELDOM * took if took > QUICK else 0.0
+        return not settled or self.state != before
+
+
+def _states(path: str, above: frozenset[tuple[int, int]]) -> Iterator[tuple[bytes, int]]:
+    """Name, size and times of each file, and its time of change; links are followed, but not in a loop."""
+    with suppress(OSError):
+        status = os.stat(path)
+        state = f"\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\n"
+        yield os.fsencode(path) + state.encode(), status.st_ctime_ns
+        if not stat.S_ISDIR(status.st_mode) or (here := (status.st_dev, status.st_ino)) in above:
+            return
+        with os.scandir(path) as entries:
+            names = sorted(entry.path for entry in entries if not entry.name.startswith("."))
+        for name in names:
+            yield from _states(name, above | {here})
 
 
 class _Cache:

@@ -254,10 +254,17 @@ def cached(key: str, make: Callable[[], Images]) -> Images:
     return Images(np.load(pixels, mmap_mode="r"), np.load(labels))
 
 
-def readable_rows(key: str, sources: Sequence[Source], name_of: Callable[[int], str], channels: int) -> np.ndarray:
+def readable_rows(
+    key: str,
+    sources: Sequence[Source],
+    name_of: Callable[[int], str],
+    channels: int,
+    check: Callable[[], None] = lambda: None,
+) -> np.ndarray:
     """The indices of the images that can be decoded, each tried once; stored as a .npy file like `cached`.
 
-    There is a warning for each damaged image. Raises: DataError if no image can be decoded.
+    check: called before they are stored; raises an error if the key is no longer theirs. There is a warning for each
+    damaged image. Raises: DataError if no image can be decoded.
     """
     path = cache_folder() / "images" / f"{key}.rows.npy"
     try:
@@ -265,6 +272,7 @@ def readable_rows(key: str, sources: Sequence[Source], name_of: Callable[[int], 
     except (OSError, ValueError, EOFError):
         pass
     rows = np.array([row for row, _ in _decoded(sources, name_of, None, channels, "skip")], np.int64)
+    check()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _save(path, rows)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -95,7 +95,17 @@ def digest(path: Path, kind: str = "") -> str:
     return f"{DIVIDED if len(splits) == 1 else ''}{digests.identity_of(path, files, kind)}"
 
 
-def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "") -> ImageSet:
+_look = lru_cache(maxsize=16)(digests.Look)
+
+
+def present_digest(path: Path, kind: str = "") -> str:
+    """`digest`, which is kept in this process, computed anew if the files have changed meanwhile. Raises: DataError."""
+    if _look(path).changed():
+        digest.cache_clear()
+    return digest(path, kind)
+
+
+def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "", kind: str = "") -> ImageSet:
     """The user's own folder or parquet files as RGB images of 8/7 of `size`, which are cropped to `size` later.
 
     Splits are folders of class folders or .parquet files. The training split is named train or training, the test split
@@ -103,16 +113,25 @@ def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "") -> Im
     Without a test split, a random fifth of each class is for the test, always the same, and nothing of a class of one
     image. Hidden folders and files are left out; images beside class folders, and other folders beside the only split,
     are refused.
-    total: the `digest` of the data, "" = it is computed.
-    Raises: DataError, also for a class without a training image.
+    total: the `digest` of the data of this kind, "" = it is computed. Nothing is cached under the digest of files that
+    have changed since.
+    Raises: DataError, also for a class without a training image, and if the files have changed.
     """
+    total = total or digest(path, kind)
     classes, splits = read_splits(path)
-    total = total or digest(path)
+
+    def check() -> None:
+        if digest.__wrapped__(path, kind) != total:
+            digest.cache_clear()
+            raise DataError(f"the files of {path} have changed since they were first read: start again")
+
     images = {}
     for split, (sources, names, labels) in splits.items():
         check_labels(f"the {split} split of {path}", labels, len(classes))
         check_classes(path, classes, labels, splits["train"][2])
-        images[split] = from_files(sources, names, labels, size_before_crop(size), corrupt, f"own4-{total}-{split}")
+        images[split] = from_files(
+            sources, names, labels, size_before_crop(size), corrupt, f"own4-{total}-{split}", check
+        )
         lost = np.setdiff1d(labels, images[split].labels)
         if len(lost):
             raise DataError(f"no {split} image of class {classes[lost[0]]} in {path} can be read; repair or remove it")
@@ -152,22 +171,34 @@ def check_classes(path: Path, classes: tuple[str, ...], test: np.ndarray, train:
 
 
 def from_files(
-    sources: Sequence[Source], names: Sequence[str], labels: np.ndarray, size: tuple[int, int], corrupt: str, key: str
+    sources: Sequence[Source],
+    names: Sequence[str | Path],
+    labels: np.ndarray,
+    size: tuple[int, int],
+    corrupt: str,
+    key: str,
+    check: Callable[[], None] = lambda: None,
 ) -> Images:
     """Images of one size, decoded and cached, or decoded when they are used if they need more than `IN_MEMORY`.
 
-    key: identifies the files in the cache. Raises: DataError.
+    key: identifies the files in the cache. check: called before anything is cached; raises an error if the key is no
+    longer that of the files. Raises: DataError.
     """
     if len(sources) * size[0] * size[1] * 3 > IN_MEMORY:
         if corrupt == "skip":
-            rows = readable_rows(key, sources, lambda row: names[row], 3)
+            rows = readable_rows(key, sources, lambda row: names[row], 3, check)
             sources, names, labels = taken(sources, rows), taken(names, rows), labels[rows]
         if isinstance(sources, list) and isinstance(sources[0], Path):
             paths = Paths.of(cast(list[Path], sources))
             return Images(Lazy(paths, paths, size), labels)
         return Images(Lazy(sources, names, size), labels)
-    full_key = f"{key}-{size[0]}x{size[1]}-{corrupt}"
-    return cached(full_key, lambda: decode_all(sources, labels, lambda row: names[row], size, 3, corrupt))
+
+    def make() -> Images:
+        images = decode_all(sources, labels, lambda row: str(names[row]), size, 3, corrupt)
+        check()
+        return images
+
+    return cached(f"{key}-{size[0]}x{size[1]}-{corrupt}", make)
 
 
 def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, _Split]:
