@@ -45,6 +45,16 @@ def test_the_table_is_in_the_order_of_the_mechanisms() -> None:
     assert comparisons("SKA") == ()
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_value_that_is_no_number_is_a_difference(place: int) -> None:
+    """Outputs come first, gradients after them."""
+    pairs = [(torch.ones(2), torch.ones(2)) for _ in range(3)]
+    assert largest(pairs) == 0
+    pairs[place] = (torch.tensor([torch.nan, 1.0]), torch.ones(2))
+    assert torch.tensor(largest(pairs)).isnan()
+    assert not compare(External(mechanism="Softmax", package="torch", what="it", pairs=lambda: pairs)).holds
+
+
 def missing(name: str) -> External:
     def pairs() -> list:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)

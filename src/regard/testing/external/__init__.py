@@ -49,7 +49,7 @@ class Compared:
 
 def largest(pairs: Pairs) -> float:
     """The largest absolute difference; NaN if a side has one."""
-    return max(float((ours.detach() - theirs.detach()).abs().max()) for ours, theirs in pairs)
+    return float(torch.stack([(ours.detach() - theirs.detach()).abs().max().to(F64) for ours, theirs in pairs]).max())
 
 
 def compare(external: External) -> Compared:
@@ -87,7 +87,7 @@ def plain_gap(config: MixerConfig, grids: Sequence[Grid], dim: int = 16, number:
                 refused = error
     if refused is not None and not differences:
         raise refused
-    return max(differences)
+    return float(torch.tensor(differences, dtype=F64).max())  # unlike that of Python's `max`, NaN if one is
 
 
 EXTERNAL: tuple[External, ...] = (
