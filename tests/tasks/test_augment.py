@@ -106,6 +106,15 @@ def test_augmentations_that_go_image_by_image() -> None:
         check_augment("randaugment+crops")
 
 
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix-m3-w3", "original", "v0", "3a"])
+def test_policies_take_grey_images(policy: str) -> None:
+    random.seed(0)
+    augment = transform(f"timm:{policy}", (28, 28), 1)
+    for number in range(100):
+        pixels = np.random.default_rng(number).integers(0, 256, (28, 28), np.uint8)
+        assert augment(Image.fromarray(pixels)).shape == (1, 28, 28)
+
+
 def test_the_policy_of_papers_augments_any_image() -> None:
     """timm asks Pillow for no bits now and then, which Pillow 13 refuses: pyproject.toml asks for Pillow < 13."""
     random.seed(0)

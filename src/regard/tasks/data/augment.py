@@ -20,6 +20,8 @@ BATCHWISE = ("none", "flip", "crop", "pad", "shift", "resized")
 For single images: "timm" or "timm:rand-m9-mstd0.5-inc1", timm's transforms with that policy; "randaugment+crop" or
 "randaugment+pad", torchvision's default RandAugment (two operations of strength 9 of 30) and then that crop."""
 
+MEAN = (0.485, 0.456, 0.406)
+"""Of ImageNet, red, green and blue."""
 _PADDING = {"crop": 4, "pad": 4, "shift": 2}
 _WITHOUT_FLIP = ("none", "pad")
 _RANDAUGMENT = ("randaugment+crop", "randaugment+pad")
@@ -47,8 +49,11 @@ def transform(name: str, size: tuple[int, int], channels: int) -> Callable[[Any]
         from timm.data import create_transform
 
         policy = name.partition(":")[2] or None
+        mean = (sum(MEAN) / 3,) if channels == 1 else MEAN  # fills what a policy moves into the image
         try:
-            return create_transform((channels, *size), is_training=True, auto_augment=policy, normalize=False)
+            return create_transform(
+                (channels, *size), is_training=True, auto_augment=policy, normalize=False, mean=mean
+            )
         except (AssertionError, ValueError, IndexError, KeyError) as error:
             raise ConfigError(
                 f"timm does not know the policy of augment={name!r}; an example is rand-m9-mstd0.5-inc1"

@@ -10,6 +10,7 @@ import numpy as np
 from regard.core import DataError
 from regard.core.paths import regular_file, subfolders, visible
 
+from .augment import MEAN
 from .images import SUFFIXES, Images, ImageSet, size_before_crop
 from .own import Lazy
 from .rows import Paths
@@ -21,7 +22,7 @@ LAYOUT = (
     "expected {root}/train/CLASS/*.JPEG and {root}/val/CLASS/*.JPEG with the same class folders, such as n01440764, "
     "as torchvision's ImageFolder reads them"
 )
-NORMAL = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+NORMAL = (list(MEAN), [0.229, 0.224, 0.225])
 """The usual mean and standard deviation per channel of ImageNet, of pixels between 0 and 1."""
 
 
