@@ -334,14 +334,17 @@ def test_other_data_are_scored_as_the_run_saw_its_own(capsys, tmp_path: Path, re
     task = read_run(Results(results), key).task
     record = (Results(results).outcome(key) or {})["data"]
     darker = class_folders(tmp_path / "darker", dark=True)
-    given = task.on(str(darker)).images_of().test
+    parts = task.on(str(darker)).images_of()
+    images = np.concatenate([parts.train.pixels, parts.test.pixels])  # they have no test of their own
+    labels = np.concatenate([parts.train.labels, parts.test.labels])
     mean, std = (torch.tensor(one) for one in task.statistics())
     with torch.no_grad():
-        pixels = torch.from_numpy(np.stack([image[1:15, 1:15] for image in given.pixels])) / 255
-        expected = model(((pixels - mean) / std).permute(0, 3, 1, 2)).argmax(-1).numpy() == given.labels
+        pixels = torch.from_numpy(np.stack([image[1:15, 1:15] for image in images])) / 255
+        expected = model(((pixels - mean) / std).permute(0, 3, 1, 2)).argmax(-1).numpy() == labels
     found = task.score_on(str(darker), model, torch.device("cpu"), record)
     assert found.samples.tolist() == expected.tolist()
     assert run(["eval", key, "--results", str(results), "--data", str(darker)]) == 0
+    assert capsys.readouterr().out.endswith(f"on {len(labels)} images\n")
     assert abs(task.on(str(darker)).statistics()[0][0] - mean[0]) > 0.1
     named = class_folders(tmp_path / "named")
     (named / "class0").rename(named / "zebra")

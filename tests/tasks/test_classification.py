@@ -20,8 +20,9 @@ from regard.mixers.factors.factors import Factors
 from regard.mixers.pvt import PVT
 from regard.mixers.vit3 import ViT3
 from regard.tasks import Classification
+from regard.tasks.check_data import check_data
 from regard.tasks.classification.task import _mixed_loss
-from regard.tasks.data import own
+from regard.tasks.data import feed, own
 from regard.tasks.data.augment import augmented, placed, random_windows
 from regard.tasks.data.catalog import (
     classes_and_channels,
@@ -31,7 +32,7 @@ from regard.tasks.data.catalog import (
     size_before_centre,
     torchvision_set,
 )
-from regard.tasks.data.images import decode, decode_all, fit
+from regard.tasks.data.images import _warn_of_darkness, decode, decode_all, fit
 from regard.tasks.data.streams import generator, seed_all
 from regard.tasks.weights import outputs
 from regard.train.recipe import Recipe
@@ -257,12 +258,78 @@ def test_a_file_is_prepared_like_the_images_of_the_test(
 def test_nothing_that_looks_like_data_is_left_out_silently(tmp_path: Path) -> None:
     folder(tmp_path / "set" / "train")
     folder(tmp_path / "set" / "holdout")
-    with pytest.raises(DataError, match=r"holdout lies beside train and has images, .* call it test"):
+    with pytest.raises(DataError, match=r"holdout lies beside train and has images, .*: call it test"):
         load(str(tmp_path / "set"), (8, 8))
     shutil.rmtree(tmp_path / "set" / "holdout")
     shutil.copy(next((tmp_path / "set/train").rglob("*.png")), tmp_path / "set/train/loose.png")
     with pytest.raises(DataError, match=r"loose\.png lies beside the class folders"):
         load(str(tmp_path / "set"), (8, 8))
+
+
+def both_splits(root: Path) -> Path:
+    folder(root / "train")
+    folder(root / "test")
+    return next((root / "train").rglob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("loose.png", r"loose\.png lies beside train; put it into"),
+        ("extra/one.png", "extra lies beside train and has im"),
+    ],
+)
+def test_images_beside_two_splits_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    image = both_splits(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    shutil.copy(image, tmp_path / name)
+    with pytest.raises(DataError, match=message):
+        load(str(tmp_path), (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(("train.parquet", "cat/0.png"), r"a table \(train\.parquet\) and also .*0\.png"),
+     (("train.parquet", "test-00000-of-00001.parquet"), r"test-00000-of-00001\.parquet lies beside train\.parquet")],
+)  # fmt: skip
+def test_what_lies_beside_a_table_is_refused(tmp_path: Path, names: tuple[str, str], message: str) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=message):
+        load(str(tmp_path), (8, 8))
+
+
+def test_usual_companions_are_no_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    image = both_splits(tmp_path)
+    companions = ("README.md", "LICENSE", ".DS_Store", "SHA256SUMS", "masks/1.png", "train/class0/notes.txt",
+                  "train/class0/README", "test/class1/.DS_Store", "train/class1/Thumbs.db")  # fmt: skip
+    for name in companions:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(image, tmp_path / name)
+    assert len(load(str(tmp_path), (8, 8)).train) == 20
+    assert not caplog.text
+
+
+def test_other_files_in_class_folders_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    both_splits(tmp_path)
+    for number in range(3):
+        (tmp_path / "train" / "class0" / f"{number}.heic").write_bytes(b"")
+    load(str(tmp_path), (8, 8))
+    assert "3 files in class folders are not read as images, such as" in caplog.text
+    assert "0.heic" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".jfif", ".jpe", ".avif", ".jp2", ".tga", ".pnm"])
+def test_other_suffixes_of_images_are_read(tmp_path: Path, suffix: str) -> None:
+    root = folder(tmp_path / "data")
+    Image.init()
+    if suffix not in Image.registered_extensions():
+        pytest.skip(f"this Pillow does not write {suffix}")
+    for label in range(2):
+        Image.new("RGB", (20, 24), (9, 9, 9)).save(root / f"class{label}" / f"more{suffix}")
+    found = load(str(root), (8, 8))
+    assert len(found.train) + len(found.test) == 22
 
 
 def test_a_class_of_one_image_is_for_training(tmp_path: Path) -> None:
@@ -335,6 +402,21 @@ def test_a_damaged_image_stops_or_is_skipped(tmp_path: Path) -> None:
         load(str(root), (8, 8))
     found = load(str(root), (8, 8), corrupt="skip")
     assert len(found.train) + len(found.test) == 19
+
+
+@pytest.mark.parametrize("memory", [own.IN_MEMORY, 100])
+def test_skipped_images_are_told_each_time(
+    tmp_path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(own, "IN_MEMORY", memory)
+    root = folder(tmp_path / "data")
+    bad = root / "class1" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:40])
+    for _ in range(2):
+        caplog.clear()
+        own.load(root, (8, 8), "skip")
+        assert "1 of " in caplog.text
+        assert "cannot be read and are left out" in caplog.text
 
 
 @pytest.mark.slow
@@ -453,6 +535,83 @@ def test_sixteen_bits_become_the_upper_eight(channels: int) -> None:
     file = io.BytesIO()
     Image.fromarray(wide).save(file, "PNG")
     assert np.array_equal(decode(file.getvalue(), None, channels)[..., 0], wide // 256)
+
+
+@pytest.mark.parametrize("name", ["wide.png", "wide.tif"])
+def test_images_of_fewer_bits_than_their_files_are_told(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A PNG of 16 bits, and a TIFF of 32, with values up to 255 or 4095."""
+    _warn_of_darkness.cache_clear()
+    root, kind = folder(tmp_path / "data"), np.uint16 if name.endswith("png") else np.int32
+    for number, label in enumerate((0, 1, 1)):
+        values = np.arange(256, dtype=kind).reshape(16, 16) * (16 if number == 2 else 1)
+        Image.fromarray(values).save(root / f"class{label}" / f"{number}{name}")
+    report = check_data(str(root))
+    assert any("of 16 bits of train is above" in text for text in report.warnings)
+    assert not report.problems
+    _warn_of_darkness.cache_clear()
+    caplog.clear()
+    load(str(root), (8, 8))
+    assert caplog.text.count("read as almost black") == 1
+
+
+def test_a_validation_part_leaves_images_of_each_class(tmp_path: Path) -> None:
+    root = folder(tmp_path / "data", images=20)
+    folder(tmp_path / "one", classes=1, images=2)
+    (tmp_path / "one" / "class0").rename(root / "rare")
+    seeds = [canvas(val=0.5, val_seed=seed).on(str(root)) for seed in range(20)]
+    for task in seeds:
+        rows = task.divided(len(task.images_of().train))[0]
+        if set(task.images_of().train.labels[rows]) == {0, 1, 2}:
+            assert len(task.train_images()) == len(rows)
+        else:
+            break
+    with pytest.raises(ConfigError, match=r"val=0\.5 leaves no training image of class rare"):
+        task.train_images()
+
+
+def test_a_canvas_takes_no_transform_of_single_images() -> None:
+    """It would stretch digits that the test places on a canvas."""
+    with pytest.raises(ConfigError, match=r"digits-canvas places in whole batches: use one of none, flip"):
+        next(canvas().batches(Recipe(batch=8, augment="timm"), 0, 0, 1))
+
+
+class Largest(torch.nn.Module):
+    """A model that keeps the number of images of its largest batch."""
+
+    seen = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = max(self.seen, len(x))
+        return x.mean((2, 3))[:, :1].expand(-1, 10)
+
+
+def test_large_images_are_evaluated_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = Largest(), Largest()
+    task = Classification(host="vit_desk", data="digits", size=(8, 8))
+    usual = task.score(small, torch.device("cpu"))
+    monkeypatch.setattr(feed, "EVALUATED", 10 * 64 + 63)
+    other = task.score(large, torch.device("cpu"))
+    assert (small.seen, large.seen) == (256, 10)
+    assert other.metrics["top1"] == usual.metrics["top1"]
+
+
+def test_all_images_of_other_data_without_a_test_are_scored(tmp_path: Path) -> None:
+    task = canvas(init="host").on(str(folder(tmp_path / "data")))
+    other = folder(tmp_path / "other", images=15, shade=3)
+    model, device, record = task.model(None, 0), torch.device("cpu"), task.record()
+
+    def number(data: Path) -> int:
+        samples = task.score_on(str(data), model, device, record).samples
+        return 0 if samples is None else len(samples)
+
+    assert number(other) == 30
+    assert number(tmp_path / "data") == 4
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    assert number(tmp_path / "copy") == 4  # its other images were trained on
+    both_splits(tmp_path / "divided")
+    assert number(tmp_path / "divided") == 20
 
 
 def test_pixels_without_a_known_range_are_refused(tmp_path: Path) -> None:

@@ -154,13 +154,16 @@ def evaluate(
     torch_device = find_device(device)
     model = ModelAtPrecision(model.to(torch_device), run.recipe.precision)
     if data:
-        metrics = run.task.score_on(data, model, torch_device, recorded_data(store, key)).metrics
+        score = run.task.score_on(data, model, torch_device, recorded_data(store, key))
     else:
-        metrics = run.task.score(model, torch_device).metrics
+        score = run.task.score(model, torch_device)
+    number = None if score.samples is None else len(score.samples)
     if as_json:
-        typer.echo(json.dumps({"key": key, "metrics": metrics, "mixer": mixer, "retune": retune}))
+        shown = {"key": key, "metrics": score.metrics, "mixer": mixer, "retune": retune, run.task.unit: number}
+        typer.echo(json.dumps(shown))
     else:
-        typer.echo("  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        values = [f"{name} {value:.4f}" for name, value in score.metrics.items()]
+        typer.echo("  ".join([*values, *([] if number is None else [f"on {number} {run.task.unit}"])]))
 
 
 def _on_split(task: "Task", split: str) -> "Task":

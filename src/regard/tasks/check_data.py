@@ -16,7 +16,7 @@ from regard.core.paths import user_path
 
 from . import TASKS
 from .data import own
-from .data.images import Source, check_labels, decode
+from .data.images import DARK, Source, check_labels, decode
 from .data.progress import ProgressLine
 from .data.streamed import load as streamed
 from .data.streamed.names import is_stream
@@ -142,6 +142,7 @@ class _Pictures:
     def __init__(self, report: DataReport, total: int) -> None:
         self.report, self.total, self.read, self.line = report, total, 0, ProgressLine()
         self.copies: dict[bytes, dict[str, str]] = defaultdict(dict)
+        self.largest: dict[str, list[int]] = defaultdict(list)
 
     def add(self, split: str, source: Source, name: str) -> tuple[tuple[int, int], str] | None:
         """(height, width) and mode of an image, or None with a problem if it cannot be read."""
@@ -154,22 +155,31 @@ class _Pictures:
             self.report.problems.append(f"{name} cannot be read as an image: {error}")
             return None
         self.copies[hashlib.sha256(content).digest()].setdefault(split, name)
-        return (shape[0], shape[1]), _mode(content)
+        mode, largest = _mode(content)
+        self.largest[split] += [] if largest is None else [largest]
+        return (shape[0], shape[1]), mode
 
     def compare(self) -> None:
-        """Add a warning for each image that is in several splits."""
+        """Add a warning for each image that is in several splits, and for each split whose 16 bits are hardly used."""
+        for split, largest in self.largest.items():
+            if largest and max(largest) < DARK:
+                self.report.warnings.append(
+                    f"no value of the {len(largest)} images of 16 bits of {split} is above {max(largest)} of 65535: "
+                    "they are read as almost black; save them with 8 bits, or multiplied to the full range"
+                )
         for places in self.copies.values():
             if len(places) > 1:
                 self.report.warnings.append(f"the same image in {_listed(places)}")
 
 
-def _mode(content: bytes) -> str:
+def _mode(content: bytes) -> tuple[str, int | None]:
+    """The mode of an image, and the largest value of one with 16 bits."""
     import io
 
     from PIL import Image
 
     with Image.open(io.BytesIO(content)) as image:
-        return image.mode
+        return image.mode, int(np.asarray(image).max()) if image.mode.startswith("I") else None
 
 
 def _different(what: str, *sizes: tuple[int, ...]) -> str:

@@ -18,7 +18,7 @@ from regard.core.eval_mode import eval_mode
 from regard.models.create import build_sized, create_model, parse_host
 from regard.swapping.inspect import explained_inputs, input_channels
 from regard.swapping.swap import remove
-from regard.tasks.data.augment import augmented, by_image, centre, check_augment, placed, transform
+from regard.tasks.data.augment import BATCHWISE, augmented, by_image, centre, check_augment, placed, transform
 from regard.tasks.data.catalog import (
     NAMED,
     SIZES,
@@ -115,6 +115,11 @@ class Classification(ValidationPart, ImageTask):
 
     def check(self, recipe: Training) -> None:
         check_augment(recipe.augment)
+        if self.data == "digits-canvas" and by_image(recipe.augment):
+            raise ConfigError(
+                f"augment={recipe.augment!r} takes single images, which digits-canvas places in whole batches: use one "
+                f"of {', '.join(BATCHWISE)}"
+            )
 
     def identity(self) -> "Classification":
         return dataclasses.replace(self, data=identity(self.data, self.digest), digest="", download=False, extra=())
@@ -133,9 +138,22 @@ class Classification(ValidationPart, ImageTask):
         return image_set
 
     def train_images(self) -> Images:
-        """The training split, at most `limit` images, without the validation part."""
-        images = self._limited(self.images_of().train)
-        return images.take(self.divided(len(images))[0]) if self.val else images
+        """The training split, at most `limit` images, without the validation part.
+
+        Raises: ConfigError if that part has all images of a class.
+        """
+        image_set = self.images_of()
+        images = self._limited(image_set.train)
+        if not self.val:
+            return images
+        part = images.take(self.divided(len(images))[0])
+        lost = np.setdiff1d(images.labels, part.labels)
+        if len(lost):
+            raise ConfigError(
+                f"val={self.val:g} leaves no training image of class {image_set.classes[lost[0]]}: take a smaller "
+                "share or another val_seed, or add images"
+            )
+        return part
 
     def test_images(self) -> Images:
         """The split that is evaluated, at most `limit` images. Raises: DataError without a "held" split."""
@@ -344,8 +362,9 @@ class Classification(ValidationPart, ImageTask):
         return top1_score(self.scores(model, device))
 
     def score_on(self, data: str, model: nn.Module, device: torch.device, record: Mapping[str, Any]) -> Score:
-        """Score on the test images of other data with the same classes, normalised like the training images.
+        """Score on other data with the same classes, normalised like the training images.
 
+        All images are scored if they are the user's own and have no test split, unless they are those of the training.
         Raises: DataError if the names of the classes or the number of channels differ.
         """
         other = self.on(data).images_of()
@@ -358,7 +377,11 @@ class Classification(ValidationPart, ImageTask):
             )
         if other.channels != len(mean):
             raise DataError(f"the run takes images of {_channels(len(mean))}, {data} has {_channels(other.channels)}")
-        return top1_score(self._scores(model, device, self._limited(other.test), (mean, std)))
+        whole = other.divided and Path(data).resolve() != Path(self.data).resolve() and other.name != record.get("name")
+        parts = [other.train, other.test] if whole else [other.test]
+        return top1_score(
+            scores for part in parts for scores in self._scores(model, device, self._limited(part), (mean, std))
+        )
 
     @property
     def chance(self) -> float:

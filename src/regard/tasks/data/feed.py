@@ -21,6 +21,9 @@ from .order import Part, batch_rows, batches_in_epoch, part_of
 from .own import Lazy
 from .streams import generator, seed_all
 
+EVALUATED = 256 * 224 * 224
+"""Largest number of pixels of an evaluation batch of several images: larger images come in smaller batches."""
+
 
 @dataclass
 class Batches(Dataset):
@@ -96,8 +99,12 @@ def loaded(loader: DataLoader) -> Iterator[Any]:
         raise type(error)(text.rpartition(f"{type(error).__name__}: ")[2].strip()) from error
 
 
-def evaluation_batches(images: Images, size: tuple[int, int], batch: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
-    """All images in order, cropped at the centre: (n, C, h, w) uint8 and labels (n,)."""
+def evaluation_batches(images: Images, size: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """All images in order, cropped at the centre: (n, C, h, w) uint8 and labels (n,), with `EVALUATED` pixels at most.
+
+    Batches have at most 256 images.
+    """
+    batch = max(1, min(256, EVALUATED // (size[0] * size[1])))
     for start in range(0, len(images), batch):
         pixels = centre(images.pixels[start : start + batch], size)
         yield to_tensor(pixels), torch.from_numpy(images.labels[start : start + batch])

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,13 @@ from regard.core.paths import regular_file
 
 log = logging.getLogger("regard.data")
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff", ".jp2", ".tga", ".ppm",
+    ".pgm", ".pbm", ".pnm",
+})  # fmt: skip
 """Of files that are read as images."""
+DARK = 2**12
+"""Images of 16 bits whose values are all below this one probably hold 12 bits or fewer."""
 _TURNED = (5, 6, 7, 8)
 """Values of the EXIF orientation that exchange height and width."""
 Source = bytes | Path | np.ndarray
@@ -50,7 +55,8 @@ class ImageSet:
     """A classification set that is ready for training.
 
     held: training images that are reserved for tuning, or None. canvas: training places each image at random on an
-    empty image of the task's size. checksum: 64 hexadecimal digits of a digest of the data.
+    empty image of the task's size. checksum: 64 hexadecimal digits of a digest of the data. divided: the test is a part
+    of the user's own data, which have no test split.
     """
 
     name: str
@@ -60,6 +66,7 @@ class ImageSet:
     checksum: str
     held: Images | None = None
     canvas: bool = False
+    divided: bool = False
 
     @property
     def channels(self) -> int:
@@ -144,6 +151,7 @@ def size_of(file: Path) -> tuple[int, int]:
 def _eight_bits(image):
     """A Pillow image of 16 bits per pixel by its upper 8 bits, others unchanged; Pillow would clip values above 255.
 
+    There is a warning for the first image that may have fewer than 16 bits.
     Raises: ValueError for pixels of 32 bits, whose range is not known.
     """
     from PIL import Image
@@ -153,7 +161,18 @@ def _eight_bits(image):
     pixels = np.asarray(image)
     if image.mode == "F" or pixels.min() < 0 or pixels.max() >= 2**16:
         raise ValueError("it has pixels of 32 bits, whose range is not known: save it with 8 or 16 bits")
+    if 0 < pixels.max() < DARK:
+        _warn_of_darkness()
     return Image.fromarray((pixels >> 8).astype(np.uint8))
+
+
+@lru_cache(maxsize=1)  # once in a process
+def _warn_of_darkness() -> None:
+    logging.getLogger("regard.pixels").warning(  # one image is no problem of the data
+        "an image of 16 bits has only values below %d of 65535 and is read as almost black; if all images are like it "
+        "(`regard data check`), they hold fewer bits: save them with 8 bits, or multiplied to the full range",
+        DARK,
+    )
 
 
 def size_before_crop(size: tuple[int, int]) -> tuple[int, int]:

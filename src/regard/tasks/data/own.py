@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from regard.core import DataError, Problems, require
-from regard.core.paths import check_utf8, files_below, regular_file, subfolders, visible
+from regard.core import DataError, require
+from regard.core.paths import check_utf8, files_below, regular_file, visible
 
 from . import digest as digests
 from . import shards
+from .folders import TESTS, TRAINS, Split, by_split, from_folders, image_files, warn_of_other_files
 from .images import (
     SUFFIXES,
     Images,
@@ -40,9 +41,6 @@ DIVIDED = "by_class-"
 LARGEST_LABEL = 2**20
 """A label of this size or above is no number of a class."""
 
-TRAINS = ("train", "training")
-TESTS = ("test", "testing", "val", "valid", "validation", "dev", "eval")
-"""Names of splits in upper or lower case; the first one that is present is used."""
 IMAGES, LABELS = ("img", "image", "picture"), ("label", "class", "target", "fine_label")
 """Names of the columns of a table; the first one that is present is used."""
 
@@ -90,7 +88,7 @@ def digest(path: Path, kind: str = "") -> str:
     Raises: DataError if there are no data, or their folders or shards are refused, before all bytes are read.
     """
     archives, tables = shards.files_of(path), _tables(path)
-    files = tables or digests.relative(path, archives or _image_files(path))
+    files = tables or digests.relative(path, archives or image_files(path))
     splits = tables or _given_splits(path)[1]
     return f"{DIVIDED if len(splits) == 1 else ''}{digests.identity_of(path, files, kind)}"
 
@@ -135,29 +133,29 @@ def load(path: Path, size: tuple[int, int], corrupt: str, total: str = "", kind:
         lost = np.setdiff1d(labels, images[split].labels)
         if len(lost):
             raise DataError(f"no {split} image of class {classes[lost[0]]} in {path} can be read; repair or remove it")
-    return ImageSet(f"own:{total}", classes, images["train"], images["test"], total)
+    divided = total.startswith(DIVIDED)
+    return ImageSet(f"own:{total}", classes, images["train"], images["test"], total, divided=divided)
 
 
-_Split = tuple[Sequence[Source], Sequence[str], np.ndarray]
-
-
-def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
+def read_splits(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
     """The classes, and sources, names and labels of the images of "train" and "test"; no image is decoded.
 
     Raises: DataError.
     """
     classes, splits = _given_splits(path)
+    if path.is_dir() and isinstance(splits["train"][0], list) and isinstance(splits["train"][0][0], Path):
+        warn_of_other_files(path)
     return classes, _divide(*splits["train"]) if len(splits) == 1 else splits
 
 
-def _given_splits(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
+def _given_splits(path: Path) -> tuple[tuple[str, ...], dict[str, Split]]:
     """`read_splits`, with "train" alone where there is no test split."""
     files = shards.files_of(path)  # refuses tables beside shards
     if tables := _tables(path):
         return _from_tables(tables)
     if files:
         return _from_shards(path, files)
-    return _from_folders(path)
+    return from_folders(path)
 
 
 def check_classes(path: Path, classes: tuple[str, ...], test: np.ndarray, train: np.ndarray) -> None:
@@ -184,9 +182,11 @@ def from_files(
     key: identifies the files in the cache. check: called before anything is cached; raises an error if the key is no
     longer that of the files. Raises: DataError.
     """
-    if len(sources) * size[0] * size[1] * 3 > IN_MEMORY:
+    number = len(sources)
+    if number * size[0] * size[1] * 3 > IN_MEMORY:
         if corrupt == "skip":
-            rows = readable_rows(key, sources, lambda row: names[row], 3, check)
+            rows = readable_rows(key, sources, lambda row: str(names[row]), 3, check)
+            _warn_of_skipped(number, len(rows), names)
             sources, names, labels = taken(sources, rows), taken(names, rows), labels[rows]
         if isinstance(sources, list) and isinstance(sources[0], Path):
             paths = Paths.of(cast(list[Path], sources))
@@ -198,10 +198,19 @@ def from_files(
         check()
         return images
 
-    return cached(f"{key}-{size[0]}x{size[1]}-{corrupt}", make)
+    images = cached(f"{key}-{size[0]}x{size[1]}-{corrupt}", make)
+    _warn_of_skipped(number, len(images), names)
+    return images
 
 
-def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, _Split]:
+def _warn_of_skipped(number: int, readable: int, names: Sequence[str | Path]) -> None:
+    """Also where the readable images are in the cache, and none is tried again."""
+    if readable < number:
+        text = "%d of %d images beside %s cannot be read and are left out; `regard data check` names them"
+        log.warning(text, number - readable, number, names[0])
+
+
+def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray) -> dict[str, Split]:
     """Every fifth image of a random order within the classes, one class after the other, is for the test."""
     order = generator("own", "split").permutation(len(sources))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -214,52 +223,7 @@ def _divide(sources: Sequence[Source], names: Sequence[str], labels: np.ndarray)
     }
 
 
-def _image_files(path: Path) -> list[Path]:
-    files = files_below(path, SUFFIXES)
-    if not files:
-        raise DataError(f"{path} has no images ({', '.join(sorted(SUFFIXES))}); expected one folder for each class")
-    return files
-
-
-def _from_folders(path: Path) -> tuple[tuple[str, ...], dict[str, _Split]]:
-    if not path.is_dir():
-        raise DataError(f"{path} is neither a folder of class folders nor a .parquet file")
-    _image_files(path)
-    roots = _split_folders(path)
-    for folder in (folder for root in roots.values() for folder in subfolders(root)):
-        if folder.name.lower() in (*TRAINS, *TESTS) and _has_subfolders(folder):
-            raise DataError(
-                f"{folder} has the name of a split and subfolders, but is where class folders are expected; "
-                f"expected {path}/train/CLASS and, if there is a test, {path}/test/CLASS (or val)"
-            )
-    classes = tuple(folder.name for folder in subfolders(roots["train"]))
-    if len(classes) < 2:
-        folders = f"only one class folder ({classes[0]})" if classes else "no class folders"
-        raise DataError(f"{roots['train']} has {folders}; classification needs at least two, each with its images")
-    problems = Problems()
-    splits = {split: _from_class_folders(root, classes, problems) for split, root in roots.items()}
-    problems.raise_all()
-    return classes, splits
-
-
-def _from_class_folders(root: Path, classes: tuple[str, ...], problems: Problems) -> _Split:
-    """The images of one split; what is wrong in it is added to the problems."""
-    for entry in visible(root):
-        if Path(entry.name).suffix.lower() in SUFFIXES:
-            problems.append(
-                f"{root / entry.name} lies beside the class folders; put it into the folder of its class, or elsewhere"
-            )
-    unknown = [folder.name for folder in subfolders(root) if folder.name not in classes]
-    if unknown:
-        problems.append(f"{root} has classes that the training split does not have: {', '.join(unknown[:5])}")
-    files: list[tuple[Path, int]] = []
-    for label, name in enumerate(classes):
-        with problems.collected():
-            files += [(file, label) for file in _image_files(root / name)] if (root / name).is_dir() else []
-    return [f for f, _ in files], [str(f) for f, _ in files], np.array([y for _, y in files], np.int64)
-
-
-def _from_shards(path: Path, files: list[Path]) -> tuple[tuple[str, ...], dict[str, _Split]]:
+def _from_shards(path: Path, files: list[Path]) -> tuple[tuple[str, ...], dict[str, Split]]:
     """Shards in folders train and test, or with these words in their names; labels are numbers."""
     parts = split_of_shards(path, files)
     splits = {name: shards.read(part) for name, part in parts.items()}
@@ -288,43 +252,6 @@ def split_of_shards(path: Path, files: list[Path], tests: tuple[str, ...] = TEST
     return {name: part for name, part in (("train", train), ("test", test)) if part}
 
 
-def _split_folders(path: Path) -> dict[str, Path]:
-    """The folders of the training and test splits; `path` itself is the training split if it has no such folder.
-
-    A folder "train" that has images but no class folders, beside folders of other names, is a class.
-    """
-    folders = {folder: folder.name.lower() for folder in subfolders(path)}
-    splits = _by_split(folders)
-    if "train" in splits and (_has_subfolders(splits["train"]) or set(folders.values()) <= {*TRAINS, *TESTS}):
-        other = next((folder for folder, name in folders.items() if name not in (*TRAINS, *TESTS)), None)
-        if "test" not in splits and other is not None and files_below(other, SUFFIXES):
-            raise DataError(
-                f"{other} lies beside {splits['train'].name} and has images, but is not the name of a test split: call "
-                f"it test (or {', '.join(TESTS[1:])}), or put it elsewhere"
-            )
-        return splits
-    return {"train": path}
-
-
-def _has_subfolders(path: Path) -> bool:
-    return bool(subfolders(path))
-
-
-def _by_split(paths: dict[Path, str]) -> dict[str, Path]:
-    """The paths of training and test, from paths with their lower-case names. Raises: DataError if two names clash."""
-    splits: dict[str, Path] = {}
-    for split, groups in (("train", (TRAINS,)), ("test", tuple((name,) for name in TESTS))):
-        for group in groups:
-            matches = [path for path, name in paths.items() if name in group]
-            if len(matches) > 1:
-                raise DataError(f"{matches[0]} and {matches[1].name} name the same split; remove or rename one of them")
-            if matches and split in splits:
-                log.warning("%s is not used: the test is %s", matches[0], splits[split].name)
-            if matches:
-                splits.setdefault(split, matches[0])
-    return splits
-
-
 def _tables(path: Path) -> dict[str, Path]:
     if path.suffix == ".parquet" and path.is_file():
         return {"train": path}
@@ -332,12 +259,22 @@ def _tables(path: Path) -> dict[str, Path]:
         return {}
     files = [path / entry.name for entry in visible(path) if entry.name.endswith(".parquet")]
     tables = {regular_file(file): file.stem.lower() for file in files}
-    splits = _by_split(tables)
-    return splits if "train" in splits else {}
+    splits = by_split(tables)
+    if "train" not in splits:
+        return {}
+    for file, name in tables.items():
+        if name not in (*TRAINS, *TESTS):
+            raise DataError(
+                f"{file} lies beside {splits['train'].name}, but has not the name of a split: call it test.parquet (or "
+                "val.parquet), or put it elsewhere"
+            )
+    for image in files_below(path, SUFFIXES):
+        raise DataError(f"{path} has a table ({splits['train'].name}) and also {image}; keep one kind of data there")
+    return splits
 
 
-def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, _Split]]:
-    splits: dict[str, _Split] = {}
+def _from_tables(tables: dict[str, Path]) -> tuple[tuple[str, ...], dict[str, Split]]:
+    splits: dict[str, Split] = {}
     classes: tuple[str, ...] = ()
     for split, file in tables.items():
         table = read_table(file)
